@@ -232,9 +232,10 @@ bench: all $(BENCHES)  ## what the server, the ops and speculation reach on this
 	@echo "== scripts/bench_speculation"; scripts/bench_speculation --binary $(BUILD)/sluice \
 	  --floor ngram=1.8 --floor draft=1.4 -- --device cpu
 
-check: all  ## who includes and calls whom; what the READMEs name exists
+check: all  ## who includes and calls whom; what the READMEs name exists; the sources' layout
 	@scripts/layers.sh $(BUILD)
 	@scripts/check_docs.sh
+	@scripts/check_format.sh
 
 # Everything under DESTDIR; the systemd units and the configuration name PREFIX and SYSCONFDIR.
 PREFIX     ?= /usr/local

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The CPU backend: the scalar oracle of every op, and fast paths chosen at run time.
  * Thread: see engine/device/backend.h. */
 #ifndef SLUICE_CPU_CPU_H
@@ -12,8 +13,8 @@ enum status cpu_open(const struct backend_options *options, struct backend **out
 enum status cpu_open_scalar(const struct backend_options *options, struct backend **out,
                             struct err *err);
 
-/* What this machine does at best with the backend's threads, measured now (about a second): reads of
- * the opened weights, fp32 multiply-adds in registers, and the instruction of bf16 products. */
+/* What this machine does at best with the backend's threads, measured now (about a second): reads
+ * of the opened weights, fp32 multiply-adds in registers, and the instruction of bf16 products. */
 struct cpu_peaks {
     double read_bytes_per_s, fma_flops_per_s, product_flops_per_s;
     bool has_matrix_unit; // the product's peak is that of AMX
@@ -25,8 +26,8 @@ enum status cpu_peaks(struct backend *be, struct cpu_peaks *out);
 int32_t cpu_read_weights(struct backend *be, double *seconds, int32_t max);
 
 /* The common ground of CPU ranks: threads of this process and, with several nodes, those of other
- * processes, whose sums travel over TCP by way of node 0. Freed after the ranks are closed. Blocking
- * with several nodes (at most CPU_COMM_WAIT_S). */
+ * processes, whose sums travel over TCP by way of node 0. Freed after the ranks are closed.
+ * Blocking with several nodes (at most CPU_COMM_WAIT_S). */
 enum { CPU_COMM_WAIT_S = 120 };
 enum status cpu_comm_open(const struct comm_place *place, struct comm **out, struct err *err);
 struct comm *cpu_comm_create(int32_t n_ranks); // of one process, for tests

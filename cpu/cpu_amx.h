@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the AMX kernels share: how the tile registers are set up. Registers are 64 bytes wide; only
  * their numbers of rows differ. Compiled only where AMX is.
  * Thread: any; the registers are the thread's own. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention over pages. An item is a tile of query vectors (some rows of one sequence times some
  * heads of one KV head) against all keys that they see. Keys are taken in chunks that begin at
  * multiples of ATTN_CHUNK: each chunk has a softmax of its own, and is then joined to the chunks
@@ -447,9 +448,8 @@ size_t cpu_attention_scratch(const struct cpu_backend *cpu, const struct kv_page
     }
     size_t k = (size_t)p->geometry.head_dim_k, v = (size_t)p->v_stride;
     size_t tokens = (size_t)round_up(cpu->limits.block_tokens, 64);
-    return sizeof(float) *
-           (ATTN_TILE * (k + 2 * v + ATTN_CHUNK + MAX_TREE_NODES + 2 * tokens) + ATTN_CHUNK +
-            tokens * (k + v) + 1024);
+    return sizeof(float) * (ATTN_TILE * (k + 2 * v + ATTN_CHUNK + MAX_TREE_NODES + 2 * tokens) +
+                            ATTN_CHUNK + tokens * (k + v) + 1024);
 }
 
 enum status cpu_attention(struct backend *be, const struct attention_args *a)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention's items, between the file that deals them out (cpu_attention.c), the one that computes
  * their chunks on a matrix unit (cpu_attention_unit.c) and what both need (cpu_attention_rows.c).
  *

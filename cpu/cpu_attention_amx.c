@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention's inner loops by AMX and AVX-512: see cpu_attention_amx.h. */
 #if defined(__AMX_BF16__)
 

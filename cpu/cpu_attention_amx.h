@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What attention needs of a matrix unit, as a table: products of bf16 with sums of fp32 by AMX, the
  * packing that they read, and the softmax between them. One row's bits are the same whatever
  * rows stand beside it: a sum takes 32 numbers of k at a time, each time first the pairs' even

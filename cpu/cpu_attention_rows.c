@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What an item's chunks need of its rows, on vectors as on a matrix unit: which keys each sees, and
  * the queries that come next. */
 #include "cpu/cpu_attention.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One chunk of keys on a matrix unit. K and V of the chunk are packed once for the item's vectors,
  * which are then taken UNIT_ROWS at a time: scores of all keys, softmax in place, values.
  * Values are summed in steps of 32 positions that begin where the chunk does, so a row's bits do
@@ -106,8 +107,8 @@ void attn_unit_queries(const struct attn_job *job, struct attn_tile *t)
 
 /* ---- packing ------------------------------------------------------------------------------ */
 
-/* bf16 of K, [dim][tokens], from `key` on, of which as many keys follow as are left in its panel: in
- * the page, or made of its codes. */
+/* bf16 of K, [dim][tokens], from `key` on, of which as many keys follow as are left in its panel:
+ * in the page, or made of its codes. */
 struct bf16_keys {
     const uint16_t *at;
     int32_t tokens;
@@ -119,7 +120,8 @@ static struct bf16_keys keys_at(const struct attn_job *job, const struct attn_ti
     const char *page = attn_page(job, t, key);
     int32_t token = key % p->tokens, in_panel = token % PANEL;
     if (p->format == KV_PLAIN) {
-        return (struct bf16_keys){(const uint16_t *)(const void *)(page + p->at) + token, p->tokens};
+        return (struct bf16_keys){(const uint16_t *)(const void *)(page + p->at) + token,
+                                  p->tokens};
     }
     job->cpu->kernels->unpack(p, page, token - in_panel, PANEL, p->width, true, t->image);
     return (struct bf16_keys){t->image + in_panel, PANEL};

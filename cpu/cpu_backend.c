@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Opening, closing and the table of ops of a CPU rank: alone on top of the other files. */
 #include "cpu/cpu_state.h"
 
@@ -14,7 +15,10 @@ static enum status cpu_facts(struct backend *be, struct backend_facts *out)
         .residual = DT_F32,
         .free_bytes = cpu_free_bytes(),
         .preferred_block_tokens = 16,
-        .async = false, .rounds_inputs = true, .exact_ranks = true, .plain_experts = true,
+        .async = false,
+        .rounds_inputs = true,
+        .exact_ranks = true,
+        .plain_experts = true,
     };
     snprintf(out->device, sizeof out->device, "%d threads, %s", pool_n_threads(cpu->pool),
              cpu->kernels->name);
@@ -163,14 +167,12 @@ static const struct backend_ops cpu_ops = {
     .read = cpu_read,
 };
 
-enum status cpu_open_with(const struct backend_options *options,
-                          const struct cpu_kernels *kernels, struct backend **out,
-                          struct err *err)
+enum status cpu_open_with(const struct backend_options *options, const struct cpu_kernels *kernels,
+                          struct backend **out, struct err *err)
 {
     *out = NULL;
     if (options->threads < 0 || options->threads > 1024) {
-        return err_set(err, ERR_INVALID, "threads: %d is not between 0 and 1024",
-                       options->threads);
+        return err_set(err, ERR_INVALID, "threads: %d is not between 0 and 1024", options->threads);
     }
     struct cpu_backend *cpu = xcalloc(1, sizeof *cpu);
     cpu->base = (struct backend){

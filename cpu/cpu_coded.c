@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Weights that stay quantised: their codes are packed once, in the order in which numbers would be,
  * and made into numbers for some inputs of a tile at a time, before each product that reads them.
- * Products are the same to the bit as if all of them had been made at load. That is done where codes
- * cannot be kept: for float32, an order of inputs, scales of very few inputs, and unlike parts. */
+ * Products are the same to the bit as if all of them had been made at load. That is done where
+ * codes cannot be kept: for float32, an order of inputs, scales of very few inputs, and unlike
+ * parts. */
 #include "cpu/cpu_internal.h"
 
 #include <math.h>
@@ -147,7 +149,8 @@ static void take_part(struct coded *piece, const struct weight_part *p)
         has_steps(&p->codec) ? divisor(piece->unit, shared_inputs(p, p->codec.blocks->n)) : 0;
 }
 
-/* Parts of one matrix that are alike make a piece; one that begins inside of a tile does not fit. */
+/* Parts of one matrix that are alike make a piece; one that begins inside of a tile does not fit.
+ */
 struct pieces {
     struct coded v[MAX_PIECES];
     const struct weight_codec *codec[MAX_PIECES]; // of the first part
@@ -228,8 +231,7 @@ static void fill_values(const struct weight_codec *c, struct coded *out)
 }
 
 /* Numbers of one type for each of `n` outputs' blocks, or none. */
-static bool take_memory(struct cpu_backend *cpu, bool wanted, size_t n, enum dtype dtype,
-                        void *out)
+static bool take_memory(struct cpu_backend *cpu, bool wanted, size_t n, enum dtype dtype, void *out)
 {
     void *p = wanted ? cpu_memory(cpu, n * dtype_bytes(dtype)) : NULL;
     memcpy(out, &p, sizeof p);
@@ -247,13 +249,13 @@ static enum status open_piece(struct cpu_backend *cpu, const struct weight *w, s
     if (!mem_mul(n_outputs, (size_t)(w->k_segments * c->blocks), &n) || n > SIZE_MAX / 4) {
         return ERR_NOMEM;
     }
-    bool good = take_memory(cpu, true, n, c->scale_dtype, &c->scales) &&
-                take_memory(cpu, c->zeroed, n, DT_BF16, &c->zeros) &&
-                take_memory(cpu, c->has_offset, n, c->scale_dtype, &c->offsets) &&
-                take_memory(cpu, c->units > 0, n_units, DT_F16, &c->unit_scales) &&
-                take_memory(cpu, c->units > 0 && c->has_offset, n_units, DT_F16,
-                            &c->unit_offsets) &&
-                take_memory(cpu, true, n_outputs, DT_F32, &c->whole);
+    bool good =
+        take_memory(cpu, true, n, c->scale_dtype, &c->scales) &&
+        take_memory(cpu, c->zeroed, n, DT_BF16, &c->zeros) &&
+        take_memory(cpu, c->has_offset, n, c->scale_dtype, &c->offsets) &&
+        take_memory(cpu, c->units > 0, n_units, DT_F16, &c->unit_scales) &&
+        take_memory(cpu, c->units > 0 && c->has_offset, n_units, DT_F16, &c->unit_offsets) &&
+        take_memory(cpu, true, n_outputs, DT_F32, &c->whole);
     return good ? OK : ERR_NOMEM;
 }
 
@@ -422,8 +424,8 @@ static inline void put_groups(const enum code_kind kind, uint8_t *to, int64_t st
         }
         for (int32_t i = 0; i < group; i += 2) {
             to[i / 2 * PANEL] = (uint8_t)((codes[i] & 15) | codes[i + 1] << 4);
-            high |= (uint32_t)(codes[i] >> 4) << i * bits |
-                    (uint32_t)(codes[i + 1] >> 4) << (i + 1) * bits;
+            high |= (uint32_t)(codes[i] >> 4) << i * bits | (uint32_t)(codes[i + 1] >> 4)
+                                                                << (i + 1) * bits;
         }
         if (kind != CODE_4) {
             to[group / 2 * PANEL] = (uint8_t)high;
@@ -471,8 +473,8 @@ bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int
             }
             good = good && (c->kind != CODE_E4M3 || !has_no_number(codes, n));
             memset(codes + n, 0, LARGEST_GROUP);
-            put_codes(c->kind, w->panels,
-                      group_at(w, c, matrix, tile, s, first, j) + j % PANEL, codes, n);
+            put_codes(c->kind, w->panels, group_at(w, c, matrix, tile, s, first, j) + j % PANEL,
+                      codes, n);
         }
     }
     return good;
@@ -558,8 +560,8 @@ static void decode(const struct cpu_backend *cpu, const struct gemm_tile *t, int
     struct code_run run = run_of(w, c, &s, out);
     for (int64_t k = first; k < first + n; k += run.k) {
         place.block = k / c->block < c->blocks ? k / c->block : c->blocks - 1;
-        int64_t end = place.block == c->blocks - 1 ? w->segment_padded
-                                                   : (place.block + 1) * c->block;
+        int64_t end =
+            place.block == c->blocks - 1 ? w->segment_padded : (place.block + 1) * c->block;
         load_scales(cpu, w, c, &place, &s);
         run.first = k - first;
         run.k = (end < first + n ? end : first + n) - k;

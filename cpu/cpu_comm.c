@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks of one process: they meet at a barrier, and each does its share of the common work on all
  * ranks' memory. With several processes the first rank of each does it over the streams. */
 #include "cpu/cpu_comm.h"

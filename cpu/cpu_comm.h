@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The inside of the ranks' common ground. Not for other folders.
  * Thread: what a rank brings is its own until it meets the others; streams belong to the first rank
  * of the process between two meetings. */
@@ -27,8 +28,8 @@ struct comm {
     bool broken; // a rank has left, or the set was aborted
 
     int streams[CPU_MAX_RANKS]; // node 0: by node; others: [0]; -1: none
-    uint64_t n_calls; // over the streams
-    float *room;      // what came from other nodes, and goes to them
+    uint64_t n_calls;           // over the streams
+    float *room;                // what came from other nodes, and goes to them
     size_t room_floats;
     struct comm_part ranks[]; // [n_ranks]
 };

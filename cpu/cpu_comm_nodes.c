@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sums and gathers between processes: each sends its ranks' rows to node 0, which does the work and
  * sends back what all need. For tests and small sets of CPUs: the bits are those of one process,
  * the speed is a network's. */
@@ -124,8 +125,7 @@ static void pack(const struct comm *c, int64_t n_rows, int64_t width, float *out
 {
     for (int32_t r = c->first; r < c->first + c->n_local; r++) {
         for (int64_t row = 0; row < n_rows; row++, out += width) {
-            memcpy(out, c->ranks[r].in + row * c->ranks[r].in_stride,
-                   (size_t)width * sizeof *out);
+            memcpy(out, c->ranks[r].in + row * c->ranks[r].in_stride, (size_t)width * sizeof *out);
         }
     }
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The order in which ranks are added, within a process as between nodes. */
 #include "cpu/cpu_comm.h"
 

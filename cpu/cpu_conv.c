@@ -1,6 +1,7 @@
-/* The short convolution of recurrent layers. First every row's output, from the pass's own inputs and
- * the ring of those before it, and the inputs that a record keeps; then the inputs go to the ring.
- * A row's sum runs over its inputs in order of their positions. */
+// SPDX-License-Identifier: Apache-2.0
+/* The short convolution of recurrent layers. First every row's output, from the pass's own inputs
+ * and the ring of those before it, and the inputs that a record keeps; then the inputs go to the
+ * ring. A row's sum runs over its inputs in order of their positions. */
 #include "cpu/cpu_state.h"
 
 #include <string.h>
@@ -48,8 +49,8 @@ static void put_tail(const struct conv_job *job, int32_t row, char *tail, float 
     }
 }
 
-/* The row before a boundary leaves the last inputs to its record, which is given up again if the pass
- * goes on past further boundaries, and to its snapshot. */
+/* The row before a boundary leaves the last inputs to its record, which is given up again if the
+ * pass goes on past further boundaries, and to its snapshot. */
 static void keep_tail(const struct conv_job *job, int32_t row, float *scratch)
 {
     const struct state_pages *p = job->pages;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which kernels this machine runs. */
 #include "cpu/cpu_gemm_amx.h"
 #include "cpu/cpu_kernels.h"

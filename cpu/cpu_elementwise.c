@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ops that treat each row by itself. */
 #include "cpu/cpu_internal.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rows of the embedding table, which may be packed as the head is. */
 #include "cpu/cpu_internal.h"
 

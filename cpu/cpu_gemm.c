@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One tile of outputs for some rows, and the rows as it reads them. A row's sums run over K in one
  * order (cpu_kernels.h), segment by segment, so bits do not depend on how a product is split. */
 #include "cpu/cpu_internal.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Products with bf16 weights by AMX: the packed tile is what a B register wants, 16 pairs of
  * inputs by 16 outputs. One row uses the same instruction as many, so its bits are the same. */
 #if defined(__AMX_BF16__)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Products by AMX, on machines that have it (cpu_dispatch.c asks). Each call configures the tile
  * registers of its thread and releases them.
  * Thread: any. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Half precision: between f16 and fp32, to nearest even. */
 #include "cpu/cpu_internal.h"
 

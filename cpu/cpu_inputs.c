@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Inputs that are rounded before a product, as the weight's format asks for it (struct input_rule):
  * to few bits and back, so that the product itself needs to know nothing of it. A row's numbers
  * depend on that row alone; where ranks share a row, on all of it. */
@@ -118,8 +119,8 @@ static float to_e2m1(float x)
     return copysignf(a < (float)E2M1_MOST ? a : (float)E2M1_MOST, x);
 }
 
-/* As MX formats take it: the exponent of the largest input, rounded to one bit behind the first, less
- * that of 6. */
+/* As MX formats take it: the exponent of the largest input, rounded to one bit behind the first,
+ * less that of 6. */
 static float shared_exponent(float largest)
 {
     int exponent;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the files of cpu/ share: the backend, its weights, lanes, pages and scratch memory.
  * Thread: the rank's owner; items of a pool_run touch only what they are given. */
 #ifndef SLUICE_CPU_INTERNAL_H
@@ -29,22 +30,22 @@ enum { ATTN_PARTS_BYTES = 64 << 20 };
 enum { MAX_HEAD_DIM = 4096 };
 
 /* A weight that stays quantised (cpu_coded.c), or those of its tiles that are of one format: its
- * `packed` are codes (struct code_run), and beside them lie scales, zeros and offsets. Scales of type
- * I8 are steps of a unit, f16, that more inputs share, and so are their offsets. */
+ * `packed` are codes (struct code_run), and beside them lie scales, zeros and offsets. Scales of
+ * type I8 are steps of a unit, f16, that more inputs share, and so are their offsets. */
 struct coded {
     enum code_kind kind;
     int64_t first_tile, n_tiles; // of each matrix, that are its
     int64_t at, tile_bytes;      // where they begin in a matrix's codes
-    int64_t block, blocks; // inputs that share a scale, and such blocks of a segment
-    int64_t unit, units;   // the same of units; 0: none
+    int64_t block, blocks;       // inputs that share a scale, and such blocks of a segment
+    int64_t unit, units;         // the same of units; 0: none
     enum dtype scale_dtype;
-    char *scales;    // [n_matrices][n_tiles][k_segments][blocks][outputs of a tile]
-    char *offsets;   // likewise; NULL: none
+    char *scales;  // [n_matrices][n_tiles][k_segments][blocks][outputs of a tile]
+    char *offsets; // likewise; NULL: none
     uint16_t *unit_scales, *unit_offsets; // likewise, [units]
     bool zeroed, has_offset;
     uint16_t *zeros; // as scales, bf16; NULL: none
     enum tensor_scale whole_use;
-    float *whole;    // [n_matrices][n_tiles][outputs of a tile] the scale of the whole tensor
+    float *whole;     // [n_matrices][n_tiles][outputs of a tile] the scale of the whole tensor
     float values[32]; // of codes of four and five bits
     int32_t middle;   // taken off codes of six
 };
@@ -78,12 +79,12 @@ struct weight {
     int32_t n_coded;
     char *packed; // [n_matrices][n_tiles], each tile as gemm_fn reads it, or of codes
     size_t packed_bytes;
-    struct input_rule inputs; // how rows are rounded before they are packed (cpu_inputs.c)
-    struct input_scale *input_scales; // [n_matrices] stored ones
+    struct input_rule inputs;          // how rows are rounded before they are packed (cpu_inputs.c)
+    struct input_scale *input_scales;  // [n_matrices] stored ones
     int64_t first_input, input_groups; // the first in the tensor, and the groups of all its inputs
-    bool shared_ranges; // ranks have parts of a group
-    float *vector; // VECTOR: [n_in]
-    float *bias;   // [n_matrices, n_out] or NULL
+    bool shared_ranges;                // ranks have parts of a group
+    float *vector;                     // VECTOR: [n_in]
+    float *bias;                       // [n_matrices, n_out] or NULL
 };
 
 struct rope_table {
@@ -150,7 +151,7 @@ struct cpu_backend {
     struct rope_table *ropes;
     struct kv_set kv_sets[MAX_KV_SETS];
     struct state_set *states[MAX_KV_SETS]; // cpu_state.h; NULL: none
-    int64_t max_k_bytes; // packed bytes of the widest row of activations
+    int64_t max_k_bytes;                   // packed bytes of the widest row of activations
     int64_t max_moe_k, max_moe_n;
     int32_t max_moe_segments;
     float *ranges; // see cpu_share_ranges
@@ -241,9 +242,8 @@ uint16_t f16_of(float x);
 float f16_to_f32(uint16_t h);
 
 /* cpu_open with kernels of the caller's choice: the tests of each instruction set. */
-enum status cpu_open_with(const struct backend_options *options,
-                          const struct cpu_kernels *kernels, struct backend **out,
-                          struct err *err);
+enum status cpu_open_with(const struct backend_options *options, const struct cpu_kernels *kernels,
+                          struct backend **out, struct err *err);
 
 /* Memory that lives until close, zeroed, aligned to 64 bytes (2 MiB when large). NULL when it
  * cannot be had. */
@@ -258,12 +258,11 @@ enum status cpu_need_scratch(struct cpu_backend *cpu, size_t n_bytes);
 enum status cpu_need_rows(struct cpu_backend *cpu);
 enum status cpu_need_moe(struct cpu_backend *cpu);
 
-enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc,
-                            struct weight **out, struct err *err);
+enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc, struct weight **out,
+                            struct err *err);
 void cpu_weights_close(struct cpu_backend *cpu);
 /* Element (row, col) of matrix 0, as fp32. */
-void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row,
-                    float *out);
+void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out);
 
 /* y[i][n0 + j] of one tile: rows packed as the weight's kernel reads them. The tree over segments
  * is joined unless `split`, where segment s lands at y + s * split_stride. c: see gemm_scratch. */
@@ -274,7 +273,7 @@ struct gemm_tile {
     const char *rows;
     int64_t row_bytes;
     int32_t n_rows;
-    float *y;         // of row 0, output 0 of the matrix
+    float *y; // of row 0, output 0 of the matrix
     int64_t y_stride;
     const float *bias; // [n_out] or NULL
     bool accumulate;
@@ -369,8 +368,7 @@ enum status cpu_lane_tokens(struct backend *be, int32_t lane, int32_t first_pos,
                             const int32_t *tokens);
 enum status cpu_lane_blocks(struct backend *be, int32_t lane, int32_t first, int32_t n,
                             const int32_t *blocks);
-enum status cpu_lane_params(struct backend *be, int32_t lane,
-                            const struct sampling_params *params);
+enum status cpu_lane_params(struct backend *be, int32_t lane, const struct sampling_params *params);
 enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct pass_shape *shape);
 enum status cpu_pass_end(struct backend *be);
 enum status cpu_step_end(struct backend *be);

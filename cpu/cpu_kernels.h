@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The inner loops of the CPU backend, as a table: the scalar one is the oracle, the others are the
  * same sums over vectors. Each result depends on its own row alone and sums in one fixed order, so
  * that a row's bits do not depend on how many rows are computed with it.
@@ -25,9 +26,9 @@ typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, 
  *
  *     CODE_4           2, as [PANEL] bytes with the first input in the low half
  *     CODE_I8, E4M3    2, as [2][PANEL] bytes
- *     CODE_5           8: the low four bits of its pairs as CODE_4's, then [PANEL] bytes whose bit i
- *                      is the fifth of input i
- *     CODE_6           4: likewise, with two bits of each input in those bytes
+ *     CODE_5           8: the low four bits of its pairs as CODE_4's, then [PANEL] bytes whose bit
+ * i is the fifth of input i CODE_6           4: likewise, with two bits of each input in those
+ * bytes
  *
  * The weight is
  *
@@ -43,7 +44,7 @@ struct code_run {
     const char *codes;
     const float *values; // [32], of CODE_4 the first 16
     int32_t middle;
-    const float *scales;  // [panels * PANEL], as those of the next line
+    const float *scales;          // [panels * PANEL], as those of the next line
     const float *zeros, *offsets; // NULL: none. Zeros are of CODE_4 and CODE_I8, without offsets
     int32_t panels;
     int64_t first, k; // inputs, multiples of a group, counted from where `out` begins
@@ -148,7 +149,7 @@ struct cpu_kernels {
 
     gemm_fn *gemm_bf16, *gemm_f16, *gemm_f32;
     const struct block_unit *blocks; // of bf16; NULL: none
-    bool tiled;     // how gemm_bf16 reads weights; `blocks` reads them tiled
+    bool tiled;                      // how gemm_bf16 reads weights; `blocks` reads them tiled
     bool bf16_rows; // gemm_bf16 reads a as bf16; else as fp32 that holds rounded values
     const struct matrix_unit *unit; // attention over bf16 pages goes through it; NULL: none
     /* Up to pass_rows rows a product reads each weight once; inputs that it is best given at a time

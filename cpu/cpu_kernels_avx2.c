@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #if defined(__AVX2__)
 #define KERNELS_NAME "AVX2"
 #define KERNELS_TABLE cpu_kernels_avx2

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #if defined(__AVX512F__)
 #define KERNELS_NAME "AVX-512"
 #define KERNELS_TABLE cpu_kernels_avx512

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #if defined(__AVX512BF16__)
 #define KERNELS_NAME "AVX-512 with bf16"
 #define KERNELS_TABLE cpu_kernels_avx512bf16

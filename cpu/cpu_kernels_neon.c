@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #if defined(__ARM_NEON)
 #define KERNELS_NAME "NEON"
 #define KERNELS_TABLE cpu_kernels_neon

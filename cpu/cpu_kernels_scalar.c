@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The oracle: each kernel as its formula, one number at a time. */
 #include "cpu/cpu_internal.h"
 #include "engine/base/exact.h"
@@ -64,8 +65,8 @@ static float code_weight(const struct code_run *r, int64_t pair, int32_t panel, 
     int32_t group = code_group(r->kind), j = panel * PANEL + output;
     int64_t k = 2 * pair + input, at = (k / group * r->panels + panel) * PANEL * group;
     const char *codes = r->codes + code_bytes(r->kind, at);
-    float value = code_value(r, code_at(r->kind, (const uint8_t *)codes, (int32_t)(k % group),
-                                        output));
+    float value =
+        code_value(r, code_at(r->kind, (const uint8_t *)codes, (int32_t)(k % group), output));
     value = (r->zeros ? value - r->zeros[j] : value) * r->scales[j];
     return r->offsets ? value + r->offsets[j] : value;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The kernels over vectors (cpu_vec_*.h, by what they are for), compiled once per instruction set:
  * a file defines KERNELS_NAME and KERNELS_TABLE and includes this. Every sum runs in the order that
  * cpu_kernels.h promises; the blocks of rows and columns only say which sums advance together.

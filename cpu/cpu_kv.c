@@ -1,5 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 /* KV pages. A page of a layer holds for each kv head first K, transposed to [head_dim][tokens] so
- * that a score of many tokens is one stream, then V as [token][head_dim], padded to whole panels. */
+ * that a score of many tokens is one stream, then V as [token][head_dim], padded to whole panels.
+ */
 #include "cpu/cpu_internal.h"
 
 #include <stdlib.h>
@@ -10,7 +12,8 @@ static struct kv_pages lay_out(const struct kv_set_desc *desc, int32_t layer, in
     const struct kv_layer *g = &desc->layers[layer];
     struct kv_pages p = {.geometry = *g, .dtype = desc->dtype};
     p.v_stride = (int32_t)round_up(g->head_dim_v, PANEL);
-    p.k = kv_plane_make(desc->format, desc->dtype, true, block_tokens, g->head_dim_k, g->k_scale, 0);
+    p.k =
+        kv_plane_make(desc->format, desc->dtype, true, block_tokens, g->head_dim_k, g->k_scale, 0);
     p.head_bytes = p.k.n_bytes;
     if (!g->v_in_k) {
         p.v = kv_plane_make(desc->format, desc->dtype, false, block_tokens, p.v_stride, g->v_scale,
@@ -27,7 +30,8 @@ static enum status check_desc(const struct kv_set_desc *desc)
     for (int32_t i = 0; i < desc->n_layers; i++) {
         const struct kv_layer *g = &desc->layers[i];
         if (g->n_kv_heads < 1 || g->head_dim_k < 1 || g->head_dim_v < 1 ||
-            g->head_dim_k > MAX_HEAD_DIM || g->head_dim_v > MAX_HEAD_DIM || (g->v_in_k && g->head_dim_v > g->head_dim_k)) {
+            g->head_dim_k > MAX_HEAD_DIM || g->head_dim_v > MAX_HEAD_DIM ||
+            (g->v_in_k && g->head_dim_v > g->head_dim_k)) {
             return ERR_INVALID;
         }
     }
@@ -154,7 +158,8 @@ enum status cpu_move_slots(struct backend *be, int32_t n, const struct slot_move
     ASSERT(kv_set >= 0 && kv_set < MAX_KV_SETS);
     for (int32_t i = 0; i < n; i++) {
         ASSERT(moves[i].lane >= 0 && moves[i].lane < cpu->limits.max_lanes);
-        for (int32_t l = 0; l < cpu->kv_sets[kv_set].n_layers && moves[i].from != moves[i].to; l++) {
+        for (int32_t l = 0; l < cpu->kv_sets[kv_set].n_layers && moves[i].from != moves[i].to;
+             l++) {
             move_slot(cpu, &cpu->kv_sets[kv_set].layers[l], &moves[i]);
         }
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Numbers of K and V as they lie in a page: the definition of every KV format. A head's numbers of
  * one token are encoded together, with one scale (and zero), and are then
  *
@@ -55,9 +56,9 @@ static inline int64_t kv_code_at(const struct kv_plane *p, int32_t token, int32_
         return p->by_dim ? (d / 2 * tokens + token) * 2 + d % 2
                          : (token / 2 * width + d) * 2 + token % 2;
     case KV_INT4:
-        return p->by_dim ? d / 2 * tokens + token
-                         : (token / 2 * ((width + 31) / 32 * 16) + d / 32 * 16 + d % 16) * 2 +
-                               token % 2;
+        return p->by_dim
+                   ? d / 2 * tokens + token
+                   : (token / 2 * ((width + 31) / 32 * 16) + d / 32 * 16 + d % 16) * 2 + token % 2;
     default: return p->by_dim ? d * tokens + token : token * width + d;
     }
 }

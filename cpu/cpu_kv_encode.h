@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One head's codes (cpu_kv_codes.h), by plain loops that compilers make vectors of: included by
  * cpu_kv_codes.c and, for each instruction set, by cpu_kernels_vec.h. The numbers are the same from
  * each: nothing is summed, and every operation is rounded by itself.

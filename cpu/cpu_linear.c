@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Products with packed weights. Each item is one tile of outputs for some rows (cpu_gemm.c). */
 #include "cpu/cpu_internal.h"
 
@@ -7,9 +8,9 @@
  * one item when there are too few tiles to feed the threads. */
 enum { ITEM_ROWS = 96 };
 
-/* Many rows of floats are long: those of an item stay in the second cache while the tiles pass, items
- * being dealt tile by tile. So they are fewer where K is large, but enough for the weights to come in
- * time. */
+/* Many rows of floats are long: those of an item stay in the second cache while the tiles pass,
+ * items being dealt tile by tile. So they are fewer where K is large, but enough for the weights to
+ * come in time. */
 enum { STAY_BYTES = 1600 << 10, STAY_LEAST = 24 };
 
 static int32_t stay_rows(int64_t row_bytes)
@@ -153,9 +154,9 @@ enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
 static int32_t first_rows(struct cpu_backend *cpu, const struct blocks_args *a)
 {
     const struct weight *w = a->linear->weight, *last = a->down ? a->down->weight : w;
-    bool fits = !a->down || (act_fits(a->linear, a->act) && a->act->width % BLOCK_N == 0 &&
-                             last->segment == last->segment_padded &&
-                             last->inputs.numbers == INPUT_AS_IT_IS);
+    bool fits = !a->down ||
+                (act_fits(a->linear, a->act) && a->act->width % BLOCK_N == 0 &&
+                 last->segment == last->segment_padded && last->inputs.numbers == INPUT_AS_IT_IS);
     int32_t row = 0, left = a->linear->n_rows;
     while (fits && cpu_in_blocks(cpu, w, left) && cpu_in_blocks(cpu, last, left)) {
         int32_t n = left < BLOCKS_PACK_ROWS ? left : BLOCKS_PACK_ROWS;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Products of many rows with bf16 weights, by blocks (struct block_unit). An item is a panel of
  * rows times some tiles of the weight. What one of both has of a part of K stays in the second
  * cache while the other passes: the rows if they are so few that no weight is read twice, else the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A rank's memory: what lives until close, and what ops share. */
 #include "cpu/cpu_internal.h"
 #include "cpu/cpu_room.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Mixture of experts: the router's choice, and the chosen experts' feed-forward. Rows are sorted
  * by expert; each expert's products run over its rows; a row's outputs are summed in order of
  * expert id, per segment of K, so that ranks which hold whole segments give the same bits. */
@@ -78,8 +79,8 @@ static void limit_groups(const struct moe_route_args *a, const float *choice, bo
     }
 }
 
-static void router_logits(const struct cpu_backend *cpu, const struct moe_route_args *a, int32_t row,
-                          float *scratch, float *logits)
+static void router_logits(const struct cpu_backend *cpu, const struct moe_route_args *a,
+                          int32_t row, float *scratch, float *logits)
 {
     const struct weight *w = a->router;
     char *packed = (char *)scratch;
@@ -166,19 +167,19 @@ struct ffn_job {
     const struct cpu_backend *cpu;
     const struct moe_ffn_args *a;
     int32_t first_row, n_rows, n_picks;
-    int32_t n_active;       // experts that have picks
-    int32_t *expert;        // [n_active]
-    int32_t *expert_first;  // [n_active + 1] first pick of each
-    int32_t *pick_row;      // [n_picks] row in the chunk
-    int32_t *order;         // [n_rows * k] the row's picks by expert id: index of the sorted pick
-    float *order_weight;    // [n_rows * k] their weights, of outputs
-    float *pick_weight;     // [n_picks] of what goes into the experts
-    char *rows;             // [n_picks] packed inputs, of either product
+    int32_t n_active;      // experts that have picks
+    int32_t *expert;       // [n_active]
+    int32_t *expert_first; // [n_active + 1] first pick of each
+    int32_t *pick_row;     // [n_picks] row in the chunk
+    int32_t *order;        // [n_rows * k] the row's picks by expert id: index of the sorted pick
+    float *order_weight;   // [n_rows * k] their weights, of outputs
+    float *pick_weight;    // [n_picks] of what goes into the experts
+    char *rows;            // [n_picks] packed inputs, of either product
     int64_t row_bytes, row_bytes_2;
-    float *hidden;          // [n_picks, up] gate and up, then the activation
-    int32_t up;             // outputs of the first product: 2 ffn, or ffn
-    float *out;             // [segments, n_picks, hidden]
-    const struct weight *w; // of the product in work
+    float *hidden;                    // [n_picks, up] gate and up, then the activation
+    int32_t up;                       // outputs of the first product: 2 ffn, or ffn
+    float *out;                       // [segments, n_picks, hidden]
+    const struct weight *w;           // of the product in work
     const struct input_range *ranges; // of the hidden rows, if ranks share them
 };
 

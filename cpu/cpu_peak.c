@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the machine can do, measured with the backend's own threads. */
 #include "cpu/cpu_internal.h"
 #include "engine/base/clock.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cpu/cpu_pool.h"
 
 #include "engine/base/assert.h"
@@ -228,7 +229,8 @@ static void run_job(struct pool *pool, int32_t first, int32_t n_items, item_fn *
         uint64_t begin = (uint64_t)n_items * i / pool->n_threads;
         uint64_t end = (uint64_t)n_items * (i + 1) / pool->n_threads;
         atomic_store_explicit(&pool->runs[i].word,
-                              (uint64_t)(job & 0xFFFFFF) << 2 * ITEM_BITS | end << ITEM_BITS | begin,
+                              (uint64_t)(job & 0xFFFFFF) << 2 * ITEM_BITS | end << ITEM_BITS |
+                                  begin,
                               memory_order_release);
     }
     atomic_store(&pool->job, job);

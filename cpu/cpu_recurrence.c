@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The recurrence of ops.h in the form that it is defined in: a row reads S of its block's beginning
  * and the rows of its block before it; S moves on when a block is full.
  *
@@ -377,8 +378,7 @@ static void gather_slot(const struct recurrence_job *job, const struct run *r, i
     size_t size = dtype_bytes(p->dtype), u = (size_t)p->v_stride * size;
     copy_column(s->k, state_keys(p, r->lane, slot, key_head), size, g->key_dim, p->block, t,
                 in_page);
-    memcpy(s->u + (size_t)t * u,
-           state_values(p, r->lane, slot, r->head) + (size_t)in_page * u, u);
+    memcpy(s->u + (size_t)t * u, state_values(p, r->lane, slot, r->head) + (size_t)in_page * u, u);
     copy_column((char *)s->g, (const char *)state_decays(p, r->lane, slot, r->head), sizeof(float),
                 p->decays, p->block, t, in_page);
 }
@@ -389,8 +389,15 @@ static void tree_row(const struct recurrence_job *job, const struct pass_seq *se
     const struct state_pages *p = job->pages;
     const struct pass *pass = job->cpu->pass;
     int32_t pos = pass->rows[row].pos, slot = pass->rows[row].slot_pos, at = pos % p->block;
-    struct run r = {.lane = seq->lane, .head = head, .row = row, .n = 1, .at = at,
-                    .begin = pos - at, .k = s->k, .u = s->u, .g = s->g};
+    struct run r = {.lane = seq->lane,
+                    .head = head,
+                    .row = row,
+                    .n = 1,
+                    .at = at,
+                    .begin = pos - at,
+                    .k = s->k,
+                    .u = s->u,
+                    .g = s->g};
     ASSERT(pos / p->block == seq->n_past / p->block);
     ASSERT(row == seq->first_row || at < p->block - 1);
     for (int32_t t = 0; t <= at; t++) {

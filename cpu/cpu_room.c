@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cpu/cpu_room.h"
 
 #include <limits.h>
@@ -39,7 +40,8 @@ static size_t above(size_t a, size_t b)
     return a > b ? a - b : 0;
 }
 
-/* ---- control groups --------------------------------------------------------------------------- */
+/* ---- control groups ---------------------------------------------------------------------------
+ */
 
 /* The two versions name the same things differently. */
 struct group_version {
@@ -47,11 +49,17 @@ struct group_version {
 };
 
 static const struct group_version versions[] = {
-    {"/sys/fs/cgroup", {"memory.max", "memory.high"}, "memory.current",
+    {"/sys/fs/cgroup",
+     {"memory.max", "memory.high"},
+     "memory.current",
      {"active_file ", "inactive_file "}},
-    {"/sys/fs/cgroup/unified", {"memory.max", "memory.high"}, "memory.current",
+    {"/sys/fs/cgroup/unified",
+     {"memory.max", "memory.high"},
+     "memory.current",
      {"active_file ", "inactive_file "}},
-    {"/sys/fs/cgroup/memory", {"memory.limit_in_bytes", NULL}, "memory.usage_in_bytes",
+    {"/sys/fs/cgroup/memory",
+     {"memory.limit_in_bytes", NULL},
+     "memory.usage_in_bytes",
      {"total_active_file ", "total_inactive_file "}},
 };
 enum { V2, V2_HYBRID, V1 };
@@ -80,7 +88,8 @@ static size_t room_of_group(const struct group_version *v, const char *group)
 }
 
 /* A container that shares the host's namespace of groups may see its own group alone, mounted as if
- * it were the root, while its path is the host's: what does not exist is left out from the front. */
+ * it were the root, while its path is the host's: what does not exist is left out from the front.
+ */
 static const char *visible_path(const char *mount, const char *path)
 {
     char group[PATH_MAX];
@@ -152,7 +161,8 @@ static size_t room_of_groups(const char *root)
     return room;
 }
 
-/* ---- the process ------------------------------------------------------------------------------ */
+/* ---- the process ------------------------------------------------------------------------------
+ */
 
 /* The first three numbers of statm, in bytes: all of the address space, what lies in RAM, and what
  * of that is of files. */

@@ -1,7 +1,7 @@
-/* How much memory this process may still take: what the machine has, within the limits of its control
- * groups (of both versions, at the process's own path and above it) and of its address space. Cached
- * files, such as the checkpoint, give way and count as free.
- * Thread: any. */
+// SPDX-License-Identifier: Apache-2.0
+/* How much memory this process may still take: what the machine has, within the limits of its
+ * control groups (of both versions, at the process's own path and above it) and of its address
+ * space. Cached files, such as the checkpoint, give way and count as free. Thread: any. */
 #ifndef SLUICE_CPU_ROOM_H
 #define SLUICE_CPU_ROOM_H
 

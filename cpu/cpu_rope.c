@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rotation of positions, the norms of q and k, and the way of K and V into their pages. */
 #include "cpu/cpu_internal.h"
 
@@ -27,8 +28,7 @@ static void rope_item(void *arg, int32_t item, int32_t thread)
     }
 }
 
-enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc,
-                          struct rope_table **out)
+enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc, struct rope_table **out)
 {
     struct cpu_backend *cpu = cpu_of(be);
     *out = NULL;
@@ -172,8 +172,8 @@ static void mla_item(void *arg, int32_t row, int32_t thread)
                             a->eps, a->kv_lora, key);
     memcpy(key + a->kv_lora, kv + a->kv_lora, (size_t)a->rope_dim * sizeof *key);
     rotate(job->cpu, a->rope, p->pos, key + a->kv_lora);
-    cpu_kv_store_k(job->cpu, job->pages,
-                   cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos), 0, key);
+    cpu_kv_store_k(job->cpu, job->pages, cpu_kv_slot(job->cpu, job->pages, p->lane, p->slot_pos), 0,
+                   key);
     float growth = growth_at(&a->growth, p->pos);
     for (int32_t h = 0; h < a->n_heads; h++) {
         float *q = tensor_row(&a->q, row) + (int64_t)h * a->q_head;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Drawing tokens: the definition that every backend follows (ops.h, sample_args). Arithmetic:
  *  - a score is one float; bias is added, then score > 0 ? score / r : score * r, then
  *    score -= frequency * count, then score -= presence, each rounded on its own;
@@ -189,8 +190,7 @@ static bool is_plain(const struct sampling_params *p, const struct pass_draw *d)
 {
     return p->n_bias == 0 && p->repetition_penalty == 1.0f && p->frequency_penalty == 0.0f &&
            p->presence_penalty == 0.0f && p->n_allowed == 0 && p->n_bad_words == 0 &&
-           d->mask == 0 &&
-           (p->n_stop_ids == 0 || d->pos + 1 - d->n_prompt >= p->min_tokens);
+           d->mask == 0 && (p->n_stop_ids == 0 || d->pos + 1 - d->n_prompt >= p->min_tokens);
 }
 
 /* ---- step 3: top-k, top-p, min-p ---------------------------------------------------------- */
@@ -351,8 +351,8 @@ static int32_t draw_left(const struct trial *t, bool above_q, int32_t n, uint64_
         if (w < FLT_MIN) {
             continue;
         }
-        float value = exact_log(w) +
-                      gumbel_noise(rng_bits(seed, position, RNG_RESIDUAL, (uint32_t)i));
+        float value =
+            exact_log(w) + gumbel_noise(rng_bits(seed, position, RNG_RESIDUAL, (uint32_t)i));
         if (value > most) {
             most = value;
             best = i;
@@ -361,7 +361,8 @@ static int32_t draw_left(const struct trial *t, bool above_q, int32_t n, uint64_
     return best;
 }
 
-/* The drafts behind the draw's row: a chain's is in the history, a tree's are the row's children. */
+/* The drafts behind the draw's row: a chain's is in the history, a tree's are the row's children.
+ */
 static int32_t find_drafts(const struct cpu_backend *cpu, const struct pass_draw *d,
                            int32_t *drafts)
 {
@@ -375,7 +376,8 @@ static int32_t find_drafts(const struct cpu_backend *cpu, const struct pass_draw
     int32_t n = 0;
     for (int32_t i = d->tree_row - seq->first_row + 1; i < seq->n_rows && n < MAX_SIBLINGS; i++) {
         uint64_t mask[TREE_MASK_WORDS];
-        memcpy(mask, pass->tree_mask + (int64_t)(seq->first_row + i) * TREE_MASK_WORDS, sizeof mask);
+        memcpy(mask, pass->tree_mask + (int64_t)(seq->first_row + i) * TREE_MASK_WORDS,
+               sizeof mask);
         mask[i / 64] &= ~((uint64_t)1 << (i % 64));
         if (memcmp(mask, own, sizeof mask) == 0) {
             drafts[n++] = cpu->row_tokens[seq->first_row + i];
@@ -417,8 +419,8 @@ static int32_t judge_drafts(const struct cpu_backend *cpu, const struct pass_dra
 /* ---- one draw ----------------------------------------------------------------------------- */
 
 /* Further ids, each as if those before were not there. */
-static void draw_more(const struct cpu_backend *cpu, const struct pass_draw *d, bool noise, int32_t n,
-                      struct draw_result *r, const struct scratchpad *pad)
+static void draw_more(const struct cpu_backend *cpu, const struct pass_draw *d, bool noise,
+                      int32_t n, struct draw_result *r, const struct scratchpad *pad)
 {
     const uint64_t seed = cpu->lanes[d->lane].params.seed;
     int32_t last = r->token;
@@ -541,8 +543,9 @@ static void draw_item(void *arg, int32_t item, int32_t thread)
     int32_t n = job->a->n_vocab_used;
     ASSERT(d->lane >= 0 && d->lane < cpu->limits.max_lanes && d->out_row >= 0 &&
            d->out_row < job->a->n_out && d->pos >= 0 && d->pos + 1 < cpu->history_len &&
-           d->law >= 0 && d->law <= cpu->limits.max_laws && d->more >= 0 && d->more < MAX_SIBLINGS &&
-           d->more_slot >= 0 && d->more_slot + d->more <= cpu->history_len && d->mask >= 0 &&
+           d->law >= 0 && d->law <= cpu->limits.max_laws && d->more >= 0 &&
+           d->more < MAX_SIBLINGS && d->more_slot >= 0 &&
+           d->more_slot + d->more <= cpu->history_len && d->mask >= 0 &&
            d->mask <= cpu->pass->n_masks);
     char *scratch = cpu->scratch[thread].p;
     struct scratchpad pad = {
@@ -566,7 +569,8 @@ static void draw_item(void *arg, int32_t item, int32_t thread)
     if (d->kind != DRAW_SCORE) {
         r->token = draw_token(cpu, d, logits, n, &pad);
         if (d->kind == DRAW_DRAFT && d->more > 0) {
-            draw_more(cpu, d, d->noise && cpu->lanes[d->lane].params.temperature > 0.0f, n, r, &pad);
+            draw_more(cpu, d, d->noise && cpu->lanes[d->lane].params.temperature > 0.0f, n, r,
+                      &pad);
         }
     }
     if (d->logprobs || d->kind == DRAW_SCORE) {

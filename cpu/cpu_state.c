@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* State sets: their memory, and what moves in it between passes. */
 #include "cpu/cpu_state.h"
 
@@ -104,8 +105,10 @@ enum status cpu_state_open(struct backend *be, int32_t set, const struct state_s
         struct state_pages *p = &s->layers[i];
         *p = lay_out(desc, i);
         if (!take(cpu, p, n_snapshots)) {
-            return err_set(err, ERR_NOMEM, "not enough memory for the recurrent state of %d "
-                           "sequences and %d snapshots", cpu->limits.max_lanes, n_snapshots);
+            return err_set(err, ERR_NOMEM,
+                           "not enough memory for the recurrent state of %d "
+                           "sequences and %d snapshots",
+                           cpu->limits.max_lanes, n_snapshots);
         }
     }
     return OK;

@@ -1,14 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
 /* State sets: where a recurrent layer keeps what, between the file that lays it out (cpu_state.c)
  * and the ops that read and write it (cpu_conv.c, cpu_recurrence.c).
  *
- * A lane's memory of a layer is its records, then its raw rows: pages of `block` slots, of which slot
- * s is in page s / block % n_pages, and a ring of inputs of the convolution.
+ * A lane's memory of a layer is its records, then its raw rows: pages of `block` slots, of which
+ * slot s is in page s / block % n_pages, and a ring of inputs of the convolution.
  *
  *     record       S [head][key_dim][v_stride] fp32, then inputs [kernel - 1][width] before it
  *     keys         [page][key head][key_dim][block], transposed for scores of many
  *     values (u)   [page][head][block][v_stride]
- *     decays (G)   [page][head][1 or key_dim][block] fp32: sums of log decays from the block's begin
- *     inputs       [conv_ring][width]
+ *     decays (G)   [page][head][1 or key_dim][block] fp32: sums of log decays from the block's
+ * begin inputs       [conv_ring][width]
  *
  * Thread: the rank's owner; items of a pool_run touch the heads or rows that they are given. */
 #ifndef SLUICE_CPU_STATE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lanes, passes and results: what the engine tells before the ops, and what it reads after. */
 #include "cpu/cpu_internal.h"
 
@@ -130,8 +131,7 @@ enum status cpu_lane_blocks(struct backend *be, int32_t lane, int32_t first, int
     return OK;
 }
 
-enum status cpu_lane_params(struct backend *be, int32_t lane,
-                            const struct sampling_params *params)
+enum status cpu_lane_params(struct backend *be, int32_t lane, const struct sampling_params *params)
 {
     lane_of(cpu_of(be), lane)->params = *params;
     return OK;

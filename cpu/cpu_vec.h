@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One vector of floats in the width of the instruction set that the file is compiled for: what the
  * kernels of cpu_kernels_vec.h are written with. Nothing here contracts or reorders by itself.
  * Thread: any. */

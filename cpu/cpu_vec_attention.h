@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Scores, softmax and weighted values over pages of K and V.
  * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
 #ifndef SLUICE_CPU_VEC_ATTENTION_H
@@ -185,7 +186,8 @@ VEC_INLINE void weigh_block(const struct weigh_job *j, int32_t row, int32_t colu
     for (int32_t t = j->v->first; t < j->v->end;) {
         int32_t in_page = t % plane->tokens;
         const char *head = j->v->pages[t / plane->tokens];
-        int32_t n = plane->tokens - in_page < j->v->end - t ? plane->tokens - in_page : j->v->end - t;
+        int32_t n =
+            plane->tokens - in_page < j->v->end - t ? plane->tokens - in_page : j->v->end - t;
         for (int32_t last = t + n; t < last; t++, in_page++) {
             vf x[BLOCK_VECS], zero = vec_set(0.0f);
             if (has_zeros(kind)) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Weights that stay quantised, made into what a product reads (struct code_run).
  * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
 #ifndef SLUICE_CPU_VEC_CODED_H
@@ -122,14 +123,15 @@ VEC_INLINE vf vec_look_up(const struct code_table *t, vi at)
 #endif
 }
 
-/* What the codes of a run mean besides their scales. Those of five bits are looked up in two halves;
- * of six `middle` is taken off. */
+/* What the codes of a run mean besides their scales. Those of five bits are looked up in two
+ * halves; of six `middle` is taken off. */
 struct code_sense {
     struct code_table table, upper;
     vf middle;
 };
 
-/* The low four bits of a, and of b those of `mask` above them: lanes of others are of no account. */
+/* The low four bits of a, and of b those of `mask` above them: lanes of others are of no account.
+ */
 VEC_INLINE vi join_bits(vi a, vi b, int mask)
 {
 #if defined(__AVX512F__)
@@ -256,8 +258,8 @@ VEC_INLINE void decode_groups(const struct code_run *r, const bool to_f16,
             for (int64_t group = 0; group < r->k / 2 / n_pairs; group++) {
                 const char *from = codes + group * step;
                 __builtin_prefetch(from + CODES_AHEAD);
-                const vi high = n_pairs > 1 ? vec_widen_bytes(from + n_pairs * PANEL + j * VEC)
-                                            : (vi){0};
+                const vi high =
+                    n_pairs > 1 ? vec_widen_bytes(from + n_pairs * PANEL + j * VEC) : (vi){0};
                 for (int p = 0; p < n_pairs; p++) {
                     vf even, odd;
                     code_values(&sense, from + p * pair_bytes, high, p, j, &even, &odd, kind);

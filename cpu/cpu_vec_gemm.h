@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Products with packed weights (gemm_fn), and the rounding of the rows that they read.
  * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
 #ifndef SLUICE_CPU_VEC_GEMM_H
@@ -9,21 +10,23 @@
 enum { PANEL_VECS = PANEL / VEC };
 
 /* Bytes ahead of the reading of a weight by one row: more than what is in flight from memory. Two
- * threads of a Zen 5 read 48.1 GB/s with 2 KiB, 48.9 with 4, 49.8 with 8 and 50.1 with 16, of 50.4. */
+ * threads of a Zen 5 read 48.1 GB/s with 2 KiB, 48.9 with 4, 49.8 with 8 and 50.1 with 16, of 50.4.
+ */
 enum { PREFETCH_BYTES = 8192 };
 
 /* Rows from which a product computes longer than its weights take to arrive. */
 enum { MANY_ROWS = 64 };
 
-/* From WIDE_ROWS rows on weights of 16 bits are first made floats, WIDE_K inputs at a time, or half as
- * many for up to WIDE_FEW rows: each block of rows would do it anew, and what it has made stays in
- * the nearest cache. */
+/* From WIDE_ROWS rows on weights of 16 bits are first made floats, WIDE_K inputs at a time, or half
+ * as many for up to WIDE_FEW rows: each block of rows would do it anew, and what it has made stays
+ * in the nearest cache. */
 enum { WIDE_ROWS = 2 * BLOCK_ROWS, WIDE_K = 64, WIDE_FEW = 24 };
 
 enum gemm_kind { GEMM_F32, GEMM_F16, GEMM_BF16, GEMM_BF16_DOT };
 
-VEC_INLINE void step_single(const float *a, int64_t a_stride, const char *w, vf acc[][MAX_PANELS * PANEL_VECS],
-                            const int rows, const int vecs, const enum gemm_kind kind)
+VEC_INLINE void step_single(const float *a, int64_t a_stride, const char *w,
+                            vf acc[][MAX_PANELS * PANEL_VECS], const int rows, const int vecs,
+                            const enum gemm_kind kind)
 {
     for (int j = 0; j < vecs; j++) {
         vf x = kind == GEMM_F32 ? vec_load((const float *)w + j * VEC)
@@ -34,8 +37,8 @@ VEC_INLINE void step_single(const float *a, int64_t a_stride, const char *w, vf 
     }
 }
 
-VEC_INLINE void step_pair(const float *a, int64_t a_stride, const char *w, vf acc[][MAX_PANELS * PANEL_VECS],
-                          const int rows, const int vecs)
+VEC_INLINE void step_pair(const float *a, int64_t a_stride, const char *w,
+                          vf acc[][MAX_PANELS * PANEL_VECS], const int rows, const int vecs)
 {
     for (int j = 0; j < vecs; j++) {
         vf even = vec_even((const uint16_t *)w + j * 2 * VEC);
@@ -52,8 +55,8 @@ VEC_INLINE void step_pair(const float *a, int64_t a_stride, const char *w, vf ac
 }
 
 #if defined(__AVX512BF16__)
-VEC_INLINE void step_dot(const uint16_t *a, int64_t a_stride, const char *w, vf acc[][MAX_PANELS * PANEL_VECS],
-                         const int rows, const int vecs)
+VEC_INLINE void step_dot(const uint16_t *a, int64_t a_stride, const char *w,
+                         vf acc[][MAX_PANELS * PANEL_VECS], const int rows, const int vecs)
 {
     __m512bh x[MAX_PANELS];
     for (int j = 0; j < vecs; j++) {
@@ -77,7 +80,8 @@ struct gemm_ahead {
     int64_t stride, n;
 };
 
-/* What all blocks of a product ask for; p NULL: what lies behind its weights, up to MANY_ROWS rows. */
+/* What all blocks of a product ask for; p NULL: what lies behind its weights, up to MANY_ROWS rows.
+ */
 struct gemm_follows {
     const char *p;
     int64_t n_bytes;
@@ -85,8 +89,8 @@ struct gemm_follows {
 
 /* rows x vecs sums over all of k. w_step: bytes from one k (or pair) to the next. */
 VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64_t w_step,
-                           int64_t k, float *c, bool first, struct gemm_ahead next,
-                           const int rows, const int vecs, const enum gemm_kind kind)
+                           int64_t k, float *c, bool first, struct gemm_ahead next, const int rows,
+                           const int vecs, const enum gemm_kind kind)
 {
     vf acc[BLOCK_ROWS][MAX_PANELS * PANEL_VECS];
     for (int i = 0; i < rows; i++) {
@@ -95,8 +99,8 @@ VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64
         }
     }
     const int pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
-    /* Dot products take weights so fast that the nearest cache has too few places for lines on their
-     * way; the second one has more. One row gains nothing by it. */
+    /* Dot products take weights so fast that the nearest cache has too few places for lines on
+     * their way; the second one has more. One row gains nothing by it. */
     const bool to_second = kind == GEMM_BF16_DOT && rows > 1;
     for (int64_t x = 0; x < k; x += pair, w += w_step, next.p += next.stride) {
         for (int64_t j = 0; j < next.n; j += 64) {
@@ -148,8 +152,8 @@ VEC_INLINE void gemm_some(const void *a, int64_t a_stride, int32_t rows, const c
     }
 }
 
-/* The part of the i-th of n blocks: an equal one, so that memory has as long to deliver as the products
- * take. `lines` of each step's weights are these outputs'. */
+/* The part of the i-th of n blocks: an equal one, so that memory has as long to deliver as the
+ * products take. `lines` of each step's weights are these outputs'. */
 VEC_INLINE struct gemm_ahead part_of(const struct gemm_follows *f, const char *w, int64_t w_step,
                                      int64_t steps, int64_t lines, int64_t i, int64_t n, int32_t m)
 {
@@ -163,9 +167,9 @@ VEC_INLINE struct gemm_ahead part_of(const struct gemm_follows *f, const char *w
 }
 
 /* All rows against `vecs` vectors of outputs. */
-VEC_INLINE void gemm_rows(const void *a, int64_t a_stride, int32_t m, const char *w,
-                          int64_t w_step, int64_t k, float *c, bool first, struct gemm_follows f,
-                          const int vecs, const enum gemm_kind kind)
+VEC_INLINE void gemm_rows(const void *a, int64_t a_stride, int32_t m, const char *w, int64_t w_step,
+                          int64_t k, float *c, bool first, struct gemm_follows f, const int vecs,
+                          const enum gemm_kind kind)
 {
     const int64_t size = kind == GEMM_BF16_DOT ? 2 : 4;
     const int64_t pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
@@ -174,8 +178,9 @@ VEC_INLINE void gemm_rows(const void *a, int64_t a_stride, int32_t m, const char
     for (int64_t i = 0; i < n; i++) {
         int32_t row = (int32_t)i * BLOCK_ROWS;
         gemm_some((const char *)a + row * a_stride * size, a_stride,
-                  m - row < BLOCK_ROWS ? m - row : BLOCK_ROWS, w, w_step, k, c + (int64_t)row * TILE,
-                  first, part_of(&f, w, w_step, k / pair, lines, i, n, m), vecs, kind);
+                  m - row < BLOCK_ROWS ? m - row : BLOCK_ROWS, w, w_step, k,
+                  c + (int64_t)row * TILE, first, part_of(&f, w, w_step, k / pair, lines, i, n, m),
+                  vecs, kind);
     }
 }
 

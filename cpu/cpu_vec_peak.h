@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the machine can do at best: reads, and the instructions of products in registers.
  * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
 #ifndef SLUICE_CPU_VEC_PEAK_H

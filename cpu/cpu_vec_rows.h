@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What is done to rows one by one: sums, norms, activations, rotations.
  * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
 #ifndef SLUICE_CPU_VEC_ROWS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The search for the highest score, with or without noise, and sums of exponentials.
  * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
 #ifndef SLUICE_CPU_VEC_SAMPLE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Weights: checked, then packed once into tiles that one sequential stream reads (cpu_kernels.h).
  * K is cut into equal segments, each padded to whole steps of the product's kernel. */
 #include "cpu/cpu_internal.h"
@@ -313,8 +314,8 @@ static enum status read_bias(struct cpu_backend *cpu, const struct weight_desc *
     return OK;
 }
 
-enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc,
-                            struct weight **out, struct err *err)
+enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc, struct weight **out,
+                            struct err *err)
 {
     struct cpu_backend *cpu = cpu_of(be);
     *out = NULL;
@@ -363,8 +364,7 @@ void cpu_weights_close(struct cpu_backend *cpu)
     }
 }
 
-void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row,
-                    float *out)
+void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out)
 {
     if (w->coded) {
         cpu_coded_row(cpu, w, row, out);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sums over the ranks of one process through peer memory: what the kernel is told. A rank pushes
  * its rows into the others' areas and waits until theirs have come into its own; a word that has
  * not come yet holds a bit pattern that no sender sends, so there are no flags and no barriers.
@@ -18,8 +19,8 @@ enum { PEER_MAX_RANKS = 8, PEER_AREAS = 3 };
 
 /* In a rank's own device memory; the kernels' alone. */
 struct peer_state {
-    uint32_t area;  // of the call that comes next: calls use the areas in turn
-    uint32_t ended; // blocks of the call under way that have read this
+    uint32_t area;             // of the call that comes next: calls use the areas in turn
+    uint32_t ended;            // blocks of the call under way that have read this
     uint64_t used[PEER_AREAS]; // bytes that were written into an area
 };
 
@@ -47,9 +48,9 @@ PEER_BOTH_SIDES static inline uint64_t peer_bytes(enum peer_way way, int32_t n_r
                                                   int64_t n_rows, int64_t row_bytes)
 {
     int64_t owned = (n_rows + n_ranks - 1) / n_ranks;
-    return (uint64_t)((way == PEER_ONE_SHOT ? (n_ranks - 1) * n_rows
-                                            : (n_ranks - 1) * owned + n_rows) *
-                      row_bytes);
+    return (
+        uint64_t)((way == PEER_ONE_SHOT ? (n_ranks - 1) * n_rows : (n_ranks - 1) * owned + n_rows) *
+                  row_bytes);
 }
 
 #endif

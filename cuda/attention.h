@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention in two halves: a plan of work items that the host makes once per pass, and a launch per
  * layer that works the plan off. The plan travels with the pass's other metadata; what is in it is
  * the attention's own affair. A plan must be valid for every layer of the pass's KV set (layers may
@@ -36,7 +37,7 @@ struct attention_shape {
 struct attention_limits {
     int32_t max_rows, max_lanes, max_len, block_tokens;
     int32_t n_sms;
-    int32_t sm; // compute capability, 80, 90...
+    int32_t sm;         // compute capability, 80, 90...
     bool deterministic; // KV is cut at fixed places counted from 0, whatever else is in the batch
     int32_t max_paths;  // of trees of KV set 0, laid out anew (attention_plan.h); 0: never
     /* What attention_learn was told of each KV set's layers. A plan for a set of which nothing is

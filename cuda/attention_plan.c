@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cuda/attention_plan.h"
 
 #include <string.h>
@@ -231,8 +232,9 @@ static bool tile_tree(struct planner *p, const struct pass_seq *s, int32_t share
     };
     add_tiles(p, tile, s->first_row, t.n_in_place);
     for (int32_t r = t.n_in_place, n; r < s->n_rows; r += n) {
-        for (n = 1; r + n < s->n_rows && t.path[r + n] == t.path[r] &&
-                    t.depth[r + n] == t.depth[r] + n; n++) {
+        for (n = 1;
+             r + n < s->n_rows && t.path[r + n] == t.path[r] && t.depth[r + n] == t.depth[r] + n;
+             n++) {
         }
         tile.lane = p->limits->max_lanes + 1 + t.path[r];
         tile.seq_row = s->first_row + r - t.depth[r];
@@ -446,8 +448,8 @@ static void place_items(struct planner *p, int32_t split)
                     continue;
                 }
                 item.split = t->fold || c.n > 1 ? c.first_slot + k : -1;
-                item.fold = p->limits->deterministic &&
-                            item.kv_end - item.kv_begin > ATTENTION_FIXED_SPLIT;
+                item.fold =
+                    p->limits->deterministic && item.kv_end - item.kv_begin > ATTENTION_FIXED_SPLIT;
                 p->items[next[size]++] = item;
             }
         }
@@ -464,9 +466,9 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
     if (pass->n_rows > n_rows) {
         return ERR_LIMIT;
     }
-    const struct attention_shape shape =
-        pass->kv_set >= 0 && pass->kv_set < MAX_KV_SETS ? limits->shapes[pass->kv_set]
-                                                               : (struct attention_shape){0};
+    const struct attention_shape shape = pass->kv_set >= 0 && pass->kv_set < MAX_KV_SETS
+                                             ? limits->shapes[pass->kv_set]
+                                             : (struct attention_shape){0};
     const int32_t group = at_least_1(shape.n_heads) / at_least_1(shape.n_kv_heads);
     struct planner p = {
         .limits = limits,

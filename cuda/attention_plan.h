@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The plan of one pass's attention, as the device reads it: a list of items, each a tile of query
  * rows against a run of one lane's keys, and for each row the places of its partial results.
  *
@@ -29,11 +30,11 @@ extern "C" {
 #endif
 
 enum {
-    ATTENTION_KV_TILE = 128,   // splits are multiples of it; kernels' key tiles divide it
+    ATTENTION_KV_TILE = 128,     // splits are multiples of it; kernels' key tiles divide it
     ATTENTION_FIXED_SPLIT = 512, // deterministic mode: keys are summed in runs of this many,
                                  // counted from 0, and the runs joined in order
-    ATTENTION_TILE_ROWS = 128, // packed rows (rows times heads of a group) of a tile, at most
-    ATTENTION_MAX_DIM = 512,   // of a value
+    ATTENTION_TILE_ROWS = 128,   // packed rows (rows times heads of a group) of a tile, at most
+    ATTENTION_MAX_DIM = 512,     // of a value
 };
 
 enum attention_mask {

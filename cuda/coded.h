@@ -1,14 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Weights that stay quantised on the device: their layout, which the host packs (coded_pack.c) and
  * kernels read (kernels/gemm/coded.cu).
  *
  * The matrix is cut into tiles of 16 outputs by a chunk of inputs that fills 1,024 bytes: 64 of 8
- * bits or 128 of 4. Of a tile each lane of a warp reads 16 bytes of output g and 16 of output g + 8,
- * where its lane is 4 g + t.
+ * bits or 128 of 4. Of a tile each lane of a warp reads 16 bytes of output g and 16 of output g +
+ * 8, where its lane is 4 g + t.
  *
- *     8 bits  outputs lie one behind the other, padded to whole chunks with zeros, which is also what
- *             cuBLASLt reads. Word j of t's is, in an mma, inputs 32 (j / 2) + 8 t + 4 (j % 2) ..
- *     4 bits  a tile's bytes are contiguous, all lanes' first 16 first, and so are a tile row's
- *             chunks. Word j of t's is inputs 32 j + 8 t .., even ones in nibbles 0..3, odd in 4..7
+ *     8 bits  outputs lie one behind the other, padded to whole chunks with zeros, which is also
+ * what cuBLASLt reads. Word j of t's is, in an mma, inputs 32 (j / 2) + 8 t + 4 (j % 2) .. 4 bits
+ * a tile's bytes are contiguous, all lanes' first 16 first, and so are a tile row's chunks. Word j
+ * of t's is inputs 32 j + 8 t .., even ones in nibbles 0..3, odd in 4..7
  *
  * So a word is what a thread has of one mma's operand (8 bits) or two (4 bits), while the other
  * operand, x, is read along its rows, 64 bytes of a row at once.
@@ -74,7 +75,7 @@ static inline int32_t coded_most_rows(const struct coded_matrix *m)
 struct coded_args {
     const void *x; // rows x_stride apart, at 16 bytes
     void *y;
-    const float *bias;   // [n_experts, n_out], or NULL
+    const float *bias;           // [n_experts, n_out], or NULL
     enum dtype x_dtype, y_dtype; // y: that of x, or DT_F32
     int32_t n_rows;
     int64_t x_stride, y_stride; // in elements

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Packs quantised parts of a checkpoint into the layout of coded.h. */
 #include "cuda/coded_pack.h"
 
@@ -108,8 +109,8 @@ bool coded_source_init(struct coded_source *s, const struct weight_desc *d)
 {
     enum { MAX_IN = 1 << 18 }; // a tile row fits an upload's buffer
     memset(s, 0, sizeof *s);
-    const bool is_matrix = d->kind == WEIGHT_LINEAR || (d->kind == WEIGHT_EXPERTS &&
-                                                        d->n_out % (2 * CODED_ROWS) == 0);
+    const bool is_matrix =
+        d->kind == WEIGHT_LINEAR || (d->kind == WEIGHT_EXPERTS && d->n_out % (2 * CODED_ROWS) == 0);
     if (!is_matrix || d->dtype == DT_F32 || d->n_in % 8 != 0 || d->n_in > MAX_IN ||
         !is_code(&d->parts[0])) {
         return false;
@@ -270,7 +271,8 @@ void coded_fill_scales(const void *source, int64_t tile, char *to)
     }
 }
 
-/* ---- scales for cuBLASLt ------------------------------------------------------------------------ */
+/* ---- scales for cuBLASLt ------------------------------------------------------------------------
+ */
 
 enum { PRODUCT_BLOCK = 128 };
 
@@ -302,8 +304,7 @@ float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, siz
     *n = (size_t)down * (size_t)*n_blocks;
     float *scales = xcalloc(*n, sizeof *scales);
     for (int32_t r = 0; r < down; r++) {
-        const struct source_row row =
-            row_of(s, (int64_t)r * PRODUCT_BLOCK / CODED_ROWS, 0);
+        const struct source_row row = row_of(s, (int64_t)r * PRODUCT_BLOCK / CODED_ROWS, 0);
         for (int32_t c = 0; c < across; c++) {
             const float scale =
                 weight_part_is_dummy(row.part)

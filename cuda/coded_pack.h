@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which weights stay quantised on the device, and their packing. Thread: the rank's owner, but for
  * coded_fill_*: any. */
 #ifndef SLUICE_CUDA_CODED_PACK_H

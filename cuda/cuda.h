@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The CUDA backend. Present in the build when nvcc was found; whether a device is there is known
  * only at run time.
  * Thread: see engine/device/backend.h. */
@@ -12,8 +13,7 @@ int32_t cuda_device_count(void);
  * capability, as in 89: of its own major number, and no higher minor one. 9.0 takes 90a alone. */
 bool cuda_arch_runs(const char *archs, int32_t sm);
 
-enum status cuda_open(const struct backend_options *options, struct backend **out,
-                      struct err *err);
+enum status cuda_open(const struct backend_options *options, struct backend **out, struct err *err);
 
 /* The common ground of the ranks of all nodes (NCCL); this process's are its devices 0, 1, ...
  * Waits for the other nodes. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Setup, steps and close: what the table has besides maths, shared out to the state's owners. */
 #include "cuda/cuda_backend.h"
 #include "cuda/cuda_comm.h"
@@ -52,8 +53,7 @@ static enum status open_owners(struct cuda_backend *be)
     const size_t staged =
         2 * passes_meta_bytes(&be->attention, l, be->max_draws) + masks + ((size_t)8 << 20);
     TRY(lanes_open(&be->lanes, device, l, be->attention.max_paths));
-    TRY(passes_open(&be->passes, device, be->graphs, &be->lanes, l, be->max_draws,
-                    &be->attention));
+    TRY(passes_open(&be->passes, device, be->graphs, &be->lanes, l, be->max_draws, &be->attention));
     TRY(open_scratch(be));
     TRY(gemms_setup(&be->gemms, l->vocab, l->max_rows));
     TRY(lanes_open_staging(&be->lanes, staged));
@@ -93,8 +93,7 @@ enum status cuda_setup(struct backend *base, const struct backend_limits *limits
     };
     const enum status st = open_owners(be);
     if (st != OK) {
-        return err_set(err, st, "the GPU's working memory could not be had (%s)",
-                       status_name(st));
+        return err_set(err, st, "the GPU's working memory could not be had (%s)", status_name(st));
     }
     be->is_set_up = true;
     return OK;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A rank of the CUDA backend: its device and the owners of its state, each of a file of its own
  * with a header that says what others may call. Only the files on top know all of them:
  * cuda_open.c, cuda_ops.c (the maths of the table) and cuda_backend.c (the rest of it).

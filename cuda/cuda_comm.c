@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Collectives between ranks. NCCL is loaded when there is more than one rank, so that a machine
  * with one GPU need not have it. Ranks of one process are its devices 0, 1, ... in order. */
-#include "cuda/cuda.h"
 #include "cuda/cuda_comm.h"
+#include "cuda/cuda.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
@@ -52,10 +53,10 @@ static void *open_rank(void *arg)
 {
     struct opener *o = arg;
     struct comm *c = o->comm;
-    ncclResult_t r = cudaSetDevice(o->local) == cudaSuccess
-                         ? c->nccl.init_rank(&c->ranks[o->local], c->n_ranks, o->id,
-                                             c->first + o->local)
-                         : ncclUnhandledCudaError;
+    ncclResult_t r =
+        cudaSetDevice(o->local) == cudaSuccess
+            ? c->nccl.init_rank(&c->ranks[o->local], c->n_ranks, o->id, c->first + o->local)
+            : ncclUnhandledCudaError;
     pthread_mutex_lock(&c->lock);
     c->opened++;
     c->open_result = r != ncclSuccess ? r : c->open_result;
@@ -199,8 +200,8 @@ enum status cuda_comm_alive(struct cuda *be)
     ncclResult_t r = ncclSuccess;
     pthread_mutex_lock(&c->lock);
     const bool is_there =
-        !c->aborted && c->nccl.async_error(c->ranks[cuda_comm_device(c, be->options.rank)], &r) ==
-                           ncclSuccess;
+        !c->aborted &&
+        c->nccl.async_error(c->ranks[cuda_comm_device(c, be->options.rank)], &r) == ncclSuccess;
     pthread_mutex_unlock(&c->lock);
     if (!is_there) {
         return ERR_DEVICE;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The inside of the ranks' common ground on GPUs. Not for other folders.
  * Thread: as said per field. */
 #ifndef SLUICE_CUDA_CUDA_COMM_H
@@ -31,7 +32,7 @@ struct nccl {
 
 struct comm {
     struct nccl nccl;
-    int32_t n_ranks, first, n_local; // this process has ranks first .. first + n_local - 1
+    int32_t n_ranks, first, n_local;  // this process has ranks first .. first + n_local - 1
     ncclComm_t ranks[CUDA_MAX_RANKS]; // [n_local]
     _Atomic bool aborted;             // sticky: what the devices give from now on is no result
     bool stuck;                       // a thread of the opening never came back

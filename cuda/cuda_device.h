@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A rank's device: its stream, its memory, and the error that is sticky. All other files of this
  * folder stand on it. A step is staged in pinned memory and travels in stream order, so device
  * buffers that a step fills need no second copy: the step before has read them by then.
@@ -24,8 +25,8 @@ struct cuda {
     struct weight *weights;
     struct rope_table *ropes;
     size_t max_expanded_bytes; // of a quantised matrix that products of many rows expand
-    int64_t max_rounded_in; // inputs of a weight that wants them rounded; 0: none does
-    int64_t max_expert_width; // ffn + hidden of the widest experts opened, 0: none
+    int64_t max_rounded_in;    // inputs of a weight that wants them rounded; 0: none does
+    int64_t max_expert_width;  // ffn + hidden of the widest experts opened, 0: none
     struct upload *upload;
 };
 

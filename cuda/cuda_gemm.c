@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Who makes which matrix product, and cuBLASLt's plans, cached by shape. */
 #include "cuda/cuda_gemm.h"
 #include "engine/base/hash.h"
@@ -15,7 +16,7 @@ enum { CODED_MAX_ROWS = 64 }; // of gemm_coded, but in deterministic mode
 struct plan_key {
     int32_t n_rows, n_out, n_in, x_stride, y_stride, w_stride, n_batch;
     int32_t x_dtype, w_dtype, y_dtype, flags; // 1: bias, 2: accumulate
-    int32_t scaled; // E4M3: 1: scales of rows, 2: of blocks
+    int32_t scaled;                           // E4M3: 1: scales of rows, 2: of blocks
     int64_t x_batch, w_batch, y_batch;
 };
 
@@ -144,8 +145,7 @@ static bool set_scales(struct plan *p, const struct product_scales *s)
 static bool op_init(struct plan *p, const struct plan_key *k, const struct product_scales *s)
 {
     const cublasOperation_t transpose = CUBLAS_OP_T;
-    if (cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F) !=
-            CUBLAS_STATUS_SUCCESS ||
+    if (cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS ||
         cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &transpose,
                                        sizeof transpose) != CUBLAS_STATUS_SUCCESS) {
         return false;
@@ -294,9 +294,9 @@ static bool on_cublas(struct gemms *g, const struct gemm_args *a, const struct p
     if (s) {
         set_scales(p, s);
     }
-    const cublasStatus_t st = cublasLtMatmul(
-        g->plans->handle, p->op, &one, a->weight, p->a, a->x, p->b, &beta, a->y, p->d, a->y, p->d,
-        &p->algo, g->workspace, g->workspace_bytes, g->device->stream);
+    const cublasStatus_t st = cublasLtMatmul(g->plans->handle, p->op, &one, a->weight, p->a, a->x,
+                                             p->b, &beta, a->y, p->d, a->y, p->d, &p->algo,
+                                             g->workspace, g->workspace_bytes, g->device->stream);
     *e = st == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown;
     return true;
 }
@@ -312,8 +312,8 @@ static struct sum_parts sums_of(const struct gemms *g, const struct gemm_args *a
                               .n = n};
 }
 
-static enum status on_wide(struct gemms *g, const struct gemm_args *a,
-                           const struct wide_plan *plan, struct sum_parts *left)
+static enum status on_wide(struct gemms *g, const struct gemm_args *a, const struct wide_plan *plan,
+                           struct sum_parts *left)
 {
     const struct sum_parts sums = sums_of(g, a, plan->n_splits);
     TRY(cuda_check(g->device, gemm_wide(g->device->stream, a, g->device->n_sms, plan, &sums),
@@ -407,8 +407,7 @@ static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a
     if (g->device->options.deterministic) {
         return cuda_check(g->device, gemm_tile(g->device->stream, a), "gemm_tile");
     }
-    if (!a->is_fresh &&
-        gemm_wide_takes(a, g->device->sm, g->device->n_sms, SUMS_BYTES, &plan)) {
+    if (!a->is_fresh && gemm_wide_takes(a, g->device->sm, g->device->n_sms, SUMS_BYTES, &plan)) {
         return on_wide(g, a, &plan, sums);
     }
     if (!a->is_fresh && gemm_small_takes(a, g->device->sm, g->device->n_sms)) {
@@ -462,8 +461,7 @@ static enum status in_bands(struct gemms *g, const struct gemm_args *a, struct s
     }
     for (int32_t first = 0, n; first < a->n_out; first += n) {
         n = a->n_out - first < most ? a->n_out - first : most;
-        CUDA_TRY(g->device,
-                 coded_expand(g->device->stream, m, first, n, g->expanded, a->x_dtype));
+        CUDA_TRY(g->device, coded_expand(g->device->stream, m, first, n, g->expanded, a->x_dtype));
         struct gemm_args band = *a;
         band.coded = NULL;
         band.weight = g->expanded;
@@ -471,8 +469,9 @@ static enum status in_bands(struct gemms *g, const struct gemm_args *a, struct s
         band.n_out = n;
         band.y = (char *)a->y + (size_t)first * dtype_bytes(a->y_dtype);
         band.bias = a->bias ? a->bias + first : NULL;
-        band.bias_act = a->bias_act ? (const char *)a->bias_act +
-                                          (size_t)first * dtype_bytes(a->x_dtype) : NULL;
+        band.bias_act = a->bias_act
+                            ? (const char *)a->bias_act + (size_t)first * dtype_bytes(a->x_dtype)
+                            : NULL;
         band.may_split = a->may_split && n == a->n_out;
         band.is_fresh = true;
         TRY(product_of_numbers(g, &band, sums));
@@ -480,7 +479,8 @@ static enum status in_bands(struct gemms *g, const struct gemm_args *a, struct s
     return OK;
 }
 
-/* ---- inputs that are rounded ------------------------------------------------------------------- */
+/* ---- inputs that are rounded -------------------------------------------------------------------
+ */
 
 static struct round_args rounding_of(const struct gemm_args *a)
 {

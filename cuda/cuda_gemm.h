@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Who makes which product, with what they need: plans of cuBLASLt, workspace, the area for sums.
  * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_GEMM_H

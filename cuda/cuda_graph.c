@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Captured passes. The first pass of a key is issued as it is (libraries load and choose their
  * kernels), the second is captured, later ones are replayed. The ops of a key are always the same:
  * they are a function of the model, of the counts, of the hidden states that are asked for and of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Captured passes: whether a pass is to be issued, captured or replayed.
  * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_GRAPH_H
@@ -18,6 +19,6 @@ struct graphs *graphs_open(struct cuda *device);
 void graphs_close(struct graphs *g); // accepts NULL
 enum status graphs_begin(struct graphs *g, const struct graph_key *key, enum graph_use *use);
 enum status graphs_end(struct graphs *g); // launches what was captured or is to be replayed
-void graphs_abort(struct graphs *g); // a recording, if there is one; accepts NULL
+void graphs_abort(struct graphs *g);      // a recording, if there is one; accepts NULL
 
 #endif

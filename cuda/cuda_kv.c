@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* KV sets: where pages lie, block copies, slot moves. */
 #include "cuda/cuda_kv.h"
 #include "engine/base/mem.h"
@@ -81,8 +82,7 @@ enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc 
                     struct attention_limits *attention, struct err *err)
 {
     struct cuda *be = kv->device;
-    if (index < 0 || index >= CUDA_MAX_SETS || kv->all[index].n_layers > 0 ||
-        desc->n_layers <= 0) {
+    if (index < 0 || index >= CUDA_MAX_SETS || kv->all[index].n_layers > 0 || desc->n_layers <= 0) {
         return err_set(err, ERR_INVALID, "KV set %d cannot be opened", index);
     }
     const int32_t block_tokens = kv->block_tokens;
@@ -118,10 +118,9 @@ enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc 
     const size_t n_bytes = (size_t)desc->n_layers * sizeof *regions;
     enum status result = cuda_alloc(be, n_bytes, (void **)&set->regions);
     if (result == OK) {
-        result = cuda_check(be,
-                            cudaMemcpyAsync(set->regions, regions, n_bytes, cudaMemcpyHostToDevice,
-                                            be->stream),
-                            "KV regions");
+        result = cuda_check(
+            be, cudaMemcpyAsync(set->regions, regions, n_bytes, cudaMemcpyHostToDevice, be->stream),
+            "KV regions");
         cudaStreamSynchronize(be->stream);
     }
     free(regions);
@@ -157,8 +156,8 @@ enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
     TRY(lanes_send(lanes, copies, (size_t)n * sizeof *copies, &list));
     for (int32_t s = 0; s < CUDA_MAX_SETS; s++) {
         if (kv->all[s].n_layers > 0) {
-            CUDA_TRY(be, k_copy_blocks(be->stream, kv->all[s].regions, kv->all[s].n_layers, list,
-                                       n));
+            CUDA_TRY(be,
+                     k_copy_blocks(be->stream, kv->all[s].regions, kv->all[s].n_layers, list, n));
         }
     }
     return OK;
@@ -181,8 +180,8 @@ enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct 
     }
     void *list = NULL;
     TRY(lanes_send(lanes, moves, (size_t)n * sizeof *moves, &list));
-    CUDA_TRY(be, k_move_slots(be->stream, kv->all[index].regions, kv->all[index].n_layers, list,
-                              n, view));
+    CUDA_TRY(be, k_move_slots(be->stream, kv->all[index].regions, kv->all[index].n_layers, list, n,
+                              view));
     return OK;
 }
 
@@ -202,8 +201,8 @@ enum status kv_poison_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
     TRY(lanes_send(lanes, blocks, (size_t)n * sizeof *blocks, &list));
     for (int32_t s = 0; s < CUDA_MAX_SETS; s++) {
         if (kv->all[s].n_layers > 0) {
-            CUDA_TRY(be, k_poison_blocks(be->stream, kv->all[s].regions, kv->all[s].n_layers,
-                                         list, n));
+            CUDA_TRY(be,
+                     k_poison_blocks(be->stream, kv->all[s].regions, kv->all[s].n_layers, list, n));
         }
     }
     return OK;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Deltas to the lanes' state. They are staged in the step's pinned memory and applied by one small
  * kernel per flush: a step that admits nobody sends a few words, or nothing. */
 #include "cuda/cuda_lanes.h"
@@ -223,11 +224,10 @@ static bool lane_ok(const struct lanes *l, int32_t lane)
 }
 
 enum status lanes_tokens(struct lanes *l, int32_t lane, int32_t first_pos, int32_t n,
-                             const int32_t *tokens)
+                         const int32_t *tokens)
 {
     TRY(l->device->lost);
-    if (!lane_ok(l, lane) || first_pos < 0 || n < 0 ||
-        n > l->history_stride - first_pos) {
+    if (!lane_ok(l, lane) || first_pos < 0 || n < 0 || n > l->history_stride - first_pos) {
         return ERR_INVALID;
     }
     /* The writes of a flush are in no order: what a lane's last request still brought comes before
@@ -241,7 +241,7 @@ enum status lanes_tokens(struct lanes *l, int32_t lane, int32_t first_pos, int32
 }
 
 enum status lanes_blocks(struct lanes *l, int32_t lane, int32_t first, int32_t n,
-                             const int32_t *blocks)
+                         const int32_t *blocks)
 {
     TRY(l->device->lost);
     if (!lane_ok(l, lane) || first < 0 || n < 0 || n > l->blocks_stride - first) {
@@ -269,13 +269,12 @@ static enum status patch_allowed(struct lanes *l, int32_t lane, const struct sam
             words[id >> 5] |= 1u << (id & 31);
         }
     }
-    l->patches[l->n_patches++] = (struct patch){l->allowed + (int64_t)lane * n_words,
-                                                  (int32_t)(at / 4), n_words};
+    l->patches[l->n_patches++] =
+        (struct patch){l->allowed + (int64_t)lane * n_words, (int32_t)(at / 4), n_words};
     return OK;
 }
 
-enum status lanes_params(struct lanes *l, int32_t lane,
-                             const struct sampling_params *params)
+enum status lanes_params(struct lanes *l, int32_t lane, const struct sampling_params *params)
 {
     TRY(l->device->lost);
     if (!lane_ok(l, lane) || params->n_stop_ids < 0 || params->n_stop_ids > MAX_STOP_IDS ||

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The lanes' state on the device, and what a step stages for it in pinned memory.
  * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_LANES_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Opening a rank: the device, then what does not depend on limits. */
 #include "cuda/cuda.h"
 #include "cuda/cuda_backend.h"
@@ -24,8 +25,7 @@ enum status cuda_open(const struct backend_options *options, struct backend **ou
     device->options = *options;
     device->options.n_ranks = options->n_ranks < 1 ? 1 : options->n_ranks;
     if (device->options.n_ranks > 1) {
-        device->options.device =
-            options->comm ? cuda_comm_device(options->comm, options->rank) : 0;
+        device->options.device = options->comm ? cuda_comm_device(options->comm, options->rank) : 0;
     }
     device->base.ops = &cuda_ops;
     device->base.rank = options->rank;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The table of ops: each checks what its kernel relies on, and launches. */
 #include "cuda/cuda_backend.h"
 #include "cuda/cuda_comm.h"
@@ -40,11 +41,8 @@ static struct product_sums sums_out(const struct sum_parts *s)
 
 static struct sum_parts sums_in(const struct product_sums *s)
 {
-    return (struct sum_parts){.first = s->first.p,
-                              .bias = s->bias.p,
-                              .stride = s->stride,
-                              .width = s->width,
-                              .n = s->n};
+    return (struct sum_parts){
+        .first = s->first.p, .bias = s->bias.p, .stride = s->stride, .width = s->width, .n = s->n};
 }
 
 static enum status op_embed(struct backend *base, const struct embed_args *a)
@@ -192,8 +190,8 @@ static enum status rope_ok(const struct cuda_backend *be, const struct rope_stor
 
 static bool rope_adds_sums(const struct rope_store_args *a, const struct kv_view *kv)
 {
-    return kv && k_rope_takes_sums(a, rope_of(a), vector_length(a->q_norm),
-                                   vector_length(a->k_norm), kv);
+    return kv &&
+           k_rope_takes_sums(a, rope_of(a), vector_length(a->q_norm), vector_length(a->k_norm), kv);
 }
 
 static bool op_rope_store_adds_sums(struct backend *base, const struct rope_store_args *a)
@@ -290,12 +288,12 @@ static bool may_be_few(const struct cuda_backend *be, const struct rope_store_ar
                        const struct attention_args *a, const struct kv_view *kv)
 {
     return be->passes.is_few && r->n_rows == a->n_rows && r->layer == a->layer &&
-           r->n_kv_heads == a->n_kv_heads && a->chunk <= 0 &&
-           r->n_heads == a->n_heads && r->qkv.mem.p == a->q.mem.p && r->qkv.dtype == a->q.dtype &&
+           r->n_kv_heads == a->n_kv_heads && a->chunk <= 0 && r->n_heads == a->n_heads &&
+           r->qkv.mem.p == a->q.mem.p && r->qkv.dtype == a->q.dtype &&
            r->qkv.stride == a->q.stride && a->scale > 0.0f && a->window <= 0 &&
            a->softcap <= 0.0f && !a->sinks &&
-           k_attention_few_takes(r, rope_of(r), vector_length(r->q_norm),
-                                 vector_length(r->k_norm), kv, &be->attention);
+           k_attention_few_takes(r, rope_of(r), vector_length(r->q_norm), vector_length(r->k_norm),
+                                 kv, &be->attention);
 }
 
 static enum status op_rope_attention(struct backend *base, const struct rope_store_args *r,
@@ -376,9 +374,9 @@ static enum status op_moe_route(struct backend *base, const struct moe_route_arg
         (size_t)a->n_rows * (size_t)a->n_experts * sizeof(float) > be->scratch.n_bytes) {
         return ERR_INVALID;
     }
-    CUDA_TRY(&be->device, k_moe_route(be->device.stream, a, w->data, w->dtype, w->bias,
-                                      vector(a->correction), vector(a->expert_scale),
-                                      (int32_t)w->n_in, be->scratch.memory));
+    CUDA_TRY(&be->device,
+             k_moe_route(be->device.stream, a, w->data, w->dtype, w->bias, vector(a->correction),
+                         vector(a->expert_scale), (int32_t)w->n_in, be->scratch.memory));
     return OK;
 }
 
@@ -388,8 +386,7 @@ static size_t moe_layout(char *base, int64_t picks, const struct moe_ffn_args *a
 {
     size_t at = 0;
     const size_t ints = ((size_t)picks * 4 + 255) / 256 * 256;
-    const size_t act =
-        ((size_t)(picks * a->ffn) * dtype_bytes(a->x.dtype) + 255) / 256 * 256;
+    const size_t act = ((size_t)(picks * a->ffn) * dtype_bytes(a->x.dtype) + 255) / 256 * 256;
     s->sorted = (int32_t *)(base + at);
     at += ints;
     s->tile_expert = (int32_t *)(base + at);
@@ -437,8 +434,8 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
         up->n_experts != a->n_experts || down->n_experts != a->n_experts ||
         up->n_out != 2 * (int64_t)a->ffn || down->n_in != a->ffn || up->n_in != down->n_out ||
         up->dtype != down->dtype || (a->weigh_inputs && up->bias) ||
-        !fits(a->x, (int32_t)up->n_in) ||
-        !fits(a->y, (int32_t)up->n_in) || a->x.dtype != a->y.dtype || a->k < 1) {
+        !fits(a->x, (int32_t)up->n_in) || !fits(a->y, (int32_t)up->n_in) ||
+        a->x.dtype != a->y.dtype || a->k < 1) {
         return ERR_INVALID;
     }
     const struct moe_weights w = {
@@ -471,10 +468,10 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
         part.y.mem = dmem_at(a->y.mem, (size_t)first * (size_t)a->y.stride * element);
         part.ids = dmem_at(a->ids, picks * sizeof(int32_t));
         part.weights = dmem_at(a->weights, picks * sizeof(float));
-        const cudaError_t e =
-            many ? k_moe_ffn_sm90(be->device.stream, &part, &w, be->scratch.memory, real, first,
-                                  be->device.n_sms)
-                 : k_moe_ffn(be->device.stream, &part, &w, &s, real, first);
+        const cudaError_t e = many
+                                  ? k_moe_ffn_sm90(be->device.stream, &part, &w, be->scratch.memory,
+                                                   real, first, be->device.n_sms)
+                                  : k_moe_ffn(be->device.stream, &part, &w, &s, real, first);
         TRY(cuda_check(&be->device, e, "the experts"));
     }
     return OK;
@@ -737,9 +734,8 @@ static enum status op_sample(struct backend *base, const struct sample_args *a)
         (a->bests.n_drawn != a->n_vocab_used || a->bests.n_rows < a->n_out)) {
         return ERR_INVALID; // rows may have been left out
     }
-    const struct row_bests bests = {.pairs = a->bests.pairs.p,
-                                    .stride = a->bests.stride,
-                                    .n_bands = a->bests.n_bands};
+    const struct row_bests bests = {
+        .pairs = a->bests.pairs.p, .stride = a->bests.stride, .n_bands = a->bests.n_bands};
     CUDA_TRY(&be->device, k_sample(be->device.stream, a, &be->passes.view, &be->scratch.sample,
                                    &bests, be->passes.results));
     return OK;

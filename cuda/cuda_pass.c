@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A pass's metadata: one pinned image, one copy, at addresses that depend on the bucket alone. */
 #include "cuda/cuda_pass.h"
 
@@ -46,7 +47,8 @@ size_t passes_meta_bytes(const struct attention_limits *attention,
                          const struct backend_limits *limits, int32_t max_draws)
 {
     return meta_layout(attention, limits->max_rows, limits->max_out_rows, max_draws,
-                       limits->max_lanes).end;
+                       limits->max_lanes)
+        .end;
 }
 
 static size_t masks_bytes(const struct lanes *lanes, int32_t n)
@@ -106,9 +108,9 @@ static bool pass_ok(const struct passes *ps, const struct pass *p)
     if (p->n_rows < 0 || p->n_rows > l->max_rows || p->n_out < 0 || p->n_out > l->max_out_rows ||
         p->n_draws < 0 || p->n_draws > ps->max_draws || p->n_pool < 0 || p->n_pool > l->max_lanes ||
         p->n_seqs < 0 || p->n_seqs > p->n_rows || p->n_groups < 0 || p->n_groups > p->n_seqs ||
-        p->n_masks < 0 || p->n_keeps < 0 || p->n_keeps > most_keeps(p->n_rows) || p->n_masks > l->max_masks || p->kv_set < 0 ||
-        p->kv_set >= CUDA_MAX_SETS || p->hidden.n < 0 ||
-        p->hidden.n > MAX_HIDDEN_LAYERS) {
+        p->n_masks < 0 || p->n_keeps < 0 || p->n_keeps > most_keeps(p->n_rows) ||
+        p->n_masks > l->max_masks || p->kv_set < 0 || p->kv_set >= CUDA_MAX_SETS ||
+        p->hidden.n < 0 || p->hidden.n > MAX_HIDDEN_LAYERS) {
         return false;
     }
     for (int32_t i = 0; i < p->n_rows; i++) {
@@ -275,16 +277,15 @@ static bool is_few(const struct pass *p, int32_t n_rows)
     const int32_t most = attention_few_keys(n_rows);
     int32_t longest = 0;
     int64_t sum = 0;
-    bool few = most > 0 && p->n_seqs == p->n_rows &&
-               (n_rows < NO_GROUPS_FROM || p->n_groups == 0);
+    bool few = most > 0 && p->n_seqs == p->n_rows && (n_rows < NO_GROUPS_FROM || p->n_groups == 0);
     for (int32_t i = 0; few && i < p->n_seqs; i++) {
         const int32_t n_past = p->seqs[i].n_past;
         few = !p->seqs[i].tree && n_past < most;
         longest = n_past > longest ? n_past : longest;
         sum += n_past;
     }
-    return few && (n_rows < WHOLE_FROM || longest < SHORT ||
-                   (int64_t)longest * LONGEST_SHARE <= sum);
+    return few &&
+           (n_rows < WHOLE_FROM || longest < SHORT || (int64_t)longest * LONGEST_SHARE <= sum);
 }
 
 /* Of one sequence. */
@@ -327,8 +328,8 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     _Static_assert((int)GRAPH_MAX_ROWS <= (int)ATTENTION_CAPTURED_ROWS,
                    "attention looks at the pass itself where nothing is captured");
     /* A negative model is a test's: its ops differ from pass to pass. */
-    const bool may_capture = pass->model >= 0 && pass->n_rows > 0 && pass->n_pool == 0 &&
-                             pass->n_rows <= GRAPH_MAX_ROWS;
+    const bool may_capture =
+        pass->model >= 0 && pass->n_rows > 0 && pass->n_pool == 0 && pass->n_rows <= GRAPH_MAX_ROWS;
     *shape = (struct pass_shape){pass->n_rows, pass->n_out, pass->n_draws, true};
     if (may_capture) {
         *shape = (struct pass_shape){bucket_within(pass->n_rows, p->limits.max_rows),
@@ -341,13 +342,15 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     p->is_few = is_few(pass, shape->n_rows);
     p->most_rows = most_rows(pass);
     if (may_capture && !be->options.enforce_eager) {
-        struct graph_key key = {.model = pass->model, .set = pass->kv_set,
-                                .n_rows = shape->n_rows, .n_out = shape->n_out,
-                                .n_draws = shape->n_draws, .is_few = p->is_few,
+        struct graph_key key = {.model = pass->model,
+                                .set = pass->kv_set,
+                                .n_rows = shape->n_rows,
+                                .n_out = shape->n_out,
+                                .n_draws = shape->n_draws,
+                                .is_few = p->is_few,
                                 .one_window = is_one_window(p, pass->kv_set),
                                 .hidden.n = pass->hidden.n};
-        memcpy(key.hidden.ids, pass->hidden.ids,
-               (size_t)pass->hidden.n * sizeof *pass->hidden.ids);
+        memcpy(key.hidden.ids, pass->hidden.ids, (size_t)pass->hidden.n * sizeof *pass->hidden.ids);
         enum graph_use use = GRAPH_NONE;
         TRY(graphs_begin(p->graphs, &key, &use));
         shape->issue = use != GRAPH_REPLAY;

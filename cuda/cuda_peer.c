@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sums over ranks through peer memory, where all ranks are GPUs of this process that can reach each
  * other; which way is taken for which size is measured at the start, with NCCL among the
  * choices. */
@@ -71,16 +72,18 @@ static enum status open_own(struct peers *p, uint64_t area_bytes)
     TRY(cuda_alloc(be, sizeof(struct peer_state), &state));
     TRY(cuda_alloc(be, PEER_AREAS * area_bytes, &areas));
     if (!p->aborted) {
-        CUDA_TRY(be, cudaHostAlloc((void **)&p->aborted, sizeof *p->aborted,
-                                   cudaHostAllocMapped));
+        CUDA_TRY(be, cudaHostAlloc((void **)&p->aborted, sizeof *p->aborted, cudaHostAllocMapped));
         *p->aborted = 0;
         c->aborted_words[own] = p->aborted;
     }
     CUDA_TRY(be, cudaHostGetDevicePointer(&aborted, p->aborted, 0));
     CUDA_TRY(be, k_peer_clear(be->stream, areas, PEER_AREAS * area_bytes));
     CUDA_TRY(be, cudaStreamSynchronize(be->stream));
-    p->view = (struct peer_view){.n_ranks = c->n_ranks, .rank = be->options.rank,
-                                   .area_bytes = area_bytes, .state = state, .aborted = aborted};
+    p->view = (struct peer_view){.n_ranks = c->n_ranks,
+                                 .rank = be->options.rank,
+                                 .area_bytes = area_bytes,
+                                 .state = state,
+                                 .aborted = aborted};
     c->areas[own] = areas;
     return OK;
 }
@@ -238,8 +241,9 @@ bool peers_join(struct peers *p, const struct logits_args *a, int32_t width, enu
         *st = be->lost = ERR_DEVICE;
         return true;
     }
-    *st = cuda_check(be, k_join_peers(be->stream, &p->view, a->local.mem.p, a->logits.mem.p,
-                                      a->logits.stride, a->n_out, width, 2 * be->n_sms),
+    *st = cuda_check(be,
+                     k_join_peers(be->stream, &p->view, a->local.mem.p, a->logits.mem.p,
+                                  a->logits.stride, a->n_out, width, 2 * be->n_sms),
                      "join_peers");
     return true;
 }
@@ -366,8 +370,8 @@ static enum status measure_class(struct peers *p, int32_t k, struct trial *t, ch
 static void choose_fixed(struct comm *c)
 {
     for (int32_t k = 0; k < PEER_CLASSES; k++) {
-        c->ways[k] = c->n_ranks == 2 || ((int64_t)4096 << k) <= 256 << 10 ? PEER_ONE_SHOT
-                                                                            : PEER_TWO_SHOT;
+        c->ways[k] =
+            c->n_ranks == 2 || ((int64_t)4096 << k) <= 256 << 10 ? PEER_ONE_SHOT : PEER_TWO_SHOT;
     }
 }
 
@@ -400,17 +404,21 @@ enum status peers_measure(struct peers *p)
     const struct tensor t[3] = {{{memory[0]}, be->options.dtype, p->hidden},
                                 {{memory[1]}, be->options.dtype, p->hidden},
                                 {{memory[2]}, be->options.dtype, p->hidden}};
-    struct trial trial = {
-        .reduce = {.y = t[0], .width = p->hidden},
-        .norm = {.x = t[1], .delta = t[0], .out = t[2], .width = p->hidden,
-                 .kind = NORM_RMS, .eps = 1e-5f, .delta_scale = 1.0f}};
+    struct trial trial = {.reduce = {.y = t[0], .width = p->hidden},
+                          .norm = {.x = t[1],
+                                   .delta = t[0],
+                                   .out = t[2],
+                                   .width = p->hidden,
+                                   .kind = NORM_RMS,
+                                   .eps = 1e-5f,
+                                   .delta_scale = 1.0f}};
     char line[1024] = "";
     for (int32_t k = 0; k < PEER_CLASSES && st == OK; k++) {
         st = measure_class(p, k, &trial, line, sizeof line);
     }
     if (first && st == OK) {
-        log_info("sums over %d ranks with the norm, us, one-shot / two-shot / NCCL: %s",
-                 c->n_ranks, line);
+        log_info("sums over %d ranks with the norm, us, one-shot / two-shot / NCCL: %s", c->n_ranks,
+                 line);
     }
     for (int32_t i = 0; i < 3; i++) {
         cudaFree(memory[i]);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sums over ranks through peer memory, where all ranks are GPUs of this process that can reach each
  * other. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_PEER_H

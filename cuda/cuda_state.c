@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* State sets: where slots lie, and what moves in them between passes. */
 #include "cuda/cuda_state.h"
 #include "engine/base/mem.h"
@@ -9,8 +10,8 @@ enum { MAX_STATE_HEADS = 1 << 16, MAX_CONV_WIDTH = 1 << 24, MAX_CONV_KERNEL = 16
 
 static bool usable(const struct state_layer *g)
 {
-    const bool conv = g->conv_width >= 0 && g->conv_width < MAX_CONV_WIDTH &&
-                      g->conv_kernel >= 0 && g->conv_kernel <= MAX_CONV_KERNEL &&
+    const bool conv = g->conv_width >= 0 && g->conv_width < MAX_CONV_WIDTH && g->conv_kernel >= 0 &&
+                      g->conv_kernel <= MAX_CONV_KERNEL &&
                       (g->conv_width == 0) == (g->conv_kernel == 0);
     if (g->kind == STATE_CONV) {
         return conv && g->conv_kernel > 0;
@@ -103,21 +104,24 @@ enum status states_open(struct state_sets *s, int32_t index, const struct state_
     for (int32_t i = 0; i < desc->n_layers; i++) {
         set->layers[i] = lay_out(desc, i);
         if (set->layers[i].geometry.kind != STATE_CONV && !k_state_rows_takes(&set->layers[i])) {
-            return err_set(err, ERR_UNSUPPORTED, "recurrent layers of %d x %d numbers a head do "
-                           "not fit this device", desc->layers[i].key_dim, desc->layers[i].value_dim);
+            return err_set(err, ERR_UNSUPPORTED,
+                           "recurrent layers of %d x %d numbers a head do "
+                           "not fit this device",
+                           desc->layers[i].key_dim, desc->layers[i].value_dim);
         }
         const enum status st = take_layer(s, &set->layers[i], n_snapshots);
         if (st != OK) {
-            return err_set(err, st, "no device memory is left for the recurrent state of %d "
-                           "sequences and %d snapshots", s->max_lanes, n_snapshots);
+            return err_set(err, st,
+                           "no device memory is left for the recurrent state of %d "
+                           "sequences and %d snapshots",
+                           s->max_lanes, n_snapshots);
         }
     }
     const size_t n_bytes = (size_t)desc->n_layers * sizeof *set->layers;
     TRY(cuda_alloc(be, n_bytes, (void **)&set->views));
-    TRY(cuda_check(be,
-                   cudaMemcpyAsync(set->views, set->layers, n_bytes, cudaMemcpyHostToDevice,
-                                   be->stream),
-                   "state layers"));
+    TRY(cuda_check(
+        be, cudaMemcpyAsync(set->views, set->layers, n_bytes, cudaMemcpyHostToDevice, be->stream),
+        "state layers"));
     CUDA_TRY(be, cudaStreamSynchronize(be->stream));
     set->n_layers = desc->n_layers;
     set->n_slots = s->max_lanes + n_snapshots;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* State sets on the device. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_STATE_H
 #define SLUICE_CUDA_CUDA_STATE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Staging slots: host memory of the steps under way, and a step's beginning, end and results. */
 #include "cuda/cuda_step.h"
 #include "cuda/cuda_comm.h"
@@ -106,8 +107,7 @@ enum status steps_wait(struct steps *s, int32_t index, struct pass_results *resu
     for (int32_t i = 0; i < slot->n_passes && i < max_passes; i++) {
         results[i].n_draws = slot->passes[i].n_draws;
         results[i].draws = slot->draws + (size_t)i * (size_t)s->max_draws;
-        results[i].pooled =
-            slot->pooled + (size_t)slot->passes[i].first_pooled * (size_t)s->hidden;
+        results[i].pooled = slot->pooled + (size_t)slot->passes[i].first_pooled * (size_t)s->hidden;
     }
     return OK;
 }

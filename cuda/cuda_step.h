@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The steps under way: what one stages, and where its results land.
  * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_STEP_H
@@ -15,7 +16,7 @@ enum {
 struct slot {
     struct staging staging;
     cudaEvent_t done;
-    bool pending; // recorded, and not waited for
+    bool pending;              // recorded, and not waited for
     struct draw_result *draws; // pinned, [max_passes, max_draws]
     float *pooled;             // pinned, [max_lanes, hidden]: shared by the step's passes
     int32_t n_passes, n_pooled;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Weights from host memory (usually the page cache, through a mapping) to the device: threads copy
  * and convert into pinned buffers, which travel while the next one is filled. */
 #include "cuda/cuda_upload.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Weights on their way to the device: pinned buffers and copying threads, for as long as weights
  * are opened. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_UPLOAD_H

@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Opening a weight: its checks, its layout on the device, dummy values. */
+#include "cuda/cuda_weights.h"
 #include "cuda/coded_pack.h"
 #include "cuda/cuda_upload.h"
-#include "cuda/cuda_weights.h"
 #include "engine/base/mem.h"
 
 #include <stdlib.h>
@@ -19,8 +20,7 @@ static enum status check_parts(const struct weight_desc *d, struct err *err)
         const struct weight_part *p = &d->parts[i];
         if (p->n_cols != d->n_in || p->n_rows <= 0) {
             return err_set(err, ERR_INVALID, "weight %s: a part of %lld x %lld in a width of %lld",
-                           d->name, (long long)p->n_rows, (long long)p->n_cols,
-                           (long long)d->n_in);
+                           d->name, (long long)p->n_rows, (long long)p->n_cols, (long long)d->n_in);
         }
         rows += p->n_rows;
     }
@@ -126,7 +126,8 @@ static enum status upload_coded(struct cuda *be, const struct coded_source *s,
     return OK;
 }
 
-/* ---- inputs -------------------------------------------------------------------------------------- */
+/* ---- inputs
+ * -------------------------------------------------------------------------------------- */
 
 /* How x is to be rounded: to E4M3, a scale for each row or each 128 inputs, or one that is stored,
  * the largest of the parts', which all read the same rows. */
@@ -232,9 +233,9 @@ enum status cuda_rope_open(struct backend *base, const struct rope_desc *desc,
         const size_t n = (size_t)desc->n_pairs * (size_t)desc->max_pos;
         TRY(cuda_alloc(be, (size_t)desc->n_pairs * sizeof(float), &inv_freq));
         TRY(cuda_alloc(be, n * 2 * sizeof(float), &table));
-        CUDA_TRY(be, cudaMemcpyAsync(inv_freq, desc->inv_freq,
-                                     (size_t)desc->n_pairs * sizeof(float), cudaMemcpyHostToDevice,
-                                     be->stream));
+        CUDA_TRY(be,
+                 cudaMemcpyAsync(inv_freq, desc->inv_freq, (size_t)desc->n_pairs * sizeof(float),
+                                 cudaMemcpyHostToDevice, be->stream));
         CUDA_TRY(be, k_rope_table(be->stream, table, inv_freq, &r->view, desc->attention_factor));
         r->view.cos_sin = table;
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Weights and ropes as they lie on the device. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_WEIGHTS_H
 #define SLUICE_CUDA_CUDA_WEIGHTS_H
@@ -11,11 +12,11 @@ struct weight {
     enum dtype dtype;
     int64_t n_out, n_in;
     int32_t n_experts;
-    void *data;     // [n_experts, n_out, n_in]; NULL: it stays quantised, as
+    void *data;                // [n_experts, n_out, n_in]; NULL: it stays quantised, as
     struct coded_matrix coded; // (coded.tiles NULL: data)
-    struct input_rule inputs; // INPUT_E4M3, of LINEAR, or INPUT_AS_IT_IS
-    float *bias;    // [n_experts, n_out] or NULL
-    void *bias_act; // LINEAR: the same in the weight's dtype, if that is 16-bit
+    struct input_rule inputs;  // INPUT_E4M3, of LINEAR, or INPUT_AS_IT_IS
+    float *bias;               // [n_experts, n_out] or NULL
+    void *bias_act;            // LINEAR: the same in the weight's dtype, if that is 16-bit
     struct weight *next;
 };
 

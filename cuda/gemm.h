@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Matrix products: y = x W^T (+ bias) (+ y). Makers: cuBLASLt (plans cached by shape), own kernels
  * for few rows (gemm_small.cu, gemm_wide.cu, gemm_batch.cu; gemm_head.cu: the output head), and one
  * family of tiled kernels whose result for a row does not depend on the number of rows
@@ -38,13 +39,13 @@ struct row_bests {
 };
 
 struct gemm_args {
-    const void *x;      // [n_rows, n_in], rows x_stride apart
-    const void *weight; // [n_out, n_in]; NULL:
-    const struct coded_matrix *coded; // what stays quantised, or NULL
-    const struct input_rule *inputs;  // how x is rounded before, to E4M3; NULL: not at all
-    void *y;            // [n_rows, n_out], rows y_stride apart
-    const float *bias;  // [n_out], or NULL
-    const void *bias_act; // the same in the dtype of x, or NULL
+    const void *x;                        // [n_rows, n_in], rows x_stride apart
+    const void *weight;                   // [n_out, n_in]; NULL:
+    const struct coded_matrix *coded;     // what stays quantised, or NULL
+    const struct input_rule *inputs;      // how x is rounded before, to E4M3; NULL: not at all
+    void *y;                              // [n_rows, n_out], rows y_stride apart
+    const float *bias;                    // [n_out], or NULL
+    const void *bias_act;                 // the same in the dtype of x, or NULL
     enum dtype x_dtype, w_dtype, y_dtype; // y: that of x, or DT_F32
     int32_t n_rows, n_out, n_in;
     int32_t x_stride, y_stride; // in elements
@@ -79,7 +80,8 @@ cudaError_t gemm_wide(cudaStream_t stream, const struct gemm_args *a, int32_t n_
                       const struct wide_plan *plan, const struct sum_parts *sums);
 cudaError_t gemm_join(cudaStream_t stream, const struct gemm_args *a, const struct sum_parts *sums);
 
-/* gemm_batch.cu: gated products of 209 rows and more, aligned and of 16 bits, that fill its tiles. */
+/* gemm_batch.cu: gated products of 209 rows and more, aligned and of 16 bits, that fill its tiles.
+ */
 bool gemm_batch_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 cudaError_t gemm_batch(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
 
@@ -91,17 +93,17 @@ int32_t gemm_head_bands(const struct gemm_args *a);
 cudaError_t gemm_head(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
                       const struct row_bests *bests, const struct pass_view *pass);
 
-/* inputs.cu: rows of x (16 bits, 16 bytes at a time) rounded to E4M3, as codes with their scales or as
- * numbers of their dtype. */
+/* inputs.cu: rows of x (16 bits, 16 bytes at a time) rounded to E4M3, as codes with their scales or
+ * as numbers of their dtype. */
 struct round_args {
     const void *x; // [n_rows, n_in], rows x_stride apart
     enum dtype x_dtype;
     int64_t x_stride;
     int32_t n_rows, n_in;
-    int32_t group; // inputs that share a scale: 128; 0: the row's
+    int32_t group;     // inputs that share a scale: 128; 0: the row's
     bool power_of_two; // scales are rounded up to one
-    float scale;   // of all rows; 0: found from them
-    void *numbers; // [n_rows, n_in], where codes is NULL
+    float scale;       // of all rows; 0: found from them
+    void *numbers;     // [n_rows, n_in], where codes is NULL
     uint8_t *codes;
     int64_t code_stride;
     float *scales; // of codes: [groups of a row, n_rows]

@@ -1,14 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How things lie in device memory: the KV pages, the lanes' state, and what one pass looks like to
  * a kernel. Host code fills these structs; kernels take them by value. All pointers are to device
  * memory and stay the same for a bucket of shapes, so that a captured graph may hold them.
  *
  * KV pages: [layer][page][kv_head][K|V][token][head_dim], each layer in a region of its own. A page
  * is a block of `block_tokens` tokens (16, 32 or 64; other sizes work in the plain kernels). With
- * v_in_k (MLA) there is no V: the value is the first head_dim_v of the key. Pages of codes are made of
- * records instead (struct kv_codes). Page `n_blocks` is the
- * trash page: rows that pad a bucket write there, and unset entries of a block table point to it.
- * Pages behind it belong to paths of trees (attention_plan.h), as do the lanes behind the null
- * lane.
+ * v_in_k (MLA) there is no V: the value is the first head_dim_v of the key. Pages of codes are made
+ * of records instead (struct kv_codes). Page `n_blocks` is the trash page: rows that pad a bucket
+ * write there, and unset entries of a block table point to it. Pages behind it belong to paths of
+ * trees (attention_plan.h), as do the lanes behind the null lane.
  *
  * Lane `max_lanes` is the null lane: its table is all trash. Padding rows are rows of it with token
  * 0 at position 0; they belong to no sequence (row_seq -1), and ops need only not be harmed by
@@ -90,13 +90,13 @@ struct pass_view {
     const struct state_keep *keeps;
     const void *attention_plan; // attention.h's own
 
-    int32_t *tokens;          // [rows]: each row's token, resolved when the pass begins
-    int32_t *history;         // [max_lanes + 1, history_stride]
-    int32_t *blocks;          // [max_lanes + 1 + max_paths, blocks_stride]: block tables
+    int32_t *tokens;                  // [rows]: each row's token, resolved when the pass begins
+    int32_t *history;                 // [max_lanes + 1, history_stride]
+    int32_t *blocks;                  // [max_lanes + 1 + max_paths, blocks_stride]: block tables
     const struct lane_params *params; // [max_lanes + 1]
-    const uint32_t *allowed;  // [max_lanes + 1, allowed_stride]: bit i: id i may be drawn
-    const uint32_t *masks;    // [max_masks, allowed_stride], of the draws
-    float *pooled;            // [max_lanes + 1, hidden]
+    const uint32_t *allowed;          // [max_lanes + 1, allowed_stride]: bit i: id i may be drawn
+    const uint32_t *masks;            // [max_masks, allowed_stride], of the draws
+    float *pooled;                    // [max_lanes + 1, hidden]
     float *laws; // [max_laws, vocab]: what drafts were drawn from, exact_exp(score - top)
     unsigned long long *law_totals; // [max_laws]: sums of their masses
     int32_t vocab;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* State sets as kernels see them, and the launchers of kernels/state/. A lane's memory of a layer:
  *
  *     records      [n_records] S [head][key_dim][value_dim] fp32, then inputs [kernel - 1][width]
@@ -6,8 +7,8 @@
  *     decays (G)   [slots][head][decays] fp32: sums of log decays from the block's begin
  *     inputs       [conv_ring][width]
  *
- * slots = n_pages * block: slot position s is at s % slots. Numbers but S and G have the set's dtype,
- * which is that of activations. Snapshots are records. Everything begins at 16 bytes.
+ * slots = n_pages * block: slot position s is at s % slots. Numbers but S and G have the set's
+ * dtype, which is that of activations. Snapshots are records. Everything begins at 16 bytes.
  * Compiles as C11 and C++17. Thread: plain data; launchers: the rank's owner. */
 #ifndef SLUICE_CUDA_STATE_H
 #define SLUICE_CUDA_STATE_H
@@ -37,15 +38,15 @@ enum { STATE_WINDOW = 16 };
 
 /* Vectors of the ops, as device memory. */
 struct state_vectors {
-    const float *kernel, *bias;         // of the convolution; kernel NULL: x is behind it already
+    const float *kernel, *bias; // of the convolution; kernel NULL: x is behind it already
     const float *a_log, *dt_bias, *skip;
     const float *norm;
     bool norm_is_wide; // its weights are of all heads
 };
 
 /* The recurrence of each sequence's rows [window * STATE_WINDOW, + STATE_WINDOW), from the
- * convolution on if `conv` is given, and through the gate if `gate` is. With conv alone (`a` NULL) the
- * convolution of a STATE_CONV layer. */
+ * convolution on if `conv` is given, and through the gate if `gate` is. With conv alone (`a` NULL)
+ * the convolution of a STATE_CONV layer. */
 struct state_rows_launch {
     const struct short_conv_args *conv;
     const struct recurrence_args *a;

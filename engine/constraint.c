@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/constraint.h"
 
 #include <string.h>
@@ -92,8 +93,8 @@ static enum status state_behind(struct constraint *c, const struct sequence *seq
     return st == ERR_BUSY ? ERR_LIMIT : st;
 }
 
-enum status constraint_mask(struct constraint *c, const struct sequence *seq,
-                            const int32_t *drafts, int32_t n_drafts, uint32_t *words)
+enum status constraint_mask(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
+                            int32_t n_drafts, uint32_t *words)
 {
     struct grammar *g = seq->request->grammar;
     size_t n_words = grammar_mask_words(grammar_vocabulary(g));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The grammar of one sequence's text, and where in it the text is. The state is a function of the
  * known tokens: what is kept of it is a cache, brought up to them where it is asked for and made
  * anew where it is stale. So preemption, siblings and the prefix cache need nothing.
@@ -24,8 +25,8 @@ void constraint_begin(struct constraint *c); // of a new sequence
 bool constraint_is_ahead(struct constraint *c, const struct sequence *seq);
 
 /* The mask behind the known tokens and n_drafts of the drafts. OK, or words are all 0. */
-enum status constraint_mask(struct constraint *c, const struct sequence *seq,
-                            const int32_t *drafts, int32_t n_drafts, uint32_t *words);
+enum status constraint_mask(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
+                            int32_t n_drafts, uint32_t *words);
 
 /* Takes a token that was drawn, which is not known yet. What is not allowed is refused. */
 enum status constraint_take(struct constraint *c, const struct sequence *seq, int32_t token);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The engine thread: inbox -> plan -> submit -> commit -> outbox. Step N + 1 is planned and
  * submitted before step N's results are read. */
 #include "engine/engine_state.h"
@@ -52,8 +53,7 @@ static void fail_with_cause(struct engine *e, enum status st, const char *text)
 static void fail_constrained(struct engine *e, struct sequence *seq)
 {
     if (seq->state != SEQ_RETIRING) {
-        requests_fail(e, seq->request, ERR_LIMIT,
-                      constraint_failure(&e->constraints[seq->index]));
+        requests_fail(e, seq->request, ERR_LIMIT, constraint_failure(&e->constraints[seq->index]));
     }
 }
 
@@ -151,7 +151,8 @@ static void fail_broken(struct engine *e, struct engine_request *r)
     if (e->n_corrupted++ == 0) { // others may follow in every step
         log_error("%s: the model's logits hold NaN or infinities, or nothing but -infinity: its "
                   "weights are broken, or its activations too large for the dtype. Such requests "
-                  "fail; --check-weights full looks for the former", e->model_dir);
+                  "fail; --check-weights full looks for the former",
+                  e->model_dir);
     }
     requests_fail(e, r, ERR_NAN, "the model's logits are not numbers");
 }
@@ -217,9 +218,13 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
     }
     if (n_drafts > 0) { // what lies behind an end was not judged
         bool cut = row >= 0 && !goes_on;
-        const struct spec_trial trial = {.trust = &seq->trust, .seq = seq, .tree = tree,
-                                         .n_drafts = n_drafts, .path = path,
-                                         .n_right = accepted, .cut = cut};
+        const struct spec_trial trial = {.trust = &seq->trust,
+                                         .seq = seq,
+                                         .tree = tree,
+                                         .n_drafts = n_drafts,
+                                         .path = path,
+                                         .n_right = accepted,
+                                         .cut = cut};
         spec_observe(&e->spec, &trial);
     }
     if (tree && seq->state == SEQ_RUNNING) {
@@ -283,8 +288,8 @@ static void step_over(struct engine *e, struct sequence *seq)
     }
 }
 
-/* How fast prompts are computed, by the steps that are at least half full, and with it how much work
- * may overtake a request that waits. */
+/* How fast prompts are computed, by the steps that are at least half full, and with it how much
+ * work may overtake a request that waits. */
 static void learn_speed(struct engine *e, int32_t n_rows)
 {
     enum { PATIENCE_S = 10, KEEP = 7 }; // of 8 parts, what was known before
@@ -292,8 +297,8 @@ static void learn_speed(struct engine *e, int32_t n_rows)
     e->last_commit_ns = e->n_inflight > 0 ? now : 0;
     if (since > 0 && now > since && 2 * n_rows >= e->scheduler.limits.max_rows) {
         double rows_per_s = n_rows * 1e9 / (double)(now - since);
-        e->rows_per_s = e->rows_per_s > 0 ? (KEEP * e->rows_per_s + rows_per_s) / (KEEP + 1)
-                                          : rows_per_s;
+        e->rows_per_s =
+            e->rows_per_s > 0 ? (KEEP * e->rows_per_s + rows_per_s) / (KEEP + 1) : rows_per_s;
     }
     if (e->options.prefix_overtake_tokens < 0 && e->rows_per_s > 0) {
         e->scheduler.overtake_tokens = (int64_t)(PATIENCE_S * e->rows_per_s);
@@ -447,8 +452,7 @@ static void drain_steps(struct engine *e)
 
 /* ---- open and close ------------------------------------------------------------------------ */
 
-enum status engine_open(const struct engine_options *options, struct engine **out,
-                        struct err *err)
+enum status engine_open(const struct engine_options *options, struct engine **out, struct err *err)
 {
     struct engine *e = xcalloc(1, sizeof *e);
     e->options = *options;

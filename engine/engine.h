@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The engine: token ids in, token ids out. One thread of its own runs the scheduler and rank 0's
  * backend; it never sees text, JSON of a request, or a socket.
  *
@@ -7,8 +8,8 @@
  * slow reader never holds the engine up.
  * Thread: engine_submit, engine_cancel, engine_stop, engine_stats, engine_reset_prefix_cache from
  * any thread, but for one request always the same one, or ordered by the caller; engine_drain on
- * one thread (the loop); engine_check from any; engine_open, engine_follow, engine_stop_all and engine_close with no other
- * call beside them. */
+ * one thread (the loop); engine_check from any; engine_open, engine_follow, engine_stop_all and
+ * engine_close with no other call beside them. */
 #ifndef SLUICE_ENGINE_ENGINE_H
 #define SLUICE_ENGINE_ENGINE_H
 
@@ -25,21 +26,21 @@ struct nodes; // engine/cluster/nodes.h
 #define ENGINE_QUANTIZATIONS "fp8|int4" // what weights may become: as enum requantise_kind
 
 struct engine_options {
-    const char *model;       // folder with config.json
-    const char *hf_overrides; // JSON object over config.json's members, or NULL
-    const char *load_format; // "dummy": config alone, random weights made in place
+    const char *model;         // folder with config.json
+    const char *hf_overrides;  // JSON object over config.json's members, or NULL
+    const char *load_format;   // "dummy": config alone, random weights made in place
     const char *check_weights; // "off", "sampled", "full": what of the checkpoint is looked at
-    const char *dtype;       // of weights and KV, as config.json writes it; "auto": the checkpoint's
-    const char *quantization; // NULL: none; "fp8" or "int4": of weights that are not quantised
+    const char *dtype; // of weights and KV, as config.json writes it; "auto": the checkpoint's
+    const char *quantization;   // NULL: none; "fp8" or "int4": of weights that are not quantised
     const char *kv_cache_dtype; // of KV alone: kv_choice_find; "auto": as the checkpoint asks
     const char *activation_quantization; // "none": inputs of quantised weights are not rounded
-    int32_t max_model_len;       // 0: the model's own, as far as memory allows
-    int32_t max_num_seqs;        // lanes; 0: 256 (CPU: 64)
-    int32_t max_num_batched_tokens; // rows of a step; 0: 8192 (CPU: 2048)
-    int32_t block_size;          // tokens of a KV block; 0: the backend's preference
-    int32_t num_gpu_blocks_override; // KV blocks; 0: from memory
-    int64_t kv_cache_memory_bytes;   // 0: from gpu_memory_utilization
-    double gpu_memory_utilization; // of free device memory for everything; 0: 0.9 (CPU: 0.4)
+    int32_t max_model_len;               // 0: the model's own, as far as memory allows
+    int32_t max_num_seqs;                // lanes; 0: 256 (CPU: 64)
+    int32_t max_num_batched_tokens;      // rows of a step; 0: 8192 (CPU: 2048)
+    int32_t block_size;                  // tokens of a KV block; 0: the backend's preference
+    int32_t num_gpu_blocks_override;     // KV blocks; 0: from memory
+    int64_t kv_cache_memory_bytes;       // 0: from gpu_memory_utilization
+    double gpu_memory_utilization;       // of free device memory for everything; 0: 0.9 (CPU: 0.4)
     /* Of models with recurrent state: snapshots of it in the prefix cache, 0: from memory, below 0:
      * none; the same by vLLM's word ("none", or another); tokens from one to the next, 0: 512. */
     int32_t state_snapshots;
@@ -69,7 +70,7 @@ struct engine_options {
     void (*on_progress)(double share, const char *what, void *arg); // while loading; may be NULL
     void (*wake)(void *arg); // called by the engine thread when the outbox stops being empty
     void *callback_arg;
-    bool no_thread; // tests: the caller takes the turns itself (engine_state.h)
+    bool no_thread;      // tests: the caller takes the turns itself (engine_state.h)
     int32_t state_block; // tests: positions from one boundary of state to the next; 0: STATE_BLOCK
 };
 
@@ -85,11 +86,12 @@ struct engine_info {
     char device[96];
     int64_t n_parameters;
     size_t weight_bytes, kv_bytes;
-    int32_t n_snapshots; // of recurrent state; state_bytes: with that of all lanes, 0: there is none
+    int32_t
+        n_snapshots; // of recurrent state; state_bytes: with that of all lanes, 0: there is none
     size_t state_bytes;
     const char *kv_cache_dtype; // how keys and values are stored, as operators call it
     int32_t n_ranks, n_nodes;
-    bool headless; // the checkpoint has no head: requests with a pool alone
+    bool headless;         // the checkpoint has no head: requests with a pool alone
     int32_t n_spec_tokens; // drafts at a sequence's positions per step at most; 0: no speculation
 };
 
@@ -141,8 +143,7 @@ static inline int32_t engine_stats_queued(const struct engine_stats *s)
 enum status engine_check(const struct engine_options *options, struct err *err);
 
 /* Loads the model and starts the thread. Blocking; `err` gets one sentence. */
-enum status engine_open(const struct engine_options *options, struct engine **out,
-                        struct err *err);
+enum status engine_open(const struct engine_options *options, struct engine **out, struct err *err);
 const struct engine_info *engine_info(const struct engine *e);
 
 /* One more id that ends a text, before the first request: the tokenizer's, which the config of many

@@ -1,5 +1,6 @@
-/* How each model's keys and values are stored: what --kv-cache-dtype, the speculative-config and the
- * checkpoints say, in this order; and the KV sets that a backend is told of. */
+// SPDX-License-Identifier: Apache-2.0
+/* How each model's keys and values are stored: what --kv-cache-dtype, the speculative-config and
+ * the checkpoints say, in this order; and the KV sets that a backend is told of. */
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
@@ -39,10 +40,11 @@ static enum status choose(const struct engine *e, const char *where, const char 
     if (!dtype_find(word, &dtype)) {
         return err_set(err, ERR_UNSUPPORTED, "%s: '%.60s' is not supported", where, word);
     }
-    return dtype == e->info.dtype
-               ? OK
-               : err_set(err, ERR_UNSUPPORTED, "%s: keys and values of %s beside a model of %s are "
-                         "not supported", where, word, (*out)->name);
+    return dtype == e->info.dtype ? OK
+                                  : err_set(err, ERR_UNSUPPORTED,
+                                            "%s: keys and values of %s beside a model of %s are "
+                                            "not supported",
+                                            where, word, (*out)->name);
 }
 
 void engine_kv_set(const struct engine *e, const struct model *m, struct kv_layer *layers,
@@ -53,8 +55,10 @@ void engine_kv_set(const struct engine *e, const struct model *m, struct kv_laye
     for (int32_t i = 0; i < m->config->n_kv_layers && !choice->stored_scales; i++) {
         layers[i].k_scale = layers[i].v_scale = 0.0f;
     }
-    *out = (struct kv_set_desc){.n_layers = m->config->n_kv_layers, .layers = layers,
-                                .dtype = e->info.dtype, .format = choice->format};
+    *out = (struct kv_set_desc){.n_layers = m->config->n_kv_layers,
+                                .layers = layers,
+                                .dtype = e->info.dtype,
+                                .format = choice->format};
 }
 
 /* Whether the backend has the format, so that its refusal says which one it is. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a pass of n rows costs, measured at the start on the real models: speculation pays by this
  * curve, so it is not guessed. */
 #include "engine/base/clock.h"
@@ -34,14 +35,25 @@ static bool fill_pass(const struct measure *m, struct pass *p, struct pass_row *
         m->n_rows > l->max_out) {
         return false;
     }
-    *p = (struct pass){.model = m->draft, .kv_set = m->draft, .n_rows = m->n_rows, .rows = rows,
-                       .n_seqs = lanes, .seqs = seqs, .n_out = m->n_rows, .out_rows = out_rows,
-                       .n_draws = m->n_rows, .draws = draws};
+    *p = (struct pass){.model = m->draft,
+                       .kv_set = m->draft,
+                       .n_rows = m->n_rows,
+                       .rows = rows,
+                       .n_seqs = lanes,
+                       .seqs = seqs,
+                       .n_out = m->n_rows,
+                       .out_rows = out_rows,
+                       .n_draws = m->n_rows,
+                       .draws = draws};
     for (int32_t i = 0; i < m->n_rows; i++) {
         rows[i] = (struct pass_row){i / each, i % 7, i % each, i % each};
         out_rows[i] = i;
-        draws[i] = (struct pass_draw){.out_row = i, .lane = i / each, .pos = i % each,
-                                      .kind = DRAW_SAMPLE, .tree_row = -1, .logprobs = m->tells,
+        draws[i] = (struct pass_draw){.out_row = i,
+                                      .lane = i / each,
+                                      .pos = i % each,
+                                      .kind = DRAW_SAMPLE,
+                                      .tree_row = -1,
+                                      .logprobs = m->tells,
                                       .top_n = m->tells ? m->options->width : 0};
     }
     for (int32_t i = 0; i < lanes; i++) {
@@ -139,7 +151,8 @@ static void show_all(const struct spec_costs *c, bool drafts)
     if (drafts) {
         show("a pass of the draft model", c->draft);
         log_info("speculation: the host's look at a pass's draws: %.0f us; the likeliest ids told: "
-                 "%.0f us", (double)c->look * 1e6, (double)c->tell * 1e6);
+                 "%.0f us",
+                 (double)c->look * 1e6, (double)c->tell * 1e6);
     }
 }
 
@@ -147,8 +160,8 @@ enum status spec_measure(struct ranks *ranks, const struct scheduler_limits *lim
                          const struct spec_options *options, int32_t n_vocab_used,
                          struct spec_costs *out)
 {
-    const struct site site = {ranks, {.limits = limits, .options = options,
-                                      .n_vocab_used = n_vocab_used}};
+    const struct site site = {ranks,
+                              {.limits = limits, .options = options, .n_vocab_used = n_vocab_used}};
     int32_t extra = options->k < EXTRA_PASSES ? options->k : EXTRA_PASSES;
     struct spec_timed_steps timed = {.n_passes = 1 + extra};
     for (int32_t i = 0; i < ROUNDS; i++) {

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The engine among nodes: node 0 sends its steps to the others, which execute them here. Whatever
  * ends one node ends them all. */
-#include "engine/engine_state.h"
 #include "engine/cluster/step_run.h"
 #include "engine/cluster/step_wire.h"
+#include "engine/engine_state.h"
 
 #include "engine/base/log.h"
 
@@ -28,7 +29,8 @@ void engine_note_failure(struct engine *e, const char *why)
     atomic_compare_exchange_strong(&e->state, &ready, ENGINE_FAILED);
 }
 
-/* On a thread of the nodes': the engine thread may sit in a collective that never ends by itself. */
+/* On a thread of the nodes': the engine thread may sit in a collective that never ends by itself.
+ */
 static void on_lost(void *arg)
 {
     struct engine *e = arg;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Opening: the model's config and weights on every rank, then memory: what is left after weights
  * and activations is cut into KV blocks. */
 #include "engine/engine_state.h"
@@ -63,19 +64,24 @@ static bool inputs_as_they_are(const struct engine *e)
 static enum requantise_kind requantise_of(const struct engine *e)
 {
     const char *asked = e->options.quantization;
-    return asked ? (enum requantise_kind)(words_find(ENGINE_QUANTIZATIONS, asked) + 1) : REQUANTISE_NOT;
+    return asked ? (enum requantise_kind)(words_find(ENGINE_QUANTIZATIONS, asked) + 1)
+                 : REQUANTISE_NOT;
 }
 
 static enum status load_rank(struct rank *r, void *arg)
 {
     struct engine *e = arg;
-    struct model_load_options options = {
-        .config = &e->config, .checkpoint = e->checkpoint, .dummy_dir = e->model_dir,
-        .dtype = e->info.dtype,
-        .requantise = requantise_of(e),
-        .inputs_as_they_are = inputs_as_they_are(e), .rank = r->index,
-        .n_ranks = e->info.n_ranks, .index = 0,
-        .on_progress = r->local == 0 ? report : NULL, .progress_arg = e};
+    struct model_load_options options = {.config = &e->config,
+                                         .checkpoint = e->checkpoint,
+                                         .dummy_dir = e->model_dir,
+                                         .dtype = e->info.dtype,
+                                         .requantise = requantise_of(e),
+                                         .inputs_as_they_are = inputs_as_they_are(e),
+                                         .rank = r->index,
+                                         .n_ranks = e->info.n_ranks,
+                                         .index = 0,
+                                         .on_progress = r->local == 0 ? report : NULL,
+                                         .progress_arg = e};
     return model_load(&options, r->be, &r->target, &r->err);
 }
 
@@ -85,12 +91,14 @@ static enum status load_drafts(struct rank *r, void *arg)
 {
     struct engine *e = arg;
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
-        struct model_load_options options = {
-            .config = e->draft_config[i], .checkpoint = e->draft_checkpoint[i],
-            .dummy_dir = e->spec.options.models[i],
-            .dtype = e->info.dtype, .inputs_as_they_are = inputs_as_they_are(e),
-            .rank = e->spec.options.draft_ranks > 1 ? r->index : 0,
-            .n_ranks = e->spec.options.draft_ranks, .index = 1 + i};
+        struct model_load_options options = {.config = e->draft_config[i],
+                                             .checkpoint = e->draft_checkpoint[i],
+                                             .dummy_dir = e->spec.options.models[i],
+                                             .dtype = e->info.dtype,
+                                             .inputs_as_they_are = inputs_as_they_are(e),
+                                             .rank = e->spec.options.draft_ranks > 1 ? r->index : 0,
+                                             .n_ranks = e->spec.options.draft_ranks,
+                                             .index = 1 + i};
         TRY(model_load(&options, r->be, &r->draft[i], &r->err));
     }
     return OK;
@@ -135,7 +143,8 @@ static enum status read_config(struct engine *e, struct err *err)
     info->max_model_len = pick(e->options.max_model_len, c->max_pos);
     if (info->max_model_len > c->max_pos) {
         log_warn("max-model-len %d is more than the %d positions that this model was made for: "
-                 "longer texts may turn into nonsense", info->max_model_len, c->max_pos);
+                 "longer texts may turn into nonsense",
+                 info->max_model_len, c->max_pos);
     }
     model_config_fit(&e->config, info->max_model_len);
     return OK;
@@ -161,9 +170,9 @@ static enum status choose_dtype(const struct engine *e, enum dtype *out, struct 
     const struct model_config *c = &e->config;
     const char *asked = e->options.dtype ? e->options.dtype : "auto";
     if (strcmp(asked, "auto") != 0) {
-        return dtype_find(asked, out) ? OK
-                                      : err_set(err, ERR_UNSUPPORTED,
-                                                "dtype: '%.60s' is not supported", asked);
+        return dtype_find(asked, out)
+                   ? OK
+                   : err_set(err, ERR_UNSUPPORTED, "dtype: '%.60s' is not supported", asked);
     }
     bool says = c->dtype_is_set || !e->checkpoint;
     *out = says ? c->dtype : model_stored_dtype(c, e->checkpoint);
@@ -212,7 +221,7 @@ static enum status read_drafts(struct engine *e, struct err *err)
         if (!is_dummy(&e->options)) {
             TRY(checkpoint_open(folder, &e->draft_checkpoint[i], err));
             TRY(checkpoint_check_weights(e->draft_checkpoint[i], folder,
-                                 check_depth_of(e->options.check_weights), err));
+                                         check_depth_of(e->options.check_weights), err));
         }
     }
     return OK;
@@ -351,9 +360,11 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
     const int32_t asked = e->options.num_gpu_blocks_override;
     n = asked > 0 ? asked : n;
     if ((size_t)n > facts->free_bytes / (per_block ? per_block : 1) && asked > 0) {
-        return err_set(err, ERR_NOMEM, "num-gpu-blocks-override: %d KV blocks of %zu kB do not fit "
-                       "the %zu MB that are free: %zu would", asked, per_block >> 10,
-                       facts->free_bytes >> 20, facts->free_bytes / (per_block ? per_block : 1));
+        return err_set(err, ERR_NOMEM,
+                       "num-gpu-blocks-override: %d KV blocks of %zu kB do not fit "
+                       "the %zu MB that are free: %zu would",
+                       asked, per_block >> 10, facts->free_bytes >> 20,
+                       facts->free_bytes / (per_block ? per_block : 1));
     }
     n = n < INT32_MAX / info->block_tokens ? n : INT32_MAX / info->block_tokens;
     TRY(engine_agree(e, &n, err));
@@ -363,19 +374,25 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
         return OK;
     }
     if (asked > 0) {
-        return err_set(err, ERR_INVALID, "num-gpu-blocks-override is %d: two KV blocks are the "
-                       "least", asked);
+        return err_set(err, ERR_INVALID,
+                       "num-gpu-blocks-override is %d: two KV blocks are the "
+                       "least",
+                       asked);
     }
     if (e->options.kv_cache_memory_bytes > 0) {
-        return err_set(err, ERR_NOMEM, "kv-cache-memory-bytes is %" PRId64 ": give %zu or more, "
-                       "which is two KV blocks, the least", e->options.kv_cache_memory_bytes, 2 * per_block);
+        return err_set(err, ERR_NOMEM,
+                       "kv-cache-memory-bytes is %" PRId64 ": give %zu or more, "
+                       "which is two KV blocks, the least",
+                       e->options.kv_cache_memory_bytes, 2 * per_block);
     }
-    return err_set(err, ERR_NOMEM, "no memory for the KV cache: %zu MB are free after the weights, "
-                   "gpu-memory-utilization allows %g of it, activations take %zu MB, and a KV block "
-                   "%zu kB; raise --gpu-memory-utilization, or make activations smaller with a lower "
-                   "--max-num-batched-tokens (now %d) or --max-num-seqs (now %d)",
-                   facts->free_bytes >> 20, share_of_memory(e, facts), activations >> 20,
-                   per_block >> 10, info->max_rows, info->max_num_seqs);
+    return err_set(
+        err, ERR_NOMEM,
+        "no memory for the KV cache: %zu MB are free after the weights, "
+        "gpu-memory-utilization allows %g of it, activations take %zu MB, and a KV block "
+        "%zu kB; raise --gpu-memory-utilization, or make activations smaller with a lower "
+        "--max-num-batched-tokens (now %d) or --max-num-seqs (now %d)",
+        facts->free_bytes >> 20, share_of_memory(e, facts), activations >> 20, per_block >> 10,
+        info->max_rows, info->max_num_seqs);
 }
 
 static enum status reopen_ropes(struct rank *r, void *arg)
@@ -412,9 +429,10 @@ static enum status say_too_long(const struct engine *e, const struct backend_fac
         snprintf(memory, sizeof memory, "--gpu-memory-utilization (now %g)",
                  share_of_memory(e, facts));
     }
-    return err_set(err, ERR_NOMEM, "max-model-len %d does not fit: the KV cache has room for %d tokens; "
-                   "give --max-model-len %d, or more memory with %s", e->info.max_model_len, fits,
-                   fits, memory);
+    return err_set(err, ERR_NOMEM,
+                   "max-model-len %d does not fit: the KV cache has room for %d tokens; "
+                   "give --max-model-len %d, or more memory with %s",
+                   e->info.max_model_len, fits, fits, memory);
 }
 
 static enum status size_blocks(struct engine *e, struct err *err)
@@ -472,7 +490,8 @@ static void limits_of(const struct engine *e, struct scheduler_limits *out)
 
 static struct step_sizes sizes_of(const struct engine *e)
 {
-    return (struct step_sizes){.limits = &e->scheduler.limits, .vocab = e->config.vocab,
+    return (struct step_sizes){.limits = &e->scheduler.limits,
+                               .vocab = e->config.vocab,
                                .n_draft_models = e->spec.options.n_models,
                                .n_draft_passes = spec_max_passes(&e->spec),
                                .max_masks = max_masks_of(e),
@@ -504,14 +523,21 @@ static enum status setup_rank(struct rank *r, void *arg)
     struct engine *e = arg;
     const struct scheduler_limits *l = &e->scheduler.limits;
     const struct backend_ops *ops = r->be->ops;
-    struct backend_limits limits = {
-        .max_rows = l->max_rows, .max_out_rows = l->max_out, .max_lanes = l->max_lanes,
-        .max_len = l->max_len + MAX_TREE_NODES, .max_blocks_per_lane = l->max_blocks_per_lane,
-        .n_blocks = l->n_blocks, .block_tokens = l->block_tokens, .vocab = e->config.vocab,
-        .hidden = e->config.hidden, .n_steps = N_STEPS,
-        .max_passes = 1 + e->spec.options.k * e->spec.options.n_models,
-        .max_laws = e->spec.max_laws, .max_masks = max_masks_of(e),
-        .max_tree_nodes = spec_has_trees(&e->spec) ? e->spec.options.budget : 0};
+    struct backend_limits limits = {.max_rows = l->max_rows,
+                                    .max_out_rows = l->max_out,
+                                    .max_lanes = l->max_lanes,
+                                    .max_len = l->max_len + MAX_TREE_NODES,
+                                    .max_blocks_per_lane = l->max_blocks_per_lane,
+                                    .n_blocks = l->n_blocks,
+                                    .block_tokens = l->block_tokens,
+                                    .vocab = e->config.vocab,
+                                    .hidden = e->config.hidden,
+                                    .n_steps = N_STEPS,
+                                    .max_passes = 1 + e->spec.options.k * e->spec.options.n_models,
+                                    .max_laws = e->spec.max_laws,
+                                    .max_masks = max_masks_of(e),
+                                    .max_tree_nodes =
+                                        spec_has_trees(&e->spec) ? e->spec.options.budget : 0};
     TRY(ops->setup(r->be, &limits, &r->err));
     TRY(open_set(e, &r->target, &r->err));
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
@@ -568,8 +594,10 @@ static enum status read_ranks(struct engine *e, struct err *err)
     }
     int32_t n_nodes = e->options.nodes ? nodes_count(e->options.nodes) : 1;
     if (n_ranks % n_nodes != 0) {
-        return err_set(err, ERR_INVALID, "tensor-parallel-size: %d ranks do not divide among %d "
-                       "nodes", n_ranks, n_nodes);
+        return err_set(err, ERR_INVALID,
+                       "tensor-parallel-size: %d ranks do not divide among %d "
+                       "nodes",
+                       n_ranks, n_nodes);
     }
     e->info.n_ranks = n_ranks;
     e->info.n_nodes = n_nodes;
@@ -577,8 +605,10 @@ static enum status read_ranks(struct engine *e, struct err *err)
     TRY(model_shard_of(&e->config, 0, n_ranks, &shard, err));
     const struct spec_options *o = &e->spec.options;
     if (o->n_models > 0 && o->draft_ranks != 1 && o->draft_ranks != n_ranks) {
-        return err_set(err, ERR_INVALID, "speculative-config: draft_tensor_parallel_size must be 1 "
-                       "or the tensor-parallel-size, which is %d", n_ranks);
+        return err_set(err, ERR_INVALID,
+                       "speculative-config: draft_tensor_parallel_size must be 1 "
+                       "or the tensor-parallel-size, which is %d",
+                       n_ranks);
     }
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         TRY(model_shard_of(e->draft_config[i], 0, e->spec.options.draft_ranks, &shard, err));
@@ -606,15 +636,16 @@ enum status engine_load(struct engine *e, struct err *err)
     TRY(spec_init(&e->spec, e->options.speculative_config, err));
     e->info.n_spec_tokens = e->spec.options.k;
     if (e->spec.options.rejection == REJECT_SYNTHETIC && !e->options.synthetic) {
-        return err_set(err, ERR_INVALID, "speculative-config: synthetic acceptance makes up text; it "
+        return err_set(err, ERR_INVALID,
+                       "speculative-config: synthetic acceptance makes up text; it "
                        "is for measuring speed, with --load-format dummy or `sluice bench-engine`");
     }
     TRY(read_drafts(e, err));
     TRY(read_ranks(e, err));
     if (!is_dummy(&e->options)) {
         TRY(checkpoint_open(e->model_dir, &e->checkpoint, err));
-        TRY(checkpoint_check_weights(e->checkpoint, e->model_dir, check_depth_of(e->options.check_weights),
-                             err));
+        TRY(checkpoint_check_weights(e->checkpoint, e->model_dir,
+                                     check_depth_of(e->options.check_weights), err));
     }
     TRY(choose_dtype(e, &e->info.dtype, err));
     int32_t n_local = e->info.n_ranks / e->info.n_nodes;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The engine's side of speculation: which sequences there are to propose for, and what the draft
  * models' KV lacks of them. */
 #include "engine/engine_state.h"
@@ -7,7 +8,8 @@ static bool decodes(const struct sequence *seq)
     return seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt - 1;
 }
 
-/* With recurrent state the nodes lie in the root's block, and none of them at its end (backend.h). */
+/* With recurrent state the nodes lie in the root's block, and none of them at its end (backend.h).
+ */
 static int32_t tree_depth(const struct scheduler_limits *l, const struct sequence *seq)
 {
     if (l->state_block == 0) {
@@ -20,17 +22,21 @@ static int32_t tree_depth(const struct scheduler_limits *l, const struct sequenc
 static struct spec_view view_of(struct engine *e)
 {
     struct scheduler *s = &e->scheduler;
-    struct spec_view v = {.seqs = e->candidates, .n_running = s->n_running,
-                          .max_rows = s->limits.max_rows, .max_len = s->limits.max_len};
+    struct spec_view v = {.seqs = e->candidates,
+                          .n_running = s->n_running,
+                          .max_rows = s->limits.max_rows,
+                          .max_len = s->limits.max_len};
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
         if (!decodes(seq)) {
             seq->proposal.n_beside = 0;
             continue;
         }
-        v.seqs[v.n++] = (struct spec_candidate){
-            .seq = seq, .proposal = &seq->proposal, .trust = &seq->trust,
-            .tree_depth = tree_depth(&s->limits, seq),
-            .ready = seq->n_inflight == 0 && seq->n_computed == seq->n_known - 1};
+        v.seqs[v.n++] = (struct spec_candidate){.seq = seq,
+                                                .proposal = &seq->proposal,
+                                                .trust = &seq->trust,
+                                                .tree_depth = tree_depth(&s->limits, seq),
+                                                .ready = seq->n_inflight == 0 &&
+                                                         seq->n_computed == seq->n_known - 1};
     }
     return v;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The requests' side of the engine: what callers do (any thread), the inbox, live requests by their
  * order number, their ends, and the outbox. */
 #include "engine/engine_state.h"
@@ -194,15 +195,14 @@ static void obey(struct engine *e, const struct message *m)
     }
     struct engine_request *r = e->live[live_slot(e, m->order)];
     if (r) { // else it has ended meanwhile
-        requests_end(e, r, m->sample,
-                     m->kind == MESSAGE_STOP ? FINISH_STOP : FINISH_CANCELLED);
+        requests_end(e, r, m->sample, m->kind == MESSAGE_STOP ? FINISH_STOP : FINISH_CANCELLED);
     }
 }
 
 void requests_take(struct engine *e, int64_t timeout_ns)
 {
-    accept_all(e, timeout_ns == 0 ? queue_take_all(&e->inbox)
-                                  : queue_wait_all(&e->inbox, timeout_ns));
+    accept_all(e,
+               timeout_ns == 0 ? queue_take_all(&e->inbox) : queue_wait_all(&e->inbox, timeout_ns));
     size_t n = take_messages(e);
     if (n > 0) { // one may be about a request that came since
         accept_all(e, queue_take_all(&e->inbox));
@@ -263,7 +263,8 @@ static enum status check_request(const struct engine *e, const struct engine_req
     bool draws = r->pool == POOL_NONE && r->params.max_tokens > 0;
     int32_t most = info->max_sequences < MAX_SAMPLES ? info->max_sequences : MAX_SAMPLES;
     if (info->headless && r->pool == POOL_NONE) {
-        return err_set(err, ERR_INVALID, "this model has no lm_head.weight: it gives embeddings, "
+        return err_set(err, ERR_INVALID,
+                       "this model has no lm_head.weight: it gives embeddings, "
                        "but neither tokens nor their log-probabilities");
     }
     if (r->n_prompt < 1) {

@@ -1,13 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The engine's own state, shared by the files that open it and run it. Not for other folders.
  * Thread: as said per part. */
 #ifndef SLUICE_ENGINE_ENGINE_STATE_H
 #define SLUICE_ENGINE_ENGINE_STATE_H
 
 #include "engine/base/buf.h"
-#include "engine/constraint.h"
-#include "engine/engine.h"
 #include "engine/cluster/nodes.h"
 #include "engine/cluster/ranks.h"
+#include "engine/constraint.h"
+#include "engine/engine.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/speculate/spec.h"
 #include "engine/step_build.h"
@@ -26,7 +27,7 @@ struct message {
 /* Of models with recurrent state: engine_states.c. */
 struct engine_states {
     int32_t block, interval, n_snapshots; // block 0: there is no state
-    struct state_sizes sizes; // of a rank
+    struct state_sizes sizes;             // of a rank
 };
 
 struct engine {
@@ -42,14 +43,14 @@ struct engine {
     struct scheduler scheduler;
     struct spec spec;
     struct spec_candidate *candidates; // [max_lanes]
-    struct constraint *constraints; // [max_sequences], by sequence.index
+    struct constraint *constraints;    // [max_sequences], by sequence.index
     struct planned_step steps[N_STEPS];
     struct step_sizes sizes; // of every step
     struct tree_moves moves;
     int32_t n_inflight; // steps submitted and not committed
     int32_t next_slot;  // of the step to plan
     int32_t n_vocab_used;
-    struct engine_states states; // constant after open
+    struct engine_states states;  // constant after open
     struct engine_request **live; // open addressing by order
     uint32_t live_mask;
     const struct kv_choice *kv[MAX_KV_SETS]; // how the numbers of each set are stored
@@ -83,8 +84,8 @@ enum status engine_load(struct engine *e, struct err *err);
 void engine_unload(struct engine *e);
 
 /* engine_states.c. Of a model without recurrent state nothing is asked and nothing changed. Once
- * weights and block size are known; then how many sequences and snapshots there can be; their limits;
- * and a rank's memory. */
+ * weights and block size are known; then how many sequences and snapshots there can be; their
+ * limits; and a rank's memory. */
 enum status engine_states_begin(struct engine *e, struct err *err);
 void engine_states_fit_lanes(struct engine *e, size_t memory);
 size_t engine_states_of_lanes(const struct engine *e);

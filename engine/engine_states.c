@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Memory for recurrent state beside the KV blocks: what a sequence that runs needs, which is taken
  * first, and snapshots, which share with the blocks what is left. */
 #include "engine/engine_state.h"
@@ -32,8 +33,10 @@ static enum status fit_blocks(struct engine *e, struct err *err)
         return OK;
     }
     if (e->options.block_size > 0) {
-        return err_set(err, ERR_INVALID, "block-size is %d: with this model's recurrent state it must "
-                       "divide %d", info->block_tokens, block);
+        return err_set(err, ERR_INVALID,
+                       "block-size is %d: with this model's recurrent state it must "
+                       "divide %d",
+                       info->block_tokens, block);
     }
     info->block_tokens = block;
     return OK;
@@ -45,8 +48,10 @@ enum status engine_states_begin(struct engine *e, struct err *err)
     struct engine_states *s = &e->states;
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         if (e->draft_config[i]->n_state_layers > 0) {
-            return err_set(err, ERR_UNSUPPORTED, "speculative-config: a draft model with recurrent "
-                           "state (%s) is not supported", e->draft_config[i]->model_type);
+            return err_set(err, ERR_UNSUPPORTED,
+                           "speculative-config: a draft model with recurrent "
+                           "state (%s) is not supported",
+                           e->draft_config[i]->model_type);
         }
     }
     if (m->config->n_state_layers == 0) {
@@ -102,7 +107,8 @@ static int64_t affordable(const struct engine *e, size_t budget, size_t per_bloc
     return (int64_t)(n < half ? n : half);
 }
 
-/* As many as all sequences together could want: where a text begins, ends and branches, and so on. */
+/* As many as all sequences together could want: where a text begins, ends and branches, and so on.
+ */
 static int64_t useful(const struct engine *e)
 {
     enum { OTHERS = 4 }; // chosen
@@ -135,8 +141,10 @@ enum status engine_states_choose(struct engine *e, size_t *budget, size_t per_bl
     n = n < most ? n : most;
     n = asked > 0 || wants_none(e) ? asked : n;
     if ((double)n * (double)s->sizes.snapshot > (double)*budget) {
-        return err_set(err, ERR_NOMEM, "state-snapshots: %lld of %zu kB do not fit the %zu MB for the "
-                       "cache", (long long)n, s->sizes.snapshot >> 10, *budget >> 20);
+        return err_set(err, ERR_NOMEM,
+                       "state-snapshots: %lld of %zu kB do not fit the %zu MB for the "
+                       "cache",
+                       (long long)n, s->sizes.snapshot >> 10, *budget >> 20);
     }
     TRY(engine_agree(e, &n, err));
     s->n_snapshots = (int32_t)n;
@@ -144,9 +152,11 @@ enum status engine_states_choose(struct engine *e, size_t *budget, size_t per_bl
     *budget -= bytes;
     e->info.n_snapshots = s->n_snapshots;
     e->info.state_bytes = engine_states_of_lanes(e) + bytes;
-    log_info("recurrent state: %zu kB for each of %d sequences; %d snapshots of %zu kB, one every %d "
-             "tokens", s->sizes.lane >> 10, e->info.max_num_seqs, s->n_snapshots,
-             s->sizes.snapshot >> 10, s->interval);
+    log_info(
+        "recurrent state: %zu kB for each of %d sequences; %d snapshots of %zu kB, one every %d "
+        "tokens",
+        s->sizes.lane >> 10, e->info.max_num_seqs, s->n_snapshots, s->sizes.snapshot >> 10,
+        s->interval);
     if (n == 0 && e->options.enable_prefix_caching) {
         log_warn("there are no snapshots of recurrent state: the prefix cache saves nothing");
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/step_build.h"
 
 #include "engine/step_tree.h"
@@ -66,7 +67,9 @@ void step_build_lanes(struct planned_step *ps, const struct holdings *h)
         const struct plan_grant *g = &ps->plan.grants[i];
         const struct sequence *seq = g->seq;
         struct lane_update *u = &st->lanes[i];
-        *u = (struct lane_update){.lane = seq->lane, .first_block = g->first, .n_blocks = g->n,
+        *u = (struct lane_update){.lane = seq->lane,
+                                  .first_block = g->first,
+                                  .n_blocks = g->n,
                                   .blocks = holdings_blocks(h, seq) + g->first,
                                   .fresh = g->fresh};
         if (g->fresh) {
@@ -122,8 +125,8 @@ static void sort_entries(struct plan_entry *v, struct plan_entry *room, int32_t 
 }
 
 /* Blocks that two entries have in common from the front, both wholly in the past. */
-static int32_t common_blocks(const struct plan_entry *a, const struct plan_entry *b,
-                             int32_t limit, const struct holdings *h)
+static int32_t common_blocks(const struct plan_entry *a, const struct plan_entry *b, int32_t limit,
+                             const struct holdings *h)
 {
     const int32_t *x = holdings_blocks(h, a->seq), *y = holdings_blocks(h, b->seq);
     int32_t size = h->limits->block_tokens, n = 0;
@@ -176,15 +179,20 @@ static void add_sample(struct planned_step *ps, int32_t out_row, struct sequence
                        bool verify, int32_t tree_row)
 {
     const struct sampling_params *p = &seq->request->params;
-    struct pass_draw d = {.kind = DRAW_SAMPLE, .keep = !verify, .logprobs = p->logprobs,
-                          .top_n = p->logprobs ? p->top_logprobs : 0, .tree_row = tree_row};
+    struct pass_draw d = {.kind = DRAW_SAMPLE,
+                          .keep = !verify,
+                          .logprobs = p->logprobs,
+                          .top_n = p->logprobs ? p->top_logprobs : 0,
+                          .tree_row = tree_row};
     add_draw(ps, out_row, seq, d, (struct draw_owner){seq, pos, false, verify});
 }
 
 /* Row `pos` scores the prompt token behind it. */
 static void add_score(struct planned_step *ps, int32_t out_row, struct sequence *seq, int32_t pos)
 {
-    struct pass_draw d = {.kind = DRAW_SCORE, .logprobs = true, .tree_row = -1,
+    struct pass_draw d = {.kind = DRAW_SCORE,
+                          .logprobs = true,
+                          .tree_row = -1,
                           .top_n = seq->request->params.prompt_top_logprobs};
     add_draw(ps, out_row, seq, d, (struct draw_owner){seq, pos, true, false});
 }
@@ -207,9 +215,11 @@ static void build_pool(struct planned_step *ps, const struct plan_entry *e, int3
     }
     if (n_out > 0) {
         ps->pool_owners[st->pass.n_pool] = seq;
-        st->pools[st->pass.n_pool++] =
-            (struct pass_pool){.lane = seq->lane, .first_out = first_out, .n_out = n_out,
-                               .start = !mean || e->first == 0, .finish = e->draws};
+        st->pools[st->pass.n_pool++] = (struct pass_pool){.lane = seq->lane,
+                                                          .first_out = first_out,
+                                                          .n_out = n_out,
+                                                          .start = !mean || e->first == 0,
+                                                          .finish = e->draws};
     }
     st->want.pooled = true;
 }
@@ -280,10 +290,16 @@ void step_build(struct planned_step *ps, const struct holdings *h)
 {
     struct step *st = &ps->step;
     struct plan *p = &ps->plan;
-    st->pass = (struct pass){.rows = st->rows, .seqs = st->seqs, .groups = st->groups,
-                             .out_rows = st->out_rows, .draws = st->draws, .pool = st->pools,
-                             .tree_mask = ps->mask, .masks = st->masks,
-                             .n_keeps = p->n_keeps, .keeps = st->keeps};
+    st->pass = (struct pass){.rows = st->rows,
+                             .seqs = st->seqs,
+                             .groups = st->groups,
+                             .out_rows = st->out_rows,
+                             .draws = st->draws,
+                             .pool = st->pools,
+                             .tree_mask = ps->mask,
+                             .masks = st->masks,
+                             .n_keeps = p->n_keeps,
+                             .keeps = st->keeps};
     memcpy(st->keeps, p->keeps, (size_t)p->n_keeps * sizeof *st->keeps);
     st->want = (struct model_outputs){0};
     memcpy(ps->sorted, p->entries, (size_t)p->n_entries * sizeof *ps->sorted);
@@ -295,8 +311,8 @@ void step_build(struct planned_step *ps, const struct holdings *h)
         const struct plan_entry *e = &ps->sorted[i];
         int32_t first = st->pass.n_rows;
         build_rows(ps, e, first);
-        st->seqs[i] = (struct pass_seq){e->seq->lane, first, e->n_rows, e->first,
-                                        e->seq->tree != NULL};
+        st->seqs[i] =
+            (struct pass_seq){e->seq->lane, first, e->n_rows, e->first, e->seq->tree != NULL};
         st->pass.n_rows += e->n_rows;
         if (e->seq->request->pool != POOL_NONE) {
             build_pool(ps, e, first);

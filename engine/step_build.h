@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A step on node 0, from plan to results: the plan as flat arrays, which is what every rank
  * executes (engine/cluster/step.h), and whose each result is.
  *
@@ -20,9 +21,9 @@
 /* Whose result a draw is. */
 struct draw_owner {
     struct sequence *seq;
-    int32_t pos;  // of the row
-    bool score;   // a prompt token's log-probability, not a drawn token
-    bool verify;  // one of several rows of a sequence whose drafts are judged
+    int32_t pos; // of the row
+    bool score;  // a prompt token's log-probability, not a drawn token
+    bool verify; // one of several rows of a sequence whose drafts are judged
 };
 
 struct planned_step {
@@ -33,16 +34,16 @@ struct planned_step {
     bool ungrouped;                // attention is told of no prefixes in common
     struct plan_entry *sorted;     // [max_lanes], entries with members of a group side by side
     struct plan_entry *room;       // [max_lanes], for sorting
-    struct draft_feed { // what the draft models' first pass feeds of whom
+    struct draft_feed {            // what the draft models' first pass feeds of whom
         struct sequence *seq;
         int32_t first, n;
     } *feeds; // [max_lanes]
     int32_t n_feeds;
     struct sequence **draft_owners[MAX_DRAFTS]; // [max_lanes] each, of the draft passes' draws
     struct spec_grove grove;
-    struct tree_pick *drawn; // [max_out], of step.level: the node whose children a draw tells
-    uint64_t *level_mask;    // [max_rows, TREE_MASK_WORDS], of step.level
-    uint64_t *mask;          // likewise, of the target's pass
+    struct tree_pick *drawn;  // [max_out], of step.level: the node whose children a draw tells
+    uint64_t *level_mask;     // [max_rows, TREE_MASK_WORDS], of step.level
+    uint64_t *mask;           // likewise, of the target's pass
     struct sequence **closed; // [max_lanes]: their grammars allow nothing, or say nothing
     int32_t n_closed;
     struct pass_results results[MAX_STEP_PASSES]; // the drafts' passes, then the target's

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The draft model's passes of a step. Its KV lies under the same block ids as the target's; one
  * rule keeps it right: pass 0 feeds known[draft_computed:], whatever the reason it lags (a bonus
  * token, a pause, a cache hit, a preemption). */
@@ -7,8 +8,8 @@
 
 static void begin_pass(struct draft_pass *d)
 {
-    d->pass = (struct pass){.rows = d->rows, .seqs = d->seqs,
-                            .out_rows = d->out_rows, .draws = d->draws};
+    d->pass =
+        (struct pass){.rows = d->rows, .seqs = d->seqs, .out_rows = d->out_rows, .draws = d->draws};
 }
 
 /* The ids beside a spine's: a comb's are drafts at once, among others the host picks. */
@@ -40,11 +41,16 @@ static void add_rows(struct planned_step *ps, int32_t depth, struct sequence *se
     if (draws) {
         ps->draft_owners[depth][p->n_draws] = seq;
         d->out_rows[p->n_out] = p->n_rows - 1;
-        d->draws[p->n_draws++] = (struct pass_draw){
-            .out_row = p->n_out++, .lane = seq->lane, .pos = first + n - 1,
-            .n_prompt = seq->n_prompt, .kind = DRAW_DRAFT, .keep = true,
-            .noise = seq->request->params.temperature > 0.0f, .tree_row = -1,
-            .law = seq->proposal.law > 0 ? seq->proposal.law + depth : 0};
+        d->draws[p->n_draws++] =
+            (struct pass_draw){.out_row = p->n_out++,
+                               .lane = seq->lane,
+                               .pos = first + n - 1,
+                               .n_prompt = seq->n_prompt,
+                               .kind = DRAW_DRAFT,
+                               .keep = true,
+                               .noise = seq->request->params.temperature > 0.0f,
+                               .tree_row = -1,
+                               .law = seq->proposal.law > 0 ? seq->proposal.law + depth : 0};
         if (seq->tree) {
             add_beside(&d->draws[p->n_draws - 1], seq->tree, depth);
         }
@@ -145,8 +151,8 @@ void step_commit_draft_kv(struct planned_step *ps, struct holdings *h)
             continue;
         }
         // Rejected drafts were fed too: their rows are overwritten by the next feed.
-        int32_t right = seq->draft_computed < seq->n_known - 1 ? seq->draft_computed
-                                                               : seq->n_known - 1;
+        int32_t right =
+            seq->draft_computed < seq->n_known - 1 ? seq->draft_computed : seq->n_known - 1;
         if (seq->n_inflight <= 1) { // no later step has fed more
             seq->draft_computed = right;
         }

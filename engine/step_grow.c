@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The passes of token trees. A tree is grown before the target's pass of the same step. First its
  * spine, as a chain is drafted: the device feeds each draft to the next pass, and the host reads
  * them all at once, with the likeliest ids beside each. Then, where it pays, one draft pass a level
@@ -17,8 +18,11 @@
 static void begin_level(struct planned_step *ps)
 {
     struct draft_pass *d = &ps->step.level;
-    d->pass = (struct pass){.rows = d->rows, .seqs = d->seqs, .out_rows = d->out_rows,
-                            .draws = d->draws, .tree_mask = ps->level_mask};
+    d->pass = (struct pass){.rows = d->rows,
+                            .seqs = d->seqs,
+                            .out_rows = d->out_rows,
+                            .draws = d->draws,
+                            .tree_mask = ps->level_mask};
 }
 
 /* The rows of a tree from its trunk on, and a draw for each node that is fed for the first time. */
@@ -28,8 +32,8 @@ static void add_tree(struct planned_step *ps, struct spec_tree *t)
     struct pass *p = &d->pass;
     int32_t first_row = p->n_rows, skip = tree_trunk(t);
     const struct sampling_params *params = &t->seq->request->params;
-    d->seqs[p->n_seqs++] = (struct pass_seq){t->seq->lane, first_row, t->n_fed - skip,
-                                             t->first + skip, true};
+    d->seqs[p->n_seqs++] =
+        (struct pass_seq){t->seq->lane, first_row, t->n_fed - skip, t->first + skip, true};
     for (int32_t f = skip; f < t->n_fed; f++) {
         const struct tree_node *n = &t->nodes[t->by_fed[f]];
         int32_t row = p->n_rows++, pos = t->first + n->depth;
@@ -39,12 +43,18 @@ static void add_tree(struct planned_step *ps, struct spec_tree *t)
             ps->drawn[p->n_draws] = (struct tree_pick){t, t->by_fed[f]};
             d->out_rows[p->n_out] = row;
             bool judged = t->seq->proposal.law > 0;
-            d->draws[p->n_draws++] = (struct pass_draw){
-                .out_row = p->n_out++, .lane = t->seq->lane, .pos = pos,
-                .n_prompt = t->seq->n_prompt, .kind = DRAW_DRAFT, .logprobs = !judged,
-                .noise = params->temperature > 0.0f, .top_n = judged ? 0 : t->top_n,
-                .tree_row = row, .law = judged ? t->seq->proposal.law + f : 0,
-                .more = judged ? t->children[n->depth] - 1 : 0};
+            d->draws[p->n_draws++] =
+                (struct pass_draw){.out_row = p->n_out++,
+                                   .lane = t->seq->lane,
+                                   .pos = pos,
+                                   .n_prompt = t->seq->n_prompt,
+                                   .kind = DRAW_DRAFT,
+                                   .logprobs = !judged,
+                                   .noise = params->temperature > 0.0f,
+                                   .top_n = judged ? 0 : t->top_n,
+                                   .tree_row = row,
+                                   .law = judged ? t->seq->proposal.law + f : 0,
+                                   .more = judged ? t->children[n->depth] - 1 : 0};
         }
     }
     t->n_seen = t->n_fed;
@@ -196,4 +206,3 @@ enum status step_grow_trees(struct planned_step *ps, const struct scheduler_limi
     settle(ps, sp);
     return status;
 }
-

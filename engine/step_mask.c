@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/step_build.h"
 
 /* Rows of one sequence whose drafts are judged follow each other: row i's draw stands behind the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Trees in a step: which entries of the plan have one, their rows and masks in the target's pass,
  * and what is to be moved of an accepted path. */
 #include "engine/step_tree.h"
@@ -104,8 +105,8 @@ void tree_moves_add(struct tree_moves *m, const struct planned_step *ps, struct 
 {
     const struct spec_tree *t = seq->tree;
     struct tree_path *p = &m->paths[m->n_paths++];
-    *p = (struct tree_path){.lane = seq->lane, .first = t->first + 1,
-                            .n = seq->n_known - t->first - 1};
+    *p = (struct tree_path){
+        .lane = seq->lane, .first = t->first + 1, .n = seq->n_known - t->first - 1};
     for (int32_t i = 0; i < p->n; i++) {
         p->tokens[i] = sequence_token(seq, p->first + i);
     }

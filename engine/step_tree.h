@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rows of trees in a pass. Inside of the step.
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_STEP_TREE_H

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Encoding speed beside Hugging Face `tokenizers`, same texts, same run, one core each.
 
     scripts/bench_tokenizer.py build/release/bench/engine/tokenizer_bench [TOKENIZER ...]

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Proves that what the documents name exists: every relative link, and every path in backticks. A path may be
 # told from the root or shortened to its end (`call/call.h`, `turn.c`), and have * and {a,b} in it. Not looked at: code
 # blocks, routes and other absolute paths, what a build or a run makes, and names with a placeholder in capitals.

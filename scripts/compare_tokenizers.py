@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compares `sluice tokenize` with Hugging Face's library on random tokenizer.json files.
 
     pip install tokenizers && scripts/compare_tokenizers.py [CONFIGS (300)] [SEED (1)]

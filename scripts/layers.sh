@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Proves who includes whom (README, "The map"). Three checks, each of which prints what breaks it:
 #   1. A file includes only from the folders that its own folder's row lists, itself always among them.
 #   2. A third party's header is included in the one room that owns the library.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains the small tokenizers of test/tokenizers/ and writes what Hugging Face's library makes of
 many texts with each (NAME.json and NAME.vectors.json). The corpus is this repository.
 

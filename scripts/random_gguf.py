@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes a llama.cpp model file (GGUF, bf16) of a Llama's shape with random weights, for comparisons of speed.
 
     scripts/random_gguf.py 8b /dev/shm/8b.gguf       16 GB, some 10 s

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model's shape with made-up words, for comparisons of speed: config.json and tokenizer.json for `sluice serve
 --load-format dummy`, and a server that is up for the time of a measurement. No weights are needed."""
 import contextlib

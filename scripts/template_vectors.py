@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Vectors for the template interpreter, made by Jinja2 set up as transformers does.
 
     scripts/template_vectors.py make               writes test/templates/{snippets,cases}.jsonl

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes server/chat/jinja/unicode_table.c: the classes and case mappings of Python's str methods.
 
 Usage: scripts/unicode_table.py > server/chat/jinja/unicode_table.c
@@ -60,7 +61,8 @@ def main():
             pages.append(page)
         top.append(page_index[page])
     out = sys.stdout.write
-    out(f"/* Made by scripts/unicode_table.py from Unicode {unicodedata.unidata_version}: do not edit. */\n"
+    out(f"// SPDX-License-Identifier: Apache-2.0\n"
+        f"/* Made by scripts/unicode_table.py from Unicode {unicodedata.unidata_version}: do not edit. */\n"
         "// clang-format off\n"
         '#include "server/chat/jinja/unicode_table.h"\n\n')
     out("const struct uni_record uni_records[] = {\n")

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Plain assertions for tests: they print both sides, are never compiled out, and do not stop the
  * other tests of the binary. A test file is
  *

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* SHA-256 as stored sums have it, in hex. Thread: any. */
 #ifndef SLUICE_TEST_SHA256_H
 #define SLUICE_TEST_SHA256_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Tokens per second of the engine without a server, at known batches and contexts. Sequences with
  * random prompts of their own decode together; what counts is the time between two points at which
  * all of them had drawn so many tokens. */
@@ -274,12 +275,13 @@ static bool read_list(const char *text, struct list *out)
 
 static int usage(int code)
 {
-    fprintf(code == 0 ? stdout : stderr,
-            "usage: sluice bench-engine MODEL [--batch N,N...] [--context N,N...] [--prompt N,N...]\n"
-            "    [--steps N] [--temperature T] [OPTIONS of sluice serve]\n"
-            "Tokens per second of decoding --batch sequences (64) at --context tokens (256), the\n"
-            "median of three times --steps (32) steps, and of prefilling prompts of --prompt tokens\n"
-            "(none). With --load-format dummy a folder with a config.json is enough.\n");
+    fprintf(
+        code == 0 ? stdout : stderr,
+        "usage: sluice bench-engine MODEL [--batch N,N...] [--context N,N...] [--prompt N,N...]\n"
+        "    [--steps N] [--temperature T] [OPTIONS of sluice serve]\n"
+        "Tokens per second of decoding --batch sequences (64) at --context tokens (256), the\n"
+        "median of three times --steps (32) steps, and of prefilling prompts of --prompt tokens\n"
+        "(none). With --load-format dummy a folder with a config.json is enough.\n");
     return code;
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice bench-engine`: tokens per second of the engine without a server. Who calls it knows how
  * an engine is opened, on which device and from which words of the command line; the bench knows
  * what to ask of it.

@@ -1,5 +1,6 @@
-/* Host time of a step with 256 decoding sequences: plan, flat arrays and commit, without the backend's
- * own work (the fake's hashing is timed and taken off). */
+// SPDX-License-Identifier: Apache-2.0
+/* Host time of a step with 256 decoding sequences: plan, flat arrays and commit, without the
+ * backend's own work (the fake's hashing is timed and taken off). */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/engine_state.h"
@@ -20,12 +21,17 @@ static void ignore(struct engine_request *r, void *arg)
 int main(void)
 {
     struct fake_control control = {.timed = true};
-    struct engine_options o = {.model = "test/golden/llama-3", .load_format = "dummy",
-                               .open_backend = fake_open, .open_arg = &control,
-                               .no_thread = true, .block_size = 16,
+    struct engine_options o = {.model = "test/golden/llama-3",
+                               .load_format = "dummy",
+                               .open_backend = fake_open,
+                               .open_arg = &control,
+                               .no_thread = true,
+                               .block_size = 16,
                                .num_gpu_blocks_override = 16384,
-                               .enable_prefix_caching = true, .enable_chunked_prefill = true,
-                               .max_num_seqs = N, .max_model_len = 512};
+                               .enable_prefix_caching = true,
+                               .enable_chunked_prefill = true,
+                               .max_num_seqs = N,
+                               .max_model_len = 512};
     struct engine *e;
     struct err err;
     if (engine_open(&o, &e, &err) != OK) {
@@ -40,8 +46,11 @@ int main(void)
             prompts[i * PROMPT + k] = (i * 7 + k) % 384;
         }
         out[i].tokens = xcalloc(OUT, sizeof *out[i].tokens);
-        r[i] = (struct engine_request){.prompt = prompts + i * PROMPT, .n_prompt = PROMPT, .n = 1,
-                                       .params = sampling_params_default(), .outputs = &out[i]};
+        r[i] = (struct engine_request){.prompt = prompts + i * PROMPT,
+                                       .n_prompt = PROMPT,
+                                       .n = 1,
+                                       .params = sampling_params_default(),
+                                       .outputs = &out[i]};
         r[i].params.max_tokens = OUT;
         if (engine_submit(e, &r[i], &err) != OK) {
             fprintf(stderr, "%s\n", err.text);

@@ -1,6 +1,7 @@
-/* Speed of the tokenizer. Without arguments: scripts/bench_tokenizer.py, which compares with Hugging
- * Face's in the same run. With "FILE.json TEXT...": loads the file and encodes each text file (its
- * documents end with NUL), and prints one line of numbers per text. */
+// SPDX-License-Identifier: Apache-2.0
+/* Speed of the tokenizer. Without arguments: scripts/bench_tokenizer.py, which compares with
+ * Hugging Face's in the same run. With "FILE.json TEXT...": loads the file and encodes each text
+ * file (its documents end with NUL), and prints one line of numbers per text. */
 #include "engine/base/file.h"
 #include "engine/tokenizer/detok.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -58,7 +59,8 @@ static int measure(const char *tokenizer, const char *text)
     char *data;
     size_t n;
     double start = now();
-    if (tokenizer_load(tokenizer, &tok, &err) != OK || file_read(text, 1 << 30, &data, &n, &err) != OK) {
+    if (tokenizer_load(tokenizer, &tok, &err) != OK ||
+        file_read(text, 1 << 30, &data, &n, &err) != OK) {
         fprintf(stderr, "%s\n", err.text);
         return 1;
     }

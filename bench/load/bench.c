@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* sluice bench: options, the model's name, the run, the report. */
 #include "bench/load/bench.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice bench`: a load generator for any server that speaks the OpenAI API. It knows nothing of
  * our server: it sees HTTP and event streams only.
  * Thread: main; one per process (it takes SIGINT for its run). */

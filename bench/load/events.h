@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The events of one streamed answer, read without a JSON parser: whether an
  * event carries text, the counts of the usage block, an error, and the end mark.
  * Thread: one owner. */
@@ -12,7 +13,7 @@
 
 struct events {
     struct sse lines;
-    struct buf *answer;     // if set, gets the text as it stands between the quotes
+    struct buf *answer; // if set, gets the text as it stands between the quotes
     int64_t n_events, n_text_events;
     int64_t prompt_tokens, completion_tokens, cached_tokens; // -1: not told
     bool done, error;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bench/load/load.h"
 
 #include "engine/base/file.h"
@@ -23,8 +24,8 @@ enum {
     STREAM_RESULT_LEN
 };
 enum { MAX_TURNS = 1000 }; // of a unit
-enum { MAX_SPREAD = 4 }; // times the mean
-enum { FIRST_ID = 100 }; // below are special and byte tokens in most vocabularies
+enum { MAX_SPREAD = 4 };   // times the mean
+enum { FIRST_ID = 100 };   // below are special and byte tokens in most vocabularies
 enum { MAX_LINE_BYTES = 64 << 20 };
 enum { MAX_DATASET_BYTES = 1 << 30, MAX_DATASET_VALUES = 1 << 26 };
 
@@ -81,10 +82,8 @@ static int64_t place_of(const struct bench_load *load, int64_t unit)
     switch (o->order) {
     case ORDER_GROUPED:
         return unit - in_round + in_round % o->members * o->groups + in_round / o->members;
-    case ORDER_SHUFFLED:
-        return unit - in_round + load->shuffled[in_round];
-    case ORDER_ROUND:
-        break;
+    case ORDER_SHUFFLED: return unit - in_round + load->shuffled[in_round];
+    case ORDER_ROUND: break;
     }
     return unit;
 }
@@ -164,8 +163,8 @@ void bench_load_answer(struct buf *history, const char *raw, size_t n_bytes)
     buf_puts(history, "\"}");
 }
 
-void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn,
-                     struct buf *history, struct buf *body)
+void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn, struct buf *history,
+                     struct buf *body)
 {
     const struct bench_options *o = load->o;
     buf_puts(body, "{\"model\":");
@@ -199,12 +198,11 @@ void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn,
         buf_printf(body, ",\"temperature\":%g", o->temperature);
     }
     buf_puts(body, o->no_ignore_eos ? "" : ",\"ignore_eos\":true");
-    buf_puts(body, o->batch_path ? "}"
-                                 : ",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
+    buf_puts(body,
+             o->batch_path ? "}" : ",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
 }
 
-enum status bench_load_write_batch(const struct bench_load *load, const char *path,
-                                   struct err *err)
+enum status bench_load_write_batch(const struct bench_load *load, const char *path, struct err *err)
 {
     const struct bench_options *o = load->o;
     FILE *f = strcmp(path, "-") == 0 ? stdout : fopen(path, "w");
@@ -277,8 +275,8 @@ static enum status read_dataset(struct bench_load *load, const char *path, struc
     }
     json_free(root);
     if (load->n_items == 0) {
-        return err_set(err, ERR_FORMAT,
-                       "%s: no conversation with a human's question and an answer", path);
+        return err_set(err, ERR_FORMAT, "%s: no conversation with a human's question and an answer",
+                       path);
     }
     for (size_t i = load->n_items - 1; i > 0; i--) {
         const double u = bench_load_uniform(load->o->seed, STREAM_SHUFFLE, (int64_t)i);

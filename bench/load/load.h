@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The workloads: which requests there are and what their bodies say. A body is a pure function of
  * the options and the request's number, so that two runs send the same bytes (later turns of a
  * conversation aside, which hold the server's answers).
@@ -32,11 +33,11 @@ int64_t bench_load_think_ns(const struct bench_load *load, int64_t unit, int64_t
 
 /* Appends the body of turn `turn` of unit `unit`. `history` (of conversations) holds the messages
  * so far as JSON text without the brackets; the question is added to it. */
-void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn,
-                     struct buf *history, struct buf *body);
+void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn, struct buf *history,
+                     struct buf *body);
 
-/* Writes all requests as lines of a batch file, "-" being standard output: what `sluice run-batch` and
- * /v1/batches take. */
+/* Writes all requests as lines of a batch file, "-" being standard output: what `sluice run-batch`
+ * and /v1/batches take. */
 enum status bench_load_write_batch(const struct bench_load *load, const char *path,
                                    struct err *err);
 

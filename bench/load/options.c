@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bench/load/options.h"
 
 #include <errno.h>
@@ -7,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const workload_names[] = {"random", "shared-prefix", "multi-turn", "agent",
-                                      "sharegpt", NULL};
+const char *const workload_names[] = {"random", "shared-prefix", "multi-turn",
+                                      "agent",  "sharegpt",      NULL};
 static const char *const order_names[] = {"round", "grouped", "shuffled", NULL};
 
 enum kind { TEXT, INTEGER, REAL, FLAG, WORKLOAD, ORDER };
@@ -81,7 +82,8 @@ void bench_options_help(void)
     }
     printf("\nTimes count from when a request was due, so that a wait for a free place shows.\n"
            "TTFT: to the first event with text. ITL: between such events. TPOT: from the first\n"
-           "to the end of the answer, over the tokens after the first. E2E: to the end of the answer.\n");
+           "to the end of the answer, over the tokens after the first. E2E: to the end of the "
+           "answer.\n");
 }
 
 static enum status set_number(const struct option *opt, const char *value, void *at,
@@ -108,8 +110,8 @@ static enum status set_number(const struct option *opt, const char *value, void 
     return OK;
 }
 
-static enum status set_choice(const struct option *opt, const char *const *names,
-                              const char *value, void *at, struct err *err)
+static enum status set_choice(const struct option *opt, const char *const *names, const char *value,
+                              void *at, struct err *err)
 {
     char all[128] = "";
     for (int i = 0; names[i] != NULL; i++) {
@@ -153,9 +155,9 @@ static void settle_defaults(struct bench_options *o)
 static enum status settle(struct bench_options *o, struct err *err)
 {
     if ((o->workload == WORKLOAD_SHAREGPT) != (o->dataset != NULL)) {
-        return err_set(err, ERR_INVALID, o->dataset != NULL
-                                             ? "--dataset goes with --workload sharegpt"
-                                             : "--workload sharegpt needs --dataset FILE");
+        return err_set(err, ERR_INVALID,
+                       o->dataset != NULL ? "--dataset goes with --workload sharegpt"
+                                          : "--workload sharegpt needs --dataset FILE");
     }
     if (o->spread > 0 && o->workload != WORKLOAD_RANDOM) {
         return err_set(err, ERR_INVALID, "--spread goes with --workload random");
@@ -167,9 +169,9 @@ static enum status settle(struct bench_options *o, struct err *err)
         return err_set(err, ERR_INVALID, "--result-min is above --result-max");
     }
     if (o->batch_path != NULL && (o->model == NULL || bench_has_turns(o))) {
-        return err_set(err, ERR_INVALID, o->model == NULL
-                                             ? "--write-batch needs --model NAME"
-                                             : "--write-batch cannot write answers of turns before");
+        return err_set(err, ERR_INVALID,
+                       o->model == NULL ? "--write-batch needs --model NAME"
+                                        : "--write-batch cannot write answers of turns before");
     }
     if (o->workload == WORKLOAD_SHARED_PREFIX && o->n_requests == 0) {
         o->n_requests = o->groups * o->members;
@@ -198,10 +200,18 @@ static enum status settle(struct bench_options *o, struct err *err)
 enum status bench_options_parse(int argc, char **argv, struct bench_options *o, struct err *err)
 {
     *o = (struct bench_options){
-        .url = "http://127.0.0.1:8000", .input_len = 128, .groups = 8, .members = 8,
-        .suffix_len = 32, .result_min = 200, .result_max = 8000, .think = 1, .concurrency = -1,
+        .url = "http://127.0.0.1:8000",
+        .input_len = 128,
+        .groups = 8,
+        .members = 8,
+        .suffix_len = 32,
+        .result_min = 200,
+        .result_max = 8000,
+        .think = 1,
+        .concurrency = -1,
         .vocab = 1000,
-        .timeout = 600, .temperature = -1.0,
+        .timeout = 600,
+        .temperature = -1.0,
     };
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];

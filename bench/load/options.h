@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The options of `sluice bench`, parsed and checked.
  * Thread: plain data. */
 #ifndef SLUICE_BENCH_LOAD_OPTIONS_H
@@ -23,23 +24,23 @@ enum group_turns { ORDER_ROUND, ORDER_GROUPED, ORDER_SHUFFLED };
 
 struct bench_options {
     const char *url, *model, *api_key, *json_path, *dataset;
-    const char *batch_path; // the requests are written there as a batch, and none is sent
+    const char *batch_path;  // the requests are written there as a batch, and none is sent
     struct client_peer peer; // of the URL
     enum workload workload;
     enum group_turns order;
-    bool text;        // prompts as text instead of token ids
-    bool chat;        // /v1/chat/completions
+    bool text; // prompts as text instead of token ids
+    bool chat; // /v1/chat/completions
     bool no_ignore_eos;
     bool help;
     int64_t n_requests, input_len, output_len, groups, members, prefix_len, suffix_len, turns;
     int64_t result_min, result_max; // agent: tokens of a tool's result
-    int64_t concurrency; // 0: no bound
+    int64_t concurrency;            // 0: no bound
     int64_t vocab, seed;
-    double rate;      // requests (conversations) a second; 0: as fast as concurrency allows
-    double duration;  // s; no request starts later; 0: none
-    double timeout;   // s for one request
-    double think;     // agent: mean seconds that a tool takes
-    double spread;    // random: sigma of the lengths' logarithm; 0: all are equal
+    double rate;        // requests (conversations) a second; 0: as fast as concurrency allows
+    double duration;    // s; no request starts later; 0: none
+    double timeout;     // s for one request
+    double think;       // agent: mean seconds that a tool takes
+    double spread;      // random: sigma of the lengths' logarithm; 0: all are equal
     double temperature; // below 0: the server's own
     double ttft_limit_ms, tpot_limit_ms; // 0: none
 };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bench/load/report.h"
 
 #include "engine/base/mem.h"
@@ -252,8 +253,8 @@ static void put_ranges(struct buf *b, const struct bench_report *rep)
         const struct turn_range *t = &rep->ranges[i];
         buf_printf(b, "%s{\"first\":%lld,\"last\":%lld,", i > 0 ? "," : "", (long long)t->first,
                    (long long)t->last);
-        buf_printf(b, "\"prompt_tokens\":%lld,\"cached_tokens\":%lld,",
-                   (long long)t->prompt_tokens, (long long)t->cached_tokens);
+        buf_printf(b, "\"prompt_tokens\":%lld,\"cached_tokens\":%lld,", (long long)t->prompt_tokens,
+                   (long long)t->cached_tokens);
         put_summary(b, "ttft_ms", &t->ttft);
         b->data[b->n_bytes - 1] = '}';
     }
@@ -279,8 +280,9 @@ static void put_requests(struct buf *b, const struct bench_results *r)
             put_number(b, "tpot_ms", tpot_of(rec));
         }
         put_number(b, "e2e_ms", ms(rec->end - rec->due));
-        buf_printf(b, "\"prompt_tokens\":%d,\"cached_tokens\":%d,\"output_tokens\":%d,"
-                      "\"events\":%d}",
+        buf_printf(b,
+                   "\"prompt_tokens\":%d,\"cached_tokens\":%d,\"output_tokens\":%d,"
+                   "\"events\":%d}",
                    rec->prompt_tokens, rec->cached_tokens, rec->output_tokens, rec->n_events);
         comma = ",\n";
     }
@@ -301,9 +303,10 @@ enum status bench_report_json(const struct bench_options *o, const char *model,
                workload_names[o->workload], (long long)o->concurrency, (long long)o->seed);
     put_number(&b, "rate", o->rate);
     put_number(&b, "duration_s", r->wall_s);
-    buf_printf(&b, "\"sent\":%lld,\"completed\":%lld,\"failed\":%lld,\"max_in_flight\":%lld,"
-                   "\"reconnects\":%lld,\"events\":%lld,\"prompt_tokens\":%lld,"
-                   "\"cached_tokens\":%lld,\"output_tokens\":%lld,\"within_limits\":%lld,",
+    buf_printf(&b,
+               "\"sent\":%lld,\"completed\":%lld,\"failed\":%lld,\"max_in_flight\":%lld,"
+               "\"reconnects\":%lld,\"events\":%lld,\"prompt_tokens\":%lld,"
+               "\"cached_tokens\":%lld,\"output_tokens\":%lld,\"within_limits\":%lld,",
                (long long)rep->n_sent, (long long)rep->outcomes[OUTCOME_OK],
                (long long)(rep->n_sent - rep->outcomes[OUTCOME_OK]), (long long)r->max_in_flight,
                (long long)r->n_reconnects, (long long)r->n_events, (long long)rep->prompt_tokens,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a run measured, as a table and as JSON.
  * Thread: one owner. */
 #ifndef SLUICE_BENCH_LOAD_REPORT_H
@@ -19,7 +20,7 @@ enum { MAX_TURN_RANGES = 12 };
 
 struct bench_report {
     struct turn_range ranges[MAX_TURN_RANGES];
-    int n_ranges; // 0: units of one request
+    int n_ranges;                        // 0: units of one request
     struct summary ttft, itl, tpot, e2e; // ms, of requests that succeeded; itl of all
     int64_t outcomes[N_OUTCOMES];
     int64_t n_sent, prompt_tokens, cached_tokens, output_tokens, n_good;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bench/load/run.h"
 
 #include "bench/load/events.h"
@@ -21,8 +22,8 @@
 #include <unistd.h>
 
 const char *const outcome_names[N_OUTCOMES] = {
-    "not_sent", "ok", "connect", "http", "closed", "protocol", "stream", "incomplete", "timeout",
-    "interrupted",
+    "not_sent", "ok",     "connect",    "http",    "closed",
+    "protocol", "stream", "incomplete", "timeout", "interrupted",
 };
 
 enum {
@@ -39,12 +40,12 @@ struct conn {
     int fd;
     int index;
     int64_t unit, turn;
-    int64_t thinks_until; // the next turn is sent then; 0: it does not wait
+    int64_t thinks_until;     // the next turn is sent then; 0: it does not wait
     struct bench_record *rec; // NULL: idle
     struct buf out;           // the request, sent up to n_sent
     size_t n_sent;
-    bool reused;              // the connection has carried a request before
-    bool got_bytes;           // of this answer
+    bool reused;    // the connection has carried a request before
+    bool got_bytes; // of this answer
     bool wants_write;
     struct http_in in;
     struct events events;
@@ -139,8 +140,8 @@ static void finish(struct conn *c, enum outcome outcome)
     struct bench_record *rec = c->rec;
     if (outcome == OUTCOME_OK) {
         outcome = c->in.status != 200 ? OUTCOME_HTTP
-                  : c->events.error      ? OUTCOME_STREAM
-                  : !c->events.done      ? OUTCOME_INCOMPLETE
+                  : c->events.error   ? OUTCOME_STREAM
+                  : !c->events.done   ? OUTCOME_INCOMPLETE
                                       : OUTCOME_OK;
     }
     rec->outcome = (uint8_t)outcome;
@@ -150,7 +151,7 @@ static void finish(struct conn *c, enum outcome outcome)
     rec->cached_tokens = (int32_t)c->events.cached_tokens;
     rec->n_events = (int32_t)c->events.n_text_events;
     rec->output_tokens = c->events.completion_tokens >= 0 ? (int32_t)c->events.completion_tokens
-                                                       : (int32_t)c->events.n_text_events;
+                                                          : (int32_t)c->events.n_text_events;
     run->r->n_events += c->events.n_events;
     run->n_failed += outcome != OUTCOME_OK;
     run->n_done++;
@@ -160,8 +161,8 @@ static void finish(struct conn *c, enum outcome outcome)
     if (!c->in.keep_alive || (outcome != OUTCOME_OK && outcome != OUTCOME_HTTP)) {
         close_fd(c);
     }
-    const bool more = c->turn + 1 < bench_load_turns(run->load, c->unit) &&
-                      outcome == OUTCOME_OK && !run->stop_starting;
+    const bool more = c->turn + 1 < bench_load_turns(run->load, c->unit) && outcome == OUTCOME_OK &&
+                      !run->stop_starting;
     if (more) {
         bench_load_answer(&c->history, c->answer.data != NULL ? c->answer.data : "",
                           c->answer.n_bytes);
@@ -392,7 +393,8 @@ static void print_progress(struct run *run, bool last)
         events += run->conns[i]->rec != NULL ? run->conns[i]->events.n_events : 0;
     }
     const double s = (double)(run->now - run->last_print) / 1e9;
-    fprintf(stderr, "\r%6.1f s  %lld of %lld done, %lld in flight, %lld failed, %.0f events/s\033[K%s",
+    fprintf(stderr,
+            "\r%6.1f s  %lld of %lld done, %lld in flight, %lld failed, %.0f events/s\033[K%s",
             (double)run->now / 1e9, (long long)run->n_done, (long long)total,
             (long long)run->n_in_flight, (long long)run->n_failed,
             s > 0 ? (double)(events - run->last_events) / s : 0, last ? "\r\033[K" : "");
@@ -420,8 +422,7 @@ static void loop(struct run *run)
     int64_t last_check = 0;
     for (;;) {
         run->now = clock_now_ns() - run->start;
-        if (interrupted ||
-            (run->o->duration > 0 && (double)run->now > run->o->duration * 1e9)) {
+        if (interrupted || (run->o->duration > 0 && (double)run->now > run->o->duration * 1e9)) {
             run->stop_starting = true;
         }
         for (int i = 0; interrupted && i < run->n_conns; i++) {

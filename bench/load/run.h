@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The run: connections, arrivals and clocks. One thread and one epoll set drive all connections;
  * what it measures stays in a table with one row for each request.
  * Thread: one owner. */
@@ -9,12 +10,12 @@
 enum outcome {
     OUTCOME_NONE, // not sent: the run ended before
     OUTCOME_OK,
-    OUTCOME_CONNECT,     // no connection
-    OUTCOME_HTTP,        // a status other than 200
-    OUTCOME_CLOSED,      // the connection ended within the answer
-    OUTCOME_PROTOCOL,    // not HTTP/1.1 as we know it
-    OUTCOME_STREAM,      // an error event in the stream
-    OUTCOME_INCOMPLETE,  // the answer ended without [DONE]
+    OUTCOME_CONNECT,    // no connection
+    OUTCOME_HTTP,       // a status other than 200
+    OUTCOME_CLOSED,     // the connection ended within the answer
+    OUTCOME_PROTOCOL,   // not HTTP/1.1 as we know it
+    OUTCOME_STREAM,     // an error event in the stream
+    OUTCOME_INCOMPLETE, // the answer ended without [DONE]
     OUTCOME_TIMEOUT,
     OUTCOME_INTERRUPTED, // Ctrl-C
     N_OUTCOMES
@@ -34,7 +35,7 @@ struct bench_record {
 
 struct bench_results {
     struct bench_record *records; // [n_records]
-    int64_t n_records, n_turns; // a unit's turns lie side by side, and no unit has more
+    int64_t n_records, n_turns;   // a unit's turns lie side by side, and no unit has more
     float *itl_ms; // every gap between events with text, of good and failed requests alike
     size_t n_itl, cap_itl;
     int64_t n_events, n_reconnects, max_in_flight;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the memory near a core lets AMX do: products of 512 rows with bf16 weights by blocks of 32
  * rows and 32 outputs, in the forms that cpu/ could take. All forms run in turns, many times,
  * because other programs may use the machine; the best of each counts, beside the same instructions

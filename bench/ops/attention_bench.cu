@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention against a naive fp32 version, over random passes. */
 #include "bench/ops/attention_scene.cuh"
 
@@ -293,9 +294,9 @@ struct few_case {
             const int slot = s.seqs[i].n_past, bt = s.block_tokens;
             const int32_t page = s.tables[i * s.table_stride + slot / bt];
             for (int h = 0; h < 2 * s.n_kv_heads; h++) {
-                CHECK(cudaMemset((char *)s.kv + 2 * (page * s.view.page_stride +
-                                                     h / 2 * s.view.head_stride +
-                                                     h % 2 * s.view.v_offset + slot % bt * s.dim_k),
+                CHECK(cudaMemset((char *)s.kv +
+                                     2 * (page * s.view.page_stride + h / 2 * s.view.head_stride +
+                                          h % 2 * s.view.v_offset + slot % bt * s.dim_k),
                                  0xff, s.dim_k * 2));
             }
         }

@@ -1,13 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention's benches: a pass over one layer or several, made in device memory, and one made ready
  * to launch. Every slot that nobody owns holds NaN. Thread: one. */
 #ifndef SLUICE_TEST_ATTENTION_SCENE_CUH
 #define SLUICE_TEST_ATTENTION_SCENE_CUH
 
+#include "bench/ops/bench.cuh"
 #include "cuda/attention.h"
 #include "cuda/attention_plan.h"
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
-#include "bench/ops/bench.cuh"
 
 #include <cmath>
 #include <cstring>
@@ -203,8 +204,9 @@ template <typename T> static T *keep(struct prepared &p, const std::vector<T> &v
 }
 
 static inline void prepare(struct prepared &p, const struct scene &s, int first_row,
-                    const std::vector<struct pass_seq> &seqs,
-                    const std::vector<struct pass_group> &groups, int padding, bool deterministic)
+                           const std::vector<struct pass_seq> &seqs,
+                           const std::vector<struct pass_group> &groups, int padding,
+                           bool deterministic)
 {
     p.limits = limits_of(s, deterministic);
     int n_rows = 0;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention timed: passes alone, shared prefixes, and in a step between a layer's products. */
 #include "bench/ops/attention_scene.cuh"
 
@@ -88,8 +89,8 @@ static void time_shared(int n_groups, int n_each, int n_shared, int n_own)
     const struct timing without = time_scene(b, "  the same, not told of it", false);
     /* Without being told, siblings' reads of one prefix meet in the L2 cache; the fair comparison
      * is with as many sequences of their own. */
-    const struct timing own = time_equal("  as many without a common prefix", n_groups * n_each,
-                                         n_shared + n_own, 1);
+    const struct timing own =
+        time_equal("  as many without a common prefix", n_groups * n_each, n_shared + n_own, 1);
     printf("  -> %.2f of the time without sharing (%.2f of the same pages unshared)\n",
            with.us / own.us, with.us / without.us);
 }
@@ -163,8 +164,8 @@ struct layer_chain {
 
     void close()
     {
-        for (void *m : {(void *)weights, (void *)x, (void *)qkv, (void *)cos_sin,
-                        (void *)inv_freq}) {
+        for (void *m :
+             {(void *)weights, (void *)x, (void *)qkv, (void *)cos_sin, (void *)inv_freq}) {
             CHECK(cudaFree(m));
         }
     }

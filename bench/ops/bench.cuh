@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the kernel benches share: checked calls, random device data, timing by graph replay.
  * Thread: one. */
 #ifndef SLUICE_TEST_BENCH_CUH
@@ -56,8 +57,7 @@ __device__ inline float random_normal(uint64_t seed, uint64_t i)
     return sum;
 }
 
-template <typename T>
-__global__ void fill_kernel(T *to, int64_t n, uint64_t seed, float scale)
+template <typename T> __global__ void fill_kernel(T *to, int64_t n, uint64_t seed, float scale)
 {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
          i += (int64_t)gridDim.x * blockDim.x) {

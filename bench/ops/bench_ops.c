@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice bench-ops`: the time of each op and of whole forward passes over dummy weights of a known
  * shape, through the backend's table alone. Shares are of what the machine does in the same run:
  * reads of the same weights, and the peak of the instruction that multiplies. */
@@ -44,7 +45,8 @@ static enum status run_down(struct bench *b, int32_t i)
 
 static enum status run_norm(struct bench *b, int32_t i)
 {
-    return bench_norm(b, b->layers[i % b->shape.n_layers].norm_1, b->delta, b->x, b->h, b->pass.n_rows);
+    return bench_norm(b, b->layers[i % b->shape.n_layers].norm_1, b->delta, b->x, b->h,
+                      b->pass.n_rows);
 }
 
 static enum status run_store(struct bench *b, int32_t i)
@@ -259,8 +261,8 @@ static enum status decode_ratios(struct bench *b)
     }
     enum status st = OK;
     int64_t start = clock_now_ns();
-    for (int32_t i = 0; st == OK && (i < 8 || clock_now_ns() - start < (int64_t)(2e10 * b->seconds));
-         i++) {
+    for (int32_t i = 0;
+         st == OK && (i < 8 || clock_now_ns() - start < (int64_t)(2e10 * b->seconds)); i++) {
         int64_t before = clock_now_ns();
         double processor = processor_now();
         n_weights = cpu_read_weights(b->be, reads, n);
@@ -304,8 +306,8 @@ static enum status prefill_ratio(struct bench *b)
     double left_out = 2.0 * (n - 1.0) * (q + 3.0 * s->ffn) * s->hidden;
     enum status st = OK;
     int64_t start = clock_now_ns();
-    for (int32_t i = 0; st == OK && (i < LEAST_PREFILLS ||
-                                     clock_now_ns() - start < (int64_t)(4e9 * b->seconds));
+    for (int32_t i = 0;
+         st == OK && (i < LEAST_PREFILLS || clock_now_ns() - start < (int64_t)(4e9 * b->seconds));
          i++) {
         st = time_forward(b, 1, b->max_rows, 0, &best);
     }
@@ -318,7 +320,8 @@ static enum status prefill_ratio(struct bench *b)
     b->fma_rate = fmax(b->fma_rate, p.fma_flops_per_s);
     print_pass("prefill", t, &best, n / t, "tokens/s");
     double peak = p.has_matrix_unit ? b->product_rate : b->fma_rate;
-    print_ratio(p.has_matrix_unit ? "prefill: share of the AMX peak" : "prefill: share of the FMA peak",
+    print_ratio(p.has_matrix_unit ? "prefill: share of the AMX peak"
+                                  : "prefill: share of the FMA peak",
                 flops / t / peak, flops / (best.processor / p.n_threads) / peak,
                 p.has_matrix_unit ? 0.35 : 0.5);
     printf("%-46s %6.2f\n", "  the same of what is multiplied", (flops - left_out) / t / peak);
@@ -376,16 +379,17 @@ static enum status run_cuda(struct bench *b, struct err *err)
 
 static int usage(int code)
 {
-    fprintf(code == 0 ? stdout : stderr,
-            "usage: sluice bench-ops [--device cpu|scalar|cuda:N] [--shape 1b|8b|tiny]\n"
-            "    [--layers N] [--context N] [--rows N] [--threads N] [--dtype bf16|f32]\n"
-            "    [--seconds S] [--brief 1]\n"
-            "Times each op and the forward pass of dummy weights: one sequence, sixteen, and a\n"
-            "prompt of --rows tokens (2048); then the ratios that are aimed at, which are all that\n"
-            "--brief prints, and of which [--only decode|prefill] leaves one. A prefill's ratio is\n"
-            "of three passes at least, and of 4 S seconds; on a busy machine --seconds 5 is better.\n"
-            "[--only kv]: one row, and four, after --context tokens with each KV format.\n"
-            "On CUDA: each op at an 8B model's shapes; [--only NAME] [--deterministic 1].\n");
+    fprintf(
+        code == 0 ? stdout : stderr,
+        "usage: sluice bench-ops [--device cpu|scalar|cuda:N] [--shape 1b|8b|tiny]\n"
+        "    [--layers N] [--context N] [--rows N] [--threads N] [--dtype bf16|f32]\n"
+        "    [--seconds S] [--brief 1]\n"
+        "Times each op and the forward pass of dummy weights: one sequence, sixteen, and a\n"
+        "prompt of --rows tokens (2048); then the ratios that are aimed at, which are all that\n"
+        "--brief prints, and of which [--only decode|prefill] leaves one. A prefill's ratio is\n"
+        "of three passes at least, and of 4 S seconds; on a busy machine --seconds 5 is better.\n"
+        "[--only kv]: one row, and four, after --context tokens with each KV format.\n"
+        "On CUDA: each op at an 8B model's shapes; [--only NAME] [--deterministic 1].\n");
     return code;
 }
 
@@ -443,8 +447,12 @@ static bool set_option(struct bench *b, const char *key, const char *value)
 
 int cmd_bench_ops(int argc, char **argv)
 {
-    struct bench b = {.shape = *bench_shape("1b"), .device = "cpu", .context = 128, .max_rows = 2048,
-                      .dtype = DT_BF16, .seconds = 0.5};
+    struct bench b = {.shape = *bench_shape("1b"),
+                      .device = "cpu",
+                      .context = 128,
+                      .max_rows = 2048,
+                      .dtype = DT_BF16,
+                      .seconds = 0.5};
     for (int i = 1; i < argc; i += 2) {
         if (strcmp(argv[i], "--help") == 0) {
             return usage(0);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A plain Llama of dummy weights, driven through a backend's table alone: what `sluice bench-ops`
  * times. The weights and memory live until bench_close.
  * Thread: main. */
@@ -17,7 +18,7 @@ const struct shape *bench_shape(const char *name);
 enum {
     BENCH_LANES = 64,
     BENCH_KV_SETS = 4, // of kv_lines.c: plain, and three formats
-    COPIES = 4, // of each weight of the GPU's table, so that a cache does not hold them
+    COPIES = 4,        // of each weight of the GPU's table, so that a cache does not hold them
     MOE_SHAPES = 2,
     BENCH_FORMATS = 4, // of cuda_quant.c
     BENCH_QUANT_PRODUCTS = 4,
@@ -71,7 +72,7 @@ struct bench {
     int64_t lap_start;
 
     /* the GPU's table */
-    int32_t next_model; // a pass's graph is keyed by it: each line has its own
+    int32_t next_model;             // a pass's graph is keyed by it: each line has its own
     double copy_peak, product_peak; // bytes and operations per second
     const struct weight *w_qkv[COPIES], *w_o[COPIES], *w_gate_up[COPIES], *w_down[COPIES];
     const struct weight *w_head, *w_embed, *w_norm, *w_square, *w_sinks, *w_kv_norm, *w_uk, *w_uv;

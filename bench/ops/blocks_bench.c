@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What weights in blocks (GGUF's formats) cost the CPU backend: one row times a matrix that fits no
  * cache, for each format beside bf16, in turns, many times, because other programs may use the
  * machine; the best of each counts. GB/s are of the format's own bytes, so that a format that kept
@@ -12,7 +13,7 @@
 
 enum { N_OUT = 8192, N_IN = 4096, TURNS = 20, MAX_ROWS = 512 };
 
-static const char *const names[] = {"bf16", "Q8_0", "Q6_K", "Q5_0", "Q5_1", "Q5_K",
+static const char *const names[] = {"bf16", "Q8_0", "Q6_K", "Q5_0",   "Q5_1", "Q5_K",
                                     "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "MXFP4"};
 enum { N_NAMES = sizeof names / sizeof names[0] };
 
@@ -28,7 +29,8 @@ struct scene {
 static struct weight_part make_part(const char *name, unsigned char **data, double *bytes)
 {
     const struct block_format *f = block_format_find(name);
-    size_t n = f ? (size_t)N_OUT * N_IN / (size_t)f->n * (size_t)f->n_bytes : (size_t)N_OUT * N_IN * 2;
+    size_t n =
+        f ? (size_t)N_OUT * N_IN / (size_t)f->n * (size_t)f->n_bytes : (size_t)N_OUT * N_IN * 2;
     *data = xmalloc(n);
     for (size_t i = 0; i < n; i++) {
         (*data)[i] = (unsigned char)(i * 2654435761u >> 24 & 0x2F);
@@ -42,9 +44,15 @@ static enum status open_weight(struct scene *s, int32_t i, struct err *err)
 {
     unsigned char *data;
     struct weight_part p = make_part(names[i], &data, &s->bytes[i]);
-    struct weight_desc d = {.name = names[i], .kind = WEIGHT_LINEAR, .dtype = DT_BF16,
-                            .n_out = N_OUT, .n_in = N_IN, .n_experts = 1, .n_parts = 1,
-                            .parts = &p, .k_segments = 1};
+    struct weight_desc d = {.name = names[i],
+                            .kind = WEIGHT_LINEAR,
+                            .dtype = DT_BF16,
+                            .n_out = N_OUT,
+                            .n_in = N_IN,
+                            .n_experts = 1,
+                            .n_parts = 1,
+                            .parts = &p,
+                            .k_segments = 1};
     enum status st = s->be->ops->weight_open(s->be, &d, &s->weights[i], err);
     free(data);
     s->best[i] = 1e30;
@@ -54,9 +62,16 @@ static enum status open_weight(struct scene *s, int32_t i, struct err *err)
 static enum status open_all(struct scene *s, int32_t threads, struct err *err)
 {
     struct backend_options options = {.n_ranks = 1, .dtype = DT_BF16, .threads = threads};
-    struct backend_limits limits = {.max_rows = MAX_ROWS, .max_out_rows = MAX_ROWS, .max_lanes = 1,
-                                    .max_len = 16, .max_blocks_per_lane = 1, .n_blocks = 1,
-                                    .block_tokens = 16, .vocab = 16, .hidden = N_IN, .n_steps = 1,
+    struct backend_limits limits = {.max_rows = MAX_ROWS,
+                                    .max_out_rows = MAX_ROWS,
+                                    .max_lanes = 1,
+                                    .max_len = 16,
+                                    .max_blocks_per_lane = 1,
+                                    .n_blocks = 1,
+                                    .block_tokens = 16,
+                                    .vocab = 16,
+                                    .hidden = N_IN,
+                                    .n_steps = 1,
                                     .max_passes = 1};
     TRY(cpu_open(&options, &s->be, err));
     for (int32_t i = 0; i < N_NAMES; i++) {
@@ -92,8 +107,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "blocks_bench: %s\n", err.text);
         return 1;
     }
-    printf("%d x %d, %d threads, %d rows: us, GB/s of its own bytes, times as fast as bf16\n", N_OUT,
-           N_IN, threads, n_rows);
+    printf("%d x %d, %d threads, %d rows: us, GB/s of its own bytes, times as fast as bf16\n",
+           N_OUT, N_IN, threads, n_rows);
     for (int32_t i = 0; i < N_NAMES; i++) {
         printf("  %-8s %10.0f %8.2f %8.2f\n", names[i], s.best[i] * 1e6,
                s.bytes[i] / s.best[i] * 1e-9, s.best[0] / s.best[i]);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The command that this folder is. Thread: main. */
 #ifndef SLUICE_BENCH_OPS_COMMAND_H
 #define SLUICE_BENCH_OPS_COMMAND_H

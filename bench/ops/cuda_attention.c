@@ -1,13 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lines of attention. */
 #include "bench/ops/cuda_timing.h"
 
 static enum status issue_attention(struct bench *b, const struct line *l, int32_t i)
 {
-    const struct attention_args a = {
-        .q = b->qkv, .out = b->attn, .n_rows = l->n_rows, .layer = i % LAYERS, .n_heads = HEADS,
-        .n_kv_heads = KV_HEADS, .head_dim_k = HEAD_DIM, .head_dim_v = HEAD_DIM,
-        .scale = 0.0883883f, .window = l->window, .softcap = l->softcap,
-        .sinks = l->sinks ? b->w_sinks : NULL};
+    const struct attention_args a = {.q = b->qkv,
+                                     .out = b->attn,
+                                     .n_rows = l->n_rows,
+                                     .layer = i % LAYERS,
+                                     .n_heads = HEADS,
+                                     .n_kv_heads = KV_HEADS,
+                                     .head_dim_k = HEAD_DIM,
+                                     .head_dim_v = HEAD_DIM,
+                                     .scale = 0.0883883f,
+                                     .window = l->window,
+                                     .softcap = l->softcap,
+                                     .sinks = l->sinks ? b->w_sinks : NULL};
     return b->ops->attention(b->be, &a);
 }
 
@@ -15,16 +23,18 @@ static enum status plain_lines(struct bench *b, double element)
 {
     static const struct {
         int32_t n_rows, context, shape;
-    } cases[] = {{1, 256, DECODE},    {8, 2047, DECODE},   {32, 2047, DECODE},
-                 {128, 2047, DECODE}, {256, 255, DECODE},  {64, 2047, DECODE},
-                 {16, 8191, DECODE},  {256, 2047, SHARED}, {16, 2047, PREFILL},
-                 {512, 0, PREFILL},   {2048, 0, PREFILL},  {4096, 0, PREFILL},
+    } cases[] = {{1, 256, DECODE},    {8, 2047, DECODE},    {32, 2047, DECODE},
+                 {128, 2047, DECODE}, {256, 255, DECODE},   {64, 2047, DECODE},
+                 {16, 8191, DECODE},  {256, 2047, SHARED},  {16, 2047, PREFILL},
+                 {512, 0, PREFILL},   {2048, 0, PREFILL},   {4096, 0, PREFILL},
                  {8192, 0, PREFILL},  {256, 7936, PREFILL}, {1024, 7168, PREFILL}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const bool prefill = cases[i].shape == PREFILL;
-        struct line l = {.issue = issue_attention, .n_rows = cases[i].n_rows,
-                         .context = cases[i].context, .shape = cases[i].shape};
-        l.name = prefill ? "attention of one, rows"
+        struct line l = {.issue = issue_attention,
+                         .n_rows = cases[i].n_rows,
+                         .context = cases[i].context,
+                         .shape = cases[i].shape};
+        l.name = prefill             ? "attention of one, rows"
                  : l.shape == SHARED ? "attention, 16 share a prefix"
                                      : "attention of";
         const double n = l.n_rows, c = l.context;
@@ -51,8 +61,8 @@ static enum status other_lines(struct bench *b, double element)
             l.context = prefill ? 0 : 2047;
             l.shape = prefill ? PREFILL : DECODE;
             const double seen = l.window ? l.window : 2048.0;
-            const double pairs = prefill ? 2048.0 * seen - (l.window ? seen * seen / 2 : 2048.0 * 1024)
-                                         : 64 * seen;
+            const double pairs =
+                prefill ? 2048.0 * seen - (l.window ? seen * seen / 2 : 2048.0 * 1024) : 64 * seen;
             l.operations = 4.0 * pairs * HEADS * HEAD_DIM;
             l.bytes = element * 2 * (prefill ? 2048.0 : 64 * seen) * KV_HEADS * HEAD_DIM;
             TRY(bench_print_line(b, &l));

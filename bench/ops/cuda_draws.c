@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lines of draws, alone and behind the output head. */
 #include "bench/ops/cuda_timing.h"
 
 static enum status issue_sample(struct bench *b, const struct line *l, int32_t i)
 {
     (void)i;
-    const struct sample_args a = {.logits = b->logits, .n_out = l->n_rows, .n_draws = l->n_rows,
-                                  .n_vocab_used = VOCAB};
+    const struct sample_args a = {
+        .logits = b->logits, .n_out = l->n_rows, .n_draws = l->n_rows, .n_vocab_used = VOCAB};
     return b->ops->sample(b->be, &a);
 }
 
@@ -21,7 +22,9 @@ enum status bench_draw_lines(struct bench *b)
         p.top_k = kind == 2 ? 50 : 0;
         TRY(bench_draw_by(b, &p));
         for (size_t r = 0; r < 4; r++) {
-            const struct line l = {.name = names[kind], .issue = issue_sample, .n_rows = rows[r],
+            const struct line l = {.name = names[kind],
+                                   .issue = issue_sample,
+                                   .n_rows = rows[r],
                                    .bytes = 4.0 * VOCAB * rows[r]};
             TRY(bench_print_line(b, &l));
         }
@@ -33,13 +36,20 @@ enum status bench_draw_lines(struct bench *b)
 static enum status issue_drawn_head(struct bench *b, const struct line *l, int32_t i)
 {
     struct logit_bests bests = {.n_bands = 0};
-    const struct linear_args a = {.weight = b->w_head, .x = b->h, .y = b->logits,
-                                  .n_rows = l->n_rows, .head = true, .n_drawn = VOCAB,
+    const struct linear_args a = {.weight = b->w_head,
+                                  .x = b->h,
+                                  .y = b->logits,
+                                  .n_rows = l->n_rows,
+                                  .head = true,
+                                  .n_drawn = VOCAB,
                                   .bests = &bests};
     (void)i;
     TRY(b->ops->linear(b->be, &a));
-    const struct sample_args draw = {.logits = b->logits, .n_out = l->n_rows,
-                                     .n_draws = l->n_rows, .n_vocab_used = VOCAB, .bests = bests};
+    const struct sample_args draw = {.logits = b->logits,
+                                     .n_out = l->n_rows,
+                                     .n_draws = l->n_rows,
+                                     .n_vocab_used = VOCAB,
+                                     .bests = bests};
     return b->ops->sample(b->be, &draw);
 }
 
@@ -51,8 +61,10 @@ enum status bench_head_lines(struct bench *b, double element)
     greedy.temperature = 0.0f;
     TRY(bench_draw_by(b, &greedy));
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
-        const struct line l = {.name = "head and greedy draws", .issue = issue_drawn_head,
-                               .n_rows = rows[r], .bytes = element * head,
+        const struct line l = {.name = "head and greedy draws",
+                               .issue = issue_drawn_head,
+                               .n_rows = rows[r],
+                               .bytes = element * head,
                                .operations = 2.0 * head * rows[r]};
         TRY(bench_print_line(b, &l));
     }

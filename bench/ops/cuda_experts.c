@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lines of mixtures: the router, and its experts. */
 #include "bench/ops/cuda_timing.h"
 
@@ -8,9 +9,16 @@ static struct moe_ffn_args moe_args(struct bench *b, const struct line *l)
     const struct bench_moe *m = l->moe;
     struct tensor x = b->h, y = b->attn;
     x.stride = y.stride = m->hidden;
-    return (struct moe_ffn_args){.gate_up = m->w_up, .down = m->w_down, .x = x, .y = y,
-                                 .ids = b->ids, .weights = b->weights, .n_rows = l->n_rows,
-                                 .n_experts = m->n_experts, .k = m->k, .ffn = m->ffn,
+    return (struct moe_ffn_args){.gate_up = m->w_up,
+                                 .down = m->w_down,
+                                 .x = x,
+                                 .y = y,
+                                 .ids = b->ids,
+                                 .weights = b->weights,
+                                 .n_rows = l->n_rows,
+                                 .n_experts = m->n_experts,
+                                 .k = m->k,
+                                 .ffn = m->ffn,
                                  .kind = ACT_SILU};
 }
 
@@ -18,9 +26,14 @@ static enum status issue_route(struct bench *b, const struct line *l, int32_t i)
 {
     (void)i;
     const struct moe_ffn_args m = moe_args(b, l);
-    const struct moe_route_args a = {.router = l->moe->w_router, .x = m.x, .ids = b->ids,
-                                     .weights = b->weights, .n_rows = l->n_rows,
-                                     .n_experts = m.n_experts, .k = m.k, .renormalise = true,
+    const struct moe_route_args a = {.router = l->moe->w_router,
+                                     .x = m.x,
+                                     .ids = b->ids,
+                                     .weights = b->weights,
+                                     .n_rows = l->n_rows,
+                                     .n_experts = m.n_experts,
+                                     .k = m.k,
+                                     .renormalise = true,
                                      .scale = 1.0f};
     return b->ops->moe_route(b->be, &a);
 }
@@ -55,7 +68,10 @@ static enum status moe_lines(struct bench *b, const struct bench_moe *m, double 
         const double n = rows[r];
         /* Experts that at least one row picks, if picks are even. */
         const double active = m->n_experts * (1 - pow(1 - (double)m->k / m->n_experts, n));
-        struct line l = {.name = m->route, .issue = issue_route, .n_rows = rows[r], .moe = m,
+        struct line l = {.name = m->route,
+                         .issue = issue_route,
+                         .n_rows = rows[r],
+                         .moe = m,
                          .bytes = 4.0 * m->n_experts * m->hidden + element * n * m->hidden,
                          .operations = 2.0 * n * m->n_experts * m->hidden,
                          .shape = rows[r] > LANES ? PREFILL : DECODE};

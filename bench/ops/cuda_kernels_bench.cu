@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Checks and times the attention and small-product kernels without the engine.
  * usage: cuda_kernels_bench [check N] [check PRODUCT] [gemm] [attention] [step]
  * N: passes of attention, besides all products; PRODUCT: gemm_head, gemm_batch, ... alone */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lines of MLA: q lies in `mid`, the latent in `h`, absorbed queries in `act`. */
 #include "bench/ops/cuda_timing.h"
 
@@ -9,41 +10,59 @@ static struct tensor of_width(struct tensor t, int32_t width)
 
 static enum status issue_mla_store(struct bench *b, const struct line *l, int32_t i)
 {
-    const struct mla_store_args a = {
-        .q = of_width(b->mid, MLA_HEADS * MLA_Q), .kv = of_width(b->h, MLA_KEY),
-        .q_out = of_width(b->act, MLA_HEADS * MLA_KEY), .rope = b->mla_rope,
-        .n_rows = l->n_rows, .layer = i % LAYERS, .n_heads = MLA_HEADS, .q_head = MLA_Q,
-        .q_rope_offset = MLA_NOPE, .rope_dim = MLA_ROPE, .kv_lora = MLA_LORA,
-        .q_out_head = MLA_KEY, .q_out_offset = MLA_LORA, .kv_norm = b->w_kv_norm, .eps = 1e-6f};
+    const struct mla_store_args a = {.q = of_width(b->mid, MLA_HEADS * MLA_Q),
+                                     .kv = of_width(b->h, MLA_KEY),
+                                     .q_out = of_width(b->act, MLA_HEADS * MLA_KEY),
+                                     .rope = b->mla_rope,
+                                     .n_rows = l->n_rows,
+                                     .layer = i % LAYERS,
+                                     .n_heads = MLA_HEADS,
+                                     .q_head = MLA_Q,
+                                     .q_rope_offset = MLA_NOPE,
+                                     .rope_dim = MLA_ROPE,
+                                     .kv_lora = MLA_LORA,
+                                     .q_out_head = MLA_KEY,
+                                     .q_out_offset = MLA_LORA,
+                                     .kv_norm = b->w_kv_norm,
+                                     .eps = 1e-6f};
     return b->ops->mla_store(b->be, &a);
 }
 
 static enum status issue_absorb(struct bench *b, const struct line *l, int32_t i)
 {
-    const struct linear_heads_args a = {
-        .weight = b->w_uk, .x = of_width(b->mid, MLA_HEADS * MLA_Q),
-        .y = of_width(b->act, MLA_HEADS * MLA_KEY), .n_rows = l->n_rows, .x_head = MLA_Q,
-        .y_head = MLA_KEY};
+    const struct linear_heads_args a = {.weight = b->w_uk,
+                                        .x = of_width(b->mid, MLA_HEADS * MLA_Q),
+                                        .y = of_width(b->act, MLA_HEADS * MLA_KEY),
+                                        .n_rows = l->n_rows,
+                                        .x_head = MLA_Q,
+                                        .y_head = MLA_KEY};
     (void)i;
     return b->ops->linear_heads(b->be, &a);
 }
 
 static enum status issue_expand(struct bench *b, const struct line *l, int32_t i)
 {
-    const struct linear_heads_args a = {
-        .weight = b->w_uv, .x = of_width(b->act, MLA_HEADS * MLA_LORA),
-        .y = of_width(b->attn, MLA_HEADS * MLA_NOPE), .n_rows = l->n_rows, .x_head = MLA_LORA,
-        .y_head = MLA_NOPE};
+    const struct linear_heads_args a = {.weight = b->w_uv,
+                                        .x = of_width(b->act, MLA_HEADS * MLA_LORA),
+                                        .y = of_width(b->attn, MLA_HEADS * MLA_NOPE),
+                                        .n_rows = l->n_rows,
+                                        .x_head = MLA_LORA,
+                                        .y_head = MLA_NOPE};
     (void)i;
     return b->ops->linear_heads(b->be, &a);
 }
 
 static enum status issue_mla_attention(struct bench *b, const struct line *l, int32_t i)
 {
-    const struct attention_args a = {
-        .q = of_width(b->act, MLA_HEADS * MLA_KEY), .out = of_width(b->mid, MLA_HEADS * MLA_LORA),
-        .n_rows = l->n_rows, .layer = i % LAYERS, .n_heads = MLA_HEADS, .n_kv_heads = 1,
-        .head_dim_k = MLA_KEY, .head_dim_v = MLA_LORA, .scale = 0.0721688f};
+    const struct attention_args a = {.q = of_width(b->act, MLA_HEADS * MLA_KEY),
+                                     .out = of_width(b->mid, MLA_HEADS * MLA_LORA),
+                                     .n_rows = l->n_rows,
+                                     .layer = i % LAYERS,
+                                     .n_heads = MLA_HEADS,
+                                     .n_kv_heads = 1,
+                                     .head_dim_k = MLA_KEY,
+                                     .head_dim_v = MLA_LORA,
+                                     .scale = 0.0721688f};
     return b->ops->attention(b->be, &a);
 }
 

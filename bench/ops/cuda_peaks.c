@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What shares are of: a large copy, and a large product. */
 #include "bench/ops/cuda_timing.h"
 #include "engine/base/clock.h"
@@ -43,14 +44,21 @@ static enum status measure_product(struct bench *b)
     struct tensor x = b->mid, y = b->mid;
     x.stride = y.stride = 8192;
     y.mem = dmem_at(y.mem, (size_t)ROWS * 8192 * dtype_bytes(y.dtype));
-    const struct line l = {.name = "product 8192 x 8192 x", .issue = bench_issue_linear,
-                           .n_rows = ROWS, .weight = &w, .from = x, .to = y, .n_out = 8192, .n_in = 8192,
-                           .shape = PREFILL, .operations = 2.0 * ROWS * 8192 * 8192};
+    const struct line l = {.name = "product 8192 x 8192 x",
+                           .issue = bench_issue_linear,
+                           .n_rows = ROWS,
+                           .weight = &w,
+                           .from = x,
+                           .to = y,
+                           .n_out = 8192,
+                           .n_in = 8192,
+                           .shape = PREFILL,
+                           .operations = 2.0 * ROWS * 8192 * 8192};
     double us;
     TRY(bench_run_line(b, &l, &us));
     b->product_peak = l.operations / us * 1e6;
     printf("%-34s %10.2f us %13s %8.1f TFLOP/s\n", "product 8192^3 (peak)", us, "",
-            b->product_peak * 1e-12);
+           b->product_peak * 1e-12);
     return OK;
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lines of products with weights that stay quantised. */
 #include "bench/ops/cuda_timing.h"
 
@@ -32,8 +33,7 @@ enum status bench_make_quantised(struct bench *b, struct err *err)
     for (int32_t f = 0; f < BENCH_FORMATS; f++) {
         for (int32_t i = 0; i < BENCH_QUANT_PRODUCTS * COPIES; i++) {
             const int32_t n_out = products[i / COPIES].n_out, n_in = products[i / COPIES].n_in;
-            struct weight_part part =
-                weight_part_plain(NULL, formats[f].values, n_out, n_in, n_in);
+            struct weight_part part = weight_part_plain(NULL, formats[f].values, n_out, n_in, n_in);
             part.codec.scales.dtype = formats[f].scales;
             part.codec.zero = formats[f].zero;
             part.codec.block_rows = formats[f].block_rows;
@@ -59,10 +59,14 @@ enum status bench_make_quantised(struct bench *b, struct err *err)
 
 static enum status issue(struct bench *b, const struct line *l, int32_t i)
 {
-    const struct linear_args a = {.weight = l->weight[i % COPIES], .x = l->from, .y = l->to,
-                                  .n_rows = l->n_rows};
-    const struct activation_args act = {.x = b->mid, .out = b->act, .n_rows = l->n_rows,
-                                        .width = FFN, .kind = ACT_SILU, .gated = true};
+    const struct linear_args a = {
+        .weight = l->weight[i % COPIES], .x = l->from, .y = l->to, .n_rows = l->n_rows};
+    const struct activation_args act = {.x = b->mid,
+                                        .out = b->act,
+                                        .n_rows = l->n_rows,
+                                        .width = FFN,
+                                        .kind = ACT_SILU,
+                                        .gated = true};
     return l->n_out == 2 * FFN ? b->ops->linear_act(b->be, &a, &act) : b->ops->linear(b->be, &a);
 }
 
@@ -76,14 +80,19 @@ enum status bench_quantised_lines(struct bench *b, double element)
             for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
                 char name[64];
                 snprintf(name, sizeof name, "%s, %s", formats[f].name, products[i].name);
-                struct line l = {.name = name, .issue = issue, .n_rows = rows[r],
-                                 .weight = b->w_quantised[f][i], .from = from[i], .to = to[i],
-                                 .n_out = products[i].n_out, .n_in = products[i].n_in};
+                struct line l = {.name = name,
+                                 .issue = issue,
+                                 .n_rows = rows[r],
+                                 .weight = b->w_quantised[f][i],
+                                 .from = from[i],
+                                 .to = to[i],
+                                 .n_out = products[i].n_out,
+                                 .n_in = products[i].n_in};
                 const double n = (double)l.n_out * l.n_in;
                 l.operations = 2.0 * n * l.n_rows;
-                l.bytes = formats[f].bytes * n +
-                          element * l.n_rows *
-                              (l.n_in + (products[i].is_gated ? l.n_out / 2 : l.n_out));
+                l.bytes =
+                    formats[f].bytes * n +
+                    element * l.n_rows * (l.n_in + (products[i].is_gated ? l.n_out / 2 : l.n_out));
                 l.shape = rows[r] > LANES ? PREFILL : DECODE;
                 TRY(bench_print_line(b, &l));
             }

@@ -1,11 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lines of ops that treat each row by itself, and what fills the rows of all lines. */
 #include "bench/ops/cuda_timing.h"
 
 static enum status issue_norm(struct bench *b, const struct line *l, int32_t i)
 {
     (void)i;
-    const struct norm_args a = {.x = b->x, .delta = b->attn, .out = b->h, .weight = b->w_norm,
-                                .n_rows = l->n_rows, .width = HIDDEN, .eps = 1e-5f,
+    const struct norm_args a = {.x = b->x,
+                                .delta = b->attn,
+                                .out = b->h,
+                                .weight = b->w_norm,
+                                .n_rows = l->n_rows,
+                                .width = HIDDEN,
+                                .eps = 1e-5f,
                                 .delta_scale = 1e-3f};
     return b->ops->norm(b->be, &a);
 }
@@ -19,17 +25,25 @@ static enum status issue_embed(struct bench *b, const struct line *l, int32_t i)
 
 static enum status issue_rope(struct bench *b, const struct line *l, int32_t i)
 {
-    const struct rope_store_args a = {.qkv = b->qkv, .rope = b->rope, .n_rows = l->n_rows,
-                                      .layer = i % LAYERS, .n_heads = HEADS,
-                                      .n_kv_heads = KV_HEADS, .head_dim = HEAD_DIM};
+    const struct rope_store_args a = {.qkv = b->qkv,
+                                      .rope = b->rope,
+                                      .n_rows = l->n_rows,
+                                      .layer = i % LAYERS,
+                                      .n_heads = HEADS,
+                                      .n_kv_heads = KV_HEADS,
+                                      .head_dim = HEAD_DIM};
     return b->ops->rope_store(b->be, &a);
 }
 
 static enum status issue_activation(struct bench *b, const struct line *l, int32_t i)
 {
     (void)i;
-    const struct activation_args a = {.x = b->mid, .out = b->act, .n_rows = l->n_rows,
-                                      .width = FFN, .kind = ACT_SILU, .gated = true};
+    const struct activation_args a = {.x = b->mid,
+                                      .out = b->act,
+                                      .n_rows = l->n_rows,
+                                      .width = FFN,
+                                      .kind = ACT_SILU,
+                                      .gated = true};
     return b->ops->activation(b->be, &a);
 }
 
@@ -64,8 +78,12 @@ static enum status issue_gather(struct bench *b, const struct line *l, int32_t i
 
 static enum status issue_row_gate(struct bench *b, const struct line *l, int32_t i)
 {
-    const struct row_gate_args a = {.x = b->h, .y = b->attn, .weight = b->w_norm,
-                                    .n_rows = l->n_rows, .x_width = HIDDEN, .y_width = HIDDEN};
+    const struct row_gate_args a = {.x = b->h,
+                                    .y = b->attn,
+                                    .weight = b->w_norm,
+                                    .n_rows = l->n_rows,
+                                    .x_width = HIDDEN,
+                                    .y_width = HIDDEN};
     (void)i;
     return b->ops->row_gate(b->be, &a);
 }
@@ -116,24 +134,24 @@ enum status bench_warm_up(struct bench *b)
     bench_make_pass(b, &l);
     TRY(b->ops->pass_begin(b->be, &b->pass, &shape));
     TRY(issue_embed(b, &l, 0));
-    const struct norm_args norm = {.x = b->x, .out = b->h, .n_rows = ROWS, .width = HIDDEN,
-                                   .eps = 1e-5f};
+    const struct norm_args norm = {
+        .x = b->x, .out = b->h, .n_rows = ROWS, .width = HIDDEN, .eps = 1e-5f};
     TRY(b->ops->norm(b->be, &norm));
     const struct {
         const struct weight *w;
         struct tensor from, to;
     } products[] = {{b->w_qkv[0], b->h, b->qkv}, {b->w_gate_up[0], b->h, b->mid}};
     for (size_t i = 0; i < 2; i++) {
-        const struct linear_args a = {.weight = products[i].w, .x = products[i].from,
-                                      .y = products[i].to, .n_rows = ROWS};
+        const struct linear_args a = {
+            .weight = products[i].w, .x = products[i].from, .y = products[i].to, .n_rows = ROWS};
         TRY(b->ops->linear(b->be, &a));
     }
     TRY(issue_activation(b, &l, 0));
     for (int32_t layer = 0; layer < LAYERS; layer++) {
         TRY(issue_rope(b, &l, layer));
     }
-    const struct linear_args head = {.weight = b->w_head, .x = b->h, .y = b->logits,
-                                     .n_rows = OUT_ROWS};
+    const struct linear_args head = {
+        .weight = b->w_head, .x = b->h, .y = b->logits, .n_rows = OUT_ROWS};
     TRY(b->ops->linear(b->be, &head));
     TRY(b->ops->pass_end(b->be));
     TRY(b->ops->step_end(b->be));

@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The table of `sluice bench-ops --device cuda`: its weights and memory, and the order of its
  * lines. */
-#include "cuda/cuda.h"
 #include "bench/ops/cuda_timing.h"
+#include "cuda/cuda.h"
 #include "engine/base/mem.h"
 
 #include <math.h>
@@ -12,8 +13,7 @@ static enum status make_weight(struct bench *b, enum weight_kind kind, enum dtyp
                                int32_t n_experts, int64_t n_out, int64_t n_in,
                                const struct weight **out, struct err *err)
 {
-    const struct weight_part part =
-        weight_part_plain(NULL, dtype, n_out * n_experts, n_in, n_in);
+    const struct weight_part part = weight_part_plain(NULL, dtype, n_out * n_experts, n_in, n_in);
     const struct weight_desc d = {
         .name = "made up",
         .kind = kind,
@@ -51,10 +51,18 @@ static enum status make_weights(struct bench *b, struct err *err)
     TRY(make_weight(b, WEIGHT_VECTOR, DT_F32, 1, 1, MLA_LORA, &b->w_kv_norm, err));
     TRY(make_weight(b, WEIGHT_HEADS, t, MLA_HEADS, MLA_LORA, MLA_NOPE, &b->w_uk, err));
     TRY(make_weight(b, WEIGHT_HEADS, t, MLA_HEADS, MLA_NOPE, MLA_LORA, &b->w_uv, err));
-    b->moe[0] = (struct bench_moe){.route = "moe route", .experts = "moe experts", .hidden = 2048,
-                                   .ffn = 768, .n_experts = 128, .k = 8};
-    b->moe[1] = (struct bench_moe){.route = "moe route of 8", .experts = "moe experts of 14336",
-                                   .hidden = 4096, .ffn = 14336, .n_experts = 8, .k = 2};
+    b->moe[0] = (struct bench_moe){.route = "moe route",
+                                   .experts = "moe experts",
+                                   .hidden = 2048,
+                                   .ffn = 768,
+                                   .n_experts = 128,
+                                   .k = 8};
+    b->moe[1] = (struct bench_moe){.route = "moe route of 8",
+                                   .experts = "moe experts of 14336",
+                                   .hidden = 4096,
+                                   .ffn = 14336,
+                                   .n_experts = 8,
+                                   .k = 2};
     for (int32_t i = 0; i < MOE_SHAPES; i++) {
         struct bench_moe *m = &b->moe[i];
         TRY(make_weight(b, WEIGHT_LINEAR, DT_F32, 1, m->n_experts, m->hidden, &m->w_router, err));
@@ -96,15 +104,20 @@ static enum status set_up(struct bench *b, struct err *err)
     TRY(b->ops->setup(b->be, &limits, err));
     struct kv_layer layers[LAYERS];
     for (int32_t i = 0; i < LAYERS; i++) {
-        layers[i] = (struct kv_layer){.n_heads = HEADS, .n_kv_heads = KV_HEADS,
-                                      .head_dim_k = HEAD_DIM, .head_dim_v = HEAD_DIM};
+        layers[i] = (struct kv_layer){.n_heads = HEADS,
+                                      .n_kv_heads = KV_HEADS,
+                                      .head_dim_k = HEAD_DIM,
+                                      .head_dim_v = HEAD_DIM};
     }
     const struct kv_set_desc set = {.n_layers = LAYERS, .layers = layers, .dtype = b->dtype};
     TRY(b->ops->kv_open(b->be, 0, &set, err));
     struct kv_layer mla[LAYERS];
     for (int32_t i = 0; i < LAYERS; i++) {
-        mla[i] = (struct kv_layer){.n_heads = MLA_HEADS, .n_kv_heads = 1, .head_dim_k = MLA_KEY,
-                                   .head_dim_v = MLA_LORA, .v_in_k = true};
+        mla[i] = (struct kv_layer){.n_heads = MLA_HEADS,
+                                   .n_kv_heads = 1,
+                                   .head_dim_k = MLA_KEY,
+                                   .head_dim_v = MLA_LORA,
+                                   .v_in_k = true};
     }
     const struct kv_set_desc mla_set = {.n_layers = LAYERS, .layers = mla, .dtype = b->dtype};
     TRY(b->ops->kv_open(b->be, 1, &mla_set, err));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Times a line's op through the seam: a pass that has the op many times is captured and replayed,
  * and the time of an empty pass is taken off. */
 #include "bench/ops/cuda_timing.h"
@@ -56,8 +57,8 @@ void bench_make_pass(struct bench *b, const struct line *l)
     p->n_out = p->n_draws = l->n_rows < OUT_ROWS ? l->n_rows : OUT_ROWS;
     for (int32_t i = 0; i < p->n_out; i++) {
         b->out_rows[i] = i;
-        b->draws[i] = (struct pass_draw){.out_row = i, .lane = i, .pos = l->context,
-                                         .tree_row = -1};
+        b->draws[i] =
+            (struct pass_draw){.out_row = i, .lane = i, .pos = l->context, .tree_row = -1};
     }
     p->rows = b->rows;
     p->seqs = b->seqs;
@@ -66,8 +67,8 @@ void bench_make_pass(struct bench *b, const struct line *l)
     p->draws = b->draws;
     p->n_pool = l->pools ? p->n_out : 0;
     for (int32_t i = 0; i < p->n_pool; i++) {
-        b->pool[i] = (struct pass_pool){.lane = i, .first_out = i, .n_out = 1, .start = true,
-                                        .finish = true};
+        b->pool[i] = (struct pass_pool){
+            .lane = i, .first_out = i, .n_out = 1, .start = true, .finish = true};
     }
     p->pool = b->pool;
 }
@@ -143,9 +144,8 @@ enum status bench_print_line(struct bench *b, const struct line *l)
     const double bandwidth = l->bytes / us * 1e6, rate = l->operations / us * 1e6;
     const double share_bytes = b->copy_peak > 0 ? bandwidth / b->copy_peak : 0;
     const double share_rate = b->product_peak > 0 ? rate / b->product_peak : 0;
-    printf("%-34s %10.2f us %8.0f GB/s %8.1f TFLOP/s %5.0f %%\n", what, us,
-            bandwidth * 1e-9, rate * 1e-12,
-            100 * (share_bytes > share_rate ? share_bytes : share_rate));
+    printf("%-34s %10.2f us %8.0f GB/s %8.1f TFLOP/s %5.0f %%\n", what, us, bandwidth * 1e-9,
+           rate * 1e-12, 100 * (share_bytes > share_rate ? share_bytes : share_rate));
     fflush(stdout);
     return OK;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The lines of `sluice bench-ops --device cuda`: the shapes, how a line is timed, and the files of
  * lines, each of one kind of op. Thread: main. */
 #ifndef SLUICE_BENCH_OPS_CUDA_TIMING_H

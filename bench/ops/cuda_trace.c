@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where a GPU's time goes, for any program: a library that the CUDA driver loads into it,
  *     CUDA_INJECTION64_PATH=build/.../cuda_trace.so program
  * and that prints, when the program ends, the time by kernel and the gaps between them. Only the

@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Products of few rows: against a naive product over odd shapes, then timed against cuBLASLt. */
+#include "bench/ops/bench.cuh"
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
-#include "bench/ops/bench.cuh"
 
 #include <cmath>
 #include <cstring>
@@ -114,8 +115,10 @@ static void check_one(struct rng &r)
         }
     }
     const double d = distance(got, want), most = a.gated ? 2 : 1;
-    if (!padding_kept ||
-        !(d < (a.y_dtype == DT_F32 ? 1e-4 : a.y_dtype == DT_F16 ? 1e-3 : 5e-3) * most)) {
+    if (!padding_kept || !(d < (a.y_dtype == DT_F32   ? 1e-4
+                                : a.y_dtype == DT_F16 ? 1e-3
+                                                      : 5e-3) *
+                                   most)) {
         printf("gemm_small FAILED: %d x %d x %d dtype %d -> %d acc %d bias %d gated %d: distance "
                "%g, padding kept %d\n",
                a.n_rows, a.n_out, a.n_in, a.x_dtype, a.y_dtype, a.accumulate, a.bias != nullptr,
@@ -300,8 +303,8 @@ static bool same_bests(const struct gemm_args &a, const std::vector<float> &logi
             const struct best_pair &got = pairs[(size_t)row * stride + b];
             const bool same = got.value == want.value && got.id == want.id;
             if (b < bands ? !same : got.id != -1) {
-                printf("row %d band %d: %d (%g), not %d (%g)\n", row, b, got.id, got.value,
-                       want.id, want.value);
+                printf("row %d band %d: %d (%g), not %d (%g)\n", row, b, got.id, got.value, want.id,
+                       want.value);
                 return false;
             }
         }

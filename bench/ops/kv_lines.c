@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice bench-ops --only kv`: what decoding over long texts costs with each KV format. Attention
  * and whole passes of the same dummy model take turns over the sets, whose pages hold the same
  * numbers. */
@@ -59,8 +60,10 @@ static enum status time_set(struct bench *b, int32_t n_seqs, struct set_times *b
 static double token_bytes(struct bench *b, enum kv_format format)
 {
     const struct shape *s = &b->shape;
-    const struct kv_layer layer = {.n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads,
-                                   .head_dim_k = s->head_dim, .head_dim_v = s->head_dim};
+    const struct kv_layer layer = {.n_heads = s->n_heads,
+                                   .n_kv_heads = s->n_kv_heads,
+                                   .head_dim_k = s->head_dim,
+                                   .head_dim_v = s->head_dim};
     const struct kv_set_desc d = {
         .n_layers = 1, .layers = &layer, .dtype = b->dtype, .format = format};
     size_t n_bytes = 0;

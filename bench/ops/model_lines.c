@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The dummy model of `sluice bench-ops` (bench_ops.c). A composition root like main.c: it names
  * the backends. */
 #include "bench/ops/bench_ops.h"
@@ -124,8 +125,10 @@ static enum status open_memory(struct bench *b, struct err *err)
     TRY(b->ops->setup(b->be, &limits, err));
     struct kv_layer *layers = xcalloc((size_t)s->n_layers, sizeof *layers);
     for (int32_t i = 0; i < s->n_layers; i++) {
-        layers[i] = (struct kv_layer){.n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads,
-                                      .head_dim_k = s->head_dim, .head_dim_v = s->head_dim};
+        layers[i] = (struct kv_layer){.n_heads = s->n_heads,
+                                      .n_kv_heads = s->n_kv_heads,
+                                      .head_dim_k = s->head_dim,
+                                      .head_dim_v = s->head_dim};
     }
     struct kv_set_desc plain = {.n_layers = s->n_layers, .layers = layers, .dtype = b->dtype};
     enum status st = open_sets(b, plain, kv ? BENCH_KV_SETS : 1, err);
@@ -213,8 +216,11 @@ enum status bench_begin(struct bench *b, int32_t n_seqs, int32_t rows, int32_t p
                 (struct pass_row){i, (i + r) % b->shape.vocab, past + r, past + r};
         }
         b->out_rows[i] = (i + 1) * rows - 1;
-        b->draws[i] = (struct pass_draw){.out_row = i, .lane = i, .pos = past + rows - 1,
-                                         .n_prompt = past + rows, .tree_row = -1};
+        b->draws[i] = (struct pass_draw){.out_row = i,
+                                         .lane = i,
+                                         .pos = past + rows - 1,
+                                         .n_prompt = past + rows,
+                                         .tree_row = -1};
     }
     free(table);
     b->pass = (struct pass){.kv_set = b->kv_set,
@@ -238,7 +244,7 @@ enum status bench_end(struct bench *b)
 }
 
 enum status bench_linear(struct bench *b, struct weight *w, struct tensor x, struct tensor y,
-                          int32_t n)
+                         int32_t n)
 {
     struct linear_args a = {.weight = w, .x = x, .y = y, .n_rows = n};
     return b->ops->linear(b->be, &a);
@@ -247,12 +253,18 @@ enum status bench_linear(struct bench *b, struct weight *w, struct tensor x, str
 static struct norm_args norm_args(const struct bench *b, struct weight *w, struct tensor delta,
                                   struct tensor x, struct tensor out, int32_t n)
 {
-    return (struct norm_args){.x = x, .delta = delta, .out = out, .weight = w, .n_rows = n,
-                              .width = b->shape.hidden, .eps = 1e-5f, .delta_scale = 1.0f};
+    return (struct norm_args){.x = x,
+                              .delta = delta,
+                              .out = out,
+                              .weight = w,
+                              .n_rows = n,
+                              .width = b->shape.hidden,
+                              .eps = 1e-5f,
+                              .delta_scale = 1.0f};
 }
 
 enum status bench_norm(struct bench *b, struct weight *w, struct tensor delta, struct tensor x,
-                        struct tensor out, int32_t n)
+                       struct tensor out, int32_t n)
 {
     struct norm_args a = norm_args(b, w, delta, x, out, n);
     return b->ops->norm(b->be, &a);
@@ -261,8 +273,12 @@ enum status bench_norm(struct bench *b, struct weight *w, struct tensor delta, s
 enum status bench_store(struct bench *b, int32_t layer, int32_t n)
 {
     const struct shape *s = &b->shape;
-    struct rope_store_args a = {.qkv = b->qkv, .rope = b->rope, .n_rows = n, .layer = layer,
-                                .n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads,
+    struct rope_store_args a = {.qkv = b->qkv,
+                                .rope = b->rope,
+                                .n_rows = n,
+                                .layer = layer,
+                                .n_heads = s->n_heads,
+                                .n_kv_heads = s->n_kv_heads,
                                 .head_dim = s->head_dim};
     return b->ops->rope_store(b->be, &a);
 }
@@ -270,31 +286,42 @@ enum status bench_store(struct bench *b, int32_t layer, int32_t n)
 enum status bench_attention(struct bench *b, int32_t layer, int32_t n)
 {
     const struct shape *s = &b->shape;
-    struct attention_args a = {.q = b->qkv, .out = b->attn, .n_rows = n, .layer = layer,
-                               .n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads,
-                               .head_dim_k = s->head_dim, .head_dim_v = s->head_dim,
+    struct attention_args a = {.q = b->qkv,
+                               .out = b->attn,
+                               .n_rows = n,
+                               .layer = layer,
+                               .n_heads = s->n_heads,
+                               .n_kv_heads = s->n_kv_heads,
+                               .head_dim_k = s->head_dim,
+                               .head_dim_v = s->head_dim,
                                .scale = 0.125f};
     return b->ops->attention(b->be, &a);
 }
 
 enum status bench_activate(struct bench *b, int32_t n)
 {
-    struct activation_args a = {.x = b->mid, .out = b->act, .n_rows = n, .width = b->shape.ffn,
-                                .kind = ACT_SILU, .gated = true};
+    struct activation_args a = {.x = b->mid,
+                                .out = b->act,
+                                .n_rows = n,
+                                .width = b->shape.ffn,
+                                .kind = ACT_SILU,
+                                .gated = true};
     return b->ops->activation(b->be, &a);
 }
 
 enum status bench_head(struct bench *b)
 {
-    struct linear_args a = {.weight = b->embed, .x = b->out, .y = b->logits,
-                            .n_rows = b->pass.n_out, .head = true};
+    struct linear_args a = {
+        .weight = b->embed, .x = b->out, .y = b->logits, .n_rows = b->pass.n_out, .head = true};
     return b->ops->linear(b->be, &a);
 }
 
 enum status bench_sample(struct bench *b)
 {
-    struct sample_args a = {.logits = b->logits, .n_out = b->pass.n_out,
-                            .n_draws = b->pass.n_draws, .n_vocab_used = b->shape.vocab};
+    struct sample_args a = {.logits = b->logits,
+                            .n_out = b->pass.n_out,
+                            .n_draws = b->pass.n_draws,
+                            .n_vocab_used = b->shape.vocab};
     return b->ops->sample(b->be, &a);
 }
 
@@ -302,11 +329,14 @@ enum status bench_mlp(struct bench *b, const struct layer *l, const struct norm_
                       int32_t n)
 {
     struct linear_args up = {.weight = l->gate_up, .x = b->h, .y = b->mid, .n_rows = n};
-    struct activation_args act = {.x = b->mid, .out = b->act, .n_rows = n, .width = b->shape.ffn,
-                                  .kind = ACT_SILU, .gated = true};
+    struct activation_args act = {.x = b->mid,
+                                  .out = b->act,
+                                  .n_rows = n,
+                                  .width = b->shape.ffn,
+                                  .kind = ACT_SILU,
+                                  .gated = true};
     struct linear_args down = {.weight = l->down, .x = b->act, .y = b->delta, .n_rows = n};
-    return norm ? ops_norm_linear(b->be, norm, &up, &act, &down)
-                : ops_mlp(b->be, &up, &act, &down);
+    return norm ? ops_norm_linear(b->be, norm, &up, &act, &down) : ops_mlp(b->be, &up, &act, &down);
 }
 
 /* The end of an op, and the begin of the next. */

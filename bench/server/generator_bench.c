@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What `sluice bench` itself can take: a responder that does nothing but send events answers its
  * requests, and the generator's own processor time is read when it has ended. bursts: an answer is
  * written in large pieces, as a fast server's events arrive at a busy client single: every event is

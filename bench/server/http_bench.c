@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the front end reaches, beside a bare epoll loop that sends the same bytes in the same run:
  * events per second in lock-step with an engine that makes tokens as fast as it is asked, the age
  * of paced tokens at the client, memory per stream, small requests per second, and what a long
@@ -76,7 +77,8 @@ static double sluice_rate; // of the last throughput run
 static void throughput(int n_streams, int n_turns, double target)
 {
     long long ns = n_streams >= 1000 ? 1500000000 : 400000000;
-    double ratio[MAX_TURNS], cpu[MAX_TURNS], a[MAX_TURNS], b[MAX_TURNS], ca[MAX_TURNS], cb[MAX_TURNS];
+    double ratio[MAX_TURNS], cpu[MAX_TURNS], a[MAX_TURNS], b[MAX_TURNS], ca[MAX_TURNS],
+        cb[MAX_TURNS];
     set_streams(&shared->bare, n_streams);
     set_streams(&shared->sluice, n_streams);
     for (int i = 0; i < n_turns; i++) { // who goes first alternates
@@ -97,10 +99,11 @@ static void throughput(int n_streams, int n_turns, double target)
     }
     double r = median(ratio, n_turns);
     sluice_rate = median(a, n_turns);
-    printf("SSE %5d streams: %7.0f events/s, bare epoll %7.0f, ratio %.3f (target %.2f: %s); loop CPU "
-           "%.2f and %.2f us/event, ratio %.3f\n",
-           n_streams, sluice_rate, median(b, n_turns), r, target, r >= target ? "met" : "MISSED",
-           median(ca, n_turns), median(cb, n_turns), median(cpu, n_turns));
+    printf(
+        "SSE %5d streams: %7.0f events/s, bare epoll %7.0f, ratio %.3f (target %.2f: %s); loop CPU "
+        "%.2f and %.2f us/event, ratio %.3f\n",
+        n_streams, sluice_rate, median(b, n_turns), r, target, r >= target ? "met" : "MISSED",
+        median(ca, n_turns), median(cb, n_turns), median(cpu, n_turns));
     fflush(stdout);
 }
 
@@ -199,12 +202,13 @@ static void overload(int n_streams, double carried)
     side->pace = PACE_STOP;
     nap(500000000);
     const double scale_ms = N_BUCKETS * (BUCKET_NS / 1e6);
-    const char *verdict = last.p99_ms >= scale_ms                   ? "off the scale: cannot tell"
+    const char *verdict = last.p99_ms >= scale_ms                 ? "off the scale: cannot tell"
                           : last.p99_ms < 1.5 * first.p99_ms + 50 ? "does not grow"
                                                                   : "GROWS";
-    printf("overload, %d streams, %.0f events/s offered: p99 %.0f ms in the 2nd second, %.0f in the "
-           "5th (%s)\n",
-           n_streams, 2 * carried, first.p99_ms, last.p99_ms, verdict);
+    printf(
+        "overload, %d streams, %.0f events/s offered: p99 %.0f ms in the 2nd second, %.0f in the "
+        "5th (%s)\n",
+        n_streams, 2 * carried, first.p99_ms, last.p99_ms, verdict);
     fflush(stdout);
 }
 
@@ -233,11 +237,13 @@ static double requests_per_s(int port, const char *path, double seconds)
 {
     pin(1);
     char request[512];
-    static const char body[] = "{\"model\":\"demo\",\"prompt\":\"Once upon a time\",\"max_tokens\":1}";
-    int n_request = snprintf(request, sizeof request,
-                             "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                             "Authorization: Bearer x\r\nContent-Length: %zu\r\n\r\n%s",
-                             path, sizeof body - 1, body);
+    static const char body[] =
+        "{\"model\":\"demo\",\"prompt\":\"Once upon a time\",\"max_tokens\":1}";
+    int n_request =
+        snprintf(request, sizeof request,
+                 "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                 "Authorization: Bearer x\r\nContent-Length: %zu\r\n\r\n%s",
+                 path, sizeof body - 1, body);
     int ep = epoll_create1(0), fds[N_REQUEST_CONNS];
     for (int i = 0; i < N_REQUEST_CONNS; i++) {
         fds[i] = client_connect(port);
@@ -273,9 +279,10 @@ static void small_requests(double seconds)
 {
     double sync = requests_per_s(shared->sluice.port, "/sync", seconds);
     double engine = requests_per_s(shared->sluice.port, "/engine", seconds);
-    printf("small requests on %d connections: %.0f/s through the engine's thread, %.0f/s answered at "
-           "once (target 50000: %s)\n",
-           N_REQUEST_CONNS, engine, sync, engine >= 50000 ? "met" : "MISSED");
+    printf(
+        "small requests on %d connections: %.0f/s through the engine's thread, %.0f/s answered at "
+        "once (target 50000: %s)\n",
+        N_REQUEST_CONNS, engine, sync, engine >= 50000 ? "met" : "MISSED");
     fflush(stdout);
 }
 
@@ -285,8 +292,9 @@ static void post_megabytes(int port, double seconds)
 {
     size_t n_body = 1 << 20;
     char *request = xcalloc(1, n_body + 200);
-    int n = snprintf(request, 200, "POST /prompt HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n",
-                     n_body);
+    int n =
+        snprintf(request, 200,
+                 "POST /prompt HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n", n_body);
     memset(request + n, 'a', n_body);
     int fd = client_connect(port);
     long long end = clock_now_ns() + (long long)(seconds * 1e9);
@@ -332,10 +340,11 @@ static void long_prompts(double seconds)
         cpu_ms = i == 0 || each < cpu_ms ? each : cpu_ms;
     }
     double more = busy.p99_ms - quiet.p99_ms;
-    printf("1 MB prompts beside 20 streams: token age p99 %.2f ms, %.2f without (adds %.2f, target 2: "
-           "%s); max %.1f and %.1f; each takes %.2f ms of the loop\n",
-           busy.p99_ms, quiet.p99_ms, more, more <= 2 ? "met" : "MISSED", busy.max_ms, quiet.max_ms,
-           cpu_ms);
+    printf(
+        "1 MB prompts beside 20 streams: token age p99 %.2f ms, %.2f without (adds %.2f, target 2: "
+        "%s); max %.1f and %.1f; each takes %.2f ms of the loop\n",
+        busy.p99_ms, quiet.p99_ms, more, more <= 2 ? "met" : "MISSED", busy.max_ms, quiet.max_ms,
+        cpu_ms);
     fflush(stdout);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Parts of http_bench: what its processes share, the event that every server sends, a bare epoll
  * server, and the client. Included once.
  * Thread: as said at each part; the shared counters are atomic. */
@@ -37,11 +38,11 @@ struct side {
     _Atomic int pace;
     _Atomic long long period_ns;
     _Atomic long long n_events, cpu_ns; // sent; of the loop's thread
-    _Atomic long long n_prompts; // of 1 MB, answered
+    _Atomic long long n_prompts;        // of 1 MB, answered
     _Atomic long rss_bytes;
     /* The client's orders and findings. */
     _Atomic int want_streams, have_streams;
-    _Atomic int epoch; // a change clears the histogram
+    _Atomic int epoch;  // a change clears the histogram
     _Atomic int sleeps; // in epoll_wait, whenever there is nothing
     _Atomic long long n_seen, lag_max_ns;
     _Atomic unsigned histogram[N_BUCKETS + 1];
@@ -83,7 +84,8 @@ static inline void nap(long long ns)
     nanosleep(&t, NULL);
 }
 
-/* Thread: engine. Lock-step asks for the next token when all have been sent; timed does not wait. */
+/* Thread: engine. Lock-step asks for the next token when all have been sent; timed does not wait.
+ */
 static inline void *steps_main(void *arg)
 {
     struct steps *s = arg;
@@ -122,8 +124,10 @@ static inline void *steps_main(void *arg)
 }
 
 static const char event_head[] =
-    "data: {\"id\":\"chatcmpl-0123456789abcdef0123\",\"object\":\"chat.completion.chunk\",\"created\":"
-    "1750000000,\"model\":\"demo\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" token\"}}],\"t\":";
+    "data: "
+    "{\"id\":\"chatcmpl-0123456789abcdef0123\",\"object\":\"chat.completion.chunk\",\"created\":"
+    "1750000000,\"model\":\"demo\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" "
+    "token\"}}],\"t\":";
 
 /* The same bytes from every server: about 190 of them. */
 static inline size_t format_event(char *to, long long stamp)
@@ -298,8 +302,11 @@ static inline void bare_event(struct epoll_event *e, struct steps *steps, int ep
 static inline void bare_main(struct side *side, int max)
 {
     int wake = eventfd(0, EFD_NONBLOCK), ep = epoll_create1(0), lfd = bare_listen(side);
-    struct steps steps = {.side = side, .wake = bare_wake, .arg = &wake,
-                          .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    struct steps steps = {.side = side,
+                          .wake = bare_wake,
+                          .arg = &wake,
+                          .lock = PTHREAD_MUTEX_INITIALIZER,
+                          .changed = PTHREAD_COND_INITIALIZER};
     struct bare_stream *streams = xcalloc((size_t)max, sizeof *streams);
     for (int i = 0; i < max; i++) {
         streams[i].fd = -1;
@@ -352,7 +359,8 @@ enum { LOOK_NS = 100000 };
 static inline int client_connect(int port)
 {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_port = htons((uint16_t)port),
                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int on = 1;
     if (fd < 0 || connect(fd, (struct sockaddr *)&a, sizeof a) < 0) {

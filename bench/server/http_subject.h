@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Part of http_bench: the server under test, which is the whole front end (server/http/http.h) with
  * handlers that stand for an engine: streams of stamped tokens, small requests that are answered at
  * once or through another thread, and prompts that take the pool's time. Included once.
@@ -5,9 +6,9 @@
 #ifndef SLUICE_BENCH_SERVER_HTTP_SUBJECT_H
 #define SLUICE_BENCH_SERVER_HTTP_SUBJECT_H
 
-#include "server/http/http.h"
-#include "server/api/reply.h"
 #include "bench/server/http_load.h"
+#include "server/api/reply.h"
+#include "server/http/http.h"
 
 #include <signal.h>
 
@@ -89,7 +90,8 @@ static void send_replies(void)
         struct pending *p = list;
         list = p->next;
         if (p->req) {
-            reply_text(p->req, 200, "{\"object\":\"text_completion\",\"choices\":[{\"text\":\"x\"}]}");
+            reply_text(p->req, 200,
+                       "{\"object\":\"text_completion\",\"choices\":[{\"text\":\"x\"}]}");
         }
         free(p);
     }
@@ -202,9 +204,11 @@ static void post_prompt(struct http_request *req, void *arg)
 }
 
 static const struct http_route routes[] = {
-    {"GET", "/stream", get_stream, 0, 0, 0},   {"POST", "/sync", post_sync, 0, 0, HTTP_ROUTE_JSON},
+    {"GET", "/stream", get_stream, 0, 0, 0},
+    {"POST", "/sync", post_sync, 0, 0, HTTP_ROUTE_JSON},
     {"POST", "/engine", post_engine, 0, 0, HTTP_ROUTE_JSON},
-    {"POST", "/prompt", post_prompt, 0, 0, 0}, {0},
+    {"POST", "/prompt", post_prompt, 0, 0, 0},
+    {0},
 };
 
 static void *watch_main(void *arg)
@@ -228,8 +232,13 @@ static void subject_main(struct side *side, int max)
 {
     (void)max;
     const char *listen[] = {"127.0.0.1:0"};
-    struct http_options o = {.listen = listen, .n_listen = 1, .routes = routes, .on_wake = on_wake,
-                             .log_fd = -1, .max_connections = MAX_CONNECTIONS, .signals = true,
+    struct http_options o = {.listen = listen,
+                             .n_listen = 1,
+                             .routes = routes,
+                             .on_wake = on_wake,
+                             .log_fd = -1,
+                             .max_connections = MAX_CONNECTIONS,
+                             .signals = true,
                              .drain_timeout_ms = 1};
     struct err err = {""};
     reply_set_options(&o);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The time to render a conversation of 100 messages (goal: under 1 ms), compile time not included:
  * our own templates and, where it is present, every template of ../shared that takes it.
  *     render_bench [messages (100)] */
@@ -41,12 +42,15 @@ static int by_median(const void *a, const void *b)
 /* User and assistant in turn, about 200 bytes each, with what JSON escapes. */
 static void make_messages(struct buf *b, int n)
 {
-    static const char text[] = "Some words about \"nothing\" in particular, \xC3\xBC" "ber lines\nand "
-                               "tabs, which go on for as long as a message in a chat usually does, so "
-                               "that the text is neither short nor long; this is it.";
+    static const char text[] =
+        "Some words about \"nothing\" in particular, \xC3\xBC"
+        "ber lines\nand "
+        "tabs, which go on for as long as a message in a chat usually does, so "
+        "that the text is neither short nor long; this is it.";
     buf_init(b, 1 << 24);
     for (int i = 0; i < n; i++) {
-        buf_printf(b, "%s{\"role\":\"%s\",\"content\":", i ? "," : "[", i % 2 ? "assistant" : "user");
+        buf_printf(b, "%s{\"role\":\"%s\",\"content\":", i ? "," : "[",
+                   i % 2 ? "assistant" : "user");
         buf_put_json(b, text, sizeof text - 1);
         buf_puts(b, "}");
     }
@@ -69,8 +73,10 @@ static void measure(const char *path, const char *name, const struct buf *messag
     double compiled = now_ms() - start;
     free(source);
     static const char tokens[] = "{\"bos_token\":\"<s>\",\"eos_token\":\"</s>\"}";
-    struct chat_input in = {.messages_json = messages->data, .messages_bytes = messages->n_bytes,
-                            .kwargs_json = tokens, .kwargs_bytes = sizeof tokens - 1,
+    struct chat_input in = {.messages_json = messages->data,
+                            .messages_bytes = messages->n_bytes,
+                            .kwargs_json = tokens,
+                            .kwargs_bytes = sizeof tokens - 1,
                             .add_generation_prompt = true};
     size_t bytes = 0;
     for (int i = 0; st == OK && i < TURNS; i++) {
@@ -83,8 +89,10 @@ static void measure(const char *path, const char *name, const struct buf *messag
     if (st == OK && n_results < MAX_RESULTS) {
         qsort(ms, TURNS, sizeof ms[0], by_value);
         struct result *r = &results[n_results++];
-        *r = (struct result){.compile_ms = compiled, .median_ms = ms[TURNS / 2],
-                             .worst_ms = ms[TURNS - 1], .n_bytes = bytes};
+        *r = (struct result){.compile_ms = compiled,
+                             .median_ms = ms[TURNS / 2],
+                             .worst_ms = ms[TURNS - 1],
+                             .n_bytes = bytes};
         snprintf(r->name, sizeof r->name, "%.127s", name);
     }
     chat_template_free(t);
@@ -132,8 +140,8 @@ int main(int argc, char **argv)
             print(&results[i]);
         }
     }
-    printf("%d messages, %zu bytes of JSON: %d of %d templates take them; %d need 1 ms or more\n", n,
-           messages.n_bytes, n_results, templates, slow);
+    printf("%d messages, %zu bytes of JSON: %d of %d templates take them; %d need 1 ms or more\n",
+           n, messages.n_bytes, n_results, templates, slow);
     buf_deinit(&messages);
     return n_results == 0;
 }

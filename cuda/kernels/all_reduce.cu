@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sum over ranks through peer memory, with the residual's addition and the norm behind it: one
  * kernel instead of a collective and a norm; and the ranks' logits, brought together. See
  * cuda/all_reduce.h for the protocol.
@@ -96,9 +97,9 @@ __device__ __forceinline__ vec<T> sum_of(const struct peer_view &peers, const st
     for (int r = 0; r < map.n_ranks; r++) {
         uint4 v = own;
         if (r != map.rank) {
-            v = receive(mine + (TWO_SHOT ? map.part(r, map.rank, row, i)
-                                         : map.whole(r, map.rank, row, i)),
-                        peers.aborted);
+            v = receive(
+                mine + (TWO_SHOT ? map.part(r, map.rank, row, i) : map.whole(r, map.rank, row, i)),
+                peers.aborted);
         }
         const vec<T> add = as_vec<T>(v);
 #pragma unroll
@@ -130,7 +131,10 @@ template <typename T, int NV> struct norm_weights {
     const float *from;
     float offset, w[EARLY ? NV : 1][N];
 
-    __device__ __forceinline__ float fetch(int i) const { return from ? from[i] + offset : 1.0f; }
+    __device__ __forceinline__ float fetch(int i) const
+    {
+        return from ? from[i] + offset : 1.0f;
+    }
     __device__ __forceinline__ norm_weights(const float *weight, float added, int32_t width)
         : from(weight), offset(added)
     {
@@ -152,14 +156,12 @@ template <typename T, int NV> struct norm_weights {
 };
 
 template <typename T, int NV>
-__device__ __forceinline__ void norm_row(const vec<T> *v, T *out,
-                                         const struct norm_weights<T, NV> &weights,
-                                         const float *bias, float sum, float *shared,
-                                         const struct reduce_params &p)
+__device__ __forceinline__ void
+norm_row(const vec<T> *v, T *out, const struct norm_weights<T, NV> &weights, const float *bias,
+         float sum, float *shared, const struct reduce_params &p)
 {
     constexpr int N = vec<T>::N;
-    const struct row_moments m =
-        row_moments_of<T, NV>(v, sum, p.layer, p.width, p.eps, shared);
+    const struct row_moments m = row_moments_of<T, NV>(v, sum, p.layer, p.width, p.eps, shared);
 #pragma unroll
     for (int j = 0; j < NV; j++) {
         const int i = (j * blockDim.x + threadIdx.x) * N;
@@ -393,8 +395,8 @@ extern "C" cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way,
 /* Ranks' columns of the logits, [n_out, width] each, side by side: a call like a one-shot sum.
  * Every rank stores what it sends, so that all have the same bits. */
 __global__ void join_peers_kernel(const __grid_constant__ struct peer_view peers,
-                                  const float *local, float *out, int64_t out_stride,
-                                  int32_t n_out, int32_t width)
+                                  const float *local, float *out, int64_t out_stride, int32_t n_out,
+                                  int32_t width)
 {
     pdl_wait();
     pdl_trigger();

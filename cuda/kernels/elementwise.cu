@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ops that touch each element once: activations, gates, biases, the logits' cap, pooling. */
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
@@ -25,8 +26,8 @@ __global__ void activation_vec_kernel(const T *x, int64_t x_stride, const T *up,
 #pragma unroll
     for (int e = 0; e < N; e++) {
         const float f = to_float(g.v[e]);
-        y.v[e] = from_float<T>(GATED ? act_gated<KIND>(f, to_float(u.v[e]), shape)
-                                     : act_plain<KIND>(f));
+        y.v[e] =
+            from_float<T>(GATED ? act_gated<KIND>(f, to_float(u.v[e]), shape) : act_plain<KIND>(f));
     }
     y.store(out + blockIdx.x * out_stride + i);
 }
@@ -43,9 +44,9 @@ __global__ void activation_plain_kernel(const T *x, int64_t x_stride, const T *u
         return;
     }
     const float f = to_float(x[blockIdx.x * x_stride + i]);
-    out[blockIdx.x * out_stride + i] = from_float<T>(
-        GATED ? act_gated<KIND>(f, to_float(up[blockIdx.x * up_stride + i]), shape)
-              : act_plain<KIND>(f));
+    out[blockIdx.x * out_stride + i] =
+        from_float<T>(GATED ? act_gated<KIND>(f, to_float(up[blockIdx.x * up_stride + i]), shape)
+                            : act_plain<KIND>(f));
 }
 
 template <typename T, int KIND, bool GATED>
@@ -63,9 +64,9 @@ static cudaError_t activation(cudaStream_t stream, const struct activation_args 
                       dim3(a->n_rows, (a->width + per_block - 1) / per_block), dim3(256), 0, stream,
                       x, x_stride, up, up_stride, out, out_stride, a->width, a->shape);
     }
-    return launch(activation_plain_kernel<T, KIND, GATED>,
-                  dim3(a->n_rows, (a->width + 255) / 256), dim3(256), 0, stream, x, x_stride, up,
-                  up_stride, out, out_stride, a->width, a->shape);
+    return launch(activation_plain_kernel<T, KIND, GATED>, dim3(a->n_rows, (a->width + 255) / 256),
+                  dim3(256), 0, stream, x, x_stride, up, up_stride, out, out_stride, a->width,
+                  a->shape);
 }
 
 template <typename T>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rows in and out of the residual stream: the embedding, and the rows that go to the head. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/types.cuh"
@@ -23,10 +24,11 @@ extern "C" cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a, 
                                const struct pass_view *pass)
 {
     const dim3 grid(a->n_rows), block(hidden >= 1024 ? 512 : 128);
-    BY_DTYPE(dtype, W, BY_DTYPE(a->x.dtype, T, return launch(embed_kernel<W, T>, grid, block, 0,
-                                                            stream, (const W *)table,
-                                                            (T *)a->x.mem.p, a->x.stride, hidden,
-                                                            a->scale, n_vocab, pass->tokens)));
+    BY_DTYPE(dtype, W,
+             BY_DTYPE(a->x.dtype, T,
+                      return launch(embed_kernel<W, T>, grid, block, 0, stream, (const W *)table,
+                                    (T *)a->x.mem.p, a->x.stride, hidden, a->scale, n_vocab,
+                                    pass->tokens)));
     return cudaErrorInvalidValue;
 }
 
@@ -56,9 +58,9 @@ extern "C" cudaError_t k_gather(cudaStream_t stream, const struct gather_args *a
                       a->width / n, pass->out_rows);
     }
     if (size == 4) {
-        return launch(gather_kernel<uint32_t>, grid, block, 0, stream,
-                      (const uint32_t *)a->x.mem.p, (int64_t)a->x.stride, (uint32_t *)a->out.mem.p,
-                      (int64_t)a->out.stride, a->width, pass->out_rows);
+        return launch(gather_kernel<uint32_t>, grid, block, 0, stream, (const uint32_t *)a->x.mem.p,
+                      (int64_t)a->x.stride, (uint32_t *)a->out.mem.p, (int64_t)a->out.stride,
+                      a->width, pass->out_rows);
     }
     return launch(gather_kernel<uint16_t>, grid, block, 0, stream, (const uint16_t *)a->x.mem.p,
                   (int64_t)a->x.stride, (uint16_t *)a->out.mem.p, (int64_t)a->out.stride, a->width,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The launchers of the kernels in this folder, one group per file. They check nothing that the ops
  * above have checked, launch on `stream`, and return the launch's error.
  * Compiles as C11 and C++17. Thread: the rank's owner. */
@@ -20,8 +21,8 @@ extern "C" {
 
 /* Words to be written at an offset of a lane's state: the deltas that the host sends. */
 struct patch {
-    void *to;       // device
-    int32_t from;   // index of the first word in the data that came along
+    void *to;     // device
+    int32_t from; // index of the first word in the data that came along
     int32_t n_words;
 };
 cudaError_t k_patch(cudaStream_t stream, const struct patch *patches, const uint32_t *data,
@@ -38,8 +39,8 @@ cudaError_t k_copy_blocks(cudaStream_t stream, const struct kv_region *regions, 
                           const struct block_copy *copies, int32_t n);
 cudaError_t k_move_slots(cudaStream_t stream, const struct kv_region *regions, int32_t n_regions,
                          const struct slot_move *moves, int32_t n, const struct pass_view *pass);
-cudaError_t k_poison_blocks(cudaStream_t stream, const struct kv_region *regions,
-                            int32_t n_regions, const int32_t *blocks, int32_t n);
+cudaError_t k_poison_blocks(cudaStream_t stream, const struct kv_region *regions, int32_t n_regions,
+                            const int32_t *blocks, int32_t n);
 
 /* ---- embed.cu, norm.cu, rope.cu, elementwise.cu */
 cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a, const void *table,
@@ -55,9 +56,9 @@ cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, const float *
  * was. */
 cudaError_t k_peer_clear(cudaStream_t stream, void *areas, uint64_t n_bytes);
 cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way, const struct peer_view *peers,
-                          const struct tensor *y, const float *sum_bias,
-                          const struct norm_args *a, const float *weight, const float *bias,
-                          int32_t n_rows, int32_t width, int32_t max_blocks);
+                          const struct tensor *y, const float *sum_bias, const struct norm_args *a,
+                          const float *weight, const float *bias, int32_t n_rows, int32_t width,
+                          int32_t max_blocks);
 /* Ranks' shards [n_out, width] side by side in every rank's out: [n_out, n_ranks * width]. */
 cudaError_t k_join_peers(cudaStream_t stream, const struct peer_view *peers, const float *local,
                          float *out, int32_t out_stride, int32_t n_out, int32_t width,
@@ -104,8 +105,8 @@ cudaError_t k_pool(cudaStream_t stream, const struct pool_args *a, const struct 
 
 /* ---- weights.cu */
 /* n normal numbers of standard deviation `scale`, element i from (seed, i). */
-cudaError_t k_fill_normal(cudaStream_t stream, void *to, enum dtype dtype, int64_t n,
-                          uint64_t seed, float scale);
+cudaError_t k_fill_normal(cudaStream_t stream, void *to, enum dtype dtype, int64_t n, uint64_t seed,
+                          float scale);
 cudaError_t k_convert(cudaStream_t stream, void *to, enum dtype to_dtype, const void *from,
                       enum dtype from_dtype, int64_t n);
 
@@ -114,8 +115,8 @@ enum { MOE_MAX_K = MAX_PICKS, MOE_MAX_EXPERTS = MAX_EXPERTS };
 
 /* Sized for n_rows * k picks of one call. */
 struct moe_scratch {
-    int32_t *sorted;     // [picks]: picks (row * k + j) in order of (expert, pick)
-    int32_t *first;      // [n_experts + 1]: an expert's first place in sorted
+    int32_t *sorted;                   // [picks]: picks (row * k + j) in order of (expert, pick)
+    int32_t *first;                    // [n_experts + 1]: an expert's first place in sorted
     int32_t *tile_expert, *tile_first; // [picks]: the work list of the grouped products
     int32_t *n_tiles;
     void *act;  // [picks, ffn], act dtype, by place (the plain kernels: by pick)
@@ -124,7 +125,7 @@ struct moe_scratch {
 struct moe_weights {
     const void *gate_up, *down;
     const struct coded_matrix *gate_up_coded, *down_coded; // which stay quantised; NULL: above
-    const float *gate_up_bias, *down_bias; // [n_experts, n_out] or NULL
+    const float *gate_up_bias, *down_bias;                 // [n_experts, n_out] or NULL
     enum dtype dtype;
     int32_t hidden;
 };
@@ -137,14 +138,15 @@ cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, con
 cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                       const struct moe_weights *w, const struct moe_scratch *scratch,
                       const int32_t *real, int32_t row_offset);
-/* moe_sm90.cu, not of quantised experts: the same on Hopper where an expert has many rows; `sm` and `n_sms` are the device's.
- * A row's bits are not those of k_moe_ffn. The scratch is for n_rows of the call's rows. */
+/* moe_sm90.cu, not of quantised experts: the same on Hopper where an expert has many rows; `sm` and
+ * `n_sms` are the device's. A row's bits are not those of k_moe_ffn. The scratch is for n_rows of
+ * the call's rows. */
 bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm,
                       int32_t n_sms);
 size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t n_rows);
 cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
-                           const struct moe_weights *w, void *scratch,
-                           const int32_t *real, int32_t row_offset, int32_t n_sms);
+                           const struct moe_weights *w, void *scratch, const int32_t *real,
+                           int32_t row_offset, int32_t n_sms);
 cudaError_t k_moe_bias(cudaStream_t stream, struct tensor y, int32_t n_rows, int32_t width,
                        const struct moe_ffn_args *moe, const float *down_bias);
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* RMS and layer norm with the residual's addition before it: a block per row, which is read once.
  * The sum of squares goes over the row as it is stored, so that a norm of a stored residual gives
  * the same bits as a norm fused with the addition. */
@@ -9,9 +10,9 @@
 struct norm_params {
     int32_t x_stride, delta_stride, out_stride, width;
     float eps, weight_offset, delta_scale, x_scale;
-    bool layer; // subtract the mean
+    bool layer;            // subtract the mean
     struct sum_parts sums; // what delta is the sum of; n 0: delta is read
-    bool store; // x has changed
+    bool store;            // x has changed
 };
 
 /* Each thread keeps NV vectors of the row in registers. */
@@ -78,8 +79,7 @@ __global__ void __launch_bounds__(1024)
     if (!out) {
         return;
     }
-    const struct row_moments m =
-        row_moments_of<T, NV>(v, sum, p.layer, p.width, p.eps, shared);
+    const struct row_moments m = row_moments_of<T, NV>(v, sum, p.layer, p.width, p.eps, shared);
 #pragma unroll
     for (int j = 0; j < NV; j++) {
         const int i = (j * blockDim.x + threadIdx.x) * N;
@@ -200,10 +200,10 @@ extern "C" cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, co
         BY_DTYPE(act, T, return norm_vec<T>(stream, a, weight, bias, p));
     }
     const dim3 grid(a->n_rows), block(256);
-    BY_DTYPE(a->x.dtype, X,
-             BY_DTYPE(act, T,
-                      return launch(norm_plain_kernel<X, T>, grid, block, 0, stream,
-                                    (X *)a->x.mem.p, (const T *)a->delta.mem.p,
-                                    (T *)a->out.mem.p, weight, bias, p)));
+    BY_DTYPE(
+        a->x.dtype, X,
+        BY_DTYPE(act, T,
+                 return launch(norm_plain_kernel<X, T>, grid, block, 0, stream, (X *)a->x.mem.p,
+                               (const T *)a->delta.mem.p, (T *)a->out.mem.p, weight, bias, p)));
     return cudaErrorInvalidValue;
 }

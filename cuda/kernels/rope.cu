@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rotation of positions, the norms of queries and keys before or after it, that of values, and the
  * store into the pages. A warp has one head in its registers. */
 #include "cuda/kernels/device/growth.cuh"
@@ -9,8 +10,8 @@
 #include "cuda/kernels/kernels.h"
 
 /* The angle is rounded to float before its sine is taken, as in the models' own code. */
-__global__ void rope_table_kernel(float *cos_sin, const float *inv_freq, int32_t n_pairs,
-                                  int64_t n, float factor)
+__global__ void rope_table_kernel(float *cos_sin, const float *inv_freq, int32_t n_pairs, int64_t n,
+                                  float factor)
 {
     pdl_wait();
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -398,8 +399,8 @@ static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_a
     const norm_when norm = p.qk_norm != QK_NORM_HEAD ? NO_NORM
                            : p.norm_after            ? NORM_LAST
                                                      : NORM_FIRST;
-    const auto kernel = kv->codes.format == KV_PLAIN ? vec_kernel<T, false>(norm)
-                                                     : vec_kernel<T, true>(norm);
+    const auto kernel =
+        kv->codes.format == KV_PLAIN ? vec_kernel<T, false>(norm) : vec_kernel<T, true>(norm);
     return launch(kernel, grid, block, 0, stream, qkv, p, *rope, q_norm, k_norm, *kv, *pass,
                   a->n_rows, shift, sums);
 }
@@ -434,9 +435,11 @@ static cudaError_t rope_store(cudaStream_t stream, const struct rope_store_args 
 static struct rope_params params_of(const struct rope_store_args *a, int32_t q_norm_n,
                                     int32_t k_norm_n)
 {
-    return {a->qkv.stride, a->n_heads, a->n_kv_heads, a->head_dim, a->qk_norm,
-            a->qk_norm_kind == NORM_LAYER, a->norm_after_rope, a->v_norm, a->eps, a->norm_offset,
-            q_norm_n, k_norm_n, a->growth};
+    return {a->qkv.stride,      a->n_heads, a->n_kv_heads,
+            a->head_dim,        a->qk_norm, a->qk_norm_kind == NORM_LAYER,
+            a->norm_after_rope, a->v_norm,  a->eps,
+            a->norm_offset,     q_norm_n,   k_norm_n,
+            a->growth};
 }
 
 template <typename T>
@@ -451,7 +454,7 @@ extern "C" bool k_rope_takes_sums(const struct rope_store_args *a, const struct 
                                   int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv)
 {
     const struct rope_params p = params_of(a, q_norm_n, k_norm_n);
-    return a->qkv.dtype == DT_BF16   ? takes_sums<bf16_t>(a, p, rope, kv)
+    return a->qkv.dtype == DT_BF16  ? takes_sums<bf16_t>(a, p, rope, kv)
            : a->qkv.dtype == DT_F16 ? takes_sums<f16_t>(a, p, rope, kv)
                                     : false;
 }
@@ -499,8 +502,8 @@ __global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_para
         const int h = (blockIdx.y - 1) * ROPE_WARPS + warp;
         if (h < p.n_heads) {
             T *mine = q + (int64_t)blockIdx.x * p.q_stride + (int64_t)h * p.q_head;
-            T *to = q_out + (int64_t)blockIdx.x * p.out_stride + (int64_t)h * p.out_head +
-                    p.out_offset;
+            T *to =
+                q_out + (int64_t)blockIdx.x * p.out_stride + (int64_t)h * p.out_head + p.out_offset;
             const float growth = growth_at(p.growth, row.pos);
             for (int i = lane; i < p.rope_dim; i += 32) {
                 head[i] = to_float(mine[p.q_rope_offset + i]);
@@ -568,15 +571,15 @@ extern "C" cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_a
     if (a->rope_dim > 256 || (has_codes && a->kv_lora + a->rope_dim > ROPE_MAX_HEAD)) {
         return cudaErrorInvalidValue;
     }
-    const struct mla_params p = {
-        a->q.stride, a->q_head,   a->q_rope_offset, a->q_out.stride, a->q_out_head, a->q_out_offset,
-        a->kv.stride, a->n_heads, a->rope_dim,      a->kv_lora,      a->eps, a->growth};
+    const struct mla_params p = {a->q.stride,   a->q_head,       a->q_rope_offset, a->q_out.stride,
+                                 a->q_out_head, a->q_out_offset, a->kv.stride,     a->n_heads,
+                                 a->rope_dim,   a->kv_lora,      a->eps,           a->growth};
     const dim3 grid(a->n_rows, 1 + (a->n_heads + ROPE_WARPS - 1) / ROPE_WARPS);
     const dim3 block(32 * ROPE_WARPS);
     BY_DTYPE(a->q.dtype, T,
              BY_DTYPE(kv->dtype, C,
-                      return launch(mla_store_kernel<T, C>, grid, block, 0, stream,
-                                    (T *)a->q.mem.p, (T *)a->q_out.mem.p,
-                                    (const T *)a->kv.mem.p, p, *rope, kv_norm, *kv, *pass)));
+                      return launch(mla_store_kernel<T, C>, grid, block, 0, stream, (T *)a->q.mem.p,
+                                    (T *)a->q_out.mem.p, (const T *)a->kv.mem.p, p, *rope, kv_norm,
+                                    *kv, *pass)));
     return cudaErrorInvalidValue;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What happens to the lanes' state and to whole pages around a pass: small kernels, none of which
  * is on the path of a layer. */
 #include "cuda/kernels/device/kv_codes.cuh"
@@ -87,8 +88,8 @@ __device__ void move_run(const struct kv_view &kv, const struct slot_move *moves
     for (int32_t e = threadIdx.x; e < n_k + n_v; e += blockDim.x) {
         const bool is_k = e < n_k;
         const int32_t dim = is_k ? kv.head_dim_k : kv.head_dim_v, i = is_k ? e : e - n_k;
-        const int64_t offset = (int64_t)(i / dim) * kv.head_stride + (is_k ? 0 : kv.v_offset) +
-                               i % dim;
+        const int64_t offset =
+            (int64_t)(i / dim) * kv.head_stride + (is_k ? 0 : kv.v_offset) + i % dim;
         const int32_t token_stride = is_k ? kv.head_dim_k : kv.v_token_stride;
         for (int32_t m = first; m < n && moves[m].lane == lane; m++) {
             const int32_t from = moves[m].from, to = moves[m].to;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Weights that are made up or converted on the device. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/types.cuh"
@@ -33,14 +34,13 @@ extern "C" cudaError_t k_fill_normal(cudaStream_t stream, void *to, enum dtype d
 {
     const int64_t blocks = (n / 4 + 255) / 256;
     const dim3 grid((unsigned)(blocks < 1 ? 1 : blocks > 4096 ? 4096 : blocks));
-    BY_DTYPE(dtype, T,
-             return launch(fill_normal_kernel<T>, grid, dim3(256), 0, stream, (T *)to, n, seed,
-                           scale));
+    BY_DTYPE(
+        dtype, T,
+        return launch(fill_normal_kernel<T>, grid, dim3(256), 0, stream, (T *)to, n, seed, scale));
     return cudaErrorInvalidValue;
 }
 
-template <typename F, typename T>
-__global__ void convert_kernel(T *to, const F *from, int64_t n)
+template <typename F, typename T> __global__ void convert_kernel(T *to, const F *from, int64_t n)
 {
     pdl_wait();
     const int64_t step = (int64_t)gridDim.x * blockDim.x;

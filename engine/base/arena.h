@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A bump allocator with a hard cap, freed in one call. Holds what lives as long as one request or
  * one load. Memory is zeroed and 16-byte aligned.
  * Thread: one owner at a time. */

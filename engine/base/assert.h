@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* ASSERT is always on: a broken invariant prints where and aborts. It is for the programmer's
  * errors only; bad input is a status. Compiles as C11 and C++17.
  * Thread: any. */

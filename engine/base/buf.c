@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/base/buf.h"
 
 #include "engine/base/utf8.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A growable byte buffer with a stated maximum. Always NUL-terminated behind its content. Past the
  * maximum (or out of memory) an append does nothing and `failed` stays set, so that a run of
  * appends needs one check at the end.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Time. Below engine.c time is a parameter (now_ns), never a call.
  * Thread: any. */
 #ifndef SLUICE_BASE_CLOCK_H
@@ -5,7 +6,7 @@
 
 #include <stdint.h>
 
-int64_t clock_now_ns(void);  // monotonic
+int64_t clock_now_ns(void);   // monotonic
 int64_t clock_wall_sec(void); // seconds since 1970
 
 #endif

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Float functions of the sampler whose bits are the same on every machine: only exactly rounded
  * operations in a fixed order, no product that a compiler could fuse with a sum by itself. The
  * CUDA kernels use the same functions.

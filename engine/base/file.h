@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Whole files and read-only maps.
  * Thread: any. */
 #ifndef SLUICE_BASE_FILE_H

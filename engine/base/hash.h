@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A keyed 64-bit hash for tables whose keys come from users (so that collisions cannot be made on
  * purpose), and a mixer for integers. Never an identity: a match is always compared in full.
  * Thread: any. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/base/json.h"
 
 #include "engine/base/file.h"
@@ -33,7 +34,8 @@ static enum status check_escapes(const struct json_scan *sc, struct err *err)
         if (n >= 6 && memcmp(p + i, "\\u0000", 6) == 0) {
             return err_set(err, ERR_UNSUPPORTED,
                            "a string contains the character U+0000, which is not supported, at "
-                           "byte %zu", at);
+                           "byte %zu",
+                           at);
         }
         bool high = is_hex4(p + i, n, "dD", "89abAB");
         if (is_hex4(p + i, n, "dD", "cdefCDEF") ||
@@ -83,8 +85,7 @@ enum status json_parse(const char *text, size_t n_bytes, const struct json_limit
     return OK;
 }
 
-enum status json_parse_file(const char *path, size_t max_bytes, struct json **root,
-                            struct err *err)
+enum status json_parse_file(const char *path, size_t max_bytes, struct json **root, struct err *err)
 {
     char *text;
     size_t n_bytes;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A bounded tree of JSON values, for requests and small files: cJSON behind a pre-scan (UTF-8, no
  * NUL, depth, number of values). Nodes live as long as the document. For large files and for
  * number text see json_scan.h.
@@ -16,8 +17,8 @@ struct json; // a node; the document is its root node
 enum json_type { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
 
 struct json_limits {
-    int max_depth;      // 0: 64
-    size_t max_values;  // 0: 1,000,000
+    int max_depth;     // 0: 64
+    size_t max_values; // 0: 1,000,000
 };
 
 /* The caller frees *root with json_free. `limits` may be NULL. ERR_UNSUPPORTED: JSON, but with a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/base/json_scan.h"
 
 #include "engine/base/assert.h"
@@ -12,8 +13,8 @@ enum state { WANT_VALUE, WANT_FIRST_VALUE, WANT_FIRST_KEY, WANT_KEY, AFTER_VALUE
 void json_scan_init(struct json_scan *sc, const char *s, size_t n_bytes, int max_depth)
 {
     ASSERT(max_depth > 0 && max_depth <= JSON_SCAN_MAX_DEPTH);
-    *sc = (struct json_scan){.s = s, .n_bytes = n_bytes, .max_depth = max_depth,
-                             .state = WANT_VALUE};
+    *sc =
+        (struct json_scan){.s = s, .n_bytes = n_bytes, .max_depth = max_depth, .state = WANT_VALUE};
 }
 
 static enum json_token fail(struct json_scan *sc, const char *why)
@@ -329,8 +330,12 @@ void json_scan_unescape(const struct json_scan *sc, struct buf *out)
             i += unescape_unicode(p + i, n - i, out);
             continue;
         }
-        char c = e == 'b' ? '\b' : e == 'f' ? '\f' : e == 'n' ? '\n' : e == 'r' ? '\r'
-                 : e == 't' ? '\t' : e;
+        char c = e == 'b'   ? '\b'
+                 : e == 'f' ? '\f'
+                 : e == 'n' ? '\n'
+                 : e == 'r' ? '\r'
+                 : e == 't' ? '\t'
+                            : e;
         buf_putc(out, c);
         i += 2;
     }

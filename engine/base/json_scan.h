@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A pull reader over JSON text: one token at a time, no allocation, strict RFC 8259, UTF-8 checked,
  * depth bounded. It is the pre-scan of every request, and the reader of large files
  * (tokenizer.json) and long arrays of ids, where building a tree would cost too much. Numbers keep
@@ -35,7 +36,7 @@ struct json_scan {
     size_t n_bytes, at;
     const char *text; // of the last key, string or number; points into s
     size_t text_bytes;
-    bool escaped;   // the text has a backslash
+    bool escaped; // the text has a backslash
     int depth, max_depth;
     const char *why; // set on error
     unsigned char state;

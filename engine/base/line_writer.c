@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/base/line_writer.h"
 #include "engine/base/mem.h"
 #include "engine/base/thread.h"

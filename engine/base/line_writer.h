@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Writes lines to a descriptor from a thread of its own, so that nobody else ever waits for whoever
  * reads them. Lines wait in memory, up to a bound. What does not fit, or cannot be written because
  * a disk is full, is counted as lost.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/base/log.h"
 #include "engine/base/line_writer.h"
 #include "engine/base/write.h"
@@ -55,8 +56,10 @@ static size_t lost_line(uint64_t n_lost, char *line, size_t n_bytes)
 {
     char text[MAX_LINE_BYTES];
     size_t n = begin_line(text, LOG_WARN);
-    n += (size_t)snprintf(text + n, sizeof text - n, "%llu lines of this log were lost: they came "
-                          "faster than they could be written\n", (unsigned long long)n_lost);
+    n += (size_t)snprintf(text + n, sizeof text - n,
+                          "%llu lines of this log were lost: they came "
+                          "faster than they could be written\n",
+                          (unsigned long long)n_lost);
     if (n > n_bytes) {
         return 0;
     }

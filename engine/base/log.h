@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lines for the operator on standard error: "2026-01-02T03:04:05.678Z level message".
  *
  * A program that serves calls log_open: from then on a thread of the log's own writes, and no other
@@ -25,7 +26,8 @@ void log_line(enum log_level level, const char *fmt, ...) PRINTF_LIKE(2, 3);
 #define log_warn(...) log_line(LOG_WARN, __VA_ARGS__)
 #define log_error(...) log_line(LOG_ERROR, __VA_ARGS__)
 
-/* Drops the calling thread's lines until it says false: for a trial whose real run says them again. */
+/* Drops the calling thread's lines until it says false: for a trial whose real run says them again.
+ */
 void log_mute(bool mute);
 
 /* Starts the writer. Without a thread to be had, lines go on being written by their callers. */

@@ -1,5 +1,6 @@
-#include "engine/base/write.h"
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/base/mem.h"
+#include "engine/base/write.h"
 
 #include <stdint.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Allocation for small things: never returns NULL, aborts with a line instead. Sizes that come
  * from outside go through mem_try_* and become a status.
  * Thread: any. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The known word that somebody may have meant who typed another one.
  * Thread: plain data. */
 #ifndef SLUICE_BASE_NEAREST_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* An intrusive list with one lock, between two threads: any thread pushes, one thread takes the
  * whole list. The item is linked at most once; after a push it belongs to the taker.
  * Thread: push any; take one. */

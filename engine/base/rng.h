@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Counter-based random numbers: a value is a pure function of (seed, position, stream, index), so
  * that a draw never depends on batch mates, preemption or speculation. Philox 4x32 with 10 rounds;
  * the CUDA kernels use the same function and must give the same bits.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/base/sha256.h"
 
 #include <string.h>
@@ -45,7 +46,8 @@ static void mix_block(uint32_t h[8], const unsigned char *block)
     memcpy(v, h, sizeof v);
     for (int i = 0; i < 64; i++) {
         uint32_t a = v[0], e = v[4];
-        uint32_t choice = (e & v[5]) ^ (~e & v[6]), majority = (a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]);
+        uint32_t choice = (e & v[5]) ^ (~e & v[6]),
+                 majority = (a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]);
         uint32_t t = v[7] + (turn(e, 6) ^ turn(e, 11) ^ turn(e, 25)) + choice + rounds[i] + w[i];
         uint32_t u = (turn(a, 2) ^ turn(a, 13) ^ turn(a, 22)) + majority;
         memmove(v + 1, v, 7 * sizeof v[0]);

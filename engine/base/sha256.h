@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* SHA-256 (FIPS 180-4), and HMAC with it (RFC 2104): whether a file is what it was, and whether a
  * message is from who knows a secret.
  * Thread: any; a state has one owner. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Status codes, and error text for the places where a person will read it.
  * One enum travels upward; a `struct err` carries a sentence at load, config and parse, never on
  * the per-token path. Compiles as C11 and C++17.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A stretch of text with its provenance. The template renderer produces a list of these, the
  * tokenizer consumes it: special tokens are never recognised where input bytes take part.
  * Thread: plain data. */

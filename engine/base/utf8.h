@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* UTF-8 as Unicode defines it: shortest forms only, no surrogates, nothing above U+10FFFF.
  * Thread: any. */
 #ifndef SLUICE_BASE_UTF8_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Closed lists of words, written as one text "a|b|c", and words that may be names.
  * Thread: any. */
 #ifndef SLUICE_BASE_WORDS_H

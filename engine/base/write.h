@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Writing to a descriptor whole: without a bound on time, for threads that may wait, and with one.
  * Thread: any. */
 #ifndef SLUICE_BASE_WRITE_H

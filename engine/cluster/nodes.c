@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/cluster/nodes_private.h"
 
 #include "engine/base/assert.h"
@@ -144,8 +145,9 @@ enum status nodes_open(const struct node_place *place, const char *identity, str
     struct nodes *n = xcalloc(1, sizeof *n);
     init(n, place, identity);
     int32_t port;
-    enum status st = place->node == 0 ? wire_listen(place->bind, place->port, &n->listener, &port, err)
-                                      : nodes_join(n, err);
+    enum status st = place->node == 0
+                         ? wire_listen(place->bind, place->port, &n->listener, &port, err)
+                         : nodes_join(n, err);
     if (st == OK && place->node == 0) {
         log_info("node 0 waits on port %d for %d more", port, place->n_nodes - 1);
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The set of processes ("nodes") that serve one model together: node 0 plans and serves, every
  * other one executes the steps it is sent. One TCP stream leads from each node to node 0. It
  * carries the admission (who may join, and that both mean the same model), small common values,

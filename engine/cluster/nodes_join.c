@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How a node is let in. Node 0 sends a greeting with random bytes; the node answers with who it is,
  * what it runs, random bytes of its own and a proof over all of that; node 0 answers with a proof
  * over those, or with the reason why not. */
@@ -254,8 +255,8 @@ void nodes_admit(struct nodes *n)
     int fd;
     char from[64];
     int64_t now = clock_now_ns();
-    for (int32_t i = 0; i < MAX_PENDING && wire_accept(n->listener, 0, &fd, from, sizeof from) == OK;
-         i++) {
+    for (int32_t i = 0;
+         i < MAX_PENDING && wire_accept(n->listener, 0, &fd, from, sizeof from) == OK; i++) {
         struct pending *p = xcalloc(1, sizeof *p);
         *p = (struct pending){.fd = fd, .deadline_ns = now + NODE_TALK_S * 1000000000LL};
         snprintf(p->from, sizeof p->from, "%s", from);
@@ -282,10 +283,13 @@ static enum status talk(struct nodes *n, int fd, struct stream_nonces *nonces, s
     struct greeting g;
     TRY(wire_recv(fd, &g, sizeof g, deadline));
     if (memcmp(g.magic, magic, sizeof magic) != 0 || g.protocol != NODE_PROTOCOL) {
-        return err_set(err, ERR_INVALID, "what listens at %s port %d is no node 0 of this version "
-                       "of sluice", n->leader, n->place.port);
+        return err_set(err, ERR_INVALID,
+                       "what listens at %s port %d is no node 0 of this version "
+                       "of sluice",
+                       n->leader, n->place.port);
     }
-    struct hello h = {.protocol = NODE_PROTOCOL, .node = (uint32_t)n->place.node,
+    struct hello h = {.protocol = NODE_PROTOCOL,
+                      .node = (uint32_t)n->place.node,
                       .n_nodes = (uint32_t)n->place.n_nodes,
                       .identity_bytes = (uint32_t)strlen(n->identity)};
     memcpy(h.magic, magic, sizeof magic);

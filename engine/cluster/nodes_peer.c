@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One stream of the set: a peer comes, frames go out and arrive, it falls silent or goes. */
 #include "engine/cluster/nodes_private.h"
 
@@ -107,11 +108,12 @@ static bool take_frame(struct nodes *n, struct peer *p)
     prove(&p->receives, p->n_all_received++, &f->head, f->bytes, proof);
     bool known = sha256_equal(proof, f->head.proof);
     if (!known) {
-        log_error("node %d: a frame came from who does not know the token, or was changed on its way",
-                  p->node);
+        log_error(
+            "node %d: a frame came from who does not know the token, or was changed on its way",
+            p->node);
     }
-    bool good = known && kind >= FRAME_BEAT && kind <= FRAME_BYE &&
-                f->head.number == p->n_received[kind];
+    bool good =
+        known && kind >= FRAME_BEAT && kind <= FRAME_BYE && f->head.number == p->n_received[kind];
     if (good) {
         p->n_received[kind]++;
     }
@@ -172,8 +174,8 @@ static bool read_peer(struct nodes *n, struct peer *p)
             p->have = 0;
         }
         if (p->partial && p->have == p->partial_cap && p->have < p->head.n_bytes) {
-            p->partial_cap = p->partial_cap < p->head.n_bytes / 2 ? p->partial_cap * 2
-                                                                 : p->head.n_bytes;
+            p->partial_cap =
+                p->partial_cap < p->head.n_bytes / 2 ? p->partial_cap * 2 : p->head.n_bytes;
             p->partial = xrealloc(p->partial, sizeof *p->partial + p->partial_cap);
         }
         if (p->partial && p->have == p->head.n_bytes && !take_frame(n, p)) {

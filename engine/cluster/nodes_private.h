@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The inside of engine/cluster/nodes.h: the streams, and how a node is let in. Not for other files.
  * Thread: as said per field. */
 #ifndef SLUICE_ENGINE_CLUSTER_NODES_PRIVATE_H
@@ -19,11 +20,11 @@ enum frame_kind {
 };
 
 enum {
-    NODE_PROTOCOL = 2, // changes with anything below, or with what a step looks like
+    NODE_PROTOCOL = 2,         // changes with anything below, or with what a step looks like
     MAX_FRAME_BYTES = 1 << 30, // chosen: what one frame can make the other side take
     MAX_FRAMES_WAITING = 64,   // chosen: steps come two at a time; then nobody takes them
-    NODE_TALK_S = 5, // for a stranger to say who it is
-    MAX_PENDING = 32, // strangers at a time
+    NODE_TALK_S = 5,           // for a stranger to say who it is
+    MAX_PENDING = 32,          // strangers at a time
 };
 
 struct frame_head {
@@ -68,8 +69,8 @@ struct peer {
     int32_t node;
     pthread_mutex_t send_lock;
     uint64_t n_sent[FRAME_BYE + 1], n_all_sent; // under send_lock
-    struct hmac_sha256 sends, receives; // keys, set when it joins
-    int64_t seen_ns, beat_ns;       // the watcher's
+    struct hmac_sha256 sends, receives;         // keys, set when it joins
+    int64_t seen_ns, beat_ns;                   // the watcher's
 
     /* The frame that is arriving: the watcher's. */
     struct frame_head head;
@@ -102,8 +103,8 @@ struct nodes {
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    struct peer peers[MAX_NODES]; // node 0: its index is the node; others: [0] is node 0
-    int32_t n_joined;             // peers, this node left out
+    struct peer peers[MAX_NODES];        // node 0: its index is the node; others: [0] is node 0
+    int32_t n_joined;                    // peers, this node left out
     _Atomic bool complete, lost, ending; // set once, under lock
     bool stopping;
     struct err why;

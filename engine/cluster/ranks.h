@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ranks of one process: a thread each (the first is the caller's), the same work handed to all.
  * Ranks meet in collectives, so one that fails, or a set that is lost, must not leave the others
  * waiting: `abort` is called at once, by the thread that saw it, and has to end their waits.
@@ -21,7 +22,7 @@ struct rank {
     int32_t local; // among those of this process
     struct backend *be;
     struct model target, draft[MAX_DRAFT_MODELS]; // as many as the engine says
-    enum status st; // of its last work
+    enum status st;                               // of its last work
     struct err err;
     size_t free_bytes; // of its device, see size_blocks
 };
@@ -33,13 +34,13 @@ struct ranks {
     int32_t n_threads;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    uint64_t round;  // of work handed out
-    int32_t n_done;  // workers that finished it
+    uint64_t round; // of work handed out
+    int32_t n_done; // workers that finished it
     enum status (*work)(struct rank *r, void *arg);
     void *arg;
     bool stopping;
     _Atomic bool aborted;
-    bool stuck; // a thread did not come back after an abort; it is never joined
+    bool stuck;               // a thread did not come back after an abort; it is never joined
     void (*abort)(void *arg); // ends the collectives of all ranks; NULL: there are none
     void *abort_arg;
 };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/cluster/step.h"
 
 #include "engine/base/mem.h"
@@ -25,8 +26,8 @@ void step_init(struct step *st, int32_t slot, const struct step_sizes *sizes)
 {
     const struct scheduler_limits *l = sizes->limits;
     size_t lanes = (size_t)l->max_lanes, rows = (size_t)l->max_rows, out = (size_t)l->max_out;
-    *st = (struct step){.slot = slot, .n_draft_models = sizes->n_draft_models,
-                         .vocab = sizes->vocab};
+    *st =
+        (struct step){.slot = slot, .n_draft_models = sizes->n_draft_models, .vocab = sizes->vocab};
     st->lanes = xcalloc(2 * lanes, sizeof *st->lanes);
     st->copies = xcalloc(lanes, sizeof *st->copies);
     st->state_copies = xcalloc((size_t)max_state_copies(l), sizeof *st->state_copies);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A step as every rank executes it, the same on all of them and on all nodes: plain data. Two exist
  * on a node, used in turn, because one is planned while the other runs. Whose its results are is
  * node 0's to know (engine/step_build.h).
@@ -46,8 +47,8 @@ struct step_sizes {
     const struct scheduler_limits *limits;
     int32_t vocab;
     int32_t n_draft_models, n_draft_passes; // passes: of each model
-    int32_t max_masks; // of the target's draws
-    bool trees; // some steps grow trees of drafts, level by level
+    int32_t max_masks;                      // of the target's draws
+    bool trees;                             // some steps grow trees of drafts, level by level
 };
 
 struct step {
@@ -55,8 +56,8 @@ struct step {
     bool begun; // lanes, copies and moves were sent already, before the draft passes of a tree
     const struct tree_moves *moves; // of the steps before
     int32_t n_lanes, n_copies, n_state_copies;
-    struct lane_update *lanes;   // [2 max_lanes]
-    struct block_copy *copies;   // [max_lanes]
+    struct lane_update *lanes;       // [2 max_lanes]
+    struct block_copy *copies;       // [max_lanes]
     struct state_copy *state_copies; // [max_state_copies], of the target's set
 
     int32_t n_draft_models; // each has the draft passes
@@ -66,14 +67,14 @@ struct step {
 
     struct pass pass; // the target's
     struct model_outputs want;
-    struct pass_row *rows;       // [max_rows]
-    struct pass_seq *seqs;       // [max_lanes]
-    struct pass_group *groups;   // [max_lanes]
-    int32_t *out_rows;           // [max_out]
-    struct pass_draw *draws;     // [max_draws]
-    struct pass_pool *pools;     // [max_lanes]
-    struct state_keep *keeps;    // [max_keeps]
-    uint32_t *masks;             // [max_masks, mask_words(vocab)]
+    struct pass_row *rows;     // [max_rows]
+    struct pass_seq *seqs;     // [max_lanes]
+    struct pass_group *groups; // [max_lanes]
+    int32_t *out_rows;         // [max_out]
+    struct pass_draw *draws;   // [max_draws]
+    struct pass_pool *pools;   // [max_lanes]
+    struct state_keep *keeps;  // [max_keeps]
+    uint32_t *masks;           // [max_masks, mask_words(vocab)]
     int32_t vocab;
 };
 

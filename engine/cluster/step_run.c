@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/cluster/step_run.h"
 
 static enum status update_lane(struct backend *be, const struct lane_update *u)
@@ -24,8 +25,10 @@ enum status step_run_pass(const struct pass *pass, struct model *m, struct model
         want.hidden = pass->hidden;
         TRY(model_forward(m, &shape, want));
         if (want.logits) {
-            struct sample_args sample = {.logits = m->logits, .n_out = shape.n_out,
-                                         .n_draws = shape.n_draws, .n_vocab_used = n_vocab_used,
+            struct sample_args sample = {.logits = m->logits,
+                                         .n_out = shape.n_out,
+                                         .n_draws = shape.n_draws,
+                                         .n_vocab_used = n_vocab_used,
                                          .bests = m->bests};
             TRY(ops->sample(m->be, &sample));
         }
@@ -58,9 +61,8 @@ static enum status begin_lanes(const struct step *st, struct backend *be)
     if (st->n_copies > 0) {
         TRY(ops->copy_blocks(be, st->n_copies, st->copies));
     }
-    return st->n_state_copies > 0
-               ? ops->copy_states(be, 0, st->n_state_copies, st->state_copies)
-               : OK;
+    return st->n_state_copies > 0 ? ops->copy_states(be, 0, st->n_state_copies, st->state_copies)
+                                  : OK;
 }
 
 static enum status run_draft(const struct pass *pass, struct rank *r, int32_t model,
@@ -117,8 +119,7 @@ static enum status run_ahead(struct rank *r, void *arg)
 }
 
 enum status step_run_ahead(struct step *st, const struct draft_pass *passes, int32_t n_passes,
-                           struct ranks *ranks, int32_t n_vocab_used,
-                           struct pass_results *results)
+                           struct ranks *ranks, int32_t n_vocab_used, struct pass_results *results)
 {
     struct ahead job = {st, passes, n_passes, n_vocab_used, results};
     TRY(ranks_run(ranks, run_ahead, &job));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A step on the ranks: lanes' news, passes, draws, in the order that every rank keeps.
  * Thread: as said per function. */
 #ifndef SLUICE_ENGINE_CLUSTER_STEP_RUN_H
@@ -16,7 +17,6 @@ enum status step_execute(const struct step *st, struct rank *r, int32_t n_vocab_
  * to, and their results, which decide what comes next. The first of them begins the step.
  * results: rank 0's, n_passes for each model; NULL: nobody reads them. */
 enum status step_run_ahead(struct step *st, const struct draft_pass *passes, int32_t n_passes,
-                           struct ranks *ranks, int32_t n_vocab_used,
-                           struct pass_results *results);
+                           struct ranks *ranks, int32_t n_vocab_used, struct pass_results *results);
 
 #endif

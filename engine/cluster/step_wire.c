@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/cluster/step_wire.h"
 
 #include <string.h>
@@ -18,12 +19,18 @@ static void put_ids(struct buf *b, const int32_t *ids, int32_t n)
 
 static void put_params(struct buf *b, const struct sampling_params *p)
 {
-    const float reals[] = {p->temperature,        p->top_p,            p->min_p,
-                           p->repetition_penalty, p->frequency_penalty, p->presence_penalty};
-    const int32_t ints[] = {p->top_k, (int32_t)(p->seed & 0xFFFFFFFFu), (int32_t)(p->seed >> 32),
-                            p->max_tokens, p->min_tokens,
+    const float reals[] = {
+        p->temperature,       p->top_p,           p->min_p, p->repetition_penalty,
+        p->frequency_penalty, p->presence_penalty};
+    const int32_t ints[] = {p->top_k,
+                            (int32_t)(p->seed & 0xFFFFFFFFu),
+                            (int32_t)(p->seed >> 32),
+                            p->max_tokens,
+                            p->min_tokens,
                             p->ignore_eos | p->logprobs << 1 | p->prompt_logprobs << 2,
-                            p->top_logprobs, p->prompt_top_logprobs, p->num_speculative_tokens};
+                            p->top_logprobs,
+                            p->prompt_top_logprobs,
+                            p->num_speculative_tokens};
     int32_t n_bad = 0;
     for (int32_t i = 0; i < p->n_bad_words; i++) {
         n_bad += p->bad_word_lengths[i];
@@ -53,17 +60,23 @@ static void put_lane(struct buf *b, const struct lane_update *u)
 
 static void put_draw(struct buf *b, const struct pass_draw *d)
 {
-    const int32_t v[] = {d->out_row, d->lane, d->pos, d->n_prompt,
-                         d->kind | d->keep << 8 | d->noise << 9 | d->logprobs << 10, d->top_n,
-                         d->tree_row, d->more, d->more_slot, d->mask};
+    const int32_t v[] = {d->out_row,
+                         d->lane,
+                         d->pos,
+                         d->n_prompt,
+                         d->kind | d->keep << 8 | d->noise << 9 | d->logprobs << 10,
+                         d->top_n,
+                         d->tree_row,
+                         d->more,
+                         d->more_slot,
+                         d->mask};
     buf_put(b, v, sizeof v);
 }
 
 static void put_pass(struct buf *b, const struct pass *p, int32_t vocab)
 {
-    const int32_t counts[] = {p->n_rows, p->n_seqs, p->n_groups,
-                              p->n_out, p->n_draws, p->n_masks, p->n_pool,
-                              p->tree_mask != NULL, p->hidden.n};
+    const int32_t counts[] = {p->n_rows,  p->n_seqs, p->n_groups,          p->n_out,   p->n_draws,
+                              p->n_masks, p->n_pool, p->tree_mask != NULL, p->hidden.n};
     buf_put(b, counts, sizeof counts);
     buf_put(b, p->hidden.ids, (size_t)p->hidden.n * sizeof *p->hidden.ids);
     buf_put(b, p->rows, (size_t)p->n_rows * sizeof *p->rows);
@@ -207,10 +220,12 @@ static void get_params(struct reader *r, struct sampling_params *p)
         memcpy(reals, f, sizeof reals);
     }
     int32_t vocab = r->sizes->vocab;
-    *p = (struct sampling_params){
-        .temperature = reals[0], .top_p = reals[1], .min_p = reals[2],
-        .repetition_penalty = reals[3], .frequency_penalty = reals[4],
-        .presence_penalty = reals[5]};
+    *p = (struct sampling_params){.temperature = reals[0],
+                                  .top_p = reals[1],
+                                  .min_p = reals[2],
+                                  .repetition_penalty = reals[3],
+                                  .frequency_penalty = reals[4],
+                                  .presence_penalty = reals[5]};
     p->top_k = get(r, 0, INT32_MAX, "top_k");
     uint32_t low = (uint32_t)get(r, INT32_MIN, INT32_MAX, "seed");
     p->seed = (uint64_t)(uint32_t)get(r, INT32_MIN, INT32_MAX, "seed") << 32 | low;
@@ -363,8 +378,12 @@ struct pass_room {
 static void get_pass(struct reader *r, struct pass *p, const struct pass_room *room)
 {
     static const uint64_t present;
-    *p = (struct pass){.rows = room->rows, .seqs = room->seqs, .groups = room->groups,
-                       .out_rows = room->out_rows, .draws = room->draws, .pool = room->pools,
+    *p = (struct pass){.rows = room->rows,
+                       .seqs = room->seqs,
+                       .groups = room->groups,
+                       .out_rows = room->out_rows,
+                       .draws = room->draws,
+                       .pool = room->pools,
                        .keeps = room->keeps};
     p->n_rows = get(r, 1, room->max_rows, "the number of rows");
     p->n_seqs = get(r, 1, room->max_seqs, "the number of sequences");
@@ -467,10 +486,15 @@ static void get_level(struct reader *r, struct step *st)
     struct draft_pass *d = &st->level;
     check(r, r->sizes->trees, true, true, "a tree");
     if (!r->bad) {
-        get_pass(r, &d->pass, &(struct pass_room){
-            .rows = d->rows, .seqs = d->seqs, .out_rows = d->out_rows, .draws = d->draws,
-            .max_rows = l->max_rows, .max_seqs = l->max_lanes, .max_out = l->max_out,
-            .max_draws = l->max_out});
+        get_pass(r, &d->pass,
+                 &(struct pass_room){.rows = d->rows,
+                                     .seqs = d->seqs,
+                                     .out_rows = d->out_rows,
+                                     .draws = d->draws,
+                                     .max_rows = l->max_rows,
+                                     .max_seqs = l->max_lanes,
+                                     .max_out = l->max_out,
+                                     .max_draws = l->max_out});
     }
 }
 
@@ -482,15 +506,20 @@ static void get_passes(struct reader *r, struct step *st)
     st->n_draft_passes = get(r, 0, r->sizes->n_draft_passes, "the number of draft passes");
     for (int32_t i = 0; i < st->n_draft_passes && !r->bad; i++) {
         struct draft_pass *d = &st->draft[i];
-        get_pass(r, &d->pass, &(struct pass_room){
-            .rows = d->rows, .seqs = d->seqs, .out_rows = d->out_rows, .draws = d->draws,
-            .max_rows = i == 0 ? l->max_rows : l->max_lanes, .max_seqs = l->max_lanes,
-            .max_out = l->max_lanes, .max_draws = l->max_lanes});
+        get_pass(r, &d->pass,
+                 &(struct pass_room){.rows = d->rows,
+                                     .seqs = d->seqs,
+                                     .out_rows = d->out_rows,
+                                     .draws = d->draws,
+                                     .max_rows = i == 0 ? l->max_rows : l->max_lanes,
+                                     .max_seqs = l->max_lanes,
+                                     .max_out = l->max_lanes,
+                                     .max_draws = l->max_lanes});
     }
-    get_pass(r, &st->pass, &(struct pass_room){
-        st->rows, st->seqs, st->groups, st->out_rows, st->draws, st->pools, st->keeps, l->max_rows,
-        l->max_lanes, l->max_lanes, l->max_out, l->max_draws, l->max_lanes, r->sizes->max_masks,
-        max_keeps(l)});
+    get_pass(r, &st->pass,
+             &(struct pass_room){st->rows, st->seqs, st->groups, st->out_rows, st->draws, st->pools,
+                                 st->keeps, l->max_rows, l->max_lanes, l->max_lanes, l->max_out,
+                                 l->max_draws, l->max_lanes, r->sizes->max_masks, max_keeps(l)});
 }
 
 enum status step_decode(struct step *st, struct tree_moves *moves, bool *level,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A step as bytes, for the other nodes: what step_execute reads, but for the laws of drafts: drafts
  * are drawn the same without, and who judges them is node 0 alone. Both ends are the same build, so
  * numbers travel as they lie in memory; everything that is an index, a count or an id is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The seam between the engine and a device. A backend is one rank: one stream of work, in order.
  * The engine describes each step with plain host data (`struct pass`); what lies in a KV page, how
  * a weight is packed, how metadata reaches the device and when a graph is replayed are the
@@ -47,12 +48,13 @@ enum weight_kind {
 struct weight_desc {
     const char *name; // for messages
     enum weight_kind kind;
-    enum dtype dtype;          // to be stored as: DT_F32, DT_BF16 or DT_F16
-    int64_t n_out, n_in;       // of one matrix; VECTOR: n_out 1, n_in the width
-    int32_t n_experts;         // EXPERTS and HEADS; else 1
-    int32_t n_parts;           // in all
+    enum dtype dtype;                // to be stored as: DT_F32, DT_BF16 or DT_F16
+    int64_t n_out, n_in;             // of one matrix; VECTOR: n_out 1, n_in the width
+    int32_t n_experts;               // EXPERTS and HEADS; else 1
+    int32_t n_parts;                 // in all
     const struct weight_part *parts; // each with a codec of its own (codec.h)
-    const struct weight_part *bias; // [n_out] (EXPERTS: [n_experts, n_out] as n_experts parts); NULL
+    const struct weight_part
+        *bias; // [n_out] (EXPERTS: [n_experts, n_out] as n_experts parts); NULL
     /* K is summed in this many equal segments, joined as a balanced tree, so that tensor
      * parallel ranks, which hold whole subtrees, give the same bits as one. A power of two. */
     int32_t k_segments;
@@ -116,7 +118,7 @@ enum state_kind {
 struct state_layer {
     enum state_kind kind;
     int32_t n_heads, n_key_heads, key_dim, value_dim; // 0 with STATE_CONV
-    bool per_channel; // a decay for each element of a key; else one for each head
+    bool per_channel;                // a decay for each element of a key; else one for each head
     int32_t conv_width, conv_kernel; // channels, and how many inputs of each an output reads
 };
 
@@ -143,9 +145,9 @@ struct state_copy {
     int32_t from, to, pos;
 };
 
-/* When the rows of a pass have completed the block that ends at `pos`, the record of that boundary is
- * written to snapshot `slot`, too: for boundaries that the pass goes past, which no copy can reach
- * any more. */
+/* When the rows of a pass have completed the block that ends at `pos`, the record of that boundary
+ * is written to snapshot `slot`, too: for boundaries that the pass goes past, which no copy can
+ * reach any more. */
 struct state_keep {
     int32_t lane, pos, slot;
 };
@@ -153,32 +155,32 @@ struct state_keep {
 /* ---- facts and limits --------------------------------------------------------------------- */
 
 struct backend_facts {
-    const char *name;       // "cpu" or "cuda"
-    char device[96];        // for people
-    enum dtype act;         // of activations between ops
-    enum dtype residual;    // of the residual stream
-    size_t free_bytes;      // of device memory now
+    const char *name;    // "cpu" or "cuda"
+    char device[96];     // for people
+    enum dtype act;      // of activations between ops
+    enum dtype residual; // of the residual stream
+    size_t free_bytes;   // of device memory now
     int32_t preferred_block_tokens;
-    bool async;             // step_end returns before the work is done
-    bool rounds_inputs;     // as a quantised weight asks for it (codec.h)
-    bool plain_experts;     // experts' first product may be one matrix, without a gate
-    bool exact_ranks;       // several ranks give the bits of one: each sum over ranks is reduced
-                            // on its own, before it meets another
+    bool async;         // step_end returns before the work is done
+    bool rounds_inputs; // as a quantised weight asks for it (codec.h)
+    bool plain_experts; // experts' first product may be one matrix, without a gate
+    bool exact_ranks;   // several ranks give the bits of one: each sum over ranks is reduced
+                        // on its own, before it meets another
 };
 
 struct backend_limits {
-    int32_t max_rows;      // of one pass
-    int32_t max_out_rows;  // rows with logits of one pass
-    int32_t max_lanes;     // sequences that hold state at once
-    int32_t max_len;       // tokens of a sequence
+    int32_t max_rows;     // of one pass
+    int32_t max_out_rows; // rows with logits of one pass
+    int32_t max_lanes;    // sequences that hold state at once
+    int32_t max_len;      // tokens of a sequence
     int32_t max_blocks_per_lane;
     int32_t n_blocks, block_tokens;
-    int32_t vocab;         // rows of the head
+    int32_t vocab; // rows of the head
     int32_t hidden;
-    int32_t n_steps;       // staging slots (2)
-    int32_t max_passes;    // of one step
-    int32_t max_laws;      // laws of drafts that a step keeps (struct pass_draw); 0: none
-    int32_t max_masks;     // masks of one pass's draws; 0: none
+    int32_t n_steps;        // staging slots (2)
+    int32_t max_passes;     // of one step
+    int32_t max_laws;       // laws of drafts that a step keeps (struct pass_draw); 0: none
+    int32_t max_masks;      // masks of one pass's draws; 0: none
     int32_t max_tree_nodes; // nodes of a pass's trees in KV set 0, roots aside; 0: no trees
 };
 
@@ -232,14 +234,14 @@ static inline int32_t mask_words(int32_t vocab)
  * draw's own index. */
 struct pass_draw {
     int32_t out_row, lane;
-    int32_t pos;        // of the row; the drawn token's position is pos + 1
-    int32_t n_prompt;   // tokens of history that count as prompt (penalties)
-    uint8_t kind;       // enum draw_kind
-    bool keep;          // write to the history (plain decode, drafts)
-    bool noise;         // DRAW_DRAFT: with Gumbel noise at the lane's temperature
-    bool logprobs;      // fill logprob and the top_n most likely
-    int32_t top_n;      // 0 to MAX_TOP_LOGPROBS
-    int32_t tree_row;   // the row (pass index) whose ancestors follow the history; -1: a chain
+    int32_t pos;      // of the row; the drawn token's position is pos + 1
+    int32_t n_prompt; // tokens of history that count as prompt (penalties)
+    uint8_t kind;     // enum draw_kind
+    bool keep;        // write to the history (plain decode, drafts)
+    bool noise;       // DRAW_DRAFT: with Gumbel noise at the lane's temperature
+    bool logprobs;    // fill logprob and the top_n most likely
+    int32_t top_n;    // 0 to MAX_TOP_LOGPROBS
+    int32_t tree_row; // the row (pass index) whose ancestors follow the history; -1: a chain
     /* DRAW_DRAFT: so many further ids, each drawn as if those before it were not there. They are
      * top_ids[0 .. more) of the result, the first draw again where nothing is left; with `keep`
      * they go to history[lane][more_slot ..], if that is not 0. Not together with logprobs. */
@@ -262,12 +264,12 @@ enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN };
 /* Layers whose hidden states, the residual stream behind them, are an output of the out rows. */
 enum { MAX_HIDDEN_LAYERS = 4 };
 struct hidden_layers {
-    int32_t n; // 0: none
+    int32_t n;                      // 0: none
     int32_t ids[MAX_HIDDEN_LAYERS]; // ascending; layer 0 is the first
 };
 
 struct pass {
-    int32_t model;       // index of the model whose forward this is (0: target)
+    int32_t model; // index of the model whose forward this is (0: target)
     int32_t kv_set;
     int32_t n_rows;
     const struct pass_row *rows;
@@ -275,9 +277,9 @@ struct pass {
     const struct pass_seq *seqs; // in order of rows, groups contiguous
     int32_t n_groups;
     const struct pass_group *groups;
-    const uint64_t *tree_mask;   // [n_rows, TREE_MASK_WORDS] or NULL when no sequence is a tree
+    const uint64_t *tree_mask; // [n_rows, TREE_MASK_WORDS] or NULL when no sequence is a tree
     int32_t n_out;
-    const int32_t *out_rows;     // rows whose hidden state goes to the head, ascending
+    const int32_t *out_rows; // rows whose hidden state goes to the head, ascending
     int32_t n_draws;
     const struct pass_draw *draws;
     int32_t n_masks;
@@ -309,8 +311,8 @@ struct pass_shape {
 struct draw_result {
     int32_t token;
     float logprob;
-    /* The row's logits hold NaN or infinity, or nothing above -infinity: the token is some id of the
-     * vocabulary and means nothing. A backend that does not look for it leaves false. */
+    /* The row's logits hold NaN or infinity, or nothing above -infinity: the token is some id of
+     * the vocabulary and means nothing. A backend that does not look for it leaves false. */
     bool broken;
     int32_t n_top;
     int32_t top_ids[MAX_TOP_LOGPROBS];
@@ -345,15 +347,15 @@ struct comm_place {
 
 /* What every backend is opened with: cpu_open (cpu/cpu.h), cuda_open (cuda/cuda.h). */
 struct backend_options {
-    int32_t device;       // GPU index; unused by the CPU
+    int32_t device; // GPU index; unused by the CPU
     int32_t rank, n_ranks;
-    struct comm *comm;    // the ranks' common ground, made by the backend's folder; NULL alone
-    enum dtype dtype;     // of weights and KV: DT_BF16 (or F16), or DT_F32 for exact work, where
-                          // activations are fp32 and nothing is rounded on the way
-    bool deterministic;   // a row has the same bits whatever is in its batch, and whatever drafts,
-                          // chunks and the cache do; the CPU always has that
-    bool enforce_eager;       // every pass is issued, none captured and replayed; the CPU has none
-    int32_t threads;      // CPU: 0 means all
+    struct comm *comm;  // the ranks' common ground, made by the backend's folder; NULL alone
+    enum dtype dtype;   // of weights and KV: DT_BF16 (or F16), or DT_F32 for exact work, where
+                        // activations are fp32 and nothing is rounded on the way
+    bool deterministic; // a row has the same bits whatever is in its batch, and whatever drafts,
+                        // chunks and the cache do; the CPU always has that
+    bool enforce_eager; // every pass is issued, none captured and replayed; the CPU has none
+    int32_t threads;    // CPU: 0 means all
 };
 
 struct backend;

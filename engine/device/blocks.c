@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/device/blocks.h"
 
 #include <stdio.h>
@@ -78,8 +79,8 @@ static void codes_mxfp4(const unsigned char *block, uint8_t *out)
 
 /* ---- 256 numbers whose parts' scales are steps of one ------------------------------------- */
 
-/* Eight pairs of six bits: scale, and what is taken off. The first four pairs lie in the low bits of
- * bytes 0 to 7; the others' low four bits in bytes 8 to 11, their high two on top of those. */
+/* Eight pairs of six bits: scale, and what is taken off. The first four pairs lie in the low bits
+ * of bytes 0 to 7; the others' low four bits in bytes 8 to 11, their high two on top of those. */
 static struct block_scale scale_of_eight(const unsigned char *block, int32_t part)
 {
     const unsigned char *steps = block + 4;

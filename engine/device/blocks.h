@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Weights that are stored in blocks, numbers and scales together, as GGUF files have them: a row of
  * a tensor is so many blocks one behind the other. One row of a table per format.
  *

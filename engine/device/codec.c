@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/device/codec.h"
 
 #include "engine/base/assert.h"
@@ -108,10 +109,8 @@ static const struct {
     bool down;             // successive rows share a unit, not columns
     const uint8_t *fields; // NULL: in order
 } packings[] = {
-    [PACK_NONE] = {0, false, NULL},
-    [PACK_BYTES] = {1, false, NULL},
-    [PACK_WORDS_ACROSS] = {4, false, NULL},
-    [PACK_WORDS_DOWN] = {4, true, NULL},
+    [PACK_NONE] = {0, false, NULL},           [PACK_BYTES] = {1, false, NULL},
+    [PACK_WORDS_ACROSS] = {4, false, NULL},   [PACK_WORDS_DOWN] = {4, true, NULL},
     [PACK_WORDS_AWQ] = {4, true, awq_fields},
 };
 
@@ -233,7 +232,8 @@ struct weight_part weight_part_plain(const void *data, enum dtype dtype, int64_t
 struct weight_part weight_part_blocks(const void *data, const struct block_format *format,
                                       int64_t n_rows, int64_t n_cols)
 {
-    struct weight_part p = weight_part_plain(data, format->code, n_rows, n_cols, n_cols / format->n);
+    struct weight_part p =
+        weight_part_plain(data, format->code, n_rows, n_cols, n_cols / format->n);
     p.codec.format = format->name;
     p.codec.blocks = format;
     p.codec.block_rows = 1;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the bytes of a weight in a checkpoint mean. A codec describes a whole tensor: how its
  * numbers lie, and the scales, zeros and groups of inputs that go with them. A part is a window of
  * it: what a rank holds, one expert, one of several projections that were stored as one.
@@ -50,7 +51,7 @@ enum tensor_scale { TENSOR_SCALE_NONE, TENSOR_SCALE_TIMES, TENSOR_SCALE_DIVIDES 
  * first block, values.row_stride counts the blocks of a row, and of the rest only the size of what
  * shares a scale and the zero are set. */
 struct weight_codec {
-    const char *format; // for messages
+    const char *format;                // for messages
     const struct block_format *blocks; // NULL: as said first
     struct number_grid values;
     struct number_grid scales, zeros;
@@ -66,10 +67,10 @@ struct weight_codec {
  * from_row the scale is found from each row, or from each `group` of its inputs, counted from the
  * tensor's first:
  *
- *     E4M3  max|x| / 448, of groups at least 1e-10; with power_of_two the next one that is not below
- *     I8    max|x| / 127; asymmetric: (max - min) / 255, and the zero at -128 - min / scale
- *     E2M1  `scale` times the E4M3 number nearest to max|x| / 6 / scale; with power_of_two that of
- *           MX formats: the exponent of max|x|, rounded to one bit behind the first, less 2 */
+ *     E4M3  max|x| / 448, of groups at least 1e-10; with power_of_two the next one that is not
+ * below I8    max|x| / 127; asymmetric: (max - min) / 255, and the zero at -128 - min / scale E2M1
+ * `scale` times the E4M3 number nearest to max|x| / 6 / scale; with power_of_two that of MX
+ * formats: the exponent of max|x|, rounded to one bit behind the first, less 2 */
 enum input_numbers { INPUT_AS_IT_IS, INPUT_E4M3, INPUT_I8, INPUT_E2M1 };
 struct input_rule {
     enum input_numbers numbers;

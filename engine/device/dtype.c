@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/device/dtype.h"
 
 bool dtype_find(const char *name, enum dtype *out)

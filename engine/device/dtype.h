@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Types of numbers, as they are stored, and what their bits mean.
  * Thread: any. Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_DEVICE_DTYPE_H
@@ -13,8 +14,8 @@ extern "C" {
 #endif
 
 /* E4M3 has no infinity and goes to 448; E8M0 is a power of two, 2^(b - 127); E2M1 is a sign and one
- * of 0, 0.5, 1, 1.5, 2, 3, 4, 6; NL4 one of sixteen whole numbers, the closer together the nearer to
- * 0. Those of less than 8 bits are only stored several to a byte or word, or in blocks. */
+ * of 0, 0.5, 1, 1.5, 2, 3, 4, 6; NL4 one of sixteen whole numbers, the closer together the nearer
+ * to 0. Those of less than 8 bits are only stored several to a byte or word, or in blocks. */
 enum dtype {
     DT_F32,
     DT_BF16,

@@ -1,14 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/device/kv_format.h"
 
 static const struct {
     int32_t bits;
     bool has_zero;
 } formats[] = {
-    [KV_PLAIN] = {0, false},
-    [KV_FP8] = {8, false},
-    [KV_INT8_SYMMETRIC] = {8, false},
-    [KV_INT8] = {8, true},
-    [KV_INT4] = {4, true},
+    [KV_PLAIN] = {0, false}, [KV_FP8] = {8, false}, [KV_INT8_SYMMETRIC] = {8, false},
+    [KV_INT8] = {8, true},   [KV_INT4] = {4, true},
 };
 
 static const struct kv_choice choices[] = {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How the numbers of a KV cache are stored, and what operators call that. What an encoded number
  * means is defined by the CPU's scalar code (cpu/cpu_kv_codes.h); where codes and scales lie in a
  * page is each backend's own.
@@ -11,8 +12,8 @@
 extern "C" {
 #endif
 
-/* Scales, and zeros, are those of one head of one token's K, or V, and lie in the page; but FP8 of a
- * layer that has scales of its own (struct kv_layer) has no others. */
+/* Scales, and zeros, are those of one head of one token's K, or V, and lie in the page; but FP8 of
+ * a layer that has scales of its own (struct kv_layer) has no others. */
 enum kv_format {
     KV_PLAIN,          // numbers of the set's dtype
     KV_FP8,            // E4M3 times a scale

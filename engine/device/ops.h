@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The table of a backend: memory, order, maths, collectives. One args struct per op, copied at the
  * call. cpu/ has every basic op in scalar C: that is the definition the others are tested against.
- * Rows are those of the current pass, or, from the last layer's output product on, its "out rows": those
- * that something is asked of, gathered by then if they are fewer.
- * Thread: the rank's owner. Compiles as C11 and C++17. */
+ * Rows are those of the current pass, or, from the last layer's output product on, its "out rows":
+ * those that something is asked of, gathered by then if they are fewer. Thread: the rank's owner.
+ * Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_DEVICE_OPS_H
 #define SLUICE_ENGINE_DEVICE_OPS_H
 
@@ -12,9 +13,9 @@
 extern "C" {
 #endif
 
-/* ---- what one op leaves to another. Values of the backend's, which the caller hands on from the op
- * that fills them to the one that takes them, without a look inside; zeroed, there is nothing. They
- * are valid until the next op that fills one of their kind. */
+/* ---- what one op leaves to another. Values of the backend's, which the caller hands on from the
+ * op that fills them to the one that takes them, without a look inside; zeroed, there is nothing.
+ * They are valid until the next op that fills one of their kind. */
 
 /* A product left as sums over runs of K instead of in its y, for the one op that reads it to add:
  * from linear_args to norm_args or rope_store_args. */
@@ -46,7 +47,8 @@ struct embed_args {
 enum norm_kind { NORM_RMS, NORM_LAYER };
 
 /* If delta is given: x = (x + delta_scale * delta) * x_scale first (x is the residual stream and is
- * stored). Then, if out is given: out = norm(x) * (weight + weight_offset) + bias, per row, in fp32. */
+ * stored). Then, if out is given: out = norm(x) * (weight + weight_offset) + bias, per row, in
+ * fp32. */
 struct norm_args {
     struct tensor x;     // [n_rows, width]; may be act or residual dtype
     struct tensor delta; // [n_rows, width], act dtype; mem.p NULL: none
@@ -56,7 +58,7 @@ struct norm_args {
     int32_t n_rows, width;
     enum norm_kind kind;
     float eps, weight_offset, delta_scale;
-    float x_scale; // 0: none
+    float x_scale;                  // 0: none
     struct product_sums delta_sums; // what delta is the sum of, instead of its memory
 };
 
@@ -110,7 +112,7 @@ struct query_growth {
  * the store. With QK_NORM_WIDTH, which is always before the rope, the engine gives every rank all
  * heads, so no op has to look beyond its own. */
 struct rope_store_args {
-    struct tensor qkv; // [n_rows, (n_heads + 2 n_kv_heads) * head_dim]
+    struct tensor qkv;             // [n_rows, (n_heads + 2 n_kv_heads) * head_dim]
     const struct rope_table *rope; // NULL: none (a layer without positions)
     int32_t n_rows, layer, n_heads, n_kv_heads, head_dim;
     enum qk_norm qk_norm;
@@ -146,9 +148,9 @@ struct attention_args {
     struct tensor q, out;
     int32_t n_rows, layer, n_heads, n_kv_heads, head_dim_k, head_dim_v;
     float scale;
-    int32_t window;   // key j is visible to position i iff i - window < j; 0: no window
-    int32_t chunk;    // only the keys from i / chunk * chunk on are, too; 0: no chunks
-    float softcap;    // 0: none; else scores become cap * tanh(score / cap), before the mask
+    int32_t window; // key j is visible to position i iff i - window < j; 0: no window
+    int32_t chunk;  // only the keys from i / chunk * chunk on are, too; 0: no chunks
+    float softcap;  // 0: none; else scores become cap * tanh(score / cap), before the mask
     const struct weight *sinks; // VECTOR [n_heads]: joins the denominator only; NULL: none
 };
 
@@ -225,8 +227,8 @@ struct row_gate_args {
 /* ---- recurrent layers: see "recurrent state" in backend.h. A row's own path is the rows before it
  * that it would see in attention. */
 
-/* Depthwise, over the row's own input and the kernel - 1 before it on its path, 0 before position 0:
- *   out[c] = act(bias[c] + sum over i, rising, of x(row - (kernel - 1 - i))[c] * weight[i][c])
+/* Depthwise, over the row's own input and the kernel - 1 before it on its path, 0 before position
+ * 0: out[c] = act(bias[c] + sum over i, rising, of x(row - (kernel - 1 - i))[c] * weight[i][c])
  * Inputs are rounded to the set's dtype, and kept. x and out may not be the same memory. */
 struct short_conv_args {
     struct tensor x, out;        // [n_rows, width]
@@ -236,31 +238,32 @@ struct short_conv_args {
     bool silu;
 };
 
-/* For each head h, with S of the row's block at its beginning, and rows j of the block up to the row
- * t itself, in order of their positions. Log decays g_t <= 0 are one number or one for each of S's
- * key_dim rows; G_t is their sum from the block's beginning. With
- * a = decay_scale decay + dt_bias and dt = softplus(a), held to [dt_min, dt_max]:
+/* For each head h, with S of the row's block at its beginning, and rows j of the block up to the
+ * row t itself, in order of their positions. Log decays g_t <= 0 are one number or one for each of
+ * S's key_dim rows; G_t is their sum from the block's beginning. With a = decay_scale decay +
+ * dt_bias and dt = softplus(a), held to [dt_min, dt_max]:
  *
  *   g_t = -exp(a_log) dt, or, with decay_bound < 0, decay_bound sigmoid(exp(a_log) a)
  *   STATE_DELTA  q, k are divided by sqrt(sum of squares + 1e-6), q by sqrt(key_dim) besides
- *                u_t = sigmoid(beta) (v_t - (exp(G_t) k_t) S - sum over j < t of (k_t . exp(G_t - G_j) k_j) u_j)
- *   STATE_DECAY  u_t = dt v_t
- *   out_t = (exp(G_t) q_t) S + sum over j <= t of (q_t . exp(G_t - G_j) k_j) u_j + skip v_t
- *   at the block's last row e: S becomes exp(G_e) S + sum over j of (exp(G_e - G_j) k_j) u_j
+ *                u_t = sigmoid(beta) (v_t - (exp(G_t) k_t) S - sum over j < t of (k_t . exp(G_t -
+ * G_j) k_j) u_j) STATE_DECAY  u_t = dt v_t out_t = (exp(G_t) q_t) S + sum over j <= t of (q_t .
+ * exp(G_t - G_j) k_j) u_j + skip v_t at the block's last row e: S becomes exp(G_e) S + sum over j
+ * of (exp(G_e - G_j) k_j) u_j
  *
  * k and u are rounded to the set's dtype where they are made. x is overwritten. */
 struct recurrence_args {
-    struct tensor x; // [n_rows, ...]: queries and keys of n_key_heads, values of n_heads, from these on
+    struct tensor
+        x; // [n_rows, ...]: queries and keys of n_key_heads, values of n_heads, from these on
     int32_t q_at, k_at, v_at;
-    struct tensor decay; // [n_rows, n_heads], or [n_rows, n_heads, key_dim]
-    struct tensor beta;  // [n_rows, n_heads]; STATE_DELTA alone
-    struct tensor out;   // [n_rows, n_heads, value_dim]
+    struct tensor decay;          // [n_rows, n_heads], or [n_rows, n_heads, key_dim]
+    struct tensor beta;           // [n_rows, n_heads]; STATE_DELTA alone
+    struct tensor out;            // [n_rows, n_heads, value_dim]
     const struct weight *a_log;   // VECTOR [n_heads]
     const struct weight *dt_bias; // VECTOR, as wide as decay
     const struct weight *skip;    // VECTOR [n_heads]; NULL: none
     int32_t n_rows, layer;
-    float decay_scale; // times decay, before dt_bias is added
-    float decay_bound; // 0: none
+    float decay_scale;    // times decay, before dt_bias is added
+    float decay_bound;    // 0: none
     float dt_min, dt_max; // dt_max 0: none
 };
 
@@ -283,8 +286,8 @@ struct reduce_args {
     struct tensor y;
     int32_t n_rows, width;
     bool whole;
-    const struct weight *linear;         // its bias is added; NULL: none
-    const struct moe_ffn_args *moe;      // likewise, each row by its picks; NULL: none
+    const struct weight *linear;    // its bias is added; NULL: none
+    const struct moe_ffn_args *moe; // likewise, each row by its picks; NULL: none
 };
 
 /* out[i] = x[out_rows[i]] */
@@ -321,9 +324,9 @@ struct logits_args {
  * masses of step 3 over their totals; token = draft d number i if p(d) > u(seed, pos + 1,
  * RNG_ACCEPT, i) q(d). Else p becomes p - q where that is above 0, in units of 2^-52, over its
  * total, q(d) becomes 0, and the next draft is tried; after the last the token is the arg-max of
- * log(p - q) + noise of stream RNG_RESIDUAL where p > q (of log p where that is nowhere so). A draft
- * without mass is passed over.
- * logprob: of the raw log-softmax of the logits (before 1). DRAW_SCORE: of history[pos + 1]. */
+ * log(p - q) + noise of stream RNG_RESIDUAL where p > q (of log p where that is nowhere so). A
+ * draft without mass is passed over. logprob: of the raw log-softmax of the logits (before 1).
+ * DRAW_SCORE: of history[pos + 1]. */
 struct sample_args {
     struct tensor logits;
     int32_t n_out, n_draws, n_vocab_used;
@@ -406,8 +409,8 @@ struct backend_ops {
     /* norm, then linear of its out, or with act and down (else both are NULL) the mlp of it; out
      * need not be left. */
     enum status (*norm_linear)(struct backend *be, const struct norm_args *norm,
-                               const struct linear_args *linear,
-                               const struct activation_args *act, const struct linear_args *down);
+                               const struct linear_args *linear, const struct activation_args *act,
+                               const struct linear_args *down);
 
     /* rope_store, then attention over its q, which need not be left rotated. */
     enum status (*rope_attention)(struct backend *be, const struct rope_store_args *rope,
@@ -418,9 +421,9 @@ struct backend_ops {
     bool (*norm_adds_sums)(struct backend *be, const struct norm_args *a);
     bool (*rope_store_adds_sums)(struct backend *be, const struct rope_store_args *a);
 
-    /* ---- recurrent state: all of these or none (NULL: models with state cannot be run). state_bytes
-     * comes where kv_bytes does, state_open where kv_open does, copy_states where copy_blocks does,
-     * in the list's order. */
+    /* ---- recurrent state: all of these or none (NULL: models with state cannot be run).
+     * state_bytes comes where kv_bytes does, state_open where kv_open does, copy_states where
+     * copy_blocks does, in the list's order. */
     enum status (*state_bytes)(struct backend *be, const struct state_set_desc *desc,
                                struct state_sizes *out);
     enum status (*state_open)(struct backend *be, int32_t set, const struct state_set_desc *desc,

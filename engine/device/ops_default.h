@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Optional fused ops: a backend's own where it has one, else composed from basic ops.
  * Thread: the rank's owner. */
 #ifndef SLUICE_ENGINE_DEVICE_OPS_DEFAULT_H
@@ -48,8 +49,7 @@ static inline enum status ops_reduce_norm(struct backend *be, const struct reduc
     return be->ops->norm(be, norm);
 }
 
-static inline enum status ops_rope_attention(struct backend *be,
-                                             const struct rope_store_args *rope,
+static inline enum status ops_rope_attention(struct backend *be, const struct rope_store_args *rope,
                                              const struct attention_args *attention)
 {
     if (be->ops->rope_attention) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/device/params.h"
 
 #include <math.h>
@@ -28,8 +29,7 @@ static enum status check_ids(const char *name, const int32_t *ids, int32_t n, in
     return OK;
 }
 
-static enum status check_range(const char *name, double v, double low, double high,
-                               struct err *err)
+static enum status check_range(const char *name, double v, double low, double high, struct err *err)
 {
     if (!(v >= low && v <= high)) {
         return err_set(err, ERR_INVALID, "%s: %g is not between %g and %g", name, v, low, high);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a request may ask of the sampler, and the limits of one sequence: plain data, range-checked
  * by whoever fills it in (sampling_params_check), the same for both backends.
  * Thread: plain data. Compiles as C11 and C++17. */
@@ -18,14 +19,15 @@ enum {
     MAX_SAMPLES = 128,     // OpenAI's bound of n
     MAX_STOP_IDS = 64,     // chosen: the model's own and a request's
     MAX_EOS = 16,          // chosen: ids that end a text; further ones of a config are passed over
-    MAX_BIAS = 1024,      // entries of logit_bias
+    MAX_BIAS = 1024,       // entries of logit_bias
     MAX_BAD_TOKENS = 1024, // ids in all bad words together
     MAX_BAD_WORDS = 256,   // chosen
 };
 
 /* Chosen, as others have it: scores divided by much less are more than a float holds. */
 #define MIN_TEMPERATURE 1e-5f
-/* Chosen: far beyond it all tokens are equally likely, and quotients still are what a float holds. */
+/* Chosen: far beyond it all tokens are equally likely, and quotients still are what a float holds.
+ */
 #define MAX_TEMPERATURE 1e30f
 
 struct logit_bias {
@@ -57,11 +59,11 @@ struct sampling_params {
     const struct logit_bias *bias;
     int32_t n_allowed; // 0: all are allowed
     const int32_t *allowed;
-    bool allowed_each; // sample i draws allowed[i] alone: the score of each of some known answers
-    int32_t n_bad_words;              // banned sequences of ids
-    const int32_t *bad_word_lengths;  // [n_bad_words]
-    const int32_t *bad_word_tokens;   // one behind the other
-    int32_t num_speculative_tokens;   // at most this many drafts a step; -1: the engine's setting
+    bool allowed_each;   // sample i draws allowed[i] alone: the score of each of some known answers
+    int32_t n_bad_words; // banned sequences of ids
+    const int32_t *bad_word_lengths; // [n_bad_words]
+    const int32_t *bad_word_tokens;  // one behind the other
+    int32_t num_speculative_tokens;  // at most this many drafts a step; -1: the engine's setting
 };
 
 /* Temperature 1, everything else off, max_tokens 16, seed 0. */

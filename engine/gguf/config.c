@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* config.json and generation_config.json. One row per architecture: what Hugging Face calls it, and
  * which of its keys are whose. A new architecture is a row here; its tensors' names are read by
  * engine/model/checkpoint_gguf.c. */
@@ -59,8 +60,10 @@ static enum status get_number(const struct maker *m, const char *key, double *ou
     }
     while (gguf_next_number(&w, &next)) {
         if (next != *out) {
-            return err_set(m->err, ERR_UNSUPPORTED, "%s differs from layer to layer, which is not "
-                           "supported", full);
+            return err_set(m->err, ERR_UNSUPPORTED,
+                           "%s differs from layer to layer, which is not "
+                           "supported",
+                           full);
         }
     }
     return OK;
@@ -79,8 +82,7 @@ static enum status need_number(const struct maker *m, const char *key, double *o
 {
     bool found;
     TRY(get_number(m, key, out, &found));
-    return found ? OK
-                 : err_set(m->err, ERR_FORMAT, "the key %s.%s is missing", m->arch->name, key);
+    return found ? OK : err_set(m->err, ERR_FORMAT, "the key %s.%s is missing", m->arch->name, key);
 }
 
 static void put_number(const struct maker *m, const char *name, double v)
@@ -155,11 +157,16 @@ static enum status check_unread(const struct maker *m)
         const char *key;
         double harmless;
     } rows[] = {
-        {"attention.max_alibi_bias", 0},    {"attention.clamp_kqv", 0},
-        {"router_logit_softcapping", 0},    {"attention.shared_kv_layers", 0},
-        {"embedding_length_per_layer_input", 0}, {"full_attention_interval", 0},
-        {"attention.output_scale", 1},      {"attention.temperature_length", 0},
-        {"moe_every_n_layers", 0},          {"interleave_moe_layer_step", 0},
+        {"attention.max_alibi_bias", 0},
+        {"attention.clamp_kqv", 0},
+        {"router_logit_softcapping", 0},
+        {"attention.shared_kv_layers", 0},
+        {"embedding_length_per_layer_input", 0},
+        {"full_attention_interval", 0},
+        {"attention.output_scale", 1},
+        {"attention.temperature_length", 0},
+        {"moe_every_n_layers", 0},
+        {"interleave_moe_layer_step", 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         double v = number_or(m, rows[i].key, rows[i].harmless);
@@ -173,8 +180,10 @@ static enum status check_unread(const struct maker *m)
     full_key(m, "attention.causal", full);
     gguf_get_bool(m->g, full, &causal);
     return causal ? OK
-                  : err_set(m->err, ERR_UNSUPPORTED, "%s is false: attention to later tokens is "
-                            "not supported", full);
+                  : err_set(m->err, ERR_UNSUPPORTED,
+                            "%s is false: attention to later tokens is "
+                            "not supported",
+                            full);
 }
 
 /* What most of the matrices' bytes are; NULL: blocks, beside which bf16 is computed in. */
@@ -220,8 +229,10 @@ static enum status put_sizes(const struct maker *m)
     bool mla = number_or(m, "attention.kv_lora_rank", 0) > 0;
     key = has_key ? key : floor(width / heads);
     if (!mla && has_value && value != key) {
-        return err_set(m->err, ERR_UNSUPPORTED, "values of %g dimensions beside keys of %g are not "
-                       "supported", value, key);
+        return err_set(m->err, ERR_UNSUPPORTED,
+                       "values of %g dimensions beside keys of %g are not "
+                       "supported",
+                       value, key);
     }
     put_number(m, "vocab_size", (double)embed->dims[0]);
     put_number(m, "num_key_value_heads", has_kv && !mla ? kv : heads);
@@ -446,7 +457,8 @@ static enum status more_gemma3(const struct maker *m)
 static enum status more_stablelm(const struct maker *m)
 {
     return has_tensor(m, "blk.0.attn_q_norm.weight")
-               ? err_set(m->err, ERR_UNSUPPORTED, "a StableLM with norms of q and k is not supported")
+               ? err_set(m->err, ERR_UNSUPPORTED,
+                         "a StableLM with norms of q and k is not supported")
                : OK;
 }
 
@@ -484,15 +496,25 @@ static enum status more_deepseek2(const struct maker *m)
 static const struct arch archs[] = {
     {.name = "llama", .model_type = "llama", .pairs_together = true},
     {.name = "qwen2", .model_type = "qwen2"},
-    {.name = "qwen2moe", .model_type = "qwen2_moe", .renames = qwen_moe,
+    {.name = "qwen2moe",
+     .model_type = "qwen2_moe",
+     .renames = qwen_moe,
      .constants = "\"norm_topk_prob\":false,"},
     {.name = "qwen3", .model_type = "qwen3"},
-    {.name = "qwen3moe", .model_type = "qwen3_moe", .renames = qwen_moe,
+    {.name = "qwen3moe",
+     .model_type = "qwen3_moe",
+     .renames = qwen_moe,
      .constants = "\"norm_topk_prob\":true,"},
     {.name = "gemma", .model_type = "gemma", .norms_plus_one = true},
-    {.name = "gemma2", .model_type = "gemma2", .norms_plus_one = true, .renames = gemma2,
+    {.name = "gemma2",
+     .model_type = "gemma2",
+     .norms_plus_one = true,
+     .renames = gemma2,
      .more = more_gemma2},
-    {.name = "gemma3", .model_type = "gemma3_text", .norms_plus_one = true, .renames = gemma2,
+    {.name = "gemma3",
+     .model_type = "gemma3_text",
+     .norms_plus_one = true,
+     .renames = gemma2,
      .more = more_gemma3},
     {.name = "phi3", .model_type = "phi3"},
     {.name = "olmo2", .model_type = "olmo2"},
@@ -502,7 +524,9 @@ static const struct arch archs[] = {
     {.name = "stablelm", .model_type = "stablelm", .renames = stablelm, .more = more_stablelm},
     {.name = "glm4", .model_type = "glm4"},
     {.name = "gpt-oss", .model_type = "gpt_oss", .renames = gpt_oss, .more = more_gpt_oss},
-    {.name = "deepseek2", .model_type = "deepseek_v2", .renames = deepseek2,
+    {.name = "deepseek2",
+     .model_type = "deepseek_v2",
+     .renames = deepseek2,
      .more = more_deepseek2},
 };
 
@@ -512,8 +536,7 @@ enum { N_ARCHS = sizeof archs / sizeof archs[0] };
 static const struct arch mixtral_arch = {
     .name = "llama", .model_type = "mixtral", .pairs_together = true, .renames = mixtral};
 static const struct arch deepseek3_arch = {
-    .name = "deepseek2", .model_type = "deepseek_v3", .renames = deepseek2,
-    .more = more_deepseek2};
+    .name = "deepseek2", .model_type = "deepseek_v3", .renames = deepseek2, .more = more_deepseek2};
 
 static enum status unknown_arch(const char *name, struct err *err)
 {
@@ -522,7 +545,8 @@ static enum status unknown_arch(const char *name, struct err *err)
         size_t at = strlen(known);
         snprintf(known + at, sizeof known - at, "%s%s", i ? ", " : "", archs[i].name);
     }
-    return err_set(err, ERR_UNSUPPORTED, "general.architecture: '%s' is not one of %s", name, known);
+    return err_set(err, ERR_UNSUPPORTED, "general.architecture: '%s' is not one of %s", name,
+                   known);
 }
 
 static enum status find_arch(const struct gguf *g, const struct arch **out, struct err *err)

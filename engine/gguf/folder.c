@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/gguf/folder.h"
 
 #include "engine/base/file.h"

@@ -1,5 +1,6 @@
-/* A model's small files by name, wherever they are: in its folder, or in the metadata of a GGUF file,
- * which are then written as config.json, generation_config.json, tokenizer.json and
+// SPDX-License-Identifier: Apache-2.0
+/* A model's small files by name, wherever they are: in its folder, or in the metadata of a GGUF
+ * file, which are then written as config.json, generation_config.json, tokenizer.json and
  * tokenizer_config.json would have them. All other files a GGUF file lacks.
  * Thread: any. */
 #ifndef SLUICE_ENGINE_GGUF_FOLDER_H

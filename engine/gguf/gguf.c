@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/gguf/gguf.h"
 
 #include "engine/base/mem.h"
@@ -10,12 +11,12 @@
 #include <unistd.h>
 
 enum {
-    MAX_KEYS = 4096,           // chosen: 40 times what real files have
-    MAX_TENSORS = 1 << 20,     // chosen: likewise
-    MAX_NAME_BYTES = 240,      // of a tensor: ggml's own bound is 64
-    MAX_KEY_BYTES = 65535,     // the format's bound
-    MAX_ALIGNMENT = 1 << 20,   // chosen
-    DEFAULT_ALIGNMENT = 32,    // the format's
+    MAX_KEYS = 4096,         // chosen: 40 times what real files have
+    MAX_TENSORS = 1 << 20,   // chosen: likewise
+    MAX_NAME_BYTES = 240,    // of a tensor: ggml's own bound is 64
+    MAX_KEY_BYTES = 65535,   // the format's bound
+    MAX_ALIGNMENT = 1 << 20, // chosen
+    DEFAULT_ALIGNMENT = 32,  // the format's
     HEAD_BYTES = 24,
 };
 
@@ -41,17 +42,17 @@ static const struct tensor_type {
     uint8_t n;        // numbers of a block, less one
     uint16_t n_bytes; // of a block
 } tensor_types[] = {
-    [0] = {"F32", 0, 4},       [1] = {"F16", 0, 2},       [2] = {"Q4_0", 31, 18},
-    [3] = {"Q4_1", 31, 20},    [6] = {"Q5_0", 31, 22},    [7] = {"Q5_1", 31, 24},
-    [8] = {"Q8_0", 31, 34},    [9] = {"Q8_1", 31, 40},    [10] = {"Q2_K", 255, 84},
-    [11] = {"Q3_K", 255, 110}, [12] = {"Q4_K", 255, 144}, [13] = {"Q5_K", 255, 176},
-    [14] = {"Q6_K", 255, 210}, [15] = {"Q8_K", 255, 292}, [16] = {"IQ2_XXS", 255, 66},
-    [17] = {"IQ2_XS", 255, 74}, [18] = {"IQ3_XXS", 255, 98}, [19] = {"IQ1_S", 255, 50},
-    [20] = {"IQ4_NL", 31, 18}, [21] = {"IQ3_S", 255, 110}, [22] = {"IQ2_S", 255, 82},
-    [23] = {"IQ4_XS", 255, 136}, [24] = {"I8", 0, 1},     [25] = {"I16", 0, 2},
-    [26] = {"I32", 0, 4},      [27] = {"I64", 0, 8},      [28] = {"F64", 0, 8},
-    [29] = {"IQ1_M", 255, 56}, [30] = {"BF16", 0, 2},     [34] = {"TQ1_0", 255, 54},
-    [35] = {"TQ2_0", 255, 66}, [39] = {"MXFP4", 31, 17},  [40] = {"NVFP4", 63, 36},
+    [0] = {"F32", 0, 4},         [1] = {"F16", 0, 2},         [2] = {"Q4_0", 31, 18},
+    [3] = {"Q4_1", 31, 20},      [6] = {"Q5_0", 31, 22},      [7] = {"Q5_1", 31, 24},
+    [8] = {"Q8_0", 31, 34},      [9] = {"Q8_1", 31, 40},      [10] = {"Q2_K", 255, 84},
+    [11] = {"Q3_K", 255, 110},   [12] = {"Q4_K", 255, 144},   [13] = {"Q5_K", 255, 176},
+    [14] = {"Q6_K", 255, 210},   [15] = {"Q8_K", 255, 292},   [16] = {"IQ2_XXS", 255, 66},
+    [17] = {"IQ2_XS", 255, 74},  [18] = {"IQ3_XXS", 255, 98}, [19] = {"IQ1_S", 255, 50},
+    [20] = {"IQ4_NL", 31, 18},   [21] = {"IQ3_S", 255, 110},  [22] = {"IQ2_S", 255, 82},
+    [23] = {"IQ4_XS", 255, 136}, [24] = {"I8", 0, 1},         [25] = {"I16", 0, 2},
+    [26] = {"I32", 0, 4},        [27] = {"I64", 0, 8},        [28] = {"F64", 0, 8},
+    [29] = {"IQ1_M", 255, 56},   [30] = {"BF16", 0, 2},       [34] = {"TQ1_0", 255, 54},
+    [35] = {"TQ2_0", 255, 66},   [39] = {"MXFP4", 31, 17},    [40] = {"NVFP4", 63, 36},
     [41] = {"Q1_0", 127, 18},
 };
 
@@ -105,8 +106,10 @@ static const char *take_string(struct reader *r, size_t *n_bytes)
 static enum status bad(const struct reader *r, const char *why, struct err *err)
 {
     if (r->cut) {
-        return err_set(err, ERR_FORMAT, "%s: cut short, or no GGUF file: its head goes on behind "
-                       "its end", r->file);
+        return err_set(err, ERR_FORMAT,
+                       "%s: cut short, or no GGUF file: its head goes on behind "
+                       "its end",
+                       r->file);
     }
     return err_set(err, ERR_FORMAT, "%s: %s", r->file, why);
 }
@@ -317,7 +320,8 @@ static enum status take_shape(struct reader *r, struct gguf_tensor *t, struct er
     for (uint32_t i = 0; i < n; i++) {
         dims[i] = take_u64(r);
         if (dims[i] < 1 || dims[i] > INT64_MAX || !mem_mul(all, (size_t)dims[i], &all)) {
-            return r->cut ? bad(r, "", err) : bad_tensor(r, t->name, "its shape is impossible", err);
+            return r->cut ? bad(r, "", err)
+                          : bad_tensor(r, t->name, "its shape is impossible", err);
         }
         t->dims[n - 1 - i] = (int64_t)dims[i];
     }
@@ -366,8 +370,8 @@ static enum status place_data(const struct reader *r, struct gguf_tensor *t, siz
             return bad_tensor(r, t[i].name, "its data is not aligned", err);
         }
         if (offsets[i] > room || t[i].n_bytes > room - offsets[i]) {
-            return bad_tensor(r, t[i].name, "its data lies outside the file (is the file cut short?)",
-                              err);
+            return bad_tensor(r, t[i].name,
+                              "its data lies outside the file (is the file cut short?)", err);
         }
         if (offsets[i] < end) {
             return bad_tensor(r, t[i].name, "its data overlaps another tensor's", err);
@@ -445,8 +449,10 @@ static enum status check_split(const struct reader *r, const struct key *keys, s
     if (no == (int64_t)i && count == (int64_t)n_files) {
         return OK;
     }
-    return err_set(err, ERR_FORMAT, "%s: its keys say that it is file %lld of %lld, its name that it "
-                   "is %zu of %zu", r->file, (long long)no + 1, (long long)count, i + 1, n_files);
+    return err_set(err, ERR_FORMAT,
+                   "%s: its keys say that it is file %lld of %lld, its name that it "
+                   "is %zu of %zu",
+                   r->file, (long long)no + 1, (long long)count, i + 1, n_files);
 }
 
 static enum status read_file(struct gguf *g, size_t i, struct err *err)

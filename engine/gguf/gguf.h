@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A GGUF file (version 2 or 3), or all files of one that was split: keys with values, and tensors.
  * Every count, length and offset is checked when it is opened; names, values and tensors point into
  * the maps and live until gguf_close.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the metadata of a GGUF file say, as the files that a model's folder would have: texts of
  * JSON, so that one set of readers, with all its checks, serves both.
  * Thread: any. */
@@ -30,8 +31,14 @@ bool gguf_pre_ignores_merges(const struct gguf_pre *p);
 bool gguf_pre_adds_bos(const struct gguf_pre *p); // where the file does not say it
 
 /* The tokens' list: their texts and kinds. */
-enum gguf_token_kind { TOKEN_NORMAL = 1, TOKEN_UNKNOWN, TOKEN_CONTROL, TOKEN_USER_DEFINED,
-                       TOKEN_UNUSED, TOKEN_BYTE };
+enum gguf_token_kind {
+    TOKEN_NORMAL = 1,
+    TOKEN_UNKNOWN,
+    TOKEN_CONTROL,
+    TOKEN_USER_DEFINED,
+    TOKEN_UNUSED,
+    TOKEN_BYTE
+};
 struct gguf_token {
     const char *text; // not terminated
     size_t n_bytes;

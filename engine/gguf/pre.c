@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How byte-level vocabularies have their text cut, by the names that llama.cpp's converter gives to
  * the tokenizers that it knows. What each name stands for is the pre-tokenizer of that model's
  * tokenizer.json. To add one: a row. */
@@ -17,18 +18,20 @@
 #define SMALL "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define BEHIND_CASES "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define O200K                                                                                      \
-    LARGE "*" SMALL "+" SHORT_FORMS "?|" LARGE "+" SMALL "*" SHORT_FORMS "?|\\p{N}{1,3}" BEHIND_CASES
+    LARGE "*" SMALL "+" SHORT_FORMS "?|" LARGE "+" SMALL "*" SHORT_FORMS                           \
+          "?|\\p{N}{1,3}" BEHIND_CASES
 #define TEKKEN LARGE "*" SMALL "+|" LARGE "+" SMALL "*|\\p{N}" BEHIND_CASES
 #define GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 #define DEEPSEEK                                                                                   \
-    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+" \
+    "[!\"#$%&'()*+,\\-./"                                                                          \
+    ":;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"               \
     "| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define CJK "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 #define CJK_AND_HANGUL "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 #define SEED                                                                                       \
     SHORT_FORMS WORDS "|\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\\r\\n]+|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define BAILING                                                                                    \
-    "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*"   \
+    "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*"  \
     "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
 
 enum { MAX_SPLITS = 5 };
@@ -84,22 +87,25 @@ enum status gguf_find_pre(const char *name, size_t n_bytes, const struct gguf_pr
         name = "default";
         n_bytes = strlen(name);
     }
-    bool word = n_bytes > 0 && n_bytes < 64 && !memchr(name, ' ', n_bytes) &&
-                !memchr(name, 0, n_bytes);
+    bool word =
+        n_bytes > 0 && n_bytes < 64 && !memchr(name, ' ', n_bytes) && !memchr(name, 0, n_bytes);
     for (size_t i = 0; word && i < N_ROWS; i++) {
         if (has_name(&rows[i], name, n_bytes)) {
             *out = &rows[i];
             return OK;
         }
     }
-    return err_set(err, ERR_UNSUPPORTED, "tokenizer.ggml.pre: the pre-tokenizer '%.*s' is not known",
+    return err_set(err, ERR_UNSUPPORTED,
+                   "tokenizer.ggml.pre: the pre-tokenizer '%.*s' is not known",
                    (int)(n_bytes < 64 ? n_bytes : 64), name);
 }
 
 static void put_byte_level(struct buf *out, bool with_words)
 {
-    buf_printf(out, "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
-               "\"use_regex\":%s}", with_words ? "true" : "false");
+    buf_printf(out,
+               "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
+               "\"use_regex\":%s}",
+               with_words ? "true" : "false");
 }
 
 void gguf_put_pre(const struct gguf_pre *p, struct buf *out)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/gguf/split.h"
 
 #include "engine/base/mem.h"
@@ -45,8 +46,10 @@ static enum status map_all(struct split_file *files, size_t n_files, struct err 
 {
     for (size_t i = 0; i < n_files; i++) {
         if (n_files > 1 && !file_exists(files[i].path)) {
-            return err_set(err, ERR_IO, "%.300s is not there, one of %zu files that this model was "
-                           "split into; was a download cut short?", files[i].path, n_files);
+            return err_set(err, ERR_IO,
+                           "%.300s is not there, one of %zu files that this model was "
+                           "split into; was a download cut short?",
+                           files[i].path, n_files);
         }
         TRY(file_map_open(files[i].path, &files[i].map, err));
     }
@@ -70,8 +73,8 @@ enum status split_open(const char *path, struct split_file **files, size_t *n_fi
         (*files)[i].path = xstrdup(name);
     }
     if (no != 1) {
-        return err_set(err, ERR_INVALID, "%.200s is file %d of %d: give the first one, %.200s", path,
-                       no, count, (*files)[0].path);
+        return err_set(err, ERR_INVALID, "%.200s is file %d of %d: give the first one, %.200s",
+                       path, no, count, (*files)[0].path);
     }
     return map_all(*files, *n_files, err);
 }

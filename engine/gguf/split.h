@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The files of one model: a single one, or NAME-00001-of-00005.gguf and those that follow it.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GGUF_SPLIT_H

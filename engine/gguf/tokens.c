@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* tokenizer.json and tokenizer_config.json. */
 #include "engine/gguf/make.h"
 
@@ -54,8 +55,9 @@ enum status gguf_vocab_open(const struct gguf *g, struct gguf_vocab *out, struct
     *out = (struct gguf_vocab){0};
     if (!texts || !texts->is_list || texts->type != GGUF_STRING || texts->n < 1 ||
         texts->n > MAX_TOKENS) {
-        return err_set(err, ERR_FORMAT, "there is no list " KEY("tokens") ": the file has no "
-                       "vocabulary");
+        return err_set(err, ERR_FORMAT,
+                       "there is no list " KEY("tokens") ": the file has no "
+                                                         "vocabulary");
     }
     TRY(beside(g, KEY("token_type"), texts->n, "type", &kinds, err));
     TRY(beside(g, KEY("scores"), texts->n, "score", &scores, err));
@@ -86,11 +88,20 @@ static bool is_text(const struct gguf_token *t, const char *text)
  * write the others, too. */
 bool gguf_ends_turn(const struct gguf_token *t)
 {
-    static const char *const texts[] = {
-        "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>",
-        "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|end_of_sentence|>", "<EOT>",
-        "<end_of_utterance>", "<|END_OF_TURN_TOKEN|>",
-        "<\uff5cend" SPACE "of" SPACE "sentence\uff5c>"};
+    static const char *const texts[] = {"<|eot_id|>",
+                                        "<|eom_id|>",
+                                        "<|im_end|>",
+                                        "<|end|>",
+                                        "<|return|>",
+                                        "<|call|>",
+                                        "<end_of_turn>",
+                                        "<|endoftext|>",
+                                        "<|end_of_text|>",
+                                        "<|end_of_sentence|>",
+                                        "<EOT>",
+                                        "<end_of_utterance>",
+                                        "<|END_OF_TURN_TOKEN|>",
+                                        "<\uff5cend" SPACE "of" SPACE "sentence\uff5c>"};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         if (is_text(t, texts[i])) {
             return true;
@@ -151,7 +162,8 @@ static void put_added(const struct gguf *g, const struct gguf_vocab *v, struct b
 {
     char arch[GGUF_ARCH_BYTES];
     bool first = true;
-    bool phi3 = gguf_architecture(g, arch, NULL) == OK && strcmp(arch, "phi3") == 0 && v->has_scores;
+    bool phi3 =
+        gguf_architecture(g, arch, NULL) == OK && strcmp(arch, "phi3") == 0 && v->has_scores;
     buf_puts(out, "\"added_tokens\":[");
     for (size_t i = 0; i < v->n; i++) {
         const struct gguf_token *t = &v->tokens[i];
@@ -159,12 +171,14 @@ static void put_added(const struct gguf *g, const struct gguf_vocab *v, struct b
         if ((!special && t->kind != TOKEN_USER_DEFINED) || t->n_bytes == 0) {
             continue;
         }
-        bool swallows = phi3 && !is_text(t, "<unk>") && !is_text(t, "<s>") &&
-                        !is_text(t, "<|endoftext|>");
+        bool swallows =
+            phi3 && !is_text(t, "<unk>") && !is_text(t, "<s>") && !is_text(t, "<|endoftext|>");
         buf_printf(out, "%s{\"id\":%zu,\"content\":", first ? "" : ",", i);
         buf_put_json(out, t->text, t->n_bytes);
-        buf_printf(out, ",\"single_word\":false,\"lstrip\":false,\"rstrip\":%s,\"normalized\":false,"
-                   "\"special\":%s}", swallows ? "true" : "false", special ? "true" : "false");
+        buf_printf(out,
+                   ",\"single_word\":false,\"lstrip\":false,\"rstrip\":%s,\"normalized\":false,"
+                   "\"special\":%s}",
+                   swallows ? "true" : "false", special ? "true" : "false");
         first = false;
     }
     buf_puts(out, "],");
@@ -226,7 +240,8 @@ static enum status put_llama(const struct gguf *g, const struct gguf_vocab *v, s
     gguf_get_int(g, KEY("unknown_token_id"), &unknown);
     buf_puts(out, "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
     buf_puts(out, prefix ? "{\"type\":\"Prepend\",\"prepend\":\"" SPACE "\"}," : "");
-    buf_puts(out, "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"" SPACE "\"}]},"
+    buf_puts(out,
+             "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"" SPACE "\"}]},"
              "\"pre_tokenizer\":null,\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
              "{\"type\":\"Replace\",\"pattern\":{\"String\":\"" SPACE "\"},\"content\":\" \"},"
              "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}");
@@ -266,8 +281,9 @@ static enum status find_model(const struct gguf *g, const struct model_row **out
             return OK;
         }
     }
-    return err_set(err, ERR_UNSUPPORTED, KEY("model") ": the tokenizer '%.*s' is not supported, but "
-                   "gpt2 (byte-level BPE) and llama (SentencePiece) are",
+    return err_set(err, ERR_UNSUPPORTED,
+                   KEY("model") ": the tokenizer '%.*s' is not supported, but "
+                                "gpt2 (byte-level BPE) and llama (SentencePiece) are",
                    (int)(n < 40 ? n : 40), name);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/automaton.h"
 
 #include "engine/base/hash.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* States of a grammar over bytes. A state is the set of all ways in which the text so far can be
  * read: pairs of an expression for the rest of the rule that is being read, and a stack of what
  * follows when it ends. States and stacks are interned: texts with the same continuations (as far

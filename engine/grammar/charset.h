@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sets of characters, and what they are as bytes of UTF-8.
  *
  * Thread: one owner. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Decimal numbers of a schema, exactly: a sign, digits, and how many of them are behind the point.
  *
  * Thread: any. */

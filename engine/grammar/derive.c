@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Derivatives, and which expressions are dead. */
 #include "engine/grammar/expr.h"
 

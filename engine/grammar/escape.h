@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Texts of any grammar as the inside of a JSON string. A character is one byte or stays as it is,
  * so that each set of bytes can be written anew where it stands, in rules as well.
  * Thread: one owner. */

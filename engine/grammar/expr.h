@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Expressions over bytes and rules: what every kind of grammar compiles to, and what its states are
  * made of. Equal expressions have equal ids (they are interned), so that a state of the automaton
  * is an id, and what may follow after a byte is another expression: its derivative. Constructors
@@ -170,7 +171,7 @@ static inline bool byte_set_has(const struct byte_set *s, unsigned byte)
 #define GROW(v, n, cap)                                                                            \
     do {                                                                                           \
         if ((n) == (cap)) {                                                                        \
-            (cap) = (cap) ? (cap)*2 : 16;                                                          \
+            (cap) = (cap) ? (cap) * 2 : 16;                                                        \
             (v) = xrealloc((v), (size_t)(cap) * sizeof *(v));                                      \
         }                                                                                          \
     } while (0)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GBNF as llama.cpp has it: rules of characters, with classes, groups and repetition. The text
  * follows the rule `root`. A rule ends where the next one's name and "::=" stand. */
 #include "engine/grammar/parsers.h"

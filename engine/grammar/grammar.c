@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/grammar.h"
 
 #include "engine/base/mem.h"
@@ -58,11 +59,8 @@ static enum status parse_regex(struct compile *c, uint32_t *start)
 static enum status parse(struct compile *c, uint32_t *start)
 {
     static enum status (*const parsers[])(struct compile *, uint32_t *) = {
-        [GRAMMAR_SCHEMA] = schema_parse,
-        [GRAMMAR_REGEX] = parse_regex,
-        [GRAMMAR_GBNF] = gbnf_parse,
-        [GRAMMAR_LARK] = lark_parse,
-        [GRAMMAR_TAGS] = tags_parse,
+        [GRAMMAR_SCHEMA] = schema_parse, [GRAMMAR_REGEX] = parse_regex, [GRAMMAR_GBNF] = gbnf_parse,
+        [GRAMMAR_LARK] = lark_parse,     [GRAMMAR_TAGS] = tags_parse,
     };
     const struct grammar_source *s = c->source;
     if ((unsigned)s->kind >= GRAMMAR_N_KINDS) {

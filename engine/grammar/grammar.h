@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Grammars that a text has to follow: a JSON schema, a regular expression, a context-free grammar
  * (GBNF, Lark), tags that hold these between free text; and which tokens may come next.
  *

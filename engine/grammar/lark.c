@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lark grammars as far as OpenAI's custom tools and llguidance have them: rules (lower case) and
  * terminals (upper case), strings, regular expressions, ranges, groups, repetition, %ignore,
  * %import of `common`, rules with a parameter. Rules are context-free, and a text is of the

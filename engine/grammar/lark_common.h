@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The terminals of Lark's library `common`.
  * Thread: any. */
 #ifndef SLUICE_ENGINE_GRAMMAR_LARK_COMMON_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Words of a Lark grammar.
  *
  * Thread: one owner. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rules with a parameter, as llguidance has them: 64 bits that a rule hands to those it calls
  * ("name::set_bit(2)"), and conditions on them ("%if bit_clear(2)"). Each rule with each value that
  * is reached is a rule of its own.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Masks over the vocabulary: the trie of tokens walked with the states of the automaton.
  *
  * What a state allows is the union of what its items allow, and an item that begins with a

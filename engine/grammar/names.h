@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Names of a grammar's rules, numbered in the order in which they are first met.
  *
  * Thread: one owner. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Numbers of JSON within bounds, as expressions.
  *
  * Thread: one owner. */

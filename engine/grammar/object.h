@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The rest of a JSON object whose named properties come in a fixed order, then any others: one node
  * of an expression for each place in it, expanded when it is reached. All names are in one trie, so
  * that hundreds of optional properties cost no more at a place than the bytes of the names that may

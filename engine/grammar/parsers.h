@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The parsers of the kinds of sources: each makes an expression over rules.
  *
  * Thread: one owner. */

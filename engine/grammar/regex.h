@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Regular expressions as JSON Schema (ECMA-262), Rust's regex crate and Lark have them in common:
  * alternatives, groups (named or not), classes, repetition (lazy or not: the language is the same),
  * anchors, flags i and s. `.` is any character but a line feed. Lookaround, backreferences, word

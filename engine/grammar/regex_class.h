@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One character of a regular expression, or a set of them: escapes and classes.
  *
  * Thread: one owner. */

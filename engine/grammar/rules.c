@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/rules.h"
 
 #include "engine/base/mem.h"
@@ -154,8 +155,7 @@ static bool holds_fresh(struct facts *f, uint32_t e)
     struct expr p = x->v[e];
     switch ((enum expr_kind)p.kind) {
     case X_CALL: return f->rule[p.a];
-    case X_OBJECT:
-        return f->fact == PRODUCTIVE ? f->object[p.a] : (p.flags & XF_NULLABLE) != 0;
+    case X_OBJECT: return f->fact == PRODUCTIVE ? f->object[p.a] : (p.flags & XF_NULLABLE) != 0;
     case X_SEQ:
         for (; x->v[e].kind == X_SEQ; e = x->v[e].b) {
             if (!holds(f, x->v[e].a)) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rules: named expressions that call each other. A parser adds them as it meets them; rules_finish
  * makes of them what the automaton walks: no rule matches the empty text (a call of one that did is
  * optional instead), none begins with a call of itself, by whatever way (left recursion becomes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/schema.h"
 
 #include "engine/base/hash.h"
@@ -374,8 +375,8 @@ enum status schema_parse(struct compile *c, uint32_t *start)
 {
     struct tree tree = {0};
     const struct grammar_limits *l = c->limits;
-    enum status st = tree_read(&tree, c->source->text, c->source->n_bytes, l->max_depth,
-                               l->max_nodes, c->err);
+    enum status st =
+        tree_read(&tree, c->source->text, c->source->n_bytes, l->max_depth, l->max_nodes, c->err);
     if (st == OK) {
         tree.max_values *= 2; // room for what keywords imply
         st = schema_parse_at(c, &tree, tree.root, start);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The schema compiler's own interface. What has to hold at one place of a text is a *set*: all
  * schemas that apply there at once (a schema, its $ref, its allOf; what several say of one
  * property). A set becomes an expression: first its branches (anyOf and the like) are chosen, one
@@ -62,7 +63,7 @@ struct schema {
     struct exprs *x;
     struct tree *tree;
     const struct tree_value *root; // of the schema in it
-    int draft; // 4, 6, 7, 2019, 2020
+    int draft;                     // 4, 6, 7, 2019, 2020
     int depth;
     const struct style *style;
     uint32_t space;   // between tokens

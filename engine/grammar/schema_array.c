@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Arrays: what all members of a set say of their items. */
 #include "engine/grammar/schema.h"
 
@@ -173,8 +174,7 @@ static enum status containing(struct array *a, uint32_t *e)
                            "\"contains\" together with counts or a list of items is not supported");
     }
     TRY(item_at(a, 0, a->contains, &one));
-    uint32_t before =
-        expr_seq3(x, a->rest, a->s->space, expr_seq(x, separator(a), a->s->space));
+    uint32_t before = expr_seq3(x, a->rest, a->s->space, expr_seq(x, separator(a), a->s->space));
     uint32_t behind = expr_rep(x, comma(a, a->rest), 0, EXPR_INF);
     *e = expr_seq3(x, expr_rep(x, before, 0, EXPR_INF), one, expr_seq(x, behind, a->s->space));
     return OK;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* anyOf and oneOf: a choice for each. */
 #include "engine/grammar/schema.h"
 

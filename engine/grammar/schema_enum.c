@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* enum and const: their values, as far as all else that is said lets them pass. */
 #include "engine/grammar/schema.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Formats of strings as regular expressions over the whole text. */
 #include "engine/grammar/schema.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Keywords that are said by others: if, not, dependentRequired and their kin. */
 #include "engine/grammar/schema.h"
 

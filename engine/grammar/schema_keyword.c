@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Keywords: which there are, and readers of their values. */
 #include "engine/grammar/schema.h"
 

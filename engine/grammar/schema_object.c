@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Objects: what all members of a set say of their properties. */
 #include "engine/grammar/schema.h"
 
@@ -16,8 +17,8 @@ struct builder {
     struct schema *s;
     const struct set *set;
     struct expr_object *o;
-    bool outer;         // of a style, in whose own way it is written
-    uint32_t value_end; // behind each value
+    bool outer;                // of a style, in whose own way it is written
+    uint32_t value_end;        // behind each value
     struct names names;        // declared, or required
     struct said {              // what members say of a name, chained
         uint32_t member, next; // next: plus 1

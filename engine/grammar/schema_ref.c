@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* $ref within one document. Nothing is ever fetched. */
 #include "engine/grammar/schema.h"
 
@@ -157,8 +158,7 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref,
     }
     if (n > 0 && fragment[0] == '/') {
         v = follow_pointer(v, fragment, n);
-        if (!v &&
-            base != s->root) { // many write pointers from the document's root all the same
+        if (!v && base != s->root) { // many write pointers from the document's root all the same
             memcpy(fragment, hash + 1, n);
             v = follow_pointer(s->root, fragment, n);
         }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Strings and numbers: what all members of a set say of them. */
 #include "engine/grammar/schema.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What styles other than JSON's write: words, strings, and what stands around a value. */
 #include "engine/grammar/schema.h"
 
@@ -52,8 +53,8 @@ uint32_t schema_style_string(struct schema *s, const struct set *set, uint32_t c
 uint32_t schema_style_element(struct schema *s, const char *name, size_t n, uint32_t e)
 {
     struct exprs *x = s->x;
-    uint32_t end = expr_seq3(x, schema_style_text(s, s->style->value_end),
-                             expr_literal(x, name, n), expr_byte(x, '>'));
+    uint32_t end = expr_seq3(x, schema_style_text(s, s->style->value_end), expr_literal(x, name, n),
+                             expr_byte(x, '>'));
     return expr_seq(x, e, end);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/schema_tree.h"
 
 #include "engine/base/json_scan.h"

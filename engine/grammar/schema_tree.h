@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A JSON text as a tree for the schema compiler: members in their order, numbers as their text,
  * strings with their length (they may hold any character). Every value knows where it stands, for
  * messages.

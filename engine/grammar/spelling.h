@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Texts of a form (begins and ends of tags, what stands around a value) as bytes: where a text has
  * the name of a special token of the vocabulary, that token is meant.
  * Thread: one owner. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/style.h"
 
 #include <string.h>
@@ -7,10 +8,13 @@
 /* Tags around each parameter, and strings as they are. */
 #define TAGS(its_key, its_colon, its_end, its_bar)                                                 \
     JSON_WORDS, .has_outer = true, .open = "", .close = "", .key = its_key, .colon = its_colon,    \
-                .comma = "", .value_end = its_end, .bar = its_bar, .is_bare = true
+        .comma = "", .value_end = its_end, .bar = its_bar, .is_bare = true
 
 #define MINIMAX "]<]minimax[>["
-#define DSML "\xEF\xBD\x9C" "DSML" "\xEF\xBD\x9C"
+#define DSML                                                                                       \
+    "\xEF\xBD\x9C"                                                                                 \
+    "DSML"                                                                                         \
+    "\xEF\xBD\x9C"
 
 /* The first names are ours, "..._xml" are xgrammar's, in whose structural tags they may come. */
 static const struct style styles[] = {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How the values of a schema are written. JSON's way is one row; others are those in which models
  * write the arguments of a call: the parameters of the outermost object between tags, where strings
  * are bare text, or literals that are nearly JSON. What reads them is server/chat/tools.

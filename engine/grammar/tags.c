@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Structural tags: JSON that puts together free text, tags, schemas, expressions and grammars, in
  * the shape that xgrammar gave it. The forms in which models write tool calls, and what stands
  * before an answer, are of this kind, too. */
@@ -169,8 +170,10 @@ static enum status any_text(struct tags *t, const struct tree_value *node, const
     *e = free_text(t, &own);
     if (starts && starts->type == JSON_STRING) {
         uint32_t begin;
-        TRY(placed(t, regex_language(t->x, starts->text, starts->n_text, REGEX_UNICODE,
-                                     regex_limits_of(t->c->limits), &begin, t->c->err), starts));
+        TRY(placed(t,
+                   regex_language(t->x, starts->text, starts->n_text, REGEX_UNICODE,
+                                  regex_limits_of(t->c->limits), &begin, t->c->err),
+                   starts));
         begin = expr_not(t->x, expr_seq(t->x, begin, t->x->any_text));
         *e = expr_clean(t->x, expr_and2(t->x, *e, begin));
     }
@@ -191,8 +194,8 @@ static enum status any_tokens(struct tags *t, const struct tree_value *node,
     const struct tree_value *but = tree_get(node, "exclude_tokens");
     struct bars own = {but, bars};
     TRY(check_keys(t, node, "type exclude_tokens"));
-    uint32_t rest = expr_rep(x, expr_byte_range(x, 0x80, 0xbf), VOCAB_MARK_BYTES - 1,
-                             VOCAB_MARK_BYTES - 1);
+    uint32_t rest =
+        expr_rep(x, expr_byte_range(x, 0x80, 0xbf), VOCAB_MARK_BYTES - 1, VOCAB_MARK_BYTES - 1);
     uint32_t special = expr_seq(x, expr_byte(x, VOCAB_MARK), rest), words = EXPR_NONE;
     for (const struct tree_value *v = but ? but->first : NULL; v; v = v->next) {
         uint32_t one;
@@ -229,8 +232,8 @@ static uint32_t dispatched(struct tags *t, const struct dispatch *d, const struc
 
 static bool begins_with(const struct tree_value *begin, const struct tree_value *trigger)
 {
-    const struct tree_value *name = begin && begin->type == JSON_OBJECT ? tree_get(begin, "token")
-                                                                        : begin;
+    const struct tree_value *name =
+        begin && begin->type == JSON_OBJECT ? tree_get(begin, "token") : begin;
     if (!name || name->type != trigger->type) {
         return false;
     }
@@ -265,8 +268,9 @@ static enum status triggered(struct tags *t, const struct tree_value *node, cons
     const char *key = tree_get(node, "trigger_tokens") ? "trigger_tokens" : "triggers";
     struct dispatch d = {.at_least = flag(node, "at_least_one"),
                          .once = flag(node, "stop_after_first")};
-    TRY(check_keys(t, node, "type triggers trigger_tokens tags at_least_one stop_after_first "
-                            "excludes exclude_tokens"));
+    TRY(check_keys(t, node,
+                   "type triggers trigger_tokens tags at_least_one stop_after_first "
+                   "excludes exclude_tokens"));
     TRY(member(t, node, key, JSON_ARRAY, &d.triggers));
     if (d.triggers->n == 0) {
         return tags_fail(t, ERR_INVALID, d.triggers, "there must be a trigger");
@@ -422,8 +426,10 @@ static enum status regex(struct tags *t, const struct tree_value *node, const st
     (void)bars;
     TRY(check_keys(t, node, "type pattern"));
     TRY(member(t, node, "pattern", JSON_STRING, &v));
-    return placed(t, regex_language(t->x, v->text, v->n_text, REGEX_UNICODE,
-                                    regex_limits_of(t->c->limits), e, t->c->err), v);
+    return placed(t,
+                  regex_language(t->x, v->text, v->n_text, REGEX_UNICODE,
+                                 regex_limits_of(t->c->limits), e, t->c->err),
+                  v);
 }
 
 static enum status grammar(struct tags *t, const struct tree_value *node, const struct bars *bars,
@@ -435,8 +441,8 @@ static enum status grammar(struct tags *t, const struct tree_value *node, const 
     TRY(member(t, node, "grammar", JSON_STRING, &v));
     const struct tree_value *syntax = tree_get(node, "syntax");
     bool gbnf = syntax ? tree_is_string(syntax, "gbnf") : strstr(v->text, "::=") != NULL;
-    struct grammar_source source = {.kind = gbnf ? GRAMMAR_GBNF : GRAMMAR_LARK,
-                                    .text = v->text, .n_bytes = v->n_text};
+    struct grammar_source source = {
+        .kind = gbnf ? GRAMMAR_GBNF : GRAMMAR_LARK, .text = v->text, .n_bytes = v->n_text};
     struct compile c = *t->c;
     c.source = &source;
     return placed(t, gbnf ? gbnf_parse(&c, e) : lark_parse(&c, e), v);
@@ -459,8 +465,9 @@ static enum status schema(struct tags *t, const struct tree_value *node, const s
     struct compile c = *t->c;
     struct grammar_source source = *t->c->source;
     (void)bars;
-    TRY(check_keys(t, node, "type json_schema style only_object disable_any_whitespace "
-                            "whitespace_pattern"));
+    TRY(check_keys(t, node,
+                   "type json_schema style only_object disable_any_whitespace "
+                   "whitespace_pattern"));
     TRY(find_style(t, node, &c.style));
     if (!v) {
         return tags_fail(t, ERR_INVALID, node, "\"json_schema\" is missing");
@@ -568,17 +575,28 @@ enum status tags_format(struct tags *t, const struct tree_value *node, const str
         enum status (*read)(struct tags *t, const struct tree_value *node, const struct bars *bars,
                             uint32_t *e);
     } rows[] = {
-        {"any_text", any_text},           {"any_tokens", any_tokens},
-        {"const_string", const_string},   {"defined", defined},
-        {"dispatch", dispatch},           {"grammar", grammar},
-        {"json_schema", schema},          {"optional", repeated},
-        {"or", elements},                 {"plus", repeated},
-        {"regex", regex},                 {"repeat", repeated},
-        {"sequence", elements},           {"star", repeated},
-        {"structural_tag", nested},       {"tag", tag},
-        {"tags_with_separator", separated}, {"text_argument", text_argument},
-        {"token", one_token},             {"token_dispatch", dispatch},
-        {"token_triggered_tags", triggered}, {"triggered_tags", triggered},
+        {"any_text", any_text},
+        {"any_tokens", any_tokens},
+        {"const_string", const_string},
+        {"defined", defined},
+        {"dispatch", dispatch},
+        {"grammar", grammar},
+        {"json_schema", schema},
+        {"optional", repeated},
+        {"or", elements},
+        {"plus", repeated},
+        {"regex", regex},
+        {"repeat", repeated},
+        {"sequence", elements},
+        {"star", repeated},
+        {"structural_tag", nested},
+        {"tag", tag},
+        {"tags_with_separator", separated},
+        {"text_argument", text_argument},
+        {"token", one_token},
+        {"token_dispatch", dispatch},
+        {"token_triggered_tags", triggered},
+        {"triggered_tags", triggered},
     };
     const struct tree_value *type = tree_get(node, "type");
     if (!type || type->type != JSON_STRING) {
@@ -632,8 +650,8 @@ enum status tags_parse(struct compile *c, uint32_t *start)
 {
     struct tree tree = {0};
     const struct grammar_limits *l = c->limits;
-    enum status st = tree_read(&tree, c->source->text, c->source->n_bytes, l->max_depth,
-                               l->max_nodes, c->err);
+    enum status st =
+        tree_read(&tree, c->source->text, c->source->n_bytes, l->max_depth, l->max_nodes, c->err);
     if (st == OK) {
         struct tags t = {.c = c, .x = c->x, .tree = &tree};
         tree.max_values *= 2; // as for a schema

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The parser of structural tags, as its parts see each other.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_TAGS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Text as the inside of a JSON string: raw characters, short escapes, \u00XX for control
  * characters. Any \uXXXX, with pairs of surrogates checked, only where the text may be anything:
  * elsewhere what it stands for would have to be compared with all that may come.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The tokens of a vocabulary as a trie, in one array in the order of a walk.
  *
  * Thread: any; it does not change. */
@@ -28,7 +29,7 @@ struct grammar_vocab {
     char *text;
     int32_t *special; // ids of special tokens, by their names
     uint32_t n_special;
-    char **names; // by special token
+    char **names;                 // by special token
     struct vocab_text *in_string; // vocab_text.h
     int32_t *end_ids;
     size_t n_end_ids;

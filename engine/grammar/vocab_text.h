@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a vocabulary allows inside a JSON string, found once for all grammars: strings are where
  * answers spend their tokens. Free text (with every escape there is), and text that is counted
  * (with the short escapes and those of control characters), token by token with its number of

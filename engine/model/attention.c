@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The weights of a layer's attention: plain, fused, with norms of heads, sinks, or MLA. */
 #include "engine/model/part.h"
 
@@ -29,8 +30,8 @@ static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_
     }
     list[n] = (struct piece){k, kv_all, kv_first, kv_n};
     list[n + 1] = (struct piece){v, kv_all, kv_first, kv_n};
-    struct stack st = {.list = list, .n = 2 * n + 2, .n_in = c->hidden, .n_cols = c->hidden,
-                       .bias = c->q_bias};
+    struct stack st = {
+        .list = list, .n = 2 * n + 2, .n_in = c->hidden, .n_cols = c->hidden, .bias = c->q_bias};
     enum status status = part_linear(l, &st, l->options->dtype, &w->qkv);
     free(list);
     return status;
@@ -229,8 +230,8 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     return load_o(l, layer, c->v_dim, w);
 }
 
-/* Scales of a quantised cache, of the names that writers give them; 0: there are none, or one for each
- * head. */
+/* Scales of a quantised cache, of the names that writers give them; 0: there are none, or one for
+ * each head. */
 static enum status load_kv_scales(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     static const struct {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The memory of a model's forward pass: its activations, sized for the largest pass, and what its
  * layers keep in the KV cache. */
 #include "engine/base/assert.h"
@@ -95,8 +96,8 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     if (c->n_experts > 0) {
         p[n++] = (struct buffer_plan){&m->routed, NULL, m->act, c->hidden, max_rows};
         p[n++] = (struct buffer_plan){NULL, &m->route_ids, DT_I32, c->experts_per_token, max_rows};
-        p[n++] = (struct buffer_plan){NULL, &m->route_weights, DT_F32, c->experts_per_token,
-                                      max_rows};
+        p[n++] =
+            (struct buffer_plan){NULL, &m->route_weights, DT_F32, c->experts_per_token, max_rows};
     }
     return n;
 }

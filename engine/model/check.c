@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/model/check.h"
 
 #include "engine/base/file.h"
@@ -16,8 +17,8 @@
 #include <unistd.h>
 
 enum {
-    PIECE = 64,          // elements that lie together in a sample: within two pages
-    MAX_PIECES = 16,     // of a tensor
+    PIECE = 64,           // elements that lie together in a sample: within two pages
+    MAX_PIECES = 16,      // of a tensor
     ALL_PIECES = 1 << 14, // chosen: of a checkpoint, about a second of a cold disk's time
     MAX_SUMS_BYTES = 4 << 20,
     MAX_THREADS = 8,
@@ -128,8 +129,10 @@ static enum status check_blocks(const struct checkpoint_tensor *t, int32_t n_pie
     step = full ? 1 : step;
     for (size_t i = 0; i < n; i = i == n - 1 || i + step < n ? i + step : n - 1) {
         if (!is_finite(t->blocks, t->data + i * (size_t)t->blocks->n_bytes)) {
-            return err_set(err, ERR_FORMAT, "%s: tensor %s: the scale of block %zu (%s) is NaN or "
-                           "infinite (fetch the file anew)", t->file, t->name, i, t->dtype_name);
+            return err_set(err, ERR_FORMAT,
+                           "%s: tensor %s: the scale of block %zu (%s) is NaN or "
+                           "infinite (fetch the file anew)",
+                           t->file, t->name, i, t->dtype_name);
         }
     }
     return OK;
@@ -154,9 +157,10 @@ static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pie
         scan_pieces(t, f, n, n_pieces, &found);
     }
     if (found.bad_at >= 0) {
-        return err_set(err, ERR_FORMAT, "%s: tensor %s: element %lld (%s) is NaN or infinite (fetch "
-                       "the file anew; --check-weights off loads it as it is)", t->file, t->name,
-                       (long long)found.bad_at, t->dtype_name);
+        return err_set(err, ERR_FORMAT,
+                       "%s: tensor %s: element %lld (%s) is NaN or infinite (fetch "
+                       "the file anew; --check-weights off loads it as it is)",
+                       t->file, t->name, (long long)found.bad_at, t->dtype_name);
     }
     if (!found.has_value && t->n_dims >= 2 && is_zero(t, f, n)) {
         log_warn("%s: tensor %s is all zero", t->file, t->name);
@@ -209,7 +213,8 @@ static const char *find_sum(const char *text, const char *name)
     size_t n = strlen(name);
     for (const char *line = text; *line; line += line[0] == '\n') {
         const char *at = line + strspn(line, "0123456789abcdefABCDEF");
-        bool is_sum = at - line == 2 * SHA256_BYTES && at[0] == ' ' && (at[1] == ' ' || at[1] == '*');
+        bool is_sum =
+            at - line == 2 * SHA256_BYTES && at[0] == ' ' && (at[1] == ' ' || at[1] == '*');
         if (is_sum && strcspn(at + 2, "\r\n") == n && memcmp(at + 2, name, n) == 0) {
             return line;
         }
@@ -243,16 +248,18 @@ static enum status check_sums(const struct checkpoint *ck, const char *path, con
     for (size_t i = 0; i < s.n_files && st == OK; i++) {
         checkpoint_file(ck, i, &file);
         if (!says(find_sum(text, file.name), s.digest[i])) {
-            st = err_set(err, ERR_FORMAT, "%s is not the file that %s was made of: its SHA-256 is "
-                         "another", file.name, path);
+            st = err_set(err, ERR_FORMAT,
+                         "%s is not the file that %s was made of: its SHA-256 is "
+                         "another",
+                         file.name, path);
         }
     }
     free(s.digest);
     return st;
 }
 
-enum status checkpoint_check_weights(const struct checkpoint *ck, const char *dir, enum check_depth depth,
-                             struct err *err)
+enum status checkpoint_check_weights(const struct checkpoint *ck, const char *dir,
+                                     enum check_depth depth, struct err *err)
 {
     char path[PATH_MAX];
     size_t n, n_bytes;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Whether a checkpoint's bytes can be what was trained: no NaN, no infinity, and the sums of a
  * sluice.sha256 beside them.
  * Thread: any. */
@@ -17,7 +18,7 @@ enum check_depth check_depth_of(const char *name);
 
 /* ERR_FORMAT names the first tensor or file that is broken. Matrices that are all zero are told in
  * the log: some are meant to be. `dir` is where the checkpoint was opened. */
-enum status checkpoint_check_weights(const struct checkpoint *ck, const char *dir, enum check_depth depth,
-                             struct err *err);
+enum status checkpoint_check_weights(const struct checkpoint *ck, const char *dir,
+                                     enum check_depth depth, struct err *err);
 
 #endif

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/model/checkpoint.h"
 
 #include "engine/base/file.h"
@@ -26,7 +27,7 @@ struct shard {
 
 struct checkpoint {
     char *dir;
-    char *where; // see checkpoint_where
+    char *where;       // see checkpoint_where
     struct gguf *gguf; // NULL: files of a folder
     struct shard *shards;
     size_t n_shards;
@@ -96,12 +97,15 @@ static bool ends_with(const char *name, const char *end)
 static enum status say_no_weights(const char *dir, const char *other, struct err *err)
 {
     if (*other) {
-        return err_set(err, ERR_IO, "%.200s: no weights, that is no *.safetensors file; %.100s is of a "
+        return err_set(err, ERR_IO,
+                       "%.200s: no weights, that is no *.safetensors file; %.100s is of a "
                        "format that is not read: convert it, or get the model's safetensors files",
                        dir, other);
     }
-    return err_set(err, ERR_IO, "%.200s: no weights, that is no *.safetensors file; was a download cut "
-                   "short? (--load-format dummy makes weights up, to measure speed)", dir);
+    return err_set(err, ERR_IO,
+                   "%.200s: no weights, that is no *.safetensors file; was a download cut "
+                   "short? (--load-format dummy makes weights up, to measure speed)",
+                   dir);
 }
 
 static bool is_other_format(const char *name)
@@ -143,11 +147,11 @@ static const struct {
     bool known;
     enum dtype dtype;
 } dtype_rows[] = {
-    {"F32", 32, true, DT_F32},   {"BF16", 16, true, DT_BF16}, {"F16", 16, true, DT_F16},
-    {"U8", 8, true, DT_U8},      {"I32", 32, true, DT_I32},   {"I64", 64, true, DT_I64},
-    {"F64", 64, false, DT_U8},   {"I16", 16, false, DT_U8},   {"I8", 8, true, DT_I8},
-    {"BOOL", 8, false, DT_U8},   {"F8_E4M3", 8, true, DT_E4M3}, {"F8_E5M2", 8, false, DT_U8},
-    {"U16", 16, false, DT_U8},   {"U32", 32, false, DT_U8},   {"U64", 64, false, DT_U8},
+    {"F32", 32, true, DT_F32},     {"BF16", 16, true, DT_BF16},   {"F16", 16, true, DT_F16},
+    {"U8", 8, true, DT_U8},        {"I32", 32, true, DT_I32},     {"I64", 64, true, DT_I64},
+    {"F64", 64, false, DT_U8},     {"I16", 16, false, DT_U8},     {"I8", 8, true, DT_I8},
+    {"BOOL", 8, false, DT_U8},     {"F8_E4M3", 8, true, DT_E4M3}, {"F8_E5M2", 8, false, DT_U8},
+    {"U16", 16, false, DT_U8},     {"U32", 32, false, DT_U8},     {"U64", 64, false, DT_U8},
     {"F8_E8M0", 8, true, DT_E8M0},
 };
 
@@ -332,17 +336,20 @@ static enum status open_shard(struct checkpoint *ck, struct shard *s, struct err
     TRY(file_map_open(s->path, &s->map, err));
     uint64_t header_bytes;
     if (s->map.n_bytes > 8 && memcmp(s->map.data, "version ", 8) == 0) {
-        return err_set(err, ERR_FORMAT, "%s: a Git LFS pointer and not the weights: run `git lfs pull` "
-                       "in that folder", s->path);
+        return err_set(err, ERR_FORMAT,
+                       "%s: a Git LFS pointer and not the weights: run `git lfs pull` "
+                       "in that folder",
+                       s->path);
     }
     if (s->map.n_bytes < 8) {
         return err_set(err, ERR_FORMAT, "%s: too short for a safetensors file", s->path);
     }
     memcpy(&header_bytes, s->map.data, 8);
     if (header_bytes > MAX_HEADER_BYTES || header_bytes > s->map.n_bytes - 8) {
-        return err_set(err, ERR_FORMAT, "%s: not a safetensors file, or cut short (header of %llu "
-                       "bytes in a file of %zu)", s->path, (unsigned long long)header_bytes,
-                       s->map.n_bytes);
+        return err_set(err, ERR_FORMAT,
+                       "%s: not a safetensors file, or cut short (header of %llu "
+                       "bytes in a file of %zu)",
+                       s->path, (unsigned long long)header_bytes, s->map.n_bytes);
     }
     return read_tensors(ck, s, (const char *)s->map.data + 8, (size_t)header_bytes, err);
 }
@@ -410,8 +417,10 @@ enum status checkpoint_check(const char *dir, struct err *err)
     enum status st = find_shards(ck, dir, index, err);
     for (size_t i = 0; i < ck->n_shards && st == OK; i++) {
         if (!file_exists(ck->shards[i].path)) {
-            st = err_set(err, ERR_IO, "%.200s: %.100s is not there, which the index names; was a "
-                         "download cut short?", dir, ck->shards[i].name);
+            st = err_set(err, ERR_IO,
+                         "%.200s: %.100s is not there, which the index names; was a "
+                         "download cut short?",
+                         dir, ck->shards[i].name);
         }
     }
     checkpoint_close(ck);
@@ -497,10 +506,20 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, con
 
 bool checkpoint_is_tower(const char *name)
 {
-    static const char *const towers[] = {
-        "visual", "vision_tower", "vision_model", "vision_embedder", "vision_encoder",
-        "audio_tower", "audio_model", "audio_encoder", "embed_vision", "embed_audio",
-        "multi_modal_projector", "mm_projector", "vision_projection", "image_newline"};
+    static const char *const towers[] = {"visual",
+                                         "vision_tower",
+                                         "vision_model",
+                                         "vision_embedder",
+                                         "vision_encoder",
+                                         "audio_tower",
+                                         "audio_model",
+                                         "audio_encoder",
+                                         "embed_vision",
+                                         "embed_audio",
+                                         "multi_modal_projector",
+                                         "mm_projector",
+                                         "vision_projection",
+                                         "image_newline"};
     for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {
         const size_t n = strcspn(at, ".");
         for (size_t i = 0; i < sizeof towers / sizeof towers[0]; i++) {

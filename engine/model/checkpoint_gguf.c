@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/model/checkpoint_gguf.h"
 
 #include "engine/base/mem.h"
@@ -93,8 +94,8 @@ static bool parse(const char *name, struct parsed *out)
         return false;
     }
     out->suffix = dot;
-    snprintf(out->base, sizeof out->base, "%s%.*s", out->layer < 0 ? "" : "blk.",
-             (int)(dot - rest), rest);
+    snprintf(out->base, sizeof out->base, "%s%.*s", out->layer < 0 ? "" : "blk.", (int)(dot - rest),
+             rest);
     return true;
 }
 
@@ -135,8 +136,11 @@ static struct checkpoint_tensor describe(const struct gguf_tensor *g)
         const char *name;
         enum dtype dtype;
     } plain[] = {{"F32", DT_F32}, {"F16", DT_F16}, {"BF16", DT_BF16}};
-    struct checkpoint_tensor t = {.file = g->file, .n_dims = g->n_dims, .data = g->data,
-                                  .n_bytes = g->n_bytes, .dtype = DT_U8};
+    struct checkpoint_tensor t = {.file = g->file,
+                                  .n_dims = g->n_dims,
+                                  .data = g->data,
+                                  .n_bytes = g->n_bytes,
+                                  .dtype = DT_U8};
     snprintf(t.dtype_name, sizeof t.dtype_name, "%s", g->type_name);
     memcpy(t.dims, g->dims, sizeof g->dims);
     t.blocks = block_format_find(g->type_name);
@@ -188,8 +192,10 @@ static enum status take(struct list *list, const struct gguf_tensor *g,
         return OK;
     }
     if (!role || (role->as == EXPERTS && (g->n_dims < 2 || g->dims[0] > MAX_EXPERTS))) {
-        return err_set(err, ERR_UNSUPPORTED, "%.200s: tensor %.100s is no part of %s as it is known "
-                       "here", g->file, g->name, arch);
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%.200s: tensor %.100s is no part of %s as it is known "
+                       "here",
+                       g->file, g->name, arch);
     }
     struct checkpoint_tensor t = describe(g);
     char name[MAX_NAME];

@@ -1,5 +1,6 @@
-/* A GGUF file's tensors under the names and shapes that Hugging Face's files of the same family have.
- * Thread: any. */
+// SPDX-License-Identifier: Apache-2.0
+/* A GGUF file's tensors under the names and shapes that Hugging Face's files of the same family
+ * have. Thread: any. */
 #ifndef SLUICE_ENGINE_MODEL_CHECKPOINT_GGUF_H
 #define SLUICE_ENGINE_MODEL_CHECKPOINT_GGUF_H
 

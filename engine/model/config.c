@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/model/config.h"
 
 #include "engine/base/file.h"
@@ -31,8 +32,8 @@ static enum status need_int(const struct json *j, const char *key, int64_t max, 
     return OK;
 }
 
-static enum status option_int(const struct json *j, const char *key, int64_t max,
-                              int32_t otherwise, int32_t *out, struct err *err)
+static enum status option_int(const struct json *j, const char *key, int64_t max, int32_t otherwise,
+                              int32_t *out, struct err *err)
 {
     if (json_type(json_get(j, key)) == JSON_NULL) {
         *out = otherwise;
@@ -93,10 +94,10 @@ static enum status read_activation(const struct json *j, struct model_config *c,
     static const struct {
         const char *name;
         enum activation act;
-    } rows[] = {{"silu", ACT_SILU},           {"swish", ACT_SILU},
-                {"gelu", ACT_GELU},           {"gelu_pytorch_tanh", ACT_GELU_TANH},
-                {"gelu_new", ACT_GELU_TANH},  {"gelu_fast", ACT_GELU_TANH},
-                {"relu", ACT_RELU},            {"relu2", ACT_RELU2}};
+    } rows[] = {{"silu", ACT_SILU},          {"swish", ACT_SILU},
+                {"gelu", ACT_GELU},          {"gelu_pytorch_tanh", ACT_GELU_TANH},
+                {"gelu_new", ACT_GELU_TANH}, {"gelu_fast", ACT_GELU_TANH},
+                {"relu", ACT_RELU},          {"relu2", ACT_RELU2}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (strcmp(rows[i].name, name) == 0) {
             c->act = rows[i].act;
@@ -249,8 +250,8 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
-/* A wrapper's word, whose text part is not asked, else the family's. A head must be there only where
- * the file says so: some published folders have neither. */
+/* A wrapper's word, whose text part is not asked, else the family's. A head must be there only
+ * where the file says so: some published folders have neither. */
 static void read_tied(const struct json *root, struct model_config *c)
 {
     static const char key[] = "tie_word_embeddings";
@@ -381,8 +382,9 @@ static enum status open_family(const struct json *root, struct json *config,
         TRY(model_keys_check(config, err));
     }
     if (!json_get_bool(config, "is_causal", true)) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "config.json: is_causal is false: attention to later tokens is not supported");
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "config.json: is_causal is false: attention to later tokens is not supported");
     }
     *out = family;
     return add_defaults(family, config, err);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a model is, read from its config.json and generation_config.json and checked: plain data,
  * the same for every family. Names of dimensions are Hugging Face's, in short.
  * Thread: plain data, constant after model_config_load. */
@@ -7,8 +8,8 @@
 #include "engine/model/recurrent.h"
 
 enum {
-    MAX_LAYERS = 512,     // chosen: four times the deepest checkpoint known
-    MAX_ROPE_PAIRS = 256, // chosen: heads of 512
+    MAX_LAYERS = 512,        // chosen: four times the deepest checkpoint known
+    MAX_ROPE_PAIRS = 256,    // chosen: heads of 512
     MAX_POSITIONS = 1 << 30, // chosen: so that sums of a few lengths are an int32_t
 };
 
@@ -22,31 +23,32 @@ struct rope_config {
     float inv_freq[MAX_ROPE_PAIRS];
     /* What rope_fit makes the frequencies of, unless they are the same for every length. */
     enum rope_growth growth;
-    double theta, factor; // dynamic
-    double trained_len;   // beyond it they are others
+    double theta, factor;                                        // dynamic
+    double trained_len;                                          // beyond it they are others
     float short_freq[MAX_ROPE_PAIRS], long_freq[MAX_ROPE_PAIRS]; // longrope
 };
 
 struct layer_config {
     int32_t n_kv_heads, head_dim, ffn; // the model's, unless the layer has sizes of its own
-    int32_t window; // 0: full attention
-    int32_t chunk;  // 0: none
-    bool plain_qk;  // no norms of q and k, whatever other layers have
-    int32_t rope;   // index in model_config.rope; -1: none
-    int32_t kv;     // index among the layers with keys and values; -1: no attention
-    int32_t kv_of;  // the layer whose keys and values it reads: itself, or an earlier one
-    bool v_is_k;    // its values are its keys, as they are before their norm and rotation
-    int32_t state;  // index among the layers with a recurrent state; -1: none
+    int32_t window;                    // 0: full attention
+    int32_t chunk;                     // 0: none
+    bool plain_qk;                     // no norms of q and k, whatever other layers have
+    int32_t rope;                      // index in model_config.rope; -1: none
+    int32_t kv;    // index among the layers with keys and values; -1: no attention
+    int32_t kv_of; // the layer whose keys and values it reads: itself, or an earlier one
+    bool v_is_k;   // its values are its keys, as they are before their norm and rotation
+    int32_t state; // index among the layers with a recurrent state; -1: none
     struct query_growth growth;
     bool moe;
-    bool no_ffn; // the layer is a mixer alone; one without attention and state is a feed-forward alone
+    bool no_ffn; // the layer is a mixer alone; one without attention and state is a feed-forward
+                 // alone
 };
 
 /* Where norms stand around a sub-layer: f(norm(x)), norm(f(norm(x))), norm(f(x)). */
 enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
 
-/* Sigmoid gates of the heads' outputs: for each element, in q's tensor behind each head's queries, or
- * one for each head, a tensor of its own (MLA without q_lora). */
+/* Sigmoid gates of the heads' outputs: for each element, in q's tensor behind each head's queries,
+ * or one for each head, a tensor of its own (MLA without q_lora). */
 enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_WIDE, ATTN_GATE_HEADS };
 
 struct model_config {
@@ -62,7 +64,7 @@ struct model_config {
     enum status (*read_layers)(const struct json *j, struct model_config *c, struct err *err);
     int32_t n_kv_layers, n_state_layers;
     int32_t last_store; // the last layer that has keys and values, or a state, of its own
-    bool tied, untied; // untied: config.json says that the head is a matrix of its own
+    bool tied, untied;  // untied: config.json says that the head is a matrix of its own
 
     enum norm_kind norm_kind;
     enum norm_place norm_place;
@@ -78,18 +80,18 @@ struct model_config {
 
     float embed_scale, residual_scale, logit_scale, final_softcap;
     float attn_out_scale, state_out_scale, ffn_out_scale; // instead of residual_scale; 0: that
-    float ffn_gate_scale; // of an MLP's gates, before the activation; 0: none
+    float ffn_gate_scale;     // of an MLP's gates, before the activation; 0: none
     bool embed_scale_rounded; // to the dtype that the model runs in
 
     enum activation act;
     struct act_shape act_shape;
     bool gated;
     bool v_norm, scaled_layers; // a layer's result is multiplied by a number of its own
-    int32_t layer_input; // width of the inputs of single layers; 0: there are none
+    int32_t layer_input;        // width of the inputs of single layers; 0: there are none
 
     bool full_without_rope; // layers that see everything have no positions
     int32_t n_ropes;
-    float partial_rotary; // share of each head that rotates, unless the config says
+    float partial_rotary;       // share of each head that rotates, unless the config says
     struct rope_config rope[2]; // 0: global, 1: sliding layers' own
 
     /* Mixture of experts; n_experts 0: none. */
@@ -97,7 +99,7 @@ struct model_config {
     int32_t moe_latent; // width that experts work at, between two products; 0: hidden
     enum moe_scoring scoring;
     bool renormalise, shared_gate, correction, experts_biased;
-    bool weigh_inputs; // of experts, in the place of their outputs
+    bool weigh_inputs;   // of experts, in the place of their outputs
     bool experts_beside; // a layer with experts has an MLP, too, and norms for both
     float routed_scale;
     int32_t n_group, topk_group;
@@ -110,7 +112,8 @@ struct model_config {
 
     int32_t n_eos;
     int32_t eos[MAX_EOS];
-    bool eos_is_usual; // config.json says none: those of its class, if generation_config.json agrees
+    bool
+        eos_is_usual; // config.json says none: those of its class, if generation_config.json agrees
     struct sampling_params defaults; // of generation_config.json, as far as they are in range
 };
 
@@ -134,8 +137,8 @@ struct family {
     const char *defaults;
     /* Sets what differs from plain Llama. `j` is the (text) config. Read before it: the dimensions
      * (hidden to max_pos), dtype, rms_norm_eps, the activation; Llama's scales and one rope are
-     * set, all else is 0, and no layer has a state. Read after it: layer_types (over layers[]), what
-     * read_layers makes of them, tie_word_embeddings (over tied), and the ropes, from n_ropes,
+     * set, all else is 0, and no layer has a state. Read after it: layer_types (over layers[]),
+     * what read_layers makes of them, tie_word_embeddings (over tied), and the ropes, from n_ropes,
      * partial_rotary, rope_dim and rope[0].desc.interleaved. */
     enum status (*read)(const struct json *j, struct model_config *c, struct err *err);
 };

@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The forward pass of every family: one straight list of ops over one batch of rows.
  * Shapes: T rows, D hidden, H query heads, K key/value heads, d head size, F feed-forward width (of
  * this rank). x is the residual stream; a sub-layer's output `delta` joins it in the next norm. */
 #include "engine/base/assert.h"
-#include "engine/model/model.h"
 #include "engine/device/ops_default.h"
+#include "engine/model/model.h"
 
 #include <math.h>
 
@@ -13,14 +14,14 @@ struct flow {
     const struct backend_ops *ops;
     struct backend *be;
     int32_t n_rows, n_out;
-    struct tensor x, h, attn; // the model's, or from `narrow` on those of the out rows
-    struct tensor out_x;      // what `narrow` makes x
+    struct tensor x, h, attn;    // the model's, or from `narrow` on those of the out rows
+    struct tensor out_x;         // what `narrow` makes x
     struct hidden_layers hidden; // whose states are asked for
-    struct tensor input;      // of all layers' inputs; from `narrow` on the last layer's alone
-    bool pending; // delta waits to be added to x
-    float delta_scale; // times this
-    float x_scale; // what x is multiplied by then; 0: nothing
-    bool partial; // and, before that, to be reduced
+    struct tensor input;         // of all layers' inputs; from `narrow` on the last layer's alone
+    bool pending;                // delta waits to be added to x
+    float delta_scale;           // times this
+    float x_scale;               // what x is multiplied by then; 0: nothing
+    bool partial;                // and, before that, to be reduced
     struct product_sums delta_sums; // what delta is left as, where its product is
     struct reduce_args reduce;
     struct moe_ffn_args moe; // what reduce.moe points to
@@ -32,8 +33,8 @@ static const struct tensor none = {{NULL}, DT_F32, 0};
 
 /* x += pending delta; out = norm(x). Without weights only the addition, and the input is x. `once`:
  * one product alone reads the input, so that both may be one op. */
-static enum status join_norm(struct flow *f, const struct weight *weight,
-                             const struct weight *bias, bool once, struct tensor *input)
+static enum status join_norm(struct flow *f, const struct weight *weight, const struct weight *bias,
+                             bool once, struct tensor *input)
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
@@ -41,11 +42,18 @@ static enum status join_norm(struct flow *f, const struct weight *weight,
     if (!weight && !f->pending) {
         return OK;
     }
-    struct norm_args a = {.x = f->x, .delta = f->pending ? m->delta : none,
-                          .out = weight ? f->h : none, .weight = weight, .bias = bias,
-                          .n_rows = f->n_rows, .width = c->hidden, .kind = c->norm_kind,
-                          .eps = c->norm_eps, .weight_offset = c->norm_offset,
-                          .delta_scale = f->delta_scale, .x_scale = f->x_scale,
+    struct norm_args a = {.x = f->x,
+                          .delta = f->pending ? m->delta : none,
+                          .out = weight ? f->h : none,
+                          .weight = weight,
+                          .bias = bias,
+                          .n_rows = f->n_rows,
+                          .width = c->hidden,
+                          .kind = c->norm_kind,
+                          .eps = c->norm_eps,
+                          .weight_offset = c->norm_offset,
+                          .delta_scale = f->delta_scale,
+                          .x_scale = f->x_scale,
                           .delta_sums = f->delta_sums};
     bool partial = f->partial && f->delta_sums.n == 0; // of what is left as sums nothing is reduced
     bool waits = once && weight && f->ops->norm_linear;
@@ -65,9 +73,15 @@ static enum status own_norm(struct flow *f, struct tensor in, const struct weigh
                             struct tensor out)
 {
     const struct model_config *c = f->m->config;
-    struct norm_args a = {.x = in, .delta = none, .out = out, .weight = weight,
-                          .n_rows = f->n_rows, .width = c->hidden, .kind = c->norm_kind,
-                          .eps = c->norm_eps, .weight_offset = c->norm_offset};
+    struct norm_args a = {.x = in,
+                          .delta = none,
+                          .out = out,
+                          .weight = weight,
+                          .n_rows = f->n_rows,
+                          .width = c->hidden,
+                          .kind = c->norm_kind,
+                          .eps = c->norm_eps,
+                          .weight_offset = c->norm_offset};
     return f->ops->norm(f->be, &a);
 }
 
@@ -98,13 +112,17 @@ static enum status finish_delta(struct flow *f, const struct reduce_args *reduce
     return own_norm(f, m->delta, post_norm, m->delta);
 }
 
-/* Where the product that makes delta may leave it as sums: with the join_norm that is to come, where
- * no norm of the sub-layer's own reads it before. NULL: it may not. */
+/* Where the product that makes delta may leave it as sums: with the join_norm that is to come,
+ * where no norm of the sub-layer's own reads it before. NULL: it may not. */
 static struct product_sums *sums_for_norm(struct flow *f, const struct weight *post_norm)
 {
     struct model *m = f->m;
-    struct norm_args next = {.x = f->x, .delta = m->delta, .out = f->h, .n_rows = f->n_rows,
-                             .width = m->config->hidden, .kind = m->config->norm_kind};
+    struct norm_args next = {.x = f->x,
+                             .delta = m->delta,
+                             .out = f->h,
+                             .n_rows = f->n_rows,
+                             .width = m->config->hidden,
+                             .kind = m->config->norm_kind};
     return !post_norm && ops_norm_adds_sums(f->be, &next) ? &f->delta_sums : NULL;
 }
 
@@ -134,9 +152,15 @@ static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t head, int
     if (m->config->attn_gate == ATTN_GATE_NONE) {
         return OK;
     }
-    struct gate_args a = {.x = m->attn, .out = m->attn, .gate = m->qkv, .n_rows = f->n_rows,
-                          .width = m->shard.n_heads * width, .group = width, .act = GATE_SIGMOID,
-                          .per_group = m->config->attn_gate == ATTN_GATE_HEADS, .scale = 1.0f};
+    struct gate_args a = {.x = m->attn,
+                          .out = m->attn,
+                          .gate = m->qkv,
+                          .n_rows = f->n_rows,
+                          .width = m->shard.n_heads * width,
+                          .group = width,
+                          .act = GATE_SIGMOID,
+                          .per_group = m->config->attn_gate == ATTN_GATE_HEADS,
+                          .scale = 1.0f};
     size_t at = (size_t)n_heads * (size_t)head;
     a.gate.mem = dmem_at(m->qkv.mem, at * dtype_bytes(m->qkv.dtype));
     return f->ops->gate(f->be, &a);
@@ -151,13 +175,21 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
     const struct layer_config *lc = &c->layers[layer];
     const int32_t n_kv_heads = model_layer_share(c, &m->shard, layer).n_kv_heads;
     struct rope_store_args store = {
-        .qkv = m->qkv, .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL, .n_rows = f->n_rows,
-        .layer = lc->kv, .n_heads = m->shard.n_heads,
+        .qkv = m->qkv,
+        .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL,
+        .n_rows = f->n_rows,
+        .layer = lc->kv,
+        .n_heads = m->shard.n_heads,
         .n_kv_heads = lc->kv_of == layer ? n_kv_heads : 0, // else what it reads is stored
-        .head_dim = lc->head_dim, .qk_norm = lc->plain_qk ? QK_NORM_NONE : c->qk_norm,
+        .head_dim = lc->head_dim,
+        .qk_norm = lc->plain_qk ? QK_NORM_NONE : c->qk_norm,
         .qk_norm_kind = c->qk_norm_kind,
-        .norm_after_rope = c->qk_norm_after_rope, .q_norm = w->q_norm, .k_norm = w->k_norm,
-        .v_norm = c->v_norm, .eps = c->norm_eps, .norm_offset = c->norm_offset,
+        .norm_after_rope = c->qk_norm_after_rope,
+        .q_norm = w->q_norm,
+        .k_norm = w->k_norm,
+        .v_norm = c->v_norm,
+        .eps = c->norm_eps,
+        .norm_offset = c->norm_offset,
         .growth = lc->growth};
     bool left = c->attn_gate == ATTN_GATE_NONE && ops_rope_store_adds_sums(f->be, &store);
     struct product_sums *sums = left ? &store.sums : NULL;
@@ -165,11 +197,19 @@ static enum status attention(struct flow *f, int32_t layer, struct tensor in)
     if (stores_only(f, layer)) {
         return f->ops->rope_store(f->be, &store);
     }
-    struct attention_args a = {
-        .q = m->qkv, .out = m->attn, .n_rows = f->n_rows, .layer = lc->kv,
-        .n_heads = m->shard.n_heads, .n_kv_heads = n_kv_heads, .head_dim_k = lc->head_dim,
-        .head_dim_v = lc->head_dim, .scale = c->attn_scale,
-        .window = lc->window, .chunk = lc->chunk, .softcap = c->attn_softcap, .sinks = w->sinks};
+    struct attention_args a = {.q = m->qkv,
+                               .out = m->attn,
+                               .n_rows = f->n_rows,
+                               .layer = lc->kv,
+                               .n_heads = m->shard.n_heads,
+                               .n_kv_heads = n_kv_heads,
+                               .head_dim_k = lc->head_dim,
+                               .head_dim_v = lc->head_dim,
+                               .scale = c->attn_scale,
+                               .window = lc->window,
+                               .chunk = lc->chunk,
+                               .softcap = c->attn_softcap,
+                               .sinks = w->sinks};
     TRY(ops_rope_attention(f->be, &store, &a));
     return gate_heads(f, m->shard.n_heads + 2 * n_kv_heads, lc->head_dim, lc->head_dim);
 }
@@ -185,36 +225,62 @@ static enum status mla_attention(struct flow *f, int32_t layer, struct tensor in
     struct tensor q_in = in;
     if (w->q_a) { // [T, D] -> [T, q_lora]
         TRY(linear(f, w->q_a, in, m->low, NULL));
-        struct norm_args norm = {.x = m->low, .delta = none, .out = m->low,
-                                 .weight = w->q_a_norm, .n_rows = f->n_rows, .width = c->q_lora,
+        struct norm_args norm = {.x = m->low,
+                                 .delta = none,
+                                 .out = m->low,
+                                 .weight = w->q_a_norm,
+                                 .n_rows = f->n_rows,
+                                 .width = c->q_lora,
                                  .eps = c->mla_norm_eps};
         TRY(f->ops->norm(f->be, &norm));
         q_in = m->low;
     }
     TRY(linear(f, w->qkv, q_in, m->qkv, NULL)); // [T, H (nope + rope)]
     TRY(linear(f, w->kv_a, in, m->low, NULL));  // [T, kv_lora + rope]
-    struct mla_store_args store = {
-        .q = m->qkv, .kv = m->low, .q_out = m->q_abs,
-        .rope = c->layers[layer].rope >= 0 ? m->ropes[0] : NULL, .n_rows = f->n_rows,
-        .layer = c->layers[layer].kv, .n_heads = m->shard.n_heads, .q_head = q_head,
-        .q_rope_offset = c->nope_dim, .rope_dim = c->rope_dim, .kv_lora = c->kv_lora,
-        .q_out_head = key, .q_out_offset = c->kv_lora, .kv_norm = w->kv_a_norm,
-        .eps = c->mla_norm_eps, .growth = c->layers[layer].growth};
+    struct mla_store_args store = {.q = m->qkv,
+                                   .kv = m->low,
+                                   .q_out = m->q_abs,
+                                   .rope = c->layers[layer].rope >= 0 ? m->ropes[0] : NULL,
+                                   .n_rows = f->n_rows,
+                                   .layer = c->layers[layer].kv,
+                                   .n_heads = m->shard.n_heads,
+                                   .q_head = q_head,
+                                   .q_rope_offset = c->nope_dim,
+                                   .rope_dim = c->rope_dim,
+                                   .kv_lora = c->kv_lora,
+                                   .q_out_head = key,
+                                   .q_out_offset = c->kv_lora,
+                                   .kv_norm = w->kv_a_norm,
+                                   .eps = c->mla_norm_eps,
+                                   .growth = c->layers[layer].growth};
     TRY(f->ops->mla_store(f->be, &store));
     if (stores_only(f, layer)) {
         return OK;
     }
-    struct linear_heads_args absorb = {.weight = w->w_uk, .x = m->qkv, .y = m->q_abs,
-                                       .n_rows = f->n_rows, .x_head = q_head, .y_head = key};
+    struct linear_heads_args absorb = {.weight = w->w_uk,
+                                       .x = m->qkv,
+                                       .y = m->q_abs,
+                                       .n_rows = f->n_rows,
+                                       .x_head = q_head,
+                                       .y_head = key};
     TRY(f->ops->linear_heads(f->be, &absorb)); // [T, H, nope] -> [T, H, kv_lora]
-    struct attention_args a = {
-        .q = m->q_abs, .out = m->attn_v, .n_rows = f->n_rows, .layer = c->layers[layer].kv,
-        .n_heads = m->shard.n_heads, .n_kv_heads = 1, .head_dim_k = key,
-        .head_dim_v = c->kv_lora, .scale = c->attn_scale, .window = c->layers[layer].window,
-        .softcap = c->attn_softcap};
+    struct attention_args a = {.q = m->q_abs,
+                               .out = m->attn_v,
+                               .n_rows = f->n_rows,
+                               .layer = c->layers[layer].kv,
+                               .n_heads = m->shard.n_heads,
+                               .n_kv_heads = 1,
+                               .head_dim_k = key,
+                               .head_dim_v = c->kv_lora,
+                               .scale = c->attn_scale,
+                               .window = c->layers[layer].window,
+                               .softcap = c->attn_softcap};
     TRY(f->ops->attention(f->be, &a));
-    struct linear_heads_args expand = {.weight = w->w_uv, .x = m->attn_v, .y = m->attn,
-                                       .n_rows = f->n_rows, .x_head = c->kv_lora,
+    struct linear_heads_args expand = {.weight = w->w_uv,
+                                       .x = m->attn_v,
+                                       .y = m->attn,
+                                       .n_rows = f->n_rows,
+                                       .x_head = c->kv_lora,
                                        .y_head = c->v_dim};
     TRY(f->ops->linear_heads(f->be, &expand)); // [T, H, kv_lora] -> [T, H, v]
     return gate_heads(f, m->shard.n_heads, q_head, c->v_dim);
@@ -262,8 +328,8 @@ static enum status take_hidden(struct flow *f, int32_t layer)
 }
 
 /* Other rows than the out rows are read no more once the last layer's attention has seen their keys
- * and values: they end here. `in`: the layer's input, NULL if it is not read again. x comes first: the
- * next norm may read it before all that stands in front of it has ended (cuda/README.md). */
+ * and values: they end here. `in`: the layer's input, NULL if it is not read again. x comes first:
+ * the next norm may read it before all that stands in front of it has ended (cuda/README.md). */
 static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
 {
     struct model *m = f->m;
@@ -284,19 +350,26 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
     return gather(f, &f->attn, m->out_attn, m->attn.stride);
 }
 
-/* The heads' outputs through this rank's part of the output product, into delta. `skipped`: what lies
- * before the heads that it takes. */
+/* The heads' outputs through this rank's part of the output product, into delta. `skipped`: what
+ * lies before the heads that it takes. */
 static enum status heads_output(struct flow *f, const struct weight *weight, int32_t skipped,
                                 const struct weight *post_norm)
 {
     struct model *m = f->m;
     struct tensor heads = f->attn;
     heads.mem = dmem_at(heads.mem, (size_t)skipped * dtype_bytes(heads.dtype));
-    struct linear_args o = {.weight = weight, .x = heads, .y = m->delta, .n_rows = f->n_rows,
-                            .partial = true, .sums = sums_for_norm(f, post_norm)};
+    struct linear_args o = {.weight = weight,
+                            .x = heads,
+                            .y = m->delta,
+                            .n_rows = f->n_rows,
+                            .partial = true,
+                            .sums = sums_for_norm(f, post_norm)};
     TRY(f->ops->linear(f->be, &o));
-    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
-                                 .whole = m->shard.n_ranks == 1, .linear = weight};
+    struct reduce_args reduce = {.y = m->delta,
+                                 .n_rows = f->n_rows,
+                                 .width = m->config->hidden,
+                                 .whole = m->shard.n_ranks == 1,
+                                 .linear = weight};
     return finish_delta(f, &reduce, post_norm);
 }
 
@@ -329,8 +402,13 @@ static enum status state_output(struct flow *f, int32_t layer)
 static enum status scaled_mlp(struct flow *f, const struct linear_args *up,
                               const struct activation_args *act, const struct linear_args *down)
 {
-    struct gate_args gate = {.x = act->x, .gate = act->x, .out = act->out, .n_rows = act->n_rows,
-                             .width = act->width, .group = act->width, .act = GATE_SILU,
+    struct gate_args gate = {.x = act->x,
+                             .gate = act->x,
+                             .out = act->out,
+                             .n_rows = act->n_rows,
+                             .width = act->width,
+                             .group = act->width,
+                             .act = GATE_SILU,
                              .scale = f->m->config->ffn_gate_scale};
     gate.x.mem = dmem_at(act->x.mem, (size_t)act->width * dtype_bytes(act->x.dtype));
     TRY(linear(f, up->weight, up->x, up->y, NULL));
@@ -344,11 +422,19 @@ static enum status mlp(struct flow *f, const struct weight *gate_up, const struc
 {
     struct model *m = f->m;
     struct linear_args up = {.weight = gate_up, .x = in, .y = m->ff_in, .n_rows = f->n_rows};
-    struct activation_args act = {.x = m->ff_in, .out = m->ff, .n_rows = f->n_rows,
-                                  .width = width, .kind = m->config->act,
-                                  .gated = m->config->gated, .shape = m->config->act_shape};
-    struct linear_args a = {.weight = down, .x = m->ff, .y = m->delta, .n_rows = f->n_rows,
-                            .partial = true, .sums = sums};
+    struct activation_args act = {.x = m->ff_in,
+                                  .out = m->ff,
+                                  .n_rows = f->n_rows,
+                                  .width = width,
+                                  .kind = m->config->act,
+                                  .gated = m->config->gated,
+                                  .shape = m->config->act_shape};
+    struct linear_args a = {.weight = down,
+                            .x = m->ff,
+                            .y = m->delta,
+                            .n_rows = f->n_rows,
+                            .partial = true,
+                            .sums = sums};
     if (m->config->ffn_gate_scale != 0.0f) {
         return scaled_mlp(f, &up, &act, &a);
     }
@@ -365,16 +451,22 @@ static enum status shared_experts(struct flow *f, const struct layer_weights *w,
 {
     struct model *m = f->m;
     TRY(mlp(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, NULL));
-    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
-                                 .whole = m->shard.n_ranks == 1, .linear = w->shared_down};
+    struct reduce_args reduce = {.y = m->delta,
+                                 .n_rows = f->n_rows,
+                                 .width = m->config->hidden,
+                                 .whole = m->shard.n_ranks == 1,
+                                 .linear = w->shared_down};
     if (whole) {
         TRY(f->ops->reduce(f->be, &reduce));
     }
     if (!w->shared_router) {
         return OK;
     }
-    struct row_gate_args gate = {.x = in, .y = m->delta, .weight = w->shared_router,
-                                 .n_rows = f->n_rows, .x_width = m->config->hidden,
+    struct row_gate_args gate = {.x = in,
+                                 .y = m->delta,
+                                 .weight = w->shared_router,
+                                 .n_rows = f->n_rows,
+                                 .x_width = m->config->hidden,
                                  .y_width = m->config->hidden};
     return f->ops->row_gate(f->be, &gate);
 }
@@ -383,8 +475,12 @@ static enum status shared_experts(struct flow *f, const struct layer_weights *w,
 static enum status join_routed(struct flow *f)
 {
     struct model *m = f->m;
-    struct norm_args add = {.x = m->delta, .delta = m->routed, .out = none, .n_rows = f->n_rows,
-                            .width = m->config->hidden, .delta_scale = 1.0f};
+    struct norm_args add = {.x = m->delta,
+                            .delta = m->routed,
+                            .out = none,
+                            .n_rows = f->n_rows,
+                            .width = m->config->hidden,
+                            .delta_scale = 1.0f};
     return f->ops->norm(f->be, &add);
 }
 
@@ -392,12 +488,20 @@ static enum status route(struct flow *f, const struct layer_weights *w, struct t
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
-    struct moe_route_args a = {
-        .router = w->router, .correction = w->correction, .expert_scale = w->expert_scale,
-        .x = in, .ids = m->route_ids, .weights = m->route_weights, .n_rows = f->n_rows,
-        .n_experts = c->n_experts, .k = c->experts_per_token, .scoring = c->scoring,
-        .renormalise = c->renormalise, .scale = c->routed_scale, .n_group = c->n_group,
-        .topk_group = c->topk_group};
+    struct moe_route_args a = {.router = w->router,
+                               .correction = w->correction,
+                               .expert_scale = w->expert_scale,
+                               .x = in,
+                               .ids = m->route_ids,
+                               .weights = m->route_weights,
+                               .n_rows = f->n_rows,
+                               .n_experts = c->n_experts,
+                               .k = c->experts_per_token,
+                               .scoring = c->scoring,
+                               .renormalise = c->renormalise,
+                               .scale = c->routed_scale,
+                               .n_group = c->n_group,
+                               .topk_group = c->topk_group};
     return f->ops->moe_route(f->be, &a);
 }
 
@@ -406,12 +510,21 @@ static struct moe_ffn_args experts_of(const struct flow *f, const struct layer_w
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
-    return (struct moe_ffn_args){
-        .gate_up = w->experts_gate_up, .down = w->experts_down, .x = in, .y = y,
-        .ids = m->route_ids, .weights = m->route_weights, .n_rows = f->n_rows,
-        .n_experts = c->n_experts, .k = c->experts_per_token, .ffn = m->shard.moe_ffn,
-        .kind = c->act, .partial = true, .weigh_inputs = c->weigh_inputs,
-        .plain = !c->gated, .shape = c->act_shape};
+    return (struct moe_ffn_args){.gate_up = w->experts_gate_up,
+                                 .down = w->experts_down,
+                                 .x = in,
+                                 .y = y,
+                                 .ids = m->route_ids,
+                                 .weights = m->route_weights,
+                                 .n_rows = f->n_rows,
+                                 .n_experts = c->n_experts,
+                                 .k = c->experts_per_token,
+                                 .ffn = m->shard.moe_ffn,
+                                 .kind = c->act,
+                                 .partial = true,
+                                 .weigh_inputs = c->weigh_inputs,
+                                 .plain = !c->gated,
+                                 .shape = c->act_shape};
 }
 
 /* The experts between two products: their whole sum, brought back to the hidden width, into y. */
@@ -422,8 +535,10 @@ static enum status latent_experts(struct flow *f, const struct layer_weights *w,
     TRY(linear(f, w->latent_in, in, m->latent, NULL));
     struct moe_ffn_args ffn = experts_of(f, w, m->latent, m->latent_y);
     TRY(f->ops->moe_ffn(f->be, &ffn));
-    struct reduce_args reduce = {.y = m->latent_y, .n_rows = f->n_rows,
-                                 .width = m->config->moe_latent, .whole = m->shard.n_ranks == 1,
+    struct reduce_args reduce = {.y = m->latent_y,
+                                 .n_rows = f->n_rows,
+                                 .width = m->config->moe_latent,
+                                 .whole = m->shard.n_ranks == 1,
                                  .moe = &ffn};
     TRY(f->ops->reduce(f->be, &reduce));
     return linear(f, w->latent_out, m->latent_y, y, NULL);
@@ -448,8 +563,11 @@ static enum status moe(struct flow *f, int32_t layer, struct tensor in)
     struct moe_ffn_args ffn = experts_of(f, w, in, apart ? m->routed : m->delta);
     ffn.accumulate = shared && !apart;
     TRY(f->ops->moe_ffn(f->be, &ffn));
-    struct reduce_args reduce = {.y = ffn.y, .n_rows = f->n_rows, .width = c->hidden,
-                                 .whole = m->shard.n_ranks == 1, .moe = &ffn};
+    struct reduce_args reduce = {.y = ffn.y,
+                                 .n_rows = f->n_rows,
+                                 .width = c->hidden,
+                                 .whole = m->shard.n_ranks == 1,
+                                 .moe = &ffn};
     if (!apart) {
         reduce.linear = w->shared_down; // in y too; where it is gated it has no bias
         return finish_delta(f, &reduce, w->ffn_post_norm);
@@ -469,8 +587,8 @@ static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor 
     const bool whole = m->shard.n_ranks == 1;
     const int32_t ffn = model_layer_share(c, &m->shard, layer).ffn;
     TRY(mlp(f, w->gate_up, w->down, ffn, in, NULL));
-    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = c->hidden,
-                                 .whole = whole, .linear = w->down};
+    struct reduce_args reduce = {
+        .y = m->delta, .n_rows = f->n_rows, .width = c->hidden, .whole = whole, .linear = w->down};
     TRY(f->ops->reduce(f->be, &reduce));
     TRY(own_norm(f, m->delta, w->mlp_post_norm, m->delta));
     TRY(own_norm(f, f->x, w->router_norm, f->h));
@@ -478,8 +596,8 @@ static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor 
     TRY(own_norm(f, f->x, w->experts_norm, f->h));
     struct moe_ffn_args experts = experts_of(f, w, f->h, m->routed);
     TRY(f->ops->moe_ffn(f->be, &experts));
-    reduce = (struct reduce_args){.y = m->routed, .n_rows = f->n_rows, .width = c->hidden,
-                                  .whole = whole, .moe = &experts};
+    reduce = (struct reduce_args){
+        .y = m->routed, .n_rows = f->n_rows, .width = c->hidden, .whole = whole, .moe = &experts};
     TRY(f->ops->reduce(f->be, &reduce));
     TRY(own_norm(f, m->routed, w->experts_post_norm, m->routed));
     TRY(join_routed(f));
@@ -495,8 +613,11 @@ static enum status ffn_layer(struct flow *f, int32_t layer, struct tensor in)
     }
     const int32_t ffn = model_layer_share(m->config, &m->shard, layer).ffn;
     TRY(mlp(f, w->gate_up, w->down, ffn, in, sums_for_norm(f, w->ffn_post_norm)));
-    struct reduce_args reduce = {.y = m->delta, .n_rows = f->n_rows, .width = m->config->hidden,
-                                 .whole = m->shard.n_ranks == 1, .linear = w->down};
+    struct reduce_args reduce = {.y = m->delta,
+                                 .n_rows = f->n_rows,
+                                 .width = m->config->hidden,
+                                 .whole = m->shard.n_ranks == 1,
+                                 .linear = w->down};
     return finish_delta(f, &reduce, w->ffn_post_norm);
 }
 
@@ -508,9 +629,13 @@ static enum status layer_input(struct flow *f, int32_t layer)
     struct tensor x;
     TRY(join_norm(f, NULL, NULL, false, &x));
     TRY(linear(f, w->input_gate, x, m->ff_in, NULL));
-    struct activation_args act = {.x = m->ff_in, .out = m->ff, .up = input_of(f, layer),
-                                  .n_rows = f->n_rows, .width = m->config->layer_input,
-                                  .kind = m->config->act, .gated = true};
+    struct activation_args act = {.x = m->ff_in,
+                                  .out = m->ff,
+                                  .up = input_of(f, layer),
+                                  .n_rows = f->n_rows,
+                                  .width = m->config->layer_input,
+                                  .kind = m->config->act,
+                                  .gated = true};
     TRY(f->ops->activation(f->be, &act));
     TRY(linear(f, w->input_up, m->ff, m->delta, NULL));
     return finish_delta(f, NULL, w->input_post_norm);
@@ -592,10 +717,16 @@ static enum status ends(struct flow *f, struct model_outputs want)
     if (f->x.mem.p != f->out_x.mem.p) { // all rows came here, in an order of their own
         TRY(gather(f, &f->x, f->out_x, c->hidden));
     }
-    struct norm_args norm = {.x = f->out_x, .delta = none, .out = m->out_h,
-                             .weight = m->final_norm, .bias = m->final_norm_bias,
-                             .n_rows = n_out, .width = c->hidden, .kind = c->norm_kind,
-                             .eps = c->norm_eps, .weight_offset = c->norm_offset};
+    struct norm_args norm = {.x = f->out_x,
+                             .delta = none,
+                             .out = m->out_h,
+                             .weight = m->final_norm,
+                             .bias = m->final_norm_bias,
+                             .n_rows = n_out,
+                             .width = c->hidden,
+                             .kind = c->norm_kind,
+                             .eps = c->norm_eps,
+                             .weight_offset = c->norm_offset};
     TRY(f->ops->norm(f->be, &norm));
     if (want.pooled) {
         struct pool_args pool = {.hidden = m->out_h, .n_out = n_out, .width = c->hidden};
@@ -606,13 +737,20 @@ static enum status ends(struct flow *f, struct model_outputs want)
     }
     struct tensor y = m->shard.head_sharded ? m->logits_local : m->logits;
     const bool as_is = !m->shard.head_sharded && c->logit_scale == 1.0f && c->final_softcap <= 0.0f;
-    struct linear_args head = {.weight = m->head, .x = m->out_h, .y = y, .n_rows = n_out,
-                               .head = true, .n_drawn = as_is ? c->vocab : 0,
+    struct linear_args head = {.weight = m->head,
+                               .x = m->out_h,
+                               .y = y,
+                               .n_rows = n_out,
+                               .head = true,
+                               .n_drawn = as_is ? c->vocab : 0,
                                .bests = as_is ? &m->bests : NULL};
     m->bests = (struct logit_bests){.n_bands = 0};
     TRY(f->ops->linear(f->be, &head));
-    struct logits_args logits = {.local = y, .logits = m->logits, .n_out = n_out,
-                                 .vocab = c->vocab, .scale = c->logit_scale,
+    struct logits_args logits = {.local = y,
+                                 .logits = m->logits,
+                                 .n_out = n_out,
+                                 .vocab = c->vocab,
+                                 .scale = c->logit_scale,
                                  .softcap = c->final_softcap};
     return f->ops->logits(f->be, &logits);
 }
@@ -635,19 +773,28 @@ static enum status make_inputs(struct flow *f)
     if (c->layer_input == 0) {
         return OK;
     }
-    struct embed_args embed = {.table = m->inputs_embed, .x = m->inputs, .n_rows = f->n_rows,
-                               .scale = m->inputs_scale};
+    struct embed_args embed = {
+        .table = m->inputs_embed, .x = m->inputs, .n_rows = f->n_rows, .scale = m->inputs_scale};
     TRY(f->ops->embed(f->be, &embed));
     TRY(linear(f, m->inputs_proj, f->x, m->inputs_proj_out, NULL));
     struct tensor x = m->inputs, proj = m->inputs_proj_out; // a row for each row and layer
     x.stride = proj.stride = c->layer_input;
-    struct norm_args norm = {.x = proj, .delta = none, .out = proj, .weight = m->inputs_norm,
-                             .n_rows = f->n_rows * c->n_layers, .width = c->layer_input,
-                             .kind = c->norm_kind, .eps = c->norm_eps * (float)c->hidden,
+    struct norm_args norm = {.x = proj,
+                             .delta = none,
+                             .out = proj,
+                             .weight = m->inputs_norm,
+                             .n_rows = f->n_rows * c->n_layers,
+                             .width = c->layer_input,
+                             .kind = c->norm_kind,
+                             .eps = c->norm_eps * (float)c->hidden,
                              .weight_offset = c->norm_offset};
     TRY(f->ops->norm(f->be, &norm));
-    struct norm_args join = {.x = x, .delta = proj, .out = none, .n_rows = norm.n_rows,
-                             .width = c->layer_input, .delta_scale = 1.0f,
+    struct norm_args join = {.x = x,
+                             .delta = proj,
+                             .out = none,
+                             .n_rows = norm.n_rows,
+                             .width = c->layer_input,
+                             .delta_scale = 1.0f,
                              .x_scale = sqrtf(0.5f)};
     f->input = m->inputs;
     return f->ops->norm(f->be, &join);
@@ -657,16 +804,23 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
                           struct model_outputs want)
 {
     const struct model_config *c = m->config;
-    struct flow f = {.m = m, .ops = m->be->ops, .be = m->be, .n_rows = shape->n_rows,
-                     .n_out = shape->n_out, .x = m->x, .h = m->h, .attn = m->attn,
-                     .out_x = m->out_x, .hidden = want.hidden};
+    struct flow f = {.m = m,
+                     .ops = m->be->ops,
+                     .be = m->be,
+                     .n_rows = shape->n_rows,
+                     .n_out = shape->n_out,
+                     .x = m->x,
+                     .h = m->h,
+                     .attn = m->attn,
+                     .out_x = m->out_x,
+                     .hidden = want.hidden};
     ASSERT(shape->n_rows <= m->max_rows && shape->n_out <= m->max_out);
     if (!hidden_ok(m, &want.hidden)) {
         return ERR_INVALID;
     }
     wants_hidden(&f, c->n_layers - 1, &f.out_x);
-    struct embed_args embed = {.table = m->embed, .x = m->x, .n_rows = f.n_rows,
-                               .scale = m->embed_scale};
+    struct embed_args embed = {
+        .table = m->embed, .x = m->x, .n_rows = f.n_rows, .scale = m->embed_scale};
     TRY(f.ops->embed(f.be, &embed));
     TRY(make_inputs(&f));
     const int32_t n_layers = f.n_out > 0 ? c->n_layers : c->last_store + 1;

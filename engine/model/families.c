@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One row per model family: the names of its tensors, and what it does differently from plain
  * Llama (pre-norm RMSNorm, SwiGLU, no biases, rope on whole heads). A new family is a row in the
  * file of its kind. */
@@ -6,10 +7,9 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct family_table *const tables[] = {&families_dense, &families_gemma,
-                                                    &families_moe, &families_mla,
-                                                    &families_recurrent,
-                                                    &families_mamba};
+static const struct family_table *const tables[] = {&families_dense,     &families_gemma,
+                                                    &families_moe,       &families_mla,
+                                                    &families_recurrent, &families_mamba};
 enum { N_TABLES = sizeof tables / sizeof tables[0] };
 
 const struct family *family_find(const char *model_type)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Families of plain attention and one MLP a layer. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
@@ -10,27 +11,38 @@ static const struct tensor_names phi3_names = {BASE_NAMES, .qkv = "self_attn.qkv
                                                .gate_up = "mlp.gate_up_proj",
                                                .down = "mlp.down_proj"};
 
-static const struct tensor_names olmo2_names = {
-    QKV_NAMES, FFN_NAMES, QK_NORM_NAMES, .embed = "model.embed_tokens",
-    .final_norm = "model.norm", .head = "lm_head", .o = "self_attn.o_proj",
-    .attn_post_norm = "post_attention_layernorm", .ffn_post_norm = "post_feedforward_layernorm"};
+static const struct tensor_names olmo2_names = {QKV_NAMES,
+                                                FFN_NAMES,
+                                                QK_NORM_NAMES,
+                                                .embed = "model.embed_tokens",
+                                                .final_norm = "model.norm",
+                                                .head = "lm_head",
+                                                .o = "self_attn.o_proj",
+                                                .attn_post_norm = "post_attention_layernorm",
+                                                .ffn_post_norm = "post_feedforward_layernorm"};
 
 static const struct tensor_names starcoder2_names = {BASE_NAMES, QKV_NAMES, .up = "mlp.c_fc",
                                                      .down = "mlp.c_proj"};
 
-static const struct tensor_names stablelm_names = {
-    BASE_NAMES, QKV_NAMES, FFN_NAMES, .q_norm = "self_attn.q_layernorm.norms.%d",
-    .k_norm = "self_attn.k_layernorm.norms.%d"};
+static const struct tensor_names stablelm_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES,
+                                                   .q_norm = "self_attn.q_layernorm.norms.%d",
+                                                   .k_norm = "self_attn.k_layernorm.norms.%d"};
 
-static const struct tensor_names glm4_names = {
-    QKV_NAMES, .embed = "model.embed_tokens", .final_norm = "model.norm", .head = "lm_head",
-    .o = "self_attn.o_proj", .attn_norm = "input_layernorm",
-    .attn_post_norm = "post_self_attn_layernorm", .ffn_norm = "post_attention_layernorm",
-    .ffn_post_norm = "post_mlp_layernorm", .gate_up = "mlp.gate_up_proj", .down = "mlp.down_proj"};
+static const struct tensor_names glm4_names = {QKV_NAMES,
+                                               .embed = "model.embed_tokens",
+                                               .final_norm = "model.norm",
+                                               .head = "lm_head",
+                                               .o = "self_attn.o_proj",
+                                               .attn_norm = "input_layernorm",
+                                               .attn_post_norm = "post_self_attn_layernorm",
+                                               .ffn_norm = "post_attention_layernorm",
+                                               .ffn_post_norm = "post_mlp_layernorm",
+                                               .gate_up = "mlp.gate_up_proj",
+                                               .down = "mlp.down_proj"};
 
-static const struct tensor_names hunyuan_names = {
-    BASE_NAMES, QKV_NAMES, FFN_NAMES, .q_norm = "self_attn.query_layernorm",
-    .k_norm = "self_attn.key_layernorm"};
+static const struct tensor_names hunyuan_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES,
+                                                  .q_norm = "self_attn.query_layernorm",
+                                                  .k_norm = "self_attn.key_layernorm"};
 
 /* GLM before the sandwich norms (model_type "glm"). */
 static const struct tensor_names glm_names = {BASE_NAMES, QKV_NAMES, .gate_up = "mlp.gate_up_proj",
@@ -255,8 +267,8 @@ static const struct family rows[] = {
     {"hunyuan_v1_dense", &hunyuan_names,
      "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"rope_alpha_of_class\":true}",
      family_hunyuan_attention},
-    {"exaone4", &olmo2_names,
-     "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"sliding_window\":4096}", read_exaone4},
+    {"exaone4", &olmo2_names, "{\"eos_token_id\":2,\"rms_norm_eps\":1e-5,\"sliding_window\":4096}",
+     read_exaone4},
     {"qwen2", &llama_names, "{\"max_position_embeddings\":32768,\"sliding_window\":4096}",
      read_qwen2},
     {"qwen3", &qwen3_names,
@@ -282,8 +294,8 @@ static const struct family rows[] = {
      "{\"eos_token_id\":50256,\"num_key_value_heads\":2,\"max_position_embeddings\":4096,"
      "\"hidden_act\":\"gelu_pytorch_tanh\"}",
      read_starcoder2},
-    {"stablelm", &stablelm_names,
-     "{\"eos_token_id\":0,\"max_position_embeddings\":4096}", read_stablelm},
+    {"stablelm", &stablelm_names, "{\"eos_token_id\":0,\"max_position_embeddings\":4096}",
+     read_stablelm},
     {"glm", &glm_names, GLM_DEFAULTS, read_glm},
     {"glm4", &glm4_names, GLM_DEFAULTS, read_glm4},
 };

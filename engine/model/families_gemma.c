@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Gemma: embeddings that are scaled, norms around sub-layers, a soft cap of logits. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
@@ -16,18 +17,29 @@ static const struct tensor_names gemma2_names = {GEMMA_BASE, QKV_NAMES, FFN_NAME
 
 static const struct tensor_names gemma3_names = {GEMMA_BASE, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES};
 
-static const struct tensor_names gemma4_names = {
-    GEMMA_BASE, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES, .layer_scale = "layer_scalar",
-    .inputs_embed = "model.embed_tokens_per_layer",
-    .inputs_proj = "model.per_layer_model_projection",
-    .inputs_norm = "model.per_layer_projection_norm", .input_gate = "per_layer_input_gate",
-    .input_up = "per_layer_projection", .input_post_norm = "post_per_layer_input_norm",
-    .router = "router.proj", .router_norm = "router.scale",
-    .expert_scale = "router.per_expert_scale", .experts_norm = "pre_feedforward_layernorm_2",
-    .experts_post_norm = "post_feedforward_layernorm_2",
-    .mlp_post_norm = "post_feedforward_layernorm_1", .expert_gate = "experts.%d.gate_proj",
-    .expert_up = "experts.%d.up_proj", .expert_down = "experts.%d.down_proj",
-    .experts_gate_up = "experts.gate_up_proj", .experts_down = "experts.down_proj"};
+static const struct tensor_names gemma4_names = {GEMMA_BASE,
+                                                 QKV_NAMES,
+                                                 FFN_NAMES,
+                                                 QK_NORM_NAMES,
+                                                 .layer_scale = "layer_scalar",
+                                                 .inputs_embed = "model.embed_tokens_per_layer",
+                                                 .inputs_proj = "model.per_layer_model_projection",
+                                                 .inputs_norm = "model.per_layer_projection_norm",
+                                                 .input_gate = "per_layer_input_gate",
+                                                 .input_up = "per_layer_projection",
+                                                 .input_post_norm = "post_per_layer_input_norm",
+                                                 .router = "router.proj",
+                                                 .router_norm = "router.scale",
+                                                 .expert_scale = "router.per_expert_scale",
+                                                 .experts_norm = "pre_feedforward_layernorm_2",
+                                                 .experts_post_norm =
+                                                     "post_feedforward_layernorm_2",
+                                                 .mlp_post_norm = "post_feedforward_layernorm_1",
+                                                 .expert_gate = "experts.%d.gate_proj",
+                                                 .expert_up = "experts.%d.up_proj",
+                                                 .expert_down = "experts.%d.down_proj",
+                                                 .experts_gate_up = "experts.gate_up_proj",
+                                                 .experts_down = "experts.down_proj"};
 
 /* "vision" is of images, which do not come here. */
 static enum status refuse_two_ways(const struct json *j, struct err *err)
@@ -164,7 +176,8 @@ static enum status gemma4_sharing(const struct json *j, struct model_config *c, 
             c->layers[of].n_kv_heads != c->layers[i].n_kv_heads) {
             return err_set(err, ERR_FORMAT,
                            "config.json: num_kv_shared_layers: no layer before layer %d has keys "
-                           "that it could read", i);
+                           "that it could read",
+                           i);
         }
         c->layers[i].kv_of = of;
         c->layers[i].ffn = wide ? 2 * c->ffn : c->ffn;
@@ -174,10 +187,12 @@ static enum status gemma4_sharing(const struct json *j, struct model_config *c, 
 
 static enum status gemma4_experts(const struct json *j, struct model_config *c, struct err *err)
 {
-    const struct experts_said said = {
-        "num_experts", "top_k_experts", "moe_intermediate_size",
-        json_get_int(j, "num_experts", 0), json_get_int(j, "top_k_experts", 0),
-        json_get_int(j, "moe_intermediate_size", 0)};
+    const struct experts_said said = {"num_experts",
+                                      "top_k_experts",
+                                      "moe_intermediate_size",
+                                      json_get_int(j, "num_experts", 0),
+                                      json_get_int(j, "top_k_experts", 0),
+                                      json_get_int(j, "moe_intermediate_size", 0)};
     if (!json_get_bool(j, "enable_moe_block", false)) {
         return OK;
     }
@@ -225,7 +240,7 @@ static enum status read_gemma4(const struct json *j, struct model_config *c, str
 
 /* The ropes of both kinds of layers, and the E series' inputs of single layers. */
 #define GEMMA4_DEFAULTS                                                                            \
-    "\"eos_token_id\":1,\"num_key_value_heads\":4,\"max_position_embeddings\":131072,"              \
+    "\"eos_token_id\":1,\"num_key_value_heads\":4,\"max_position_embeddings\":131072,"             \
     "\"rope_of_class\":{\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":10000},"   \
     "\"full_attention\":{\"rope_type\":\"proportional\",\"partial_rotary_factor\":0.25,"           \
     "\"rope_theta\":1000000}}," GEMMA_DEFAULTS
@@ -242,8 +257,8 @@ static const struct family rows[] = {
     {"gemma2", &gemma2_names,
      "{\"eos_token_id\":1,"
      "\"num_key_value_heads\":4,\"max_position_embeddings\":8192,\"query_pre_attn_scalar\":256,"
-     "\"attn_logit_softcapping\":50,\"final_logit_softcapping\":30,\"sliding_window\":4096,"
-     GEMMA_DEFAULTS "}",
+     "\"attn_logit_softcapping\":50,\"final_logit_softcapping\":30,\"sliding_window\":"
+     "4096," GEMMA_DEFAULTS "}",
      read_gemma2},
     {"gemma3_text", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},
     {"gemma3", &gemma3_names, GEMMA3_DEFAULTS, read_gemma3},

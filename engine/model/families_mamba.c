@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Families of attention beside Mamba-2 or short convolutions: Granite 4, Bamba, Falcon-H1,
  * Nemotron-H, LFM2. */
 #include "engine/base/json.h"
@@ -12,15 +13,20 @@
 
 static const struct state_names mamba_names = {MAMBA_NAMES("mamba")};
 static const struct state_names mixer_names = {MAMBA_NAMES("mixer")};
-static const struct state_names conv_names = {.in = "conv.in_proj", .conv = "conv.conv",
-                                              .out = "conv.out_proj"};
+static const struct state_names conv_names = {
+    .in = "conv.in_proj", .conv = "conv.conv", .out = "conv.out_proj"};
 
 static const struct tensor_names granite_names = {
-    BASE_NAMES, QKV_NAMES, .gate_up = "shared_mlp.input_linear",
-    .down = "shared_mlp.output_linear", .router = "block_sparse_moe.router.layer",
+    BASE_NAMES,
+    QKV_NAMES,
+    .gate_up = "shared_mlp.input_linear",
+    .down = "shared_mlp.output_linear",
+    .router = "block_sparse_moe.router.layer",
     .experts_gate_up = "block_sparse_moe.input_linear.weight",
-    .experts_down = "block_sparse_moe.output_linear.weight", .experts_form = EXPERTS_ROWS,
-    .shared_gate_up = "shared_mlp.input_linear", .shared_down = "shared_mlp.output_linear",
+    .experts_down = "block_sparse_moe.output_linear.weight",
+    .experts_form = EXPERTS_ROWS,
+    .shared_gate_up = "shared_mlp.input_linear",
+    .shared_down = "shared_mlp.output_linear",
     .state = &mamba_names};
 
 #define FEED_FORWARD_NAMES                                                                         \
@@ -31,25 +37,46 @@ static const struct tensor_names granite_names = {
 static const struct tensor_names bamba_names = {QKV_NAMES, FEED_FORWARD_NAMES,
                                                 .state = &mamba_names};
 
-static const struct tensor_names nemotron_names = {
-    .embed = "model.embeddings", .final_norm = "model.norm_f", .head = "lm_head",
-    .attn_norm = "norm", .ffn_norm = "norm", .q = "mixer.q_proj", .k = "mixer.k_proj",
-    .v = "mixer.v_proj", .o = "mixer.o_proj", .up = "mixer.up_proj", .down = "mixer.down_proj",
-    .router = "mixer.gate", .correction = "mixer.gate.e_score_correction_bias",
-    .expert_up = "mixer.experts.%d.up_proj", .expert_down = "mixer.experts.%d.down_proj",
-    .shared_up = "mixer.shared_experts.up_proj", .shared_down = "mixer.shared_experts.down_proj",
-    .latent_in = "mixer.fc1_latent_proj", .latent_out = "mixer.fc2_latent_proj",
-    .state = &mixer_names};
+static const struct tensor_names nemotron_names = {.embed = "model.embeddings",
+                                                   .final_norm = "model.norm_f",
+                                                   .head = "lm_head",
+                                                   .attn_norm = "norm",
+                                                   .ffn_norm = "norm",
+                                                   .q = "mixer.q_proj",
+                                                   .k = "mixer.k_proj",
+                                                   .v = "mixer.v_proj",
+                                                   .o = "mixer.o_proj",
+                                                   .up = "mixer.up_proj",
+                                                   .down = "mixer.down_proj",
+                                                   .router = "mixer.gate",
+                                                   .correction =
+                                                       "mixer.gate.e_score_correction_bias",
+                                                   .expert_up = "mixer.experts.%d.up_proj",
+                                                   .expert_down = "mixer.experts.%d.down_proj",
+                                                   .shared_up = "mixer.shared_experts.up_proj",
+                                                   .shared_down = "mixer.shared_experts.down_proj",
+                                                   .latent_in = "mixer.fc1_latent_proj",
+                                                   .latent_out = "mixer.fc2_latent_proj",
+                                                   .state = &mixer_names};
 
-static const struct tensor_names lfm2_names = {
-    QKV_NAMES, .embed = "model.embed_tokens", .final_norm = "model.embedding_norm",
-    .head = "lm_head", .attn_norm = "operator_norm", .ffn_norm = "ffn_norm",
-    .q_norm = "self_attn.q_layernorm", .k_norm = "self_attn.k_layernorm",
-    .o = "self_attn.out_proj", .gate = "feed_forward.w1", .up = "feed_forward.w3",
-    .down = "feed_forward.w2", .router = "feed_forward.gate",
-    .correction = "feed_forward.expert_bias", .expert_gate = "feed_forward.experts.%d.w1",
-    .expert_up = "feed_forward.experts.%d.w3", .expert_down = "feed_forward.experts.%d.w2",
-    .state = &conv_names};
+static const struct tensor_names lfm2_names = {QKV_NAMES,
+                                               .embed = "model.embed_tokens",
+                                               .final_norm = "model.embedding_norm",
+                                               .head = "lm_head",
+                                               .attn_norm = "operator_norm",
+                                               .ffn_norm = "ffn_norm",
+                                               .q_norm = "self_attn.q_layernorm",
+                                               .k_norm = "self_attn.k_layernorm",
+                                               .o = "self_attn.out_proj",
+                                               .gate = "feed_forward.w1",
+                                               .up = "feed_forward.w3",
+                                               .down = "feed_forward.w2",
+                                               .router = "feed_forward.gate",
+                                               .correction = "feed_forward.expert_bias",
+                                               .expert_gate = "feed_forward.experts.%d.w1",
+                                               .expert_up = "feed_forward.experts.%d.w3",
+                                               .expert_down = "feed_forward.experts.%d.w2",
+                                               .state = &conv_names};
 
 /* ---- Mamba-2 ------------------------------------------------------------------------------ */
 
@@ -57,12 +84,12 @@ static const struct tensor_names lfm2_names = {
 struct mamba_keys {
     const char *heads, *head_dim, *state, *groups, *kernel, *conv_bias, *proj_bias;
 };
-static const struct mamba_keys usual_keys = {
-    "mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups",
-    "mamba_d_conv", "mamba_conv_bias", "mamba_proj_bias"};
+static const struct mamba_keys usual_keys = {"mamba_n_heads",  "mamba_d_head", "mamba_d_state",
+                                             "mamba_n_groups", "mamba_d_conv", "mamba_conv_bias",
+                                             "mamba_proj_bias"};
 static const struct mamba_keys nemotron_keys = {
     "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups",
-    "conv_kernel", "use_conv_bias", "mamba_proj_bias"};
+    "conv_kernel",     "use_conv_bias",  "mamba_proj_bias"};
 
 /* The range that steps are held to; its end is no number where it is infinite. */
 static enum status read_steps(const struct json *j, struct model_config *c, struct err *err)
@@ -90,8 +117,10 @@ static enum status read_mamba(const struct json *j, const struct mamba_keys *k, 
     TRY(family_positive(k->head_dim, size, 4096, err));
     g->value_dim = (int32_t)size;
     if (g->n_heads % g->n_key_heads || (inner > 0 && inner != size * g->n_heads)) {
-        return err_set(err, ERR_FORMAT, "config.json: %d heads of %d do not fit %d groups and a "
-                       "width of %lld", g->n_heads, g->value_dim, g->n_key_heads,
+        return err_set(err, ERR_FORMAT,
+                       "config.json: %d heads of %d do not fit %d groups and a "
+                       "width of %lld",
+                       g->n_heads, g->value_dim, g->n_key_heads,
                        (long long)(inner > 0 ? inner : size * g->n_heads));
     }
     g->kind = STATE_DECAY;
@@ -330,7 +359,8 @@ static enum status read_lfm2(const struct json *j, struct model_config *c, struc
     if (json_get_bool(j, "block_auto_adjust_ff_dim", true)) {
         int64_t unit = json_get_int(j, "block_multiple_of", 256);
         TRY(family_positive("block_multiple_of", unit, 1 << 22, err));
-        ffn = (int64_t)(json_get_number(j, "block_ffn_dim_multiplier", 1.0) * (double)(2 * ffn / 3));
+        ffn =
+            (int64_t)(json_get_number(j, "block_ffn_dim_multiplier", 1.0) * (double)(2 * ffn / 3));
         TRY(family_positive("block_ffn_dim_multiplier", ffn, 1 << 22, err));
         ffn = (ffn + unit - 1) / unit * unit;
     }
@@ -352,27 +382,33 @@ static enum status read_lfm2_moe(const struct json *j, struct model_config *c, s
 }
 
 static const struct family rows[] = {
-    {.model_type = "granitemoehybrid", .names = &granite_names,
+    {.model_type = "granitemoehybrid",
+     .names = &granite_names,
      .defaults = "{\"attention_multiplier\":1,\"mamba_n_groups\":1,\"mamba_d_conv\":4,"
                  "\"mamba_d_state\":256,\"mamba_n_heads\":128}",
      .read = read_granite_hybrid},
-    {.model_type = "bamba", .names = &bamba_names,
+    {.model_type = "bamba",
+     .names = &bamba_names,
      .defaults = "{\"mamba_n_groups\":1,\"mamba_d_conv\":4,\"mamba_d_state\":256,"
                  "\"mamba_n_heads\":128,\"rms_norm_eps\":1e-5,\"num_key_value_heads\":8}",
      .read = read_bamba},
-    {.model_type = "falcon_h1", .names = &bamba_names,
+    {.model_type = "falcon_h1",
+     .names = &bamba_names,
      .defaults = "{\"mamba_n_groups\":1,\"mamba_d_conv\":4,\"mamba_d_state\":256,"
                  "\"mamba_n_heads\":128,\"rms_norm_eps\":1e-5,\"num_key_value_heads\":8}",
      .read = read_falcon_h1},
-    {.model_type = "nemotron_h", .names = &nemotron_names,
+    {.model_type = "nemotron_h",
+     .names = &nemotron_names,
      .defaults = "{\"n_groups\":8,\"conv_kernel\":4,\"ssm_state_size\":128,"
                  "\"mamba_num_heads\":128,\"mamba_head_dim\":64,\"mlp_hidden_act\":\"relu2\","
                  "\"num_key_value_heads\":8,\"head_dim\":128}",
      .read = read_nemotron_h},
-    {.model_type = "lfm2", .names = &lfm2_names,
+    {.model_type = "lfm2",
+     .names = &lfm2_names,
      .defaults = "{\"conv_L_cache\":3,\"num_key_value_heads\":8,\"rope_theta\":1000000}",
      .read = read_lfm2},
-    {.model_type = "lfm2_moe", .names = &lfm2_names,
+    {.model_type = "lfm2_moe",
+     .names = &lfm2_names,
      .defaults = "{\"conv_L_cache\":3,\"num_key_value_heads\":8,\"rope_theta\":1000000,"
                  "\"num_dense_layers\":2,\"routed_scaling_factor\":1}",
      .read = read_lfm2_moe},

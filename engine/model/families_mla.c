@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Families of multi-head latent attention: DeepSeek, and those after it. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
@@ -5,12 +6,18 @@
 #include <math.h>
 #include <string.h>
 
-static const struct tensor_names deepseek_names = {
-    BASE_NAMES, FFN_NAMES, EXPERT_NAMES, SHARED_NAMES, .q = "self_attn.q_proj",
-    .correction = "mlp.gate.e_score_correction_bias", .q_a = "self_attn.q_a_proj",
-    .q_a_norm = "self_attn.q_a_layernorm", .q_b = "self_attn.q_b_proj",
-    .kv_a = "self_attn.kv_a_proj_with_mqa", .kv_a_norm = "self_attn.kv_a_layernorm",
-    .kv_b = "self_attn.kv_b_proj"};
+static const struct tensor_names deepseek_names = {BASE_NAMES,
+                                                   FFN_NAMES,
+                                                   EXPERT_NAMES,
+                                                   SHARED_NAMES,
+                                                   .q = "self_attn.q_proj",
+                                                   .correction = "mlp.gate.e_score_correction_bias",
+                                                   .q_a = "self_attn.q_a_proj",
+                                                   .q_a_norm = "self_attn.q_a_layernorm",
+                                                   .q_b = "self_attn.q_b_proj",
+                                                   .kv_a = "self_attn.kv_a_proj_with_mqa",
+                                                   .kv_a_norm = "self_attn.kv_a_layernorm",
+                                                   .kv_b = "self_attn.kv_b_proj"};
 
 enum status family_mla(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -102,8 +109,8 @@ static enum status read_mistral4(const struct json *j, struct model_config *c, s
     "\"num_experts_per_tok\":8,\"routed_scaling_factor\":2.5,\"max_position_embeddings\":4096}"
 
 static const struct family rows[] = {
-    {"deepseek_v2", &deepseek_names,
-     "{\"eos_token_id\":2,\"n_shared_experts\":2}", read_deepseek_v2},
+    {"deepseek_v2", &deepseek_names, "{\"eos_token_id\":2,\"n_shared_experts\":2}",
+     read_deepseek_v2},
     {"deepseek_v3", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
     {"kimi_k2", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},
     {"kimi_k25", &deepseek_names, V3_DEFAULTS, read_deepseek_v3},

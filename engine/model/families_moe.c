@@ -1,19 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Families of plain attention and experts. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
 
-static const struct tensor_names mixtral_names = {
-    BASE_NAMES, QKV_NAMES, .router = "block_sparse_moe.gate",
-    .expert_gate = "block_sparse_moe.experts.%d.w1", .expert_up = "block_sparse_moe.experts.%d.w3",
-    .expert_down = "block_sparse_moe.experts.%d.w2"};
+static const struct tensor_names mixtral_names = {BASE_NAMES,
+                                                  QKV_NAMES,
+                                                  .router = "block_sparse_moe.gate",
+                                                  .expert_gate = "block_sparse_moe.experts.%d.w1",
+                                                  .expert_up = "block_sparse_moe.experts.%d.w3",
+                                                  .expert_down = "block_sparse_moe.experts.%d.w2"};
 
-static const struct tensor_names qwen2_moe_names = {
-    BASE_NAMES, QKV_NAMES, FFN_NAMES, EXPERT_NAMES,
-    .shared_gate = "mlp.shared_expert.gate_proj", .shared_up = "mlp.shared_expert.up_proj",
-    .shared_down = "mlp.shared_expert.down_proj", .shared_router = "mlp.shared_expert_gate"};
+static const struct tensor_names qwen2_moe_names = {BASE_NAMES,
+                                                    QKV_NAMES,
+                                                    FFN_NAMES,
+                                                    EXPERT_NAMES,
+                                                    .shared_gate = "mlp.shared_expert.gate_proj",
+                                                    .shared_up = "mlp.shared_expert.up_proj",
+                                                    .shared_down = "mlp.shared_expert.down_proj",
+                                                    .shared_router = "mlp.shared_expert_gate"};
 
-static const struct tensor_names qwen3_moe_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES,
-                                                    QK_NORM_NAMES, EXPERT_NAMES};
+static const struct tensor_names qwen3_moe_names = {BASE_NAMES, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES,
+                                                    EXPERT_NAMES};
 
 static const struct tensor_names gpt_oss_names = {
     BASE_NAMES, QKV_NAMES, .sinks = "self_attn.sinks", .router = "mlp.router",
@@ -24,38 +31,64 @@ static const struct tensor_names gpt_oss_names = {
     .expert_down = "mlp.experts.%d.down_proj"};
 
 static const struct tensor_names minimax_m2_names = {
-    BASE_NAMES, QKV_NAMES, QK_NORM_NAMES, .router = "block_sparse_moe.gate",
+    BASE_NAMES,
+    QKV_NAMES,
+    QK_NORM_NAMES,
+    .router = "block_sparse_moe.gate",
     .correction = "block_sparse_moe.e_score_correction_bias",
-    .expert_gate = "block_sparse_moe.experts.%d.w1", .expert_up = "block_sparse_moe.experts.%d.w3",
+    .expert_gate = "block_sparse_moe.experts.%d.w1",
+    .expert_up = "block_sparse_moe.experts.%d.w3",
     .expert_down = "block_sparse_moe.experts.%d.w2"};
 
 static const struct tensor_names ernie_names = {
-    BASE_NAMES, QKV_NAMES, FFN_NAMES, EXPERT_NAMES, SHARED_NAMES,
-    .correction = "mlp.moe_statics.e_score_correction_bias"};
+    BASE_NAMES,   QKV_NAMES,    FFN_NAMES,
+    EXPERT_NAMES, SHARED_NAMES, .correction = "mlp.moe_statics.e_score_correction_bias"};
 
 #define SHARED_MLP_NAMES                                                                           \
     .shared_gate = "mlp.shared_mlp.gate_proj", .shared_up = "mlp.shared_mlp.up_proj",              \
     .shared_down = "mlp.shared_mlp.down_proj"
 
-static const struct tensor_names hunyuan_moe_names = {
-    BASE_NAMES, QKV_NAMES, EACH_EXPERT_NAMES, SHARED_MLP_NAMES, .router = "mlp.gate.wg",
-    .q_norm = "self_attn.query_layernorm", .k_norm = "self_attn.key_layernorm"};
+static const struct tensor_names hunyuan_moe_names = {BASE_NAMES,
+                                                      QKV_NAMES,
+                                                      EACH_EXPERT_NAMES,
+                                                      SHARED_MLP_NAMES,
+                                                      .router = "mlp.gate.wg",
+                                                      .q_norm = "self_attn.query_layernorm",
+                                                      .k_norm = "self_attn.key_layernorm"};
 
-static const struct tensor_names hy_v3_names = {
-    BASE_NAMES, QKV_NAMES, QK_NORM_NAMES, FFN_NAMES, EACH_EXPERT_NAMES, SHARED_MLP_NAMES,
-    .router = "mlp.router.gate", .correction = "mlp.expert_bias"};
+static const struct tensor_names hy_v3_names = {BASE_NAMES,
+                                                QKV_NAMES,
+                                                QK_NORM_NAMES,
+                                                FFN_NAMES,
+                                                EACH_EXPERT_NAMES,
+                                                SHARED_MLP_NAMES,
+                                                .router = "mlp.router.gate",
+                                                .correction = "mlp.expert_bias"};
 
-static const struct tensor_names exaone_moe_names = {
-    BASE_NAMES, QKV_NAMES, QK_NORM_NAMES, FFN_NAMES, EXPERT_NAMES, SHARED_NAMES,
-    .correction = "mlp.e_score_correction_bias"};
+static const struct tensor_names exaone_moe_names = {BASE_NAMES,
+                                                     QKV_NAMES,
+                                                     QK_NORM_NAMES,
+                                                     FFN_NAMES,
+                                                     EXPERT_NAMES,
+                                                     SHARED_NAMES,
+                                                     .correction = "mlp.e_score_correction_bias"};
 
-static const struct tensor_names glm4_moe_names = {
-    BASE_NAMES, QKV_NAMES, QK_NORM_NAMES, FFN_NAMES, EXPERT_NAMES, SHARED_NAMES,
-    .correction = "mlp.gate.e_score_correction_bias"};
+static const struct tensor_names glm4_moe_names = {BASE_NAMES,
+                                                   QKV_NAMES,
+                                                   QK_NORM_NAMES,
+                                                   FFN_NAMES,
+                                                   EXPERT_NAMES,
+                                                   SHARED_NAMES,
+                                                   .correction =
+                                                       "mlp.gate.e_score_correction_bias"};
 
 static const struct tensor_names llama4_names = {
-    BASE_NAMES, QKV_NAMES, .gate = "feed_forward.gate_proj", .up = "feed_forward.up_proj",
-    .down = "feed_forward.down_proj", .router = "feed_forward.router",
+    BASE_NAMES,
+    QKV_NAMES,
+    .gate = "feed_forward.gate_proj",
+    .up = "feed_forward.up_proj",
+    .down = "feed_forward.down_proj",
+    .router = "feed_forward.router",
     .shared_gate = "feed_forward.shared_expert.gate_proj",
     .shared_up = "feed_forward.shared_expert.up_proj",
     .shared_down = "feed_forward.shared_expert.down_proj",
@@ -63,7 +96,8 @@ static const struct tensor_names llama4_names = {
     .expert_up = "feed_forward.experts.%d.up_proj",
     .expert_down = "feed_forward.experts.%d.down_proj",
     .experts_gate_up = "feed_forward.experts.gate_up_proj",
-    .experts_down = "feed_forward.experts.down_proj", .experts_form = EXPERTS_COLUMNS};
+    .experts_down = "feed_forward.experts.down_proj",
+    .experts_form = EXPERTS_COLUMNS};
 
 static enum status read_mixtral(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -173,7 +207,8 @@ static enum status read_hunyuan_moe(const struct json *j, struct model_config *c
     TRY(family_same_of_layers(j, "moe_intermediate_size", c->n_layers, &ffn, err));
     TRY(family_same_of_layers(j, "num_shared_expert", c->n_layers, &shared, err));
     if ((ffn != 0 && ffn != c->ffn) || shared > 1) {
-        return err_set(err, ERR_UNSUPPORTED, "config.json: experts of another width than "
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: experts of another width than "
                        "intermediate_size, or several shared ones, are not supported");
     }
     if (json_get_int(j, "moe_layer_num_skipped", 0) > 0) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Families of attention beside delta nets: with one decay a head Qwen3-Next, Qwen3.5, with one a
  * channel Kimi-Linear, Ling 3. */
 #include "engine/base/json.h"
@@ -7,8 +8,8 @@
     .shared_gate = "mlp.shared_expert.gate_proj", .shared_up = "mlp.shared_expert.up_proj",        \
     .shared_down = "mlp.shared_expert.down_proj", .shared_router = "mlp.shared_expert_gate"
 #define DELTA_NET_NAMES                                                                            \
-    .conv = "linear_attn.conv1d", .a_log = "linear_attn.A_log",                                    \
-    .dt_bias = "linear_attn.dt_bias", .norm = "linear_attn.norm", .out = "linear_attn.out_proj"
+    .conv = "linear_attn.conv1d", .a_log = "linear_attn.A_log", .dt_bias = "linear_attn.dt_bias",  \
+    .norm = "linear_attn.norm", .out = "linear_attn.out_proj"
 
 static const struct state_names grouped_names = {
     DELTA_NET_NAMES, .qkvz = "linear_attn.in_proj_qkvz", .ba = "linear_attn.in_proj_ba"};
@@ -17,13 +18,21 @@ static const struct state_names separate_names = {
     DELTA_NET_NAMES, .qkv = "linear_attn.in_proj_qkv", .z = "linear_attn.in_proj_z",
     .b = "linear_attn.in_proj_b", .a = "linear_attn.in_proj_a"};
 
-static const struct tensor_names qwen3_next_names = {
-    BASE_NAMES, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES, EXPERT_NAMES, SHARED_EXPERT_NAMES,
-    .state = &grouped_names};
+static const struct tensor_names qwen3_next_names = {BASE_NAMES,
+                                                     QKV_NAMES,
+                                                     FFN_NAMES,
+                                                     QK_NORM_NAMES,
+                                                     EXPERT_NAMES,
+                                                     SHARED_EXPERT_NAMES,
+                                                     .state = &grouped_names};
 
-static const struct tensor_names qwen3_5_names = {
-    BASE_NAMES, QKV_NAMES, FFN_NAMES, QK_NORM_NAMES, EXPERT_NAMES, SHARED_EXPERT_NAMES,
-    .state = &separate_names};
+static const struct tensor_names qwen3_5_names = {BASE_NAMES,
+                                                  QKV_NAMES,
+                                                  FFN_NAMES,
+                                                  QK_NORM_NAMES,
+                                                  EXPERT_NAMES,
+                                                  SHARED_EXPERT_NAMES,
+                                                  .state = &separate_names};
 
 #define KDA_NAMES(in)                                                                              \
     .q = in ".q_proj", .k = in ".k_proj", .v = in ".v_proj", .b = in ".b_proj",                    \
@@ -31,33 +40,47 @@ static const struct tensor_names qwen3_5_names = {
     .a_log = in ".A_log", .dt_bias = in ".dt_bias", .norm = in ".o_norm"
 
 static const struct state_names kimi_state_names = {
-    KDA_NAMES("self_attn"), .out = "self_attn.o_proj", .f_a = "self_attn.f_a_proj",
+    KDA_NAMES("self_attn"),      .out = "self_attn.o_proj",   .f_a = "self_attn.f_a_proj",
     .f_b = "self_attn.f_b_proj", .g_a = "self_attn.g_a_proj", .g_b = "self_attn.g_b_proj",
     .a_log_is_deep = true};
 
 static const struct tensor_names kimi_linear_names = {
-    BASE_NAMES, FFN_NAMES, .q = "self_attn.q_proj", .kv_a = "self_attn.kv_a_proj_with_mqa",
-    .kv_a_norm = "self_attn.kv_a_layernorm", .kv_b = "self_attn.kv_b_proj",
+    BASE_NAMES,
+    FFN_NAMES,
+    .q = "self_attn.q_proj",
+    .kv_a = "self_attn.kv_a_proj_with_mqa",
+    .kv_a_norm = "self_attn.kv_a_layernorm",
+    .kv_b = "self_attn.kv_b_proj",
     .router = "block_sparse_moe.gate",
     .correction = "block_sparse_moe.gate.e_score_correction_bias",
-    .expert_gate = "block_sparse_moe.experts.%d.w1", .expert_up = "block_sparse_moe.experts.%d.w3",
+    .expert_gate = "block_sparse_moe.experts.%d.w1",
+    .expert_up = "block_sparse_moe.experts.%d.w3",
     .expert_down = "block_sparse_moe.experts.%d.w2",
     .shared_gate = "block_sparse_moe.shared_experts.gate_proj",
     .shared_up = "block_sparse_moe.shared_experts.up_proj",
-    .shared_down = "block_sparse_moe.shared_experts.down_proj", .state = &kimi_state_names};
+    .shared_down = "block_sparse_moe.shared_experts.down_proj",
+    .state = &kimi_state_names};
 
 static const struct state_names ling_state_names = {
     KDA_NAMES("attention"), .out = "attention.dense", .f = "attention.f_proj",
     .g = "attention.g_proj"};
 
-static const struct tensor_names ling_names = {
-    FFN_NAMES, EXPERT_NAMES, SHARED_NAMES, .embed = "model.word_embeddings",
-    .final_norm = "model.norm", .head = "lm_head", .attn_norm = "input_layernorm",
-    .ffn_norm = "post_attention_layernorm", .q = "attention.q_proj",
-    .attn_gate = "attention.g_proj", .o = "attention.dense",
-    .kv_a = "attention.kv_a_proj_with_mqa", .kv_a_norm = "attention.kv_a_layernorm",
-    .kv_b = "attention.kv_b_proj", .correction = "mlp.gate.expert_bias",
-    .state = &ling_state_names};
+static const struct tensor_names ling_names = {FFN_NAMES,
+                                               EXPERT_NAMES,
+                                               SHARED_NAMES,
+                                               .embed = "model.word_embeddings",
+                                               .final_norm = "model.norm",
+                                               .head = "lm_head",
+                                               .attn_norm = "input_layernorm",
+                                               .ffn_norm = "post_attention_layernorm",
+                                               .q = "attention.q_proj",
+                                               .attn_gate = "attention.g_proj",
+                                               .o = "attention.dense",
+                                               .kv_a = "attention.kv_a_proj_with_mqa",
+                                               .kv_a_norm = "attention.kv_a_layernorm",
+                                               .kv_b = "attention.kv_b_proj",
+                                               .correction = "mlp.gate.expert_bias",
+                                               .state = &ling_state_names};
 
 static enum status read_delta_net(const struct json *j, struct model_config *c, struct err *err)
 {
@@ -68,8 +91,10 @@ static enum status read_delta_net(const struct json *j, struct model_config *c, 
     TRY(family_size(j, "linear_value_head_dim", 1024, &g->value_dim, err));
     TRY(family_size(j, "linear_conv_kernel_dim", 16, &g->conv_kernel, err));
     if (g->n_heads % g->n_key_heads) {
-        return err_set(err, ERR_FORMAT, "config.json: %d linear_num_value_heads cannot share %d "
-                       "linear_num_key_heads", g->n_heads, g->n_key_heads);
+        return err_set(err, ERR_FORMAT,
+                       "config.json: %d linear_num_value_heads cannot share %d "
+                       "linear_num_key_heads",
+                       g->n_heads, g->n_key_heads);
     }
     g->kind = STATE_DELTA;
     g->conv_width = 2 * g->n_key_heads * g->key_dim + g->n_heads * g->value_dim;
@@ -98,8 +123,7 @@ static enum status read_qwen3_5(const struct json *j, struct model_config *c, st
     return OK;
 }
 
-static enum status read_shared_expert(const struct json *j, struct model_config *c,
-                                      struct err *err)
+static enum status read_shared_expert(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
     TRY(family_size(j, "shared_expert_intermediate_size", 1 << 22, &c->shared_ffn, err));
@@ -151,8 +175,10 @@ static enum status read_kimi_layers(const struct json *linear, struct model_conf
     for (const struct json *v = json_first(full); v; v = json_next(v)) {
         int64_t i;
         if (!json_int64(v, &i) || i < 1 || i > c->n_layers) {
-            return err_set(err, ERR_FORMAT, "config.json: linear_attn_config.full_attn_layers must "
-                           "be integers from 1 to %d", c->n_layers);
+            return err_set(err, ERR_FORMAT,
+                           "config.json: linear_attn_config.full_attn_layers must "
+                           "be integers from 1 to %d",
+                           c->n_layers);
         }
         c->layers[i - 1].kv = 0;
         c->layers[i - 1].state = -1;
@@ -186,7 +212,8 @@ static enum status read_kimi_linear(const struct json *j, struct model_config *c
     TRY(family_routing_v3(j, c, err));
     c->renormalise = json_get_bool(j, "moe_renormalize", true);
     if (json_get_int(j, "num_expert_group", 1) != 1) {
-        return err_set(err, ERR_UNSUPPORTED, "config.json: num_expert_group above 1 is not "
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: num_expert_group above 1 is not "
                        "supported");
     }
     return OK;
@@ -196,7 +223,8 @@ static enum status read_ling(const struct json *j, struct model_config *c, struc
 {
     TRY(family_mla(j, c, err));
     if (c->q_lora > 0) {
-        return err_set(err, ERR_UNSUPPORTED, "config.json: q_lora_rank is not supported beside "
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: q_lora_rank is not supported beside "
                        "gates of heads");
     }
     c->attn_gate = ATTN_GATE_HEADS;

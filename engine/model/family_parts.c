@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/model/family_parts.h"
 
 #include "engine/base/json.h"
@@ -240,9 +241,9 @@ enum status family_same_of_layers(const struct json *j, const char *key, int32_t
         }
         *out = one;
     }
-    return i < n_layers ? err_set(err, ERR_FORMAT,
-                                  "config.json: %s has fewer entries than layers", key)
-                        : OK;
+    return i < n_layers
+               ? err_set(err, ERR_FORMAT, "config.json: %s has fewer entries than layers", key)
+               : OK;
 }
 
 enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err)

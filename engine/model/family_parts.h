@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the files of families share: the names that most checkpoints use, and readers of keys that
  * several families have. For families_*.c, not for others. */
 #ifndef SLUICE_ENGINE_MODEL_FAMILY_PARTS_H
@@ -29,8 +30,7 @@ struct family_table {
     size_t n;
 };
 extern const struct family_table families_dense, families_gemma, families_moe, families_mla,
-    families_recurrent,
-    families_mamba;
+    families_recurrent, families_mamba;
 
 /* sliding_window on all layers, on the even ones; taken back unless use_sliding_window. */
 void family_window_on_all(const struct json *j, struct model_config *c);
@@ -40,12 +40,10 @@ void family_windows_if_used(const struct json *j, struct model_config *c);
 void family_window_but_every(const struct json *j, int64_t n, struct model_config *c);
 
 /* Hunyuan's attention: norms of heads behind the rope. */
-enum status family_hunyuan_attention(const struct json *j, struct model_config *c,
-                                     struct err *err);
+enum status family_hunyuan_attention(const struct json *j, struct model_config *c, struct err *err);
 /* EXAONE's attention: norms of heads, and positions in the sliding layers alone, if there are such.
  * sliding_window_pattern says which those are: all but every n-th, or by letters. */
-enum status family_exaone_attention(const struct json *j, struct model_config *c,
-                                    struct err *err);
+enum status family_exaone_attention(const struct json *j, struct model_config *c, struct err *err);
 /* no_rope_layers, in which 1 means that a layer has positions; empty or absent, every
  * no_rope_layer_interval-th (4) has none. */
 enum status family_no_rope_layers(const struct json *j, struct model_config *c, struct err *err);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The weights of a layer's feed-forward half: an MLP, or experts with their router. */
 #include "engine/model/part.h"
 
@@ -95,8 +96,7 @@ static enum status open_experts(struct loader *l, const char *base, int64_t n_ou
 static struct weight_part expert_of(const struct experts *s, int64_t e)
 {
     if (s->turned) {
-        return weight_part_transpose(
-            weight_part_slice(s->all, e * s->n_in, s->n_in, 0, s->n_out));
+        return weight_part_transpose(weight_part_slice(s->all, e * s->n_in, s->n_in, 0, s->n_out));
     }
     return weight_part_slice(s->all, e * s->n_out, s->n_out, 0, s->n_in);
 }
@@ -117,10 +117,9 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
         struct weight_part p = expert_of(&stacked, e);
         part_requantise(l, &p);
         for (int64_t half = 0; half < 2; half++) {
-            gate_up[2 * e + half] =
-                c->names->experts_form == EXPERTS_ALTERNATE
-                    ? weight_part_every(p, 2 * first + half, 2, n)
-                    : weight_part_slice(p, half * ffn + first, n, 0, hidden);
+            gate_up[2 * e + half] = c->names->experts_form == EXPERTS_ALTERNATE
+                                        ? weight_part_every(p, 2 * first + half, 2, n)
+                                        : weight_part_slice(p, half * ffn + first, n, 0, hidden);
         }
     }
     part_layer_name(c->names->experts_down, layer, name);
@@ -195,8 +194,7 @@ static enum status expert_biases(struct loader *l, int32_t layer, bool stacked, 
                                  struct weight_part *down_parts)
 {
     const int64_t n = l->m->shard.moe_ffn, hidden = l->c->hidden;
-    TRY(stacked ? stacked_biases(l, layer, gate_up, down)
-                : single_biases(l, layer, gate_up, down));
+    TRY(stacked ? stacked_biases(l, layer, gate_up, down) : single_biases(l, layer, gate_up, down));
     for (int64_t e = 0; e < l->c->n_experts; e++) {
         gate_up_parts[e] = weight_part_plain(gate_up + e * 2 * n, DT_F32, 1, 2 * n, 2 * n);
         down_parts[e] = weight_part_plain(down + e * hidden, DT_F32, 1, hidden, hidden);
@@ -350,8 +348,8 @@ static enum status load_moe(struct loader *l, int32_t layer, struct layer_weight
     TRY(load_latent(l, layer, w));
     if (c->shared_ffn > 0) {
         TRY(load_mlp(l, names->shared_gate, names->shared_up, names->shared_gate_up,
-                     names->shared_down, layer, c->shared_ffn, l->m->shard.shared_ffn, c->mlp_bias, &w->shared_gate_up,
-                     &w->shared_down));
+                     names->shared_down, layer, c->shared_ffn, l->m->shard.shared_ffn, c->mlp_bias,
+                     &w->shared_gate_up, &w->shared_down));
     }
     if (c->shared_gate) {
         part_layer_name(names->shared_router, layer, name);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The formats in which a quantised module's tensors are stored: each a row that makes a codec of
  * them. What belongs to which module is the config's affair (quant.h).
  * Thread: any. */
@@ -15,7 +16,7 @@ struct quant_scheme {
     int32_t group;                      // inputs that share a scale; 0: all of a row
     int32_t block_rows, block_cols;     // of a grid of scales; 0: none
     bool asymmetric;
-    int32_t zero_offset; // added to what is stored as zeros
+    int32_t zero_offset;      // added to what is stored as zeros
     struct input_rule inputs; // but for what the module's tensors say
 };
 

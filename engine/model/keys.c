@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What each key of config.json and generation_config.json may hold. The readers take a value of the
  * wrong type for an absent one: unchecked, a mistyped key would quietly make another model. */
 #include "engine/base/json.h"
@@ -60,7 +61,7 @@ static const struct key config_keys[] = {
     {"mlp_only_layers", INTEGERS, 0, INT32_MAX},
     {"no_rope_layers", INTEGERS, 0, 1},
     COUNT("no_rope_layer_interval", 0),
-    COUNT("sliding_window", -1), // 0 and -1: none
+    COUNT("sliding_window", -1),                               // 0 and -1: none
     {"sliding_window_pattern", INTEGER_OR_TEXT, 0, INT32_MAX}, // 0: no window
     COUNT("_sliding_window_pattern", 1),
     COUNT("max_window_layers", 0),
@@ -299,8 +300,8 @@ static enum status refuse(const char *where, const struct key *k, struct err *er
                                         "an integer or a list of integers",
                                         "an integer or a string",
                                         "an object"};
-    bool ranged = k->kind == NUMBER || k->kind == INTEGER || k->kind == INTEGERS ||
-                  k->kind == NUMBERS;
+    bool ranged =
+        k->kind == NUMBER || k->kind == INTEGER || k->kind == INTEGERS || k->kind == NUMBERS;
     char range[64] = "";
     if (ranged) {
         snprintf(range, sizeof range, " from %.10g to %.10g", k->min, k->max);

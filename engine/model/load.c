@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Reads a checkpoint by the names of its family's row and hands each weight to the backend, whole
  * or this rank's slice of it: norms, the two halves of each layer, and the ends. */
 #include "engine/model/part.h"
@@ -168,8 +169,8 @@ static bool layer_divides(const struct model_config *c, int32_t layer, int32_t n
 enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
                            struct model_shard *out, struct err *err)
 {
-    bool fits = c->n_heads % n_ranks == 0 && c->moe_ffn % n_ranks == 0 &&
-                c->shared_ffn % n_ranks == 0;
+    bool fits =
+        c->n_heads % n_ranks == 0 && c->moe_ffn % n_ranks == 0 && c->shared_ffn % n_ranks == 0;
     for (int32_t i = 0; i < c->n_layers && fits; i++) {
         fits = layer_divides(c, i, n_ranks);
     }
@@ -193,8 +194,10 @@ enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n
     };
     out->vocab = out->head_sharded ? c->vocab / n_ranks : c->vocab;
     if (!state_shard_of(c, rank, n_ranks, &out->state)) {
-        return err_set(err, ERR_UNSUPPORTED, "tensor parallel over %d ranks does not divide the %d "
-                       "heads of this model's recurrent layers", n_ranks, c->state.layer.n_heads);
+        return err_set(err, ERR_UNSUPPORTED,
+                       "tensor parallel over %d ranks does not divide the %d "
+                       "heads of this model's recurrent layers",
+                       n_ranks, c->state.layer.n_heads);
     }
     return OK;
 }
@@ -225,8 +228,8 @@ static size_t widest_vector(const struct model_config *c)
     size_t ffn = 0, head_dim = 0;
     for (int32_t i = 0; i < c->n_layers; i++) {
         ffn = (size_t)c->layers[i].ffn > ffn ? (size_t)c->layers[i].ffn : ffn;
-        head_dim = (size_t)c->layers[i].head_dim > head_dim ? (size_t)c->layers[i].head_dim
-                                                            : head_dim;
+        head_dim =
+            (size_t)c->layers[i].head_dim > head_dim ? (size_t)c->layers[i].head_dim : head_dim;
     }
     return ffn * 2 + (size_t)c->shared_ffn * 2 + (size_t)c->hidden +
            (size_t)c->n_heads * head_dim * 3;
@@ -259,12 +262,16 @@ enum status model_load(const struct model_load_options *options, struct backend 
     out->residual = facts.residual;
     out->exact_ranks = facts.exact_ranks;
     if (c->n_experts > 0 && !c->gated && !facts.plain_experts) {
-        return err_set(err, ERR_UNSUPPORTED, "experts without a gate are not run on this device yet; "
+        return err_set(err, ERR_UNSUPPORTED,
+                       "experts without a gate are not run on this device yet; "
                        "--device cpu has them");
     }
-    if ((c->n_state_layers > 0 && !be->ops->state_open) || (c->attn_gate != ATTN_GATE_NONE && !be->ops->gate)) {
-        return err_set(err, ERR_UNSUPPORTED, "%s: models with recurrent layers or gated attention "
-                       "are not run on this device", c->model_type);
+    if ((c->n_state_layers > 0 && !be->ops->state_open) ||
+        (c->attn_gate != ATTN_GATE_NONE && !be->ops->gate)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%s: models with recurrent layers or gated attention "
+                       "are not run on this device",
+                       c->model_type);
     }
     out->embed_scale = embed_scale(c, options->dtype, c->embed_scale);
     out->inputs_scale = embed_scale(c, options->dtype, sqrtf((float)c->layer_input));

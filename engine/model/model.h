@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A model on one rank: its weights as the backend holds them, and its forward pass. The decoder is
  * one straight list of ops for every family; what differs is in model_config.
  * Thread: the rank's owner. */
@@ -77,11 +78,10 @@ struct model {
     /* Activations, sized by model_setup for passes of so many rows, padding included. */
     int32_t max_rows, max_out;
     struct tensor x, h, qkv, q_abs, attn, attn_v, delta, routed, ff_in, ff, low, out_x, out_h,
-        out_attn, mix, mix_conv, mix_decay, mix_gate,
-        latent, latent_y;
+        out_attn, mix, mix_conv, mix_decay, mix_gate, latent, latent_y;
     struct tensor inputs, inputs_proj_out, out_input; // of single layers; of the last, out rows
-    struct tensor logits, logits_local; // logits are shared by all models of a rank
-    struct logit_bests bests;           // of the last forward's logits, for their draws
+    struct tensor logits, logits_local;               // logits are shared by all models of a rank
+    struct logit_bests bests; // of the last forward's logits, for their draws
     /* Hidden states of the last forward, out rows of [max_hidden, hidden]: the i-th layer that was
      * asked for begins at i * hidden of a row. What reads them is a later op of the backend. */
     int32_t max_hidden; // layers that may be asked for: set before model_setup; 0: none
@@ -115,8 +115,8 @@ enum status model_load(const struct model_load_options *options, struct backend 
 enum status model_open_ropes(struct model *m, struct err *err);
 void model_deinit(struct model *m); // host memory; the backend frees its own
 
-/* The geometry of this rank's shard: of the config's n_kv_layers, and of its n_state_layers, which are
- * 0 for a model without recurrent state. The caller has the arrays. */
+/* The geometry of this rank's shard: of the config's n_kv_layers, and of its n_state_layers, which
+ * are 0 for a model without recurrent state. The caller has the arrays. */
 void model_kv_layers(const struct model *m, struct kv_layer *layers);
 void model_state_layers(const struct model *m, struct state_layer *layers);
 enum { STATE_BLOCK = 64 }; // positions from one boundary to the next
@@ -127,7 +127,7 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out);
 
 struct model_outputs {
-    bool logits, pooled; // of the pass's out rows
+    bool logits, pooled;         // of the pass's out rows
     struct hidden_layers hidden; // likewise, into model.hidden: the pass's own list
 };
 
@@ -137,8 +137,8 @@ struct model_outputs {
 enum status model_forward(struct model *m, const struct pass_shape *shape,
                           struct model_outputs want);
 
-/* recurrent_pass.c: the layer's heads into m->attn, from its normed input; `stores`: of the last layer
- * of a pass that nothing is asked of, the state alone. */
+/* recurrent_pass.c: the layer's heads into m->attn, from its normed input; `stores`: of the last
+ * layer of a pass that nothing is asked of, the state alone. */
 enum status recurrent_forward(struct model *m, int32_t layer, struct tensor in, int32_t n_rows,
                               bool stores);
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Members that the operator puts over those of config.json (--hf-overrides).
  * Thread: plain data. */
 #ifndef SLUICE_ENGINE_MODEL_OVERRIDES_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Tensors by name: what is looked for is checked, sliced, and handed over. */
 #include "engine/model/part.h"
 
@@ -20,9 +21,7 @@ enum { TP_SEGMENTS = 4 };
  * without a head (transformers' AutoModel) leaves "model." out. */
 enum { BARE = 4 };
 static const struct name_form forms[] = {
-    {"model.", ""},
-    {"language_model.model.", "language_model."},
-    {"model.language_model.", ""},
+    {"model.", ""},    {"language_model.model.", "language_model."}, {"model.language_model.", ""},
     {"backbone.", ""}, // Nemotron
     [BARE] = {"", ""},
 };
@@ -84,7 +83,8 @@ bool part_head_is_tied(struct loader *l)
     }
     if (l->options->rank == 0) {
         log_warn("%s: tensor %s is not the embedding, so it is the head, although config.json says "
-                 "tie_word_embeddings", head->file, head->name);
+                 "tie_word_embeddings",
+                 head->file, head->name);
     }
     return false;
 }
@@ -138,7 +138,8 @@ void part_report_unused(const struct loader *l)
     }
     if (first) {
         log_warn("%zu tensors of the checkpoint are no part of the model that config.json tells "
-                 "of, such as %s in %s", unused[OF_THE_MODEL], first->name, first->file);
+                 "of, such as %s in %s",
+                 unused[OF_THE_MODEL], first->name, first->file);
     }
 }
 
@@ -341,9 +342,12 @@ void part_requantise(struct loader *l, struct weight_part *p)
 static enum status say_too_large(struct err *err)
 {
     const struct err first = *err;
-    return err_set(err, ERR_NOMEM, "the model's weights do not fit the device's memory (%.200s); share "
-                   "them among more devices with --tensor-parallel-size N, choose a device with more "
-                   "memory that is free, or quantise them with --quantization fp8 or int4", first.text);
+    return err_set(
+        err, ERR_NOMEM,
+        "the model's weights do not fit the device's memory (%.200s); share "
+        "them among more devices with --tensor-parallel-size N, choose a device with more "
+        "memory that is free, or quantise them with --quantization fp8 or int4",
+        first.text);
 }
 
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Reading a checkpoint's tensors by name, whole or this rank's slice of them, and handing them to
  * the backend as weights. For the files that load a model, not for others. Thread: the rank's
  * owner. */
@@ -27,7 +28,7 @@ struct loader {
     float *ones, *zeros;
     size_t n_const;
     bool round_inputs; // as quantised weights ask for it
-    bool *taken; // by place in checkpoint_tensors: what the model has asked for
+    bool *taken;       // by place in checkpoint_tensors: what the model has asked for
     uint64_t seed;
 };
 
@@ -80,7 +81,8 @@ enum status part_quantised_experts(struct loader *l, const char *base, int64_t n
                                    int64_t n_out, int64_t n_in, struct weight_part *out,
                                    bool *found);
 
-/* Quantises a plain matrix if the options ask for it; it is to be opened before requantise_clear. */
+/* Quantises a plain matrix if the options ask for it; it is to be opened before requantise_clear.
+ */
 void part_requantise(struct loader *l, struct weight_part *p);
 
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out);

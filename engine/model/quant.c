@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/model/quant.h"
 
 #include "engine/base/file.h"
@@ -29,8 +30,8 @@ static const struct source {
     {"quant_config.json", {NULL, NULL}, "awq"},
 };
 
-/* kv_cache_scheme is "static" in older files of FP8, else an object; modelopt also has a word of its
- * own. Scales, or that there are none, are told by the tensors. */
+/* kv_cache_scheme is "static" in older files of FP8, else an object; modelopt also has a word of
+ * its own. Scales, or that there are none, are told by the tensors. */
 static void read_kv_cache(const struct json *j, char *out, size_t n_bytes)
 {
     const struct json *scheme = json_get(j, "kv_cache_scheme");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a checkpoint's config says of quantisation: which modules, in which format. Read from
  * config.json's quantization_config or the files that older tools write beside it. What its methods
  * have in common is a list of rules, the first of which that fits a module's name decides.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The quant_methods: what each of their configs says, as rules. */
 #include "engine/model/quant_rules.h"
 
@@ -120,8 +121,8 @@ static enum status read_fp8_inputs(const struct json *j, struct quant_scheme *s,
 {
     const char *scheme = json_get_string(j, "activation_scheme");
     const char *scales = json_get_string(j, "scale_fmt");
-    s->inputs = (struct input_rule){
-        .numbers = INPUT_E4M3, .from_row = true, .group = s->block_cols};
+    s->inputs =
+        (struct input_rule){.numbers = INPUT_E4M3, .from_row = true, .group = s->block_cols};
     s->inputs.power_of_two = scales && strcmp(scales, "ue8m0") == 0;
     if (scheme && strcmp(scheme, "static") == 0) {
         s->inputs = (struct input_rule){.numbers = INPUT_E4M3};
@@ -411,12 +412,8 @@ static enum status read_modelopt(const struct json *j, struct quant_rules *rules
 /* ---- the table ---------------------------------------------------------------------------- */
 
 static const struct quant_method methods[] = {
-    {"fp8", read_fp8},
-    {"compressed-tensors", read_ct},
-    {"awq", read_awq},
-    {"gptq", read_gptq},
-    {"mxfp4", read_mxfp4},
-    {"modelopt", read_modelopt},
+    {"fp8", read_fp8},   {"compressed-tensors", read_ct}, {"awq", read_awq},
+    {"gptq", read_gptq}, {"mxfp4", read_mxfp4},           {"modelopt", read_modelopt},
 };
 
 enum { N_METHODS = sizeof methods / sizeof methods[0] };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/model/quant_rules.h"
 
 #include "engine/base/mem.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The list of rules of a quantised checkpoint (quant.h), and the keys that they are read from. For
  * quant.c and quant_methods.c alone.
  * Thread: one, until it is read; then any. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/model/quantise.h"
 
 #include "engine/base/file.h"
@@ -81,10 +82,29 @@ static bool is_gpt2(const char *name)
  * GPT-2 stores matrices the other way round. */
 static bool is_quantised(const struct checkpoint_tensor *t)
 {
-    static const char *const names[] = {
-        "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj",
-        "gate_up_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "w1", "w2", "w3", "dense",
-        "query_key_value", "dense_h_to_4h", "dense_4h_to_h", "fc1", "fc2", "c_fc", "c_proj"};
+    static const char *const names[] = {"q_proj",
+                                        "k_proj",
+                                        "v_proj",
+                                        "o_proj",
+                                        "qkv_proj",
+                                        "gate_proj",
+                                        "up_proj",
+                                        "down_proj",
+                                        "gate_up_proj",
+                                        "q_a_proj",
+                                        "q_b_proj",
+                                        "kv_a_proj_with_mqa",
+                                        "w1",
+                                        "w2",
+                                        "w3",
+                                        "dense",
+                                        "query_key_value",
+                                        "dense_h_to_4h",
+                                        "dense_4h_to_h",
+                                        "fc1",
+                                        "fc2",
+                                        "c_fc",
+                                        "c_proj"};
     if (!is_plain_matrix(t) || checkpoint_is_tower(t->name) || is_gpt2(t->name)) {
         return false;
     }
@@ -115,14 +135,17 @@ static enum status check_tensors(const struct job *j)
     for (size_t i = 0; i < j->n_tensors; i++) {
         const struct checkpoint_tensor *t = &j->tensors[i];
         if (is_stack(t)) {
-            return err_set(j->err, ERR_UNSUPPORTED, "%.200s: tensor %.150s stacks matrices in "
+            return err_set(j->err, ERR_UNSUPPORTED,
+                           "%.200s: tensor %.150s stacks matrices in "
                            "three dimensions, which is not quantised into a folder (--quantization "
-                           "does it while loading)", t->file, t->name);
+                           "does it while loading)",
+                           t->file, t->name);
         }
         n_quantised += is_quantised(t);
     }
     return n_quantised > 0 ? OK
-                           : err_set(j->err, ERR_UNSUPPORTED, "there is no projection of attention "
+                           : err_set(j->err, ERR_UNSUPPORTED,
+                                     "there is no projection of attention "
                                      "or feed-forward that is known by its name");
 }
 
@@ -169,8 +192,11 @@ static int32_t outputs_of(const struct job *j, const struct checkpoint_tensor *t
         out[i] = (struct output){.from = t};
     }
     if (!is_quantised(t)) {
-        out[0] = (struct output){.from = t, .dtype = t->dtype_name, .width = width_of(t),
-                                 .n_dims = t->n_dims, .n_bytes = t->n_bytes};
+        out[0] = (struct output){.from = t,
+                                 .dtype = t->dtype_name,
+                                 .width = width_of(t),
+                                 .n_dims = t->n_dims,
+                                 .n_bytes = t->n_bytes};
         memcpy(out[0].dims, t->dims, sizeof out[0].dims);
         return 1;
     }
@@ -258,8 +284,10 @@ static enum status check_numbers(const struct job *j, const struct checkpoint_te
     }
     free(row);
     return good ? OK
-                : err_set(j->err, ERR_FORMAT, "%.200s: tensor %.200s has a value that is not "
-                          "finite", t->file, t->name);
+                : err_set(j->err, ERR_FORMAT,
+                          "%.200s: tensor %.200s has a value that is not "
+                          "finite",
+                          t->file, t->name);
 }
 
 /* `start` is where the file's data begins. */
@@ -459,8 +487,10 @@ static enum status check_source(const char *dir, struct err *err)
 {
     struct quant *quant;
     if (file_exists(dir) && gguf_is(dir)) {
-        return err_set(err, ERR_UNSUPPORTED, "%.300s: a GGUF file is not quantised; give the "
-                       "folder that it was made of", dir);
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%.300s: a GGUF file is not quantised; give the "
+                       "folder that it was made of",
+                       dir);
     }
     TRY(quant_open(dir, &quant, err));
     const bool is_quantised_already = quant != NULL;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Writes a model's folder once more with its matrices quantised, in the form of compressed-tensors,
  * which other programs read too. The arithmetic is requantise.h's, so the folder gives the answers
  * that quantising while loading gives.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/model/quantise_files.h"
 
 #include "engine/base/file.h"
@@ -66,9 +67,11 @@ static bool ends_with(const char *name, const char *end)
 
 static bool is_copied(const char *name)
 {
-    static const char *const weights[] = {".safetensors", ".safetensors.index.json", ".bin",
-                                          ".bin.index.json", ".pt", ".pth", ".gguf", ".h5",
-                                          ".msgpack", ".onnx"};
+    static const char *const weights[] = {".safetensors", ".safetensors.index.json",
+                                          ".bin",         ".bin.index.json",
+                                          ".pt",          ".pth",
+                                          ".gguf",        ".h5",
+                                          ".msgpack",     ".onnx"};
     for (size_t i = 0; i < sizeof weights / sizeof weights[0]; i++) {
         if (ends_with(name, weights[i])) {
             return false;
@@ -135,8 +138,10 @@ static void put_names(struct buf *b, const struct quantise_module *modules, size
 
 static void put_weights(struct buf *b, const struct quantise_form *f, int64_t group)
 {
-    buf_printf(b, "\"weights\": {\"num_bits\": %d, \"type\": \"%s\", \"symmetric\": true, "
-                  "\"dynamic\": false, ", f->bits, f->type);
+    buf_printf(b,
+               "\"weights\": {\"num_bits\": %d, \"type\": \"%s\", \"symmetric\": true, "
+               "\"dynamic\": false, ",
+               f->bits, f->type);
     if (f->blocks) {
         buf_puts(b, "\"strategy\": \"block\", \"block_structure\": [128, 128], "
                     "\"group_size\": null}");
@@ -176,8 +181,10 @@ static void put_groups(struct buf *b, const struct quantise_form *f,
         }
         buf_puts(b, "], ");
         put_weights(b, f, sizes[i]);
-        buf_printf(b, ", \"input_activations\": %s, \"output_activations\": null, "
-                      "\"format\": \"%s\"}", f->inputs, f->format);
+        buf_printf(b,
+                   ", \"input_activations\": %s, \"output_activations\": null, "
+                   "\"format\": \"%s\"}",
+                   f->inputs, f->format);
     }
 }
 
@@ -206,11 +213,13 @@ enum status quantise_write_config(const char *dir, const char *out, const struct
     struct buf b;
     buf_init(&b, 4 * (size_t)MAX_CONFIG_BYTES);
     buf_put(&b, text, n_bytes);
-    buf_printf(&b, ",\n  \"quantization_config\": {\n"
-                   "    \"quant_method\": \"compressed-tensors\",\n"
-                   "    \"format\": \"%s\",\n    \"quantization_status\": \"compressed\",\n"
-                   "    \"global_compression_ratio\": null,\n    \"kv_cache_scheme\": null,\n"
-                   "    \"config_groups\": {", f->format);
+    buf_printf(&b,
+               ",\n  \"quantization_config\": {\n"
+               "    \"quant_method\": \"compressed-tensors\",\n"
+               "    \"format\": \"%s\",\n    \"quantization_status\": \"compressed\",\n"
+               "    \"global_compression_ratio\": null,\n    \"kv_cache_scheme\": null,\n"
+               "    \"config_groups\": {",
+               f->format);
     put_groups(&b, f, modules, n);
     buf_puts(&b, "},\n    \"ignore\": [\"lm_head\"");
     put_names(&b, modules, n, true, 0, false);

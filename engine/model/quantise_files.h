@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a quantised folder has beside its tensors: config.json, the index, and copies of the rest.
  * For quantise.c alone. Thread: one. */
 #ifndef SLUICE_ENGINE_MODEL_QUANTISE_FILES_H

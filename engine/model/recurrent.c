@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The weights of a recurrent layer. What checkpoints keep in tensors of many forms is brought into
  * one order: the convolution's channels (queries, keys, values), gates, strengths, decays. */
 #include "engine/model/part.h"
@@ -217,7 +218,10 @@ static enum status load_in(struct loader *l, int32_t layer, struct state_weights
     } else {
         projected_pieces(l, layer, &p);
     }
-    struct stack st = {.list = p.list, .n = p.n, .n_in = l->c->hidden, .n_cols = l->c->hidden,
+    struct stack st = {.list = p.list,
+                       .n = p.n,
+                       .n_in = l->c->hidden,
+                       .n_cols = l->c->hidden,
                        .bias = l->c->state.in_bias};
     enum status status = part_linear(l, &st, l->options->dtype, &w->in);
     free(p.list);

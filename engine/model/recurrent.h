@@ -1,6 +1,7 @@
-/* Recurrent layers: what a config says of them, their tensors' names, and what of them a rank holds.
- * All layers with a state of a model are alike. For engine/model alone.
- * Thread: plain data, constant once it is filled in. */
+// SPDX-License-Identifier: Apache-2.0
+/* Recurrent layers: what a config says of them, their tensors' names, and what of them a rank
+ * holds. All layers with a state of a model are alike. For engine/model alone. Thread: plain data,
+ * constant once it is filled in. */
 #ifndef SLUICE_ENGINE_MODEL_RECURRENT_H
 #define SLUICE_ENGINE_MODEL_RECURRENT_H
 
@@ -9,14 +10,14 @@
 struct state_config {
     struct state_layer layer; // of all ranks together
     bool conv_bias, conv_silu, in_bias, out_bias;
-    float q_scale, k_scale, v_scale; // of the convolution's channels, before it; 0: none
-    float decay_scale, gate_scale;   // of what decays and gates are made of; 0: none
+    float q_scale, k_scale, v_scale;   // of the convolution's channels, before it; 0: none
+    float decay_scale, gate_scale;     // of what decays and gates are made of; 0: none
     float decay_bound, dt_min, dt_max; // see recurrence_args
-    int32_t low_rank;       // decays and gates come through products of this rank; 0: straight
-    enum gate_act gate;     // of the heads' outputs
+    int32_t low_rank;        // decays and gates come through products of this rank; 0: straight
+    enum gate_act gate;      // of the heads' outputs
     bool normed, gate_first; // with an RMS norm, behind the gate or before it
-    int32_t norm_group;     // values of one such norm
-    bool norm_is_wide;      // its weights are of all groups, not common to them
+    int32_t norm_group;      // values of one such norm
+    bool norm_is_wide;       // its weights are of all groups, not common to them
     float norm_eps;
 };
 

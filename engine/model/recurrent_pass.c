@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A recurrent layer's part of the forward pass: T rows, of this rank's heads. */
-#include "engine/model/model.h"
 #include "engine/device/ops_default.h"
+#include "engine/model/model.h"
 
 static struct tensor part_of_row(struct tensor t, int32_t at)
 {
@@ -18,19 +19,29 @@ static struct short_conv_args conv_of(struct model *m, int32_t layer, struct ten
 {
     const struct state_shard *s = &m->shard.state;
     const struct state_weights *w = &m->layers[layer].state;
-    return (struct short_conv_args){
-        .x = m->mix, .out = out, .weight = w->conv, .bias = w->conv_bias, .n_rows = n_rows,
-        .layer = m->config->layers[layer].state, .width = s->layer.conv_width,
-        .kernel = s->layer.conv_kernel, .silu = m->config->state.conv_silu};
+    return (struct short_conv_args){.x = m->mix,
+                                    .out = out,
+                                    .weight = w->conv,
+                                    .bias = w->conv_bias,
+                                    .n_rows = n_rows,
+                                    .layer = m->config->layers[layer].state,
+                                    .width = s->layer.conv_width,
+                                    .kernel = s->layer.conv_kernel,
+                                    .silu = m->config->state.conv_silu};
 }
 
 /* A convolution between two gates: [T, C] each. */
 static enum status gated_conv(struct model *m, int32_t layer, int32_t n_rows, bool stores)
 {
     const struct state_shard *s = &m->shard.state;
-    struct gate_args a = {.x = m->mix, .out = m->mix, .gate = part_of_row(m->mix, s->in_gate_at),
-                          .n_rows = n_rows, .width = s->out_width, .group = s->out_width,
-                          .act = m->config->state.gate, .scale = 1.0f};
+    struct gate_args a = {.x = m->mix,
+                          .out = m->mix,
+                          .gate = part_of_row(m->mix, s->in_gate_at),
+                          .n_rows = n_rows,
+                          .width = s->out_width,
+                          .group = s->out_width,
+                          .act = m->config->state.gate,
+                          .scale = 1.0f};
     TRY(m->be->ops->gate(m->be, &a));
     struct short_conv_args conv = conv_of(m, layer, m->attn, n_rows);
     TRY(m->be->ops->short_conv(m->be, &conv));
@@ -42,8 +53,10 @@ static enum status gated_conv(struct model *m, int32_t layer, int32_t n_rows, bo
 static enum status low_product(struct model *m, const struct weight *w, int32_t at, struct tensor y,
                                int32_t n_rows)
 {
-    struct linear_args a = {.weight = w, .x = part_of_row(m->mix, m->shard.state.low_at + at),
-                            .y = y, .n_rows = n_rows};
+    struct linear_args a = {.weight = w,
+                            .x = part_of_row(m->mix, m->shard.state.low_at + at),
+                            .y = y,
+                            .n_rows = n_rows};
     return m->be->ops->linear(m->be, &a);
 }
 
@@ -68,18 +81,35 @@ enum status recurrent_forward(struct model *m, int32_t layer, struct tensor in, 
         gates = part_of_row(m->mix, s->gate_at);
     }
     struct short_conv_args conv = conv_of(m, layer, m->mix_conv, n_rows);
-    struct recurrence_args a = {
-        .x = m->mix_conv, .q_at = s->q_at, .k_at = s->k_at, .v_at = s->v_at, .decay = decay,
-        .out = m->attn, .a_log = w->a_log, .dt_bias = w->dt_bias, .skip = w->skip,
-        .n_rows = n_rows, .layer = m->config->layers[layer].state,
-        .decay_scale = scale_or_one(c->decay_scale), .decay_bound = c->decay_bound,
-        .dt_min = c->dt_min, .dt_max = c->dt_max};
+    struct recurrence_args a = {.x = m->mix_conv,
+                                .q_at = s->q_at,
+                                .k_at = s->k_at,
+                                .v_at = s->v_at,
+                                .decay = decay,
+                                .out = m->attn,
+                                .a_log = w->a_log,
+                                .dt_bias = w->dt_bias,
+                                .skip = w->skip,
+                                .n_rows = n_rows,
+                                .layer = m->config->layers[layer].state,
+                                .decay_scale = scale_or_one(c->decay_scale),
+                                .decay_bound = c->decay_bound,
+                                .dt_min = c->dt_min,
+                                .dt_max = c->dt_max};
     if (s->beta_at >= 0) {
         a.beta = part_of_row(m->mix, s->beta_at);
     }
-    struct gate_args gate = { // [T, H, v]
-        .x = m->attn, .out = m->attn, .gate = gates, .norm = w->norm, .n_rows = n_rows,
-        .width = s->out_width, .group = c->norm_group, .act = c->gate,
-        .gate_first = c->gate_first, .scale = scale_or_one(c->gate_scale), .eps = c->norm_eps};
+    struct gate_args gate = {// [T, H, v]
+                             .x = m->attn,
+                             .out = m->attn,
+                             .gate = gates,
+                             .norm = w->norm,
+                             .n_rows = n_rows,
+                             .width = s->out_width,
+                             .group = c->norm_group,
+                             .act = c->gate,
+                             .gate_first = c->gate_first,
+                             .scale = scale_or_one(c->gate_scale),
+                             .eps = c->norm_eps};
     return ops_recurrent(m->be, &conv, &a, stores ? NULL : &gate);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/model/requantise.h"
 
 #include "engine/base/mem.h"
@@ -156,7 +157,8 @@ static void quantise(const struct work *w)
     bool started[MAX_THREADS] = {false};
     for (long i = 0; i < n; i++) {
         workers[i] = (struct worker){.work = w, .first = i, .step = n};
-        started[i] = i > 0 && pthread_create(&workers[i].thread, NULL, run_worker, &workers[i]) == 0;
+        started[i] =
+            i > 0 && pthread_create(&workers[i].thread, NULL, run_worker, &workers[i]) == 0;
     }
     for (long i = 0; i < n; i++) {
         if (!started[i]) {
@@ -207,8 +209,8 @@ static const struct {
 static struct weight_part describe(const struct work *w)
 {
     const enum requantise_kind kind = w->q->kind;
-    struct weight_part p = weight_part_plain(NULL, kinds[kind].dtype, w->from->n_rows,
-                                             w->from->n_cols, w->row_bytes);
+    struct weight_part p =
+        weight_part_plain(NULL, kinds[kind].dtype, w->from->n_rows, w->from->n_cols, w->row_bytes);
     struct weight_codec *c = &p.codec;
     c->format = kinds[kind].format;
     c->values.packing = kinds[kind].packing;

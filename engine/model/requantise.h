@@ -1,11 +1,11 @@
-/* Plain matrices that are quantised while they load (--quantization): one at a time, into memory that
- * lives until the backend has taken the weight. The codecs are those of published checkpoints, so
- * nothing else knows that these were made here.
+// SPDX-License-Identifier: Apache-2.0
+/* Plain matrices that are quantised while they load (--quantization): one at a time, into memory
+ * that lives until the backend has taken the weight. The codecs are those of published checkpoints,
+ * so nothing else knows that these were made here.
  *
- *     fp8   E4M3, a scale for each output, or, with `blocks`, for each 128 x 128; inputs are rounded
- *           to E4M3, with a scale for each row or for each 128 of them
- *     int4  symmetric, a scale for each 128 inputs of an output (of 32 where 128 do not divide
- *           them); inputs are left as they are
+ *     fp8   E4M3, a scale for each output, or, with `blocks`, for each 128 x 128; inputs are
+ * rounded to E4M3, with a scale for each row or for each 128 of them int4  symmetric, a scale for
+ * each 128 inputs of an output (of 32 where 128 do not divide them); inputs are left as they are
  *     int8  symmetric, a scale for each output; inputs are rounded to 8 bits, with a scale for each
  *           row. No option of loading has it
  *
@@ -24,8 +24,8 @@ struct requantise {
     int32_t n_made, room;
 };
 
-/* Turns a part of plain weights into one that is quantised; any other is left as it is. A window of a
- * tensor, too: its scales are of the window. */
+/* Turns a part of plain weights into one that is quantised; any other is left as it is. A window of
+ * a tensor, too: its scales are of the window. */
 void requantise_part(struct requantise *q, struct weight_part *part);
 /* How many inputs of n_in share a scale. */
 int64_t requantise_group(const struct requantise *q, int64_t n_in);

@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Frequencies of rotary positions, as transformers computes them for each rope_type: default,
- * linear, dynamic, yarn, longrope, llama3, proportional. What would change with a longer input is fixed by the
- * served length (rope_fit), because keys in the cache have been rotated already. */
+ * linear, dynamic, yarn, longrope, llama3, proportional. What would change with a longer input is
+ * fixed by the served length (rope_fit), because keys in the cache have been rotated already. */
 #include "engine/base/json.h"
 #include "engine/model/config.h"
 
@@ -19,8 +20,7 @@ struct rope_input {
 /* The length that the model was trained at before it was stretched: the key at the top decides. */
 static double original_length(const struct rope_input *in)
 {
-    double original =
-        json_get_number(in->params, "original_max_position_embeddings", in->max_pos);
+    double original = json_get_number(in->params, "original_max_position_embeddings", in->max_pos);
     return json_get_number(in->config, "original_max_position_embeddings", original);
 }
 
@@ -199,10 +199,10 @@ static const struct rope_row {
     enum status (*read)(const struct rope_input *in, struct rope_config *out, struct err *err);
     bool needs_factor, whole; // whole: the head is rotated in halves, whatever the share
 } rope_rows[] = {
-    {"default", read_default, false, false},  {"linear", read_linear, true, false},
-    {"dynamic", read_dynamic, true, false},   {"llama3", read_llama3, true, false},
-    {"yarn", read_yarn, false, false},        {"longrope", read_longrope, false, false},
-    {"su", read_longrope, false, false},      {"proportional", read_proportional, false, true},
+    {"default", read_default, false, false}, {"linear", read_linear, true, false},
+    {"dynamic", read_dynamic, true, false},  {"llama3", read_llama3, true, false},
+    {"yarn", read_yarn, false, false},       {"longrope", read_longrope, false, false},
+    {"su", read_longrope, false, false},     {"proportional", read_proportional, false, true},
 };
 
 const struct json *rope_params(const struct json *config)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How a waiting sequence comes to run, and who gives way to it: a sequence may take blocks, or a
  * lane, from those that come later in the order, the last first. Inside of the scheduler.
  * Thread: the engine's. */

@@ -1,6 +1,8 @@
-/* How much of each waiting sequence's tokens the prefix cache has, known at all times without looking
- * each of them up again: a sequence is filed under the block that its cached front lacks next, and
- * moves on when that block turns valid. From this: who of those that wait has most in the cache.
+// SPDX-License-Identifier: Apache-2.0
+/* How much of each waiting sequence's tokens the prefix cache has, known at all times without
+ * looking each of them up again: a sequence is filed under the block that its cached front lacks
+ * next, and moves on when that block turns valid. From this: who of those that wait has most in the
+ * cache.
  *
  * What is known may be too much, since blocks leave the cache silently; who acts on it looks the
  * sequence up, and says what it found (fronts_correct).
@@ -25,8 +27,8 @@ void fronts_deinit(struct fronts *f);
 void fronts_add(struct fronts *f, struct sequence *seq);
 void fronts_remove(struct fronts *f, struct sequence *seq);
 
-/* Of the waiting ones with the first priority the one with the longest cached front, and among equals
- * the first in the order. NULL: none is filed. */
+/* Of the waiting ones with the first priority the one with the longest cached front, and among
+ * equals the first in the order. NULL: none is filed. */
 struct sequence *fronts_best(const struct fronts *f);
 
 /* A look-up found another front. */

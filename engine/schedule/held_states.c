@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/schedule/holdings.h"
 
 #include "engine/base/assert.h"
@@ -171,8 +172,7 @@ void held_states_begin(struct holdings *h, struct sequence *seq, const struct ca
     }
 }
 
-void held_states_fork(struct holdings *h, const struct sequence *seq,
-                      const struct sequence *leader)
+void held_states_fork(struct holdings *h, const struct sequence *seq, const struct sequence *leader)
 {
     const struct held_states *hs = &h->states;
     if (hs->block > 0) {
@@ -222,8 +222,7 @@ void held_states_publish(struct holdings *h, struct plan *p, const struct plan_e
         int32_t slot = hs->n_kept < max_keeps(h->limits) ? take(h, seq, e, reason) : -1;
         if (slot >= 0) {
             hs->kept[hs->n_kept++] = (struct pending_state){NULL, seq->lane, slot, e};
-            p->keeps[p->n_keeps++] =
-                (struct state_keep){seq->lane, e, h->limits->max_lanes + slot};
+            p->keeps[p->n_keeps++] = (struct state_keep){seq->lane, e, h->limits->max_lanes + slot};
         }
     }
 }

@@ -1,12 +1,12 @@
-/* The part of the holdings that is about recurrent state (backend.h): where texts get snapshots, and
- * what the next steps have to copy for it. Of models without state it has nothing. Inside of the
- * holdings.
+// SPDX-License-Identifier: Apache-2.0
+/* The part of the holdings that is about recurrent state (backend.h): where texts get snapshots,
+ * and what the next steps have to copy for it. Of models without state it has nothing. Inside of
+ * the holdings.
  *
- * A lane's own state needs no books: its slot is the lane's number. Snapshots lie behind blocks of the
- * prefix cache that end at boundaries. The state at a boundary is copied from a lane when the rows up
- * to it are submitted and none beyond the next boundary are; where one pass goes past several, it
- * keeps the earlier ones itself (struct state_keep).
- * Thread: engine. */
+ * A lane's own state needs no books: its slot is the lane's number. Snapshots lie behind blocks of
+ * the prefix cache that end at boundaries. The state at a boundary is copied from a lane when the
+ * rows up to it are submitted and none beyond the next boundary are; where one pass goes past
+ * several, it keeps the earlier ones itself (struct state_keep). Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_HELD_STATES_H
 #define SLUICE_ENGINE_SCHEDULE_HELD_STATES_H
 
@@ -30,7 +30,7 @@ struct pending_state {
 struct held_states {
     int32_t block, per_lane; // of the limits; boundaries of a lane's text
     struct states snapshots;
-    struct state_mark *marks; // [max_lanes, per_lane]
+    struct state_mark *marks;                // [max_lanes, per_lane]
     struct pending_state *outs, *ins, *kept; // for the next plan, and of the last one
     int32_t n_outs, n_ins, n_kept;           // [2 max_lanes], [max_lanes], [max_keeps]
 };
@@ -49,8 +49,8 @@ void held_states_begin(struct holdings *h, struct sequence *seq, const struct ca
 void held_states_fork(struct holdings *h, const struct sequence *seq,
                       const struct sequence *leader);
 
-/* Snapshots that the rows of a plan's entry pass; that the sequence's known tokens have reached since
- * it had entered `before` blocks; and the last that it leaves. */
+/* Snapshots that the rows of a plan's entry pass; that the sequence's known tokens have reached
+ * since it had entered `before` blocks; and the last that it leaves. */
 void held_states_publish(struct holdings *h, struct plan *p, const struct plan_entry *entry);
 void held_states_reached(struct holdings *h, const struct sequence *seq, int32_t n_sure,
                          int32_t before);

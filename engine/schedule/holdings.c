@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/schedule/holdings.h"
 
 #include "engine/base/assert.h"
@@ -252,9 +253,9 @@ void holdings_drop_front(struct holdings *h, const struct cached_front *front)
     }
 }
 
-/* The table for what it knows. Blocks behind the front that were met, and nobody holds, are computed
- * again where they are, since what lies behind them in the cache needs them there; others have rows
- * of their own beside those that somebody reads. */
+/* The table for what it knows. Blocks behind the front that were met, and nobody holds, are
+ * computed again where they are, since what lies behind them in the cache needs them there; others
+ * have rows of their own beside those that somebody reads. */
 static void fill_table(struct holdings *h, struct sequence *seq, const struct cached_front *front)
 {
     int32_t *blocks = holdings_blocks(h, seq), need = holdings_blocks_for(h, seq->n_known);
@@ -369,7 +370,8 @@ static void cut_forks(struct holdings *h, int32_t first, int32_t n)
     h->n_pending_forks -= n;
 }
 
-/* The copy that the sequence was forked with, if it is still to come; -1: none. It is forked once. */
+/* The copy that the sequence was forked with, if it is still to come; -1: none. It is forked once.
+ */
 static int32_t pending_fork_of(const struct holdings *h, const struct sequence *seq)
 {
     for (int32_t i = 0; i < h->n_pending_forks; i++) {

@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What sequences hold: lanes; blocks, shared or their own; what the draft models' KV has of those
  * blocks; and snapshots of recurrent state behind some of them. Who gets what is the scheduler's to
- * say, which knows the order: here is what there is, what is in the cache, and who holds how much of
- * it. What the backend must learn of it goes into the plan.
+ * say, which knows the order: here is what there is, what is in the cache, and who holds how much
+ * of it. What the backend must learn of it goes into the plan.
  *
  * Of a sequence the holdings write lane, n_blocks, n_granted, chain, n_entered, branch,
- * draft_computed and draft_marked (draft_computed also moves with the draft passes that a step builds).
- * Thread: the engine's. */
+ * draft_computed and draft_marked (draft_computed also moves with the draft passes that a step
+ * builds). Thread: the engine's. */
 #ifndef SLUICE_ENGINE_SCHEDULE_HOLDINGS_H
 #define SLUICE_ENGINE_SCHEDULE_HOLDINGS_H
 
@@ -73,13 +74,14 @@ struct cached_front holdings_find(struct holdings *h, const struct sequence *seq
 /* The same of keys and values alone; what was found last is still known. */
 struct cached_front holdings_match(const struct holdings *h, const struct sequence *seq);
 
-/* How many blocks such a front may have at most: none where the result of every row is asked for. And
- * the tokens of full block i, gathered in `room` where prompt and output meet in it. */
+/* How many blocks such a front may have at most: none where the result of every row is asked for.
+ * And the tokens of full block i, gathered in `room` where prompt and output meet in it. */
 int32_t holdings_most_front(const struct holdings *h, const struct sequence *seq);
 const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequence *seq,
                                      int32_t i, int32_t room[MAX_BLOCK_TOKENS]);
 
-/* Of the blocks just found, those that nobody holds: to keep them takes them from what is available. */
+/* Of the blocks just found, those that nobody holds: to keep them takes them from what is
+ * available. */
 int32_t holdings_idle_among(const struct holdings *h, const struct cached_front *front);
 
 /* Holds the blocks just found, with the state behind them, so that nobody is given them before the
@@ -104,8 +106,8 @@ void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
 int32_t holdings_missing(const struct holdings *h, const struct sequence *seq, int32_t n_tokens);
 void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_blocks);
 
-/* It feeds no more rows here. Of its known tokens the first n_sure have theirs in the lane and in the
- * blocks, and the cache goes on knowing them. */
+/* It feeds no more rows here. Of its known tokens the first n_sure have theirs in the lane and in
+ * the blocks, and the cache goes on knowing them. */
 void holdings_settle(struct holdings *h, struct sequence *seq, int32_t n_sure,
                      enum state_reason reason);
 
@@ -114,8 +116,8 @@ void holdings_leave(struct holdings *h, struct sequence *seq);
 
 /* ---- what the cache knows of them */
 
-/* Rows of its first n_sure tokens are submitted, and all these are known: the cache gets to know what
- * blocks that makes full. */
+/* Rows of its first n_sure tokens are submitted, and all these are known: the cache gets to know
+ * what blocks that makes full. */
 void holdings_reached(struct holdings *h, struct sequence *seq, int32_t n_sure);
 
 /* The blocks that are whole with the plan's rows turn valid: later steps run behind it in the same
@@ -126,8 +128,8 @@ void holdings_publish(struct holdings *h, struct plan *p);
 void holdings_forget_idle(struct holdings *h);
 
 /* Copies for sequences that earlier plans forked go into this one: its step runs behind the one
- * that stored the prompt's last rows, and before their own first rows. So do copies of states, which
- * the lanes have as the steps before leave them. */
+ * that stored the prompt's last rows, and before their own first rows. So do copies of states,
+ * which the lanes have as the steps before leave them. */
 void holdings_tell_copies(struct holdings *h, struct plan *p);
 
 /* ---- the draft models' KV */

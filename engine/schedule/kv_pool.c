@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/schedule/kv_pool.h"
 
 #include "engine/base/assert.h"
@@ -5,13 +6,13 @@
 
 #include <stdlib.h>
 
-void kv_pool_init(struct kv_pool *p, int32_t n_blocks,
-                  void (*forget)(void *arg, int32_t block), void *arg)
+void kv_pool_init(struct kv_pool *p, int32_t n_blocks, void (*forget)(void *arg, int32_t block),
+                  void *arg)
 {
     ASSERT(n_blocks > 0);
     size_t n = (size_t)n_blocks;
-    *p = (struct kv_pool){.n_blocks = n_blocks, .n_free = n_blocks, .forget = forget,
-                          .forget_arg = arg};
+    *p = (struct kv_pool){
+        .n_blocks = n_blocks, .n_free = n_blocks, .forget = forget, .forget_arg = arg};
     p->refs = xcalloc(n, sizeof *p->refs);
     p->cached = xcalloc(n, sizeof *p->cached);
     p->free_ids = xcalloc(n, sizeof *p->free_ids);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which KV blocks are held, idle or free: ids and counts, no tokens and no memory. A block with no
  * holder that the prefix cache knows stays findable ("idle") until its id is handed out again, the
  * longest idle first; then the cache is told to forget it.
@@ -10,16 +11,16 @@
 
 struct kv_pool {
     int32_t n_blocks, n_free, n_idle;
-    int32_t *refs;       // holders
-    bool *cached;        // the prefix cache knows it
-    int32_t *free_ids;   // a stack
+    int32_t *refs;        // holders
+    bool *cached;         // the prefix cache knows it
+    int32_t *free_ids;    // a stack
     int32_t *prev, *next; // idle list; index n_blocks is its head: next is the oldest
     void (*forget)(void *arg, int32_t block);
     void *forget_arg;
 };
 
-void kv_pool_init(struct kv_pool *p, int32_t n_blocks,
-                  void (*forget)(void *arg, int32_t block), void *arg);
+void kv_pool_init(struct kv_pool *p, int32_t n_blocks, void (*forget)(void *arg, int32_t block),
+                  void *arg);
 void kv_pool_deinit(struct kv_pool *p);
 
 /* Blocks that could be handed out now. */

@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/schedule/overtake.h"
 
 enum { MAX_TRIES = 8 }; // chosen: bounds the work of a step where the cache has forgotten much
 
-/* Prompt tokens that admitting this one computes, with those of its request that come with it: these
- * share all but the last block of what they know. */
+/* Prompt tokens that admitting this one computes, with those of its request that come with it:
+ * these share all but the last block of what they know. */
 static int64_t cost_of(const struct scheduler *s, const struct sequence *seq,
                        const struct cached_front *front)
 {
@@ -30,7 +31,8 @@ static void move_before(struct scheduler *s, struct sequence *seq, struct sequen
         struct sequence *next = seq->next;
         seq->prev->next = seq->next;
         seq->next->prev = seq->prev;
-        seq->turn_ns = head->turn_ns; // of one priority, so that it comes behind none that it passed
+        seq->turn_ns =
+            head->turn_ns; // of one priority, so that it comes behind none that it passed
         seq->order = head->order;
         seq->slip = s->next_slip++;
         seq->prev = head->prev;
@@ -75,8 +77,9 @@ struct sequence *scheduler_let_pass(struct scheduler *s, struct sequence *head, 
     }
     int64_t cost = cost_of(s, best, &front);
     int32_t need = holdings_blocks_for(h, best->n_known) - front.n_blocks;
-    bool fits = holdings_available(h) - holdings_idle_among(h, &front) >= need &&
-                (s->limits.chunked || best->n_known - front.n_blocks * s->limits.block_tokens <= rows);
+    bool fits =
+        holdings_available(h) - holdings_idle_among(h, &front) >= need &&
+        (s->limits.chunked || best->n_known - front.n_blocks * s->limits.block_tokens <= rows);
     if (!fits || !may_overtake(s, head, cost)) {
         return head;
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The plan of a step, which sequences feed which rows, and the limits that it keeps. The scheduler
  * writes it, with what the holdings have to tell; whoever builds the step reads it.
  * Thread: the engine's. */
@@ -14,9 +15,9 @@ struct scheduler_limits {
     bool prefix_cache, chunked;
     uint64_t hash_key;
 
-    /* Of models with recurrent state (backend.h): positions from one boundary to the next, 0: there is
-     * no state; the set's max_ahead; snapshots; and where a text has one, if memory allows: every so
-     * many tokens, a multiple of state_block. */
+    /* Of models with recurrent state (backend.h): positions from one boundary to the next, 0: there
+     * is no state; the set's max_ahead; snapshots; and where a text has one, if memory allows:
+     * every so many tokens, a multiple of state_block. */
     int32_t state_block, state_ahead, n_snapshots, state_interval;
 };
 
@@ -45,17 +46,17 @@ struct plan {
     int32_t n_background; // rows of prompts of the background
     int32_t n_entries, n_forks, n_grants, n_copies, n_failed;
     int32_t n_state_copies, n_keeps;
-    struct plan_entry *entries;  // [max_lanes]
-    struct plan_fork *forks;     // [max_lanes]
-    struct plan_grant *grants;   // [2 max_lanes]
-    struct block_copy *copies;   // [max_lanes]
+    struct plan_entry *entries;      // [max_lanes]
+    struct plan_fork *forks;         // [max_lanes]
+    struct plan_grant *grants;       // [2 max_lanes]
+    struct block_copy *copies;       // [max_lanes]
     struct state_copy *state_copies; // [max_state_copies]
     struct state_keep *keeps;        // [max_keeps], of the entries' rows
-    struct sequence **failed;    // [max_lanes]: can never run
+    struct sequence **failed;        // [max_lanes]: can never run
 };
 
-/* Of one step, at most. Out of each lane twice, where what it held ends and begins anew, and into it
- * once or from another. */
+/* Of one step, at most. Out of each lane twice, where what it held ends and begins anew, and into
+ * it once or from another. */
 static inline int32_t max_state_copies(const struct scheduler_limits *l)
 {
     return l->state_block > 0 ? 4 * l->max_lanes : 0;

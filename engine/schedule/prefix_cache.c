@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/schedule/prefix_cache.h"
 
 #include "engine/base/assert.h"
@@ -32,8 +33,8 @@ void prefix_cache_init(struct prefix_cache *c, struct kv_pool *pool, int32_t blo
                        uint64_t hash_key)
 {
     size_t n = (size_t)pool->n_blocks;
-    *c = (struct prefix_cache){.pool = pool, .block_tokens = block_tokens, .key = hash_key,
-                               .n_buckets = 64};
+    *c = (struct prefix_cache){
+        .pool = pool, .block_tokens = block_tokens, .key = hash_key, .n_buckets = 64};
     while (c->n_buckets < n * 2) {
         c->n_buckets *= 2;
     }
@@ -116,8 +117,12 @@ uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t par
     ASSERT(n->state == NODE_NONE && c->pool->refs[block] > 0);
     uint64_t hash = prefix_cache_hash(c, parent, tokens);
     int32_t *bucket = &c->buckets[hash & (c->n_buckets - 1)];
-    *n = (struct prefix_node){.uid = ++c->next_uid, .parent = parent, .hash = hash,
-                              .next = *bucket, .producer = producer, .state = (uint8_t)state};
+    *n = (struct prefix_node){.uid = ++c->next_uid,
+                              .parent = parent,
+                              .hash = hash,
+                              .next = *bucket,
+                              .producer = producer,
+                              .state = (uint8_t)state};
     *bucket = block;
     memcpy(&c->tokens[(size_t)block * (size_t)c->block_tokens], tokens,
            (size_t)c->block_tokens * sizeof *tokens);

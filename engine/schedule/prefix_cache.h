@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Token blocks by content. A node is one KV block's identity: its parent node, its exact tokens,
  * and at the first block the salt. A hash only finds candidates. Nodes are entered when a sequence
  * is admitted, before its rows are computed ("pending", with a producer), so that late-comers with
@@ -7,8 +8,8 @@
 #ifndef SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 #define SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 
-#include "engine/schedule/request.h"
 #include "engine/schedule/kv_pool.h"
+#include "engine/schedule/request.h"
 
 #include <stddef.h>
 
@@ -42,7 +43,8 @@ struct prefix_cache {
         uint64_t uid, last_use;
     } roots[PREFIX_MAX_SALTS];
     uint64_t clock;
-    void (*on_valid)(void *arg, int32_t block); // a block's rows can be read from here on; may be NULL
+    void (*on_valid)(void *arg,
+                     int32_t block); // a block's rows can be read from here on; may be NULL
     void *on_valid_arg;
     void (*on_gone)(void *arg, int32_t block); // a block is in the cache no longer; may be NULL
     void *on_gone_arg;

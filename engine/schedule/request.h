@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A request as it is handed to the engine, and what becomes of it: plain data alone. engine.h,
  * which includes this, says what a caller may do with it.
  * Thread: the caller's until engine_submit, then the engine's until it is done; the atomic members
@@ -26,7 +27,7 @@ enum finish_reason {
 enum {
     GRAMMAR_AFTER_MAX = 64, // chosen: bytes of a marker
     N_FINISH_REASONS = FINISH_ERROR + 1,
-    MAX_DRAFTS = 16, // chosen: of a sequence in a step; of a tree, its depth
+    MAX_DRAFTS = 16,       // chosen: of a sequence in a step; of a tree, its depth
     MAX_SALT_BYTES = 1024, // chosen: of a longer cache_salt no two are taken for equal
 };
 
@@ -43,7 +44,7 @@ struct engine_output {
     struct token_logprobs *logprobs; // [max_tokens], or NULL when not asked for
     _Atomic int32_t n_tokens;
     _Atomic int32_t finish; // enum finish_reason; once set, n_tokens is final
-    int32_t stop_id; // the stop id that ended it (also the last of tokens), or -1
+    int32_t stop_id;        // the stop id that ended it (also the last of tokens), or -1
 };
 
 struct engine_request {
@@ -59,7 +60,7 @@ struct engine_request {
     /* Nobody waits for it: while requests come for which somebody does, the steps of its prompt are
      * short, so that they wait less for the step that is under way. */
     bool background;
-    const char *cache_salt;        // cached blocks are shared under equal salts only; NULL: none
+    const char *cache_salt; // cached blocks are shared under equal salts only; NULL: none
     /* Every sample is a text of it, or the beginning of one that max_tokens or a stop cut. Compiled
      * with a vocabulary of this model's ids and end ids; until the request is done only the engine
      * thread uses it, so that requests may share one. NULL: any text. */
@@ -68,9 +69,9 @@ struct engine_request {
      * grammar_after_id; before it everything is allowed. NULL: it begins at once. */
     const char *grammar_after;
     int32_t grammar_after_id;
-    enum pool_kind pool;           // not POOL_NONE: no tokens are drawn; `pooled` is filled
-    int64_t deadline_ns;           // on the monotonic clock; 0: none
-    void *user;                    // the caller's
+    enum pool_kind pool; // not POOL_NONE: no tokens are drawn; `pooled` is filled
+    int64_t deadline_ns; // on the monotonic clock; 0: none
+    void *user;          // the caller's
 
     /* Filled by the engine in the caller's memory, readable when done (prompt_logprobs: when
      * n_tokens > 0 or done). */
@@ -79,7 +80,7 @@ struct engine_request {
     int32_t n_preemptions;
     /* These may be read at any time. Accepted drafts are counted after the drafts: who reads
      * n_accepted first finds no more of them. */
-    _Atomic int32_t n_cached; // prompt tokens that the prefix cache saved
+    _Atomic int32_t n_cached;     // prompt tokens that the prefix cache saved
     _Atomic int32_t n_recomputed; // that it knew, and not the recurrent state behind; -1: no state
     _Atomic int32_t n_drafts, n_accepted; // speculation, all samples together
     int64_t t_submit_ns, t_scheduled_ns, t_first_token_ns, t_done_ns;
@@ -88,9 +89,9 @@ struct engine_request {
     bool done; // set by engine_drain alone: from then on the request is the caller's again
 
     /* Engine's own. */
-    uint64_t order; // unique; also the request's name in messages
-    int32_t n_live;     // samples that have not ended
-    bool listed, ended; // under the outbox's lock
+    uint64_t order;                    // unique; also the request's name in messages
+    int32_t n_live;                    // samples that have not ended
+    bool listed, ended;                // under the outbox's lock
     struct engine_request *next_event; // of one drain; the draining thread's
 };
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/schedule/scheduler.h"
 
 #include "engine/schedule/admit.h"
@@ -60,14 +61,22 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
     }
     struct sequence *seq = s->free_sequences[--s->n_free_sequences];
     int32_t index = seq->index, room = s->limits.max_len - r->n_prompt;
-    *seq = (struct sequence){
-        .request = r, .output = r->outputs ? &r->outputs[sample] : NULL, .sample = sample,
-        .index = index, .state = SEQ_WAITING, .priority = r->priority,
-        .turn_ns = r->t_submit_ns + priority_worth_ns(r->priority),
-        .order = (r->order << 8) + (uint64_t)sample, .n_prompt = r->n_prompt,
-        .n_known = r->n_prompt, .lane = -1, .trust.doubt = -1.0f, .overtakers = s->overtakers,
-        .max_tokens = r->params.max_tokens < room ? r->params.max_tokens : room,
-        .root = prefix_cache_root(&s->holdings.cache, r->cache_salt)};
+    *seq =
+        (struct sequence){.request = r,
+                          .output = r->outputs ? &r->outputs[sample] : NULL,
+                          .sample = sample,
+                          .index = index,
+                          .state = SEQ_WAITING,
+                          .priority = r->priority,
+                          .turn_ns = r->t_submit_ns + priority_worth_ns(r->priority),
+                          .order = (r->order << 8) + (uint64_t)sample,
+                          .n_prompt = r->n_prompt,
+                          .n_known = r->n_prompt,
+                          .lane = -1,
+                          .trust.doubt = -1.0f,
+                          .overtakers = s->overtakers,
+                          .max_tokens = r->params.max_tokens < room ? r->params.max_tokens : room,
+                          .root = prefix_cache_root(&s->holdings.cache, r->cache_salt)};
     if (r->pool != POOL_NONE) {
         seq->max_tokens = 0;
     }
@@ -177,8 +186,8 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
         room = room > 0 ? room : 0;
         drafts = drafts < room ? drafts : room;
         int32_t end = sequence_future(seq);
-        if (drafts > 0 && holdings_available(&s->holdings) <
-                              holdings_missing(&s->holdings, seq, end + drafts)) {
+        if (drafts > 0 &&
+            holdings_available(&s->holdings) < holdings_missing(&s->holdings, seq, end + drafts)) {
             drafts = 0; // drafts are the first thing given back when blocks are short
         }
         if (scheduler_grow(s, p, seq, end + drafts)) {
@@ -188,11 +197,16 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
     }
 }
 
-/* Rows that a step has for prompts of the background. Somebody's request waits for the step under way
- * and for the one planned behind it, so both are kept short for some time after one has come. */
+/* Rows that a step has for prompts of the background. Somebody's request waits for the step under
+ * way and for the one planned behind it, so both are kept short for some time after one has come.
+ */
 static int32_t background_rows(const struct scheduler *s, const struct plan *p)
 {
-    enum { PLANS = 256, PART = 8, LEAST = 256 }; // chosen: some seconds; a step of 8,192 rows is 1,024
+    enum {
+        PLANS = 256,
+        PART = 8,
+        LEAST = 256
+    }; // chosen: some seconds; a step of 8,192 rows is 1,024
     int32_t most = s->limits.max_rows / PART;
     if (s->foreground < 0 || s->n_plans - s->foreground > PLANS || !s->limits.chunked) {
         return s->limits.max_rows;
@@ -201,8 +215,8 @@ static int32_t background_rows(const struct scheduler *s, const struct plan *p)
 }
 
 /* The largest chunk that the budgets leave for a sequence that needs `need` rows; 0: none. */
-static int32_t chunk_of(const struct scheduler *s, const struct plan *p,
-                        const struct sequence *seq, int32_t need)
+static int32_t chunk_of(const struct scheduler *s, const struct plan *p, const struct sequence *seq,
+                        int32_t need)
 {
     int32_t rows = s->limits.max_rows - p->n_rows;
     int32_t outs = s->limits.max_out - p->n_out;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which sequences feed which rows in the next step: pure policy over lists, counts and budgets. No
  * device, clock or I/O: the same state gives the same plan.
  *
@@ -26,11 +27,11 @@ struct scheduler {
     int32_t n_running, n_waiting;
     int64_t n_plans, n_preemptions, waiting_tokens;
     int64_t prefix_queries, prefix_hits, prefix_again; // again: in the cache, and yet to compute
-    int64_t foreground; // n_plans when somebody's request came last; below 0: none did
+    int64_t foreground;        // n_plans when somebody's request came last; below 0: none did
     struct sequence **victims; // [max_lanes], who would give way to one sequence, the last first
 
-    /* Who waits is overtaken by at most so many computed prompt tokens (overtake.h); 0: by none. The
-     * engine's to set, at any time between plans. */
+    /* Who waits is overtaken by at most so many computed prompt tokens (overtake.h); 0: by none.
+     * The engine's to set, at any time between plans. */
     int64_t overtake_tokens;
     int64_t overtakers; // prompt tokens computed for overtakers so far
     int64_t next_slip;  // below 0, and rising

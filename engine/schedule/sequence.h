@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One sequence: a sample of a request on its way through the engine. Its known tokens (prompt and
  * generated) only grow; all else can be rebuilt from them.
  *
@@ -35,10 +36,10 @@ struct spec_trust {
 /* What the cache has of a sequence that waits: see fronts.h. */
 struct sequence_front {
     bool filed;
-    int32_t n_blocks; // whose keys and values are there
-    uint64_t chain; // uid of the last of them
+    int32_t n_blocks;             // whose keys and values are there
+    uint64_t chain;               // uid of the last of them
     struct sequence *prev, *next; // of those that lack a block with the same hash
-    int32_t bucket;  // -1: it lacks none
+    int32_t bucket;               // -1: it lacks none
     int32_t heap_at;
 };
 
@@ -49,8 +50,8 @@ struct sequence {
     int32_t sample, index;        // index: in the scheduler's array
     int32_t priority;
     int64_t turn_ns; // when it came, sooner or later by what its priority is worth
-    uint64_t order; // of arrival, or of the sequence that it has overtaken
-    int64_t slip;   // 0, or where it stands before the one it has overtaken: below 0
+    uint64_t order;  // of arrival, or of the sequence that it has overtaken
+    int64_t slip;    // 0, or where it stands before the one it has overtaken: below 0
     int32_t n_prompt;
     int32_t max_tokens; // clipped to what fits in max_len
 
@@ -58,22 +59,22 @@ struct sequence {
     struct sequence *prev, *next; // the total order
     enum sequence_state state;
     int32_t n_known, n_flight, n_computed;
-    int64_t planned_in; // number of the last plan that had it
-    int32_t n_inflight; // steps submitted and not yet committed that have its rows
+    int64_t planned_in;  // number of the last plan that had it
+    int32_t n_inflight;  // steps submitted and not yet committed that have its rows
     int32_t n_verifying; // drafts in flight: not planned again before they are judged
-    bool was_admitted;  // hit statistics count the first admission only
-    int64_t overtakers; // scheduler.overtakers when it arrived
+    bool was_admitted;   // hit statistics count the first admission only
+    int64_t overtakers;  // scheduler.overtakers when it arrived
 
     struct sequence_front front; // the fronts'
 
     /* What it holds: the holdings'. */
-    int32_t lane;      // -1: none
-    int32_t n_blocks;  // of holdings.lane_blocks[lane]
-    int32_t n_granted; // blocks that the backend's table has
-    uint64_t root;     // of the prefix cache
-    uint64_t chain;    // uid of the last entered block, the parent of the next
-    int32_t n_entered; // full blocks walked into the cache (or past, where an equal node was)
-    int32_t branch;    // a boundary of state up to which others had the same tokens; 0: none
+    int32_t lane;           // -1: none
+    int32_t n_blocks;       // of holdings.lane_blocks[lane]
+    int32_t n_granted;      // blocks that the backend's table has
+    uint64_t root;          // of the prefix cache
+    uint64_t chain;         // uid of the last entered block, the parent of the next
+    int32_t n_entered;      // full blocks walked into the cache (or past, where an equal node was)
+    int32_t branch;         // a boundary of state up to which others had the same tokens; 0: none
     int32_t draft_computed; // rows of the draft models: their KV below this is that of known tokens
     int32_t draft_marked;   // blocks below it are marked as having draft KV
 

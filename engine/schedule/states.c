@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/schedule/states.h"
 
 #include "engine/base/assert.h"
@@ -96,8 +97,12 @@ int32_t states_take(struct states *s, int32_t block, int32_t pos, int32_t above,
                     enum state_reason reason)
 {
     ASSERT(s->of_block[block] < 0 && (above < 0 || s->slots[above].block >= 0));
-    struct snapshot x = {.block = block, .pos = pos, .above = above, .holds = 1,
-                         .last_use = ++s->clock, .reason = (uint8_t)reason};
+    struct snapshot x = {.block = block,
+                         .pos = pos,
+                         .above = above,
+                         .holds = 1,
+                         .last_use = ++s->clock,
+                         .reason = (uint8_t)reason};
     if (s->n_free == 0) {
         int32_t other = least(s, worth(s, &x));
         if (other < 0) {

@@ -1,10 +1,11 @@
-/* Snapshots of recurrent state: which block of the prefix cache each lies behind, what it is worth, and
- * which one makes room for another. Slots and numbers, no memory.
+// SPDX-License-Identifier: Apache-2.0
+/* Snapshots of recurrent state: which block of the prefix cache each lies behind, what it is worth,
+ * and which one makes room for another. Slots and numbers, no memory.
  *
- * A snapshot saves those who come to its block the tokens between it and the one before it on the way
- * there. How often that will be is told by how often it was of use, by what became of others that were
- * taken for the same reason, and by how long ago: the least product goes first.
- * Thread: engine. */
+ * A snapshot saves those who come to its block the tokens between it and the one before it on the
+ * way there. How often that will be is told by how often it was of use, by what became of others
+ * that were taken for the same reason, and by how long ago: the least product goes first. Thread:
+ * engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_STATES_H
 #define SLUICE_ENGINE_SCHEDULE_STATES_H
 
@@ -34,8 +35,8 @@ struct states {
     int32_t n, n_free;
     struct snapshot *slots;
     int32_t *free_slots;
-    int32_t *of_block; // [n_blocks]: slot, or -1
-    uint64_t clock;    // of snapshots taken and used
+    int32_t *of_block;                                       // [n_blocks]: slot, or -1
+    uint64_t clock;                                          // of snapshots taken and used
     float n_taken[N_STATE_REASONS], n_used[N_STATE_REASONS]; // used: once or more
 };
 
@@ -48,8 +49,8 @@ static inline int32_t states_at(const struct states *s, int32_t block)
     return s->n > 0 ? s->of_block[block] : -1;
 }
 
-/* A slot for the state behind a block that has none, `above` being the one before it; held once. -1:
- * what there is, is worth more. */
+/* A slot for the state behind a block that has none, `above` being the one before it; held once.
+ * -1: what there is, is worth more. */
 int32_t states_take(struct states *s, int32_t block, int32_t pos, int32_t above,
                     enum state_reason reason);
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/speculate/costs.h"
 
 float spec_cost(const float *cost, int32_t n)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What passes take: curves measured at the start on the real models, since speculation pays by
  * them.
  * Thread: constant once the engine is open. */
@@ -17,9 +18,9 @@ struct spec_costs {
 
 /* Steps of draft passes, as they were timed. */
 struct spec_timed_steps {
-    float chain;     // n_passes of one row, one behind the other
+    float chain; // n_passes of one row, one behind the other
     int32_t n_passes;
-    float telling;   // one whose draws tell the likeliest ids
+    float telling; // one whose draws tell the likeliest ids
 };
 
 static inline bool spec_costs_known(const struct spec_costs *c)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The trees of one step, which grow together and share its rows: what is fed next, and what is
  * verified, is chosen over all of them by what it promises and costs.
  * Thread: engine. */
@@ -16,11 +17,11 @@ struct tree_pick {
 /* The trees of one step. */
 struct spec_grove {
     int32_t n_trees;
-    struct spec_tree *trees;  // [max_trees]
-    struct tree_pick *picks;  // [max_trees * MAX_TREE_CANDIDATES]
-    int32_t base_rows;   // of the target's pass without nodes
-    float spent;         // seconds of draft passes so far, by the cost curve
-    bool grows;          // by the host
+    struct spec_tree *trees; // [max_trees]
+    struct tree_pick *picks; // [max_trees * MAX_TREE_CANDIDATES]
+    int32_t base_rows;       // of the target's pass without nodes
+    float spent;             // seconds of draft passes so far, by the cost curve
+    bool grows;              // by the host
 };
 
 /* Chooses which nodes of depth `level` are fed next and gives them places; returns how many. 0: no

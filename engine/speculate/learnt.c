@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/speculate/learnt.h"
 
 #include <math.h>
@@ -6,9 +7,9 @@
  * slowly taken to be worth a try again. */
 #define LEARN 0.03f
 #define FORGET 0.0005f
-#define FIRST_GAIN 0.7f   // tokens of a grown tree where a spine ends; chosen
-#define START_DOUBT 0.3f  // chosen: drafts are tried at first
-#define START_NODES 5.0f  // as much as a few dozen steps say
+#define FIRST_GAIN 0.7f    // tokens of a grown tree where a spine ends; chosen
+#define START_DOUBT 0.3f   // chosen: drafts are tried at first
+#define START_NODES 5.0f   // as much as a few dozen steps say
 #define START_LOOKUP -0.7f // log of one half
 
 static void drift(float *x, float to, float share)
@@ -19,8 +20,8 @@ static void drift(float *x, float to, float share)
 void spec_learnt_init(struct spec_learnt *l)
 {
     static const float first[] = {0.3f, 0.12f, 0.06f}; // chosen: of pairs that know each other
-    *l = (struct spec_learnt){.doubt = START_DOUBT, .lookup_logp = START_LOOKUP,
-                              .grow_gain = FIRST_GAIN};
+    *l = (struct spec_learnt){
+        .doubt = START_DOUBT, .lookup_logp = START_LOOKUP, .grow_gain = FIRST_GAIN};
     for (int32_t i = 0; i < MAX_SIBLINGS; i++) {
         l->rescue[i] = i < 3 ? first[i] : 0.03f;
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What was learnt of drafts while they were judged, and what is counted of them. Only learnt.c
  * writes it; whoever proposes reads it.
  * Thread: the engine's. */
@@ -16,8 +17,8 @@ struct spec_learnt {
     float lookup_logp; // log of the share of n-gram lookup's first tokens that were right
     float said[MAX_DRAFTS], right[MAX_DRAFTS]; // by depth: expected and right nodes
     float rescue[MAX_SIBLINGS]; // where a spine ends: how often the sibling of this rank is right
-    float grow_gain;    // there: tokens of a grown tree beyond a comb's
-    float grow_seconds; // of a step with grown trees beyond one with combs
+    float grow_gain;            // there: tokens of a grown tree beyond a comb's
+    float grow_seconds;         // of a step with grown trees beyond one with combs
 };
 
 /* Before anything was judged; and, once costs are known, what a grown tree is taken to cost. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* --speculative-config: JSON in vLLM's shape. What is not known here is refused, never passed
  * over. */
 #include "engine/speculate/options.h"
@@ -86,15 +87,19 @@ enum status spec_options_read(struct spec_options *o, const struct json *j, stru
     int64_t busy = json_get_int(j, "disable_by_batch_size", 32);
     int64_t ranks = json_get_int(j, "draft_tensor_parallel_size", 1);
     if (k < 1 || k > MAX_DRAFTS - 1) {
-        return err_set(err, ERR_INVALID, "speculative-config: num_speculative_tokens must be from "
-                       "1 to %d", MAX_DRAFTS - 1);
+        return err_set(err, ERR_INVALID,
+                       "speculative-config: num_speculative_tokens must be from "
+                       "1 to %d",
+                       MAX_DRAFTS - 1);
     }
     if (min_n < 1 || max_n < min_n || max_n > 32) {
-        return err_set(err, ERR_INVALID, "speculative-config: prompt_lookup_min and _max must be "
+        return err_set(err, ERR_INVALID,
+                       "speculative-config: prompt_lookup_min and _max must be "
                        "1 <= min <= max <= 32");
     }
     if (busy < 0 || busy > INT32_MAX || ranks < 1 || ranks > INT32_MAX) {
-        return err_set(err, ERR_INVALID, "speculative-config: disable_by_batch_size must be 0 or "
+        return err_set(err, ERR_INVALID,
+                       "speculative-config: disable_by_batch_size must be 0 or "
                        "more, draft_tensor_parallel_size 1 or more");
     }
     o->k = (int32_t)k;
@@ -123,8 +128,10 @@ enum status spec_options_read_models(struct spec_options *o, const struct json *
         snprintf(o->models[o->n_models++], sizeof o->models[0], "%s", folder);
     }
     if (o->n_models == 0 || one) {
-        return err_set(err, ERR_INVALID, "speculative-config: 'model' must name the draft model's "
-                       "folder%s", most > 1 ? ", or be a list of up to 3" : "");
+        return err_set(err, ERR_INVALID,
+                       "speculative-config: 'model' must name the draft model's "
+                       "folder%s",
+                       most > 1 ? ", or be a list of up to 3" : "");
     }
     return OK;
 }
@@ -138,7 +145,8 @@ static enum status read_expansion(struct spec_options *o, const struct json *j, 
         level = fits ? level * k : MAX_TREE_NODES;
         nodes += level;
         if (!fits || nodes >= MAX_TREE_NODES) {
-            return err_set(err, ERR_INVALID, "speculative-config: expansion must be up to %d "
+            return err_set(err, ERR_INVALID,
+                           "speculative-config: expansion must be up to %d "
                            "numbers of children from 1 to 16, with at most %d nodes together",
                            MAX_DRAFTS - 1, MAX_TREE_NODES - 1);
         }
@@ -156,11 +164,13 @@ static enum status read_expansion(struct spec_options *o, const struct json *j, 
 enum status spec_options_read_tree(struct spec_options *o, const struct json *j, struct err *err)
 {
     int64_t width = json_get_int(j, "tree_width", 4), nodes = json_get_int(j, "tree_nodes", 32);
-    if (width < 1 || width > 16 || nodes < 1 || nodes > 4096 ||
-        1 + o->k * width > MAX_TREE_NODES || 1 + o->k * width * width > MAX_TREE_CANDIDATES) {
-        return err_set(err, ERR_INVALID, "speculative-config: tree_width must be from 1 to 16, with "
-                       "num_speculative_tokens times its square below %d, tree_nodes from 1 to 4096",
-                       MAX_TREE_CANDIDATES);
+    if (width < 1 || width > 16 || nodes < 1 || nodes > 4096 || 1 + o->k * width > MAX_TREE_NODES ||
+        1 + o->k * width * width > MAX_TREE_CANDIDATES) {
+        return err_set(
+            err, ERR_INVALID,
+            "speculative-config: tree_width must be from 1 to 16, with "
+            "num_speculative_tokens times its square below %d, tree_nodes from 1 to 4096",
+            MAX_TREE_CANDIDATES);
     }
     o->width = (int32_t)width;
     o->budget = (int32_t)nodes;
@@ -181,17 +191,22 @@ enum status spec_options_read_rejection(struct spec_options *o, const struct jso
     const char *drafts = json_get_string(j, "draft_sample_method");
     if (how && !is(how, "standard") && !is(how, "strict") && !is(how, "probabilistic") &&
         !is(how, "synthetic")) {
-        return err_set(err, ERR_UNSUPPORTED, "speculative-config: rejection_sample_method '%s' is "
-                       "not one of standard, probabilistic, synthetic", how);
+        return err_set(err, ERR_UNSUPPORTED,
+                       "speculative-config: rejection_sample_method '%s' is "
+                       "not one of standard, probabilistic, synthetic",
+                       how);
     }
     if (drafts && !is(drafts, "greedy") && !is(drafts, "probabilistic")) {
-        return err_set(err, ERR_UNSUPPORTED, "speculative-config: draft_sample_method '%s' is not "
-                       "one of greedy, probabilistic", drafts);
+        return err_set(err, ERR_UNSUPPORTED,
+                       "speculative-config: draft_sample_method '%s' is not "
+                       "one of greedy, probabilistic",
+                       drafts);
     }
     double rate = json_get_number(j, "synthetic_acceptance_rate", -1.0);
     if (is(how, "synthetic")) {
         if (trees) {
-            return err_set(err, ERR_UNSUPPORTED, "speculative-config: synthetic acceptance is for "
+            return err_set(err, ERR_UNSUPPORTED,
+                           "speculative-config: synthetic acceptance is for "
                            "chains, not for trees");
         }
         o->rejection = REJECT_SYNTHETIC;
@@ -199,18 +214,21 @@ enum status spec_options_read_rejection(struct spec_options *o, const struct jso
         o->no_bonus = !json_get_bool(j, "synthetic_bonus", true);
         return rate >= 0.0 && rate <= 1.0
                    ? OK
-                   : err_set(err, ERR_INVALID, "speculative-config: synthetic_acceptance_rate must "
+                   : err_set(err, ERR_INVALID,
+                             "speculative-config: synthetic_acceptance_rate must "
                              "be from 0 to 1");
     }
     if (rate != -1.0) {
-        return err_set(err, ERR_INVALID, "speculative-config: synthetic_acceptance_rate needs "
+        return err_set(err, ERR_INVALID,
+                       "speculative-config: synthetic_acceptance_rate needs "
                        "rejection_sample_method 'synthetic'");
     }
     if (is(how, "probabilistic") || is(drafts, "probabilistic")) {
         o->rejection = REJECT_PROBABILISTIC;
         bool one_law = o->n_models == 1 && !o->lookup;
         return one_law ? OK
-                       : err_set(err, ERR_UNSUPPORTED, "speculative-config: only what one draft "
+                       : err_set(err, ERR_UNSUPPORTED,
+                                 "speculative-config: only what one draft "
                                  "model draws has a law: probabilistic rejection needs the method "
                                  "draft_model or tree, with one model and no lookup");
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What was asked of speculation: --speculative-config, a JSON object in vLLM's shape, and what the
  * models it names make of that.
  * Thread: constant once the engine is open. */
@@ -16,13 +17,13 @@ enum spec_rejection { REJECT_MATCH, REJECT_PROBABILISTIC, REJECT_SYNTHETIC };
 struct spec_options {
     int32_t n_models;
     char models[MAX_DRAFT_MODELS][4096]; // folders of the draft models
-    int32_t k;            // drafts per step at most; of a tree: its depth
-    int32_t min_n, max_n; // lengths of the suffix that n-gram lookup matches
-    int32_t max_batch;    // more running sequences than this and nothing is proposed
-    int32_t draft_max_len; // longest text of the draft models; set when they are read
-    int32_t draft_ranks;  // 1: every rank has the whole draft models; else all share them
+    int32_t k;                           // drafts per step at most; of a tree: its depth
+    int32_t min_n, max_n;                // lengths of the suffix that n-gram lookup matches
+    int32_t max_batch;                   // more running sequences than this and nothing is proposed
+    int32_t draft_max_len;               // longest text of the draft models; set when they are read
+    int32_t draft_ranks;     // 1: every rank has the whole draft models; else all share them
     char kv_cache_dtype[32]; // of the draft models; "": the target's
-    bool fixed;           // always k: for tests and experiments
+    bool fixed;              // always k: for tests and experiments
     enum spec_rejection rejection;
     float synthetic_rate; // probability that a draft is accepted
     bool no_bonus;        // synthetic runs only: nothing is drawn behind the last draft

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A draft model: a smaller one of the same vocabulary draws a chain of drafts in the passes of the
  * very step that verifies them. The host proposes their number alone. */
 #include "engine/speculate/proposer.h"
@@ -65,6 +66,8 @@ static enum spec_passes passes(const struct spec *sp)
     return SPEC_CHAIN_PASSES;
 }
 
-const struct proposer proposer_draft_model = {
-    .name = "draft_model", .read = read_model, .propose = propose, .passes = passes,
-    .observe = chain_observe};
+const struct proposer proposer_draft_model = {.name = "draft_model",
+                                              .read = read_model,
+                                              .propose = propose,
+                                              .passes = passes,
+                                              .observe = chain_observe};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* N-gram lookup: what followed the last time that the text's end occurred. It costs no pass. */
 #include "engine/speculate/proposer.h"
 
@@ -76,6 +77,8 @@ static void propose(struct spec *sp, const struct spec_view *v)
 }
 
 /* Its own options, prompt_lookup_min and _max, are read for all: trees look up, too. */
-const struct proposer proposer_ngram = {
-    .name = "ngram", .open = ngram_open, .close = ngram_close, .propose = propose,
-    .observe = chain_observe};
+const struct proposer proposer_ngram = {.name = "ngram",
+                                        .open = ngram_open,
+                                        .close = ngram_close,
+                                        .propose = propose,
+                                        .observe = chain_observe};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Trees of drafts: combs, which are laid out before they are drafted and need a chain's passes, or
  * trees that the host grows level by level; what is better is told by what was measured. */
 #include "engine/speculate/shape.h"
@@ -125,8 +126,8 @@ static void learn_shape(struct spec *sp, const struct spec_trial *trial)
     int32_t n = find_beside(t, right + 1, n_path > right ? path[right] : -1, &which);
     spec_learn_beside(&sp->learnt, n, which);
     if (!t->planned && !trial->cut) { // against a comb with as many beside each as were planned
-        int32_t beside = (trial->seq->proposal.n_beside + t->depth - 1) /
-                         (t->depth > 0 ? t->depth : 1);
+        int32_t beside =
+            (trial->seq->proposal.n_beside + t->depth - 1) / (t->depth > 0 ? t->depth : 1);
         bool rescued = which >= 0 && which < beside;
         spec_learn_growth(&sp->learnt, (float)(n_path - right - rescued));
     }
@@ -172,6 +173,11 @@ static enum status read_tree(struct spec_options *o, const struct json *j, struc
     return spec_options_read_tree(o, j, err);
 }
 
-const struct proposer proposer_tree = {
-    .name = "tree", .trees = true, .read = read_tree, .open = ngram_open, .close = ngram_close,
-    .propose = propose, .passes = passes, .observe = observe};
+const struct proposer proposer_tree = {.name = "tree",
+                                       .trees = true,
+                                       .read = read_tree,
+                                       .open = ngram_open,
+                                       .close = ngram_close,
+                                       .propose = propose,
+                                       .passes = passes,
+                                       .observe = observe};

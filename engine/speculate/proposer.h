@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Proposers: who guesses the tokens that come next. Each is a row of the table in spec.c, and a
  * file. A proposer sees sequences, and changes none of them: it fills in what it proposes. Pool,
  * cache, order and plan are not its business; which blocks draft models may feed is settled before
@@ -16,11 +17,11 @@ struct spec_candidate {
     const struct sequence *seq;
     struct proposal *proposal; // without drafts when a proposer is asked
     struct spec_trust *trust;
-    bool ready;    // all its tokens are known and it lacks the rows of the last one alone
-    int32_t depth; // drafts one behind the other that are worth having; 0: none
+    bool ready;         // all its tokens are known and it lacks the rows of the last one alone
+    int32_t depth;      // drafts one behind the other that are worth having; 0: none
     int32_t tree_depth; // levels that a tree may have here; a chain may be longer
-    int32_t lag;   // tokens that draft models must be fed before they can draft for it; -1: they
-                   // cannot now, since another sequence is filling a block that both have
+    int32_t lag; // tokens that draft models must be fed before they can draft for it; -1: they
+                 // cannot now, since another sequence is filling a block that both have
 };
 
 /* All of them, in the total order. */
@@ -53,8 +54,8 @@ struct spec {
     struct spec_options options;     // what was asked: options.c
     struct spec_costs costs;         // what passes take: costs.c
     struct spec_learnt learnt;       // what drafts were worth: learnt.c
-    int32_t max_laws; // kept by a step's drafts at most; see struct pass_draw
-    int32_t *known;   // [max_len], room for one sequence's tokens
+    int32_t max_laws;                // kept by a step's drafts at most; see struct pass_draw
+    int32_t *known;                  // [max_len], room for one sequence's tokens
 
     /* Of the step that comes. */
     bool busy;  // too many run: nothing is proposed

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Trees that are laid out before they are drafted: a spine, and beside each of its nodes some
  * siblings without children. All of it is drafted in the chain of passes that a chain has, each
  * draw giving its siblings too, so the host need not look in between; without siblings it is a
@@ -95,8 +96,8 @@ struct spec_plan spec_plan_comb(const struct spec *sp, int32_t n, float acceptan
         tokens += value;
         float seconds = passes + spec_cost(sp->costs.target, n * (1 + depth + i));
         if (!costs || tokens / seconds > p.tokens / p.seconds) {
-            p = (struct spec_plan){.beside = i, .tokens = tokens, .seconds = seconds,
-                                   .ends = p.ends};
+            p = (struct spec_plan){
+                .beside = i, .tokens = tokens, .seconds = seconds, .ends = p.ends};
         }
     }
     return p;

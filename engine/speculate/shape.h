@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The shapes of trees: how wide and how large they may be, combs that are laid out before they are
  * drafted, and whether growing pays more.
  * Thread: engine. */

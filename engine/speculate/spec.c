@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/speculate/spec.h"
 
 #include "engine/base/json.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Speculation: proposers guess the tokens that come next, the ordinary forward pass computes all
  * the guesses' rows at once, and the ordinary sampler draws at each of them. A guess stands while
  * it equals what was drawn, so the text is the same whatever is proposed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/speculate/tree.h"
 
 #include "engine/base/assert.h"
@@ -31,9 +32,12 @@ int32_t tree_add(struct spec_tree *t, int32_t parent, int32_t token, float logp)
     if (t->n_nodes == MAX_TREE_CANDIDATES) {
         return -1;
     }
-    t->nodes[t->n_nodes] = (struct tree_node){.token = token, .parent = parent,
+    t->nodes[t->n_nodes] = (struct tree_node){.token = token,
+                                              .parent = parent,
                                               .depth = t->nodes[parent].depth + 1,
-                                              .fed = -1, .row = -1, .logp = logp};
+                                              .fed = -1,
+                                              .row = -1,
+                                              .logp = logp};
     return t->n_nodes++;
 }
 
@@ -63,8 +67,8 @@ static void guess(struct guesses *g, int32_t token, float p)
 /* What one draft model says of the position `pos`. The target draws with the noise of (seed, pos),
  * so the same noise on the draft's log-probabilities tells which of them it will be; the model's
  * own draw, for which all parameters count, comes first. */
-static void guess_from(struct guesses *g, const struct draw_result *r,
-                       const struct sequence *seq, int32_t pos, float share)
+static void guess_from(struct guesses *g, const struct draw_result *r, const struct sequence *seq,
+                       int32_t pos, float share)
 {
     float t = seq->request->params.temperature, score[MAX_IDS], best = -INFINITY, sum = 0.0f;
     uint64_t seed = seq->request->params.seed + (uint64_t)seq->sample;
@@ -79,8 +83,8 @@ static void guess_from(struct guesses *g, const struct draw_result *r,
     }
     for (int32_t i = 0; i < n; i++) {
         if (t > 0.0f) {
-            score[i] = score[i] / t + gumbel_noise(rng_bits(seed, pos, RNG_SAMPLE,
-                                                            (uint32_t)ids[i]));
+            score[i] =
+                score[i] / t + gumbel_noise(rng_bits(seed, pos, RNG_SAMPLE, (uint32_t)ids[i]));
         }
         best = score[i] > best ? score[i] : best;
     }
@@ -136,8 +140,12 @@ void tree_expand_drawn(struct spec_tree *t, int32_t node, const struct draw_resu
 static int32_t lay_node(struct spec_tree *t, int32_t parent, bool spine)
 {
     int32_t k = t->n_nodes++;
-    t->nodes[k] = (struct tree_node){.token = -1, .parent = parent, .fed = -1, .row = t->n_rows,
-                                     .depth = t->nodes[parent].depth + 1, .spine = spine};
+    t->nodes[k] = (struct tree_node){.token = -1,
+                                     .parent = parent,
+                                     .fed = -1,
+                                     .row = t->n_rows,
+                                     .depth = t->nodes[parent].depth + 1,
+                                     .spine = spine};
     t->by_row[t->n_rows++] = k;
     return k;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Token trees: several guesses at each position, judged by one forward pass. A tree grows level by
  * level from the draft models' most likely ids (and n-gram lookup, if asked); equal tokens under
  * one parent are one node. Then nodes are chosen over all the trees of the step, best first
@@ -20,24 +21,24 @@ enum { MAX_TREE_CANDIDATES = 512 };
 
 struct tree_node {
     int32_t token, parent, depth; // parent: index of a node before it
-    int32_t fed;  // rows of the draft models before it, the root's included; -1: not fed
-    int32_t row;  // in the target's pass, counted from the root's; -1: not chosen
-    float logp;   // that the target draws the whole path, as the drafts believe
-    bool spine;   // the first guess, as the first guesses before it
+    int32_t fed; // rows of the draft models before it, the root's included; -1: not fed
+    int32_t row; // in the target's pass, counted from the root's; -1: not chosen
+    float logp;  // that the target draws the whole path, as the drafts believe
+    bool spine;  // the first guess, as the first guesses before it
 };
 
 struct spec_tree {
     const struct sequence *seq;
-    int32_t entry;         // of the step's plan
-    int32_t first;         // position of the root, the sequence's last known token
-    int32_t depth, most;   // levels it may have, nodes that the plan has room for
-    int32_t top_n;         // ids that a draft model tells of a node
-    uint8_t children[MAX_DRAFTS]; // of a node, by depth, at most
+    int32_t entry;                  // of the step's plan
+    int32_t first;                  // position of the root, the sequence's last known token
+    int32_t depth, most;            // levels it may have, nodes that the plan has room for
+    int32_t top_n;                  // ids that a draft model tells of a node
+    uint8_t children[MAX_DRAFTS];   // of a node, by depth, at most
     int32_t n_nodes, n_fed, n_rows; // the root is in each
-    int32_t n_seen;        // of the fed ones, those of earlier passes
-    int32_t looked_up;     // the first node that n-gram lookup gave; -1: none
-    int32_t levels;        // depth of the deepest chosen node
-    bool planned;          // a comb: beside[d] siblings of the spine's node of depth d + 1, in rows
+    int32_t n_seen;                 // of the fed ones, those of earlier passes
+    int32_t looked_up;              // the first node that n-gram lookup gave; -1: none
+    int32_t levels;                 // depth of the deepest chosen node
+    bool planned; // a comb: beside[d] siblings of the spine's node of depth d + 1, in rows
     uint8_t beside[MAX_DRAFTS]; // from beside_row[d] on
     int32_t beside_row[MAX_DRAFTS];
     struct tree_node nodes[MAX_TREE_CANDIDATES]; // [0] is the root

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Added tokens: strings that are cut out of the text before anything else looks at it. */
 #include "engine/tokenizer/impl.h"
 
@@ -12,11 +13,11 @@
 static bool is_html_name(const char *s, size_t n)
 {
     static const char *const names[] = {
-        "table", "caption", "thead", "tbody", "tfoot", "tr",  "th",  "td",   "h1",
-        "h2",    "h3",      "h4",    "h5",    "h6",    "blockquote", "strong", "em", "b",
-        "i",     "u",       "s",     "sub",   "sup",   "code", "p",  "br",   "hr",
-        "ul",    "ol",      "li",    "div",   "span",  "a",   "img", "pre",  "html",
-        "head",  "body",    "q",     "del",   "ins",   "mark", "small"};
+        "table", "caption", "thead", "tbody", "tfoot", "tr",         "th",     "td",  "h1",
+        "h2",    "h3",      "h4",    "h5",    "h6",    "blockquote", "strong", "em",  "b",
+        "i",     "u",       "s",     "sub",   "sup",   "code",       "p",      "br",  "hr",
+        "ul",    "ol",      "li",    "div",   "span",  "a",          "img",    "pre", "html",
+        "head",  "body",    "q",     "del",   "ins",   "mark",       "small"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strlen(names[i]) == n && memcmp(names[i], s, n) == 0) {
             return true;
@@ -36,8 +37,8 @@ static bool looks_like_markup(const char *s, size_t n)
     return !(angle && is_html_name(s + 1 + slash, n - 2 - slash));
 }
 
-/* The id that the library gives to a new token: what the model calls it, else the next one above the
- * model's entries, as if these had no gaps, and above those given so. */
+/* The id that the library gives to a new token: what the model calls it, else the next one above
+ * the model's entries, as if these had no gaps, and above those given so. */
 static int32_t new_id(struct tokenizer *tok, const char *text, size_t n)
 {
     int32_t id = string_table_find(&tok->by_text, text, n);
@@ -242,8 +243,8 @@ bool added_search_next(struct added_search *a, struct range *match, int32_t *ind
         }
         if (token->rstrip) {
             // Inside what the match before swallowed, that is where the space ends.
-            end = end < a->covered ? a->covered
-                                   : end + unicode_space_prefix(a->s + end, a->n - end);
+            end =
+                end < a->covered ? a->covered : end + unicode_space_prefix(a->s + end, a->n - end);
         }
         if (start >= end) {
             continue; // lies wholly in what the match before swallowed

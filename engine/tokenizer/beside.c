@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What stands around the model: the added tokens and the post-processor of tokenizer.json, and what
  * tokenizer_config.json and special_tokens_map.json say beside it. */
 #include "engine/tokenizer/impl.h"
@@ -101,7 +102,7 @@ static enum status put_named(struct tokenizer *tok, const char *name, const char
 
 static enum status read_named(const struct json *node, struct tokenizer *tok, struct err *err)
 {
-    static const char *const names[] = {"bos_token", "eos_token",  "unk_token", "sep_token",
+    static const char *const names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                         "pad_token", "cls_token", "mask_token"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         const char *text = token_string(json_get(node, names[i]));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Byte-pair encoding: what is made at load, and a piece's way through the cache and the cuts to
  * the merges (bpe_merge.c). */
 #include "engine/tokenizer/impl.h"
@@ -25,8 +26,8 @@ enum status bpe_load(struct tokenizer *tok)
     struct bpe *bpe = &tok->bpe;
     for (int b = 0; b < 256; b++) {
         char utf8[4];
-        size_t n = utf8_encode(tok->byte_level ? unicode_byte_symbol((unsigned char)b)
-                                               : (uint32_t)b, utf8);
+        size_t n = utf8_encode(
+            tok->byte_level ? unicode_byte_symbol((unsigned char)b) : (uint32_t)b, utf8);
         bool single = tok->byte_level || b < 128;
         bpe->byte_symbol[b] = single ? string_table_find(&tok->by_text, utf8, n) : -1;
         bpe->byte_token[b] = find_byte_token(tok, b);
@@ -49,8 +50,8 @@ static enum status make_byte_pairs(const struct bpe *bpe, struct merge_rules *ru
     for (int i = 0; i < 65536; i++) {
         const struct merge_slot *m =
             merge_table_find(&rules->table, bpe->byte_symbol[i >> 8], bpe->byte_symbol[i & 255]);
-        rules->byte_pairs[i] = m ? (struct byte_pair){m->rank, m->id}
-                                 : (struct byte_pair){UINT32_MAX, -1};
+        rules->byte_pairs[i] =
+            m ? (struct byte_pair){m->rank, m->id} : (struct byte_pair){UINT32_MAX, -1};
     }
     return OK;
 }
@@ -171,7 +172,8 @@ static inline void make_key(const char *s, size_t n, unsigned tag, uint64_t key[
     key[3] |= (uint64_t)(n | tag) << 56;
 }
 
-static inline struct cache_slot *slot_for(const struct piece_cache *c, const uint64_t key[4], size_t n)
+static inline struct cache_slot *slot_for(const struct piece_cache *c, const uint64_t key[4],
+                                          size_t n)
 {
     __uint128_t p = (__uint128_t)(key[0] ^ c->secret[0]) * (key[1] ^ key[3] ^ c->secret[1]);
     uint64_t h = (uint64_t)p ^ (uint64_t)(p >> 64);
@@ -185,7 +187,8 @@ static inline struct cache_slot *slot_for(const struct piece_cache *c, const uin
 static inline bool slot_has(const struct cache_slot *slot, const uint64_t key[4])
 {
     return ((slot->key[0] ^ key[0]) | (slot->key[1] ^ key[1]) | (slot->key[2] ^ key[2]) |
-            (slot->key[3] ^ key[3])) == 0 && slot->n > 0;
+            (slot->key[3] ^ key[3])) == 0 &&
+           slot->n > 0;
 }
 
 static inline enum status emit_slot(struct scratch *sc, const struct cache_slot *slot)
@@ -248,7 +251,8 @@ static enum status encode_parts(const struct tokenizer *tok, struct scratch *sc,
 }
 
 /* A piece that the cache does not have. */
-static enum status encode_new(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n)
+static enum status encode_new(const struct tokenizer *tok, struct scratch *sc, const char *s,
+                              size_t n)
 {
     if (tok->bpe.ignore_merges) {
         const struct string_table *t = tok->byte_level ? &tok->by_key : &tok->by_text;

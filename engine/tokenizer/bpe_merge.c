@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Merging of one piece: lowest rank first, leftmost among equals, as the library's queue has it. A
  * piece becomes symbols, which are scanned for the minimum while they are few and kept in a heap
  * where they are many: both give the same ids. */
@@ -147,7 +148,8 @@ static enum status word_fill(struct word *w, const char *s, size_t n)
         }
     }
     word_flush_unk(w);
-    return w->fails ? err_set(w->sc->err, ERR_INVALID, "the unk_token is not in the vocabulary") : OK;
+    return w->fails ? err_set(w->sc->err, ERR_INVALID, "the unk_token is not in the vocabulary")
+                    : OK;
 }
 
 static void look_up(const struct merge_rules *rules, struct symbol *a, const struct symbol *b)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* SentencePiece's compiled normalisation rules: a double-array trie over UTF-8 that leads to
  * offsets of replacement strings. Layout: u32 bytes of the trie, the trie's u32 units, then the
  * replacements, each NUL-terminated. */

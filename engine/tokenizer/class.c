@@ -1,4 +1,6 @@
-/* The members of character classes as PCRE2 writes them between brackets: what Oniguruma means by \w,
+// SPDX-License-Identifier: Apache-2.0
+/* The members of character classes as PCRE2 writes them between brackets: what Oniguruma means by
+ * \w,
  * \p{Lu} or [:punct:]. */
 #include "engine/tokenizer/regex.h"
 
@@ -124,11 +126,8 @@ static const struct {
     const char *name, *items;
     uint32_t bits; // where items is NULL
 } posix[] = {
-    {"punct", NULL, U_PUNCT},
-    {"cntrl", "\\p{Cc}", 0},
-    {"xdigit", "0-9A-Fa-f", 0},
-    {"ascii", "\\x00-\\x7F", 0},
-    {"blank", "\\t\\p{Zs}", 0},
+    {"punct", NULL, U_PUNCT},    {"cntrl", "\\p{Cc}", 0},    {"xdigit", "0-9A-Fa-f", 0},
+    {"ascii", "\\x00-\\x7F", 0}, {"blank", "\\t\\p{Zs}", 0},
 };
 
 static bool put_property_named(struct buf *b, const char *name)
@@ -178,8 +177,8 @@ bool class_is_script(const char *name)
     snprintf(pattern, sizeof pattern, "\\p{sc:%s}", name);
     int code;
     PCRE2_SIZE at;
-    pcre2_code *re = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &code,
-                                   &at, NULL);
+    pcre2_code *re =
+        pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &code, &at, NULL);
     pcre2_code_free(re);
     return re != NULL;
 }

@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where a long piece may be cut before merging.
  *
- * A merge of l and r joins two neighbouring characters A and B of the text if l ends with A (or with
- * the last bytes of A) and r begins with B (or with the first bytes of B). So each merge forbids
- * some cuts, and between characters that no merge names a cut changes nothing: the parts never
- * touch. Words of a SentencePiece text come apart at their ▁, Chinese at most characters, and each
- * part is short and frequent enough for the cache. The set of what is forbidden is a filter with
- * false positives, which only lose cuts. */
+ * A merge of l and r joins two neighbouring characters A and B of the text if l ends with A (or
+ * with the last bytes of A) and r begins with B (or with the first bytes of B). So each merge
+ * forbids some cuts, and between characters that no merge names a cut changes nothing: the parts
+ * never touch. Words of a SentencePiece text come apart at their ▁, Chinese at most characters, and
+ * each part is short and frequent enough for the cache. The set of what is forbidden is a filter
+ * with false positives, which only lose cuts. */
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/mem.h"
@@ -178,7 +179,8 @@ void cuts_free(struct cuts *cuts)
     free(cuts);
 }
 
-static bool joined_by_parts(const struct cuts *c, const char *a, size_t n_a, const char *b, size_t n_b)
+static bool joined_by_parts(const struct cuts *c, const char *a, size_t n_a, const char *b,
+                            size_t n_b)
 {
     for (size_t i = 0; i < 4 && i < n_a; i++) {
         uint64_t last = i == 0 ? whole(a) : part(a + n_a - i, i);

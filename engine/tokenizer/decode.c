@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ids back to text: the chain of decoders over a list of strings, exactly as the library runs it,
  * and the table of what each token adds to a stream. */
 #include "engine/tokenizer/regex.h"
@@ -275,7 +276,8 @@ static void put_stripped(const struct decoder *d, const char *s, size_t n, struc
     }
     size_t to = n;
     for (size_t k = 0; k < d->stop && d->text_bytes > 0 && to - from >= d->text_bytes &&
-                       has_at(s, to, to - d->text_bytes, d); k++) {
+                       has_at(s, to, to - d->text_bytes, d);
+         k++) {
         to -= d->text_bytes;
     }
     buf_put(out, s + from, to - from);
@@ -319,9 +321,9 @@ static void put_wordpiece(const struct decoder *d, const char *s, size_t n, bool
                           struct buf *out)
 {
     static const char *const cleanup[][2] = {
-        {" .", "."},     {" ?", "?"},            {" !", "!"},     {" ,", ","},
-        {" ' ", "'"},    {" n't", "n't"},        {" 'm", "'m"},   {" do not", " don't"},
-        {" 's", "'s"},   {" 've", "'ve"},        {" 're", "'re"}};
+        {" .", "."},   {" ?", "?"},     {" !", "!"},    {" ,", ","},
+        {" ' ", "'"},  {" n't", "n't"}, {" 'm", "'m"},  {" do not", " don't"},
+        {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
     struct buf word;
     buf_init(&word, out->max_bytes);
     if (!first && has_at(s, n, 0, d)) {
@@ -357,21 +359,11 @@ static void decode_each(const struct decoder *d, struct scratch *sc, const struc
         size_t n;
         const char *s = list_get(in, i, &n);
         switch (d->kind) {
-        case DECODE_REPLACE:
-            put_replaced(d, sc, s, n, &out->bytes);
-            break;
-        case DECODE_STRIP:
-            put_stripped(d, s, n, &out->bytes);
-            break;
-        case DECODE_METASPACE:
-            put_metaspace(d, s, n, i == 0, &out->bytes);
-            break;
-        case DECODE_WORDPIECE:
-            put_wordpiece(d, s, n, i == 0, &out->bytes);
-            break;
-        default:
-            put_bpe(d, s, n, i + 1 == in->n, &out->bytes);
-            break;
+        case DECODE_REPLACE: put_replaced(d, sc, s, n, &out->bytes); break;
+        case DECODE_STRIP: put_stripped(d, s, n, &out->bytes); break;
+        case DECODE_METASPACE: put_metaspace(d, s, n, i == 0, &out->bytes); break;
+        case DECODE_WORDPIECE: put_wordpiece(d, s, n, i == 0, &out->bytes); break;
+        default: put_bpe(d, s, n, i + 1 == in->n, &out->bytes); break;
         }
         list_close(out);
     }
@@ -471,21 +463,11 @@ static void put_piece(const struct tokenizer *tok, struct scratch *sc, const cha
         int byte;
         buf_clear(&b);
         switch (d->kind) {
-        case DECODE_BYTE_LEVEL:
-            put_bytes(&b, text, a.n_bytes);
-            break;
-        case DECODE_REPLACE:
-            put_replaced(d, sc, text, a.n_bytes, &b);
-            break;
-        case DECODE_METASPACE:
-            put_metaspace(d, text, a.n_bytes, false, &b);
-            break;
-        case DECODE_WORDPIECE:
-            put_wordpiece(d, text, a.n_bytes, false, &b);
-            break;
-        case DECODE_BPE:
-            put_bpe(d, text, a.n_bytes, false, &b);
-            break;
+        case DECODE_BYTE_LEVEL: put_bytes(&b, text, a.n_bytes); break;
+        case DECODE_REPLACE: put_replaced(d, sc, text, a.n_bytes, &b); break;
+        case DECODE_METASPACE: put_metaspace(d, text, a.n_bytes, false, &b); break;
+        case DECODE_WORDPIECE: put_wordpiece(d, text, a.n_bytes, false, &b); break;
+        case DECODE_BPE: put_bpe(d, text, a.n_bytes, false, &b); break;
         case DECODE_BYTE_FALLBACK:
             byte = byte_of_token(text, a.n_bytes);
             if (byte >= 0) {
@@ -494,8 +476,7 @@ static void put_piece(const struct tokenizer *tok, struct scratch *sc, const cha
                 break;
             }
             continue;
-        default:
-            continue; // Fuse joins, Strip is for the ends of a whole text
+        default: continue; // Fuse joins, Strip is for the ends of a whole text
         }
         struct buf swap = a;
         a = b;
@@ -525,9 +506,10 @@ enum status decoders_make_pieces(struct tokenizer *tok, struct err *err)
         }
         buf_clear(&piece);
         put_piece(tok, sc, s, n, &piece);
-        good = !piece.failed && strings_set(&tok->pieces, id, piece.data ? piece.data : "",
-                                            piece.n_bytes);
-        tok->longest_piece = piece.n_bytes > tok->longest_piece ? piece.n_bytes : tok->longest_piece;
+        good = !piece.failed &&
+               strings_set(&tok->pieces, id, piece.data ? piece.data : "", piece.n_bytes);
+        tok->longest_piece =
+            piece.n_bytes > tok->longest_piece ? piece.n_bytes : tok->longest_piece;
     }
     buf_deinit(&piece);
     scratch_give(tok, sc);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A stream's ids to text: bytes are held back until they are whole characters. */
 #include "engine/tokenizer/detok.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Token ids to text, one by one, for a stream: never half a character, and the chunks joined are
  * the whole. Holds back at most three bytes. Text is a continuation: the leading space of the first
  * token stays. To look at the state is to copy the struct: it is plain data.

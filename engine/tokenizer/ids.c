@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lists of ids, and how all models add to one: with an error once it is full. */
 #include "engine/tokenizer/impl.h"
 

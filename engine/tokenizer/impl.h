@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The inside of struct tokenizer, shared by the files of engine/tokenizer/ alone.
  *
  * A text goes through: added tokens that want raw text -> normalizer -> added tokens that want
@@ -98,7 +99,8 @@ struct scratch;
 struct regex;
 struct piece_cache;
 
-/* Oniguruma (Ruby) patterns through PCRE2, or a splitter written by hand for the well-known ones. */
+/* Oniguruma (Ruby) patterns through PCRE2, or a splitter written by hand for the well-known ones.
+ */
 enum status regex_compile(const char *pattern, struct regex **out, struct err *err);
 void regex_free(struct regex *re);
 /* The first match at or after `from`, in the manner of Oniguruma's find_iter (see regex_walk).
@@ -150,10 +152,10 @@ enum normalizer_kind {
 struct charsmap;
 struct normalizer {
     enum normalizer_kind kind;
-    bool left, right;                                    // Strip
+    bool left, right;                                     // Strip
     bool clean_text, chinese_chars, strip_accents, lower; // Bert
-    struct pattern pattern;                              // Replace
-    char *text;                                          // Replace's content, Prepend
+    struct pattern pattern;                               // Replace
+    char *text;                                           // Replace's content, Prepend
     size_t text_bytes;
     struct charsmap *map; // Precompiled
 };
@@ -162,7 +164,7 @@ void normalizer_deinit(struct normalizer *op);
 /* The normalised text, valid until the next call with this scratch; may be s itself. `dropped_head`
  * is set when characters at the very start went away. False: a limit of the matcher was passed. */
 bool normalizer_apply(const struct tokenizer *tok, struct scratch *sc, const char **s, size_t *n,
-                bool *dropped_head);
+                      bool *dropped_head);
 
 struct charsmap *charsmap_load(const char *base64, size_t n_bytes);
 void charsmap_free(struct charsmap *map);
@@ -182,11 +184,11 @@ enum behavior { ISOLATED, REMOVED, MERGED_WITH_PREVIOUS, MERGED_WITH_NEXT, CONTI
 enum prepend_scheme { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER };
 struct stage {
     enum stage_kind kind;
-    struct pattern pattern; // SPLIT
-    enum behavior behavior; // SPLIT, CLASS
-    bool invert;            // SPLIT: the matches are what lies between
-    uint32_t flags;         // CLASS: members have one of these unicode bits,
-    uint32_t code_point;    // or are this
+    struct pattern pattern;     // SPLIT
+    enum behavior behavior;     // SPLIT, CLASS
+    bool invert;                // SPLIT: the matches are what lies between
+    uint32_t flags;             // CLASS: members have one of these unicode bits,
+    uint32_t code_point;        // or are this
     enum prepend_scheme scheme; // METASPACE
     char replacement[4];
     size_t replacement_bytes;
@@ -252,9 +254,9 @@ struct bpe {
     struct merge_rules guarded; // for input: without merges to special tokens
     bool has_guarded;           // false: no merge makes one
     bool ignore_merges, fuse_unk, byte_fallback, has_affixes;
-    char *prefix, *suffix; // continuing_subword_prefix, end_of_word_suffix
-    int32_t unk;           // -1: none
-    bool all_bytes; // byte level, every byte is in the vocabulary, no affixes
+    char *prefix, *suffix;    // continuing_subword_prefix, end_of_word_suffix
+    int32_t unk;              // -1: none
+    bool all_bytes;           // byte level, every byte is in the vocabulary, no affixes
     int32_t byte_symbol[256]; // by byte (byte level) or ASCII character; -1: not in the vocabulary
     int32_t byte_token[256];  // "<0x..>"; -1: absent
     struct cuts *cuts;        // NULL: pieces may not be cut
@@ -273,7 +275,7 @@ struct wordpiece {
     size_t max_chars;
 };
 
-enum status bpe_load(struct tokenizer *tok);              // before added tokens
+enum status bpe_load(struct tokenizer *tok);                    // before added tokens
 enum status bpe_finish(struct tokenizer *tok, struct err *err); // once the keys are made
 void bpe_deinit(struct bpe *bpe);
 
@@ -288,7 +290,8 @@ enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const ch
 enum status bpe_merge_piece(const struct tokenizer *tok, struct scratch *sc, const char *s,
                             size_t n);
 void piece_cache_free(struct piece_cache *cache);
-enum status unigram_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
+enum status unigram_encode(const struct tokenizer *tok, struct scratch *sc, const char *s,
+                           size_t n);
 enum status wordpiece_encode(const struct tokenizer *tok, struct scratch *sc, const char *s,
                              size_t n);
 
@@ -308,7 +311,7 @@ struct decoder {
     struct pattern pattern; // Replace
     char *text;             // Replace's content, Strip's character, WordPiece's prefix, ...
     size_t text_bytes;
-    size_t start, stop; // Strip
+    size_t start, stop;        // Strip
     bool cleanup, keeps_first; // WordPiece; Metaspace with scheme never
 };
 enum status decoders_load(const struct json *node, struct tokenizer *tok, struct err *err);
@@ -342,7 +345,7 @@ struct added_search {
     const struct trie *trie;
     const uint64_t *first_bytes; // 256 bits
     const char *s;
-    size_t n, from, covered; // covered: where the last match ended, stripping included
+    size_t n, from, covered;   // covered: where the last match ended, stripping included
     const struct range *input; // sorted; where no control token may be
     size_t n_input, next_input;
     bool parse_special;
@@ -357,13 +360,13 @@ struct named_token {
 
 /* ---- the whole ---- */
 struct tokenizer {
-    struct strings texts;  // spelling, model's and added tokens
-    struct strings keys;   // what the model looks up: raw bytes if byte level
-    struct strings pieces; // what a token adds to a stream
+    struct strings texts;        // spelling, model's and added tokens
+    struct strings keys;         // what the model looks up: raw bytes if byte level
+    struct strings pieces;       // what a token adds to a stream
     struct string_table by_text; // the model's vocabulary
     struct string_table by_key;  // points into keys if byte level, else unused
-    bool byte_level; // the model takes bytes, and keys are bytes
-    int32_t n_model; // entries of the model's vocabulary
+    bool byte_level;             // the model takes bytes, and keys are bytes
+    int32_t n_model;             // entries of the model's vocabulary
 
     struct normalizer normalizers[MAX_STAGES];
     size_t n_normalizers;
@@ -380,7 +383,7 @@ struct tokenizer {
 
     struct added *added;
     size_t n_added, cap_added;
-    struct strings added_texts;      // by index into added
+    struct strings added_texts; // by index into added
     struct string_table added_table;
     int32_t next_added_id;
     int32_t *added_of; // by id: index into added, or -1
@@ -403,7 +406,7 @@ struct tokenizer {
  * stay warm. */
 struct symbol;
 struct scratch {
-    struct buf joined;   // spans joined, or text repaired
+    struct buf joined; // spans joined, or text repaired
     struct buf norm[2];
     struct buf stage[MAX_STAGES];
     struct buf word; // WordPiece: what is looked up
@@ -440,11 +443,10 @@ static inline bool is_barred(const struct tokenizer *tok, const struct scratch *
 }
 
 enum status post_load(const struct json *node, struct tokenizer *tok, struct err *err);
-/* tokenizer_config.json and special_tokens_map.json; either may be NULL. The second call is for once
- * the post-processor and the ids are known. */
+/* tokenizer_config.json and special_tokens_map.json; either may be NULL. The second call is for
+ * once the post-processor and the ids are known. */
 enum status beside_load(struct tokenizer *tok, const struct json *config, const struct json *map,
                         struct err *err);
 void beside_override_ends(struct tokenizer *tok, const struct json *config);
-
 
 #endif

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* tokenizer.json. The vocabulary and the merges (merges.c), which are nearly all of the
  * file, are read token by token; the small sections become trees. */
 #include "engine/tokenizer/impl.h"
@@ -115,9 +116,9 @@ static double power_of_ten(long exponent)
     return strtod(text, NULL);
 }
 
-/* A score as the library's JSON reader has it: 19 or 20 digits as an integer, then one division by a
- * power of ten. That may differ from the nearest double in the last bit, which decides between paths
- * whose sums are the same but for rounding. */
+/* A score as the library's JSON reader has it: 19 or 20 digits as an integer, then one division by
+ * a power of ten. That may differ from the nearest double in the last bit, which decides between
+ * paths whose sums are the same but for rounding. */
 static double read_score(const char *s, size_t n)
 {
     bool negative = n > 0 && s[0] == '-', behind_point = false, full = false;
@@ -600,10 +601,9 @@ enum status tokenizer_load(const char *dir_or_file, struct tokenizer **out, stru
     TRY(file_map_open(path, &map, err));
     char *config = NULL, *specials = NULL;
     struct tokenizer_files files = {.json = (const char *)map.data, .json_bytes = map.n_bytes};
-    enum status st = map.n_bytes > MAX_FILE_BYTES
-                         ? err_set(err, ERR_LIMIT, "%s: larger than %d MB", path,
-                                   MAX_FILE_BYTES >> 20)
-                         : OK;
+    enum status st = map.n_bytes > MAX_FILE_BYTES ? err_set(err, ERR_LIMIT, "%s: larger than %d MB",
+                                                            path, MAX_FILE_BYTES >> 20)
+                                                  : OK;
     if (st == OK && !is_file) {
         st = read_beside(dir_or_file, "tokenizer_config.json", &config, &files.config_bytes, err);
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The merges of a BPE model: read from tokenizer.json, and the table that holds them.
  *
  * Each merge looks up three strings in a vocabulary that is larger than the caches, in no order. So
@@ -100,7 +101,8 @@ static enum status check_parts(struct reader *r, size_t k)
         return err_set(r->err, ERR_FORMAT, "merge %u has a part that the vocabulary lacks", rank);
     }
     if (m->id[JOINED] < 0) {
-        return err_set(r->err, ERR_FORMAT, "merge %u makes a token that the vocabulary lacks", rank);
+        return err_set(r->err, ERR_FORMAT, "merge %u makes a token that the vocabulary lacks",
+                       rank);
     }
     return OK;
 }
@@ -123,8 +125,8 @@ static enum status flush(struct reader *r)
     }
     for (size_t k = 0; k < 3 * r->n; k++) {
         struct merge_text *m = &r->batch[k / 3];
-        m->id[k % 3] = string_table_find_hashed(t, r->bytes.data + m->at[k % 3], m->n[k % 3],
-                                                m->hash[k % 3]);
+        m->id[k % 3] =
+            string_table_find_hashed(t, r->bytes.data + m->at[k % 3], m->n[k % 3], m->hash[k % 3]);
     }
     for (size_t k = 0; k < r->n; k++) {
         TRY(check_parts(r, k));

@@ -1,6 +1,7 @@
-/* Patterns on names of tensors and modules, as Python's re.match takes them: they have to match from
- * the first character on, and need not match the last.
- * Thread: a compiled pattern may be shared. */
+// SPDX-License-Identifier: Apache-2.0
+/* Patterns on names of tensors and modules, as Python's re.match takes them: they have to match
+ * from the first character on, and need not match the last. Thread: a compiled pattern may be
+ * shared. */
 #ifndef SLUICE_ENGINE_TOKENIZER_NAME_PATTERN_H
 #define SLUICE_ENGINE_TOKENIZER_NAME_PATTERN_H
 

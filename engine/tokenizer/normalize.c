@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Normalizers: text in, text out. Text that a step leaves alone is not copied. */
 #include "engine/tokenizer/regex.h"
 

@@ -1,6 +1,7 @@
-/* Oniguruma's (Ruby) pattern syntax -> PCRE2's. What differs: classes nest and intersect (&&), \h is
- * a hexadecimal digit, {n,m}+ repeats instead of being possessive, (?m) is what others call (?s),
- * and the members of \w, \s, \p{L} and their like follow another version of Unicode.
+// SPDX-License-Identifier: Apache-2.0
+/* Oniguruma's (Ruby) pattern syntax -> PCRE2's. What differs: classes nest and intersect (&&), \h
+ * is a hexadecimal digit, {n,m}+ repeats instead of being possessive, (?m) is what others call
+ * (?s), and the members of \w, \s, \p{L} and their like follow another version of Unicode.
  *
  * A class becomes an expression that matches one character: [items] where brackets suffice,
  * otherwise alternatives and lookaheads. */
@@ -80,27 +81,16 @@ static enum status read_shorthand(struct translator *t, struct buf *items, bool 
     *is = true;
     switch (c) {
     case 'p':
-    case 'P':
-        return read_property(t, items, negated);
+    case 'P': return read_property(t, items, negated);
     case 's':
-    case 'S':
-        class_put_flags(items, U_SPACE, 0);
-        break;
+    case 'S': class_put_flags(items, U_SPACE, 0); break;
     case 'd':
-    case 'D':
-        class_put_property(items, "Nd", U_DIGIT);
-        break;
+    case 'D': class_put_property(items, "Nd", U_DIGIT); break;
     case 'w':
-    case 'W':
-        class_put_word(items, t->class_depth > 0);
-        break;
+    case 'W': class_put_word(items, t->class_depth > 0); break;
     case 'h':
-    case 'H':
-        buf_puts(items, "0-9A-Fa-f");
-        break;
-    default:
-        *is = false;
-        return OK;
+    case 'H': buf_puts(items, "0-9A-Fa-f"); break;
+    default: *is = false; return OK;
     }
     *negated = isupper((unsigned char)c) != 0;
     t->i += 2;
@@ -388,8 +378,8 @@ static void put_boundary(struct translator *t, bool is_boundary)
     class_put_word(&word, false);
     const char *w = word.data ? word.data : "";
     begin_atom(t);
-    buf_printf(t->out, "(?:(?<=[%s])(?%c[%s])|(?<![%s])(?%c[%s]))", w, is_boundary ? '!' : '=', w, w,
-               is_boundary ? '=' : '!', w);
+    buf_printf(t->out, "(?:(?<=[%s])(?%c[%s])|(?<![%s])(?%c[%s]))", w, is_boundary ? '!' : '=', w,
+               w, is_boundary ? '=' : '!', w);
     t->i += 2;
     buf_deinit(&word);
 }
@@ -478,7 +468,8 @@ static enum status open_group(struct translator *t)
     }
     // The same in both.
     char next = peek(t, 1);
-    bool named = c == '<' && (next == '=' || next == '!' || next == '_' || isalpha((unsigned char)next));
+    bool named =
+        c == '<' && (next == '=' || next == '!' || next == '_' || isalpha((unsigned char)next));
     if (c == '\0' || (!strchr(":=!>", c) && !named)) {
         return refuse(t, "a group that is not known");
     }
@@ -562,33 +553,19 @@ static enum status read_one(struct translator *t)
     uint32_t literal = t->last_literal;
     t->last_literal = 0;
     switch (c) {
-    case '\\':
-        return read_backslash(t);
-    case '[':
-        begin_atom(t);
-        return read_class(t, t->out);
-    case '(':
-        return open_group(t);
-    case ')':
-        return close_group(t);
-    case '{':
-        read_braces(t);
-        return OK;
-    case '|':
-        t->has_atom = false;
-        break;
+    case '\\': return read_backslash(t);
+    case '[': begin_atom(t); return read_class(t, t->out);
+    case '(': return open_group(t);
+    case ')': return close_group(t);
+    case '{': read_braces(t); return OK;
+    case '|': t->has_atom = false; break;
     case '*':
     case '+':
     case '?':
     case '^':
-    case '$':
-        break;
-    case '.':
-        begin_atom(t);
-        break;
-    default:
-        t->last_literal = literal;
-        return read_literal(t);
+    case '$': break;
+    case '.': begin_atom(t); break;
+    default: t->last_literal = literal; return read_literal(t);
     }
     buf_putc(t->out, c);
     t->i++;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What can be asked of a loaded tokenizer: its vocabulary, its added tokens, and the tokens that
  * its files name. Reads alone, so that every other file may ask. */
 #include "engine/tokenizer/impl.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Runs compiled patterns: PCRE2 with JIT, or a splitter written by hand. The translation from
  * Oniguruma's syntax is in pattern.c, the splitters are in split.c. */
 #include "engine/tokenizer/regex.h"
@@ -99,16 +100,16 @@ void regex_scratch_free(struct scratch *sc)
     pcre2_jit_stack_free(sc->jit_stack);
 }
 
-int regex_find_pcre(const struct regex *re, struct scratch *sc, const char *s, size_t n, size_t from,
-                    size_t *start, size_t *end)
+int regex_find_pcre(const struct regex *re, struct scratch *sc, const char *s, size_t n,
+                    size_t from, size_t *start, size_t *end)
 {
     if (!prepare_match(sc)) {
         return -1;
     }
     int rc = PCRE2_ERROR_JIT_STACKLIMIT;
     if (re->has_jit) {
-        rc = pcre2_jit_match(re->code, (PCRE2_SPTR)s, n, from, 0, sc->match_data,
-                             sc->match_context);
+        rc =
+            pcre2_jit_match(re->code, (PCRE2_SPTR)s, n, from, 0, sc->match_data, sc->match_context);
     }
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {
         rc = pcre2_match(re->code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,

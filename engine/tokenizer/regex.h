@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Inside the tokenizer: compiled patterns. Only the tokenizer_*.c files may include it.
  * Thread: a compiled regex is shared; the scratch belongs to one call. */
 #ifndef SLUICE_ENGINE_TOKENIZER_REGEX_H
@@ -27,8 +28,8 @@ const char *splitter_pattern(size_t i); // the i-th well-known pattern; NULL pas
  * expressed is ERR_UNSUPPORTED. */
 enum status pattern_translate(const char *pattern, struct buf *out, struct err *err);
 
-/* Appends members of a class, as they stand between brackets. The two with a name return false if it
- * is not known: of \p{..} (lower case, without spaces, '_' and '-'), and of [:..:]. */
+/* Appends members of a class, as they stand between brackets. The two with a name return false if
+ * it is not known: of \p{..} (lower case, without spaces, '_' and '-'), and of [:..:]. */
 void class_put_range(struct buf *b, uint32_t from, uint32_t to);
 void class_put_flags(struct buf *b, uint32_t any, uint32_t all); // one of, all of unicode_bit
 void class_put_word(struct buf *b, bool in_class);               // \w
@@ -39,8 +40,8 @@ bool class_is_script(const char *name); // to PCRE2
 
 /* The PCRE2 halves of regex_compile and regex_find, for tests that compare the two. */
 enum status regex_compile_pcre(const char *pattern, struct regex **out, struct err *err);
-int regex_find_pcre(const struct regex *re, struct scratch *sc, const char *s, size_t n, size_t from,
-                    size_t *start, size_t *end);
+int regex_find_pcre(const struct regex *re, struct scratch *sc, const char *s, size_t n,
+                    size_t from, size_t *start, size_t *end);
 void regex_scratch_free(struct scratch *sc);
 
 #endif

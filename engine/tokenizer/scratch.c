@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The scratch memory that a call borrows: parked in the tokenizer between calls, so that its
  * buffers, the matcher's state and the piece cache stay warm. */
 #include "engine/tokenizer/regex.h"

@@ -1,6 +1,8 @@
-/* Splitters written by hand for the patterns that nearly all models use. Each gives exactly what the
- * pattern gives (a test compares them with PCRE2 on random text), without backtracking: white space,
- * for instance, is looked at once, however the alternatives at the end of the patterns divide it.
+// SPDX-License-Identifier: Apache-2.0
+/* Splitters written by hand for the patterns that nearly all models use. Each gives exactly what
+ * the pattern gives (a test compares them with PCRE2 on random text), without backtracking: white
+ * space, for instance, is looked at once, however the alternatives at the end of the patterns
+ * divide it.
  *
  * A splitter returns the first match at or after `from`. */
 #include "engine/tokenizer/regex.h"
@@ -382,7 +384,7 @@ static int split_deepseek3(const char *s, size_t n, size_t from, size_t *start, 
 
 #define TAIL "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define CL100K(letters, most, other)                                                               \
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?" letters "+|\\p{N}" most "| ?" other     \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?" letters "+|\\p{N}" most "| ?" other      \
     "+[\\r\\n]*" TAIL
 #define UPPERS "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define LOWERS "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"

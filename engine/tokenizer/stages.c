@@ -1,5 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Pre-tokenizers: each stage cuts or rewrites what the stage before hands to it, and passes each
- * piece on at once, so that nothing is ever listed. The recursion is as deep as there are stages. */
+ * piece on at once, so that nothing is ever listed. The recursion is as deep as there are stages.
+ */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
@@ -215,13 +217,10 @@ static enum status model_encode(const struct tokenizer *tok, struct scratch *sc,
                                 size_t n)
 {
     switch (tok->model) {
-    case MODEL_BPE:
-        return bpe_encode(tok, sc, s, n);
-    case MODEL_UNIGRAM:
-        return unigram_encode(tok, sc, s, n);
+    case MODEL_BPE: return bpe_encode(tok, sc, s, n);
+    case MODEL_UNIGRAM: return unigram_encode(tok, sc, s, n);
     case MODEL_WORDPIECE:
-    case MODEL_WORDLEVEL:
-        break;
+    case MODEL_WORDLEVEL: break;
     }
     return wordpiece_encode(tok, sc, s, n);
 }
@@ -258,10 +257,8 @@ static enum status cutter_flush(struct cutter *c)
 static bool extends_held(const struct cutter *c, bool match)
 {
     switch (c->behavior) {
-    case CONTIGUOUS:
-        return match == c->held_match;
-    case MERGED_WITH_PREVIOUS:
-        return match && !c->held_match;
+    case CONTIGUOUS: return match == c->held_match;
+    case MERGED_WITH_PREVIOUS: return match && !c->held_match;
     default: // MERGED_WITH_NEXT
         return !match && c->held_match;
     }
@@ -400,9 +397,9 @@ static void map_bytes(const char *s, size_t n, struct buf *out)
 
 static void map_spaces(const struct stage *st, const char *s, size_t n, bool first, struct buf *out)
 {
-    bool begins = (n >= st->replacement_bytes &&
-                   memcmp(s, st->replacement, st->replacement_bytes) == 0) ||
-                  s[0] == ' ';
+    bool begins =
+        (n >= st->replacement_bytes && memcmp(s, st->replacement, st->replacement_bytes) == 0) ||
+        s[0] == ' ';
     if (!begins && (st->scheme == PREPEND_ALWAYS || (st->scheme == PREPEND_FIRST && first))) {
         buf_put(out, st->replacement, st->replacement_bytes);
     }
@@ -455,21 +452,16 @@ static enum status run(const struct tokenizer *tok, struct scratch *sc, size_t k
         return OK;
     }
     const struct stage *st = &tok->stages[k];
-    struct cutter c = {.tok = tok, .sc = sc, .k = k + 1, .s = s, .first = first,
-                       .behavior = st->behavior};
+    struct cutter c = {
+        .tok = tok, .sc = sc, .k = k + 1, .s = s, .first = first, .behavior = st->behavior};
     switch (st->kind) {
-    case STAGE_SPLIT:
-        return run_split(&c, st, n);
-    case STAGE_CLASS:
-        return run_class(&c, st, n);
-    case STAGE_WORDS:
-        return run_words(&c, n);
-    case STAGE_FIXED:
-        return run_fixed(&c, st, n);
+    case STAGE_SPLIT: return run_split(&c, st, n);
+    case STAGE_CLASS: return run_class(&c, st, n);
+    case STAGE_WORDS: return run_words(&c, n);
+    case STAGE_FIXED: return run_fixed(&c, st, n);
     case STAGE_PREFIX_SPACE:
     case STAGE_BYTE_MAP:
-    case STAGE_METASPACE:
-        break;
+    case STAGE_METASPACE: break;
     }
     return run_rewrite(tok, sc, k, s, n, first);
 }

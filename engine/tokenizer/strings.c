@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Strings by id, the hash table over them, and the byte trie. */
 #include "engine/tokenizer/impl.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A text's way to ids: spans are joined, added tokens cut out, and each stretch between them
  * goes to the stages. The top of engine/tokenizer/: what it calls never calls back. */
 #include "engine/tokenizer/regex.h"
@@ -113,7 +114,8 @@ static void map_input(struct job *job, struct range stretch, size_t n_normalized
     }
     struct scratch *other = scratch_take(job->tok);
     for (size_t k = job->next_input; at < stretch.end - stretch.start; k++) {
-        struct range r = k < job->n_input ? job->input[k] : (struct range){stretch.end, stretch.end};
+        struct range r =
+            k < job->n_input ? job->input[k] : (struct range){stretch.end, stretch.end};
         size_t cuts[2] = {r.start, r.end};
         for (int half = 0; half < 2; half++) {
             size_t cut = cuts[half] < stretch.start ? stretch.start : cuts[half];
@@ -158,9 +160,13 @@ static enum status encode_normalized(struct job *job, struct range stretch, cons
     if (job->sc->has_input) {
         map_input(job, stretch, n, &mapped);
     }
-    struct added_search search = {.tok = job->tok, .trie = &job->tok->normalized_trie,
-                                  .first_bytes = job->tok->normalized_first, .s = s, .n = n,
-                                  .input = mapped.input, .n_input = mapped.n_input,
+    struct added_search search = {.tok = job->tok,
+                                  .trie = &job->tok->normalized_trie,
+                                  .first_bytes = job->tok->normalized_first,
+                                  .s = s,
+                                  .n = n,
+                                  .input = mapped.input,
+                                  .n_input = mapped.n_input,
                                   .parse_special = job->flags.parse_special};
     struct range match;
     int32_t index;
@@ -198,9 +204,13 @@ static enum status encode_stretch(struct job *job, struct range stretch)
 
 static enum status encode_text(struct job *job)
 {
-    struct added_search search = {.tok = job->tok, .trie = &job->tok->raw_trie,
-                                  .first_bytes = job->tok->raw_first, .s = job->s, .n = job->n,
-                                  .input = job->input, .n_input = job->n_input,
+    struct added_search search = {.tok = job->tok,
+                                  .trie = &job->tok->raw_trie,
+                                  .first_bytes = job->tok->raw_first,
+                                  .s = job->s,
+                                  .n = job->n,
+                                  .input = job->input,
+                                  .n_input = job->n_input,
                                   .parse_special = job->flags.parse_special};
     struct range match;
     int32_t index;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Text to token ids and back, exactly as Hugging Face `tokenizers` does it for the same
  * tokenizer.json: BPE (byte level or with byte fallback) and Unigram, all normalizers,
  * pre-tokenizers, post-processors and decoders that language models use. What a file asks for and
@@ -28,7 +29,7 @@ struct ids {
 };
 
 void ids_init(struct ids *ids, size_t max);
-void ids_deinit(struct ids *ids); // accepts a zeroed struct
+void ids_deinit(struct ids *ids);          // accepts a zeroed struct
 bool ids_put(struct ids *ids, int32_t id); // false: over the maximum, or out of memory
 
 struct tokenizer_flags {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/tokenizer/unicode.h"
 
 size_t unicode_space_prefix(const char *s, size_t n_bytes)

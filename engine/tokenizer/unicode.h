@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What each code point is to Hugging Face `tokenizers` (measured, see scripts/tokenizer_tables.py),
  * and steps through text that is known to be valid UTF-8.
  * Thread: any. */
@@ -96,8 +97,8 @@ static inline size_t unicode_lead_length(unsigned char lead)
 size_t unicode_space_prefix(const char *s, size_t n_bytes);
 size_t unicode_space_suffix(const char *s, size_t n_bytes);
 
-/* False for what the library's normalisation forms do not know: it stays as it is, joins nothing and
- * orders nothing. */
+/* False for what the library's normalisation forms do not know: it stays as it is, joins nothing
+ * and orders nothing. */
 bool unicode_has_forms(uint32_t cp);
 
 /* Appends the lower case of cp (one or two code points) and returns how many. */

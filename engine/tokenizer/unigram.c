@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Unigram (the best path by log probability), WordPiece and WordLevel. */
 #include "engine/tokenizer/impl.h"
 
@@ -128,7 +129,8 @@ enum status unigram_encode(const struct tokenizer *tok, struct scratch *sc, cons
 }
 
 /* The longest known prefix, again and again; a word with an unknown part is unknown as a whole. */
-static enum status wordpiece(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n)
+static enum status wordpiece(const struct tokenizer *tok, struct scratch *sc, const char *s,
+                             size_t n)
 {
     const struct wordpiece *wp = &tok->wordpiece;
     size_t chars = 0, first = sc->out->n;
@@ -163,8 +165,9 @@ static enum status wordpiece(const struct tokenizer *tok, struct scratch *sc, co
         return OK;
     }
     sc->out->n = first;
-    return wp->unk < 0 ? err_set(sc->err, ERR_INVALID, "a word is unknown and there is no unk_token")
-                       : emit(sc, wp->unk);
+    return wp->unk < 0
+               ? err_set(sc->err, ERR_INVALID, "a word is unknown and there is no unk_token")
+               : emit(sc, wp->unk);
 }
 
 enum status wordpiece_encode(const struct tokenizer *tok, struct scratch *sc, const char *s,

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes test/gguf/blocks.json: some random blocks of each GGUF format, and the sum of what the `gguf` package says that
 they mean.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What random configurations of variants.py are drawn from: what all families share."""
 
 WINDOW = 24

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random configurations of families whose layers differ: functions of a random.Random."""
 
 from choices import WINDOW, heads, layer_types, rope

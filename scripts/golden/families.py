@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tiny models of test/golden that this project makes itself: one row each.
 
 A row is (folder, model_type, config values). Every row shares COMMON; a row states only what makes

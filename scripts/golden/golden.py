@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Make or check the tiny golden models of test/golden with transformers.
 
     golden.py --make test/golden [FOLDER ...]    make the models of families.py, or those named

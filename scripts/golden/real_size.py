@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compare `sluice generate` with transformers on models of real shapes, made on the spot.
 
     real_size.py --device cuda [--folder /dev/shm] [NAME ...]     a GPU, 6 GB of its memory, 4 GB in the folder

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Compare `sluice generate` with transformers on random variants of every family.
 
     variants.py [--seeds N] [--first N] [--keep DIR] [FAMILY ...]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packed batches from worker processes, in an order that depends on the seed alone.
 
 Batch b holds documents drawn from shard b, packed into rows so that no document crosses a row.

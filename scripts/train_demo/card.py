@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Puts the accuracy of both models into models/README.md, between its two marks.
 
 scripts/eval_demo --base-url ... --cases 100 --json > demo.json          (a server of models/demo)

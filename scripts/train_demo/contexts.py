@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tasks that need something said earlier: facts in a context, and what the user told of himself.
 
 Each function returns a conversation as a list of chat messages; every assistant message in it is a

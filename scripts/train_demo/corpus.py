@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts tasks together: whole training documents, and the held-out cases of the evaluation.
 
 A document is either {"messages": ..., "tools": ...} or {"text": ...} (plain text without a

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes test/demo/expected.json: what transformers makes of models/demo and models/demo-draft.
 
 For two held-out cases of each task: the request, the ids of its rendered prompt, and the greedy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the model knows about sluice and a little small talk: questions in several wordings, one
 answer each."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says whether an answer is right. Shared by the training script and scripts/eval_demo."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plain Llama in PyTorch: training over packed documents, generation with a cache, Hugging Face
 files.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The held-out tasks on a PyTorch model, without any server: greedy, bf16."""
 
 import torch

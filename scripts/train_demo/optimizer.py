@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Muon for the matrices, Adam for embeddings and norms."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small stories and running text, made from a grammar: a beginning, a trouble, a help, an end."""
 
 import words

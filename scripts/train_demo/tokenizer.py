@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tokenizer and the chat template: training, saving, and turning documents into ids with loss
 weights."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversations with tools: their schemas, questions that need them, calls, results and answers."""
 
 import json

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains models/demo and models/demo-draft together, evaluates both, and writes them as Hugging
 Face folders.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tasks of one question and one answer. Each function takes (rng, held) and returns (question,
 answer).
 

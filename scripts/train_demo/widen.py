@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes a Llama larger without changing what it computes, so that the demo pair can show what
 speculation gains at the cost of a model of real size.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words from which the corpus is made, and random strings of several kinds."""
 
 import unicodedata

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Health, load, metrics, and what an operator may do. Nothing here waits for the engine. */
 #include "server/api/api.h"
 
@@ -42,8 +43,7 @@ static void put_nodes(struct api *a, struct buf *b)
     }
 }
 
-static void reply_health(struct api *a, struct http_request *req, bool good,
-                         enum api_health health)
+static void reply_health(struct api *a, struct http_request *req, bool good, enum api_health health)
 {
     struct buf b;
     buf_init(&b, 1 << 12);
@@ -177,14 +177,14 @@ void api_get_server_info(struct http_request *req, void *arg)
         }
         buf_printf(&b, ",\"model_type\":\"%s\",\"device\":", i->model_type);
         buf_put_json(&b, i->device, strlen(i->device));
-        buf_printf(&b, ",\"vocab\":%d,\"hidden\":%d,\"max_model_len\":%d,\"block_size\":%d,"
-                       "\"num_blocks\":%d,\"max_num_seqs\":%d,\"parameters\":%" PRId64
-                       ",\"weight_bytes\":%zu,\"kv_bytes\":%zu,\"kv_cache_dtype\":\"%s\","
-                       "\"tool_call_parser\":\"%s\"",
+        buf_printf(&b,
+                   ",\"vocab\":%d,\"hidden\":%d,\"max_model_len\":%d,\"block_size\":%d,"
+                   "\"num_blocks\":%d,\"max_num_seqs\":%d,\"parameters\":%" PRId64
+                   ",\"weight_bytes\":%zu,\"kv_bytes\":%zu,\"kv_cache_dtype\":\"%s\","
+                   "\"tool_call_parser\":\"%s\"",
                    i->vocab, i->hidden, i->max_model_len, i->block_tokens, i->n_blocks,
                    i->max_num_seqs, i->n_parameters, i->weight_bytes, i->kv_bytes,
-                   i->kv_cache_dtype,
-                   a->calls.model.parser ? a->calls.model.parser->name : "none");
+                   i->kv_cache_dtype, a->calls.model.parser ? a->calls.model.parser->name : "none");
     }
     buf_putc(&b, '}');
     reply_json(req, 200, &b);
@@ -213,10 +213,10 @@ static void put_call(struct buf *b, const struct call *c, int64_t now_ns)
     const char *peer = api_call_peer(c);
     buf_puts(b, "{\"id\":");
     buf_put_json(b, c->id, strlen(c->id));
-    buf_printf(b, ",\"phase\":\"%s\",\"age_ms\":%" PRId64 ",\"prompt_tokens\":%" PRId64
-                  ",\"output_tokens\":%" PRId64 ",\"stream\":%s",
-               phase_of(c),
-               (now_ns - c->t_start_ns) / 1000000, prompt, taken,
+    buf_printf(b,
+               ",\"phase\":\"%s\",\"age_ms\":%" PRId64 ",\"prompt_tokens\":%" PRId64
+               ",\"output_tokens\":%" PRId64 ",\"stream\":%s",
+               phase_of(c), (now_ns - c->t_start_ns) / 1000000, prompt, taken,
                c->request.stream && !c->preparing ? "true" : "false");
     if (peer) {
         buf_puts(b, ",\"client\":");
@@ -251,9 +251,9 @@ void api_on_report(void *arg)
     api_put_stats(a, &s);
     log_info("report: %s, %lld requests, %d running, %d waiting (%lld prompt tokens), %d of %d KV "
              "blocks held, %lld steps, %lld preemptions",
-             api_health_names[api_check_health(a, now_ns)], (long long)a->calls.n_calls, s.n_running,
-             engine_stats_queued(&s), (long long)(s.waiting_tokens + s.submitted_tokens),
-             s.n_blocks_held, s.n_blocks,
+             api_health_names[api_check_health(a, now_ns)], (long long)a->calls.n_calls,
+             s.n_running, engine_stats_queued(&s),
+             (long long)(s.waiting_tokens + s.submitted_tokens), s.n_blocks_held, s.n_blocks,
              (long long)s.n_steps, (long long)s.preemptions);
     buf_init(&b, 1 << 12);
     for (const struct call *c = a->calls.calls; c && n < MOST; c = c->next, n++) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/api/api.h"
 
 #include "engine/base/clock.h"
@@ -29,7 +30,10 @@ static void wake(void *arg)
 
 void api_set_store(struct api *a, struct store *store)
 {
-    struct batches_options o = {.store = store, .calls = &a->calls, .wake = wake, .arg = a,
+    struct batches_options o = {.store = store,
+                                .calls = &a->calls,
+                                .wake = wake,
+                                .arg = a,
                                 .max_line_bytes = (size_t)a->config->max_body_bytes,
                                 .retention_s = (int64_t)a->config->data_retention};
     a->store = a->calls.store = store;
@@ -157,7 +161,8 @@ void api_on_wake(void *arg)
 {
     struct api *a = arg;
     call_on_wake(&a->calls);
-    if (a->batches && http_server_state(a->http) != HTTP_STOPPED) { // else there is no pool any more
+    if (a->batches &&
+        http_server_state(a->http) != HTTP_STOPPED) { // else there is no pool any more
         batches_turn(a->batches);
     }
 }

@@ -1,5 +1,6 @@
-/* The OpenAI API over HTTP: the server's state, its routes and handlers. What a request does from its
- * body to its answer is a call (server/call/call.h); here it gets its host and its sink.
+// SPDX-License-Identifier: Apache-2.0
+/* The OpenAI API over HTTP: the server's state, its routes and handlers. What a request does from
+ * its body to its answer is a call (server/call/call.h); here it gets its host and its sink.
  * Thread: the loop, unless said otherwise. */
 #ifndef SLUICE_SERVER_API_API_H
 #define SLUICE_SERVER_API_API_H
@@ -36,8 +37,8 @@ struct api {
     struct tenant *anyone; // of whoever asks, where there are no keys
     struct metrics metrics;
     struct status_history history;
-    struct store *store;     // NULL: built without; the owner's
-    struct batches *batches; // NULL: as the store
+    struct store *store;      // NULL: built without; the owner's
+    struct batches *batches;  // NULL: as the store
     int64_t data_retention_s; // of files and batches; 0: for ever
     bool ready, load_failed, draining;
     atomic_int load_permille; // written by the loading thread
@@ -92,7 +93,8 @@ bool api_hides_docs(const struct api *a, struct http_request *req);
 void api_put_stats(struct api *a, struct engine_stats *s);
 double api_kv_usage(const struct engine_stats *s);
 
-/* ---- endpoints -------------------------------------------------------------------------------- */
+/* ---- endpoints --------------------------------------------------------------------------------
+ */
 
 extern const struct http_route api_routes[]; // routes.c
 

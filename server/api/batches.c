@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* /v1/batches: files of requests, and what has become of them. */
 #include "server/api/work.h"
 
@@ -47,12 +48,13 @@ static void put_time(struct buf *b, const char *key, int64_t at)
 
 static void put_usage(struct buf *b, const struct stored_batch *s)
 {
-    buf_printf(b,
-               ",\"usage\":{\"input_tokens\":%lld,\"input_tokens_details\":{\"cached_tokens\":%lld},"
-               "\"output_tokens\":%lld,\"output_tokens_details\":{\"reasoning_tokens\":0},"
-               "\"total_tokens\":%lld}",
-               (long long)s->input_tokens, (long long)s->cached_tokens,
-               (long long)s->output_tokens, (long long)(s->input_tokens + s->output_tokens));
+    buf_printf(
+        b,
+        ",\"usage\":{\"input_tokens\":%lld,\"input_tokens_details\":{\"cached_tokens\":%lld},"
+        "\"output_tokens\":%lld,\"output_tokens_details\":{\"reasoning_tokens\":0},"
+        "\"total_tokens\":%lld}",
+        (long long)s->input_tokens, (long long)s->cached_tokens, (long long)s->output_tokens,
+        (long long)(s->input_tokens + s->output_tokens));
 }
 
 static void put_batch(struct buf *b, const struct stored_batch *s)
@@ -66,8 +68,8 @@ static void put_batch(struct buf *b, const struct stored_batch *s)
         {"expired_at", BATCH_EXPIRED},         {"cancelling_at", BATCH_CANCELLING},
         {"cancelled_at", BATCH_CANCELLED},
     };
-    buf_printf(b, "{\"id\":\"%s\",\"object\":\"batch\",\"endpoint\":\"%s\",\"status\":\"%s\"", s->id,
-               s->endpoint, batch_status_names[s->status]);
+    buf_printf(b, "{\"id\":\"%s\",\"object\":\"batch\",\"endpoint\":\"%s\",\"status\":\"%s\"",
+               s->id, s->endpoint, batch_status_names[s->status]);
     put_text(b, "model", s->model);
     put_json(b, "errors", s->errors);
     put_text(b, "input_file_id", s->input_file);
@@ -104,7 +106,8 @@ static bool read_metadata(struct api_body *b, struct buf *out)
         if (!text || strlen(key) > MAX_KEY || strlen(text) > MAX_VALUE) {
             return api_error_set(b->error, 400, "invalid_value", "metadata",
                                  "Invalid 'metadata': strings of at most %d bytes under keys of at "
-                                 "most %d.", MAX_VALUE, MAX_KEY);
+                                 "most %d.",
+                                 MAX_VALUE, MAX_KEY);
         }
         buf_puts(out, out->n_bytes > 1 ? "," : "");
         buf_put_json(out, key, strlen(key));
@@ -127,7 +130,8 @@ static bool read_output_life(struct api_body *b, int64_t *seconds)
         *seconds > MOST_LIFE_S) {
         return api_error_set(b->error, 400, "invalid_value", "output_expires_after",
                              "Invalid 'output_expires_after': expected the anchor 'created_at' and "
-                             "%d to %d seconds.", LEAST_LIFE_S, MOST_LIFE_S);
+                             "%d to %d seconds.",
+                             LEAST_LIFE_S, MOST_LIFE_S);
     }
     return true;
 }
@@ -265,8 +269,8 @@ static void list(struct api_work *w)
             buf_puts(&w->reply, i ? "," : "");
             put_batch(&w->reply, &batches[i]);
         }
-        api_put_page_end(&w->reply, n > 0 ? batches[0].id : NULL,
-                         n > 0 ? batches[n - 1].id : NULL, has_more);
+        api_put_page_end(&w->reply, n > 0 ? batches[0].id : NULL, n > 0 ? batches[n - 1].id : NULL,
+                         has_more);
     }
     for (size_t i = 0; i < n; i++) {
         stored_batch_deinit(&batches[i]);
@@ -286,9 +290,9 @@ static void cancel(struct api_work *w)
     struct err err = {""};
     enum status st;
     if (store_batch_find(w->store, w->owner, w->id, &s, &st, &err)) {
-        bool moved = store_batch_move(w->store, s.id,
-                                      1u << BATCH_VALIDATING | 1u << BATCH_IN_PROGRESS,
-                                      BATCH_CANCELLING, clock_wall_sec(), &st, &err);
+        bool moved =
+            store_batch_move(w->store, s.id, 1u << BATCH_VALIDATING | 1u << BATCH_IN_PROGRESS,
+                             BATCH_CANCELLING, clock_wall_sec(), &st, &err);
         snprintf(w->batch, sizeof w->batch, "%s", moved ? s.id : "");
         stored_batch_deinit(&s);
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Calls over HTTP: where their time and threads come from, and where their answers go. */
 #include "server/api/api.h"
 

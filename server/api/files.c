@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* /v1/files: what batches read and write. */
 #include "server/api/multipart.h"
 #include "server/api/work.h"
@@ -127,8 +128,8 @@ static void copy_name(char *to, size_t room, const char *name)
     to[n] = '\0';
 }
 
-static enum status store_file(struct api_work *w, const struct form *form,
-                              struct stored_file *file, struct err *err)
+static enum status store_file(struct api_work *w, const struct form *form, struct stored_file *file,
+                              struct err *err)
 {
     struct store_upload *u;
     TRY(store_upload_begin(w->store, &u, err));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/api/keys.h"
 
 #include "engine/base/file.h"

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 /* API keys and what they may do, from the configuration and from a file of lines
  *
  *     KEY [inference,admin,metrics] [NAME] [SETTING=VALUE ...]      # a comment
  *
  * A line without scopes means inference. Settings (tenant.h) stand for the options' defaults. Each
- * line is a tenant, which stays the same one while its key stays. Keys are compared in constant time and never printed.
- * Thread: the loop. */
+ * line is a tenant, which stays the same one while its key stays. Keys are compared in constant
+ * time and never printed. Thread: the loop. */
 #ifndef SLUICE_SERVER_API_KEYS_H
 #define SLUICE_SERVER_API_KEYS_H
 

@@ -1,5 +1,6 @@
-/* What llama.cpp's clients ask of a server beside its answers: its settings, and what runs. For operators,
- * and without prompts and paths. */
+// SPDX-License-Identifier: Apache-2.0
+/* What llama.cpp's clients ask of a server beside its answers: its settings, and what runs. For
+ * operators, and without prompts and paths. */
 #include "server/api/api.h"
 
 #include <inttypes.h>
@@ -28,8 +29,9 @@ static bool refuse(const struct api *a, struct http_request *req)
 static void put_defaults(struct buf *b, const struct api_model *m)
 {
     const struct sampling_params *p = &m->defaults;
-    buf_printf(b, "{\"id\":0,\"id_task\":-1,\"n_ctx\":%d,\"speculative\":%s,\"is_processing\":false,"
-                  "\"params\":{\"n_predict\":%d,\"seed\":-1,\"top_k\":%d,\"temperature\":",
+    buf_printf(b,
+               "{\"id\":0,\"id_task\":-1,\"n_ctx\":%d,\"speculative\":%s,\"is_processing\":false,"
+               "\"params\":{\"n_predict\":%d,\"seed\":-1,\"top_k\":%d,\"temperature\":",
                m->info->max_model_len, m->info->n_spec_tokens > 0 ? "true" : "false",
                m->has_default_max_tokens ? p->max_tokens : -1, p->top_k);
     buf_put_double(b, (double)p->temperature);
@@ -63,8 +65,10 @@ void api_props(struct http_request *req, void *arg)
     put_text(&b, m->names[0]);
     buf_printf(&b, ",\"chat_template\":");
     put_text(&b, m->template ? chat_template_text(m->template) : "");
-    buf_printf(&b, ",\"chat_template_caps\":{\"supports_tools\":%s},\"modalities\":{\"vision\":false,"
-                   "\"audio\":false},\"bos_token\":", m->parser ? "true" : "false");
+    buf_printf(&b,
+               ",\"chat_template_caps\":{\"supports_tools\":%s},\"modalities\":{\"vision\":false,"
+               "\"audio\":false},\"bos_token\":",
+               m->parser ? "true" : "false");
     put_token(&b, m->tok, m->tok ? tokenizer_bos(m->tok) : -1);
     buf_puts(&b, ",\"eos_token\":");
     put_token(&b, m->tok, m->tok ? tokenizer_eos(m->tok) : -1);
@@ -75,12 +79,14 @@ void api_props(struct http_request *req, void *arg)
 static void put_slot(struct buf *b, const struct api *a, int32_t id, const struct call_choice *ch)
 {
     const struct engine_info *i = a->calls.model.info;
-    buf_printf(b, "%s{\"id\":%d,\"n_ctx\":%d,\"speculative\":%s,\"is_processing\":%s", id ? "," : "",
-               id, i->max_model_len, i->n_spec_tokens > 0 ? "true" : "false", ch ? "true" : "false");
+    buf_printf(b, "%s{\"id\":%d,\"n_ctx\":%d,\"speculative\":%s,\"is_processing\":%s",
+               id ? "," : "", id, i->max_model_len, i->n_spec_tokens > 0 ? "true" : "false",
+               ch ? "true" : "false");
     if (ch) {
         int32_t left = ch->request->params.max_tokens - ch->n_taken;
-        buf_printf(b, ",\"n_prompt_tokens\":%d,\"next_token\":[{\"has_next_token\":true,"
-                      "\"n_remain\":%d,\"n_decoded\":%d}]",
+        buf_printf(b,
+                   ",\"n_prompt_tokens\":%d,\"next_token\":[{\"has_next_token\":true,"
+                   "\"n_remain\":%d,\"n_decoded\":%d}]",
                    ch->request->n_prompt, left, ch->n_taken);
     } else {
         buf_puts(b, ",\"next_token\":[{\"has_next_token\":false,\"n_remain\":-1,\"n_decoded\":0}]");

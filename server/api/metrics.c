@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/api/metrics.h"
 #include "engine/base/log.h"
 
@@ -8,55 +9,57 @@
 #include <unistd.h>
 
 #define LATENCY                                                                                    \
-    {                                                                                              \
-        .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680  \
-    }
+    {.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
 #define TOKENS                                                                                     \
-    {                                                                                              \
-        1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, \
-            500000, 1000000                                                                        \
-    }
+    {1,    2,    5,     10,    20,    50,     100,    200,    500,    1000,                        \
+     2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000}
 #define PER_TOKEN                                                                                  \
-    {                                                                                              \
-        .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80         \
-    }
+    {.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
 
 static const struct {
-    const char *name, *help, *alias; // alias: the same under an older name
+    const char *name, *help, *alias;   // alias: the same under an older name
     double bounds[METRIC_MAX_BUCKETS]; // ends at the first 0
 } histograms[N_HISTOGRAMS] = {
-    [MEASURE_TTFT] = {"vllm:time_to_first_token_seconds", "Time to first token.", NULL,
-                   {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20,
-                    40, 80, 160, 640, 2560}},
+    [MEASURE_TTFT] = {"vllm:time_to_first_token_seconds",
+                      "Time to first token.",
+                      NULL,
+                      {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                       1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560}},
     [MEASURE_ITL] = {"vllm:inter_token_latency_seconds", "Time between tokens of a stream.", NULL,
-                  PER_TOKEN},
+                     PER_TOKEN},
     [MEASURE_TPOT] = {"vllm:request_time_per_output_token_seconds", "Mean time per output token.",
-                   "vllm:time_per_output_token_seconds", PER_TOKEN},
+                      "vllm:time_per_output_token_seconds", PER_TOKEN},
     [MEASURE_E2E] = {"vllm:e2e_request_latency_seconds", "Whole requests.", NULL, LATENCY},
     [MEASURE_QUEUE] = {"vllm:request_queue_time_seconds", "Time in the queue.", NULL, LATENCY},
     [MEASURE_INFERENCE] = {"vllm:request_inference_time_seconds", "Time after the queue.", NULL,
-                        LATENCY},
+                           LATENCY},
     [MEASURE_PREFILL] = {"vllm:request_prefill_time_seconds", "From the queue to the first token.",
-                      NULL, LATENCY},
-    [MEASURE_DECODE] = {"vllm:request_decode_time_seconds", "From the first token to the last.", NULL,
-                     LATENCY},
+                         NULL, LATENCY},
+    [MEASURE_DECODE] = {"vllm:request_decode_time_seconds", "From the first token to the last.",
+                        NULL, LATENCY},
     [MEASURE_PROMPT_TOKENS] = {"vllm:request_prompt_tokens", "Prompt tokens of a request.", NULL,
-                            TOKENS},
-    [MEASURE_GENERATION_TOKENS] = {"vllm:request_generation_tokens", "Generated tokens of a request.",
-                                NULL, TOKENS},
+                               TOKENS},
+    [MEASURE_GENERATION_TOKENS] = {"vllm:request_generation_tokens",
+                                   "Generated tokens of a request.", NULL, TOKENS},
     [MEASURE_MAX_GENERATION_TOKENS] = {"vllm:request_max_num_generation_tokens",
-                                    "The longest sample of a request.", NULL, TOKENS},
+                                       "The longest sample of a request.", NULL, TOKENS},
     [MEASURE_MAX_TOKENS] = {"vllm:request_params_max_tokens", "max_tokens of a request.", NULL,
-                         TOKENS},
+                            TOKENS},
     [MEASURE_N] = {"vllm:request_params_n", "n of a request.", NULL, {1, 2, 5, 10, 20}},
     [MEASURE_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens",
-                               "Prompt tokens of a request that no cache had.", NULL, TOKENS},
+                                  "Prompt tokens of a request that no cache had.", NULL, TOKENS},
     /* The first bound tells those that never gave way: a list ends at 0. */
-    [MEASURE_PREEMPTIONS] = {"vllm:request_num_preemptions", "Preemptions of a request's samples.",
-                          NULL, {.5, 1, 2, 5, 10, 20, 50, 100}},
-    [HIST_ITERATION_TOKENS] = {"vllm:iteration_tokens_total", "Rows of a step.", NULL,
+    [MEASURE_PREEMPTIONS] = {"vllm:request_num_preemptions",
+                             "Preemptions of a request's samples.",
+                             NULL,
+                             {.5, 1, 2, 5, 10, 20, 50, 100}},
+    [HIST_ITERATION_TOKENS] = {"vllm:iteration_tokens_total",
+                               "Rows of a step.",
+                               NULL,
                                {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}},
-    [HIST_HTTP] = {"http_request_duration_seconds", "HTTP requests.", NULL,
+    [HIST_HTTP] = {"http_request_duration_seconds",
+                   "HTTP requests.",
+                   NULL,
                    {.001, .005, .01, .05, .1, .5, 1, 5, 10, 60, 600}},
 };
 
@@ -97,8 +100,8 @@ void metrics_http(struct metrics *m, const struct http_record *record)
     for (size_t i = 0; i < 6 && m->n_http < METRIC_MAX_HTTP; i++) {
         if (strcmp(methods[i], method) == 0 || i == 5) {
             bool known = strcmp(methods[i], method) == 0;
-            m->http[m->n_http++] = (struct metric_http){known ? methods[i] : "", route,
-                                                        record->status, 1};
+            m->http[m->n_http++] =
+                (struct metric_http){known ? methods[i] : "", route, record->status, 1};
             return;
         }
     }
@@ -150,9 +153,11 @@ static void print_histogram(const struct metrics *m, int h, const char *name,
     for (int i = 0; i < METRIC_MAX_BUCKETS && histograms[h].bounds[i] > 0; i++) {
         n += series->n[i];
         double bound = histograms[h].bounds[i];
-        snprintf(le, sizeof le, bound >= 1e5 ? "le=\"%.0f.0\"" : bound == (int)bound
-                                                                     ? "le=\"%.1f\""
-                                                                     : "le=\"%g\"", bound);
+        snprintf(le, sizeof le,
+                 bound >= 1e5          ? "le=\"%.0f.0\""
+                 : bound == (int)bound ? "le=\"%.1f\""
+                                       : "le=\"%g\"",
+                 bound);
         sample(b, s, full, le, (double)n);
     }
     n += series->n[METRIC_MAX_BUCKETS];
@@ -168,8 +173,7 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
     const struct engine_stats *e = s->stats;
     double used = e->n_blocks > 0 ? (double)e->n_blocks_held / e->n_blocks : 0;
     one(b, s, "vllm:num_requests_running", "gauge", "Sequences that run.", e->n_running);
-    one(b, s, "vllm:num_requests_waiting", "gauge", "Sequences that wait.",
-        engine_stats_queued(e));
+    one(b, s, "vllm:num_requests_waiting", "gauge", "Sequences that wait.", engine_stats_queued(e));
     head(b, "vllm:num_requests_waiting_by_reason", "gauge", "Sequences that wait, by reason.");
     sample(b, s, "vllm:num_requests_waiting_by_reason", "reason=\"capacity\"",
            engine_stats_queued(e));
@@ -188,8 +192,7 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
     one(b, s, "vllm:prefix_cache_hits_total", "counter", "Tokens found.", (double)e->prefix_hits);
     one(b, s, "vllm:gpu_prefix_cache_queries_total", "counter", "Older name.",
         (double)e->prefix_queries);
-    one(b, s, "vllm:gpu_prefix_cache_hits_total", "counter", "Older name.",
-        (double)e->prefix_hits);
+    one(b, s, "vllm:gpu_prefix_cache_hits_total", "counter", "Older name.", (double)e->prefix_hits);
     one(b, s, "vllm:prompt_tokens_cached_total", "counter", "Prompt tokens from the cache.",
         (double)e->prefix_hits);
     head(b, "vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens by source.");
@@ -201,14 +204,14 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
         one(b, s, "sluice_prefix_cache_recomputed_total", "counter",
             "Tokens found in the cache, but for the recurrent state behind them.",
             (double)e->prefix_recomputed);
-        one(b, s, "sluice_state_snapshots", "gauge", "Snapshots of recurrent state that there can be.",
-            s->info->n_snapshots);
+        one(b, s, "sluice_state_snapshots", "gauge",
+            "Snapshots of recurrent state that there can be.", s->info->n_snapshots);
         one(b, s, "sluice_state_snapshots_used", "gauge", "Those that there are.",
             e->n_snapshots_taken);
     }
-    static const char *const absent[] = {
-        "vllm:external_prefix_cache_queries_total", "vllm:external_prefix_cache_hits_total",
-        "vllm:mm_cache_queries_total", "vllm:mm_cache_hits_total"};
+    static const char *const absent[] = {"vllm:external_prefix_cache_queries_total",
+                                         "vllm:external_prefix_cache_hits_total",
+                                         "vllm:mm_cache_queries_total", "vllm:mm_cache_hits_total"};
     for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++) {
         one(b, s, absent[i], "counter", "There is no such cache here.", 0);
     }
@@ -269,8 +272,9 @@ static void print_http(const struct metrics *m, const struct http_stats *h, stru
 {
     head(b, "http_requests_total", "counter", "Requests by method, status and route.");
     for (size_t i = 0; i < m->n_http; i++) {
-        buf_printf(b, "http_requests_total{method=\"%s\",status=\"%d\",handler=\"%s\"} %" PRIu64
-                      "\n", m->http[i].method, m->http[i].status, m->http[i].route, m->http[i].n);
+        buf_printf(b,
+                   "http_requests_total{method=\"%s\",status=\"%d\",handler=\"%s\"} %" PRIu64 "\n",
+                   m->http[i].method, m->http[i].status, m->http[i].route, m->http[i].n);
     }
     if (!h) {
         return;
@@ -337,9 +341,10 @@ static void print_process(struct buf *b)
     long page = sysconf(_SC_PAGESIZE);
     struct rusage r;
     getrusage(RUSAGE_SELF, &r);
-    buf_printf(b, "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes %ld\n"
-                  "# TYPE process_virtual_memory_bytes gauge\nprocess_virtual_memory_bytes %ld\n"
-                  "# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total %.2f\n",
+    buf_printf(b,
+               "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes %ld\n"
+               "# TYPE process_virtual_memory_bytes gauge\nprocess_virtual_memory_bytes %ld\n"
+               "# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total %.2f\n",
                resident * page, total * page,
                (double)(r.ru_utime.tv_sec + r.ru_stime.tv_sec) +
                    1e-6 * (double)(r.ru_utime.tv_usec + r.ru_stime.tv_usec));
@@ -367,9 +372,8 @@ void metrics_to_openmetrics(const struct buf *text, struct buf *out)
 void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out)
 {
     static const char *const finished[] = {"stop", "length", "abort", "error"};
-    static const char *const rejects[] = {"queue_full", "deadline", "draining",
-                                          "loading",    "dead",     "too_large",
-                                          "rate_limit"};
+    static const char *const rejects[] = {"queue_full", "deadline",  "draining",  "loading",
+                                          "dead",       "too_large", "rate_limit"};
     static const char *const aborts[] = {"disconnect", "deadline", "slow_reader", "shutdown"};
     static const char *const states[] = {"ok", "loading", "draining", "stalled", "dead"};
     if (s->stats) {
@@ -378,8 +382,8 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
     }
     print_labelled(out, s, "vllm:request_success_total", "finished_reason", finished,
                    s->counts->finished + 1, 4, "Finished samples.");
-    print_labelled(out, s, "sluice_rejected_total", "reason", rejects, s->counts->rejected, N_REJECTS,
-                   "Requests refused.");
+    print_labelled(out, s, "sluice_rejected_total", "reason", rejects, s->counts->rejected,
+                   N_REJECTS, "Requests refused.");
     print_labelled(out, s, "sluice_aborted_total", "cause", aborts, s->counts->aborted, N_ABORTS,
                    "Requests that ended early.");
     for (int h = 0; h < N_HISTOGRAMS; h++) {

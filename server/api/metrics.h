@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Counters and histograms in Prometheus' text form: vLLM's names and buckets, so that dashboards,
  * autoscalers and gateways that know vLLM work unchanged; what has no name there is sluice_*.
  * Thread: the loop. */

@@ -1,5 +1,6 @@
-/* What is served: /v1/models, /tokenizer_info, and /v1/responses/{id}, of which there are none. Answers at
- * once, whatever the engine does. */
+// SPDX-License-Identifier: Apache-2.0
+/* What is served: /v1/models, /tokenizer_info, and /v1/responses/{id}, of which there are none.
+ * Answers at once, whatever the engine does. */
 #include "server/api/api.h"
 
 #include <string.h>

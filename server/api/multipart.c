@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/api/multipart.h"
 
 #include <stdio.h>
@@ -45,7 +46,8 @@ static char unescape(const char **p, const char *end)
     return *c;
 }
 
-/* The value at p, quoted or not, cut to the room; returns what is behind it, NULL if it has no end. */
+/* The value at p, quoted or not, cut to the room; returns what is behind it, NULL if it has no end.
+ */
 static const char *take_value(const char *p, const char *end, char *out, size_t room)
 {
     size_t n = 0;

@@ -1,5 +1,6 @@
-/* multipart/form-data (RFC 7578), read where it lies: parts are found one after the other, and nothing
- * is copied but their names. Bounded: see the limits below; what passes one is an error.
+// SPDX-License-Identifier: Apache-2.0
+/* multipart/form-data (RFC 7578), read where it lies: parts are found one after the other, and
+ * nothing is copied but their names. Bounded: see the limits below; what passes one is an error.
  * Thread: any, one owner. */
 #ifndef SLUICE_SERVER_API_MULTIPART_H
 #define SLUICE_SERVER_API_MULTIPART_H
@@ -26,8 +27,8 @@ struct multipart_part {
     size_t n_bytes;
 };
 
-/* The body must outlive the reader. An error: the type is another one or has no good boundary, or the
- * body does not begin with it. */
+/* The body must outlive the reader. An error: the type is another one or has no good boundary, or
+ * the body does not begin with it. */
 enum status multipart_open(struct multipart *m, const char *content_type, const char *body,
                            size_t n_bytes, struct err *err);
 /* The next part; m->over instead of one when all have been. */

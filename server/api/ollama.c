@@ -1,5 +1,6 @@
-/* What Ollama's clients ask of a server beside its answers: which models there are, what they can do,
- * and its version. There is one model, it is loaded, and nothing of its files is told. */
+// SPDX-License-Identifier: Apache-2.0
+/* What Ollama's clients ask of a server beside its answers: which models there are, what they can
+ * do, and its version. There is one model, it is loaded, and nothing of its files is told. */
 #include "server/api/api.h"
 
 #include "engine/base/json.h"
@@ -68,7 +69,8 @@ static void put_model(struct buf *b, const struct api *a, const char *name, bool
     buf_printf(b, ",\"size\":%zu,\"digest\":\"%s\",\"details\":", i->weight_bytes, sum);
     put_details(b, i);
     if (running) {
-        buf_printf(b, ",\"size_vram\":%zu,\"context_length\":%d", i->weight_bytes, i->max_model_len);
+        buf_printf(b, ",\"size_vram\":%zu,\"context_length\":%d", i->weight_bytes,
+                   i->max_model_len);
     }
     buf_putc(b, '}');
 }
@@ -106,7 +108,8 @@ void api_ollama_version(struct http_request *req, void *arg)
     api_get_version(req, arg);
 }
 
-/* ---- one model ----------------------------------------------------------------------------------- */
+/* ---- one model
+ * ----------------------------------------------------------------------------------- */
 
 static void put_capabilities(struct buf *b, const struct api_model *m)
 {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* /openapi.json: a description of the API in OpenAPI 3.1, made from the table of routes and the
  * table of request members, so that it says what is so. */
 #include "server/api/api.h"
@@ -8,7 +9,14 @@
 #include <string.h>
 
 /* What a route answers with when all is well. */
-enum answer { ANSWER_JSON, ANSWER_EVENTS /* or JSON */, ANSWER_LINES /* or JSON */, ANSWER_TEXT, ANSWER_PAGE, ANSWER_BYTES };
+enum answer {
+    ANSWER_JSON,
+    ANSWER_EVENTS /* or JSON */,
+    ANSWER_LINES /* or JSON */,
+    ANSWER_TEXT,
+    ANSWER_PAGE,
+    ANSWER_BYTES
+};
 
 /* What the table of routes does not say. */
 static const struct about {
@@ -20,15 +28,15 @@ static const struct about {
 } abouts[] = {
     {"POST", "/v1/chat/completions", "An answer to a conversation.", "ChatRequest", ANSWER_EVENTS,
      false},
-    {"POST", "/chat/completions", "The same as /v1/chat/completions.", "ChatRequest",
-     ANSWER_EVENTS, false},
+    {"POST", "/chat/completions", "The same as /v1/chat/completions.", "ChatRequest", ANSWER_EVENTS,
+     false},
     {"POST", "/completions", "The same as /v1/completions.", "CompletionRequest", ANSWER_EVENTS,
      false},
     {"POST", "/embeddings", "The same as /v1/embeddings.", "EmbeddingRequest", ANSWER_JSON, false},
     {"POST", "/v1/score", "How near texts are to each other.", "ScoreRequest", ANSWER_JSON, false},
     {"POST", "/score", "The same as /v1/score.", "ScoreRequest", ANSWER_JSON, false},
-    {"POST", "/v1/rerank", "Documents, the nearest to a query first.", "RerankRequest",
-     ANSWER_JSON, false},
+    {"POST", "/v1/rerank", "Documents, the nearest to a query first.", "RerankRequest", ANSWER_JSON,
+     false},
     {"POST", "/v2/rerank", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
     {"POST", "/rerank", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
     {"POST", "/v1/reranking", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
@@ -52,18 +60,17 @@ static const struct about {
      ANSWER_JSON, false},
     {"GET", "/props", "llama.cpp's: settings and the chat template.", NULL, ANSWER_JSON, false},
     {"GET", "/slots", "llama.cpp's: what runs, without its texts.", NULL, ANSWER_JSON, false},
-    {"POST", "/invocations", "A request of any of these kinds, told by its members.",
-     "AnyRequest", ANSWER_EVENTS, false},
-    {"GET", "/models", "The same as /v1/models.", NULL, ANSWER_JSON, true},
-    {"POST", "/v1/completions", "The continuation of a prompt.", "CompletionRequest",
+    {"POST", "/invocations", "A request of any of these kinds, told by its members.", "AnyRequest",
      ANSWER_EVENTS, false},
+    {"GET", "/models", "The same as /v1/models.", NULL, ANSWER_JSON, true},
+    {"POST", "/v1/completions", "The continuation of a prompt.", "CompletionRequest", ANSWER_EVENTS,
+     false},
     {"POST", "/v1/responses", "An answer to input items.", "ResponseRequest", ANSWER_EVENTS, false},
     {"POST", "/v1/responses/input_tokens", "How many tokens an input has.", "ResponseRequest",
      ANSWER_JSON, false},
     {"GET", "/v1/responses/{id}", "A stored response.", NULL, ANSWER_JSON, false},
     {"DELETE", "/v1/responses/{id}", "Forgets it.", NULL, ANSWER_JSON, false},
-    {"GET", "/v1/responses/{id}/input_items", "Its input, as a list.", NULL, ANSWER_JSON,
-     false},
+    {"GET", "/v1/responses/{id}/input_items", "Its input, as a list.", NULL, ANSWER_JSON, false},
     {"POST", "/v1/responses/{id}/cancel", "Nothing runs in the background.", NULL, ANSWER_JSON,
      false},
     {"POST", "/v1/messages", "An answer to turns of blocks.", "MessagesRequest", ANSWER_EVENTS,
@@ -82,12 +89,11 @@ static const struct about {
     {"POST", "/v1/batches/{id}/cancel", "Ends it.", NULL, ANSWER_JSON, false},
     {"GET", "/v1/models", "The served names.", NULL, ANSWER_JSON, true},
     {"GET", "/v1/models/{id}", "One of them.", NULL, ANSWER_JSON, false},
-    {"POST", "/tokenize", "The tokens of a text or a conversation.", "TokenizeRequest",
-     ANSWER_JSON, false},
+    {"POST", "/tokenize", "The tokens of a text or a conversation.", "TokenizeRequest", ANSWER_JSON,
+     false},
     {"POST", "/v1/tokenize", "The same as /tokenize.", "TokenizeRequest", ANSWER_JSON, false},
     {"POST", "/detokenize", "The text of tokens.", "DetokenizeRequest", ANSWER_JSON, false},
-    {"POST", "/v1/detokenize", "The same as /detokenize.", "DetokenizeRequest", ANSWER_JSON,
-     false},
+    {"POST", "/v1/detokenize", "The same as /detokenize.", "DetokenizeRequest", ANSWER_JSON, false},
     {"GET", "/tokenizer_info", "The tokenizer's configuration.", NULL, ANSWER_JSON, false},
     {"GET", "/health", "Whether requests are served.", NULL, ANSWER_JSON, true},
     {"GET", "/v1/health", "The same as /health.", NULL, ANSWER_JSON, true},
@@ -106,8 +112,8 @@ static const struct about {
     {"GET", "/", "The status page.", NULL, ANSWER_PAGE, false},
     {"GET", "/page/{id}", "A part of the status page: its style and scripts.", NULL, ANSWER_TEXT,
      false},
-    {"GET", "/status.json", "What the status page shows; with ?history=1 the last minutes too.", NULL,
-     ANSWER_JSON, false},
+    {"GET", "/status.json", "What the status page shows; with ?history=1 the last minutes too.",
+     NULL, ANSWER_JSON, false},
 };
 
 /* What may stand in a query. */
@@ -128,7 +134,8 @@ static const struct {
 
 /* Bodies that are no requests of a model. */
 static const char other_bodies[] =
-    ",'FileForm':{'type':'object','required':['file','purpose'],'properties':{'file':{'type':'string'},"
+    ",'FileForm':{'type':'object','required':['file','purpose'],'properties':{'file':{'type':'"
+    "string'},"
     "'purpose':{'type':'string','enum':['batch']},'expires_after[anchor]':{'type':'string','enum':["
     "'created_at']},'expires_after[seconds]':{'type':'integer','minimum':3600,'maximum':2592000}}},"
     "'BatchRequest':{'type':'object','required':['input_file_id','endpoint','completion_window'],"
@@ -136,7 +143,8 @@ static const char other_bodies[] =
     "'/v1/chat/completions','/v1/completions','/v1/embeddings','/v1/responses']},"
     "'completion_window':{'type':'string','enum':['24h']},'metadata':{'type':['object','null'],"
     "'additionalProperties':{'type':'string'},'maxProperties':16},'output_expires_after':{'type':["
-    "'object','null'],'required':['anchor','seconds'],'properties':{'anchor':{'type':'string','enum':["
+    "'object','null'],'required':['anchor','seconds'],'properties':{'anchor':{'type':'string','"
+    "enum':["
     "'created_at']},'seconds':{'type':'integer','minimum':3600,'maximum':2592000}}}}}";
 
 /* The bodies, by what they may hold. */
@@ -389,8 +397,8 @@ static void put_responses(struct buf *b, const struct about *about, enum reply_f
     }
     put_json(b, ",'default':{'description':'An error','content':{'application/json':{'schema':{"
                 "'$ref':'#/components/schemas/");
-    static const char *const errors[] = {[REPLY_OPENAI] = "Error", [REPLY_ANTHROPIC] = "TypedError",
-                                         [REPLY_OLLAMA] = "PlainError"};
+    static const char *const errors[] = {
+        [REPLY_OPENAI] = "Error", [REPLY_ANTHROPIC] = "TypedError", [REPLY_OLLAMA] = "PlainError"};
     buf_puts(b, errors[form]);
     put_json(b, "'}}}}}");
 }

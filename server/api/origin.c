@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/api/origin.h"
 
 #include <string.h>
@@ -69,7 +70,8 @@ bool origin_check(struct api *a, const struct http_request *req, const struct ht
     if (local && !host_is_good(a, host)) {
         return api_error_set(e, 403, "host_not_allowed", NULL,
                              "This server listens on a loopback without API keys and is not asked "
-                             "under the name '%.100s', unless that is one of --allowed-hosts.", host);
+                             "under the name '%.100s', unless that is one of --allowed-hosts.",
+                             host);
     }
     bool guarded = acts && (local || route->scope == SCOPE_ADMIN);
     if (guarded && !http_origin_is_good(req) && !(local && is_own_page(req))) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Who may ask a server that has no keys. Whoever reaches its port may do all, but the pages that a
  * browser shows on the same machine are not meant by that: they can send a POST anywhere, and reach
  * 127.0.0.1 under a name of their own.

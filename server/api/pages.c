@@ -1,6 +1,8 @@
-/* The pages: files of server/api/page, taken in by the assembler, without outside requests. The page
- * at / has live plots from /status.json and a chat, that at /docs lists what /openapi.json says. Styles
- * and scripts are files of their own, so that the policy allows no inline code at all. */
+// SPDX-License-Identifier: Apache-2.0
+/* The pages: files of server/api/page, taken in by the assembler, without outside requests. The
+ * page at / has live plots from /status.json and a chat, that at /docs lists what /openapi.json
+ * says. Styles and scripts are files of their own, so that the policy allows no inline code at all.
+ */
 #include "server/api/api.h"
 
 #include <string.h>
@@ -39,9 +41,10 @@ static const struct part {
 static void reply_file(struct http_request *req, const char *type, const char *begin,
                        const char *end)
 {
-    http_reply_header(req, "content-security-policy",
-                      "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-                      "base-uri 'none'; form-action 'none'");
+    http_reply_header(
+        req, "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'");
     http_reply_header(req, "x-content-type-options", "nosniff");
     http_reply_header(req, "cache-control", "no-cache"); // a newer program has newer files
     http_reply(req, 200, type, begin, (size_t)(end - begin));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/api/reply.h"
 
 #include "server/api/log_request.h"
@@ -128,8 +129,7 @@ void reply_line(struct http_request *req, const char *json, size_t n_bytes)
     http_stream_commit(req, n_bytes + 1);
 }
 
-void reply_named_event(struct http_request *req, const char *name, const char *json,
-                       size_t n_bytes)
+void reply_named_event(struct http_request *req, const char *name, const char *json, size_t n_bytes)
 {
     size_t n_name = strlen(name), n = n_name + n_bytes + 16;
     char *p = http_stream_reserve(req, n);

@@ -1,5 +1,6 @@
-/* One response in the API's words: errors, JSON bodies, and the framing of server-sent events. Formats bytes and hands them to http.h.
- * Thread: the loop. */
+// SPDX-License-Identifier: Apache-2.0
+/* One response in the API's words: errors, JSON bodies, and the framing of server-sent events.
+ * Formats bytes and hands them to http.h. Thread: the loop. */
 #ifndef SLUICE_SERVER_API_REPLY_H
 #define SLUICE_SERVER_API_REPLY_H
 
@@ -11,8 +12,8 @@
  * tells by itself, and the log's lines, then have the API's form too. */
 void reply_set_options(struct http_options *o);
 
-/* Whose errors a route has. Anthropic's clients also look for their request's id under another name:
- * reply_note_route, before the first reply, and reply_tell_id do what they expect. */
+/* Whose errors a route has. Anthropic's clients also look for their request's id under another
+ * name: reply_note_route, before the first reply, and reply_tell_id do what they expect. */
 enum reply_form { REPLY_OPENAI, REPLY_ANTHROPIC, REPLY_OLLAMA };
 enum reply_form reply_form_of(const struct http_route *route);
 void reply_note_route(struct http_request *req, const struct http_route *route);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Stored responses: one of them, its input, and its end. Making them is a call's. */
 #include "server/api/work.h"
 
@@ -73,7 +74,8 @@ void api_response_cancel(struct http_request *req, void *arg)
     api_work_start(arg, req, cancel, NULL);
 }
 
-/* ---- input items ------------------------------------------------------------------------------------- */
+/* ---- input items
+ * ------------------------------------------------------------------------------------- */
 
 /* An item has the id that the client gave it, or one of its place. */
 static void name_item(char id[32], const struct json *item, size_t index)

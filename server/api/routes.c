@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which handler answers what. Those of calls differ in the kind of call alone. */
 #include "server/api/api.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/api/status.h"
 
 #include "engine/base/clock.h"
@@ -27,11 +28,19 @@ enum column {
 };
 
 static const char *const columns[N_STATUS_COLUMNS] = {
-    [UPTIME] = "uptime", [RUNNING] = "running", [WAITING] = "waiting", [KV_USAGE] = "kv_usage",
-    [PROMPT_TOKENS] = "prompt_tokens", [GENERATED_TOKENS] = "generated_tokens",
-    [PREFIX_QUERIES] = "prefix_queries", [PREFIX_HITS] = "prefix_hits",
-    [DRAFT_TOKENS] = "draft_tokens", [ACCEPTED_TOKENS] = "accepted_tokens",
-    [PREEMPTIONS] = "preemptions", [FINISHED] = "finished", [TTFT_COUNT] = "ttft_count",
+    [UPTIME] = "uptime",
+    [RUNNING] = "running",
+    [WAITING] = "waiting",
+    [KV_USAGE] = "kv_usage",
+    [PROMPT_TOKENS] = "prompt_tokens",
+    [GENERATED_TOKENS] = "generated_tokens",
+    [PREFIX_QUERIES] = "prefix_queries",
+    [PREFIX_HITS] = "prefix_hits",
+    [DRAFT_TOKENS] = "draft_tokens",
+    [ACCEPTED_TOKENS] = "accepted_tokens",
+    [PREEMPTIONS] = "preemptions",
+    [FINISHED] = "finished",
+    [TTFT_COUNT] = "ttft_count",
     [TTFT_SUM] = "ttft_sum",
 };
 
@@ -65,7 +74,8 @@ static void take_sample(struct api *a, struct status_sample *out)
     }};
 }
 
-/* ---- history ------------------------------------------------------------------------------------ */
+/* ---- history ------------------------------------------------------------------------------------
+ */
 
 static void on_second(struct http_timer *timer, void *arg)
 {
@@ -118,7 +128,8 @@ static void put_job(struct api *a, struct buf *b)
     }
 }
 
-/* ---- the endpoint ------------------------------------------------------------------------------- */
+/* ---- the endpoint -------------------------------------------------------------------------------
+ */
 
 /* /status.json: now; with ?history=1 the last minutes too. */
 void api_status_data(struct http_request *req, void *arg)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the server is doing, as numbers that /status.json tells and the page plots, and those of the
  * last minutes, so that a page shows them as soon as it is opened.
  * Thread: the loop. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/api/work.h"
 
 #include "engine/base/log.h"
@@ -152,7 +153,8 @@ void api_work_fail(struct api_work *w, enum status st, const struct err *err)
     }
     log_error("the store: %s", err->text);
     w->error.type = "server_error";
-    api_error_set(&w->error, 500, "internal_error", NULL, "The server could not store or read this.");
+    api_error_set(&w->error, 500, "internal_error", NULL,
+                  "The server could not store or read this.");
 }
 
 void api_work_missing(struct api_work *w, const char *object)

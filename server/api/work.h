@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Handlers that wait for the disk: their work runs on the pool, the reply is made on the loop.
  * Thread: the loop, but for `work`. */
 #ifndef SLUICE_SERVER_API_WORK_H
@@ -21,10 +22,11 @@ struct api_work {
     /* The answer: the error, or the text. */
     struct api_error error;
     struct buf reply;
-    const char *reply_type; // NULL: JSON
+    const char *reply_type;     // NULL: JSON
     char batch[STORE_ID_BYTES]; // that is new, or being cancelled; "": none
     void (*work)(struct api_work *w);
-    void (*after_work)(struct api_work *w); // on the loop, before a reply without an error; may be NULL
+    void (*after_work)(
+        struct api_work *w); // on the loop, before a reply without an error; may be NULL
 };
 
 /* From a handler: takes the request. 501 where there is no store. */

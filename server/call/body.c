@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/call/body.h"
 
 #include "engine/base/json_scan.h"
@@ -129,7 +130,8 @@ static char *find_nul(char *p, size_t n_bytes)
     return NULL;
 }
 
-/* U+FFFE, U+FFFF and U+FDD0 to U+FDEF are characters that nobody writes: one of them is not there. */
+/* U+FFFE, U+FFFF and U+FDD0 to U+FDEF are characters that nobody writes: one of them is not there.
+ */
 static bool choose_stand_in(struct stand_in *s, const char *text, size_t n_bytes)
 {
     enum { N_TAIL = 2, N_ALL = N_TAIL + 32 };
@@ -214,16 +216,17 @@ const char *body_text(const struct api_body *b, const char *string, size_t *n_by
 }
 
 /* What a reader takes from the member's own text is not for the tree: ids, of which a tree would
- * cost 64 bytes each, and U+0000, at which its strings would end. The text is kept in the arena; the
- * tree is shown an empty array, or another character. */
+ * cost 64 bytes each, and U+0000, at which its strings would end. The text is kept in the arena;
+ * the tree is shown an empty array, or another character. */
 static bool hide_from_tree(struct api_body *b, struct body_member *m, char *text, size_t n_bytes)
 {
     char *at = text + (m->start - text), *end = at + m->n_bytes;
     static const char of_ids[] = "prompt|prompt_token_ids|input|tokens";
     bool ids = m->n_bytes > 2 && is_ids(m) && words_find(of_ids, m->key) >= 0;
-    static const char of_texts[] = "prompt|input|content|messages|system|instructions|suffix|query|"
-                                   "documents|texts|items|queries|text_1|text_2|data_1|data_2|input_prefix|"
-                                   "input_suffix";
+    static const char of_texts[] =
+        "prompt|input|content|messages|system|instructions|suffix|query|"
+        "documents|texts|items|queries|text_1|text_2|data_1|data_2|input_prefix|"
+        "input_suffix";
     bool texts = words_find(of_texts, m->key) >= 0;
     char *nul = texts && !ids ? find_nul(at, m->n_bytes) : NULL;
     if (!ids && !nul) {
@@ -263,8 +266,8 @@ bool body_open(struct api_body *b, char *text, size_t n_bytes, struct arena *are
     struct json_limits limits = {MAX_DEPTH, MAX_VALUES};
     enum status st = json_parse(text, n_bytes, &limits, &b->root, &err);
     if (st == ERR_UNSUPPORTED) {
-        return api_error_set(error, 400, "invalid_value", NULL,
-                             "Invalid request body: %s.", err.text);
+        return api_error_set(error, 400, "invalid_value", NULL, "Invalid request body: %s.",
+                             err.text);
     }
     if (st != OK) {
         return not_json(error, err.text);
@@ -331,8 +334,8 @@ bool body_wrong_type(struct api_error *e, const char *param, const char *expecte
                      const struct json *got)
 {
     static const char *const words[] = {
-        [JSON_NULL] = "null",          [JSON_BOOL] = "a boolean", [JSON_NUMBER] = "a number",
-        [JSON_STRING] = "a string",    [JSON_ARRAY] = "an array", [JSON_OBJECT] = "an object",
+        [JSON_NULL] = "null",       [JSON_BOOL] = "a boolean", [JSON_NUMBER] = "a number",
+        [JSON_STRING] = "a string", [JSON_ARRAY] = "an array", [JSON_OBJECT] = "an object",
     };
     return api_error_set(e, 400, "invalid_type", param,
                          "Invalid type for '%s': expected %s, but got %s instead.", param, expected,
@@ -384,19 +387,20 @@ bool body_int(struct api_body *b, const char *key, int64_t min, int64_t max, int
     if (!good) {
         return api_error_set(b->error, 400, "invalid_type", key,
                              "Invalid type for '%s': expected an integer, but got a decimal "
-                             "number instead.", key);
+                             "number instead.",
+                             key);
     }
     if (n < min) {
         return api_error_set(b->error, 400, "integer_below_min_value", key,
                              "Invalid '%s': integer below minimum value. Expected a value >= "
-                             "%" PRId64 ", but got %.*s instead.", key, min,
-                             (int)(m->n_bytes < 40 ? m->n_bytes : 40), m->start);
+                             "%" PRId64 ", but got %.*s instead.",
+                             key, min, (int)(m->n_bytes < 40 ? m->n_bytes : 40), m->start);
     }
     if (n > max) {
         return api_error_set(b->error, 400, "integer_above_max_value", key,
                              "Invalid '%s': integer above maximum value. Expected a value <= "
-                             "%" PRId64 ", but got %.*s instead.", key, max,
-                             (int)(m->n_bytes < 40 ? m->n_bytes : 40), m->start);
+                             "%" PRId64 ", but got %.*s instead.",
+                             key, max, (int)(m->n_bytes < 40 ? m->n_bytes : 40), m->start);
     }
     *v = n;
     return true;
@@ -416,12 +420,14 @@ bool body_real(struct api_body *b, const char *key, double min, double max, doub
     if (!(n >= min)) {
         return api_error_set(b->error, 400, "decimal_below_min_value", key,
                              "Invalid '%s': decimal below minimum value. Expected a value >= %g, "
-                             "but got %.*s instead.", key, min, shown, m->start);
+                             "but got %.*s instead.",
+                             key, min, shown, m->start);
     }
     if (!(n <= max)) {
         return api_error_set(b->error, 400, "decimal_above_max_value", key,
                              "Invalid '%s': decimal above maximum value. Expected a value <= %g, "
-                             "but got %.*s instead.", key, max, shown, m->start);
+                             "but got %.*s instead.",
+                             key, max, shown, m->start);
     }
     *v = n;
     return true;
@@ -483,14 +489,18 @@ bool body_choice(struct api_body *b, const char *key, const char *choices, int *
         size_t len = strcspn(p, "|");
         bool last = p[len] == '\0';
         at += (size_t)snprintf(list + at, sizeof list - at, "%s'%.*s'",
-                               at == 0 ? "" : last ? " and " : ", ", (int)len, p);
+                               at == 0 ? ""
+                               : last  ? " and "
+                                       : ", ",
+                               (int)len, p);
         p += len + !last;
     }
     return api_error_set(b->error, 400, "invalid_value", key,
                          "Invalid value: '%.60s'. Supported values are: %s.", text, list);
 }
 
-/* ---- ids -------------------------------------------------------------------------------------- */
+/* ---- ids --------------------------------------------------------------------------------------
+ */
 
 struct id_reader {
     struct api_body *b;
@@ -513,12 +523,13 @@ static bool read_ids(struct id_reader *r, struct id_list *list)
         if (t != JSON_TOKEN_NUMBER || !json_scan_int64(&r->sc, &id)) {
             return api_error_set(r->b->error, 400, "invalid_type", r->key,
                                  "Invalid type for '%s': expected an array of token ids "
-                                 "(integers).", r->key);
+                                 "(integers).",
+                                 r->key);
         }
         if (id < 0 || id > INT32_MAX) {
             return api_error_set(r->b->error, 400, "invalid_value", r->key,
-                                 "Invalid '%s': token id %" PRId64 " is out of vocabulary.",
-                                 r->key, id);
+                                 "Invalid '%s': token id %" PRId64 " is out of vocabulary.", r->key,
+                                 id);
         }
         r->ids[r->n++] = (int32_t)id;
     }
@@ -564,7 +575,8 @@ bool body_id_lists(struct api_body *b, const char *key, size_t max_lists, struct
         if (t != JSON_TOKEN_ARRAY) {
             return api_error_set(b->error, 400, "invalid_type", key,
                                  "Invalid type for '%s': expected an array of arrays of token "
-                                 "ids.", key);
+                                 "ids.",
+                                 key);
         }
         if (*n_lists == max_lists) {
             return api_error_set(b->error, 400, "array_above_max_length", key,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The body of a request: bounded JSON, read once, and typed access to its top-level members with
  * the API's error for each that is wrong. Long arrays of token ids are read without a tree; whole
  * numbers keep all 64 bits.
@@ -19,9 +20,9 @@ struct body_member {
     const char *start; // of the value, in the body's text
     size_t n_bytes;
     const struct json *node; // NULL for an array of ids
-    /* It has U+0000 in a string. In the tree that is the body's stand-in, for its strings end with a
-     * NUL: who wants the true text reads it from `start`, or puts it back (body_put_nuls_back). Only
-     * where readers do so; elsewhere a body with a U+0000 is refused. */
+    /* It has U+0000 in a string. In the tree that is the body's stand-in, for its strings end with
+     * a NUL: who wants the true text reads it from `start`, or puts it back (body_put_nuls_back).
+     * Only where readers do so; elsewhere a body with a U+0000 is refused. */
     bool has_nul;
 };
 
@@ -64,13 +65,14 @@ bool body_array(struct api_body *b, const char *key, const struct json **v);
 /* One of "a|b|c"; *index tells which. */
 bool body_choice(struct api_body *b, const char *key, const char *choices, int *index);
 
-/* For a text that came from elsewhere, and is read into trees beside the body's: hides its U+0000 in
- * place, behind the body's stand-in. False: there is no character that both lack. */
+/* For a text that came from elsewhere, and is read into trees beside the body's: hides its U+0000
+ * in place, behind the body's stand-in. False: there is no character that both lack. */
 bool body_hide_nuls(struct api_body *b, const char *body_text, size_t body_bytes, char *text,
                     size_t n_bytes);
 /* JSON text that was made out of the trees gets its U+0000 back. */
 void body_put_nuls_back(const struct api_body *b, struct buf *json);
-/* The same of a plain string; the result is the string itself, or in the arena (NULL: too large). */
+/* The same of a plain string; the result is the string itself, or in the arena (NULL: too large).
+ */
 const char *body_text(const struct api_body *b, const char *string, size_t *n_bytes);
 
 /* "Invalid type for 'x': expected a string, but got an object instead." */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The life of a call: see call.h. */
 #include "server/call/call.h"
 
@@ -37,7 +38,8 @@ static const struct call_format *const formats[N_API_KINDS] = {
     [API_INVOCATIONS] = &call_chat_format, // until its kind is known
 };
 
-/* ---- the end ---------------------------------------------------------------------------------- */
+/* ---- the end ----------------------------------------------------------------------------------
+ */
 
 /* The call counts in its tenant's share of the queue until its first token. */
 static void stop_waiting(struct call *c)
@@ -180,7 +182,8 @@ void call_gone(struct call *c, enum call_abort why)
     }
 }
 
-/* ---- deadlines -------------------------------------------------------------------------------- */
+/* ---- deadlines --------------------------------------------------------------------------------
+ */
 
 void call_on_deadline(struct call *c)
 {
@@ -221,7 +224,8 @@ static void start_deadline(struct call *c)
     set_deadline(c, ms > 1 ? ms : 1);
 }
 
-/* ---- the beginning ---------------------------------------------------------------------------- */
+/* ---- the beginning ----------------------------------------------------------------------------
+ */
 
 static void start_stream(struct call *c)
 {
@@ -338,8 +342,9 @@ static void on_prepared(void *arg)
     }
     if (c->request.n_stripped_lines > 0 && !c->server->told_stripped) {
         c->server->told_stripped = true;
-        log_info("lines of system prompts are taken out, as --strip-prompt-lines says; this is said "
-                 "once");
+        log_info(
+            "lines of system prompts are taken out, as --strip-prompt-lines says; this is said "
+            "once");
     }
     c->request.stream = c->request.stream && c->format->finish && c->sink->begin;
     set_id(c, c->request.request_id);
@@ -382,7 +387,8 @@ void call_start(struct call_server *s, struct call *c)
     }
 }
 
-/* ---- progress --------------------------------------------------------------------------------- */
+/* ---- progress ---------------------------------------------------------------------------------
+ */
 
 static void fail_with_engine(struct call *c, const struct engine_request *r)
 {
@@ -419,8 +425,8 @@ static void note_first_token(struct call *c, const struct engine_request *r, int
     }
 }
 
-/* Takes what the engine has made of one request. A sink that is full gets nothing more: call_on_room
- * comes back for it, also when the engine is done with the request. */
+/* Takes what the engine has made of one request. A sink that is full gets nothing more:
+ * call_on_room comes back for it, also when the engine is done with the request. */
 static void progress(struct call *c, struct engine_request *r, int64_t now_ns)
 {
     size_t first = (size_t)(r - c->requests) * (size_t)c->request.n;

@@ -1,12 +1,14 @@
-/* A call: what a request does, from the text of its body to its answer, whoever asks and wherever the
- * answer goes.
+// SPDX-License-Identifier: Apache-2.0
+/* A call: what a request does, from the text of its body to its answer, whoever asks and wherever
+ * the answer goes.
  *
- *     call_start -> prepare -> submit -> call_on_wake: tokens -> text -> events, or the whole answer
+ *     call_start -> prepare -> submit -> call_on_wake: tokens -> text -> events, or the whole
+ * answer
  *
- * Whoever starts calls gives two tables: a host (struct call_host), where time and threads come from,
- * and for each call a sink (struct call_sink), where its answer goes. A call lives from call_start
- * until its sink has had the answer and the engine has let go of every request; then `over` is called.
- * Thread: one for all calls of a server, the one that drains the engine. */
+ * Whoever starts calls gives two tables: a host (struct call_host), where time and threads come
+ * from, and for each call a sink (struct call_sink), where its answer goes. A call lives from
+ * call_start until its sink has had the answer and the engine has let go of every request; then
+ * `over` is called. Thread: one for all calls of a server, the one that drains the engine. */
 #ifndef SLUICE_SERVER_CALL_CALL_H
 #define SLUICE_SERVER_CALL_CALL_H
 
@@ -25,7 +27,8 @@ struct call_server;
 struct call_format; // server/call/format.h
 struct tenant;      // server/call/tenant.h
 
-/* ---- what is counted --------------------------------------------------------------------------- */
+/* ---- what is counted ---------------------------------------------------------------------------
+ */
 
 enum call_measure {
     MEASURE_TTFT, // of a call; what follows is of each request of the engine
@@ -71,7 +74,8 @@ struct call_counts {
     uint64_t n_unknown_keys;
 };
 
-/* ---- whoever starts calls ---------------------------------------------------------------------- */
+/* ---- whoever starts calls ----------------------------------------------------------------------
+ */
 
 /* Each may be NULL. */
 struct call_host {
@@ -86,11 +90,11 @@ struct call_host {
 struct call_server {
     const struct call_host *host;
     const struct config *config;
-    struct engine *engine;         // NULL until loaded
-    struct store *store;           // of responses; NULL: none are kept. Its owner's
+    struct engine *engine; // NULL until loaded
+    struct store *store;   // of responses; NULL: none are kept. Its owner's
     struct api_model model;
-    /* Offline calls that found the engine's queue full. While it is not NULL no more of them should be
-     * started. */
+    /* Offline calls that found the engine's queue full. While it is not NULL no more of them should
+     * be started. */
     struct call *queue, **queue_tail;
     struct call *calls; // all that live
     int64_t n_calls;
@@ -114,12 +118,13 @@ struct call_sink {
     /* A stream: events until the end. `begin` NULL: whole answers alone, also where a stream was
      * asked for. */
     void (*begin)(struct call *c);
-    void (*event)(struct call *c, const char *name, const char *json, size_t n_bytes); // name: or NULL
+    void (*event)(struct call *c, const char *name, const char *json,
+                  size_t n_bytes);          // name: or NULL
     bool (*is_full)(const struct call *c);  // no more until call_on_room
     bool (*is_begun)(const struct call *c); // something has gone out already
     void (*end)(struct call *c, bool done); // ends it; done: with the mark of chat and completions
 
-    void (*whole)(struct call *c, struct buf *json);              // ends it; takes the buffer's memory
+    void (*whole)(struct call *c, struct buf *json); // ends it; takes the buffer's memory
     void (*error)(struct call *c, const struct api_error *error); // ends it, a stream too
     void (*drop)(struct call *c);                                 // ends it, after call_gone
     void (*over)(struct call *c); // the call is forgotten: its memory is the owner's again
@@ -127,14 +132,16 @@ struct call_sink {
 
 /* What a log may say of a call. */
 struct call_record {
-    const char *finish; // static text: "stop", "length", "tool_calls", "error", "cancelled"; or NULL
-    const char *error;  // the error's code, static text; or NULL
+    const char
+        *finish;       // static text: "stop", "length", "tool_calls", "error", "cancelled"; or NULL
+    const char *error; // the error's code, static text; or NULL
     int64_t n_prompt_tokens, n_cached_tokens, n_output_tokens; // -1: not known
     int64_t queued_ns, first_token_ns; // durations from arrival; -1: not known
 };
 #define CALL_RECORD_NONE ((struct call_record){NULL, NULL, -1, -1, -1, -1, -1})
 
-/* ---- a call -------------------------------------------------------------------------------------- */
+/* ---- a call
+ * -------------------------------------------------------------------------------------- */
 
 /* What a sample has produced, in the order of the sink; one kind at a time. */
 enum call_pending { PENDING_NONE, PENDING_TEXT, PENDING_REASONING, PENDING_ARGUMENTS };
@@ -145,8 +152,8 @@ struct call_choice {
     struct engine_request *request;
     int32_t sample;
     struct output output;
-    int32_t n_taken; // tokens that went through the output
-    size_t n_chars;  // characters of text before the next token (text_offset)
+    int32_t n_taken;    // tokens that went through the output
+    size_t n_chars;     // characters of text before the next token (text_offset)
     const char *finish; // set at the end
     int32_t stop_id;    // that ended it, if not the model's own; -1
     /* Non-stream: the whole; stream: not yet sent. */
@@ -171,14 +178,14 @@ struct call {
     int64_t t_arrived_ns; // of the request, clock_now_ns
     char owner[40];       // whose responses it may see; "": those of nobody in particular
     double patience_s;    // how long its client waits for a first token; 0: not known
-    /* Nobody waits for it: where the engine's queue is full it waits instead of being refused, it has
-     * no deadlines, and is not among the measures of what clients see. */
+    /* Nobody waits for it: where the engine's queue is full it waits instead of being refused, it
+     * has no deadlines, and is not among the measures of what clients see. */
     bool offline;
     const struct call_format *format; // NULL: the kind's own
-    struct tenant *tenant; // who asks, entered already; NULL: without limits
+    struct tenant *tenant;            // who asks, entered already; NULL: without limits
 
     struct call_record record;
-    enum api_kind kind; // that it was started as
+    enum api_kind kind;              // that it was started as
     struct engine_request *requests; // one per prompt
     void *memory;                    // of their outputs
     char *salt;                      // their cache_salt, where it is not the body's
@@ -186,8 +193,8 @@ struct call {
     struct call_choice *choices;
     size_t n_choices, n_finished;
     int64_t n_waiting; // sequences that count in the tenant's
-    bool answered; // the sink has had its terminal call
-    bool saving; // on the pool
+    bool answered;     // the sink has had its terminal call
+    bool saving;       // on the pool
     bool preparing, queued, streaming, gone, dead, first_token, deadline_is_queue, has_news;
     struct call *next, **link, *next_queued;
     char id[144]; // "chatcmpl-..."
@@ -213,15 +220,16 @@ void call_gone(struct call *c, enum call_abort why);
 /* Ends all that are not being prepared. */
 void call_abort_all(struct call_server *s, const struct api_error *e);
 
-/* ---- the parts (server.c, choice.c, submit.c) ------------------------------------------------------------- */
+/* ---- the parts (server.c, choice.c, submit.c)
+ * ------------------------------------------------------------- */
 
 void call_observe(struct call *c, enum call_measure what, double v);
 
 void call_choice_init(struct call_choice *ch, struct call *c, int32_t index,
                       struct engine_request *r, int32_t sample);
 void call_choice_deinit(struct call_choice *ch);
-/* Takes new tokens; in a stream as many as it has room for, and the rest in a later call. True if the
- * choice has ended. */
+/* Takes new tokens; in a stream as many as it has room for, and the rest in a later call. True if
+ * the choice has ended. */
 bool call_choice_progress(struct call_choice *ch, int64_t now_ns);
 
 /* Sequences that will not begin in the engine's next step, as admission counts them. The engine is
@@ -229,8 +237,8 @@ bool call_choice_progress(struct call_choice *ch, int64_t now_ns);
 int64_t call_queue_length(const struct call_server *s, const struct engine_stats *stats);
 /* Whether the call may be taken, and its requests of the engine with their memory. */
 bool call_make_requests(struct call *c, struct api_error *e);
-/* Hands them to the engine; what was submitted of it runs on until the call fails. ERR_BUSY: the rest
- * has to wait, or *e says that it may not; other errors are in *e. */
+/* Hands them to the engine; what was submitted of it runs on until the call fails. ERR_BUSY: the
+ * rest has to wait, or *e says that it may not; other errors are in *e. */
 enum status call_submit(struct call *c, struct api_error *e);
 
 #endif

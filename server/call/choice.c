@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One sample: the engine's tokens through the output into the format's hands. */
 #include "server/call/call.h"
 
@@ -93,7 +94,7 @@ static void on_arguments(void *arg, const char *text, size_t n_bytes)
 static const struct tool_sink SINK = {on_text, on_reasoning, on_call, on_arguments, NULL};
 
 void call_choice_init(struct call_choice *ch, struct call *c, int32_t index,
-                     struct engine_request *r, int32_t sample)
+                      struct engine_request *r, int32_t sample)
 {
     struct tool_sink sink = SINK;
     sink.arg = ch;

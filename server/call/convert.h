@@ -1,6 +1,6 @@
-/* Requests of other APIs as those of a chat: their messages and tools become the JSON text that chat
- * templates read.
- * Thread: the request's owner. */
+// SPDX-License-Identifier: Apache-2.0
+/* Requests of other APIs as those of a chat: their messages and tools become the JSON text that
+ * chat templates read. Thread: the request's owner. */
 #ifndef SLUICE_SERVER_CALL_CONVERT_H
 #define SLUICE_SERVER_CALL_CONVERT_H
 

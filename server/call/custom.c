@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/call/custom.h"
 
 #include "engine/base/json_scan.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Calls of custom tools: what the model writes is a function's arguments with one text in them, and
  * what a client sees is that text.
  * Thread: any. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/call/error.h"
 
 #include <inttypes.h>
@@ -29,9 +30,11 @@ bool api_missing(struct api_error *e, const char *param)
 
 bool api_text_only(struct api_error *e, const char *param, const char *what, const char *type)
 {
-    return api_error_set(e, 400, "unsupported_value", param,
-                         "Unsupported value: %s of type '%.40s' are not supported: the server takes "
-                         "text only for this model.", what, type);
+    return api_error_set(
+        e, 400, "unsupported_value", param,
+        "Unsupported value: %s of type '%.40s' are not supported: the server takes "
+        "text only for this model.",
+        what, type);
 }
 
 bool api_empty(struct api_error *e, const char *param)
@@ -60,8 +63,8 @@ static bool context_exceeded(struct api_error *e, const char *param, int64_t con
                          n_completion, param);
 }
 
-bool api_context_exceeded(struct api_error *e, const char *param, int64_t context,
-                          int64_t n_prompt, int64_t n_completion)
+bool api_context_exceeded(struct api_error *e, const char *param, int64_t context, int64_t n_prompt,
+                          int64_t n_completion)
 {
     if (e->status == 0) {
         e->n_prompt = n_prompt;
@@ -70,8 +73,8 @@ bool api_context_exceeded(struct api_error *e, const char *param, int64_t contex
     return context_exceeded(e, param, context, "", n_prompt, n_completion);
 }
 
-bool api_context_hopeless(struct api_error *e, const char *param, int64_t context,
-                          int64_t n_prompt, int64_t n_completion)
+bool api_context_hopeless(struct api_error *e, const char *param, int64_t context, int64_t n_prompt,
+                          int64_t n_completion)
 {
     if (e->status == 0) {
         e->n_context = context;
@@ -138,16 +141,16 @@ static void put_too_long(struct buf *b, const struct api_error *e)
         snprintf(text, sizeof text, "prompt is too long: %" PRId64 " tokens > %" PRId64 " maximum",
                  e->n_prompt, most);
     } else {
-        snprintf(text, sizeof text, "prompt is too long: more than the maximum of %" PRId64
-                 " tokens", most);
+        snprintf(text, sizeof text,
+                 "prompt is too long: more than the maximum of %" PRId64 " tokens", most);
     }
     buf_put_json(b, text, strlen(text));
 }
 
 void api_error_put_typed(struct buf *b, const struct api_error *e, const char *request_id)
 {
-    buf_printf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":",
-               type_of(e->status));
+    buf_printf(b,
+               "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type_of(e->status));
     if (e->n_context > 0) {
         put_too_long(b, e);
     } else {

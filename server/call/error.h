@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A refusal in the API's words, as plain data that can be made on any thread. The first one set
  * stays: later ones are consequences.
  * Thread: one owner. */
@@ -25,20 +26,22 @@ bool api_error_set(struct api_error *e, int status, const char *code, const char
                    const char *fmt, ...) PRINTF_LIKE(5, 6);
 bool api_missing(struct api_error *e, const char *param);
 bool api_empty(struct api_error *e, const char *param); // 400 empty_array
-/* 400 unsupported_value: `what`, such as "content parts", of a type that is not text: an image, sound,
- * a file. Checkpoints of models that take them are served, too, without what sees or hears. */
+/* 400 unsupported_value: `what`, such as "content parts", of a type that is not text: an image,
+ * sound, a file. Checkpoints of models that take them are served, too, without what sees or hears.
+ */
 bool api_text_only(struct api_error *e, const char *param, const char *what, const char *type);
 bool api_unsupported(struct api_error *e, const char *param); // 400 unsupported_parameter
-bool api_context_exceeded(struct api_error *e, const char *param, int64_t context,
-                          int64_t n_prompt, int64_t n_completion);
+bool api_context_exceeded(struct api_error *e, const char *param, int64_t context, int64_t n_prompt,
+                          int64_t n_completion);
 /* The same where the prompt is known to have at least n_prompt tokens, and was not counted. */
-bool api_context_hopeless(struct api_error *e, const char *param, int64_t context,
-                          int64_t n_prompt, int64_t n_completion);
+bool api_context_hopeless(struct api_error *e, const char *param, int64_t context, int64_t n_prompt,
+                          int64_t n_completion);
 
-/* The object that OpenAI's clients read, {"error":{"message","type","param","code"}}, all four keys. */
+/* The object that OpenAI's clients read, {"error":{"message","type","param","code"}}, all four
+ * keys. */
 void api_error_put(struct buf *b, const struct api_error *e);
-/* The object that Anthropic's read, {"type":"error","error":{"type","message"},"request_id"}: its type
- * is a word for the status. */
+/* The object that Anthropic's read, {"type":"error","error":{"type","message"},"request_id"}: its
+ * type is a word for the status. */
 void api_error_put_typed(struct buf *b, const struct api_error *e, const char *request_id);
 
 /* The object that Ollama's read, {"error": "message"}. */

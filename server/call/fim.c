@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/call/fim.h"
 
 #include <string.h>
@@ -10,10 +11,10 @@ static const struct form {
     {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"},       // StarCoder, Granite
     {"<fim-prefix>", "<fim-suffix>", "<fim-middle>"},       // SantaCoder, Refact
     {"<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>",
-     "<\uff5cfim\u2581end\uff5c>"},                               // DeepSeek
-    {"<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"},    // GLM
-    {"\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"},                // Code Llama
-    {"[PREFIX]", "[SUFFIX]", NULL},                               // Codestral
+     "<\uff5cfim\u2581end\uff5c>"},                            // DeepSeek
+    {"<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"}, // GLM
+    {"\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"},             // Code Llama
+    {"[PREFIX]", "[SUFFIX]", NULL},                            // Codestral
 };
 
 static int32_t find(const struct tokenizer *tok, const char *text)
@@ -34,8 +35,8 @@ void fim_open(struct fim *f, const struct tokenizer *tok)
 {
     static const char *const repositories[] = {"<|repo_name|>", "<repo_name>", "<reponame>"};
     static const char *const files[] = {"<|file_sep|>", "<file_sep>", "<file_separator>"};
-    static const char *const ends[] = {"<|fim_pad|>", "<fim_pad>", "<|file_sep|>", "<|repo_name|>",
-                                       "<|file_separator|>", "\u2581<EOT>"};
+    static const char *const ends[] = {"<|fim_pad|>",   "<fim_pad>",          "<|file_sep|>",
+                                       "<|repo_name|>", "<|file_separator|>", "\u2581<EOT>"};
     *f = (struct fim){.middle = -1, .repository = -1, .file = -1};
     for (size_t i = 0; tok && !f->there && i < sizeof forms / sizeof forms[0]; i++) {
         f->prefix = find(tok, forms[i].prefix);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Pieces of JSON that several endpoints share. */
 #include "server/call/format.h"
 
@@ -140,7 +141,7 @@ static void put_token(struct buf *b, const struct call *c, int32_t token, float 
 }
 
 void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
-                      size_t n_chars_before)
+                       size_t n_chars_before)
 {
     (void)n_chars_before;
     struct buf *b = &ch->logprobs;
@@ -282,8 +283,7 @@ static void put_ranked(struct buf *b, const struct call *c, int32_t token, float
     buf_putc(b, '}');
 }
 
-void call_put_prompt_logprobs(struct buf *b, const struct call *c,
-                             const struct engine_request *r)
+void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct engine_request *r)
 {
     if (!body_has(&c->request.body, "prompt_logprobs")) {
         return;

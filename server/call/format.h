@@ -1,44 +1,47 @@
-/* How the answers of each endpoint are written, and the pieces of JSON that they share. A format writes
- * JSON alone and hands it to the call's sink.
- * Thread: the calls' own. */
+// SPDX-License-Identifier: Apache-2.0
+/* How the answers of each endpoint are written, and the pieces of JSON that they share. A format
+ * writes JSON alone and hands it to the call's sink. Thread: the calls' own. */
 #ifndef SLUICE_SERVER_CALL_FORMAT_H
 #define SLUICE_SERVER_CALL_FORMAT_H
 
 #include "server/call/call.h"
 
-/* Only chat, completions and responses stream: the others have no `finish`. One that needs no engine
- * has `reply` alone; the others do not have it. */
+/* Only chat, completions and responses stream: the others have no `finish`. One that needs no
+ * engine has `reply` alone; the others do not have it. */
 struct call_format {
-    const char *id_prefix;                      // of the answer's id
-    void (*reply)(struct call *c);              // prompts are prepared: ends the answer
-    void (*begin)(struct call *c);              // a stream: makes chunk_head; may be NULL
-    void (*start)(struct call_choice *ch);      // before the first token; may be NULL
-    void (*pending)(struct call_choice *ch);    // takes what is pending: in a stream, or `in_order`
+    const char *id_prefix;                   // of the answer's id
+    void (*reply)(struct call *c);           // prompts are prepared: ends the answer
+    void (*begin)(struct call *c);           // a stream: makes chunk_head; may be NULL
+    void (*start)(struct call_choice *ch);   // before the first token; may be NULL
+    void (*pending)(struct call_choice *ch); // takes what is pending: in a stream, or `in_order`
     /* It has an item for each run of one kind, also without a stream. Log probabilities then come
      * with the text of their token, so that they go to its item. */
     bool in_order;
     void (*call)(struct call_choice *ch, const char *name, const char *id); // a tool call begins
-    void (*call_end)(struct call_choice *ch);   // may be NULL
+    void (*call_end)(struct call_choice *ch);                               // may be NULL
     void (*logprob)(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
-                    size_t n_chars_before);     // may be NULL
-    void (*finish)(struct call_choice *ch);     // the last chunk of a choice in a stream
-    /* All choices ended. Of an answer that may be kept `close` makes the whole, and `save` keeps it, on
-     * the pool, before the client is told of its end (request.stores). Both NULL: it never is. */
+                    size_t n_chars_before); // may be NULL
+    void (*finish)(struct call_choice *ch); // the last chunk of a choice in a stream
+    /* All choices ended. Of an answer that may be kept `close` makes the whole, and `save` keeps
+     * it, on the pool, before the client is told of its end (request.stores). Both NULL: it never
+     * is. */
     void (*close)(struct call *c);
     void (*save)(struct call *c);
-    void (*end)(struct call *c);                // ends the answer
-    /* An error in a stream of which something has gone out, where the API has an event of its own for
-     * it; may be NULL. */
+    void (*end)(struct call *c); // ends the answer
+    /* An error in a stream of which something has gone out, where the API has an event of its own
+     * for it; may be NULL. */
     void (*error)(struct call *c, const struct api_error *e);
-    void (*forget)(struct call *c);             // frees what `extra` owns; may be NULL
+    void (*forget)(struct call *c); // frees what `extra` owns; may be NULL
 };
 
 extern const struct call_format call_chat_format, call_completion_format, call_response_format,
-    call_message_format, call_count_format, call_embedding_format, call_input_tokens_format, call_tokens_format, call_text_format,
-    call_score_format, call_rerank_format, call_ollama_format, call_ollama_load_format,
-    call_ollama_embed_format, call_native_format, call_native_embed_format, call_apply_format;
+    call_message_format, call_count_format, call_embedding_format, call_input_tokens_format,
+    call_tokens_format, call_text_format, call_score_format, call_rerank_format, call_ollama_format,
+    call_ollama_load_format, call_ollama_embed_format, call_native_format, call_native_embed_format,
+    call_apply_format;
 
-/* ---- shared pieces of JSON (format.c) ----------------------------------------------------------- */
+/* ---- shared pieces of JSON (format.c) -----------------------------------------------------------
+ */
 
 struct call_usage {
     int64_t prompt, cached, completion, reasoning, drafts, accepted;
@@ -56,13 +59,13 @@ size_t call_token_characters(const struct call *c, int32_t token);
 void call_put_token_text(struct buf *b, const struct call *c, int32_t token);
 void call_put_logprob(struct buf *b, float logprob); // -9999.0 for minus infinity
 void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
-                      size_t n_chars_before);
+                       size_t n_chars_before);
 /* The same with the token's id, as llama.cpp has it. */
 void call_native_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp);
 /* llama.cpp's {"prompt_n":..,"predicted_ms":..} of a request of the engine (format_native.c). */
 void call_put_timings(struct buf *b, const struct call *c, const struct engine_request *q);
 void call_put_asked_timings(struct buf *b, const struct call *c); // ,"timings":{...} if asked for
-void call_put_node(struct buf *b, const struct json *node); // a tree as text
+void call_put_node(struct buf *b, const struct json *node);       // a tree as text
 /* ,"stop_reason":"..." or the id or null, of a choice that has ended */
 void call_put_stop_reason(struct buf *b, const struct call_choice *ch);
 /* What objects and chunks with choices begin with, up to and with "choices": */
@@ -78,8 +81,7 @@ void call_send_usage(struct call *c, const char *tail);
 void call_put_vector(struct buf *b, struct call *c, size_t prompt);
 void call_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]
 /* ,"prompt_logprobs":[null,{"5":{"logprob":..,"rank":..,"decoded_token":".."}},...] */
-void call_put_prompt_logprobs(struct buf *b, const struct call *c,
-                             const struct engine_request *r);
+void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct engine_request *r);
 /* "call_" and 24 letters. */
 void call_make_id(struct call *c, const char *prefix, char out[40]);
 

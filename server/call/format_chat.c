@@ -1,9 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 /* /v1/chat/completions: one object, or chunks. */
 #include "server/call/format.h"
 
 #include <string.h>
 
-/* ---- stream ----------------------------------------------------------------------------------- */
+/* ---- stream -----------------------------------------------------------------------------------
+ */
 
 /* A chunk begins: everything up to and with "delta":{ */
 static struct buf *open_chunk(struct call_choice *ch)
@@ -165,7 +167,8 @@ static void finish(struct call_choice *ch)
     end_chunk(ch, b);
 }
 
-/* ---- the whole object ------------------------------------------------------------------------- */
+/* ---- the whole object -------------------------------------------------------------------------
+ */
 
 static void put_message(struct buf *b, struct call_choice *ch)
 {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* /v1/completions: one object, or chunks. */
 #include "server/call/format.h"
 
@@ -149,7 +150,8 @@ static void put_choice(struct buf *b, struct call_choice *ch, const char *text, 
     buf_putc(b, '}');
 }
 
-/* ---- stream ----------------------------------------------------------------------------------- */
+/* ---- stream -----------------------------------------------------------------------------------
+ */
 
 static void begin(struct call *c)
 {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* /v1/embeddings: the decoder's last hidden states, as their mean over the prompt or at its last
  * token (pooler-config), of length 1 unless told otherwise. */
 #include "server/call/format.h"

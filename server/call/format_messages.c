@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* /v1/messages: one message of blocks, or its event stream; and the count of its tokens. */
 #include "server/call/format.h"
 
@@ -13,10 +14,10 @@ enum block { BLOCK_NONE, BLOCK_THINKING, BLOCK_TEXT, BLOCK_TOOL };
 
 struct message {
     enum block open;
-    int32_t n_blocks;     // begun
+    int32_t n_blocks; // begun
     char tool_id[80], tool[TOOL_NAME_MAX_BYTES + 1];
-    struct buf text;      // of the open block
-    struct buf blocks;    // the finished ones, joined by commas; not of a stream
+    struct buf text;   // of the open block
+    struct buf blocks; // the finished ones, joined by commas; not of a stream
 };
 
 static struct message *state(struct call *c)
@@ -37,10 +38,11 @@ static void forget(struct call *c)
     buf_deinit(&state(c)->blocks);
 }
 
-/* ---- objects ------------------------------------------------------------------------------------- */
+/* ---- objects
+ * ------------------------------------------------------------------------------------- */
 
-/* "usage":{...}: tokens that were read from the cache are no input tokens here, and none are written
- * at a price of their own. */
+/* "usage":{...}: tokens that were read from the cache are no input tokens here, and none are
+ * written at a price of their own. */
 static void put_usage(struct buf *b, const struct call *c)
 {
     struct call_usage u = call_usage_of(c);
@@ -145,7 +147,8 @@ static void put_block(struct buf *b, const struct message *m, bool filled)
     buf_putc(b, '}');
 }
 
-/* ---- events -------------------------------------------------------------------------------------- */
+/* ---- events
+ * -------------------------------------------------------------------------------------- */
 
 static struct buf *event(struct call *c, const char *type)
 {
@@ -193,7 +196,8 @@ static void send_signature(struct call *c)
     send(c, "content_block_delta", b);
 }
 
-/* ---- blocks -------------------------------------------------------------------------------------- */
+/* ---- blocks
+ * -------------------------------------------------------------------------------------- */
 
 static void open_block(struct call *c, enum block kind)
 {
@@ -272,7 +276,8 @@ static void call_end(struct call_choice *ch)
     add(ch->call, BLOCK_TOOL, &ch->arguments);
 }
 
-/* ---- the whole ----------------------------------------------------------------------------------- */
+/* ---- the whole
+ * ----------------------------------------------------------------------------------- */
 
 static void start(struct call_choice *ch)
 {

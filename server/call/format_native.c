@@ -1,4 +1,6 @@
-/* llama.cpp's own answers: /completion and /infill, an object or events; /embedding; /apply-template. */
+// SPDX-License-Identifier: Apache-2.0
+/* llama.cpp's own answers: /completion and /infill, an object or events; /embedding;
+ * /apply-template. */
 #include "server/call/format.h"
 
 #include "engine/base/clock.h"
@@ -6,7 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- pieces -------------------------------------------------------------------------------------- */
+/* ---- pieces
+ * -------------------------------------------------------------------------------------- */
 
 static void put_real(struct buf *b, const char *key, double v)
 {
@@ -28,11 +31,13 @@ static void put_settings(struct buf *b, const struct call_choice *ch)
     put_real(b, "repeat_penalty", (double)p->repetition_penalty);
     put_real(b, "presence_penalty", (double)p->presence_penalty);
     put_real(b, "frequency_penalty", (double)p->frequency_penalty);
-    buf_printf(b, ",\"repeat_last_n\":-1,\"mirostat\":0,\"dry_multiplier\":0.0,\"xtc_probability\":0.0,"
-                  "\"dynatemp_range\":0.0,\"adaptive_target\":-1.0,\"adaptive_decay\":0.9,"
-                  "\"ignore_eos\":%s,\"stream\":%s,\"n_probs\":%d,\"n_keep\":0,\"n_discard\":0,"
-                  "\"grammar\":\"\",\"samplers\":[],\"lora\":[],\"stop\":[",
-               p->ignore_eos ? "true" : "false", r->stream ? "true" : "false", r->n_top);
+    buf_printf(
+        b,
+        ",\"repeat_last_n\":-1,\"mirostat\":0,\"dry_multiplier\":0.0,\"xtc_probability\":0.0,"
+        "\"dynatemp_range\":0.0,\"adaptive_target\":-1.0,\"adaptive_decay\":0.9,"
+        "\"ignore_eos\":%s,\"stream\":%s,\"n_probs\":%d,\"n_keep\":0,\"n_discard\":0,"
+        "\"grammar\":\"\",\"samplers\":[],\"lora\":[],\"stop\":[",
+        p->ignore_eos ? "true" : "false", r->stream ? "true" : "false", r->n_top);
     for (size_t i = 0; i < r->output.n_stop; i++) {
         buf_puts(b, i ? "," : "");
         buf_put_json(b, r->output.stop[i], r->output.stop_bytes[i]);
@@ -105,7 +110,8 @@ static void put_end(struct buf *b, struct call_choice *ch)
     put_settings(b, ch);
     buf_puts(b, ",\"prompt\":");
     put_prompt(b, ch);
-    buf_printf(b, ",\"has_new_line\":%s,\"truncated\":false,\"stop_type\":\"%s\",\"stopping_word\":",
+    buf_printf(b,
+               ",\"has_new_line\":%s,\"truncated\":false,\"stop_type\":\"%s\",\"stopping_word\":",
                has_line(ch) ? "true" : "false", stop_type(ch));
     buf_put_json(b, word, strlen(word));
     buf_printf(b, ",\"tokens_cached\":%d,\"timings\":", ch->request->n_prompt + ch->n_taken);
@@ -114,7 +120,8 @@ static void put_end(struct buf *b, struct call_choice *ch)
     buf_putc(b, '}');
 }
 
-/* ---- stream -------------------------------------------------------------------------------------- */
+/* ---- stream
+ * -------------------------------------------------------------------------------------- */
 
 static void count_lines(struct call_choice *ch)
 {
@@ -166,7 +173,8 @@ static void finish(struct call_choice *ch)
     buf_deinit(&b);
 }
 
-/* ---- the whole ----------------------------------------------------------------------------------- */
+/* ---- the whole
+ * ----------------------------------------------------------------------------------- */
 
 /* Only the members that were asked for, of which "a/b" is one inside of another. */
 static void put_fields(struct buf *b, const struct call *c, const struct buf *object)
@@ -232,7 +240,8 @@ const struct call_format call_native_format = {
     .end = end,
 };
 
-/* ---- embeddings and templates -------------------------------------------------------------------- */
+/* ---- embeddings and templates
+ * -------------------------------------------------------------------- */
 
 /* A list of vectors for each input: one, as there is one behind a pooling. */
 static void end_embedding(struct call *c)

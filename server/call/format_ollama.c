@@ -1,4 +1,6 @@
-/* Ollama's answers: an object, or lines of objects of which the last is done and has the figures. */
+// SPDX-License-Identifier: Apache-2.0
+/* Ollama's answers: an object, or lines of objects of which the last is done and has the figures.
+ */
 #include "server/call/format.h"
 
 #include "engine/base/clock.h"
@@ -77,7 +79,8 @@ static void put_said(struct buf *b, struct call_choice *ch)
     buf_clear(&ch->logprobs);
 }
 
-/* ---- stream -------------------------------------------------------------------------------------- */
+/* ---- stream
+ * -------------------------------------------------------------------------------------- */
 
 static void send_said(struct call_choice *ch)
 {
@@ -126,7 +129,8 @@ static void finish(struct call_choice *ch)
     (void)ch; // the end says it
 }
 
-/* ---- the end ------------------------------------------------------------------------------------- */
+/* ---- the end
+ * ------------------------------------------------------------------------------------- */
 
 static void end(struct call *c)
 {
@@ -173,7 +177,8 @@ static void reply_load(struct call *c)
 
 const struct call_format call_ollama_load_format = {.id_prefix = "ollama-", .reply = reply_load};
 
-/* ---- embeddings ---------------------------------------------------------------------------------- */
+/* ---- embeddings
+ * ---------------------------------------------------------------------------------- */
 
 static void end_embed(struct call *c)
 {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* /v1/responses: one object, or its event stream; kept for later unless the request says no. */
 #include "server/call/format.h"
 
@@ -45,7 +46,8 @@ static void forget(struct call *c)
     buf_deinit(&s->body);
 }
 
-/* ---- objects ---------------------------------------------------------------------------------- */
+/* ---- objects ----------------------------------------------------------------------------------
+ */
 
 static void put_usage(struct buf *b, const struct call *c)
 {
@@ -73,7 +75,8 @@ static void put_response(struct buf *b, struct call *c, const char *status)
     buf_put_json(b, c->id, strlen(c->id));
     buf_puts(b, ",\"object\":\"response\",\"created_at\":");
     buf_put_int(b, c->created);
-    buf_printf(b, ",\"status\":\"%s\",\"background\":false,\"error\":null,\"incomplete_details\":%s",
+    buf_printf(b,
+               ",\"status\":\"%s\",\"background\":false,\"error\":null,\"incomplete_details\":%s",
                status, cut ? "{\"reason\":\"max_output_tokens\"}" : "null");
     buf_puts(b, ",\"completed_at\":");
     if (over && !cut) {
@@ -144,7 +147,8 @@ static void put_item(struct buf *b, const struct responses *s, const char *statu
     }
 }
 
-/* ---- events ----------------------------------------------------------------------------------- */
+/* ---- events -----------------------------------------------------------------------------------
+ */
 
 static struct buf *event(struct call *c, const char *type)
 {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* /v1/score and /v1/rerank: how near texts are to each other (server/call/scoring.h). */
 #include "server/call/format.h"
 
@@ -97,7 +98,8 @@ static void end_score(struct call *c)
     c->sink->whole(c, &b);
 }
 
-/* ---- ranks --------------------------------------------------------------------------------------- */
+/* ---- ranks
+ * --------------------------------------------------------------------------------------- */
 
 struct rank {
     size_t document;

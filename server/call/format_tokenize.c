@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* /tokenize, /detokenize, /tokenizer_info: vLLM's shapes. */
 #include "server/call/format.h"
 

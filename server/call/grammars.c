@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/call/grammars.h"
 
 #include "engine/base/hash.h"
@@ -13,7 +14,7 @@ enum {
 };
 
 struct entry {
-    struct kept_grammar kept; // first
+    struct kept_grammar kept;  // first
     struct entry *prev, *next; // by last use, the latest first
     uint64_t hash;
     struct grammar_source source; // its texts are the entry's own
@@ -23,7 +24,7 @@ struct entry {
 
 struct grammars {
     pthread_mutex_t lock;
-    pthread_mutex_t vocab_lock; // held while the vocabulary is read
+    pthread_mutex_t vocab_lock;  // held while the vocabulary is read
     struct grammar_vocab *vocab; // NULL: no request had a grammar yet
     struct entry list;
     uint64_t key; // of the hash
@@ -127,7 +128,8 @@ static void trim(struct grammars *g)
     }
 }
 
-/* ---- to take and to give ---------------------------------------------------------------------- */
+/* ---- to take and to give ----------------------------------------------------------------------
+ */
 
 static enum status get_vocab(struct grammars *g, const struct tokenizer *tok,
                              const struct engine_info *info, struct err *err)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Compiled grammars of one model, kept by the text that they are made of, so that a schema is
  * compiled once for all requests that have it.
  * Thread: any; a grammar that was taken is the engine thread's to use, through its requests. */

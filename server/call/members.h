@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The members of request bodies: one table of what each is called, how its value looks, which
  * endpoints read it and what becomes of it. The readers of all endpoints run over it, and the
  * document of /openapi.json is made from it.
@@ -40,9 +41,9 @@ struct member {
     bool required;
 
     /* What values it may have. */
-    int64_t min, max; // MEMBER_INT, both inclusive
-    size_t most;      // > 0: max is this int64_t of struct config; of an array: its items
-    double low, high; // MEMBER_REAL, both inclusive
+    int64_t min, max;    // MEMBER_INT, both inclusive
+    size_t most;         // > 0: max is this int64_t of struct config; of an array: its items
+    double low, high;    // MEMBER_REAL, both inclusive
     const char *choices; // "a|b|c"
     const char *off;     // MEMBER_REFUSED: the values that ask for nothing, as "false|0|[]"
     const char *why;     // and a sentence of what to do instead; NULL: none
@@ -50,8 +51,8 @@ struct member {
 
     /* Where a plain value goes: a field of struct api_request. An integer or a real is as wide as
      * the field; a choice is its word, or in a narrow field its place in the list. */
-    size_t offset, size; // size 0: it is checked and not kept
-    size_t flag;         // > 0: a bool that is set to whether the member is there
+    size_t offset, size;                  // size 0: it is checked and not kept
+    size_t flag;                          // > 0: a bool that is set to whether the member is there
     bool (*check)(struct api_request *r); // after a value was kept; NULL: nothing more to check
 
     /* Not a plain value: */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Reading a body by the table of its members. */
 #include "server/call/members.h"
 

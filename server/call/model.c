@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/call/model.h"
 
 #include "server/call/grammars.h"
@@ -24,13 +25,15 @@ enum { TEXT_MAX_BYTES = 64 << 20 };
 static char *read_in(const char *dir, const char *name, size_t *n_bytes)
 {
     char *text = NULL;
-    if (folder_has(dir, name) && folder_read(dir, name, TEXT_MAX_BYTES, &text, n_bytes, NULL) != OK) {
+    if (folder_has(dir, name) &&
+        folder_read(dir, name, TEXT_MAX_BYTES, &text, n_bytes, NULL) != OK) {
         text = NULL;
     }
     return text;
 }
 
-/* ---- names ------------------------------------------------------------------------------------ */
+/* ---- names ------------------------------------------------------------------------------------
+ */
 
 static const char *last_part(const char *path)
 {
@@ -95,7 +98,8 @@ const char *api_model_tagged_name(const struct api_model *m, const char *name)
     return found;
 }
 
-/* ---- the chat template ------------------------------------------------------------------------ */
+/* ---- the chat template ------------------------------------------------------------------------
+ */
 
 /* The tokenizer's folder comes first, where it is one of its own. */
 static enum status load_template(struct api_model *m, const struct config *config, struct err *err)
@@ -144,7 +148,8 @@ static enum status open_template(struct api_model *m, const struct config *confi
     return st;
 }
 
-/* ---- sampling defaults ------------------------------------------------------------------------ */
+/* ---- sampling defaults ------------------------------------------------------------------------
+ */
 
 static const struct {
     const char *key;
@@ -276,7 +281,8 @@ static enum status open_defaults(struct api_model *m, const struct config *confi
     return own ? override_defaults(m, own, err) : OK;
 }
 
-/* ---- embeddings ------------------------------------------------------------------------------- */
+/* ---- embeddings -------------------------------------------------------------------------------
+ */
 
 static bool pooling_of(const char *word, enum pool_kind *kind)
 {
@@ -342,7 +348,8 @@ static enum status open_pooling(struct api_model *m, const struct config *config
     return OK;
 }
 
-/* ---- what clients may ask about the tokenizer ------------------------------------------------- */
+/* ---- what clients may ask about the tokenizer -------------------------------------------------
+ */
 
 static void make_tokenizer_info(struct api_model *m, const char *dir)
 {
@@ -402,24 +409,25 @@ enum status api_model_check(const struct config *config, struct err *err)
     if (config->tokenizer) {
         return err_set(err, ERR_IO, "tokenizer: no tokenizer.json in '%.200s'", from);
     }
-    return err_set(err, ERR_IO, "model '%.200s': no tokenizer.json there; name another folder with "
-                   "--tokenizer, or serve token ids alone with --skip-tokenizer-init", from);
+    return err_set(err, ERR_IO,
+                   "model '%.200s': no tokenizer.json there; name another folder with "
+                   "--tokenizer, or serve token ids alone with --skip-tokenizer-init",
+                   from);
 }
 
 /* What is known without reading anything. Returns where the tokenizer is. */
 static const char *begin(struct api_model *m, const struct config *config,
                          const struct engine_info *info)
 {
-    *m = (struct api_model){.config = config, .info = info, .created = clock_wall_sec(),
-                             .grammars = grammars_open()};
+    *m = (struct api_model){
+        .config = config, .info = info, .created = clock_wall_sec(), .grammars = grammars_open()};
     const char *model = config->engine.model;
     const char *from = text_source(config);
     make_names(m, config);
     m->text_dir = is_folder(from) ? from : model; // beside a single file nothing is read
     uint64_t h = hash_bytes(model, strlen(model), (uint64_t)info->n_parameters);
     h ^= hash_bytes(SLUICE_VERSION, strlen(SLUICE_VERSION), (uint64_t)info->dtype);
-    snprintf(m->fingerprint, sizeof m->fingerprint, "fp_%010" PRIx64,
-             h & (uint64_t)0xffffffffff);
+    snprintf(m->fingerprint, sizeof m->fingerprint, "fp_%010" PRIx64, h & (uint64_t)0xffffffffff);
     return from;
 }
 
@@ -434,7 +442,8 @@ enum status api_model_open(struct api_model *m, const struct config *config,
     st = st == OK ? open_template(m, config, err) : st;
     st = st == OK ? open_defaults(m, config, err) : st;
     st = st == OK ? open_pooling(m, config, err) : st;
-    st = st == OK ? scoring_open(&m->scoring, config, m->tok, m->template, info->headless, err) : st;
+    st =
+        st == OK ? scoring_open(&m->scoring, config, m->tok, m->template, info->headless, err) : st;
     if (st != OK) {
         api_model_close(m);
         return st;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What is served: names, tokenizer, chat template, limits, defaults. Filled while the program
  * starts, constant once `ready`.
  * Thread: any, after `ready`. */
@@ -6,11 +7,11 @@
 
 #include "engine/engine.h"
 #include "engine/tokenizer/tokenizer.h"
-#include "server/chat/template.h"
-#include "server/config/config.h"
-#include "server/chat/output.h"
 #include "server/call/fim.h"
 #include "server/call/scoring.h"
+#include "server/chat/output.h"
+#include "server/chat/template.h"
+#include "server/config/config.h"
 
 struct grammars; // server/call/grammars.h
 
@@ -18,12 +19,12 @@ struct api_model {
     const struct config *config;
     const char *const *names; // as clients may call it; the first is the default, and no path
     size_t n_names;
-    char *folder_name; // the first of them where the operator gave none
-    const char *text_dir;            // of the tokenizer's configuration: its folder or the model's
-    struct tokenizer *tok;           // NULL: ids only
-    struct err no_tok;               // why it is NULL, if that is known
-    struct grammars *grammars;       // of requests
-    struct chat_template *template;  // NULL: none
+    char *folder_name;              // the first of them where the operator gave none
+    const char *text_dir;           // of the tokenizer's configuration: its folder or the model's
+    struct tokenizer *tok;          // NULL: ids only
+    struct err no_tok;              // why it is NULL, if that is known
+    struct grammars *grammars;      // of requests
+    struct chat_template *template; // NULL: none
     const struct engine_info *info;
     struct sampling_params defaults; // generation_config.json, overridden by the configuration
     bool has_default_max_tokens;
@@ -44,8 +45,8 @@ enum status api_model_check(const struct config *config, struct err *err);
 /* Loads tokenizer and template beside a model that the engine has opened. */
 enum status api_model_open(struct api_model *m, const struct config *config,
                            const struct engine_info *info, struct err *err);
-/* The same for prompts alone: without a chat template, and a tokenizer that cannot be loaded is only
- * missed (no_tok). */
+/* The same for prompts alone: without a chat template, and a tokenizer that cannot be loaded is
+ * only missed (no_tok). */
 enum status api_model_open_prompts(struct api_model *m, const struct config *config,
                                    const struct engine_info *info, struct err *err);
 void api_model_close(struct api_model *m); // accepts a zeroed struct

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/call/prepare.h"
 
 #include "server/call/members.h"
@@ -30,7 +31,8 @@ static const struct kind {
     [API_INFILL] = {native_begin, infill_end, "prompt", NULL, .generates = true},
     [API_NATIVE_EMBED] = {native_embed_begin, embeddings_end, "input", NULL, .pools = true},
     [API_APPLY_TEMPLATE] = {apply_begin, tokenize_end, NULL, "messages"},
-    [API_SCORE] = {score_begin, score_end, "text_1", NULL}, // what its prompts are for, the model says
+    [API_SCORE] = {score_begin, score_end, "text_1",
+                   NULL}, // what its prompts are for, the model says
     [API_RERANK] = {score_begin, score_end, "documents", NULL},
     [API_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},
     [API_RESPONSES_INPUT_TOKENS] = {responses_begin, responses_end, NULL, "input"},
@@ -49,12 +51,8 @@ static bool choose_kind(struct api_request *r)
         const char *key;
         enum api_kind kind;
     } signs[] = {
-        {"messages", API_CHAT},
-        {"prompt", API_COMPLETIONS},
-        {"input", API_EMBEDDINGS},
-        {"query", API_RERANK},
-        {"queries", API_SCORE},
-        {"text_1", API_SCORE},
+        {"messages", API_CHAT}, {"prompt", API_COMPLETIONS}, {"input", API_EMBEDDINGS},
+        {"query", API_RERANK},  {"queries", API_SCORE},      {"text_1", API_SCORE},
         {"data_1", API_SCORE},
     };
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
@@ -147,9 +145,8 @@ static bool tokenise(struct api_request *r)
         }
         struct text_span span = {text, r->prompts[i].text_bytes, false};
         const struct text_span *spans = r->prompts[i].spans;
-        if (is_hopeless(r, span.n_bytes) ||
-            !(spans ? encode(r, spans, r->prompts[i].n_spans, true)
-                    : encode(r, &span, 1, r->parse_special))) {
+        if (is_hopeless(r, span.n_bytes) || !(spans ? encode(r, spans, r->prompts[i].n_spans, true)
+                                                    : encode(r, &span, 1, r->parse_special))) {
             return false;
         }
         r->prompts[i].n = (int32_t)(r->ids.n - from[i]);
@@ -263,8 +260,7 @@ static bool fit(struct api_request *r, struct api_prompt *p)
         return true;
     }
     if (r->pools) {
-        return room >= 0 ? true
-                         : api_context_exceeded(&r->error, prompt_key(r), context, p->n, 0);
+        return room >= 0 ? true : api_context_exceeded(&r->error, prompt_key(r), context, p->n, 0);
     }
     bool clamps = !r->max_is_asked || r->model->config->clamp_max_tokens;
     int64_t least = wanted == 0 || kinds[r->kind].may_fill ? 0 : 1;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* From a body to a request that the engine can run: JSON, checks, chat template, token ids. A pure
  * function of its input, so that it can run on the pool while the loop serves others.
  * Thread: any, one call per request. */

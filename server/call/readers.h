@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the rows of members.c call: readers of members that are no plain values, and checks of
  * values that were kept. Each gives false when r->error is set. And how a request of each endpoint
  * begins before its members are read, and is completed behind them.
@@ -7,7 +8,8 @@
 
 #include "server/call/request.h"
 
-/* ---- what all endpoints share (request.c) ----------------------------------------------------- */
+/* ---- what all endpoints share (request.c) -----------------------------------------------------
+ */
 
 void request_begin(struct api_request *r);
 void request_end(struct api_request *r);
@@ -30,7 +32,8 @@ bool check_salt(struct api_request *r);
 bool check_request_id(struct api_request *r);
 bool read_bad_words(struct api_request *r);
 
-/* ---- constraints (request_constraint.c) ------------------------------------------------------- */
+/* ---- constraints (request_constraint.c) -------------------------------------------------------
+ */
 
 bool read_response_format(struct api_request *r);
 bool read_text_format(struct api_request *r);
@@ -55,7 +58,8 @@ bool request_read_output_format(struct api_request *r, const char *key, const ch
  * be, if it has to be anything. */
 bool request_constrain(struct api_request *r);
 
-/* ---- chat (request_chat.c) -------------------------------------------------------------------- */
+/* ---- chat (request_chat.c) --------------------------------------------------------------------
+ */
 
 void chat_begin(struct api_request *r);
 bool chat_end(struct api_request *r);
@@ -74,7 +78,8 @@ bool read_template_variables(struct api_request *r);
 bool read_modalities(struct api_request *r);
 bool check_top_logprobs(struct api_request *r);
 
-/* ---- tools (request_tools.c) ------------------------------------------------------------------ */
+/* ---- tools (request_tools.c) ------------------------------------------------------------------
+ */
 
 bool read_tools(struct api_request *r); // of a chat; then of responses, of messages
 bool read_flat_tools(struct api_request *r);
@@ -83,7 +88,8 @@ bool read_tool_choice(struct api_request *r);
 bool read_flat_choice(struct api_request *r);
 bool read_typed_choice(struct api_request *r);
 
-/* ---- completions, embeddings, tokenize, detokenize (request_completion.c) --------------------- */
+/* ---- completions, embeddings, tokenize, detokenize (request_completion.c) ---------------------
+ */
 
 void completion_begin(struct api_request *r);
 bool completion_end(struct api_request *r);
@@ -110,7 +116,8 @@ bool request_fill_hole(struct api_request *r);
 /* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
 bool request_read_prompts(struct api_request *r, const char *key, size_t max_prompts);
 
-/* ---- llama.cpp's (request_native.c) ------------------------------------------------------------- */
+/* ---- llama.cpp's (request_native.c) -------------------------------------------------------------
+ */
 
 void native_begin(struct api_request *r);
 void native_embed_begin(struct api_request *r);
@@ -127,7 +134,8 @@ bool read_hole(struct api_request *r);
 /* Prompts that may mix texts, ids and objects of text. bare_list: there is a list of them. */
 bool request_read_mixed(struct api_request *r, const char *key, size_t most);
 
-/* ---- Ollama's (request_ollama.c) --------------------------------------------------------------- */
+/* ---- Ollama's (request_ollama.c) ---------------------------------------------------------------
+ */
 
 void ollama_chat_begin(struct api_request *r);
 void ollama_generate_begin(struct api_request *r);
@@ -141,7 +149,8 @@ bool read_generated_prompt(struct api_request *r);
 bool read_think(struct api_request *r);
 bool read_truncates(struct api_request *r);
 
-/* ---- score and rerank (request_score.c) --------------------------------------------------------- */
+/* ---- score and rerank (request_score.c) ---------------------------------------------------------
+ */
 
 void score_begin(struct api_request *r);
 bool score_end(struct api_request *r);
@@ -150,7 +159,8 @@ bool read_documents(struct api_request *r);
 bool read_score_texts(struct api_request *r);
 bool read_instruction(struct api_request *r);
 
-/* ---- a line of `sluice generate` (request_generate.c) ----------------------------------------- */
+/* ---- a line of `sluice generate` (request_generate.c) -----------------------------------------
+ */
 
 void generate_begin(struct api_request *r);
 bool generate_end(struct api_request *r);
@@ -161,7 +171,8 @@ bool read_line_bad_words(struct api_request *r);
 bool read_line_prompt(struct api_request *r);
 bool read_pool(struct api_request *r);
 
-/* ---- messages (request_messages.c) ------------------------------------------------------------ */
+/* ---- messages (request_messages.c) ------------------------------------------------------------
+ */
 
 void messages_begin(struct api_request *r);
 bool messages_end(struct api_request *r);
@@ -171,7 +182,8 @@ bool read_typed_thinking(struct api_request *r);
 bool read_output_config(struct api_request *r);
 bool read_metadata(struct api_request *r);
 
-/* ---- responses (request_responses.c) ---------------------------------------------------------- */
+/* ---- responses (request_responses.c) ----------------------------------------------------------
+ */
 
 void responses_begin(struct api_request *r);
 bool responses_end(struct api_request *r);

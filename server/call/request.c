@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/call/readers.h"
 
 #include "engine/base/words.h"
@@ -22,7 +23,8 @@ bool request_check_n_tools(struct api_request *r, const char *key, size_t n)
                ? true
                : api_error_set(&r->error, 400, "array_above_max_length", key,
                                "Invalid '%s': array too long. Expected at most %d items, but got "
-                               "%zu instead.", key, MAX_TOOLS, n);
+                               "%zu instead.",
+                               key, MAX_TOOLS, n);
 }
 
 bool read_model(struct api_request *r)
@@ -39,7 +41,8 @@ bool read_model(struct api_request *r)
     return r->error.status == 0;
 }
 
-/* ---- sampling --------------------------------------------------------------------------------- */
+/* ---- sampling ---------------------------------------------------------------------------------
+ */
 
 bool check_top_k(struct api_request *r)
 {
@@ -58,7 +61,8 @@ static bool put_stop(struct api_request *r, const char *key, const char **stops,
     if (n > MAX_STOP_BYTES) {
         return api_error_set(&r->error, 400, "string_above_max_length", key,
                              "Invalid '%s': string too long. Expected a stop string of at most %d "
-                             "bytes, but got one of %zu bytes instead.", key, MAX_STOP_BYTES, n);
+                             "bytes, but got one of %zu bytes instead.",
+                             key, MAX_STOP_BYTES, n);
     }
     lengths[r->output.n_stop] = n;
     stops[r->output.n_stop++] = text;
@@ -76,12 +80,14 @@ static bool read_stops(struct api_request *r, const char *key)
     if (n > most) {
         return api_error_set(&r->error, 400, "array_above_max_length", key,
                              "Invalid '%s': array too long. Expected at most %zu items, but got "
-                             "%zu instead.", key, most, n);
+                             "%zu instead.",
+                             key, most, n);
     }
     if (n > 0 && !r->model->tok) {
         return api_error_set(&r->error, 400, "unsupported_value", key,
                              "This model has no tokenizer: '%s' strings cannot be found; use "
-                             "'stop_token_ids'.", key);
+                             "'stop_token_ids'.",
+                             key);
     }
     const char **stops = arena_alloc(&r->arena, n + 1, sizeof stops[0]);
     size_t *lengths = arena_alloc(&r->arena, n + 1, sizeof lengths[0]);
@@ -272,7 +278,8 @@ static bool read_predict(struct api_request *r, const char *key)
     if (v == 0) {
         return api_error_set(&r->error, 400, "integer_below_min_value", key,
                              "Invalid '%s': integer below minimum value. Expected a value >= 1, or "
-                             "-1 for as much as fits, but got 0 instead.", key);
+                             "-1 for as much as fits, but got 0 instead.",
+                             key);
     }
     r->max_is_asked = v > 0;
     r->has_max_tokens = v > 0;
@@ -309,7 +316,8 @@ bool check_prompt_logprobs(struct api_request *r)
                                (long long)r->model->config->max_logprobs);
 }
 
-/* ---- the rest --------------------------------------------------------------------------------- */
+/* ---- the rest ---------------------------------------------------------------------------------
+ */
 
 /* A boolean member of an object that is itself a member; absent and null leave *v alone. */
 static bool read_flag(struct api_request *r, const struct json *object, const char *parent,

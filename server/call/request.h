@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A request as plain data: what the body says, checked, with token ids and sampling parameters.
  * Made by prepare.h on a pool thread out of nothing but the body and the model.
  * Thread: one owner. */
@@ -30,7 +31,7 @@ enum api_kind {
     API_OLLAMA_GENERATE,
     API_OLLAMA_EMBED,
     API_OLLAMA_LOAD, // what the first two become without messages or a prompt
-    API_NATIVE, // llama.cpp's
+    API_NATIVE,      // llama.cpp's
     API_INFILL,
     API_NATIVE_EMBED,
     API_APPLY_TEMPLATE,
@@ -68,7 +69,8 @@ struct api_prompt {
     const char *text; // as given or rendered; NULL if ids were given, or it was cut
     size_t text_bytes;
     int32_t max_tokens;
-    /* The text in stretches of one provenance, control tokens among them; NULL: it is one stretch. */
+    /* The text in stretches of one provenance, control tokens among them; NULL: it is one stretch.
+     */
     const struct text_span *spans;
     size_t n_spans;
 };
@@ -94,8 +96,8 @@ struct api_tool {
     const char *name;
     const char *schema; // of the parameters, as it stands in the body; NULL: none is said
     size_t schema_bytes;
-    const char *text;         // of a custom tool: the format of its text (chat/tools/writing.h)
-    char place[64];           // where either is said: for errors
+    const char *text; // of a custom tool: the format of its text (chat/tools/writing.h)
+    char place[64];   // where either is said: for errors
     bool custom, strict, allowed;
 };
 
@@ -105,9 +107,9 @@ struct api_request {
     const struct api_model *model;
     char *text; // the body; changed while it is read
     size_t n_bytes;
-    uint64_t seed; // for a request that gives none
-    struct store *store;   // of responses; NULL: none are kept
-    const char *owner;     // whose responses it may see
+    uint64_t seed;       // for a request that gives none
+    struct store *store; // of responses; NULL: none are kept
+    const char *owner;   // whose responses it may see
 
     /* Result. */
     struct api_error error; // status 0: all is well
@@ -127,38 +129,40 @@ struct api_request {
     bool stream, include_usage, continuous_usage;
     bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
     int32_t n_top; // top_logprobs, or completions' logprobs
-    const char *suffix, *prefix; // of a text with a hole; NULL: none. The prompt is behind the prefix
+    const char *suffix,
+        *prefix; // of a text with a hole; NULL: none. The prompt is behind the prefix
     size_t suffix_bytes, prefix_bytes;
     struct fim_file *files;
     size_t n_files;
-    bool begun; // the prompt is what the hole begins with
-    bool base64, normalize; // embeddings
+    bool begun;                              // the prompt is what the hole begins with
+    bool base64, normalize;                  // embeddings
     struct scored_text *queries, *documents; // score and rerank
     size_t n_queries, n_documents;
     int64_t max_query_tokens, max_doc_tokens, top_n; // 0: all
     bool activates, returns_documents, bare_list;
     bool native_tokens, timings; // llama.cpp's return_tokens and timings_per_token
     const struct json *fields;   // of llama.cpp's answer: the members that are wanted; NULL: all
-    enum pool_kind pooling; // what is pooled, if it `pools`
-    int64_t dimensions;  // 0: all
-    bool token_strs;     // tokenize
+    enum pool_kind pooling;      // what is pooled, if it `pools`
+    int64_t dimensions;          // 0: all
+    bool token_strs;             // tokenize
     bool add_special, has_add_special;
     bool parse_special; // recognise special tokens in a prompt that is text (in messages: never)
-    int64_t truncate;    // prompt tokens to keep; -1: the model's maximum; 0: all
+    int64_t truncate;   // prompt tokens to keep; -1: the model's maximum; 0: all
     bool truncate_right;
     int32_t priority;
     bool background; // nobody waits for it
     const char *cache_salt, *user, *request_id;
     const char *unknown; // the first member that no endpoint knows, and how many there are
     int n_unknown;
-    double timeout_s; // 0: none
+    double timeout_s;        // 0: none
     const char *detokenized; // detokenize
     size_t detokenized_bytes;
 
     struct output_options output;
 
     const char *constraint_param; // static text: the member that constrains the answer, or NULL
-    struct grammar_source constraint; // of the answer; what is compiled may be more (request_turn.c)
+    struct grammar_source
+        constraint;               // of the answer; what is compiled may be more (request_turn.c)
     struct kept_grammar *grammar; // compiled; NULL: none
     const char *constraint_after; // the text, one token, that it begins behind; NULL: at once
     int32_t constraint_after_id;
@@ -170,24 +174,24 @@ struct api_request {
     struct json *own_tools;        // tools_json, where it was made here
     bool raw;                      // Ollama: the prompt is no message
     bool old_calls;                // asked for with "functions": one call, as "function_call"
-    struct api_tool *tool_list; // [n_tool_list], in the arena
+    struct api_tool *tool_list;    // [n_tool_list], in the arena
     size_t n_tool_list;
     enum tool_mode tool_mode;
-    const char *tool_param; // what says it; static text
-    bool narrows;           // not all tools are allowed
-    bool is_named;          // chat: one tool is asked for by its name
-    const char *request_template;  // trusted
+    const char *tool_param;       // what says it; static text
+    bool narrows;                 // not all tools are allowed
+    bool is_named;                // chat: one tool is asked for by its name
+    const char *request_template; // trusted
     bool add_generation_prompt, continue_final_message;
     const char *echoed; // chat with echo: the last message, if it is the assistant's; or NULL
     size_t echoed_bytes;
     const char *effort;       // NULL: not said
     bool thinks, has_thinks;  // enable_thinking
     const char *instructions; // responses
-    int n_stripped_lines; // messages: of the system prompt (--strip-prompt-lines)
-    bool stores;                 // responses: it is kept
-    const char *previous;        // responses: the id of the one before; or NULL
-    const char *items;           // responses: its own input items, as JSON texts joined by commas
-    const char *history;         // responses: the items before those, as a JSON array; or NULL
+    int n_stripped_lines;     // messages: of the system prompt (--strip-prompt-lines)
+    bool stores;              // responses: it is kept
+    const char *previous;     // responses: the id of the one before; or NULL
+    const char *items;        // responses: its own input items, as JSON texts joined by commas
+    const char *history;      // responses: the items before those, as a JSON array; or NULL
     size_t items_bytes, history_bytes;
     const char *repeated; // responses: the members that the answer repeats, as JSON text
 };

@@ -1,5 +1,6 @@
-/* The member logit_bias: OpenAI's map of ids, and llama.cpp's list of pairs, where a text stands for each
- * of its tokens and `false` for what is never drawn. */
+// SPDX-License-Identifier: Apache-2.0
+/* The member logit_bias: OpenAI's map of ids, and llama.cpp's list of pairs, where a text stands
+ * for each of its tokens and `false` for what is never drawn. */
 #include "server/call/readers.h"
 
 #include <stdlib.h>
@@ -54,16 +55,16 @@ static bool put_text(struct biases *b, const char *text, double value)
 
 static bool read_value(struct api_request *r, const struct json *v, double *value)
 {
-    bool never = json_is(v, JSON_BOOL) && !json_bool(v, true) && (r->form & (FORM_NATIVE | FORM_INFILL));
+    bool never =
+        json_is(v, JSON_BOOL) && !json_bool(v, true) && (r->form & (FORM_NATIVE | FORM_INFILL));
     if (!never && !json_is(v, JSON_NUMBER)) {
         return body_wrong_type(&r->error, "logit_bias", "a map of numbers", v);
     }
     *value = never ? -100 : json_number(v, 0);
     if (!(*value >= -100 && *value <= 100)) {
-        return api_error_set(&r->error, 400,
-                             *value < 0 ? "decimal_below_min_value" : "decimal_above_max_value",
-                             "logit_bias",
-                             "Invalid 'logit_bias': expected values from -100 to 100.");
+        return api_error_set(
+            &r->error, 400, *value < 0 ? "decimal_below_min_value" : "decimal_above_max_value",
+            "logit_bias", "Invalid 'logit_bias': expected values from -100 to 100.");
     }
     return true;
 }

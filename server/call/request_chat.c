@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The body of /v1/chat/completions. Messages go to the template as the client wrote them; here
  * they are only checked. */
 #include "server/call/readers.h"
@@ -142,7 +143,8 @@ static bool bad_role(struct api_request *r, size_t index, const char *role)
     return api_error_set(&r->error, 400, "invalid_value", at(where, sizeof where, index, "role"),
                          "Invalid value: '%.40s'. Supported values are: 'developer', 'system', "
                          "'user', 'assistant', 'tool' and 'function', and what the model's chat "
-                         "template has a place for.", role);
+                         "template has a place for.",
+                         role);
 }
 
 /* A template may pass over messages of a role that it does not know, and the answer would be one
@@ -209,7 +211,8 @@ bool read_messages(struct api_request *r)
     return true;
 }
 
-/* ---- the template's variables ----------------------------------------------------------------- */
+/* ---- the template's variables -----------------------------------------------------------------
+ */
 
 /* Appends the members of an object's text. */
 static void put_members(struct buf *out, const char *object, size_t n_bytes)
@@ -254,7 +257,8 @@ bool read_reasoning(struct api_request *r)
     if (effort && words_find("none|minimal|low|medium|high|xhigh", effort) < 0) {
         return api_error_set(&r->error, 400, "invalid_value", "reasoning.effort",
                              "Invalid value: '%.40s'. Supported values are: 'none', 'minimal', "
-                             "'low', 'medium', 'high' and 'xhigh'.", effort);
+                             "'low', 'medium', 'high' and 'xhigh'.",
+                             effort);
     }
     r->effort = effort ? effort : r->effort;
     return true;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Bodies of /v1/completions, /v1/embeddings, /tokenize and /detokenize. */
 #include "server/call/readers.h"
 
@@ -14,7 +15,8 @@ static bool next_text(struct api_request *r, struct json_scan *sc, struct api_pr
     buf_init(&text, sc->text_bytes + 1);
     json_scan_unescape(sc, &text);
     *p = (struct api_prompt){.text_bytes = text.n_bytes};
-    p->text = text.failed ? NULL : arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
+    p->text =
+        text.failed ? NULL : arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
     buf_deinit(&text);
     return p->text ? true : request_too_large(r);
 }
@@ -48,9 +50,11 @@ bool request_read_prompts(struct api_request *r, const char *key, size_t max_pro
         return api_empty(&r->error, key);
     }
     if (n > max_prompts) {
-        return api_error_set(&r->error, 400, "array_above_max_length", key,
-                             "Invalid '%s': array too long. Expected at most %zu items, but got %zu "
-                             "instead.", key, max_prompts, n);
+        return api_error_set(
+            &r->error, 400, "array_above_max_length", key,
+            "Invalid '%s': array too long. Expected at most %zu items, but got %zu "
+            "instead.",
+            key, max_prompts, n);
     }
     r->prompts = arena_alloc(&r->arena, n, sizeof r->prompts[0]);
     if (!r->prompts) {
@@ -85,7 +89,8 @@ static bool refuse_empty(struct api_request *r, const char *key)
     return true;
 }
 
-/* ---- completions ------------------------------------------------------------------------------ */
+/* ---- completions ------------------------------------------------------------------------------
+ */
 
 bool read_completion_logprobs(struct api_request *r)
 {
@@ -110,8 +115,7 @@ bool read_completion_max(struct api_request *r)
     if (max && max->node && json_type(max->node) == JSON_NULL) {
         r->has_max_tokens = false; // null: as much as fits
     }
-    r->max_is_asked |=
-        body_int(&r->body, "max_tokens", r->echo ? 0 : 1, INT32_MAX, &r->max_tokens);
+    r->max_is_asked |= body_int(&r->body, "max_tokens", r->echo ? 0 : 1, INT32_MAX, &r->max_tokens);
     r->has_max_tokens |= r->max_is_asked;
     return true;
 }
@@ -139,7 +143,8 @@ bool completion_end(struct api_request *r)
     return r->suffix ? request_fill_hole(r) : refuse_empty(r, "prompt");
 }
 
-/* ---- embeddings ------------------------------------------------------------------------------- */
+/* ---- embeddings -------------------------------------------------------------------------------
+ */
 
 bool check_dimensions(struct api_request *r)
 {
@@ -183,7 +188,8 @@ bool embeddings_end(struct api_request *r)
     return refuse_empty(r, "input");
 }
 
-/* ---- the tokenizer ---------------------------------------------------------------------------- */
+/* ---- the tokenizer ----------------------------------------------------------------------------
+ */
 
 static bool no_tokenizer(struct api_request *r)
 {

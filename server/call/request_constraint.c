@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Constraints of the answer: the members of several APIs that ask for one, as one source of a
  * grammar. The text of a schema is taken from the body as it stands, since in a tree numbers and
  * the order of equal keys are lost. */
@@ -7,7 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- what is asked for ------------------------------------------------------------------------ */
+/* ---- what is asked for ------------------------------------------------------------------------
+ */
 
 /* A request has one constraint at most. */
 static bool constrain(struct api_request *r, const char *param, struct grammar_source source)
@@ -30,8 +32,8 @@ static bool constrain(struct api_request *r, const char *param, struct grammar_s
 static bool constrain_text(struct api_request *r, const char *param, enum grammar_kind kind,
                            const char *text)
 {
-    return constrain(r, param, (struct grammar_source){
-        .kind = kind, .text = text, .n_bytes = strlen(text)});
+    return constrain(r, param,
+                     (struct grammar_source){.kind = kind, .text = text, .n_bytes = strlen(text)});
 }
 
 static bool constrain_json(struct api_request *r, const char *param)
@@ -45,8 +47,7 @@ static bool constrain_at(struct api_request *r, const char *param, enum grammar_
 {
     const struct body_member *m = body_get(&r->body, key);
     struct slice v = slice_at((struct slice){m->start, m->n_bytes}, path);
-    return constrain(r, param,
-                     (struct grammar_source){.kind = kind, .text = v.s, .n_bytes = v.n});
+    return constrain(r, param, (struct grammar_source){.kind = kind, .text = v.s, .n_bytes = v.n});
 }
 
 /* One of some texts, as a regular expression. */
@@ -89,7 +90,8 @@ static bool constrain_grammar(struct api_request *r, const char *param, const ch
     return constrain_text(r, param, strstr(text, "::=") ? GRAMMAR_GBNF : GRAMMAR_LARK, text);
 }
 
-/* ---- OpenAI's response_format and text.format ------------------------------------------------- */
+/* ---- OpenAI's response_format and text.format -------------------------------------------------
+ */
 
 /* `format` lies at `path` of the member `key`; a schema in it at `schema_path` of that member. */
 static bool read_format(struct api_request *r, const struct json *format, const char *param,
@@ -110,7 +112,8 @@ static bool read_format(struct api_request *r, const struct json *format, const 
         return api_error_set(&r->error, 400, "unsupported_value", param,
                              "Unsupported value: '%s' of type '%.40s' is not supported by this "
                              "server; it may be 'text', 'json_object', 'json_schema' or "
-                             "'structural_tag'.", param, type);
+                             "'structural_tag'.",
+                             param, type);
     }
     if (json_type(schema) == JSON_NULL) {
         char place[64];
@@ -159,7 +162,8 @@ bool read_text_format(struct api_request *r)
                        "format/schema");
 }
 
-/* ---- Anthropic's and Ollama's ------------------------------------------------------------------ */
+/* ---- Anthropic's and Ollama's ------------------------------------------------------------------
+ */
 
 bool request_read_output_format(struct api_request *r, const char *key, const char *path,
                                 const struct json *format)
@@ -208,7 +212,8 @@ bool read_ollama_format(struct api_request *r)
     return *word ? constrain_json(r, "format") : true;
 }
 
-/* ---- vLLM's, llama.cpp's and SGLang's members -------------------------------------------------- */
+/* ---- vLLM's, llama.cpp's and SGLang's members --------------------------------------------------
+ */
 
 /* JSON as it stands, or as text. */
 static bool read_json(struct api_request *r, const char *key, const char *path,
@@ -233,8 +238,8 @@ bool read_structured_outputs(struct api_request *r)
     good = good && (json_type(choice) == JSON_NULL || constrain_choice(r, key, choice));
     good = good && (!grammar || constrain_grammar(r, key, grammar));
     good = good && (!json_get_bool(o, "json_object", false) || constrain_json(r, key));
-    good = good && (json_type(tag) == JSON_NULL ||
-                    read_json(r, key, "structural_tag", tag, GRAMMAR_TAGS));
+    good = good &&
+           (json_type(tag) == JSON_NULL || read_json(r, key, "structural_tag", tag, GRAMMAR_TAGS));
     if (good && !r->constraint_param && json_count(o) > 0) {
         return api_error_set(&r->error, 400, "invalid_value", key,
                              "Invalid 'structured_outputs': expected one of 'json', 'regex', "

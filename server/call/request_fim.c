@@ -1,5 +1,6 @@
-/* Prompts with a hole: the tokens of what is in front of it and behind it, each behind its mark. What the
- * client wrote is input, so that it has no marks of its own. */
+// SPDX-License-Identifier: Apache-2.0
+/* Prompts with a hole: the tokens of what is in front of it and behind it, each behind its mark.
+ * What the client wrote is input, so that it has no marks of its own. */
 #include "server/call/readers.h"
 
 #include <string.h>
@@ -19,8 +20,7 @@ static void put_text(struct hole *h, const char *text, size_t n_bytes)
 {
     struct text_span span = {text, n_bytes, true};
     struct tokenizer_flags flags = {.add_special = false, .parse_special = false};
-    h->good = h->good &&
-              tokenizer_encode(h->r->model->tok, &span, 1, flags, &h->ids, NULL) == OK;
+    h->good = h->good && tokenizer_encode(h->r->model->tok, &span, 1, flags, &h->ids, NULL) == OK;
 }
 
 /* What the model wants at the beginning of a text. */
@@ -32,7 +32,8 @@ static void put_begin(struct hole *h)
     size_t n_before, n_behind;
     ids_init(&around, 64);
     tokenizer_n_around(h->r->model->tok, &n_before, &n_behind);
-    if (h->r->add_special && tokenizer_encode(h->r->model->tok, &span, 1, flags, &around, NULL) == OK) {
+    if (h->r->add_special &&
+        tokenizer_encode(h->r->model->tok, &span, 1, flags, &around, NULL) == OK) {
         for (size_t i = 0; i < n_before && i < around.n; i++) {
             put(h, around.v[i]);
         }

@@ -1,7 +1,8 @@
-/* A line of `sluice generate --json`: a completion of one prompt, which may be scored or pooled instead.
- * It is read as a server's request is, but for a few members: prompts as ids under a name of their own,
- * `true` for scores without alternatives, bad words as ids, and a default of tokens that no folder
- * changes. */
+// SPDX-License-Identifier: Apache-2.0
+/* A line of `sluice generate --json`: a completion of one prompt, which may be scored or pooled
+ * instead. It is read as a server's request is, but for a few members: prompts as ids under a name
+ * of their own, `true` for scores without alternatives, bad words as ids, and a default of tokens
+ * that no folder changes. */
 #include "server/call/readers.h"
 
 #include <string.h>
@@ -36,14 +37,16 @@ static bool put_bad_word(struct api_request *r, const struct json *word, int32_t
                          int32_t *tokens, size_t *n_tokens)
 {
     if (!json_is(word, JSON_ARRAY)) {
-        return body_wrong_type(&r->error, "bad_words", "strings alone or arrays of ids alone", word);
+        return body_wrong_type(&r->error, "bad_words", "strings alone or arrays of ids alone",
+                               word);
     }
     for (const struct json *item = json_first(word); item; item = json_next(item)) {
         int64_t id;
         if (!json_int64(item, &id) || id < 0 || id > INT32_MAX || *n_tokens == MAX_BAD_TOKENS) {
             return api_error_set(&r->error, 400, "invalid_value", "bad_words",
                                  "Invalid 'bad_words': expected at most %d token ids, of all words "
-                                 "together.", MAX_BAD_TOKENS);
+                                 "together.",
+                                 MAX_BAD_TOKENS);
         }
         tokens[(*n_tokens)++] = (int32_t)id;
         lengths[r->params.n_bad_words]++;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* previous_response_id: the items of the responses before, from the store. */
 #include "server/call/readers.h"
 
@@ -42,7 +43,8 @@ static bool collect(struct api_request *r, const char *id, struct buf *items)
         if (i == MAX_RESPONSES) {
             return api_error_set(&r->error, 400, "invalid_value", "previous_response_id",
                                  "Invalid 'previous_response_id': more than %d responses are "
-                                 "before this one.", MAX_RESPONSES);
+                                 "before this one.",
+                                 MAX_RESPONSES);
         }
         if (!store_response_find(r->store, r->owner, next, &s, &st, &err)) {
             return st == OK ? missing(r, next)

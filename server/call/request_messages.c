@@ -1,6 +1,7 @@
-/* The body of /v1/messages: its turns of blocks become the messages of a chat. There the result of a
- * tool is a message of its own, and what an assistant thought, said and called is one. Turns of one
- * role in a row are one message, since many templates want the roles to alternate. */
+// SPDX-License-Identifier: Apache-2.0
+/* The body of /v1/messages: its turns of blocks become the messages of a chat. There the result of
+ * a tool is a message of its own, and what an assistant thought, said and called is one. Turns of
+ * one role in a row are one message, since many templates want the roles to alternate. */
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 
@@ -22,9 +23,9 @@ struct turns {
     enum turn_role role;
     struct buf parts; // of user and system, joined by commas
     int n_parts;
-    const char *only; // the first of them
+    const char *only;                  // the first of them
     struct buf text, reasoning, calls; // of the assistant
-    size_t turn, block; // where the reader is
+    size_t turn, block;                // where the reader is
     char place[80];
 };
 
@@ -41,7 +42,8 @@ static const char *where(struct turns *t, const char *field)
     return t->place;
 }
 
-/* ---- what is written ----------------------------------------------------------------------------- */
+/* ---- what is written
+ * ----------------------------------------------------------------------------- */
 
 static void open_message(struct turns *t, const char *role)
 {
@@ -121,7 +123,8 @@ static void add_text(struct turns *t, enum turn_role role, const char *text)
     buf_putc(&t->parts, '}');
 }
 
-/* ---- blocks -------------------------------------------------------------------------------------- */
+/* ---- blocks
+ * -------------------------------------------------------------------------------------- */
 
 /* A string of the block; NULL: the error is set. */
 static const char *string_of(struct turns *t, const struct json *block, const char *field)
@@ -195,7 +198,8 @@ static bool unsupported_block(struct turns *t, const char *field, const char *ty
     return api_error_set(&t->r->error, 400, "unsupported_value", where(t, field),
                          "Unsupported value: content blocks of type '%.40s' are not supported: the "
                          "server takes text only for this model, and beside it tool calls, their "
-                         "results and thoughts.", type);
+                         "results and thoughts.",
+                         type);
 }
 
 /* A string, or blocks of text, as one text. */
@@ -292,7 +296,8 @@ static bool read_turn(struct turns *t, const struct json *turn)
     if (role < 0) {
         return api_error_set(e, 400, "invalid_value", where_turn(t, "role"),
                              "Invalid value: '%.40s'. Supported values are: 'user', 'assistant' "
-                             "and 'system'.", word);
+                             "and 'system'.",
+                             word);
     }
     if (json_is(content, JSON_STRING)) {
         add_text(t, (enum turn_role)role, json_string(content));
@@ -317,7 +322,8 @@ static bool read_turn(struct turns *t, const struct json *turn)
     return true;
 }
 
-/* ---- the system prompt --------------------------------------------------------------------------- */
+/* ---- the system prompt
+ * --------------------------------------------------------------------------- */
 
 static bool begins_with_any(const char *line, const struct string_list *prefixes)
 {
@@ -366,7 +372,8 @@ static bool put_system(struct turns *t)
         put_stripped(r, &text, json_string(m->node));
     }
     bool blocks_come = json_is(m->node, JSON_ARRAY);
-    for (const struct json *b = blocks_come ? json_first(m->node) : NULL; b; b = json_next(b), i++) {
+    for (const struct json *b = blocks_come ? json_first(m->node) : NULL; b;
+         b = json_next(b), i++) {
         const char *type = json_get_string(b, "type"), *part = json_get_string(b, "text");
         char place[48];
         if (!part || !type || strcmp(type, "text") != 0) {
@@ -387,7 +394,8 @@ static bool put_system(struct turns *t)
     return good;
 }
 
-/* ---- all of them --------------------------------------------------------------------------------- */
+/* ---- all of them
+ * --------------------------------------------------------------------------------- */
 
 static bool put_turns(struct turns *t)
 {
@@ -437,7 +445,8 @@ bool read_turns(struct api_request *r)
     return good;
 }
 
-/* ---- the rest ------------------------------------------------------------------------------------ */
+/* ---- the rest
+ * ------------------------------------------------------------------------------------ */
 
 /* Templates have a switch and no budget: of the types, all but one turn it on. */
 bool read_typed_thinking(struct api_request *r)
@@ -481,7 +490,8 @@ bool read_output_config(struct api_request *r)
     if (effort && words_find("low|medium|high|xhigh|max", effort) < 0) {
         return api_error_set(&r->error, 400, "invalid_value", "output_config.effort",
                              "Invalid value: '%.40s'. Supported values are: 'low', 'medium', "
-                             "'high', 'xhigh' and 'max'.", effort);
+                             "'high', 'xhigh' and 'max'.",
+                             effort);
     }
     r->effort = effort ? effort : r->effort;
     return true;
@@ -511,8 +521,8 @@ bool messages_end(struct api_request *r)
     if (r->kind == API_MESSAGES && !r->max_is_asked) {
         return api_missing(&r->error, "max_tokens");
     }
-    /* Clients of this API ask for the most that a model can write, whatever the prompt's length: the
-     * answer ends where the context does, and its stop reason says so. */
+    /* Clients of this API ask for the most that a model can write, whatever the prompt's length:
+     * the answer ends where the context does, and its stop reason says so. */
     r->has_max_tokens = r->max_is_asked;
     r->max_is_asked = false;
     r->output.reasoning = r->model->reasoning;

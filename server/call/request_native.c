@@ -1,5 +1,6 @@
-/* The bodies of llama.cpp's own endpoints: /completion, /infill, /embedding and /apply-template. A prompt
- * may mix texts and ids, and is then ids from here on. */
+// SPDX-License-Identifier: Apache-2.0
+/* The bodies of llama.cpp's own endpoints: /completion, /infill, /embedding and /apply-template. A
+ * prompt may mix texts and ids, and is then ids from here on. */
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 
@@ -19,9 +20,11 @@ struct mixed {
 
 static bool wrong(struct mixed *m)
 {
-    return api_error_set(&m->r->error, 400, "invalid_type", m->key,
-                         "Invalid type for '%s': expected a string, token ids, both mixed, or a list "
-                         "of such.", m->key);
+    return api_error_set(
+        &m->r->error, 400, "invalid_type", m->key,
+        "Invalid type for '%s': expected a string, token ids, both mixed, or a list "
+        "of such.",
+        m->key);
 }
 
 /* A text; only the first of a prompt has what the model wants in front. */
@@ -159,8 +162,8 @@ static bool put_prompts(struct mixed *m, size_t most)
     for (enum json_token t; (t = json_scan_next(&m->sc)) != JSON_TOKEN_ARRAY_END;) {
         if (m->r->n_prompts == most) {
             return api_error_set(&m->r->error, 400, "array_above_max_length", m->key,
-                                 "Invalid '%s': array too long. Expected at most %zu items.", m->key,
-                                 most);
+                                 "Invalid '%s': array too long. Expected at most %zu items.",
+                                 m->key, most);
         }
         bool good = t == JSON_TOKEN_ARRAY ? put_list(m) : put_value(m, t);
         if (!good || !end_prompt(m)) {
@@ -207,7 +210,8 @@ bool request_read_mixed(struct api_request *r, const char *key, size_t most)
     return good;
 }
 
-/* ---- completions --------------------------------------------------------------------------------- */
+/* ---- completions
+ * --------------------------------------------------------------------------------- */
 
 bool read_native_prompt(struct api_request *r)
 {
@@ -255,7 +259,8 @@ bool native_end(struct api_request *r)
     return true;
 }
 
-/* ---- a text with a hole -------------------------------------------------------------------------- */
+/* ---- a text with a hole
+ * -------------------------------------------------------------------------- */
 
 static bool read_file(struct api_request *r, const struct json *extra, struct fim_file *file)
 {
@@ -293,8 +298,9 @@ bool read_hole(struct api_request *r)
     const char *prefix = NULL, *suffix = NULL;
     if (!body_string(&r->body, "input_prefix", &prefix) ||
         !body_string(&r->body, "input_suffix", &suffix)) {
-        return r->error.status == 0 ? api_missing(&r->error, prefix ? "input_suffix" : "input_prefix")
-                                    : false;
+        return r->error.status == 0
+                   ? api_missing(&r->error, prefix ? "input_suffix" : "input_prefix")
+                   : false;
     }
     r->prefix = body_text(&r->body, prefix, &r->prefix_bytes);
     r->suffix = body_text(&r->body, suffix, &r->suffix_bytes);
@@ -319,7 +325,8 @@ bool infill_end(struct api_request *r)
     return native_end(r) && request_fill_hole(r);
 }
 
-/* ---- the rest ------------------------------------------------------------------------------------ */
+/* ---- the rest
+ * ------------------------------------------------------------------------------------ */
 
 static void rename(struct api_request *r, const char *from, const char *to)
 {

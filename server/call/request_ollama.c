@@ -1,6 +1,8 @@
-/* The bodies of Ollama's /api/chat, /api/generate and /api/embed. What it keeps under "options" is read
- * as if it stood beside the rest, so that the table of members holds for it; its messages become those
- * of a chat. Without messages or a prompt nothing is asked but that the model be loaded, which it is. */
+// SPDX-License-Identifier: Apache-2.0
+/* The bodies of Ollama's /api/chat, /api/generate and /api/embed. What it keeps under "options" is
+ * read as if it stood beside the rest, so that the table of members holds for it; its messages
+ * become those of a chat. Without messages or a prompt nothing is asked but that the model be
+ * loaded, which it is. */
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 
@@ -23,7 +25,8 @@ static const char *where(struct ollama *o, const char *field)
     return o->place;
 }
 
-/* ---- messages ------------------------------------------------------------------------------------ */
+/* ---- messages
+ * ------------------------------------------------------------------------------------ */
 
 /* A member that is a string; absent and null are "". NULL: the error is set. */
 static const char *text_of(struct ollama *o, const struct json *m, const char *field)
@@ -48,8 +51,8 @@ static bool put_call(struct ollama *o, const struct json *call)
         return body_wrong_type(&o->r->error, where(o, "tool_calls.function.arguments"), "an object",
                                arguments);
     }
-    buf_printf(&o->out, "{\"type\":\"function\",\"id\":\"call_%zu\",\"function\":{\"name\":",
-               o->n_calls++);
+    buf_printf(&o->out,
+               "{\"type\":\"function\",\"id\":\"call_%zu\",\"function\":{\"name\":", o->n_calls++);
     convert_text(&o->out, name);
     buf_puts(&o->out, ",\"arguments\":");
     if (arguments) {
@@ -165,7 +168,8 @@ bool read_ollama_messages(struct api_request *r)
     return end_messages(&o, good);
 }
 
-/* ---- a prompt ------------------------------------------------------------------------------------ */
+/* ---- a prompt
+ * ------------------------------------------------------------------------------------ */
 
 /* Raw it is a text to be continued; else the user's message, behind the system's. */
 bool read_generated_prompt(struct api_request *r)
@@ -196,7 +200,8 @@ bool read_generated_prompt(struct api_request *r)
     return end_messages(&o, true);
 }
 
-/* ---- other members ------------------------------------------------------------------------------- */
+/* ---- other members
+ * ------------------------------------------------------------------------------- */
 
 bool read_ollama_tools(struct api_request *r)
 {
@@ -223,7 +228,8 @@ bool read_think(struct api_request *r)
     return good;
 }
 
-/* ---- the beginning and the end ------------------------------------------------------------------- */
+/* ---- the beginning and the end
+ * ------------------------------------------------------------------- */
 
 static bool is_empty(const struct api_request *r, const char *key)
 {

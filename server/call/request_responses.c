@@ -1,4 +1,6 @@
-/* The body of /v1/responses: its items become the messages of a chat, its flat tools nested ones. */
+// SPDX-License-Identifier: Apache-2.0
+/* The body of /v1/responses: its items become the messages of a chat, its flat tools nested ones.
+ */
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 #include "server/chat/turn.h"
@@ -102,7 +104,8 @@ static bool put_message(struct messages *m, const struct json *item)
     if (words_find("user|assistant|system|developer", role) < 0) {
         return api_error_set(&m->r->error, 400, "invalid_value", where(m, "role"),
                              "Invalid value: '%.40s'. Supported values are: 'user', 'assistant', "
-                             "'system' and 'developer'.", role);
+                             "'system' and 'developer'.",
+                             role);
     }
     flush_calls(m);
     open_message(m, role);
@@ -184,7 +187,8 @@ static bool put_item(struct messages *m, const struct json *item)
     }
     return api_error_set(&m->r->error, 400, "unsupported_value", where(m, "type"),
                          "Unsupported value: input items of type '%.40s' are not supported by this "
-                         "server.", type);
+                         "server.",
+                         type);
 }
 
 static bool put_input(struct messages *m)
@@ -205,8 +209,7 @@ static bool put_input(struct messages *m)
         return true;
     }
     if (!json_is(input->node, JSON_ARRAY)) {
-        return body_wrong_type(&m->r->error, "input", "a string or an array of items",
-                               input->node);
+        return body_wrong_type(&m->r->error, "input", "a string or an array of items", input->node);
     }
     if (!json_first(input->node)) {
         return api_empty(&m->r->error, "input");
@@ -303,7 +306,8 @@ bool read_include(struct api_request *r)
     const struct json *include = NULL;
     body_array(&r->body, "include", &include);
     for (const struct json *i = json_first(include); i; i = json_next(i)) {
-        r->logprobs |= json_string(i) && strcmp(json_string(i), "message.output_text.logprobs") == 0;
+        r->logprobs |=
+            json_string(i) && strcmp(json_string(i), "message.output_text.logprobs") == 0;
     }
     return true;
 }

@@ -1,5 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The bodies of /v1/score and /v1/rerank: pairs of texts. A model that judges gets each pair as one
- * prompt, and both of its answers are drawn from the row behind it; else each text becomes a vector. */
+ * prompt, and both of its answers are drawn from the row behind it; else each text becomes a
+ * vector. */
 #include "server/call/readers.h"
 
 #include <stdio.h>
@@ -10,7 +12,8 @@ struct texts {
     size_t n;
 };
 
-/* ---- texts -------------------------------------------------------------------------------------- */
+/* ---- texts --------------------------------------------------------------------------------------
+ */
 
 static bool keep(struct api_request *r, struct scored_text *t, const char *string)
 {
@@ -70,7 +73,8 @@ static bool read_texts(struct api_request *r, const char *key, struct texts *out
     if (n > MAX_INPUTS) {
         return api_error_set(&r->error, 400, "array_above_max_length", key,
                              "Invalid '%s': array too long. Expected at most %d items, but got %zu "
-                             "instead.", key, MAX_INPUTS, n);
+                             "instead.",
+                             key, MAX_INPUTS, n);
     }
     out->items = arena_alloc(&r->arena, n, sizeof out->items[0]);
     if (!out->items) {
@@ -114,8 +118,8 @@ bool read_documents(struct api_request *r)
 /* vLLM has four pairs of names for the same. */
 bool read_score_texts(struct api_request *r)
 {
-    static const char *const names[][2] = {{"queries", "documents"}, {"queries", "items"},
-                                           {"text_1", "text_2"}, {"data_1", "data_2"}};
+    static const char *const names[][2] = {
+        {"queries", "documents"}, {"queries", "items"}, {"text_1", "text_2"}, {"data_1", "data_2"}};
     struct texts queries = {NULL, 0}, documents = {NULL, 0};
     size_t i = 0, n = sizeof names / sizeof names[0];
     while (i < n && !(body_has(&r->body, names[i][0]) && body_has(&r->body, names[i][1]))) {
@@ -131,13 +135,15 @@ bool read_score_texts(struct api_request *r)
     if (queries.n != 1 && queries.n != documents.n) {
         return api_error_set(&r->error, 400, "invalid_value", names[i][0],
                              "Invalid '%s': expected one text, or as many as '%s' has, which are "
-                             "%zu.", names[i][0], names[i][1], documents.n);
+                             "%zu.",
+                             names[i][0], names[i][1], documents.n);
     }
     take(r, &queries, &documents);
     return true;
 }
 
-/* ---- texts that are too long --------------------------------------------------------------------- */
+/* ---- texts that are too long
+ * --------------------------------------------------------------------- */
 
 /* Cut to its first tokens, as text again. */
 static bool cut(struct api_request *r, struct scored_text *t, int64_t most)
@@ -153,8 +159,8 @@ static bool cut(struct api_request *r, struct scored_text *t, int64_t most)
         buf_init(&text, 64 << 20);
         tokenizer_decode(r->model->tok, ids.v, (size_t)most, false, &text);
         t->n_bytes = text.n_bytes;
-        t->text = text.failed ? NULL
-                              : arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
+        t->text =
+            text.failed ? NULL : arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
         good = t->text || request_too_large(r);
         buf_deinit(&text);
     }
@@ -177,7 +183,8 @@ static bool cut_all(struct api_request *r)
     return true;
 }
 
-/* ---- prompts ------------------------------------------------------------------------------------- */
+/* ---- prompts
+ * ------------------------------------------------------------------------------------- */
 
 static void put_message(struct buf *b, const char *role, const struct scored_text *t)
 {
@@ -192,9 +199,12 @@ static bool render_pair(struct api_request *r, const char *messages, size_t n_by
 {
     struct err err = {""};
     struct chat_output out;
-    struct chat_input in = {.messages_json = messages, .messages_bytes = n_bytes,
-                            .kwargs_json = r->kwargs, .kwargs_bytes = r->kwargs_bytes,
-                            .raw = true, .local_us = chat_clock_us()};
+    struct chat_input in = {.messages_json = messages,
+                            .messages_bytes = n_bytes,
+                            .kwargs_json = r->kwargs,
+                            .kwargs_bytes = r->kwargs_bytes,
+                            .raw = true,
+                            .local_us = chat_clock_us()};
     if (chat_template_render(r->model->scoring.pair, &in, &out, &err) != OK) {
         return api_error_set(&r->error, 400, "invalid_messages", NULL, "%s", err.text);
     }
@@ -204,8 +214,8 @@ static bool render_pair(struct api_request *r, const char *messages, size_t n_by
         spans[i] = out.spans[i];
         spans[i].text = text + (out.spans[i].text - out.text);
     }
-    *p = (struct api_prompt){.text = text, .text_bytes = out.n_bytes, .spans = spans,
-                             .n_spans = out.n_spans};
+    *p = (struct api_prompt){
+        .text = text, .text_bytes = out.n_bytes, .spans = spans, .n_spans = out.n_spans};
     chat_output_deinit(&out);
     return text && spans ? true : request_too_large(r);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Tools and the choice among them: of chats, responses and messages. What templates and parsers see
  * are functions; a custom tool becomes one with a single text. */
 #include "server/call/convert.h"
@@ -13,10 +14,10 @@ enum { MAX_BYTES = 64 << 20 };
 
 /* How an API writes a tool. */
 static const struct shape {
-    const char *key;            // of the request
-    const char *function;       // the member that holds name and parameters; "": the tool itself
-    const char *custom;         // the same of a custom tool; NULL: there are none
-    const char *schema;         // of the parameters, in the function
+    const char *key;      // of the request
+    const char *function; // the member that holds name and parameters; "": the tool itself
+    const char *custom;   // the same of a custom tool; NULL: there are none
+    const char *schema;   // of the parameters, in the function
 } shapes[] = {
     {"tools", "function", "custom", "parameters"},
     {"functions", "", NULL, "parameters"},
@@ -25,7 +26,8 @@ static const struct shape {
 };
 enum { SHAPE_CHAT, SHAPE_FUNCTIONS, SHAPE_RESPONSES, SHAPE_MESSAGES };
 
-/* ---- custom tools ----------------------------------------------------------------------------- */
+/* ---- custom tools -----------------------------------------------------------------------------
+ */
 
 /* {"type":"grammar"} has syntax and definition, or holds them in "grammar". */
 static bool read_custom_format(struct api_request *r, const struct json *custom,
@@ -42,9 +44,11 @@ static bool read_custom_format(struct api_request *r, const struct json *custom,
     }
     if (!type || strcmp(type, "grammar") != 0 || !definition || !syntax ||
         words_find("lark|regex", syntax) < 0) {
-        return api_error_set(&r->error, 400, "invalid_value", tool->place,
-                             "Invalid '%s': expected type 'text', or 'grammar' with 'syntax' 'lark' "
-                             "or 'regex' and 'definition'.", tool->place);
+        return api_error_set(
+            &r->error, 400, "invalid_value", tool->place,
+            "Invalid '%s': expected type 'text', or 'grammar' with 'syntax' 'lark' "
+            "or 'regex' and 'definition'.",
+            tool->place);
     }
     struct buf out;
     buf_init(&out, MAX_BYTES);
@@ -70,8 +74,8 @@ static void put_custom(struct buf *out, const struct json *custom)
     buf_init(&hint, MAX_BYTES);
     buf_puts(&hint, "The input as plain text.");
     if (definition && syntax) {
-        buf_printf(&hint, " It follows this %s:\n", strcmp(syntax, "regex") == 0 ? "regular expression"
-                                                                               : "Lark grammar");
+        buf_printf(&hint, " It follows this %s:\n",
+                   strcmp(syntax, "regex") == 0 ? "regular expression" : "Lark grammar");
         buf_puts(&hint, definition);
     }
     buf_puts(out, "{\"type\":\"function\",\"function\":{\"name\":");
@@ -87,7 +91,8 @@ static void put_custom(struct buf *out, const struct json *custom)
     buf_deinit(&hint);
 }
 
-/* ---- one tool --------------------------------------------------------------------------------- */
+/* ---- one tool ---------------------------------------------------------------------------------
+ */
 
 struct reader {
     struct api_request *r;
@@ -101,13 +106,13 @@ static bool bad_type(struct reader *t, const char *type)
 {
     char place[48];
     snprintf(place, sizeof place, "%s[%zu].type", t->shape->key, t->index);
-    return api_error_set(&t->r->error, 400,
-                         t->shape == &shapes[SHAPE_RESPONSES] ? "unsupported_parameter"
-                                                              : "unsupported_value",
-                         place,
-                         "Unsupported value: tools of type '%.40s' are not supported by this "
-                         "server; %s.", type ? type : "(none)",
-                         t->shape->custom ? "'function' and 'custom' are" : "only 'custom' is");
+    return api_error_set(
+        &t->r->error, 400,
+        t->shape == &shapes[SHAPE_RESPONSES] ? "unsupported_parameter" : "unsupported_value", place,
+        "Unsupported value: tools of type '%.40s' are not supported by this "
+        "server; %s.",
+        type ? type : "(none)",
+        t->shape->custom ? "'function' and 'custom' are" : "only 'custom' is");
 }
 
 /* The type that the shape gives the tool: false, and an error, if that is none. */
@@ -130,9 +135,8 @@ static bool check_schema(struct reader *t, const struct json *function, const ch
     if (json_type(schema) == JSON_NULL) {
         return t->shape == &shapes[SHAPE_MESSAGES] ? api_missing(&t->r->error, place) : true;
     }
-    return json_is(schema, JSON_OBJECT)
-               ? true
-               : body_wrong_type(&t->r->error, place, "an object", schema);
+    return json_is(schema, JSON_OBJECT) ? true
+                                        : body_wrong_type(&t->r->error, place, "an object", schema);
 }
 
 /* `text` is the tool's own, `function` may be a part of it. */
@@ -194,7 +198,8 @@ static bool read_tool(struct reader *t, const struct json *tool, struct slice te
     return check_schema(t, function, to->place) && read_function(t, function, text, tool, to);
 }
 
-/* ---- all of them ------------------------------------------------------------------------------ */
+/* ---- all of them ------------------------------------------------------------------------------
+ */
 
 static bool read_shape(struct api_request *r, const struct shape *shape)
 {
@@ -260,7 +265,8 @@ bool read_schema_tools(struct api_request *r)
     return some ? read_shape(r, &shapes[SHAPE_MESSAGES]) : r->error.status == 0;
 }
 
-/* ---- the choice ------------------------------------------------------------------------------- */
+/* ---- the choice -------------------------------------------------------------------------------
+ */
 
 static struct api_tool *find_tool(struct api_request *r, const char *name)
 {
@@ -312,9 +318,11 @@ static bool allow_list(struct api_request *r, const char *key, const struct json
     const char *mode = json_get_string(choice, "mode");
     int which = mode ? words_find("auto|required", mode) : 0;
     if (which < 0 || !json_is(list, JSON_ARRAY) || json_count(list) == 0) {
-        return api_error_set(&r->error, 400, "invalid_value", key,
-                             "Invalid '%s': 'allowed_tools' has a mode ('auto' or 'required') and a "
-                             "list of tools.", key);
+        return api_error_set(
+            &r->error, 400, "invalid_value", key,
+            "Invalid '%s': 'allowed_tools' has a mode ('auto' or 'required') and a "
+            "list of tools.",
+            key);
     }
     allow_none(r);
     for (const struct json *v = json_first(list); v; v = json_next(v)) {
@@ -352,7 +360,8 @@ static bool choose(struct api_request *r, const char *key, const struct json *v)
     if (which < 0) {
         return api_error_set(&r->error, 400, "invalid_value", key,
                              "Invalid value: '%.40s'. Supported values are: 'none', 'auto' and "
-                             "'required'.", word);
+                             "'required'.",
+                             word);
     }
     if (!r->tools_json && (which == 2 || !word || r->form & (FORM_CHAT | FORM_TOKENIZE_CHAT))) {
         return which == 0 ? true
@@ -370,7 +379,8 @@ static bool choose(struct api_request *r, const char *key, const struct json *v)
     if (type && words_find("function|custom", type) < 0) {
         return api_error_set(&r->error, 400, "unsupported_value", key,
                              "Unsupported value: '%s' of type '%.40s' is not supported by this "
-                             "server.", key, type);
+                             "server.",
+                             key, type);
     }
     return allow_one(r, key, name_of(v));
 }
@@ -426,7 +436,8 @@ bool read_typed_choice(struct api_request *r)
     if (which < 0) {
         return api_error_set(&r->error, 400, "invalid_value", "tool_choice.type",
                              "Invalid value: '%.40s'. Supported values are: 'auto', 'any', 'tool' "
-                             "and 'none'.", type);
+                             "and 'none'.",
+                             type);
     }
     if (which != CHOICE_NONE && !r->tools_json) {
         return api_error_set(&r->error, 400, "invalid_value", "tool_choice",

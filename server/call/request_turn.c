@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the whole output of a request has to be: the answer's constraint, calls that are forced or
  * must fit their tools, and the model's own form around both (chat/turn.h). Compiled here, last of
  * all that is prepared. */
@@ -18,13 +19,14 @@ struct plan {
     struct buf answer, text;
 };
 
-/* ---- refusals --------------------------------------------------------------------------------- */
+/* ---- refusals ---------------------------------------------------------------------------------
+ */
 
 static const char *code_of(enum status st, enum grammar_kind kind)
 {
     static const char *const codes[GRAMMAR_N_KINDS] = {
-        [GRAMMAR_SCHEMA] = "invalid_schema",   [GRAMMAR_REGEX] = "invalid_regex",
-        [GRAMMAR_GBNF] = "invalid_grammar",    [GRAMMAR_LARK] = "invalid_grammar",
+        [GRAMMAR_SCHEMA] = "invalid_schema", [GRAMMAR_REGEX] = "invalid_regex",
+        [GRAMMAR_GBNF] = "invalid_grammar",  [GRAMMAR_LARK] = "invalid_grammar",
         [GRAMMAR_TAGS] = "invalid_grammar",
     };
     return st == ERR_NOMEM ? "unsupported_value" : codes[kind];
@@ -41,11 +43,10 @@ static enum status compiles(const struct grammar_source *source, struct err *err
 static bool refuse_tool(struct api_request *r, size_t index, enum status st, const struct err *err)
 {
     const struct api_tool *tool = &r->tool_list[index];
-    return api_error_set(&r->error, 400,
-                         tool->custom ? code_of(st, GRAMMAR_LARK) : "invalid_function_parameters",
-                         tool->place, "Invalid %s '%.64s': %s",
-                         tool->custom ? "format of the tool" : "schema for function", tool->name,
-                         err->text);
+    return api_error_set(
+        &r->error, 400, tool->custom ? code_of(st, GRAMMAR_LARK) : "invalid_function_parameters",
+        tool->place, "Invalid %s '%.64s': %s",
+        tool->custom ? "format of the tool" : "schema for function", tool->name, err->text);
 }
 
 /* The whole was refused: the part that is to blame, with its own place, if one is. */
@@ -62,11 +63,11 @@ static bool blame(struct api_request *r, enum status whole, const struct err *wh
     }
     for (size_t i = 0; i < r->n_tool_list; i++) {
         const struct api_tool *t = &r->tool_list[i];
-        struct grammar_source source = {.kind = GRAMMAR_SCHEMA, .text = t->schema,
-                                        .n_bytes = t->schema_bytes};
+        struct grammar_source source = {
+            .kind = GRAMMAR_SCHEMA, .text = t->schema, .n_bytes = t->schema_bytes};
         if (t->custom) {
-            source = (struct grammar_source){.kind = GRAMMAR_TAGS, .text = t->text,
-                                             .n_bytes = strlen(t->text)};
+            source = (struct grammar_source){
+                .kind = GRAMMAR_TAGS, .text = t->text, .n_bytes = strlen(t->text)};
         }
         enum status st = source.text ? compiles(&source, &err) : OK;
         if (st != OK) {
@@ -78,7 +79,8 @@ static bool blame(struct api_request *r, enum status whole, const struct err *wh
                          "Invalid '%s': %s", param, why->text);
 }
 
-/* ---- calls ------------------------------------------------------------------------------------ */
+/* ---- calls ------------------------------------------------------------------------------------
+ */
 
 /* Whether the grammar has to know of calls. */
 static bool watches_calls(const struct api_request *r)
@@ -144,7 +146,8 @@ static bool plan_calls(struct plan *p)
     return list_tools(p);
 }
 
-/* ---- the answer ------------------------------------------------------------------------------- */
+/* ---- the answer -------------------------------------------------------------------------------
+ */
 
 static bool is_json(const char *s, size_t n)
 {
@@ -191,7 +194,8 @@ static bool put_answer(struct plan *p)
     return !out->failed || request_too_large(r);
 }
 
-/* ---- what comes before it --------------------------------------------------------------------- */
+/* ---- what comes before it ---------------------------------------------------------------------
+ */
 
 static bool thinks(const struct api_request *r)
 {
@@ -221,13 +225,14 @@ static void plan_reasoning(struct plan *p)
     }
 }
 
-/* ---- the whole -------------------------------------------------------------------------------- */
+/* ---- the whole --------------------------------------------------------------------------------
+ */
 
 static bool compile(struct api_request *r, const struct grammar_source *source)
 {
     struct err err = {""};
-    enum status st = grammars_take(r->model->grammars, r->model->tok, r->model->info, source,
-                                   &r->grammar, &err);
+    enum status st =
+        grammars_take(r->model->grammars, r->model->tok, r->model->info, source, &r->grammar, &err);
     return st == OK || blame(r, st, &err);
 }
 
@@ -259,7 +264,7 @@ static bool constrain(struct plan *p)
         return request_too_large(r);
     }
     return compile(r, &(struct grammar_source){
-        .kind = GRAMMAR_TAGS, .text = p->text.data, .n_bytes = p->text.n_bytes});
+                          .kind = GRAMMAR_TAGS, .text = p->text.data, .n_bytes = p->text.n_bytes});
 }
 
 bool request_constrain(struct api_request *r)

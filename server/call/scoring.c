@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/call/scoring.h"
 
 #include "engine/base/json.h"
@@ -9,12 +10,14 @@
 
 /* What Qwen3-Reranker was trained on. */
 static const char qwen_pair[] =
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    "the "
     "Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n"
     "<|im_start|>user\n<Instruct>: {{ instruction or 'Given a web search query, retrieve relevant "
     "passages that answer the query' }}\n"
     "<Query>: {{ messages[0].content }}\n<Document>: {{ messages[1].content }}<|im_end|>\n"
-    "<|im_start|>assistant\n<think>\n\n</think>\n\n{{ '' }}"; // templates lose a line end at their end
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n{{ '' }}"; // templates lose a line end at their
+                                                              // end
 
 /* Templates for pairs look for a message of the role query. */
 static bool is_for_pairs(const char *text)
@@ -37,7 +40,8 @@ static enum status answer_id(const struct tokenizer *tok, const char *text, int3
     return one ? OK : err_set(err, ERR_INVALID, "'%.40s' is not one token of this model", text);
 }
 
-/* vLLM's way to say so: "classifier_from_token": ["no", "yes"] among the overrides, or in config.json. */
+/* vLLM's way to say so: "classifier_from_token": ["no", "yes"] among the overrides, or in
+ * config.json. */
 static enum status read_answers(const struct config *config, const char *words[2], char room[2][64],
                                 struct err *err)
 {
@@ -50,7 +54,8 @@ static enum status read_answers(const struct config *config, const char *words[2
     const struct json *no = json_first(list), *yes = no ? json_next(no) : NULL;
     enum status st = OK;
     if (list && (json_count(list) != 2 || !json_string(no) || !json_string(yes))) {
-        st = err_set(err, ERR_UNSUPPORTED, "hf-overrides: classifier_from_token should be two tokens, "
+        st = err_set(err, ERR_UNSUPPORTED,
+                     "hf-overrides: classifier_from_token should be two tokens, "
                      "such as [\"no\", \"yes\"]");
     } else if (list) {
         snprintf(room[0], 64, "%s", json_string(yes));

@@ -1,6 +1,7 @@
-/* How two texts are scored against each other: by the cosine of their embeddings, or by a model that
- * judges a pair and answers with one of two tokens, as Qwen3-Reranker does with "yes" and "no".
- * Thread: any, once the model is open. */
+// SPDX-License-Identifier: Apache-2.0
+/* How two texts are scored against each other: by the cosine of their embeddings, or by a model
+ * that judges a pair and answers with one of two tokens, as Qwen3-Reranker does with "yes" and
+ * "no". Thread: any, once the model is open. */
 #ifndef SLUICE_SERVER_CALL_SCORING_H
 #define SLUICE_SERVER_CALL_SCORING_H
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What all calls share. */
 #include "server/call/call.h"
 

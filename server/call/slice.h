@@ -1,5 +1,6 @@
-/* Values of a JSON text as they stand in it: in a tree numbers and the order of equal keys are lost.
- * Thread: any. */
+// SPDX-License-Identifier: Apache-2.0
+/* Values of a JSON text as they stand in it: in a tree numbers and the order of equal keys are
+ * lost. Thread: any. */
 #ifndef SLUICE_SERVER_CALL_SLICE_H
 #define SLUICE_SERVER_CALL_SLICE_H
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A prepared call becomes the engine's: admission, memory for the outputs, one engine request per
  * prompt. */
 #include "server/call/call.h"
@@ -166,7 +167,8 @@ static bool admit(struct call *c, struct api_error *e)
     if (sequences > most) {
         return api_error_set(e, 400, "invalid_value", NULL,
                              "This request asks for %lld samples, of all prompts together; at most "
-                             "%d may wait and run at once here.", (long long)sequences, most);
+                             "%d may wait and run at once here.",
+                             (long long)sequences, most);
     }
     if (c->offline) {
         return true;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/call/tenant.h"
 
 #include "engine/base/hash.h"
@@ -225,7 +226,8 @@ static bool refuse(struct api_error *e, const char *type, int64_t after_ns, cons
     e->retry_after_s = e->retry_after_s > 0 ? e->retry_after_s : 1;
     return api_error_set(e, 429, "rate_limit_exceeded", NULL,
                          "Rate limit reached: this API key may have %" PRId64 " %s. Please try "
-                         "again in %d s.", limit, what, e->retry_after_s);
+                         "again in %d s.",
+                         limit, what, e->retry_after_s);
 }
 
 bool tenant_enter(struct tenant *t, int64_t now_ns, struct api_error *e)

@@ -1,5 +1,6 @@
-/* One holder of an API key: what he may ask for, and what he has asked. Calls of the same tenant share
- * its limits; where there are no keys, all calls have one tenant.
+// SPDX-License-Identifier: Apache-2.0
+/* One holder of an API key: what he may ask for, and what he has asked. Calls of the same tenant
+ * share its limits; where there are no keys, all calls have one tenant.
  *
  * Requests and tokens are counted by buckets that hold what a minute allows and fill up evenly. A
  * prompt's tokens are taken when its call is admitted, an answer's when it has ended: what was not
@@ -19,7 +20,7 @@ struct tenant_limits {
     int32_t min_priority, max_priority;
     int64_t requests_per_minute, tokens_per_minute; // 0: no limit
     int64_t concurrent;                             // calls at once; 0: no limit
-    double queue_share; // of --max-num-queued-reqs, for what waits for its first token
+    double queue_share;     // of --max-num-queued-reqs, for what waits for its first token
     bool cache_salt_by_key; // its prompts are cached for itself alone
 };
 
@@ -45,8 +46,8 @@ struct tenant {
 };
 
 struct tenant *tenant_new(const struct tenant_limits *limits); // with one holder
-struct tenant *tenant_hold(struct tenant *t);                   // returns t; accepts NULL
-void tenant_drop(struct tenant *t);                             // the last one frees it; accepts NULL
+struct tenant *tenant_hold(struct tenant *t);                  // returns t; accepts NULL
+void tenant_drop(struct tenant *t); // the last one frees it; accepts NULL
 /* Other limits from now on. What is used up stays used up. */
 void tenant_set_limits(struct tenant *t, const struct tenant_limits *limits);
 
@@ -58,8 +59,8 @@ void tenant_leave(struct tenant *t);
  * max_queued. It takes nothing. */
 bool tenant_admits(struct tenant *t, int64_t prompt_tokens, int64_t sequences, int64_t queued,
                    int64_t max_queued, int64_t now_ns, struct api_error *e);
-/* The priority that a request gets: 0, which is also that of one that says none, goes to the nearest
- * that is allowed. False: *e is set. */
+/* The priority that a request gets: 0, which is also that of one that says none, goes to the
+ * nearest that is allowed. False: *e is set. */
 bool tenant_check_priority(const struct tenant *t, int32_t *priority, struct api_error *e);
 /* What a request's cached blocks are shared under, given its own cache_salt or NULL; NULL: nothing.
  * *made is the caller's to free, and NULL if the salt is the request's own. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How long a request took, as llama.cpp's clients read it. */
 #include "server/call/format.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/chat/messages.h"
 
 #include "server/chat/jinja/json.h"
@@ -8,8 +9,8 @@
 
 static struct jv *field(struct jrt *rt, struct jv object, const char *key)
 {
-    struct jentry *e = object.type == JV_DICT
-                           ? jd_find_text(rt, object.u.dict, key, strlen(key)) : NULL;
+    struct jentry *e =
+        object.type == JV_DICT ? jd_find_text(rt, object.u.dict, key, strlen(key)) : NULL;
     return e ? &e->value : NULL;
 }
 
@@ -23,8 +24,8 @@ static bool field_is(struct jrt *rt, struct jv object, const char *key, const ch
 
 static bool is_known_role(const struct jstr *s)
 {
-    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool",
-                                        "function"};
+    static const char *const roles[] = {"system",    "developer", "user",
+                                        "assistant", "tool",      "function"};
     for (size_t i = 0; i < sizeof roles / sizeof roles[0]; i++) {
         if (js_is(s, roles[i])) {
             return true;
@@ -343,7 +344,7 @@ static int look(const struct probe *p, const char *messages, const char *tools)
     static const struct {
         const char *text;
         int bit;
-    } marks[] = {{WORD, HAS_WORD},           {"'type'", HAS_TYPE},     {"\"type\"", HAS_TYPE},
+    } marks[] = {{WORD, HAS_WORD},          {"'type'", HAS_TYPE},        {"\"type\"", HAS_TYPE},
                  {"'pkey':", HAS_REPR_KEY}, {"\"pkey\":", HAS_JSON_KEY}, {"None", HAS_NONE}};
     struct jrt rt;
     struct jv v, list;
@@ -381,8 +382,8 @@ static int look(const struct probe *p, const char *messages, const char *tools)
 static void probe_content(const struct probe *p, struct chat_traits *traits)
 {
     int string = look(p, "[{\"role\":\"user\",\"content\":\"" WORD "\"}]", NULL);
-    int parts = look(p, "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"" WORD
-                        "\"}]}]", NULL);
+    int parts = look(
+        p, "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"" WORD "\"}]}]", NULL);
     bool takes_string = string & HAS_WORD;
     bool takes_parts = (parts & HAS_WORD) && !(parts & HAS_TYPE);
     traits->flatten_parts = !takes_parts;
@@ -405,20 +406,23 @@ static void probe_arguments(const struct probe *p, struct chat_traits *traits)
 static void probe_null(const struct probe *p, struct chat_traits *traits)
 {
     bool as_text = traits->string_arguments;
-    int null = look(p, as_text ? CALL("\"content\":null,", "\"{}\"")
-                               : CALL("\"content\":null,", "{}"), NULL);
-    int empty = look(p, as_text ? CALL("\"content\":\"\",", "\"{}\"")
-                                : CALL("\"content\":\"\",", "{}"), NULL);
-    traits->null_is_empty = (empty & RENDERED) &&
-                            (!(null & RENDERED) || ((null & HAS_NONE) && !(empty & HAS_NONE)));
+    int null = look(
+        p, as_text ? CALL("\"content\":null,", "\"{}\"") : CALL("\"content\":null,", "{}"), NULL);
+    int empty = look(
+        p, as_text ? CALL("\"content\":\"\",", "\"{}\"") : CALL("\"content\":\"\",", "{}"), NULL);
+    traits->null_is_empty =
+        (empty & RENDERED) && (!(null & RENDERED) || ((null & HAS_NONE) && !(empty & HAS_NONE)));
 }
 
 static void probe_developer(const struct probe *p, struct chat_traits *traits)
 {
-    int developer = look(p, "[{\"role\":\"developer\",\"content\":\"" WORD
-                            "\"},{\"role\":\"user\",\"content\":\"q\"}]", NULL);
-    int system = look(p, "[{\"role\":\"system\",\"content\":\"" WORD
-                         "\"},{\"role\":\"user\",\"content\":\"q\"}]", NULL);
+    int developer = look(p,
+                         "[{\"role\":\"developer\",\"content\":\"" WORD
+                         "\"},{\"role\":\"user\",\"content\":\"q\"}]",
+                         NULL);
+    int system = look(
+        p, "[{\"role\":\"system\",\"content\":\"" WORD "\"},{\"role\":\"user\",\"content\":\"q\"}]",
+        NULL);
     traits->developer_is_system = !(developer & HAS_WORD) && (system & HAS_WORD);
 }
 
@@ -426,8 +430,8 @@ static int look_for_thought(const struct probe *p, const struct chat_traits *tra
                             const char *key, const char *content)
 {
     char messages[512];
-    snprintf(messages, sizeof messages, CALL("\"%s\":\"" WORD "\",\"content\":\"%s\",", "%s"),
-             key, content, traits->string_arguments ? "\"{}\"" : "{}");
+    snprintf(messages, sizeof messages, CALL("\"%s\":\"" WORD "\",\"content\":\"%s\",", "%s"), key,
+             content, traits->string_arguments ? "\"{}\"" : "{}");
     return look(p, messages, NULL);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Brings a request's messages into the shape that a template can take. What a template can take is
  * found out when it is loaded, by rendering small conversations (chat_traits_probe), because
  * templates do not say it: some want content as a string and some as parts, some want tool

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/chat/output.h"
 
 #include <string.h>
@@ -40,10 +41,10 @@ void output_init(struct output *o, const struct output_options *options,
             tool_parse_text(&o->parse, own->reasoning, strlen(own->reasoning));
         }
     }
-    reasoning_split_init(&o->split, options->reasoning, options->starts_in_reasoning,
-                         o->parser ? o->parser->ends_reasoning : NULL,
-                         (struct tool_sink){.on_text = put_content, .on_reasoning = put_reasoning,
-                                            .arg = o});
+    reasoning_split_init(
+        &o->split, options->reasoning, options->starts_in_reasoning,
+        o->parser ? o->parser->ends_reasoning : NULL,
+        (struct tool_sink){.on_text = put_content, .on_reasoning = put_reasoning, .arg = o});
 }
 
 void output_deinit(struct output *o)

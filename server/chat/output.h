@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* From token ids to what a client sees, one sample at a time: text that is whole UTF-8, cut at stop
  * strings, split into reasoning, content and tool calls. What comes out of the sink, joined, does
  * not depend on how the tokens arrived; text that may still become a stop string or a marker is
@@ -47,10 +48,10 @@ struct output {
     int32_t n_tokens;
     struct reasoning_split split;
     struct tool_parse parse;
-    size_t n_bytes;     // of text so far, before anything was cut
+    size_t n_bytes; // of text so far, before anything was cut
     int32_t n_reasoning_tokens;
-    bool stopped;       // at a stop string
-    int stop_index;     // which
+    bool stopped;   // at a stop string
+    int stop_index; // which
 };
 
 void output_init(struct output *o, const struct output_options *options,

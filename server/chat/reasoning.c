@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/chat/reasoning.h"
 
 #include <string.h>
@@ -15,8 +16,8 @@ enum state {
  * NULL. */
 static const struct kind {
     struct reasoning_marks marks;
-    const char *ends[2]; // behind the answer, and no text
-    const char *sign, *without; // in templates; NULL: the first marker, and nothing
+    const char *ends[2];              // behind the answer, and no text
+    const char *sign, *without;       // in templates; NULL: the first marker, and nothing
     const struct tool_parser *parser; // finds it, as it is a part of that form
 } kinds[] = {
     [REASONING_HARMONY] = {.marks.opens = {"<|channel|>analysis<|message|>"},
@@ -59,22 +60,35 @@ static const struct {
     const char *name;
     enum reasoning_kind kind;
 } names[] = {
-    {"cohere_command3", REASONING_COHERE}, {"cohere_command4", REASONING_COHERE},
-    {"deepseek_r1", REASONING_THINK},      {"deepseek_v3", REASONING_THINK},
-    {"deepseek_v4", REASONING_THINK},      {"ernie45", REASONING_RESPONSE},
-    {"gemma4", REASONING_GEMMA4},          {"glm45", REASONING_THINK},
-    {"glm47", REASONING_THINK},            {"granite", REASONING_GRANITE},
+    {"cohere_command3", REASONING_COHERE},
+    {"cohere_command4", REASONING_COHERE},
+    {"deepseek_r1", REASONING_THINK},
+    {"deepseek_v3", REASONING_THINK},
+    {"deepseek_v4", REASONING_THINK},
+    {"ernie45", REASONING_RESPONSE},
+    {"gemma4", REASONING_GEMMA4},
+    {"glm45", REASONING_THINK},
+    {"glm47", REASONING_THINK},
+    {"granite", REASONING_GRANITE},
     {"granite_thinking_parser", REASONING_THINK},
-    {"harmony", REASONING_HARMONY},        {"holo2", REASONING_THINK},
-    {"hunyuan_a13b", REASONING_ANSWER},    {"kimi_k2", REASONING_THINK},
+    {"harmony", REASONING_HARMONY},
+    {"holo2", REASONING_THINK},
+    {"hunyuan_a13b", REASONING_ANSWER},
+    {"kimi_k2", REASONING_THINK},
     {"kimi_k3", REASONING_KIMI_K3},
-    {"mimo", REASONING_THINK},             {"minimax_m2", REASONING_THINK},
+    {"mimo", REASONING_THINK},
+    {"minimax_m2", REASONING_THINK},
     {"minimax_m3", REASONING_MINIMAX_M3},
-    {"mistral", REASONING_MISTRAL},        {"nemotron_v3", REASONING_THINK},
-    {"olmo3", REASONING_THINK},            {"openai_gptoss", REASONING_HARMONY},
-    {"poolside_v1", REASONING_THINK},      {"qwen3", REASONING_THINK},
-    {"seed_oss", REASONING_SEED_OSS},      {"step3", REASONING_THINK},
-    {"step3p5", REASONING_THINK},          {"think", REASONING_THINK},
+    {"mistral", REASONING_MISTRAL},
+    {"nemotron_v3", REASONING_THINK},
+    {"olmo3", REASONING_THINK},
+    {"openai_gptoss", REASONING_HARMONY},
+    {"poolside_v1", REASONING_THINK},
+    {"qwen3", REASONING_THINK},
+    {"seed_oss", REASONING_SEED_OSS},
+    {"step3", REASONING_THINK},
+    {"step3p5", REASONING_THINK},
+    {"think", REASONING_THINK},
 };
 
 enum { N_NAMES = sizeof names / sizeof names[0] };
@@ -179,8 +193,9 @@ static bool begins_one(const char *text, const char *const *words)
 bool reasoning_is_marker(enum reasoning_kind kind, const char *text)
 {
     const struct kind *k = &kinds[kind];
-    return *text && (begins_one(text, k->marks.opens) || begins_one(text, k->marks.closes) ||
-                     begins_one(text, k->marks.answer_opens) || begins_one(text, k->marks.answer_closes));
+    return *text &&
+           (begins_one(text, k->marks.opens) || begins_one(text, k->marks.closes) ||
+            begins_one(text, k->marks.answer_opens) || begins_one(text, k->marks.answer_closes));
 }
 
 /* ---- the split ---- */
@@ -248,7 +263,8 @@ static void consume(struct reasoning_split *r, size_t n_bytes)
     r->n_blank = 0;
 }
 
-/* What opens an answer at `at`, or stands behind it: true if it is decided whether something does. */
+/* What opens an answer at `at`, or stands behind it: true if it is decided whether something does.
+ */
 static bool at_answer(struct reasoning_split *r, size_t at, bool final)
 {
     size_t n;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Splits a model's text into reasoning, which stands at its beginning between two markers, and the
  * rest. Fed in pieces of any size; what it reports, joined, does not depend on how it was cut.
  * Thread: one owner per split; the table of kinds is constant. */
@@ -24,7 +25,8 @@ enum reasoning_kind {
 /* All names that options take, as reasoning_name tells them. */
 #define REASONING_NAMES                                                                            \
     "cohere_command3|cohere_command4|deepseek_r1|deepseek_v3|deepseek_v4|ernie45|gemma4|glm45|"    \
-    "glm47|granite|granite_thinking_parser|harmony|holo2|hunyuan_a13b|kimi_k2|kimi_k3|mimo|minimax_m2|minimax_m3|"    \
+    "glm47|granite|granite_thinking_parser|harmony|holo2|hunyuan_a13b|kimi_k2|kimi_k3|mimo|"       \
+    "minimax_m2|minimax_m3|"                                                                       \
     "mistral|nemotron_v3|olmo3|openai_gptoss|poolside_v1|qwen3|seed_oss|step3|step3p5|think"
 
 /* By its name in the configuration, or "none"; false if there is no such name. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/chat/template.h"
 
 #include "engine/base/buf.h"
@@ -5,8 +6,8 @@
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
 #include "engine/gguf/folder.h"
-#include "server/chat/messages.h"
 #include "server/chat/jinja/json.h"
+#include "server/chat/messages.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,8 +100,8 @@ static enum status load_file(struct chat_template *t, struct compiled *c, const 
 }
 
 /* A string, or a list of {name, template}. */
-static enum status take_templates(struct chat_template *t, const struct json *node, const char *path,
-                                  struct err *err)
+static enum status take_templates(struct chat_template *t, const struct json *node,
+                                  const char *path, struct err *err)
 {
     const char *text = json_string(node);
     if (text) {
@@ -296,7 +297,8 @@ static bool cut_behind_final(struct jrt *rt, const struct jstr *final, struct js
         return false;
     }
     if (at == SIZE_MAX) {
-        rt->st = err_set(&rt->err, ERR_INVALID, "continue_final_message: the template does not "
+        rt->st = err_set(&rt->err, ERR_INVALID,
+                         "continue_final_message: the template does not "
                          "write the last message's content, so there is nothing to continue");
         return false;
     }

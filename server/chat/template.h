@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A model's chat template: from messages to the prompt's text, with the provenance of every byte.
  * A template is compiled once per model and renders as Jinja2 does under `transformers`
  * (templates.md). It reaches nothing but its inputs, and its time, depth, memory and
@@ -25,9 +26,9 @@
 struct chat_template;
 
 /* Reads the folder's templates (chat_template.jinja and additional_chat_templates, else
- * chat_template in chat_template.json or tokenizer_config.json, alone or as a named list) and its special tokens.
- * *out is NULL, with OK, when the folder has none. ERR_FORMAT with the line for a template that
- * does not compile. */
+ * chat_template in chat_template.json or tokenizer_config.json, alone or as a named list) and its
+ * special tokens. *out is NULL, with OK, when the folder has none. ERR_FORMAT with the line for a
+ * template that does not compile. */
 enum status chat_template_load(const char *model_dir, struct chat_template **out, struct err *err);
 
 /* One template from memory; model_dir gives the special tokens and may be NULL. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/chat/turn.h"
 
 #include <string.h>
@@ -47,7 +48,8 @@ static void put_text_without(struct buf *out, const char *const *words, const ch
     buf_puts(out, "]}");
 }
 
-/* ---- the answer ------------------------------------------------------------------------------- */
+/* ---- the answer -------------------------------------------------------------------------------
+ */
 
 static void put_answer(struct buf *out, const struct turn *t)
 {
@@ -96,7 +98,8 @@ static void put_body(struct buf *out, const struct turn *t, const struct reasoni
     buf_puts(out, "]}");
 }
 
-/* ---- what comes before it --------------------------------------------------------------------- */
+/* ---- what comes before it ---------------------------------------------------------------------
+ */
 
 /* Reasoning up to its end, and the rest. Where it may end without a marker, because a call begins,
  * the call follows at once. */
@@ -130,11 +133,12 @@ static void put_start(struct buf *out, const struct turn *t, const struct reason
     }
 }
 
-/* ---- Harmony ---------------------------------------------------------------------------------- */
+/* ---- Harmony ----------------------------------------------------------------------------------
+ */
 
 #define NEXT "{\"type\":\"const_string\",\"value\":\"<|end|><|start|>assistant\"}"
 #define MESSAGE(channel)                                                                           \
-    SEQUENCE "{\"type\":\"const_string\",\"value\":\"<|channel|>" channel                           \
+    SEQUENCE "{\"type\":\"const_string\",\"value\":\"<|channel|>" channel                          \
              "<|message|>\"}," ANY_TEXT "," NEXT "]}"
 
 /* Messages of reasoning, and what is said before a call; then a call, or the final message. */
@@ -149,11 +153,11 @@ static void put_harmony(struct buf *out, const struct turn *t)
     }
     if (!t->must_call) {
         buf_puts(out, t->calls ? "," : "");
-        buf_puts(out, SEQUENCE "{\"type\":\"const_string\",\"value\":\"<|channel|>final\"},"
-                               "{\"type\":\"optional\",\"content\":{\"type\":\"const_string\","
-                               "\"value\":\" <|constrain|>json\"}},"
-                               "{\"type\":\"const_string\",\"value\":\"<|message|>\"},"
-                               DEFINED("answer") "]}");
+        buf_puts(out, SEQUENCE
+                 "{\"type\":\"const_string\",\"value\":\"<|channel|>final\"},"
+                 "{\"type\":\"optional\",\"content\":{\"type\":\"const_string\","
+                 "\"value\":\" <|constrain|>json\"}},"
+                 "{\"type\":\"const_string\",\"value\":\"<|message|>\"}," DEFINED("answer") "]}");
     }
     buf_puts(out, "]}]}");
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the whole output of a model looks like where its answer or its calls are constrained: what
  * it thinks first, the markers around an answer, text, calls. One structural tag
  * (engine/grammar/README.md), as JSON text; output.h reads what follows it.
@@ -10,9 +11,9 @@
 
 struct turn {
     enum reasoning_kind reasoning;
-    bool opened;    // the prompt ends in opened reasoning
-    bool may_think; // else the model may open it
-    bool behind;    // it begins behind the reasoning: blank lines may come first
+    bool opened;                    // the prompt ends in opened reasoning
+    bool may_think;                 // else the model may open it
+    bool behind;                    // it begins behind the reasoning: blank lines may come first
     const struct tool_calls *calls; // NULL: none
     bool must_call;
     const char *const *enders; // words that end reasoning which nobody closed; may be NULL

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice bench-engine MODEL`: bench/engine, on an engine as `sluice serve` opens it. */
 #include "bench/engine/bench_engine.h"
 
@@ -28,7 +29,7 @@ static void release(struct engine_options *options, void *arg)
 int cmd_bench_engine(int argc, char **argv)
 {
     struct config config = {0};
-    const struct engine_opener opener = {.configure = configure, .release = release,
-                                         .arg = &config};
+    const struct engine_opener opener = {
+        .configure = configure, .release = release, .arg = &config};
     return bench_engine(argc, argv, &opener);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice chat [MODEL|URL]`: a conversation in the terminal, or line by line through a pipe. */
 #include "engine/base/file.h"
 #include "engine/base/json.h"
@@ -15,9 +16,14 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_INPUT_BYTES = 8 << 20, MAX_BODY_BYTES = 128 << 20, MAX_TOOLS_BYTES = 4 << 20,
-       EXIT_INTERRUPTED = 130, EXIT_TERMINATED = 143,
-       LOST_MS = 500 };
+enum {
+    MAX_INPUT_BYTES = 8 << 20,
+    MAX_BODY_BYTES = 128 << 20,
+    MAX_TOOLS_BYTES = 4 << 20,
+    EXIT_INTERRUPTED = 130,
+    EXIT_TERMINATED = 143,
+    LOST_MS = 500
+};
 
 /* A message as it stands in a request. */
 struct message {
@@ -67,7 +73,8 @@ static void say_error(const struct chat *c, const char *text)
     fprintf(stderr, c->terminal ? "error: %s\n" : "sluice chat: %s\n", text);
 }
 
-/* ---- the conversation --------------------------------------------------------------------------- */
+/* ---- the conversation ---------------------------------------------------------------------------
+ */
 
 static void drop_messages(struct chat *c, size_t n_kept)
 {
@@ -136,20 +143,24 @@ static void put_body(const struct chat *c, struct buf *b)
     buf_puts(b, "]}");
 }
 
-/* ---- an answer ---------------------------------------------------------------------------------- */
+/* ---- an answer ----------------------------------------------------------------------------------
+ */
 
 static enum status request_answer(struct chat *c, struct chat_answer *a, struct err *err)
 {
     struct buf body;
     buf_init(&body, MAX_BODY_BYTES);
     put_body(c, &body);
-    const struct client_request request = {.method = "POST", .path = "/v1/chat/completions",
-                                           .key = c->server.key, .body = body.data,
+    const struct client_request request = {.method = "POST",
+                                           .path = "/v1/chat/completions",
+                                           .key = c->server.key,
+                                           .body = body.data,
                                            .stop = &interrupted};
-    enum status st = body.failed ? err_set(err, ERR_LIMIT, "the conversation is too long: /clear "
-                                           "begins a new one")
-                                 : client_call(&c->server.peer, &request, chat_answer_feed, a,
-                                               &a->status, err);
+    enum status st =
+        body.failed ? err_set(err, ERR_LIMIT,
+                              "the conversation is too long: /clear "
+                              "begins a new one")
+                    : client_call(&c->server.peer, &request, chat_answer_feed, a, &a->status, err);
     buf_deinit(&body);
     return st;
 }
@@ -228,7 +239,8 @@ static void answer(struct chat *c)
     }
 }
 
-/* ---- commands ----------------------------------------------------------------------------------- */
+/* ---- commands -----------------------------------------------------------------------------------
+ */
 
 static void do_help(struct chat *c, const char *arg);
 
@@ -294,8 +306,8 @@ static const struct command {
     {"/help", "", "this list", do_help},
     {"/clear", "", "forget the conversation, but not the system prompt", do_clear},
     {"/system", "TEXT", "set the system prompt; without TEXT: have none", do_system},
-    {"/set", "NAME VALUE", "set temperature, top_p, top_k, min_p, max_tokens or seed; without: show",
-     do_set},
+    {"/set", "NAME VALUE",
+     "set temperature, top_p, top_k, min_p, max_tokens or seed; without: show", do_set},
     {"/retry", "", "answer the last question again", do_retry},
     {"/quit", "", "leave (as Ctrl-D does)", do_quit},
 };
@@ -309,8 +321,9 @@ static void do_help(struct chat *c, const char *arg)
     for (size_t i = 0; i < N_COMMANDS; i++) {
         printf("  %-8s%-11s %s\n", commands[i].name, commands[i].arguments, commands[i].help);
     }
-    printf("A line that ends in \\ goes on in the next; between lines with \"\"\" all of them are one "
-           "message.\nCtrl-C stops an answer; a second one, with nothing typed, leaves.\n");
+    printf(
+        "A line that ends in \\ goes on in the next; between lines with \"\"\" all of them are one "
+        "message.\nCtrl-C stops an answer; a second one, with nothing typed, leaves.\n");
 }
 
 static void run_command(struct chat *c, const char *line)
@@ -335,7 +348,8 @@ static void run_command(struct chat *c, const char *line)
     say_error(c, text);
 }
 
-/* ---- input -------------------------------------------------------------------------------------- */
+/* ---- input --------------------------------------------------------------------------------------
+ */
 
 /* Adds lines until `"""` ends one. */
 static enum line_result read_block(struct chat *c, struct buf *line)
@@ -411,7 +425,8 @@ static enum line_result read_input(struct chat *c, const char *prompt)
     return got;
 }
 
-/* ---- the whole ---------------------------------------------------------------------------------- */
+/* ---- the whole ----------------------------------------------------------------------------------
+ */
 
 static void converse(struct chat *c)
 {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/chat_answer.h"
 
 #include "engine/base/clock.h"
@@ -39,7 +40,8 @@ void chat_answer_deinit(struct chat_answer *a)
     sse_deinit(&a->lines);
 }
 
-/* ---- showing ------------------------------------------------------------------------------------ */
+/* ---- showing ------------------------------------------------------------------------------------
+ */
 
 /* C0, DEL and C1: what a terminal would take for an order. */
 static bool is_control(uint32_t cp)
@@ -93,7 +95,8 @@ static void show_as(struct chat_answer *a, int kind, const char *s)
     show(a, s, strlen(s));
 }
 
-/* ---- events ------------------------------------------------------------------------------------- */
+/* ---- events -------------------------------------------------------------------------------------
+ */
 
 static struct chat_tool_call *call_at(struct chat_answer *a, int64_t index)
 {
@@ -192,7 +195,8 @@ void chat_answer_feed(void *answer, const char *bytes, size_t n_bytes)
     }
 }
 
-/* ---- the end ------------------------------------------------------------------------------------ */
+/* ---- the end ------------------------------------------------------------------------------------
+ */
 
 /* What went wrong, if something did. */
 static void settle_error(struct chat_answer *a)

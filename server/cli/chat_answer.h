@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One answer of a chat: the stream's events folded together, and shown as they come.
  * Thread: one owner. */
 #ifndef SLUICE_SERVER_CLI_CHAT_ANSWER_H

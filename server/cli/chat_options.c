@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/chat_options.h"
 
 #include "engine/base/mem.h"
@@ -80,8 +81,8 @@ enum status chat_settings_set(struct chat_settings *s, const char *name, const c
     if (end == value || *end || !(v >= settings[i].min && v <= settings[i].max) ||
         (settings[i].whole && v != floor(v))) {
         return err_set(err, ERR_INVALID, "%s: '%.60s' is not a %snumber from %.15g to %.15g",
-                       settings[i].name, value, settings[i].whole ? "whole " : "",
-                       settings[i].min, settings[i].max);
+                       settings[i].name, value, settings[i].whole ? "whole " : "", settings[i].min,
+                       settings[i].max);
     }
     s->value[i] = v;
     s->is_set[i] = true;
@@ -111,7 +112,8 @@ void chat_settings_put(const struct chat_settings *s, struct buf *out)
     }
 }
 
-/* ---- the command line --------------------------------------------------------------------------- */
+/* ---- the command line ---------------------------------------------------------------------------
+ */
 
 static enum status take_option(struct chat_options *o, const char *name, size_t n_name,
                                const char *value, bool *known, struct err *err)
@@ -144,12 +146,16 @@ static enum status check_rest(const struct chat_options *o, struct err *err)
         return OK;
     }
     if (o->rest[0][0] != '-') {
-        return err_set(err, ERR_INVALID, "'%.200s' stands behind an option: the model or URL comes "
-                       "first, as in: sluice chat %.200s ...", o->rest[0], o->rest[0]);
+        return err_set(err, ERR_INVALID,
+                       "'%.200s' stands behind an option: the model or URL comes "
+                       "first, as in: sluice chat %.200s ...",
+                       o->rest[0], o->rest[0]);
     }
     if (o->target && strstr(o->target, "://")) {
-        return err_set(err, ERR_INVALID, "unknown option '%.200s'; options of `sluice serve` go "
-                       "with a model, not with a server that runs already", o->rest[0]);
+        return err_set(err, ERR_INVALID,
+                       "unknown option '%.200s'; options of `sluice serve` go "
+                       "with a model, not with a server that runs already",
+                       o->rest[0]);
     }
     return OK;
 }
@@ -194,11 +200,12 @@ void chat_options_deinit(struct chat_options *o)
 
 void chat_options_help(void)
 {
-    printf("usage: sluice chat [MODEL|URL] [OPTIONS]\n\n"
-           "A conversation in the terminal, with a model folder, which is served for as long as the\n"
-           "chat lasts, or with a server (http://HOST:PORT). Without either: with the server on\n"
-           "127.0.0.1:8000 if there is one, else with the demo model. In the chat /help lists the\n"
-           "commands. Through a pipe, each line is a message and only answers are printed.\n\n");
+    printf(
+        "usage: sluice chat [MODEL|URL] [OPTIONS]\n\n"
+        "A conversation in the terminal, with a model folder, which is served for as long as the\n"
+        "chat lasts, or with a server (http://HOST:PORT). Without either: with the server on\n"
+        "127.0.0.1:8000 if there is one, else with the demo model. In the chat /help lists the\n"
+        "commands. Through a pipe, each line is a message and only answers are printed.\n\n");
     for (int i = 0; i < N_TEXTS; i++) {
         printf("  --%s %s\n", texts[i].name, texts[i].help);
     }
@@ -210,6 +217,7 @@ void chat_options_help(void)
         }
         printf("  --%s %s\n", name, settings[i].help);
     }
-    printf("\nOther options are those of `sluice serve` (such as --max-model-len 4096) when a model is "
+    printf("\nOther options are those of `sluice serve` (such as --max-model-len 4096) when a "
+           "model is "
            "served.\n");
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What `sluice chat` was asked for, and the sampling settings that can also be changed in the chat.
  * Thread: plain data. */
 #ifndef SLUICE_SERVER_CLI_CHAT_OPTIONS_H

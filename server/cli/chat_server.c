@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/chat_server.h"
 
 #include "engine/base/clock.h"
@@ -20,7 +21,8 @@
 
 enum { LOOK_MS = 50, ANSWER_S = 10, PATIENCE_MS = 5000, MAX_ANSWER_BYTES = 4 << 20 };
 
-/* ---- asking a server ---------------------------------------------------------------------------- */
+/* ---- asking a server ----------------------------------------------------------------------------
+ */
 
 static void append(void *arg, const char *bytes, size_t n_bytes)
 {
@@ -44,18 +46,24 @@ static bool read_models(const struct buf *body, char *name, size_t n_name)
 static enum status ask_models(struct chat_server *s, const volatile sig_atomic_t *interrupt,
                               struct err *err)
 {
-    const struct client_request request = {.method = "GET", .path = "/v1/models", .key = s->key,
-                                           .timeout_s = ANSWER_S, .stop = interrupt};
+    const struct client_request request = {.method = "GET",
+                                           .path = "/v1/models",
+                                           .key = s->key,
+                                           .timeout_s = ANSWER_S,
+                                           .stop = interrupt};
     struct buf body;
     int status;
     buf_init(&body, MAX_ANSWER_BYTES);
     enum status st = client_call(&s->peer, &request, append, &body, &status, err);
     if (st == OK && (status == 401 || status == 403)) {
-        st = err_set(err, ERR_INVALID, "the server wants an API key: give it with --api-key KEY or "
+        st = err_set(err, ERR_INVALID,
+                     "the server wants an API key: give it with --api-key KEY or "
                      "in the environment's OPENAI_API_KEY");
     } else if (st == OK && (status != 200 || !read_models(&body, s->model, sizeof s->model))) {
-        st = err_set(err, ERR_FORMAT, "/v1/models is answered with status %d: this is no "
-                     "OpenAI-compatible server, or it has no model yet", status);
+        st = err_set(err, ERR_FORMAT,
+                     "/v1/models is answered with status %d: this is no "
+                     "OpenAI-compatible server, or it has no model yet",
+                     status);
     }
     buf_deinit(&body);
     return st != OK ? err_prefix(err, st, "%s", s->name) : OK;
@@ -69,7 +77,8 @@ static enum status use_url(struct chat_server *s, const char *url,
     return ask_models(s, interrupt, err);
 }
 
-/* ---- a server of our own ------------------------------------------------------------------------ */
+/* ---- a server of our own ------------------------------------------------------------------------
+ */
 
 /* The model that ships with the program: beside a build in its checkout, and where `make install`
  * and the tarball put it. */
@@ -90,7 +99,8 @@ static enum status find_demo(char *path, size_t n_path, struct err *err)
             }
         }
     }
-    return err_set(err, ERR_IO, "no server answers on " LOCAL_URL ", and the demo model is not beside "
+    return err_set(err, ERR_IO,
+                   "no server answers on " LOCAL_URL ", and the demo model is not beside "
                    "the program: name a model folder or a server's URL, as in: sluice chat FOLDER");
 }
 
@@ -99,7 +109,7 @@ static enum status find_demo(char *path, size_t n_path, struct err *err)
 static void become_server(const struct chat_server *s, const struct chat_options *o,
                           const char *model, pid_t parent)
 {
-    static const char *const foreign[] = {"LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET",
+    static const char *const foreign[] = {"LISTEN_FDS",     "LISTEN_PID",   "NOTIFY_SOCKET",
                                           "SLUICE_API_KEY", "VLLM_API_KEY", "SLUICE_API_KEY_FILE"};
     char **argv = xcalloc((size_t)o->n_rest + 16, sizeof *argv);
     int n = 0;
@@ -228,16 +238,16 @@ static enum status await_ready(struct chat_server *s, bool terminal,
     return st;
 }
 
-static enum status use_model(struct chat_server *s, const struct chat_options *o,
-                             const char *model, bool terminal,
-                             const volatile sig_atomic_t *interrupt, struct err *err)
+static enum status use_model(struct chat_server *s, const struct chat_options *o, const char *model,
+                             bool terminal, const volatile sig_atomic_t *interrupt, struct err *err)
 {
     TRY(start(s, o, model, err));
     TRY(await_ready(s, terminal, interrupt, err));
     return ask_models(s, interrupt, err);
 }
 
-/* ---- both --------------------------------------------------------------------------------------- */
+/* ---- both ---------------------------------------------------------------------------------------
+ */
 
 /* Whoever names no model and gives no options for one wants the server that runs here. */
 static enum status use_nearest(struct chat_server *s, const struct chat_options *o, bool terminal,

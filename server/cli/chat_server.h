@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Whom a chat speaks to: a server that runs, or one of our own that is started for a model and ends
  * with the chat. It listens on a Unix socket in a private folder, so no port is taken and nobody
  * else reaches it.
@@ -28,8 +29,8 @@ enum status chat_server_open(struct chat_server *s, const struct chat_options *o
                              const volatile sig_atomic_t *interrupt, struct err *err);
 void chat_server_close(struct chat_server *s);
 
-/* True if the server was ours and has ended, or ends within patience_ms (a broken connection is seen
- * a little earlier than the end of its process); *err then says what it said last. */
+/* True if the server was ours and has ended, or ends within patience_ms (a broken connection is
+ * seen a little earlier than the end of its process); *err then says what it said last. */
 bool chat_server_is_lost(struct chat_server *s, int patience_ms, struct err *err);
 
 #endif

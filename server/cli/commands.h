@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The program's commands: each is one cmd_*.c file and one row of the table in main.c.
  * A command gets its own arguments (argv[0] is the command's name) and returns the exit code.
  * Thread: main. */

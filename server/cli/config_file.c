@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A configuration's file: "key: value" lines, with lists as "[a, b]" or as "- a" lines. */
 #include "server/cli/config_source.h"
 

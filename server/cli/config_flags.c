@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A configuration's flags. */
 #include "server/cli/config_source.h"
 
@@ -50,8 +51,7 @@ static bool find_name(struct name *n)
     return n->row || n->flag;
 }
 
-static enum status take(struct loading *l, const struct name *n, const char *value,
-                        struct err *err)
+static enum status take(struct loading *l, const struct name *n, const char *value, struct err *err)
 {
     if (n->flag) {
         return loading_take_flag(l, n->flag, value, SOURCE_FLAG, err);

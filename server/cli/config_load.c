@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/config_load.h"
 
 #include "engine/base/log.h"
@@ -124,7 +125,8 @@ static void trim_slashes(const char **folder)
 enum status config_load(struct config *c, int argc, char **argv, char **env, struct err *err)
 {
     *c = (struct config){0};
-    struct loading l = {.config = c, .source = xcalloc(n_option_rows, 1),
+    struct loading l = {.config = c,
+                        .source = xcalloc(n_option_rows, 1),
                         .in_file = xcalloc(n_option_rows, sizeof(bool))};
     enum status st = OK;
     for (size_t i = 0; st == OK && i < n_option_rows; i++) {

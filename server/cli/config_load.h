@@ -1,10 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The configuration of `sluice serve`: one table of options (config_table.c) gives the flags, the
  * keys of `--config FILE`, the SLUICE_* environment, --help and the printed effective
  * configuration. A flag wins over the environment, that over the file, that over the default.
  * VLLM_API_KEY is taken where neither a flag nor SLUICE_API_KEY says otherwise.
- * Names follow vLLM where it has one; other spellings are aliases of the same row; flags of vLLM that
- * are no options here are in vllm_flags.c.
- * Thread: main, before the loop runs. */
+ * Names follow vLLM where it has one; other spellings are aliases of the same row; flags of vLLM
+ * that are no options here are in vllm_flags.c. Thread: main, before the loop runs. */
 #ifndef SLUICE_SERVER_CLI_CONFIG_LOAD_H
 #define SLUICE_SERVER_CLI_CONFIG_LOAD_H
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What config_load.h prints: the help, and the values that are in force. */
 #include "server/cli/config_load.h"
 #include "server/cli/config_table.h"
@@ -19,8 +20,8 @@ static bool is_default(const struct config *c, const struct option_row *row)
         config_value_set(&fresh, row, initial, NULL);
     }
     config_value_print(&fresh, row, &then);
-    same = now.n_bytes == then.n_bytes && memcmp(now.n_bytes ? now.data : "",
-                                                 then.n_bytes ? then.data : "", now.n_bytes) == 0;
+    same = now.n_bytes == then.n_bytes &&
+           memcmp(now.n_bytes ? now.data : "", then.n_bytes ? then.data : "", now.n_bytes) == 0;
     buf_deinit(&now);
     buf_deinit(&then);
     config_deinit(&fresh);
@@ -50,19 +51,20 @@ static void put_choices(const char *choices, struct buf *out)
 
 void config_help(struct buf *out)
 {
-    buf_puts(out, "usage: sluice serve MODEL [OPTIONS]\n\n"
-                  "Every option is also a key of --config FILE ('key: value' lines) and, as\n"
-                  "SLUICE_MAX_MODEL_LEN for --max-model-len, an environment variable. vLLM's flags\n"
-                  "that are not listed have no effect, and a line in the log says so; those that\n"
-                  "would change answers are refused with the reason.\n");
+    buf_puts(out,
+             "usage: sluice serve MODEL [OPTIONS]\n\n"
+             "Every option is also a key of --config FILE ('key: value' lines) and, as\n"
+             "SLUICE_MAX_MODEL_LEN for --max-model-len, an environment variable. vLLM's flags\n"
+             "that are not listed have no effect, and a line in the log says so; those that\n"
+             "would change answers are refused with the reason.\n");
     for (size_t i = 0; i < n_option_rows; i++) {
         const struct option_row *row = &option_rows[i];
         if (row->section) {
             buf_printf(out, "\n%s:\n", row->section);
         }
         bool negatable = row->type == OPTION_BOOL && row->initial && row->initial[0] == 't';
-        buf_printf(out, "  --%s%-*s %s", negatable ? "[no-]" : "",
-                   negatable ? 25 : 30, row->name, row->help);
+        buf_printf(out, "  --%s%-*s %s", negatable ? "[no-]" : "", negatable ? 25 : 30, row->name,
+                   row->help);
         if (row->choices) {
             put_choices(row->choices, out);
         }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/config_source.h"
 
 #include "engine/base/log.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* While a configuration is loaded: where each value came from, and the ways in which the flags
  * (config_flags.c), the file (config_file.c) and the environment (config_load.c) set values.
  * Thread: main. */

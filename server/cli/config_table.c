@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/config_table.h"
 
 #include "engine/device/params.h"
@@ -31,18 +32,21 @@ const struct option_row option_rows[] = {
          "embeddings: 'mean', 'last', or vLLM's JSON object with pooling_type and normalize; "
          "'auto': as 1_Pooling/config.json beside the model says, else mean")},
     {ROW("scoring", OPTION_CHOICE, scoring, "auto",
-         "pairs of texts: 'embeddings': the cosine of their vectors; 'yes-no': what the model makes of "
-         "both; 'auto': yes-no if its name says reranker or hf-overrides have classifier_from_token"),
+         "pairs of texts: 'embeddings': the cosine of their vectors; 'yes-no': what the model "
+         "makes of "
+         "both; 'auto': yes-no if its name says reranker or hf-overrides have "
+         "classifier_from_token"),
      .choices = "auto|embeddings|yes-no"},
     {ROW("hf-overrides", OPTION_JSON, engine.hf_overrides, NULL,
-         "JSON object whose members take the place of config.json's; those of text_config and other "
+         "JSON object whose members take the place of config.json's; those of text_config and "
+         "other "
          "configs within it one by one"),
      .same_on_nodes = true},
     {ROW("device", OPTION_CHOICE, device, "auto", "where the model runs"),
      .choices = "auto|cuda|cpu", .same_on_nodes = true},
     {ROW("dtype", OPTION_CHOICE, engine.dtype, "auto", "activations and computation"),
-     .choices = "auto|bfloat16|float32|float16",
-     .synonyms = "half=float16|float=float32", .same_on_nodes = true},
+     .choices = "auto|bfloat16|float32|float16", .synonyms = "half=float16|float=float32",
+     .same_on_nodes = true},
     {ROW("load-format", OPTION_CHOICE, engine.load_format, "auto",
          "'dummy': random weights made in place, from config.json alone"),
      .choices = "auto|safetensors|dummy",
@@ -50,7 +54,8 @@ const struct option_row option_rows[] = {
                  "runai_streamer=auto",
      .same_on_nodes = true},
     {ROW("check-weights", OPTION_CHOICE, engine.check_weights, "sampled",
-         "what of the weights is searched for NaN and infinities; unless 'off', files must have the "
+         "what of the weights is searched for NaN and infinities; unless 'off', files must have "
+         "the "
          "sums of a sluice.sha256 beside them"),
      .choices = "off|sampled|full"},
     {ROW("quantization", OPTION_STRING, engine.quantization, NULL,
@@ -69,7 +74,9 @@ const struct option_row option_rows[] = {
     {.section = "Engine",
      ROW("tensor-parallel-size", OPTION_INT, engine.tensor_parallel_size, "1",
          "devices for one model"),
-     .min = 1, .max = 64, .same_on_nodes = true},
+     .min = 1,
+     .max = 64,
+     .same_on_nodes = true},
     {ROW("pipeline-parallel-size", OPTION_INT, pipeline_parallel_size, "1",
          "1: layers are not split"),
      .min = 1, .max = 1},
@@ -93,8 +100,10 @@ const struct option_row option_rows[] = {
          "pages of the KV pool"),
      .min = 0, .max = 1 << 30, .same_on_nodes = true},
     {ROW("kv-cache-dtype", OPTION_CHOICE, engine.kv_cache_dtype, "auto",
-         "storage of keys and values; auto: the model's dtype, or fp8 if the checkpoint asks for it"),
-     .choices = "auto|bfloat16|float32|float16|fp8|fp8_per_token_head|int8_per_token_head|int8|int4",
+         "storage of keys and values; auto: the model's dtype, or fp8 if the checkpoint asks for "
+         "it"),
+     .choices =
+         "auto|bfloat16|float32|float16|fp8|fp8_per_token_head|int8_per_token_head|int8|int4",
      .synonyms = "fp8_e4m3=fp8|half=float16|float=float32", .same_on_nodes = true},
     {ROW("state-snapshots", OPTION_INT, engine.state_snapshots, "auto",
          "models with recurrent state: copies of it that the prefix cache keeps; -1: none"),
@@ -108,7 +117,8 @@ const struct option_row option_rows[] = {
     {ROW("enable-prefix-caching", OPTION_BOOL, engine.enable_prefix_caching, "true",
          "share the KV of equal prefixes")},
     {ROW("disable-cascade-attn", OPTION_BOOL, engine.disable_cascade_attn, "false",
-         "sequences with a prefix in common read its KV each for itself: to measure what that costs")},
+         "sequences with a prefix in common read its KV each for itself: to measure what that "
+         "costs")},
     {ROW("prefix-overtake-tokens", OPTION_INT, engine.prefix_overtake_tokens, "-1",
          "computed prompt tokens of later requests, found in the cache, that may go before one; 0: "
          "none; -1: what 10 s of prompts compute"),
@@ -130,11 +140,13 @@ const struct option_row option_rows[] = {
     {.section = "Several hosts",
      ROW("nnodes", OPTION_INT, nnodes, "auto",
          "processes that share the model; auto: as mpirun, srun or a LeaderWorkerSet say"),
-     .min = 0, .max = 16},
+     .min = 0,
+     .max = 16},
     {ROW("node-rank", OPTION_INT, node_rank, "-1",
          "which of them this is; 0 serves. -1: as the launcher says"),
      .min = -1, .max = 15},
-    {ROW("master-addr", OPTION_STRING, master_addr, NULL, "address of node 0, which listens there alone")},
+    {ROW("master-addr", OPTION_STRING, master_addr, NULL,
+         "address of node 0, which listens there alone")},
     {ROW("master-port", OPTION_INT, master_port, "29500", "where node 0 listens for the others"),
      .min = 1, .max = 65535},
     {ROW("node-token", OPTION_STRING, node_token, NULL,
@@ -147,8 +159,7 @@ const struct option_row option_rows[] = {
 
     {.section = "Listening",
      ROW("host", OPTION_STRING, host, "127.0.0.1", "address; 0.0.0.0 or :: for all")},
-    {ROW("port", OPTION_INT, port, "8000", "TCP port; 0 takes a free one"), .min = 0,
-     .max = 65535},
+    {ROW("port", OPTION_INT, port, "8000", "TCP port; 0 takes a free one"), .min = 0, .max = 65535},
     {ROW("uds", OPTION_STRING, uds, NULL, "path of a Unix socket, instead of TCP")},
     {ROW("root-path", OPTION_STRING, root_path, NULL, "prefix that a proxy left on paths")},
     {ROW("api-key", OPTION_LIST, api_key, NULL, "key with all scopes"), .secret = true},
@@ -179,9 +190,10 @@ const struct option_row option_rows[] = {
     {ROW("cache-salt-by-key", OPTION_BOOL, cache_salt_by_key, "false",
          "keys share no cached prompts: none learns by cached_tokens or time what another sent")},
     {ROW("open-metrics", OPTION_BOOL, open_metrics, "false", "/metrics needs no key")},
-    {ROW("allowed-origins", OPTION_LIST, allowed_origins, NULL,
-         "CORS: origins, *, or loopback (pages of this machine), which is what there is without it; "
-         "the last two for inference alone")},
+    {ROW(
+        "allowed-origins", OPTION_LIST, allowed_origins, NULL,
+        "CORS: origins, *, or loopback (pages of this machine), which is what there is without it; "
+        "the last two for inference alone")},
     {ROW("allowed-hosts", OPTION_LIST, allowed_hosts, NULL,
          "names under which a server on a loopback without keys is asked, beside the loopback's "
          "own; *: any")},
@@ -194,7 +206,8 @@ const struct option_row option_rows[] = {
 
     {.section = "Limits",
      ROW("max-connections", OPTION_INT, max_connections, "auto",
-         "open connections; auto: 10500, or what the limit of descriptors allows"), .min = 0,
+         "open connections; auto: 10500, or what the limit of descriptors allows"),
+     .min = 0,
      .max = 1000000},
     {ROW("max-body-bytes", OPTION_BYTES, max_body_bytes, "16MiB", "size of a request's body"),
      .min = 1024, .max = 1 << 30},
@@ -208,8 +221,7 @@ const struct option_row option_rows[] = {
      .min = 429, .max = 503},
     {ROW("max-logprobs", OPTION_INT, max_logprobs, "20", "logprobs and top_logprobs"), .min = 0,
      .max = MAX_TOP_LOGPROBS},
-    {ROW("max-n", OPTION_INT, max_n, "128", "samples of one prompt"), .min = 1,
-     .max = MAX_SAMPLES},
+    {ROW("max-n", OPTION_INT, max_n, "128", "samples of one prompt"), .min = 1, .max = MAX_SAMPLES},
     {ROW("max-stop", OPTION_INT, max_stop, "16", "stop strings of one request"), .min = 0,
      .max = 64},
     {ROW("max-prompts", OPTION_INT, max_prompts, "1024", "prompts of one request"), .min = 1,
@@ -232,7 +244,8 @@ const struct option_row option_rows[] = {
          "a stream's head goes out after this, or with the first token"),
      .min = 0, .max = 3600},
     {ROW("drain-delay", OPTION_SECONDS, drain_delay, "-1",
-         "on SIGTERM: not ready, but still accepting; not when nobody was connected for so long. -1: "
+         "on SIGTERM: not ready, but still accepting; not when nobody was connected for so long. "
+         "-1: "
          "5 s while requests run, else none"),
      .min = -1, .max = 3600},
     {ROW("shutdown-timeout", OPTION_SECONDS, shutdown_timeout, "30",
@@ -241,13 +254,14 @@ const struct option_row option_rows[] = {
     {ROW("stall-timeout", OPTION_SECONDS, stall_timeout, "30",
          "work waits and no step ended: /health says stalled"),
      .min = 1, .max = 86400},
-    {ROW("dead-timeout", OPTION_SECONDS, dead_timeout, "300", "then: /health/live fails"),
-     .min = 1, .max = 864000},
+    {ROW("dead-timeout", OPTION_SECONDS, dead_timeout, "300", "then: /health/live fails"), .min = 1,
+     .max = 864000},
 
     {.section = "Files and batches",
      ROW("data-dir", OPTION_STRING, data_dir, NULL,
          "folder of what outlives the server: files, batches and their answers, responses")},
-    {ROW("data-max-bytes", OPTION_BYTES, data_max_bytes, "4GiB", "size of all that; more is refused"),
+    {ROW("data-max-bytes", OPTION_BYTES, data_max_bytes, "4GiB",
+         "size of all that; more is refused"),
      .min = 1 << 20, .max = 1e15},
     {ROW("data-retention", OPTION_SECONDS, data_retention, "30d",
          "then files, and batches that have ended, are deleted; 0: never"),
@@ -272,9 +286,10 @@ const struct option_row option_rows[] = {
          "let a request bring its template")},
     {ROW("enable-force-include-usage", OPTION_BOOL, enable_force_include_usage, "false",
          "usage at the end of every stream")},
-    {ROW("strip-prompt-lines", OPTION_LIST, strip_prompt_lines, "x-anthropic-billing-header:",
-         "lines that begin so are taken out of the system prompts of /v1/messages: one that changes "
-         "with each request keeps prompts out of the cache")},
+    {ROW(
+        "strip-prompt-lines", OPTION_LIST, strip_prompt_lines, "x-anthropic-billing-header:",
+        "lines that begin so are taken out of the system prompts of /v1/messages: one that changes "
+        "with each request keeps prompts out of the cache")},
 
     {.section = "Operation",
      ROW("log-level", OPTION_CHOICE, log_level, "info", "least that is printed"),

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/config_value.h"
 
 #include "engine/base/json.h"
@@ -276,8 +277,10 @@ enum status config_value_set_member(struct config *c, const struct option_row *r
     free(first);
     json_free(root);
     if (is_there) {
-        return err_set(err, ERR_INVALID, "option %s: '%.60s' is there already; write the object "
-                       "whole", row->name, key);
+        return err_set(err, ERR_INVALID,
+                       "option %s: '%.60s' is there already; write the object "
+                       "whole",
+                       row->name, key);
     }
     struct buf all;
     buf_init(&all, 1 << 20);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One value of the option table: from text, to text.
  * Thread: main. */
 #ifndef SLUICE_SERVER_CLI_CONFIG_VALUE_H

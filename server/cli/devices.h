@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The devices that this build can compute on: the only place that names the backends.
  * Thread: any. */
 #ifndef SLUICE_SERVER_CLI_DEVICES_H

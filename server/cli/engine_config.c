@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/engine_config.h"
 
 #include "engine/base/json.h"
@@ -38,7 +39,8 @@ static const char *method_in(const char *dir, const struct json *config)
 /* Who names the format that the checkpoint has, as command lines of vLLM's do, gets it. */
 static enum status check_quantization(const struct config *c, struct err *err)
 {
-    static const char *const names[][2] = { // a method, and what it may be called
+    static const char *const names[][2] = {
+        // a method, and what it may be called
         {"awq", "awq|auto_awq|awq_marlin"},
         {"gptq", "gptq|auto_gptq|gptq_marlin"},
         {"modelopt", "modelopt|modelopt_fp4|modelopt_mxfp8|modelopt_mixed"},
@@ -55,7 +57,8 @@ static enum status check_quantization(const struct config *c, struct err *err)
     }
     enum status st = OK;
     if (!same && !made) {
-        st = err_set(err, ERR_UNSUPPORTED, "quantization: '%.60s' is not what this checkpoint is in "
+        st = err_set(err, ERR_UNSUPPORTED,
+                     "quantization: '%.60s' is not what this checkpoint is in "
                      "(%.60s), nor fp8 or int4, which weights that are not quantised may become",
                      c->engine.quantization, method ? method : "none");
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* From what the operator has set to an engine that can be opened: one way for every command that
  * loads a model.
  * Thread: main. */

@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice generate MODEL`: the engine without a server. A prompt on the command line streams its
- * continuation; with --json, JSON lines in and out, all of them in the engine together, each answered
- * as soon as it and those before it are done. */
+ * continuation; with --json, JSON lines in and out, all of them in the engine together, each
+ * answered as soon as it and those before it are done. */
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "server/cli/commands.h"
@@ -209,7 +210,8 @@ static void split_arguments(int argc, char **argv, struct arguments *a)
 
 static enum status no_prompt(struct err *err)
 {
-    return err_set(err, ERR_INVALID, "no prompt: write it behind the model or into standard input, "
+    return err_set(err, ERR_INVALID,
+                   "no prompt: write it behind the model or into standard input, "
                    "or give --json and a line of JSON for each request");
 }
 
@@ -219,8 +221,10 @@ static enum status check_arguments(const struct arguments *a, struct err *err)
         return no_prompt(err);
     }
     if (a->json && a->prompt) {
-        return err_set(err, ERR_INVALID, "with --json prompts come from standard input, not from "
-                       "'%.100s'", a->prompt);
+        return err_set(err, ERR_INVALID,
+                       "with --json prompts come from standard input, not from "
+                       "'%.100s'",
+                       a->prompt);
     }
     char *end;
     long n = strtol(a->max_tokens, &end, 10);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where the answers of `sluice generate` go. */
 #include "server/cli/generate_job.h"
 

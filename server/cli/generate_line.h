@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What `sluice generate` answers: a line of JSON with the engine's own numbers, token ids and log
  * probabilities of fp32 with nine digits; in a stream the text alone.
  * Thread: main. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* sluice grammar: whether texts follow a grammar, and which tokens may come next. JSON lines in;
  * answers for people, or JSON lines, out. */
 #include "server/cli/commands.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice health [URL]`: exit code 0 if the server answers 200 there. For containers and scripts on
  * machines without curl. */
 #include "engine/base/buf.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice pull`, `sluice list` and `sluice remove`: the cache of models by name. */
 #include "server/cli/commands.h"
 #include "server/hub/hub.h"

@@ -1,7 +1,7 @@
-/* Lines that a person types, or that come through a pipe. On a terminal they can be edited and called
- * back where libedit was there at build time (line_edited.c), else as the terminal itself does
- * (line_plain.c).
- * Thread: one owner; line_read blocks. */
+// SPDX-License-Identifier: Apache-2.0
+/* Lines that a person types, or that come through a pipe. On a terminal they can be edited and
+ * called back where libedit was there at build time (line_edited.c), else as the terminal itself
+ * does (line_plain.c). Thread: one owner; line_read blocks. */
 #ifndef SLUICE_SERVER_CLI_LINE_H
 #define SLUICE_SERVER_CLI_LINE_H
 
@@ -14,8 +14,8 @@ struct line_reader;
 
 enum line_result {
     LINE_OK,
-    LINE_END,         // of the input
-    LINE_INTERRUPTED, // *interrupt was set, with something typed or in a way that cannot tell
+    LINE_END,               // of the input
+    LINE_INTERRUPTED,       // *interrupt was set, with something typed or in a way that cannot tell
     LINE_INTERRUPTED_EMPTY, // the same with nothing typed
 };
 
@@ -24,13 +24,15 @@ enum line_result {
 struct line_reader *line_open(bool terminal, const volatile sig_atomic_t *interrupt);
 void line_close(struct line_reader *r); // accepts NULL
 
-/* One line without its end into `out`, which is cleared first; `failed` there if it was too long. */
+/* One line without its end into `out`, which is cleared first; `failed` there if it was too long.
+ */
 enum line_result line_read(struct line_reader *r, const char *prompt, struct buf *out);
 
 /* Keeps it for the arrow keys. */
 void line_remember(struct line_reader *r, const char *line);
 
-/* ---- for the readers ---------------------------------------------------------------------------- */
+/* ---- for the readers ----------------------------------------------------------------------------
+ */
 
 struct line_reader {
     enum line_result (*read)(struct line_reader *r, const char *prompt, struct buf *out);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lines that are edited in place with libedit: arrow keys, Emacs' keys, the lines before. It reads
  * characters through us, so that a signal ends a line at once and not with the next key. */
 #include "server/cli/line.h"

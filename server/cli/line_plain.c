@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lines as the terminal or a pipe gives them. */
 #include "server/cli/line.h"
 
@@ -81,8 +82,8 @@ static void close_plain(struct line_reader *r)
 struct line_reader *line_open_plain(bool terminal, const volatile sig_atomic_t *interrupt)
 {
     struct plain *p = xcalloc(1, sizeof *p);
-    p->reader = (struct line_reader){
-        .read = read_plain, .close = close_plain, .interrupt = interrupt};
+    p->reader =
+        (struct line_reader){.read = read_plain, .close = close_plain, .interrupt = interrupt};
     p->terminal = terminal;
     return &p->reader;
 }

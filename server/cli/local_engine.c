@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/local_engine.h"
 
 #include "engine/base/log.h"
@@ -64,8 +65,10 @@ static enum status open_engine(struct local_engine *l, const char *command,
     TRY(model_find(&l->config, err));
     TRY(engine_config(&l->config, &l->options, err));
     if (l->options.nodes && nodes_rank(l->options.nodes) > 0) {
-        return err_set(err, ERR_INVALID, "node-rank: 'sluice %s' is node 0; the other nodes run "
-                       "'sluice serve'", command);
+        return err_set(err, ERR_INVALID,
+                       "node-rank: 'sluice %s' is node 0; the other nodes run "
+                       "'sluice serve'",
+                       command);
     }
     l->options.wake = wake;
     l->options.callback_arg = l;

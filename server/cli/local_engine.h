@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* An engine with its calls and without a server, for commands that read lines and end.
  * Thread: main. */
 #ifndef SLUICE_SERVER_CLI_LOCAL_ENGINE_H
@@ -9,7 +10,7 @@ struct local_engine {
     struct call_server calls; // its host prepares at once
     struct config config;
     struct engine_options options;
-    int out, in;       // a pipe, so that news of the engine and other things can be waited for together
+    int out, in; // a pipe, so that news of the engine and other things can be waited for together
     atomic_bool awake; // a byte is in it
 };
 
@@ -21,8 +22,8 @@ enum status local_engine_open(struct local_engine *l, int argc, char **argv, con
                               struct err *err);
 /* Makes the next wait return at once. */
 void local_engine_wake(struct local_engine *l);
-/* True: the engine has news, and call_on_wake is due. False: `fd` (-1: none) can be read, or the time
- * is over (-1: there is none). */
+/* True: the engine has news, and call_on_wake is due. False: `fd` (-1: none) can be read, or the
+ * time is over (-1: there is none). */
 bool local_engine_wait(struct local_engine *l, int fd, int timeout_ms);
 /* The exit code: `rc`, or 2 when the engine had failed. */
 int local_engine_close(struct local_engine *l, int rc);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The commands: a row each. The only file that is not in the tests. */
 #include "bench/load/bench.h"
 #include "bench/ops/command.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/model_choice.h"
 
 #include "engine/base/file.h"
@@ -123,8 +124,10 @@ static enum status ask(const struct offers *o, const char **model, struct err *e
                           strcmp(o->models[i] + strlen(o->models[i]) - 11, "models/demo") == 0;
         fprintf(stderr, "  %2zu  %s%s\n", i + 1, o->models[i], demo ? " (small, bundled)" : "");
     }
-    fprintf(stderr, "\nA number%s, a folder or GGUF file, or a name such as ORG/NAME, which is downloaded: ",
-            o->n > 0 ? " (Enter: 1)" : "");
+    fprintf(
+        stderr,
+        "\nA number%s, a folder or GGUF file, or a name such as ORG/NAME, which is downloaded: ",
+        o->n > 0 ? " (Enter: 1)" : "");
     fflush(stderr);
     return read_choice(o, model, err);
 }
@@ -238,8 +241,10 @@ static enum status no_file(const char *model, struct err *err)
     }
     free(list);
     if (*meant) {
-        return err_set(err, ERR_IO, "model '%.150s': there is no such file; did you mean "
-                       "'%.*s%.150s'?", model, slash ? (int)(slash + 1 - model) : 0, model, meant);
+        return err_set(err, ERR_IO,
+                       "model '%.150s': there is no such file; did you mean "
+                       "'%.*s%.150s'?",
+                       model, slash ? (int)(slash + 1 - model) : 0, model, meant);
     }
     return err_set(err, ERR_IO, "model '%.200s': there is no such file", model);
 }
@@ -282,9 +287,9 @@ enum status model_find(struct config *c, struct err *err)
         return OK;
     }
     if (file_exists(model)) {
-        return err_set(err, ERR_INVALID,
-                       "model '%.200s' is a file, but no GGUF file: give the folder that it lies in",
-                       model);
+        return err_set(
+            err, ERR_INVALID,
+            "model '%.200s' is a file, but no GGUF file: give the folder that it lies in", model);
     }
     if (has_gguf_ending(model)) {
         return no_file(model, err);

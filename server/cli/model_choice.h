@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which model a command is to load: what its argument means, and what to offer who gave none.
  * Thread: main. */
 #ifndef SLUICE_SERVER_CLI_MODEL_CHOICE_H

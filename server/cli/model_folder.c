@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/model_folder.h"
 
 #include "engine/base/file.h"
@@ -49,6 +50,8 @@ enum status model_folder_check(const char *model, struct err *err)
         return err_set(err, ERR_IO, "model '%.150s': no config.json there; did you mean '%.150s'?",
                        model, inside);
     }
-    return err_set(err, ERR_IO, "model '%.150s': no config.json there, so it is no model folder; was "
-                   "a download cut short?", model);
+    return err_set(err, ERR_IO,
+                   "model '%.150s': no config.json there, so it is no model folder; was "
+                   "a download cut short?",
+                   model);
 }

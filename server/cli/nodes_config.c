@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/nodes_config.h"
 
 #include "engine/base/file.h"
@@ -27,8 +28,7 @@ static const char *env_get(char **env, const char *name)
 }
 
 /* False when the variable is not there; a value that is no number of [0, 2^20] is an error. */
-static bool env_number(char **env, const char *name, int32_t *out, enum status *st,
-                       struct err *err)
+static bool env_number(char **env, const char *name, int32_t *out, enum status *st, struct err *err)
 {
     const char *text = env_get(env, name);
     if (!text) {
@@ -157,15 +157,17 @@ enum status nodes_setting_read(const struct config *c, char **env, struct nodes_
         return err_set(err, ERR_INVALID, "nnodes: at most %d", MAX_NODES);
     }
     if (p->n_nodes > 1 && c->engine.tensor_parallel_size % p->n_nodes != 0) {
-        return err_set(err, ERR_INVALID, "tensor-parallel-size: it counts the devices of all nodes, "
-                       "and %d do not divide among %d nodes", c->engine.tensor_parallel_size,
-                       p->n_nodes);
+        return err_set(err, ERR_INVALID,
+                       "tensor-parallel-size: it counts the devices of all nodes, "
+                       "and %d do not divide among %d nodes",
+                       c->engine.tensor_parallel_size, p->n_nodes);
     }
     if (p->n_nodes > 1 && p->node > 0 && out->leader[0] == '\0') {
         return err_set(err, ERR_INVALID, "master-addr: the address of node 0 is needed");
     }
     if (p->n_nodes > 1 && !*p->token && !c->no_node_token && !is_loopback(out->leader)) {
-        return err_set(err, ERR_INVALID, "node-token: whoever reaches node 0's port could join: give "
+        return err_set(err, ERR_INVALID,
+                       "node-token: whoever reaches node 0's port could join: give "
                        "all nodes one token (or SLUICE_NODE_TOKEN), or say --no-node-token");
     }
     return OK;
@@ -192,8 +194,8 @@ static enum status put_file(struct buf *out, const char *label, const char *dir,
     return OK;
 }
 
-/* The header whole (of a GGUF file what is as large as headers are), and 64 samples: fine-tunings of
- * one model differ in nothing else. */
+/* The header whole (of a GGUF file what is as large as headers are), and 64 samples: fine-tunings
+ * of one model differ in nothing else. */
 static uint64_t hash_weights(const struct file_map *m)
 {
     enum { SAMPLES = 64, SAMPLE_BYTES = 4096, GGUF_HEADER = 16 << 20 };
@@ -204,8 +206,8 @@ static uint64_t hash_weights(const struct file_map *m)
     if (m->n_bytes >= 8 && memcmp(m->data, "GGUF", 4) == 0) {
         header = m->n_bytes - 8 < GGUF_HEADER ? m->n_bytes - 8 : GGUF_HEADER;
     }
-    size_t n = header < m->n_bytes - (m->n_bytes < 8 ? m->n_bytes : 8) ? (size_t)header + 8
-                                                                         : m->n_bytes;
+    size_t n =
+        header < m->n_bytes - (m->n_bytes < 8 ? m->n_bytes : 8) ? (size_t)header + 8 : m->n_bytes;
     h = hash_bytes(m->data, n, h ^ KEY);
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t at = n + (m->n_bytes - n) / SAMPLES * i;
@@ -221,8 +223,7 @@ static int is_weights(const struct dirent *e)
     return n > m && e->d_name[0] != '.' && strcmp(e->d_name + n - m, ".safetensors") == 0;
 }
 
-static enum status put_weights(struct buf *out, const char *label, const char *dir,
-                               struct err *err)
+static enum status put_weights(struct buf *out, const char *label, const char *dir, struct err *err)
 {
     struct dirent **files = NULL;
     int n = scandir(dir, &files, is_weights, alphasort);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Several processes for one model: where this one stands among them, from options or from what
  * mpirun, srun and a Kubernetes LeaderWorkerSet set; and what must be the same on all.
  * Thread: any, before the engine opens. */
@@ -14,8 +15,9 @@ struct nodes_setting {
     const char *from;        // who said so, for the log
 };
 
-/* `env` as in config_load. Options win, then LWS_*, then OMPI_COMM_WORLD_*, PMI_*, then SLURM_*. The
- * environment counts only with tensor-parallel-size above 1: else the processes are replicas. */
+/* `env` as in config_load. Options win, then LWS_*, then OMPI_COMM_WORLD_*, PMI_*, then SLURM_*.
+ * The environment counts only with tensor-parallel-size above 1: else the processes are replicas.
+ */
 enum status nodes_setting_read(const struct config *c, char **env, struct nodes_setting *out,
                                struct err *err);
 

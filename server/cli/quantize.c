@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice quantize`: a model's folder once more, with its matrices quantised. */
 #include "engine/model/quantise.h"
 #include "server/cli/commands.h"

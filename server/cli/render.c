@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice render`: chat templates from the command line, for comparing them with Jinja2. */
 #include "engine/base/buf.h"
 #include "engine/base/file.h"
@@ -13,7 +14,8 @@
 static const char help[] =
     "usage: sluice render DIR [--template FILE] [--raw] [--spans] [--trust-assistant]\n\n"
     "Renders chat requests with a model folder's chat template. Reads JSON lines\n"
-    "{\"messages\":..., \"tools\":..., \"add_generation_prompt\":..., further template variables};\n"
+    "{\"messages\":..., \"tools\":..., \"add_generation_prompt\":..., further template "
+    "variables};\n"
     "writes {\"text\":...} or {\"error\":...} for each.\n\n"
     "  --template FILE    use this template in place of the folder's\n"
     "  --raw              pass the keys as they are: messages are not brought into shape, the\n"
@@ -156,8 +158,8 @@ static void render_line(const struct render *r, const char *line, size_t n_bytes
     struct err err = r->err;
     buf_init(&rq.kwargs, n_bytes * 2 + 64);
     buf_puts(&rq.kwargs, "{");
-    struct chat_input in = {.raw = r->raw, .trust_assistant = r->trust_assistant,
-                            .local_us = chat_clock_us()};
+    struct chat_input in = {
+        .raw = r->raw, .trust_assistant = r->trust_assistant, .local_us = chat_clock_us()};
     enum status st = read_request(r, line, n_bytes, &rq, &err);
     if (st == OK && rq.clock.s && !parse_clock(rq.clock, &in.local_us)) {
         st = err_set(&err, ERR_INVALID, "strftime_now is no time");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice run-batch MODEL -i IN -o OUT`: a job without a server. */
 #include "server/cli/run_batch.h"
 
@@ -50,7 +51,8 @@ static void usage(void)
            "  -o, --output-file FILE\n"
            "  --ordered               write OUT in the order of IN\n"
            "  --resume                go on with an OUT that an earlier run has begun\n"
-           "  --group-order ORDER     none: as they come; sorted: by their prompts; groups: prompts that\n"
+           "  --group-order ORDER     none: as they come; sorted: by their prompts; groups: "
+           "prompts that\n"
            "                          begin alike one after the other; ratio (default): of these\n"
            "                          groups first those that decode much for their prompts\n\n%s",
            options.data ? options.data : "");
@@ -67,8 +69,8 @@ static enum status read_order(const char *name, enum job_order *order, struct er
             return OK;
         }
     }
-    return err_set(err, ERR_INVALID, "group-order: '%.40s' is not one of none, sorted, groups, ratio",
-                   name);
+    return err_set(err, ERR_INVALID,
+                   "group-order: '%.40s' is not one of none, sorted, groups, ratio", name);
 }
 
 /* The value of an option, from "--name=value" or the next word; NULL: argv[*i] is another one. */
@@ -158,9 +160,14 @@ static enum status finish(struct run_batch *b, const struct job *j, struct err *
 
 static enum status run(struct run_batch *b, struct err *err)
 {
-    struct job_options o = {.calls = &b->local.calls, .input = b->in, .lines = &b->lines,
-                            .order = b->arguments.order, .n_threads = PLAN_THREADS, .keep = keep,
-                            .wake = wake, .arg = b};
+    struct job_options o = {.calls = &b->local.calls,
+                            .input = b->in,
+                            .lines = &b->lines,
+                            .order = b->arguments.order,
+                            .n_threads = PLAN_THREADS,
+                            .keep = keep,
+                            .wake = wake,
+                            .arg = b};
     struct job *j = job_open(&o);
     bool watched = isatty(STDERR_FILENO);
     b->report = (struct batch_report){clock_now_ns(), clock_now_ns()};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What `sluice run-batch` reads and writes: its files, and the counts that a person sees.
  * Thread: main. */
 #ifndef SLUICE_SERVER_CLI_RUN_BATCH_H
@@ -9,8 +10,8 @@
 
 /* ---- the input ------------------------------------------------------------------------------- */
 
-/* Opens a file, "-" being standard input, which is copied into a temporary one: a job reads its input
- * more than once. *fd is the caller's. */
+/* Opens a file, "-" being standard input, which is copied into a temporary one: a job reads its
+ * input more than once. *fd is the caller's. */
 enum status batch_input_open(const char *path, int *fd, struct job_input *in, struct err *err);
 
 /* ---- the output ------------------------------------------------------------------------------ */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/run_batch.h"
 
 #include "engine/base/json.h"

@@ -1,15 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice serve MODEL`: listens at once, loads the model on a pool thread, serves, drains. */
 #include "server/cli/commands.h"
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
-#include "engine/engine.h"
 #include "engine/cluster/nodes.h"
+#include "engine/engine.h"
 #include "server/api/api.h"
+#include "server/api/keys.h"
 #include "server/cli/config_load.h"
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"
-#include "server/api/keys.h"
 #include "server/cli/model_choice.h"
 #include "server/cli/nodes_config.h"
 #include "server/cli/serve_node.h"
@@ -22,7 +23,11 @@
 
 extern char **environ;
 
-enum { LOG_PATIENCE_MS = 500, LAST_RESORT_S = 4 /* for a device that hangs in the driver */, EXIT_DEAD = 2 };
+enum {
+    LOG_PATIENCE_MS = 500,
+    LAST_RESORT_S = 4 /* for a device that hangs in the driver */,
+    EXIT_DEAD = 2
+};
 
 struct serve {
     struct config config;
@@ -147,10 +152,13 @@ static enum status say_taken(const struct config *c, struct err *err)
 {
     struct err first = *err;
     if (c->uds) {
-        return err_set(err, ERR_BUSY, "%s; another server has this socket: choose another with --uds "
-                       "PATH", first.text);
+        return err_set(err, ERR_BUSY,
+                       "%s; another server has this socket: choose another with --uds "
+                       "PATH",
+                       first.text);
     }
-    return err_set(err, ERR_BUSY, "%s; another program, perhaps a server that you started before, has "
+    return err_set(err, ERR_BUSY,
+                   "%s; another program, perhaps a server that you started before, has "
                    "port %d: end it, or choose another port with --port N (0: any that is free)",
                    first.text, (int)c->port);
 }
@@ -228,8 +236,8 @@ static void announce(const struct serve *s)
 static enum status open_store(struct serve *s, struct err *err)
 {
     const struct config *c = &s->config;
-    struct store_options o = {.dir = c->data_dir, .max_bytes = c->data_max_bytes,
-                              .max_file_bytes = API_MAX_FILE_BYTES};
+    struct store_options o = {
+        .dir = c->data_dir, .max_bytes = c->data_max_bytes, .max_file_bytes = API_MAX_FILE_BYTES};
     enum status st = store_open(&o, &s->store, err);
     if (st == ERR_UNSUPPORTED && !c->data_dir) {
         log_info("no files and batches: %s", err->text);

@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice serve` on every node but 0: no HTTP; loads its part of the model and executes what node 0
  * sends, until that says goodbye. */
 #include "server/cli/serve_node.h"
 
 #include "engine/base/log.h"
 #include "engine/base/write.h"
-#include "engine/engine.h"
 #include "engine/cluster/nodes.h"
+#include "engine/engine.h"
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice serve` on the nodes that do not serve HTTP.
  * Thread: main. */
 #ifndef SLUICE_SERVER_CLI_SERVE_NODE_H

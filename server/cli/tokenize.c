@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* sluice tokenize: JSON lines in, JSON lines out, over a folder's tokenizer files alone. */
 #include "server/cli/commands.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice version`. */
 #include "server/cli/commands.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Flags of vLLM's `serve`, and a few of others, that are no options here: a command line that was
  * written for vLLM runs unchanged, or says why not. Those that have a meaning here are rows of
  * config_table.c.
@@ -13,8 +14,8 @@
 enum vllm_takes {
     TAKES_NOTHING, // --x, --no-x, --x=false
     TAKES_VALUE,
-    TAKES_MAYBE,   // a value, if the next word is none of the flags
-    TAKES_WORDS,   // all words up to the next flag
+    TAKES_MAYBE, // a value, if the next word is none of the flags
+    TAKES_WORDS, // all words up to the next flag
 };
 
 struct vllm_flag {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/client/client.h"
 
 #include "engine/base/buf.h"
@@ -68,8 +69,8 @@ static enum status open_one(int family, const struct sockaddr *address, socklen_
     return st;
 }
 
-static enum status open_socket(const struct client_peer *peer,
-                               const struct client_request *request, int *fd, struct err *err)
+static enum status open_socket(const struct client_peer *peer, const struct client_request *request,
+                               int *fd, struct err *err)
 {
     *fd = -1;
     if (peer->unix_path[0] != '\0') {

@@ -1,6 +1,7 @@
-/* The other end of HTTP, for commands that speak to a server: where it is, and one request that waits
- * for its answer. Plain HTTP/1.1 over TCP or a Unix socket; no TLS.
- * Thread: one owner; calls block. */
+// SPDX-License-Identifier: Apache-2.0
+/* The other end of HTTP, for commands that speak to a server: where it is, and one request that
+ * waits for its answer. Plain HTTP/1.1 over TCP or a Unix socket; no TLS. Thread: one owner; calls
+ * block. */
 #ifndef SLUICE_SERVER_CLIENT_CLIENT_H
 #define SLUICE_SERVER_CLIENT_CLIENT_H
 
@@ -22,10 +23,10 @@ enum status client_url_parse(const char *url, struct client_peer *peer, struct e
 enum status client_url_parse_base(const char *url, struct client_peer *peer, struct err *err);
 
 struct client_request {
-    const char *method, *path; // the path follows the peer's
-    const char *key;           // a bearer token; NULL: none
-    const char *body;          // JSON; NULL: none
-    int timeout_s;             // for the connection and for each wait for bytes; 0: none
+    const char *method, *path;         // the path follows the peer's
+    const char *key;                   // a bearer token; NULL: none
+    const char *body;                  // JSON; NULL: none
+    int timeout_s;                     // for the connection and for each wait for bytes; 0: none
     const volatile sig_atomic_t *stop; // if set, ends the call soon after it is not 0
 };
 

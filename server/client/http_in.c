@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/client/http_in.h"
 
 #include <stdlib.h>
@@ -105,9 +106,7 @@ static bool take_line(struct http_in *in, const char *line)
         }
         in->state = in->left > 0 ? AT_CHUNK : AT_TRAILER;
         return true;
-    case AT_CHUNK_END:
-        in->state = AT_CHUNK_SIZE;
-        return *line == '\0';
+    case AT_CHUNK_END: in->state = AT_CHUNK_SIZE; return *line == '\0';
     default: // AT_TRAILER
         if (*line == '\0') {
             in->state = AT_END;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The receiving side of HTTP/1.1: one response after the other, fed as bytes arrive, the body
  * handed on in pieces as it comes. Lines, header sizes and chunk sizes are bounded.
  * Thread: one owner. */
@@ -14,8 +15,8 @@ enum http_in_result { HTTP_IN_MORE, HTTP_IN_DONE, HTTP_IN_BAD };
 
 struct http_in {
     int state;
-    int status;        // valid once the status line was read
-    bool keep_alive;   // the connection can carry another request
+    int status;      // valid once the status line was read
+    bool keep_alive; // the connection can carry another request
     bool chunked;
     bool until_close;  // the body ends with the connection
     uint64_t left;     // of the body or chunk

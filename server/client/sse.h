@@ -1,7 +1,7 @@
-/* The lines of a stream of server-sent events, as bytes arrive: the data of each event is handed on,
- * comments and other fields are skipped. An event's data is taken to be one line, as it is in every
- * OpenAI-compatible stream.
- * Thread: one owner. */
+// SPDX-License-Identifier: Apache-2.0
+/* The lines of a stream of server-sent events, as bytes arrive: the data of each event is handed
+ * on, comments and other fields are skipped. An event's data is taken to be one line, as it is in
+ * every OpenAI-compatible stream. Thread: one owner. */
 #ifndef SLUICE_SERVER_CLIENT_SSE_H
 #define SLUICE_SERVER_CLIENT_SSE_H
 

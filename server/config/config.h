@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the operator has set, as plain data: a field for each option of the table in
  * server/cli/config_table.c, which has their meanings, bounds and defaults. Who reads an option
  * needs this header alone; how the values come here is server/cli/config_load.h. A field has its
@@ -21,16 +22,16 @@ struct config {
     struct engine_options engine; // model, sizes, memory, drafts: what the engine reads itself
     // model
     struct string_list served_model_name;
-    const char *revision;      // of a model by name; NULL: as the name says
-    const char *tokenizer;     // folder or tokenizer.json; NULL: the model's
-    bool skip_tokenizer_init;  // token ids alone
-    const char *chat_template; // file, or the template itself; NULL: the model's
+    const char *revision;                     // of a model by name; NULL: as the name says
+    const char *tokenizer;                    // folder or tokenizer.json; NULL: the model's
+    bool skip_tokenizer_init;                 // token ids alone
+    const char *chat_template;                // file, or the template itself; NULL: the model's
     const char *default_chat_template_kwargs; // JSON object, or NULL
     const char *generation_config;            // "auto", "vllm", or a folder
     const char *override_generation_config;   // JSON object, or NULL
-    const char *pooler_config; // "auto", "mean", "last", or vLLM's JSON object
+    const char *pooler_config;                // "auto", "mean", "last", or vLLM's JSON object
     const char *device;
-    const char *scoring;       // "auto", "embeddings", "yes-no"
+    const char *scoring; // "auto", "embeddings", "yes-no"
     int64_t seed;
     int64_t pipeline_parallel_size, data_parallel_size; // known, and always 1
     // several processes for one model

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One connection: its deadlines, and the private epoll descriptor that sees clients leave. A
  * suspended connection is invisible to libmicrohttpd, and each byte restarts its time-outs; both
  * jobs are therefore done here, on the socket that it owns. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* libmicrohttpd's daemons: one for plain connections, one for TLS, both without a socket of their
  * own, driven through their epoll descriptors. */
 #include "server/http/private.h"
@@ -93,8 +94,8 @@ static enum status read_pem(const char *path, char **text, struct err *err)
 static struct MHD_Daemon *start(struct http_daemon *d, char *cert, char *key)
 {
     struct http_server *s = d->server;
-    unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_NO_LISTEN_SOCKET |
-                     MHD_USE_ERROR_LOG;
+    unsigned flags =
+        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ERROR_LOG;
     flags |= cert ? (unsigned)MHD_USE_TLS : 0;
     bool modern = s->mhd_version >= 0x01000000;
     flags |= modern ? (unsigned)NO_THREAD_SAFETY : 0;
@@ -143,7 +144,8 @@ enum status http_daemon_open(struct http_server *s, bool tls, struct http_daemon
     free(key);
     if (!d->mhd) {
         free(d);
-        return tls ? err_set(err, ERR_INVALID, "TLS cannot start with %s and %s: they are to be a "
+        return tls ? err_set(err, ERR_INVALID,
+                             "TLS cannot start with %s and %s: they are to be a "
                              "PEM certificate chain and the private key of its first certificate",
                              s->tls_cert, s->tls_key)
                    : err_set(err, ERR_IO, "libmicrohttpd %s does not start", MHD_get_version());

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Errors that are told in here, before a handler is asked or where it cannot be: their code and
  * sentence are ours, the form of the body the caller's (options.put_error). */
 #include "server/http/private.h"
@@ -42,8 +43,8 @@ const char *http_status_text(int status)
     return "Unknown";
 }
 
-const char *http_put_error(const struct http_server *s, struct buf *b, int status,
-                           const char *code, const char *message)
+const char *http_put_error(const struct http_server *s, struct buf *b, int status, const char *code,
+                           const char *message)
 {
     buf_init(b, MAX_ERROR_BYTES);
     if (!s->options.put_error) {

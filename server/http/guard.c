@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What libmicrohttpd lets through and an HTTP server must not: ambiguous framing above all. Older
  * versions (0.9.75) ignore a header that they cannot name, take the first of two lengths, join
  * folded lines wrongly and cut at NUL; 1.0.1 is better, 1.0.5 and newer refuse nearly all of it

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The server whole: what wakes the loop, drain and stop, signals, open, run and close. */
 #include "server/http/private.h"
 #include "server/http/sched.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The HTTP front end: one libuv loop that drives libmicrohttpd, with neither showing through. It
  * parses, bounds and times requests, matches routes, writes replies and event streams, notices
  * clients that leave, and drains. It moves bytes only: JSON, keys and tokens are its caller's.
@@ -71,40 +72,40 @@ struct http_options {
      * "fd:3" (inherited). Port 0: any free one, see http_server_address. */
     const char *const *listen;
     size_t n_listen;
-    bool systemd;          // also take the sockets that systemd passed, and talk to NOTIFY_SOCKET
-    bool signals;          // SIGTERM and SIGINT drain, SIGINT without delay (a second one stops);
+    bool systemd;         // also take the sockets that systemd passed, and talk to NOTIFY_SOCKET
+    bool signals;         // SIGTERM and SIGINT drain, SIGINT without delay (a second one stops);
                           // SIGHUP: on_reload, SIGUSR1: on_report
-    const char *tls_cert;  // PEM files; both set: TCP listeners speak TLS (Unix sockets do not)
+    const char *tls_cert; // PEM files; both set: TCP listeners speak TLS (Unix sockets do not)
     const char *tls_key;
-    bool tls13_only;       // else TLS 1.2 too, and nothing older
-    /* Origins whose pages may read answers: a list "https://a,https://b", for all routes, and "*" and
-     * "loopback" (pages of this machine) for those of cors_scope. NULL: none. */
+    bool tls13_only; // else TLS 1.2 too, and nothing older
+    /* Origins whose pages may read answers: a list "https://a,https://b", for all routes, and "*"
+     * and "loopback" (pages of this machine) for those of cors_scope. NULL: none. */
     const char *cors_origins;
-    unsigned cors_scope; // routes with one of its bits; 0: all routes
-    const char *root_path;    // NULL or "/prefix" that is taken off every path
+    unsigned cors_scope;   // routes with one of its bits; 0: all routes
+    const char *root_path; // NULL or "/prefix" that is taken off every path
 
     /* Limits. 0 stands for the default in brackets. */
-    size_t max_body_bytes;         // [16 MiB] then 413
-    size_t max_body_total_bytes;   // [1 GiB] all bodies that are held; then 503
-    size_t max_header_bytes;       // [16 KiB] libmicrohttpd's pool for a connection; then 431
-    unsigned max_connections;      // [10500] then 503; a few more are kept for HTTP_ROUTE_ALWAYS
-    size_t stream_soft_bytes;      // [64 KiB] unsent bytes from which http_stream_is_full
-    size_t stream_hard_bytes;      // [16 MiB] unsent bytes of earlier turns: over it a write cuts
-    unsigned header_timeout_ms;    // [10 s] for a request's head, then 408
-    unsigned body_timeout_ms;      // [30 s] for its body, plus 1 s per 64 KiB; then 408
-    unsigned idle_timeout_ms;      // [75 s] keep-alive: above the 60 s of balancers
-    unsigned stall_timeout_ms;     // [30 s] unsent bytes and no progress
-    unsigned head_delay_ms;        // [5 s] a stream without a write sends its head with a comment
-    unsigned keep_alive_ms;        // [15 s] between comments on a silent stream
-    unsigned drain_delay_ms;       // [0] HTTP_DRAINING before HTTP_CLOSING; not when nobody has
-                                   // been connected for that long: then nobody looks
-    bool drain_if_busy;            // the delay is only for when requests run
-    unsigned drain_timeout_ms;     // [25 s] for running requests, then on_drain_deadline
-    unsigned dead_peer_ms;         // [10 s] an unplugged client is gone by then, silent or not
-    bool tolerate_half_close;      // a client that shuts its writing side still reads
-    int log_fd;                    // put_line's lines; 0: standard output; -1: none
-    bool log_quiet;                // a line also for routes that have HTTP_ROUTE_QUIET
-    size_t n_room;                 // bytes that each request has for the caller: http_room
+    size_t max_body_bytes;       // [16 MiB] then 413
+    size_t max_body_total_bytes; // [1 GiB] all bodies that are held; then 503
+    size_t max_header_bytes;     // [16 KiB] libmicrohttpd's pool for a connection; then 431
+    unsigned max_connections;    // [10500] then 503; a few more are kept for HTTP_ROUTE_ALWAYS
+    size_t stream_soft_bytes;    // [64 KiB] unsent bytes from which http_stream_is_full
+    size_t stream_hard_bytes;    // [16 MiB] unsent bytes of earlier turns: over it a write cuts
+    unsigned header_timeout_ms;  // [10 s] for a request's head, then 408
+    unsigned body_timeout_ms;    // [30 s] for its body, plus 1 s per 64 KiB; then 408
+    unsigned idle_timeout_ms;    // [75 s] keep-alive: above the 60 s of balancers
+    unsigned stall_timeout_ms;   // [30 s] unsent bytes and no progress
+    unsigned head_delay_ms;      // [5 s] a stream without a write sends its head with a comment
+    unsigned keep_alive_ms;      // [15 s] between comments on a silent stream
+    unsigned drain_delay_ms;     // [0] HTTP_DRAINING before HTTP_CLOSING; not when nobody has
+                                 // been connected for that long: then nobody looks
+    bool drain_if_busy;          // the delay is only for when requests run
+    unsigned drain_timeout_ms;   // [25 s] for running requests, then on_drain_deadline
+    unsigned dead_peer_ms;       // [10 s] an unplugged client is gone by then, silent or not
+    bool tolerate_half_close;    // a client that shuts its writing side still reads
+    int log_fd;                  // put_line's lines; 0: standard output; -1: none
+    bool log_quiet;              // a line also for routes that have HTTP_ROUTE_QUIET
+    size_t n_room;               // bytes that each request has for the caller: http_room
 
     const struct http_route *routes; // ended by a row with method NULL; must outlive the server
     void *arg;                       // for handlers and for all that follows
@@ -120,8 +121,8 @@ struct http_options {
     void (*on_head)(struct http_request *req, void *arg);
     /* After the head is read, before the body. False: it has made the terminal call. */
     bool (*authorize)(struct http_request *req, const struct http_route *route, void *arg);
-    void (*on_wake)(void *arg);   // once after any number of http_wake, then one resume pass
-    void (*on_drain)(void *arg);  // when HTTP_DRAINING begins
+    void (*on_wake)(void *arg);  // once after any number of http_wake, then one resume pass
+    void (*on_drain)(void *arg); // when HTTP_DRAINING begins
     /* Drain time is over: end all requests now (an error event, a 503). What is left 2 s later is
      * cut with HTTP_GONE_SHUTDOWN. */
     void (*on_drain_deadline)(void *arg);
@@ -144,8 +145,8 @@ void http_server_close(struct http_server *server); // after run; accepts NULL
 /* The bound address of listener i, as "127.0.0.1:8000"; NULL past the last. */
 const char *http_server_address(const struct http_server *server, size_t i);
 enum http_state http_server_state(const struct http_server *server);
-void http_server_drain(struct http_server *server);    // as SIGTERM does; more calls do nothing
-void http_server_stop(struct http_server *server);     // at once: cuts what is left
+void http_server_drain(struct http_server *server); // as SIGTERM does; more calls do nothing
+void http_server_stop(struct http_server *server);  // at once: cuts what is left
 
 /* Tells systemd, when it asked: "READY=1", "STATUS=loading 40 %". Nothing without NOTIFY_SOCKET.
  * Watchdog pings are sent by the loop itself while the hook says true. */
@@ -153,14 +154,14 @@ void http_notify(struct http_server *server, const char *text);
 void http_set_watchdog(struct http_server *server, bool (*healthy)(void *arg), void *arg);
 
 struct http_stats {
-    uint64_t n_accepted, n_refused;       // connections
-    uint64_t n_requests, n_bad_requests;  // all; refused by the guard or by libmicrohttpd's limits
-    uint64_t n_gone[4];                   // by enum http_gone
-    uint64_t n_events, n_short_sends;     // stream writes sent; sends that found the socket full
-    uint64_t body_bytes, sent_bytes;      // bodies received; stream bytes sent
+    uint64_t n_accepted, n_refused;      // connections
+    uint64_t n_requests, n_bad_requests; // all; refused by the guard or by libmicrohttpd's limits
+    uint64_t n_gone[4];                  // by enum http_gone
+    uint64_t n_events, n_short_sends;    // stream writes sent; sends that found the socket full
+    uint64_t body_bytes, sent_bytes;     // bodies received; stream bytes sent
     unsigned n_connections, n_active, n_streams; // open; with a request; of these, streaming
     size_t held_body_bytes, held_stream_bytes;
-    int64_t loop_lag_ns;                  // how late the last 100 ms tick was
+    int64_t loop_lag_ns; // how late the last 100 ms tick was
 };
 void http_server_stats(const struct http_server *server, struct http_stats *stats);
 
@@ -176,7 +177,8 @@ void http_pool_run(struct http_server *server, void (*work)(void *arg), void (*d
 void http_pool_run_unawaited(struct http_server *server, void (*work)(void *arg),
                              void (*done)(void *arg), void *arg);
 
-/* --- Timers: embedded in the caller's struct, zeroed at first; 100 ms resolution, never early --- */
+/* --- Timers: embedded in the caller's struct, zeroed at first; 100 ms resolution, never early ---
+ */
 
 struct http_timer {
     struct http_timer *next, **link; // private
@@ -191,9 +193,9 @@ void http_timer_stop(struct http_server *server, struct http_timer *timer); // a
 
 /* --- A request: borrowed text, valid until the terminal call --- */
 
-const char *http_param(const struct http_request *req);    // what {id} took, decoded; or NULL
-/* NULL if absent. Only in the hooks on_head and authorize and in the handler, until it returns: copy
- * what is needed later. */
+const char *http_param(const struct http_request *req); // what {id} took, decoded; or NULL
+/* NULL if absent. Only in the hooks on_head and authorize and in the handler, until it returns:
+ * copy what is needed later. */
 const char *http_header(const struct http_request *req, const char *name);
 /* False: a browser sends it for a page that cors_origins does not allow to. Likewise. */
 bool http_origin_is_good(const struct http_request *req);
@@ -205,7 +207,7 @@ const char *http_peer(const struct http_request *req);       // "192.0.2.1:5555"
 const char *http_request_id(const struct http_request *req); // from x-request-id, or 32 hex digits
 /* A body's own id, copied: unless the head brought one, or the reply has one already. */
 void http_set_request_id(struct http_request *req, const char *id);
-int64_t http_arrived_ns(const struct http_request *req);     // clock_now_ns of the head
+int64_t http_arrived_ns(const struct http_request *req); // clock_now_ns of the head
 
 /* NUL-terminated behind n_bytes. Writable: an in-place parser may eat it. */
 char *http_body(struct http_request *req, size_t *n_bytes);
@@ -252,7 +254,8 @@ bool http_stream_head_sent(const struct http_request *req); // too late for anot
  * stream is written, or at the end of the callback: writes in a row become one packet. Past
  * stream_soft_bytes the bytes are still taken (see http_stream_is_full: stop feeding it until
  * on_writable). A write while earlier turns of the loop have left more than stream_hard_bytes cuts
- * the client; what one turn writes does not count against it. Does nothing once the client is gone. */
+ * the client; what one turn writes does not count against it. Does nothing once the client is gone.
+ */
 void http_stream_write(struct http_request *req, const void *bytes, size_t n_bytes);
 /* The same without a copy: room for n_bytes, to be filled before any other call here, then
  * commit with what was used. Never NULL. */

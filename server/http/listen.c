@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Listening sockets and accepting. The accept is our own, so that one daemon serves any number of
  * listeners, a client over the limit gets an answer instead of silence, and running out of
  * descriptors neither spins nor stalls. */
@@ -123,8 +124,8 @@ static enum status listen_unix(struct http_server *s, const char *path, struct e
     return add_listener(s, fd, false, path, err);
 }
 
-static enum status listen_address(struct http_server *s, const struct addrinfo *a,
-                                  const char *spec, struct err *err)
+static enum status listen_address(struct http_server *s, const struct addrinfo *a, const char *spec,
+                                  struct err *err)
 {
     int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) {

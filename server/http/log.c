@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The request log. Lines gather in a buffer, and each tick hands them to a thread that writes: a
  * pipe that nobody empties must not stop the loop, nor hold a thread of the pool. */
 #include "engine/base/line_writer.h"

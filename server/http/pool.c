@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Work for libuv's threads, whose end comes back to the loop. */
 #include "engine/base/thread.h"
 #include "server/http/private.h"
@@ -45,8 +46,8 @@ static void queue_job(const struct pool_job *template)
 void http_pool_run(struct http_server *s, void (*work)(void *arg), void (*done)(void *arg),
                    void *arg)
 {
-    queue_job(&(struct pool_job){
-        .server = s, .run = work, .done = done, .arg = arg, .is_awaited = true});
+    queue_job(
+        &(struct pool_job){.server = s, .run = work, .done = done, .arg = arg, .is_awaited = true});
 }
 
 void http_pool_run_unawaited(struct http_server *s, void (*work)(void *arg),

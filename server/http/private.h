@@ -1,7 +1,8 @@
-/* What the files of the front end share: connections, requests, the server. Only files of server/http
- * include it. Ownership: libmicrohttpd owns the socket and calls us when it opens and closes one;
- * a connection lives until its socket is closed and its last request is freed; a request lives
- * until both the handler's side (the terminal call) and libmicrohttpd have let go.
+// SPDX-License-Identifier: Apache-2.0
+/* What the files of the front end share: connections, requests, the server. Only files of
+ * server/http include it. Ownership: libmicrohttpd owns the socket and calls us when it opens and
+ * closes one; a connection lives until its socket is closed and its last request is freed; a
+ * request lives until both the handler's side (the terminal call) and libmicrohttpd have let go.
  * Thread: the loop. */
 #ifndef SLUICE_SERVER_HTTP_PRIVATE_H
 #define SLUICE_SERVER_HTTP_PRIVATE_H
@@ -20,15 +21,15 @@
 #include <uv.h>
 
 enum {
-    TICK_MS = 100,                  // of the timer wheel
-    N_WHEEL = 256,                  // slots of the timer wheel: 25.6 s a turn
-    N_LINGER = 64,                  // refused sockets that wait for their last bytes to be read
-    SCRATCH_BYTES = 64 << 10,       // one direct write; also the largest chunk (4 hex digits)
-    CHUNK_HEAD = 6,                 // "00be\r\n"
-    MAX_CHUNK = 60000,              // chosen: four hex digits, and a scratch buffer with its head
-    DISCARD_BYTES = 32 << 20,       // of a refused body that are swallowed for the reply's sake
-    MAX_LISTENERS = 16,             // chosen
-    REST_MS = 100,                  // chosen: for what came before a FIN to be read
+    TICK_MS = 100,            // of the timer wheel
+    N_WHEEL = 256,            // slots of the timer wheel: 25.6 s a turn
+    N_LINGER = 64,            // refused sockets that wait for their last bytes to be read
+    SCRATCH_BYTES = 64 << 10, // one direct write; also the largest chunk (4 hex digits)
+    CHUNK_HEAD = 6,           // "00be\r\n"
+    MAX_CHUNK = 60000,        // chosen: four hex digits, and a scratch buffer with its head
+    DISCARD_BYTES = 32 << 20, // of a refused body that are swallowed for the reply's sake
+    MAX_LISTENERS = 16,       // chosen
+    REST_MS = 100,            // chosen: for what came before a FIN to be read
     NEVER = -1,
 };
 
@@ -65,11 +66,11 @@ struct http_conn {
     int fd;
     unsigned n_refs; // libmicrohttpd's, and one per request
     enum conn_phase phase;
-    bool over_limit;   // only for routes that always answer, then closed; see http_conn_make_place
-    bool half_closed;  // the peer has shut its writing side (or all)
-    bool broken;       // reset, timed out or cut by us
-    bool wants_out;    // EPOLLOUT is asked for
-    int64_t left_ns;   // when half_closed was set
+    bool over_limit;  // only for routes that always answer, then closed; see http_conn_make_place
+    bool half_closed; // the peer has shut its writing side (or all)
+    bool broken;      // reset, timed out or cut by us
+    bool wants_out;   // EPOLLOUT is asked for
+    int64_t left_ns;  // when half_closed was set
     int64_t deadline_ns;
     int64_t acked_bytes;     // when a reply's stall was last judged
     struct http_timer timer; // lazily follows deadline_ns
@@ -92,8 +93,8 @@ struct stream {
     uint64_t n_sent; // bytes, for the log line
     int64_t last_write_ns;
     struct buf out;
-    size_t sent; // of out
-    int64_t turn_ns;    // of the loop's turn that last kept bytes, and what was unsent before it
+    size_t sent;     // of out
+    int64_t turn_ns; // of the loop's turn that last kept bytes, and what was unsent before it
     size_t n_left_over;
     const char *content_type;
     struct http_timer timer; // the head's delay, then keep-alive comments
@@ -114,12 +115,12 @@ struct http_request {
     void *events_arg;
 
     /* Where it stands. */
-    bool head_done;    // the first call for it is over
-    bool in_callback;  // libmicrohttpd is calling us for it right now
-    bool handed;       // the handler's side has it
+    bool head_done;   // the first call for it is over
+    bool in_callback; // libmicrohttpd is calling us for it right now
+    bool handed;      // the handler's side has it
     bool deferred;
-    bool suspended;    // in libmicrohttpd
-    bool queued;       // the response is libmicrohttpd's
+    bool suspended; // in libmicrohttpd
+    bool queued;    // the response is libmicrohttpd's
     bool must_close, refused, is_bad;
     bool gone_told;
 
@@ -135,7 +136,7 @@ struct http_request {
     const char *uri_seen; // where libmicrohttpd had it, and its length: for the guard
     size_t n_uri;
     char id[132];
-    bool id_is_given; // by the head
+    bool id_is_given;                                     // by the head
     const char *origin, *content_type, *content_encoding; // borrowed from libmicrohttpd
     uint64_t content_length;
     char *body;
@@ -233,8 +234,8 @@ void http_listen_tick(struct http_server *s);
 
 /* error.c */
 /* Initialises b and puts the body of an error into it. Its Content-Type; NULL: there is no body. */
-const char *http_put_error(const struct http_server *s, struct buf *b, int status,
-                           const char *code, const char *message);
+const char *http_put_error(const struct http_server *s, struct buf *b, int status, const char *code,
+                           const char *message);
 /* An error as raw bytes, for a socket that libmicrohttpd cannot answer on any more. */
 void http_refuse_raw(const struct http_server *s, int fd, int status, const char *code,
                      const char *message, int retry_after_s);
@@ -267,8 +268,7 @@ void http_request_release(struct http_request *req); // frees it when nobody has
 
 /* guard.c: refuses what libmicrohttpd lets through. 0: fine; else the HTTP status. Fills in
  * what it learnt of the headers. */
-int http_guard(struct http_request *req, const char *method, const char *version,
-               const char **why);
+int http_guard(struct http_request *req, const char *method, const char *version, const char **why);
 
 /* route.c */
 const struct http_route *http_route_find(struct http_request *req, struct buf *allow);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One response: what every reply carries, and the hand-over to libmicrohttpd. */
 #include "server/http/private.h"
 
@@ -157,9 +158,9 @@ void http_reply_buf(struct http_request *req, int status, const char *content_ty
     req->n_reply = body->n_bytes;
     static char empty[1];
     struct MHD_Response *r =
-        body->data ? MHD_create_response_from_buffer(body->n_bytes, body->data,
-                                                     MHD_RESPMEM_MUST_FREE)
-                   : MHD_create_response_from_buffer(0, empty, MHD_RESPMEM_PERSISTENT);
+        body->data
+            ? MHD_create_response_from_buffer(body->n_bytes, body->data, MHD_RESPMEM_MUST_FREE)
+            : MHD_create_response_from_buffer(0, empty, MHD_RESPMEM_PERSISTENT);
     if (!r) {
         free(body->data);
     }
@@ -187,8 +188,8 @@ struct MHD_Response *http_make_stream(struct http_request *req)
 {
     /* The block is used for clients without chunks only; for the others it is a stub. */
     size_t n_block = req->http10 ? 4096 : 64;
-    struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, n_block,
-                                                               http_stream_read, req, NULL);
+    struct MHD_Response *r =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, n_block, http_stream_read, req, NULL);
     if (!r) {
         return NULL;
     }

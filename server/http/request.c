@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The life of one request between libmicrohttpd's calls and the handler's: head, body, handler,
  * reply, end. */
 #include "engine/base/words.h"
@@ -382,7 +383,8 @@ static void suspend(struct http_request *req)
     MHD_suspend_connection(req->conn->mhd);
     req->suspended = true;
     /* The client may have left before it was our turn to notice. */
-    if (req->conn->half_closed && (req->conn->broken || !req->server->options.tolerate_half_close)) {
+    if (req->conn->half_closed &&
+        (req->conn->broken || !req->server->options.tolerate_half_close)) {
         http_request_gone(req, HTTP_GONE_CLOSED);
     }
 }
@@ -483,8 +485,7 @@ const char *http_request_id(const struct http_request *req)
 void http_set_request_id(struct http_request *req, const char *id)
 {
     size_t n_bytes = strlen(id);
-    if (!req->id_is_given && !req->stream.started && !req->terminal &&
-        words_is_id(id, n_bytes)) {
+    if (!req->id_is_given && !req->stream.started && !req->terminal && words_is_id(id, n_bytes)) {
         memcpy(req->id, id, n_bytes + 1);
     }
 }

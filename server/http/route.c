@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The request's target: decoding, the query, and the table of routes. */
 #include "server/http/private.h"
 
@@ -67,7 +68,9 @@ static bool decode_query(struct http_request *req, const char *q, size_t n_bytes
 /* What precedes the path in the absolute form that proxies may send. */
 static const char *skip_authority(const char *raw)
 {
-    size_t n = strncasecmp(raw, "http://", 7) == 0 ? 7 : strncasecmp(raw, "https://", 8) == 0 ? 8 : 0;
+    size_t n = strncasecmp(raw, "http://", 7) == 0    ? 7
+               : strncasecmp(raw, "https://", 8) == 0 ? 8
+                                                      : 0;
     if (n == 0) {
         return raw;
     }

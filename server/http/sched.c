@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The loop thread sleeps most of the time and then must run at once: on a busy machine its tokens
  * would wait for others' time slices. Since Linux 6.12 a thread may ask for shorter slices of its
  * own, which let it preempt sooner after a sleep and change nothing of its share. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How the kernel schedules the loop thread.
  * Thread: the one that it is about. */
 #ifndef SLUICE_SERVER_HTTP_SCHED_H

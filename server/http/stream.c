@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Streams, by one of two writers. The direct one (HTTP/1.1 without TLS) lets libmicrohttpd send
  * the head, suspends the connection when it first asks for bytes, and then writes hand-framed
  * chunks on the socket: a token costs one send() whatever the number of other streams, and a full
@@ -110,8 +111,8 @@ static void blocked(struct http_request *req)
     http_conn_deadline(req->conn, s->options.stall_timeout_ms);
 }
 
-/* Judges the reader by what earlier turns of the loop have left: what this one writes, it has had no
- * time to read. */
+/* Judges the reader by what earlier turns of the loop have left: what this one writes, it has had
+ * no time to read. */
 static bool is_behind(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -385,8 +386,7 @@ ssize_t http_stream_read(void *arg, uint64_t pos, char *bytes, size_t max_bytes)
     MHD_suspend_connection(req->conn->mhd);
     req->suspended = true;
     http_conn_phase(req->conn, CONN_HANDLER, NEVER);
-    if (req->conn->half_closed &&
-        (req->conn->broken || !s->options.tolerate_half_close)) {
+    if (req->conn->half_closed && (req->conn->broken || !s->options.tolerate_half_close)) {
         http_request_gone(req, HTTP_GONE_CLOSED);
     }
     return 0;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The three things that systemd asks of a service: sockets from descriptor 3 on, notices on a
  * datagram socket, and a sign of life. No library is needed for them. */
 #include "server/http/private.h"

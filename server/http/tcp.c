@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Apart from the others because the kernel's header and libc's cannot be included together, and
  * only the kernel's has the count of bytes. */
 #include "server/http/tcp.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the kernel knows of a TCP connection.
  * Thread: any. */
 #ifndef SLUICE_SERVER_HTTP_TCP_H

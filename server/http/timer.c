@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A hashed wheel: O(1) to start and stop, which every request does. A slot holds all timers whose
  * tick is congruent to it; one turn later they are looked at again. */
 #include "server/http/private.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One turn of the loop: what a callback made due is done before the loop sleeps again. */
 #include "server/http/private.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One blob while it is downloaded: blobs/HASH.sluice.incomplete, in parts that come beside each
  * other. How much of each part is there stands behind the file's own bytes, so that a download goes
  * on after a cut, whatever cut it; what it says is believed only as far as the hash agrees in the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The cache's layout: where things are, links and refs, what is complete. */
 #include "server/hub/private.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Why the hub gave nothing, and what to do about it: one sentence. */
 #include "server/hub/pull.h"
 

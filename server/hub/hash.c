@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Hashes as the hub names them: sha256 of large files, and for small ones git's sha1 of a blob,
  * which begins with its length. Thread: any. */
 #include "server/hub/private.h"

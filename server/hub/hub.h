@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Models by name: Hugging Face's cache folder and the hub that fills it. A name is ORG/NAME or
  * ORG/NAME@REVISION. What lies in the cache needs no network, and huggingface_hub reads what is
  * written here as we read what it writes:

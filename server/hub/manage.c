@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What lies in the cache: listing it, and deleting a model or a revision. */
 #include "server/hub/private.h"
 

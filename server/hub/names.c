@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What may be a model's name, a revision, a path within a repository, the name of a blob: all of it
  * becomes part of a path on this machine, so each is checked before it is used. And sizes as
  * text. */

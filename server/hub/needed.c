@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which files of a repository a model needs: what the engine, the tokenizer and the templates read,
  * and nothing else of what may lie there (other formats, several copies of the weights,
  * pictures). */

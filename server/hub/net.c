@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/hub/net.h"
 
 #include "engine/base/clock.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Requests to the hub, many at a time, on one thread. Redirects are followed here and not by
  * libcurl: the token goes to the endpoint alone. What fails for a moment (the network, 429, 5xx) is
  * tried again after a while, within bounds. Thread: one owner. */

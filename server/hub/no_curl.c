@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* In place of pull.c where libcurl's header was not there to build with (CURL=0). */
 #include "server/hub/private.h"
 

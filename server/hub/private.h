@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the files of this room share.
  * Thread: main, but for hub_hash. */
 #ifndef SLUICE_SERVER_HUB_PRIVATE_H

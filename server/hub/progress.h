@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How far a download is, on standard error: a bar on a terminal, a line now and then otherwise.
  * Thread: one owner. */
 #ifndef SLUICE_SERVER_HUB_PROGRESS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What is missing of a model comes from the hub: the list of a revision's files, the small ones,
  * and then the weights that these name. Links are made when their blobs are whole, those of the
  * weights when all of them are, and the revision's ref at the very end: what the cache says of a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A download while it runs: what pull.c (what is needed), pull_files.c (its bytes) and explain.c
  * (why not) share. Thread: main. */
 #ifndef SLUICE_SERVER_HUB_PULL_H
@@ -22,7 +23,7 @@ struct pull_file {
     bool no_ranges, told_busy;
     int n_active;           // requests under way
     int n_refused, n_wrong; // answers without use, in a row; contents with another hash
-    int64_t look_ns;                  // when to try its lock again
+    int64_t look_ns;        // when to try its lock again
 };
 
 struct pull {

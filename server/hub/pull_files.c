@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The bytes of a download: what each file is (its hash and size), then its parts, several at a
  * time; parts of one file and of several beside each other, in the order of the list. */
 #include "server/hub/pull.h"
@@ -130,7 +131,8 @@ static void refused(struct worker *w)
     }
     struct pull *p = f->pull;
     if (++f->n_refused > MAX_REFUSED) {
-        p->st = err_set(p->err, ERR_IO, "%s: the hub sends on to another host for %.150s, which "
+        p->st = err_set(p->err, ERR_IO,
+                        "%s: the hub sends on to another host for %.150s, which "
                         "does not give it (status %ld): try again later; what has come stays",
                         p->name->id, f->path, r->answer.status);
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The environment, with the names and defaults of huggingface_hub. */
 #include "server/hub/private.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Addresses below the endpoint. */
 #include "server/hub/pull.h"
 

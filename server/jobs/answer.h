@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The lines of a job's output, as OpenAI's batches have them:
  *
  *     {"id","custom_id","response":{"status_code","request_id","body"},"error":null}

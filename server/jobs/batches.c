@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/jobs/batches.h"
 
 #include "engine/base/clock.h"
@@ -30,7 +31,7 @@ struct batches {
 
     enum stage stage;
     char id[STORE_ID_BYTES]; // "": none
-    bool working; // the pool has what follows, up to work_error
+    bool working;            // the pool has what follows, up to work_error
     struct stored_batch batch;
     struct job_lines lines;
     struct job *job;
@@ -195,8 +196,12 @@ static enum status keep(void *arg, const struct batch_answer *answers, size_t n,
 
 static void start_job(struct batches *b)
 {
-    struct job_options o = {.calls = b->options.calls, .input = input_of(b), .lines = &b->lines,
-                            .order = JOB_ORDER_RATIO, .keep = keep, .wake = wake,
+    struct job_options o = {.calls = b->options.calls,
+                            .input = input_of(b),
+                            .lines = &b->lines,
+                            .order = JOB_ORDER_RATIO,
+                            .keep = keep,
+                            .wake = wake,
                             .arg = b};
     b->stage = STAGE_RUN;
     b->job = job_open(&o);
@@ -246,8 +251,8 @@ static void start_load(struct batches *b)
 
 static int64_t files_expire_at(const struct batches *b)
 {
-    int64_t after = b->batch.output_expires_s > 0 ? b->batch.output_expires_s
-                                                  : b->options.retention_s;
+    int64_t after =
+        b->batch.output_expires_s > 0 ? b->batch.output_expires_s : b->options.retention_s;
     return after > 0 ? now_s() + after : 0;
 }
 
@@ -257,14 +262,14 @@ static void end_work(void *arg)
     struct store *store = b->options.store;
     b->work_status = OK;
     if (b->end == BATCH_COMPLETED) {
-        bool moved = store_batch_move(store, b->batch.id,
-                                      1u << BATCH_IN_PROGRESS | 1u << BATCH_FINALIZING,
-                                      BATCH_FINALIZING, now_s(), &b->work_status, &b->work_error);
+        bool moved =
+            store_batch_move(store, b->batch.id, 1u << BATCH_IN_PROGRESS | 1u << BATCH_FINALIZING,
+                             BATCH_FINALIZING, now_s(), &b->work_status, &b->work_error);
         b->end = moved || b->work_status != OK ? b->end : BATCH_CANCELLED; // at the last moment
     }
     if (b->work_status == OK) {
-        b->work_status = store_batch_finish(store, b->batch.id, b->end, now_s(),
-                                            files_expire_at(b), &b->work_error);
+        b->work_status = store_batch_finish(store, b->batch.id, b->end, now_s(), files_expire_at(b),
+                                            &b->work_error);
     }
 }
 
@@ -318,8 +323,8 @@ struct cancel {
 static void cancel_work(void *arg)
 {
     struct cancel *c = arg;
-    c->st = store_batch_finish(c->batches->options.store, c->id, BATCH_CANCELLED, now_s(), 0,
-                               &c->err);
+    c->st =
+        store_batch_finish(c->batches->options.store, c->id, BATCH_CANCELLED, now_s(), 0, &c->err);
 }
 
 static void cancel_done(void *arg)

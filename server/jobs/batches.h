@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The batches of a server: files of requests that are run, one after the other, beside everything
- * else, and go on after a restart. The store (store.h) has what they are; a job (job.h) runs the one
- * whose turn it is.
+ * else, and go on after a restart. The store (store.h) has what they are; a job (job.h) runs the
+ * one whose turn it is.
  *
  *     created: VALIDATING -> its turn: every line is checked -> IN_PROGRESS -> its job
  *       -> all answers kept: FINALIZING -> output and error file -> COMPLETED, EXPIRED or CANCELLED
@@ -20,8 +21,8 @@ struct batches_options {
     struct store *store;
     struct call_server *calls; // its host has a pool
     size_t max_line_bytes;
-    int64_t retention_s;      // of files, and of batches that have ended; 0: for ever
-    void (*wake)(void *arg);  // calls batches_turn soon, from where it is safe (see job.h)
+    int64_t retention_s;     // of files, and of batches that have ended; 0: for ever
+    void (*wake)(void *arg); // calls batches_turn soon, from where it is safe (see job.h)
     void *arg;
 };
 
@@ -46,7 +47,8 @@ void batches_cancel(struct batches *b, const char *id);
 
 void batches_turn(struct batches *b);              // after call_on_wake
 void batches_tick(struct batches *b, int64_t now); // every second or so
-/* The server drains: nothing more is submitted, and what has no answer is left for the next start. */
+/* The server drains: nothing more is submitted, and what has no answer is left for the next start.
+ */
 void batches_stop(struct batches *b);
 
 void batches_count(const struct batches *b, struct batches_counts *out);

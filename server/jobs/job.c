@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/jobs/job_private.h"
 
 #include "engine/base/mem.h"
@@ -17,10 +18,11 @@ static void plan_work(void *arg)
     struct job *j = arg;
     struct job_plan_options o = {.model = &j->options.calls->model,
                                  .block_tokens = job_engine_info(j)->block_tokens,
-                                 .order = j->options.order, .n_threads = j->options.n_threads,
+                                 .order = j->options.order,
+                                 .n_threads = j->options.n_threads,
                                  .given_up = &j->given_up};
-    j->work_status = job_plan_next(&j->plan, &o, &j->options.input, j->options.lines,
-                                   &j->work_error);
+    j->work_status =
+        job_plan_next(&j->plan, &o, &j->options.input, j->options.lines, &j->work_error);
 }
 
 static void planned(void *arg)

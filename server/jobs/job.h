@@ -1,17 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A job: the lines of an input, run beside whatever else the engine does, each answered once.
  *
- *     plan a part (pool) -> read bodies (pool) -> calls, in the plan's order -> answers -> keep (pool)
+ *     plan a part (pool) -> read bodies (pool) -> calls, in the plan's order -> answers -> keep
+ * (pool)
  *
  * A line is submitted when the KV blocks that all submitted ones will probably need leave room for
  * it; a prefix that a group shares is counted once, while a member of the group runs. Outputs are
  * taken to be as long as max_tokens allows, and, once some have ended, as long as those on average.
- * What is submitted has a priority below all interactive requests, which take its blocks and its lane
- * when they need them.
+ * What is submitted has a priority below all interactive requests, which take its blocks and its
+ * lane when they need them.
  *
- * Every line that has no answer yet gets exactly one: the body, an error, or, when the job is stopped
- * with a reason, that reason. Stopped without one, it is left for another time.
- * Thread: that of the calls, apart from what the host's `run` does with `keep` and the input's
- * `read`. */
+ * Every line that has no answer yet gets exactly one: the body, an error, or, when the job is
+ * stopped with a reason, that reason. Stopped without one, it is left for another time. Thread:
+ * that of the calls, apart from what the host's `run` does with `keep` and the input's `read`. */
 #ifndef SLUICE_SERVER_JOBS_JOB_H
 #define SLUICE_SERVER_JOBS_JOB_H
 
@@ -41,9 +42,9 @@ struct job_options {
 };
 
 struct job_progress {
-    int32_t n_lines, n_answered;           // those answered before count
-    int32_t n_before, n_failed;            // answered before; answered by this job with an error
-    int32_t n_running;                     // calls
+    int32_t n_lines, n_answered; // those answered before count
+    int32_t n_before, n_failed;  // answered before; answered by this job with an error
+    int32_t n_running;           // calls
     int64_t prompt_tokens, cached_tokens, output_tokens; // of what this job has answered
     int64_t planned_tokens, planned_computed;            // see struct job_plan
 };
@@ -69,8 +70,8 @@ const struct err *job_error(const struct job *j);
 
 void job_progress(const struct job *j, struct job_progress *out);
 
-/* Of a job that is over, or whose calls are and the pool has nothing of: answers that were not kept yet
- * are, by this thread. Accepts NULL. */
+/* Of a job that is over, or whose calls are and the pool has nothing of: answers that were not kept
+ * yet are, by this thread. Accepts NULL. */
 void job_close(struct job *j);
 
 #endif

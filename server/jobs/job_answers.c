@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/jobs/job_private.h"
 
 #include "engine/base/log.h"
@@ -15,11 +16,11 @@ static void clear_answers(struct answers *a)
 
 /* Takes the text's memory. */
 void job_answer_line(struct job *j, int32_t line, bool failed, struct buf *text,
-                        const struct call_record *record)
+                     const struct call_record *record)
 {
     struct answers *a = &j->pending;
-    struct batch_answer one = {.line = line, .failed = failed, .text = text->data,
-                               .n_bytes = text->n_bytes};
+    struct batch_answer one = {
+        .line = line, .failed = failed, .text = text->data, .n_bytes = text->n_bytes};
     if (record && record->n_prompt_tokens > 0) {
         one.input_tokens = record->n_prompt_tokens;
         one.cached_tokens = record->n_cached_tokens > 0 ? record->n_cached_tokens : 0;

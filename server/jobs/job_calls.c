@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/jobs/job_private.h"
 
 #include "engine/base/clock.h"

@@ -1,5 +1,6 @@
-/* What the files of a job share: job_answers.c (answers, until they are kept), job_calls.c (lines as
- * calls, and how many fit), job.c (its turns). Each knows those before it alone. */
+// SPDX-License-Identifier: Apache-2.0
+/* What the files of a job share: job_answers.c (answers, until they are kept), job_calls.c (lines
+ * as calls, and how many fit), job.c (its turns). Each knows those before it alone. */
 #ifndef SLUICE_SERVER_JOBS_JOB_PRIVATE_H
 #define SLUICE_SERVER_JOBS_JOB_PRIVATE_H
 
@@ -51,7 +52,7 @@ struct job {
 
     struct job_call *live;
     int32_t n_live, n_live_samples;
-    int64_t n_blocks; // that what runs will need
+    int64_t n_blocks;              // that what runs will need
     int64_t n_ended, ended_output; // samples that ended by themselves, and their tokens
 
     struct answers pending, kept; // kept: with the pool

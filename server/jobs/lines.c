@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/jobs/lines.h"
 
 #include "engine/base/hash.h"
@@ -231,7 +232,8 @@ static void take_line(struct reader *r, char *text, size_t n_bytes, int64_t at)
 
 /* ---- the file -------------------------------------------------------------------------------- */
 
-/* The lines that `text`, at offset `at` of the input, has whole; returns how many bytes they are. */
+/* The lines that `text`, at offset `at` of the input, has whole; returns how many bytes they are.
+ */
 static size_t take_lines(struct reader *r, struct buf *text, int64_t at, bool ended)
 {
     size_t from = 0;

@@ -1,6 +1,7 @@
-/* The input of a job: lines of {"custom_id", "method", "url", "body"}, read once from end to end and
- * checked, but for what is in the bodies. What stays in memory is where each body lies.
- * Thread: any, one owner. */
+// SPDX-License-Identifier: Apache-2.0
+/* The input of a job: lines of {"custom_id", "method", "url", "body"}, read once from end to end
+ * and checked, but for what is in the bodies. What stays in memory is where each body lies. Thread:
+ * any, one owner. */
 #ifndef SLUICE_SERVER_JOBS_LINES_H
 #define SLUICE_SERVER_JOBS_LINES_H
 
@@ -13,7 +14,8 @@
 
 /* Where the bytes come from. */
 struct job_input {
-    /* Appends up to max_bytes from `offset` on, nothing past the end. Any thread, several at once. */
+    /* Appends up to max_bytes from `offset` on, nothing past the end. Any thread, several at once.
+     */
     enum status (*read)(void *arg, int64_t offset, size_t max_bytes, struct buf *out,
                         struct err *err);
     void *arg;
@@ -63,7 +65,8 @@ static inline const char *job_line_id(const struct job_lines *l, int32_t line)
     return l->ids.data + l->lines[line].id_at;
 }
 
-/* The errors as the list of a batch: {"object":"list","data":[{"code","message","param","line"}]}. */
+/* The errors as the list of a batch: {"object":"list","data":[{"code","message","param","line"}]}.
+ */
 void job_lines_put_errors(const struct job_lines *l, struct buf *out);
 
 #endif

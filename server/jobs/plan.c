@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/jobs/plan.h"
 
 #include "engine/base/hash.h"
@@ -58,7 +59,9 @@ static enum status prepare_line(struct prepared *p, const struct api_model *mode
     buf_init(&text, (size_t)l->body_bytes + 1);
     enum status st = in->read(in->arg, l->body_at, (size_t)l->body_bytes, &text, err);
     if (st == OK && text.data) {
-        struct api_request r = {.kind = (enum api_kind)l->kind, .model = model, .text = text.data,
+        struct api_request r = {.kind = (enum api_kind)l->kind,
+                                .model = model,
+                                .text = text.data,
                                 .n_bytes = text.n_bytes};
         prepare_request(&r);
         if (r.error.status == 0) {
@@ -148,8 +151,13 @@ static enum status prepare_part(struct job_plan *p, const struct job_plan_option
                 part->items[part->n++].line = p->n_planned;
             }
         }
-        struct slice s = {.model = o->model, .in = in, .lines = lines, .given_up = o->given_up,
-                          .items = part->items + first, .n = part->n - first, .err = err};
+        struct slice s = {.model = o->model,
+                          .in = in,
+                          .lines = lines,
+                          .given_up = o->given_up,
+                          .items = part->items + first,
+                          .n = part->n - first,
+                          .err = err};
         TRY(prepare_slice(&s, n_threads));
         for (int32_t i = first; i < part->n; i++) {
             n_tokens += part->items[i].n_ids;
@@ -180,8 +188,11 @@ static int compare_prompts(const void *a, const void *b)
 
 static struct job_member member_of(const struct prepared *q, int32_t group, int32_t n_shared)
 {
-    return (struct job_member){.line = q->line, .group = group, .n_prompt = q->n_prompt,
-                               .n_shared = n_shared, .max_output = q->max_output,
+    return (struct job_member){.line = q->line,
+                               .group = group,
+                               .n_prompt = q->n_prompt,
+                               .n_shared = n_shared,
+                               .max_output = q->max_output,
                                .n_samples = q->n_samples > 0 ? q->n_samples : 1};
 }
 

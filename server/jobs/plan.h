@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* In which order the lines of a job are run, and what each will probably need. The bodies are
  * prepared for their token ids, the ids give the order (prefix_groups.h), and are dropped again: a
  * call prepares its line once more when its turn has come.
@@ -43,8 +44,8 @@ struct job_plan_options {
     const struct api_model *model;
     int32_t block_tokens; // of the KV cache
     enum job_order order;
-    int64_t max_tokens; // of a part; 0: the default
-    int n_threads;      // that prepare; 0: 2
+    int64_t max_tokens;          // of a part; 0: the default
+    int n_threads;               // that prepare; 0: 2
     const atomic_bool *given_up; // once true the part ends early, and is of no use; may be NULL
 };
 

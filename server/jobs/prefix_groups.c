@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/jobs/prefix_groups.h"
 
 #include "engine/base/mem.h"
@@ -151,8 +152,11 @@ static int32_t shared_tokens(const struct builder *b, const struct group_prompt 
 
 static int32_t add_node(struct builder *b, int32_t depth, int32_t prompt)
 {
-    b->nodes[b->n_nodes] = (struct node){.depth = depth, .n_leaves = prompt >= 0 ? 1 : 0,
-                                         .prompt = prompt, .child = -1, .sibling = -1};
+    b->nodes[b->n_nodes] = (struct node){.depth = depth,
+                                         .n_leaves = prompt >= 0 ? 1 : 0,
+                                         .prompt = prompt,
+                                         .child = -1,
+                                         .sibling = -1};
     return b->n_nodes++;
 }
 
@@ -252,7 +256,8 @@ static void lift_children(struct builder *b, int32_t v)
     drop_thin(b, v);
 }
 
-/* Every inner node after all below it, without recursion: the tree may be as deep as it has prompts. */
+/* Every inner node after all below it, without recursion: the tree may be as deep as it has
+ * prompts. */
 static void enlarge(struct builder *b, int32_t root)
 {
     int32_t *inner = xmalloc((size_t)b->n_nodes * sizeof *inner), n = 0;

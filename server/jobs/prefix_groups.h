@@ -1,14 +1,16 @@
-/* Which prompts of a job begin alike, and in which order to run them. Pure functions over token ids.
+// SPDX-License-Identifier: Apache-2.0
+/* Which prompts of a job begin alike, and in which order to run them. Pure functions over token
+ * ids.
  *
- * The prompts, sorted, are the leaves of a compact prefix tree: an inner node is a run of tokens that
- * all prompts below it share. The prefix cache makes use of every level of that tree. Attention over
- * shared blocks has one level, so each prompt is also given one group: the prompts under one
- * first-level node after "enlargement", which moves a subtree to the first level where computing
- * its parent's tokens once more costs less than sharing its own saves.
+ * The prompts, sorted, are the leaves of a compact prefix tree: an inner node is a run of tokens
+ * that all prompts below it share. The prefix cache makes use of every level of that tree.
+ * Attention over shared blocks has one level, so each prompt is also given one group: the prompts
+ * under one first-level node after "enlargement", which moves a subtree to the first level where
+ * computing its parent's tokens once more costs less than sharing its own saves.
  *
- * Sharing happens in whole KV blocks, so all lengths here are rounded down to blocks; a prompt's last
- * token is never shared, since its row has to be computed for the first draw.
- * Thread: one owner. */
+ * Sharing happens in whole KV blocks, so all lengths here are rounded down to blocks; a prompt's
+ * last token is never shared, since its row has to be computed for the first draw. Thread: one
+ * owner. */
 #ifndef SLUICE_SERVER_JOBS_PREFIX_GROUPS_H
 #define SLUICE_SERVER_JOBS_PREFIX_GROUPS_H
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/store/private.h"
 
 #include "engine/base/mem.h"
@@ -58,8 +59,7 @@ static int64_t take_batch(struct db_rows *rows, struct stored_batch *b)
     return db_int(rows, 20);
 }
 
-static enum status take_times(struct store *s, int64_t row, struct stored_batch *b,
-                              struct err *err)
+static enum status take_times(struct store *s, int64_t row, struct stored_batch *b, struct err *err)
 {
     struct db_rows *rows;
     TRY(db_query(s->db, &rows, err, "SELECT status, at FROM batch_times WHERE batch = ?", "i",
@@ -79,13 +79,14 @@ static enum status create_batch(struct store *s, struct stored_batch *b, struct 
 {
     store_make_id(b->id, "batch_");
     b->status = BATCH_VALIDATING;
-    return db_run(s->db, err,
-                  "INSERT INTO batches (id, owner, endpoint, window, input_file, output_file,"
-                  " error_file, model, metadata, errors, status, created_at, expires_at, n_total,"
-                  " n_completed, n_failed, input_tokens, cached_tokens, output_tokens, output_expires_s)"
-                  " VALUES (?, ?, ?, ?, ?, '', '', '', ?, '', ?, ?, ?, 0, 0, 0, 0, 0, 0, ?)",
-                  "ttttttiiii", b->id, b->owner, b->endpoint, b->window, b->input_file, b->metadata,
-                  (int64_t)b->status, b->created_at, b->expires_at, b->output_expires_s);
+    return db_run(
+        s->db, err,
+        "INSERT INTO batches (id, owner, endpoint, window, input_file, output_file,"
+        " error_file, model, metadata, errors, status, created_at, expires_at, n_total,"
+        " n_completed, n_failed, input_tokens, cached_tokens, output_tokens, output_expires_s)"
+        " VALUES (?, ?, ?, ?, ?, '', '', '', ?, '', ?, ?, ?, 0, 0, 0, 0, 0, 0, ?)",
+        "ttttttiiii", b->id, b->owner, b->endpoint, b->window, b->input_file, b->metadata,
+        (int64_t)b->status, b->created_at, b->expires_at, b->output_expires_s);
 }
 
 enum status store_batch_create(struct store *s, struct stored_batch *b, struct err *err)
@@ -254,8 +255,8 @@ static enum status begin_batch(struct store *s, void *arg, struct err *err)
     const struct begin *b = arg;
     TRY(db_run(s->db, err, "UPDATE batches SET n_total = ?, model = ? WHERE id = ?", "itt",
                b->n_total, b->model, b->id));
-    struct move m = {.id = b->id, .from = 1u << BATCH_VALIDATING, .to = BATCH_IN_PROGRESS,
-                     .now = b->now};
+    struct move m = {
+        .id = b->id, .from = 1u << BATCH_VALIDATING, .to = BATCH_IN_PROGRESS, .now = b->now};
     return move_batch(s, &m, err);
 }
 
@@ -407,8 +408,8 @@ static enum status write_answers(struct store *s, int64_t row, bool failed, cons
 static enum status finish_batch(struct store *s, void *arg, struct err *err)
 {
     const struct finish *f = arg;
-    struct stored_file good = {.purpose = "batch_output", .created_at = f->now,
-                               .expires_at = f->files_expire_at};
+    struct stored_file good = {
+        .purpose = "batch_output", .created_at = f->now, .expires_at = f->files_expire_at};
     struct stored_file bad = good;
     char owner[STORE_NAME_BYTES];
     struct db_rows *rows;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/store/db.h"
 
 #include "engine/base/mem.h"
@@ -10,7 +11,8 @@
 
 enum { PAGE_BYTES = 4096, MAX_STATEMENTS = 64 };
 
-/* Statements stay prepared, found by the address of their text: they are constants of this folder. */
+/* Statements stay prepared, found by the address of their text: they are constants of this folder.
+ */
 struct db {
     sqlite3 *handle;
     struct {
@@ -36,8 +38,8 @@ static enum status fail(struct db *db, int code, struct err *err)
     } else if (code == SQLITE_CORRUPT || code == SQLITE_NOTADB) {
         st = ERR_FORMAT;
     }
-    return err_set(err, st, "the store: %s", db->handle ? sqlite3_errmsg(db->handle)
-                                                        : sqlite3_errstr(code));
+    return err_set(err, st, "the store: %s",
+                   db->handle ? sqlite3_errmsg(db->handle) : sqlite3_errstr(code));
 }
 
 enum status db_script(struct db *db, const char *sql, struct err *err)
@@ -239,8 +241,10 @@ int64_t db_size_bytes(struct db *db)
 {
     struct db_rows *rows;
     int64_t pages = 0;
-    if (db_query(db, &rows, NULL, "SELECT page_count - freelist_count FROM pragma_page_count(), "
-                                  "pragma_freelist_count()", "") == OK) {
+    if (db_query(db, &rows, NULL,
+                 "SELECT page_count - freelist_count FROM pragma_page_count(), "
+                 "pragma_freelist_count()",
+                 "") == OK) {
         pages = db_next(rows) ? db_int(rows, 0) : 0;
         db_end(rows, NULL);
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* SQLite, for the store alone: a database that one process owns, statements with their arguments in
  * one call, and errors as sentences.
  * Thread: one at a time; the store's lock sees to it. */
@@ -20,9 +21,9 @@ void db_close(struct db *db); // accepts NULL
 /* Several statements without arguments. */
 enum status db_script(struct db *db, const char *sql, struct err *err);
 
-/* A statement that returns no rows. `types` has a letter for each of the statement's parameters, and
- * says what follows: t text (const char *, NULL is a null), i int64_t, b bytes (const void *, size_t).
- * ERR_LIMIT: the store's size, or the disk, is full. */
+/* A statement that returns no rows. `types` has a letter for each of the statement's parameters,
+ * and says what follows: t text (const char *, NULL is a null), i int64_t, b bytes (const void *,
+ * size_t). ERR_LIMIT: the store's size, or the disk, is full. */
 enum status db_run(struct db *db, struct err *err, const char *sql, const char *types, ...);
 int64_t db_changes(const struct db *db); // rows that the last db_run changed
 
@@ -38,7 +39,7 @@ struct db_rows;
 enum status db_query(struct db *db, struct db_rows **rows, struct err *err, const char *sql,
                      const char *types, ...);
 bool db_next(struct db_rows *rows);
-int64_t db_int(struct db_rows *rows, int column); // 0 for a null
+int64_t db_int(struct db_rows *rows, int column);      // 0 for a null
 const char *db_text(struct db_rows *rows, int column); // "" for a null
 const void *db_bytes(struct db_rows *rows, int column, size_t *n_bytes);
 enum status db_end(struct db_rows *rows, struct err *err); // an error of any db_next shows here

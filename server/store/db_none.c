@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* In place of db.c where the program is built without SQLite: no database can be opened, so that
  * nothing of the rest is ever called. */
 #include "server/store/db.h"

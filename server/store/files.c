@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/store/private.h"
 
 #include "engine/base/mem.h"
@@ -21,16 +22,15 @@ enum status chunks_begin(struct chunk_writer *w, struct store *s, struct err *er
 
 static enum status write_chunk(struct chunk_writer *w, struct err *err)
 {
-    enum status st = db_run(w->store->db, err,
-                            "INSERT INTO chunks (file, n, data) VALUES (?, ?, ?)", "iib", w->file,
-                            w->n_chunks, (const void *)w->rest.data, w->rest.n_bytes);
+    enum status st =
+        db_run(w->store->db, err, "INSERT INTO chunks (file, n, data) VALUES (?, ?, ?)", "iib",
+               w->file, w->n_chunks, (const void *)w->rest.data, w->rest.n_bytes);
     w->n_chunks++;
     buf_clear(&w->rest);
     return st;
 }
 
-enum status chunks_write(struct chunk_writer *w, const void *bytes, size_t n_bytes,
-                         struct err *err)
+enum status chunks_write(struct chunk_writer *w, const void *bytes, size_t n_bytes, struct err *err)
 {
     const char *at = bytes;
     while (n_bytes > 0) {
@@ -193,21 +193,19 @@ bool store_file_delete(struct store *s, const char *owner, const char *id, enum 
     return deleted && *st == OK;
 }
 
-/* One row more than the page tells whether there is a next one. An unknown `after` gives nothing. */
+/* One row more than the page tells whether there is a next one. An unknown `after` gives nothing.
+ */
 enum status store_file_list(struct store *s, const char *owner, const struct store_page *page,
-                            struct stored_file **files, size_t *n, bool *has_more,
-                            struct err *err)
+                            struct stored_file **files, size_t *n, bool *has_more, struct err *err)
 {
-    static const char down[] =
-        "SELECT " FILE_COLUMNS " FROM files WHERE owner = ?1 AND ready"
-        " AND (?2 IS NULL OR purpose = ?2)"
-        " AND (?3 IS NULL OR row < (SELECT row FROM files WHERE id = ?3))"
-        " ORDER BY row DESC LIMIT ?4";
-    static const char up[] =
-        "SELECT " FILE_COLUMNS " FROM files WHERE owner = ?1 AND ready"
-        " AND (?2 IS NULL OR purpose = ?2)"
-        " AND (?3 IS NULL OR row > (SELECT row FROM files WHERE id = ?3))"
-        " ORDER BY row LIMIT ?4";
+    static const char down[] = "SELECT " FILE_COLUMNS " FROM files WHERE owner = ?1 AND ready"
+                               " AND (?2 IS NULL OR purpose = ?2)"
+                               " AND (?3 IS NULL OR row < (SELECT row FROM files WHERE id = ?3))"
+                               " ORDER BY row DESC LIMIT ?4";
+    static const char up[] = "SELECT " FILE_COLUMNS " FROM files WHERE owner = ?1 AND ready"
+                             " AND (?2 IS NULL OR purpose = ?2)"
+                             " AND (?3 IS NULL OR row > (SELECT row FROM files WHERE id = ?3))"
+                             " ORDER BY row LIMIT ?4";
     struct db_rows *rows;
     size_t cap = 0;
     *files = NULL;

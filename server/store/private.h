@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the files of the store share. */
 #ifndef SLUICE_SERVER_STORE_PRIVATE_H
 #define SLUICE_SERVER_STORE_PRIVATE_H

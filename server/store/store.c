@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/store/private.h"
 
 #include "engine/base/mem.h"
@@ -136,9 +137,11 @@ static enum status expire(struct store *s, int64_t now, int64_t ended_before, st
                "DELETE FROM chunks WHERE file IN (SELECT row FROM files"
                " WHERE ready AND expires_at > 0 AND expires_at <= ?" NOT_USED ")",
                "i", now));
-    TRY(db_run(s->db, err, "DELETE FROM files WHERE ready AND expires_at > 0 AND expires_at <= ?" NOT_USED,
-               "i", now));
-    TRY(db_run(s->db, err, "DELETE FROM responses WHERE expires_at > 0 AND expires_at <= ?", "i", now));
+    TRY(db_run(s->db, err,
+               "DELETE FROM files WHERE ready AND expires_at > 0 AND expires_at <= ?" NOT_USED, "i",
+               now));
+    TRY(db_run(s->db, err, "DELETE FROM responses WHERE expires_at > 0 AND expires_at <= ?", "i",
+               now));
     TRY(db_run(s->db, err,
                "DELETE FROM batches WHERE row IN (SELECT batch FROM batch_times"
                " WHERE status IN " ENDED_STATUSES " AND at < ?)",

@@ -1,6 +1,8 @@
-/* What outlives a request: files, batches and their answers, and responses, in one SQLite database. With a folder
- * it is durable: when a call returns OK, what it did survives kill -9 and a power cut, and happens
- * whole or not at all. Without one it is temporary, bounded, and ends with the process.
+// SPDX-License-Identifier: Apache-2.0
+/* What outlives a request: files, batches and their answers, and responses, in one SQLite database.
+ * With a folder it is durable: when a call returns OK, what it did survives kill -9 and a power
+ * cut, and happens whole or not at all. Without one it is temporary, bounded, and ends with the
+ * process.
  *
  * Owners are texts that the caller makes of API keys; a look-up with an owner sees that owner's
  * things alone. Times are seconds since 1970, given by the caller.
@@ -70,8 +72,7 @@ struct store_page {
 };
 /* *files is the caller's to free. */
 enum status store_file_list(struct store *s, const char *owner, const struct store_page *page,
-                            struct stored_file **files, size_t *n, bool *has_more,
-                            struct err *err);
+                            struct stored_file **files, size_t *n, bool *has_more, struct err *err);
 
 /* Appends up to max_bytes from `offset` on: nothing past the end. */
 enum status store_file_read(struct store *s, const char *id, int64_t offset, size_t max_bytes,
@@ -89,8 +90,8 @@ struct stored_response {
 };
 void stored_response_deinit(struct stored_response *r); // accepts a zeroed struct
 
-/* One of the same owner and id is replaced. Responses have a part of the store: the oldest make room
- * for new ones. */
+/* One of the same owner and id is replaced. Responses have a part of the store: the oldest make
+ * room for new ones. */
 enum status store_response_put(struct store *s, const char *owner, const struct stored_response *r,
                                struct err *err);
 /* False, with OK in *st: the owner has no such response. The caller deinits what was found. */
@@ -147,7 +148,8 @@ enum status store_batch_list(struct store *s, const char *owner, const struct st
 enum status store_batch_unfinished(struct store *s, struct stored_batch **batches, size_t *n,
                                    struct err *err);
 
-/* From one of the statuses in `from` (bits by status) to `to`. False, with OK: it was in another. */
+/* From one of the statuses in `from` (bits by status) to `to`. False, with OK: it was in another.
+ */
 bool store_batch_move(struct store *s, const char *id, unsigned from, enum batch_status to,
                       int64_t now, enum status *st, struct err *err);
 /* After validation: how many lines there are, and the model they name. A batch that is cancelled
@@ -169,11 +171,12 @@ struct batch_answer {
 /* All of them in one transaction; an answer that is there already stays as it is. */
 enum status store_batch_answer(struct store *s, const char *id, const struct batch_answer *answers,
                                size_t n, struct err *err);
-/* A bit for each line that has an answer, from the lowest on; `bits` has (n_lines + 7) / 8 bytes. */
+/* A bit for each line that has an answer, from the lowest on; `bits` has (n_lines + 7) / 8 bytes.
+ */
 enum status store_batch_answered(struct store *s, const char *id, uint8_t *bits, int64_t n_lines,
                                  struct err *err);
-/* Makes the output file of the answers that went well and the error file of the others, in the order
- * of the lines, and ends the batch as COMPLETED, EXPIRED or CANCELLED: all at once. */
+/* Makes the output file of the answers that went well and the error file of the others, in the
+ * order of the lines, and ends the batch as COMPLETED, EXPIRED or CANCELLED: all at once. */
 enum status store_batch_finish(struct store *s, const char *id, enum batch_status end, int64_t now,
                                int64_t files_expire_at, struct err *err);
 

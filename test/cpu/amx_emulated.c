@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The AMX kernels of cpu/ once more, over tile registers in memory: the tile instructions as
  * functions of AVX-512, in the order of sums that the processor's manual gives for TDPBF16PS. */
 #include "test/cpu/amx_emulated.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The kernels for AMX on any machine with AVX-512 and bf16: what is written for the tile registers
  * is compiled a second time with those emulated, so that its sums and its bits are tested
  * everywhere.

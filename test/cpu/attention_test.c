@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Stores and attention together: K and V go to pages in one way or another, and each row's output
  * equals a naive softmax over what it sees. Blocks that nobody owns hold NaN. */
 #include "test/device/op_harness.h"
@@ -84,11 +85,15 @@ static void open_world(struct world *w, const char *backend, const struct geomet
     w->rig = op_open(backend, g->dtype, &limits);
     const struct kv_layer layers[] = {
         {.n_heads = 1, .n_kv_heads = 1, .head_dim_k = 8, .head_dim_v = 8},
-        {.n_heads = g->n_heads, .n_kv_heads = g->n_kv_heads, .head_dim_k = g->dim,
-         .head_dim_v = value_dim(g), .v_in_k = g->dim_v > 0, .k_scale = storage->k_scale,
+        {.n_heads = g->n_heads,
+         .n_kv_heads = g->n_kv_heads,
+         .head_dim_k = g->dim,
+         .head_dim_v = value_dim(g),
+         .v_in_k = g->dim_v > 0,
+         .k_scale = storage->k_scale,
          .v_scale = storage->v_scale}};
-    const struct kv_set_desc desc = {.n_layers = 2, .layers = layers, .dtype = g->dtype,
-                                     .format = storage->format};
+    const struct kv_set_desc desc = {
+        .n_layers = 2, .layers = layers, .dtype = g->dtype, .format = storage->format};
     CHECK_EQ(w->rig.ops->kv_open(w->rig.be, 0, &desc, &err), OK);
     for (int32_t i = 0; i < LANES; i++) {
         w->k[i] = xcalloc((size_t)LEN * g->n_kv_heads * g->dim, sizeof(float));
@@ -186,8 +191,8 @@ static void as_stored(const struct world *w, const float *x, float scale, float 
         kv_encode_scalar(&p, x, g->dim, codes, &s);
     }
     for (int32_t d = 0; d < g->dim; d++) {
-        out[d] = w->storage.format == KV_PLAIN ? op_rounded(g->dtype, x[d])
-                                               : kv_decode(&p, s, codes[d]);
+        out[d] =
+            w->storage.format == KV_PLAIN ? op_rounded(g->dtype, x[d]) : kv_decode(&p, s, codes[d]);
         out[d] = rounds(w) ? op_rounded(DT_BF16, out[d]) : out[d];
     }
 }

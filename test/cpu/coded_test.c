@@ -1,7 +1,10 @@
-/* Weights that stay quantised: products have the bits of those whose numbers were all made at load. */
+// SPDX-License-Identifier: Apache-2.0
+/* Weights that stay quantised: products have the bits of those whose numbers were all made at load.
+ */
 #include "test/device/op_harness.h"
 
-/* A format: as files have them, but for the packing of whole bytes, which is the codec's own affair. */
+/* A format: as files have them, but for the packing of whole bytes, which is the codec's own
+ * affair. */
 struct format {
     const char *name;
     enum dtype values, scales;
@@ -33,9 +36,9 @@ static const struct {
     const char *name;
     int32_t n_scales, scale_at[2];
 } in_blocks[] = {
-    {"Q4_0", 1, {0}},    {"Q4_1", 2, {0, 2}}, {"Q5_0", 1, {0}},   {"Q5_1", 2, {0, 2}},
-    {"Q8_0", 1, {0}},    {"Q4_K", 2, {0, 2}}, {"Q5_K", 2, {0, 2}}, {"Q6_K", 1, {208}},
-    {"IQ4_NL", 1, {0}},  {"MXFP4", 0, {0}},
+    {"Q4_0", 1, {0}},   {"Q4_1", 2, {0, 2}}, {"Q5_0", 1, {0}},    {"Q5_1", 2, {0, 2}},
+    {"Q8_0", 1, {0}},   {"Q4_K", 2, {0, 2}}, {"Q5_K", 2, {0, 2}}, {"Q6_K", 1, {208}},
+    {"IQ4_NL", 1, {0}}, {"MXFP4", 0, {0}},
 };
 
 enum { N_IN_BLOCKS = sizeof in_blocks / sizeof in_blocks[0] };
@@ -155,8 +158,7 @@ static struct weight *open_parts(struct op_rig *r, const struct weight_part *par
     return w;
 }
 
-static struct weight *open_table(struct op_rig *r, const struct weight_part *part,
-                                 enum dtype dtype)
+static struct weight *open_table(struct op_rig *r, const struct weight_part *part, enum dtype dtype)
 {
     struct weight_desc d = {.name = "test",
                             .kind = WEIGHT_EMBED,
@@ -200,8 +202,8 @@ static void try_tensors(const char *backend, const char *name, struct weight_par
     struct op_rig rig = op_open(backend, dtype, &limits);
     struct weight_part parts[2], plain[2];
     for (int32_t i = 0; i < 2; i++) {
-        parts[i] = weight_part_slice(whole[i], cut->first_row, cut->n_rows, cut->first_col,
-                                     cut->n_cols);
+        parts[i] =
+            weight_part_slice(whole[i], cut->first_row, cut->n_rows, cut->first_col, cut->n_cols);
         plain[i] = make_plain(&parts[i]);
     }
     struct weight *w = open_parts(&rig, parts, 2, dtype, cut->segments);
@@ -213,8 +215,8 @@ static void try_tensors(const char *backend, const char *name, struct weight_par
         float *y = product(&rig, w, x, rows[i]), *want = product(&rig, same, x, rows[i]);
         size_t n_bytes = (size_t)rows[i] * (size_t)w->n_out * sizeof *y;
         if (memcmp(y, want, n_bytes) != 0) {
-            CHECK_FAIL("%s: %s, type %d, %d rows, columns %d + %d, %d segments", backend, name, dtype,
-                       rows[i], cut->first_col, cut->n_cols, cut->segments);
+            CHECK_FAIL("%s: %s, type %d, %d rows, columns %d + %d, %d segments", backend, name,
+                       dtype, rows[i], cut->first_col, cut->n_cols, cut->segments);
         }
         free(y);
         free(want);
@@ -252,11 +254,8 @@ OP_TEST(products_of_codes_have_the_bits_of_numbers)
 OP_TEST(products_of_blocks_have_the_bits_of_numbers)
 {
     static const struct cut cuts[] = {
-        {0, 190, 0, 512, 1},
-        {0, 190, 0, 512, 2},
-        {3, 77, 128, 256, 2},
-        {3, 77, 208, 304, 1},
-        {3, 77, 16, 96, 1},
+        {0, 190, 0, 512, 1},  {0, 190, 0, 512, 2}, {3, 77, 128, 256, 2},
+        {3, 77, 208, 304, 1}, {3, 77, 16, 96, 1},
     };
     for (int32_t i = 0; i < N_IN_BLOCKS; i++) {
         for (int32_t k = 0; k < 2; k++) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rounding of inputs: each number is the nearest that the format has, ties to the even code. */
 #include "cpu/cpu_internal.h"
 #include "test/check.h"

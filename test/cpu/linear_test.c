@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Products: values, odd shapes, padding, segments of K, and equal bits for any number of rows. */
 #include "engine/device/ops_default.h"
 #include "test/device/op_harness.h"
@@ -148,7 +149,10 @@ static void try_activation(const char *backend, int32_t rows, int32_t width, boo
     };
     struct activation_args act = {.x = a.y,
                                   .out = op_tensor(&rig, NULL, rows, width, width + 5),
-                                  .n_rows = rows, .width = width, .kind = ACT_SILU, .gated = is_gated};
+                                  .n_rows = rows,
+                                  .width = width,
+                                  .kind = ACT_SILU,
+                                  .gated = is_gated};
     CHECK_EQ(ops_linear_act(rig.be, &a, &act), OK);
     float *fused = op_fetch(&rig, act.out, rows, width);
     CHECK_EQ(rig.ops->linear(rig.be, &a), OK);
@@ -191,7 +195,10 @@ static void try_mlp(const char *backend, int32_t rows, int32_t width, bool is_ga
     };
     struct activation_args act = {.x = up.y,
                                   .out = op_tensor(&rig, NULL, rows, width, width + 5),
-                                  .n_rows = rows, .width = width, .kind = ACT_SILU, .gated = is_gated};
+                                  .n_rows = rows,
+                                  .width = width,
+                                  .kind = ACT_SILU,
+                                  .gated = is_gated};
     struct linear_args down = {
         .weight = op_weight(&rig, WEIGHT_LINEAR, DT_BF16, w_down, 1, N_DOWN, width, NULL, segments),
         .x = act.out,
@@ -252,7 +259,10 @@ static void try_norm_linear(const char *backend, int32_t rows, bool is_mlp)
     };
     struct activation_args act = {.x = up.y,
                                   .out = op_tensor(&rig, NULL, rows, WIDTH, WIDTH),
-                                  .n_rows = rows, .width = WIDTH, .kind = ACT_SILU, .gated = true};
+                                  .n_rows = rows,
+                                  .width = WIDTH,
+                                  .kind = ACT_SILU,
+                                  .gated = true};
     struct linear_args down = {
         .weight = op_weight(&rig, WEIGHT_LINEAR, DT_BF16, w_down, 1, N_DOWN, WIDTH, NULL, 1),
         .x = act.out,

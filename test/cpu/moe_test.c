@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The choice of experts, and the sums over those. */
 #include "test/device/op_harness.h"
 
@@ -22,8 +23,13 @@ OP_TEST(a_correction_is_of_the_choice_alone)
         .router = op_weight(&rig, WEIGHT_LINEAR, DT_F32, eye, 1, EXPERTS, EXPERTS, NULL, 1),
         .correction = op_vector(&rig, added, EXPERTS),
         .x = op_tensor(&rig, logits, 1, EXPERTS, EXPERTS),
-        .n_rows = 1, .n_experts = EXPERTS, .k = K, .scoring = MOE_SOFTMAX_TOPK, .scale = 2.0f,
-        .n_group = 1, .topk_group = 1};
+        .n_rows = 1,
+        .n_experts = EXPERTS,
+        .k = K,
+        .scoring = MOE_SOFTMAX_TOPK,
+        .scale = 2.0f,
+        .n_group = 1,
+        .topk_group = 1};
     CHECK_EQ(rig.ops->alloc(rig.be, sizeof ids, &a.ids), OK);
     CHECK_EQ(rig.ops->alloc(rig.be, sizeof weights, &a.weights), OK);
     CHECK_EQ(rig.ops->moe_route(rig.be, &a), OK);
@@ -129,8 +135,8 @@ static void try_ffn(const char *backend, const struct ffn *f)
             size_t e = ids[r * f->k + i];
             expert_ref(f, x + (size_t)r * f->hidden, gu + e * 2 * f->ffn * f->hidden,
                        gu_bias ? gu_bias + e * 2 * f->ffn : NULL, down + e * f->ffn * f->hidden,
-                       down_bias ? down_bias + e * f->hidden : NULL,
-                       (double)weights[r * f->k + i], wanted + (size_t)r * f->hidden);
+                       down_bias ? down_bias + e * f->hidden : NULL, (double)weights[r * f->k + i],
+                       wanted + (size_t)r * f->hidden);
         }
     }
     /* A hidden value next to a rounding boundary may round the other way in bf16. */
@@ -182,7 +188,7 @@ OP_TEST(experts_sum_in_order_of_their_ids)
         {19, 8, 3, 40, 32, 4, DT_F32, ACT_GPT_OSS, true, false, {0.8f, 3.0f}, false},
         /* More than a chunk. */
         {1100, 4, 2, 16, 16, 1, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}, false},
-            {37, 8, 3, 40, 32, 4, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}, true},
+        {37, 8, 3, 40, 32, 4, DT_F32, ACT_SILU, false, false, {0.0f, 0.0f}, true},
         {9, 5, 1, 64, 48, 2, DT_BF16, ACT_SILU, false, true, {0.0f, 0.0f}, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The thread pool alone: every item once, however many. */
 #include "cpu/cpu_pool.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks on the CPU: sharded products joined by reduce, and gathered logits, have the bits of one
  * rank; a rank that leaves does not hang the others. */
 #include "test/device/op_harness.h"
@@ -40,8 +41,13 @@ static void row_sharded(struct op_rig *r, struct rank *k)
     int32_t n = N_IN / c->n_ranks;
     struct weight_part part = weight_part_plain(c->w + k->rank * n, DT_F32, N_OUT, n, N_IN);
     struct weight_part bias = weight_part_plain(c->bias, DT_F32, 1, N_OUT, N_OUT);
-    struct weight_desc d = {.dtype = c->dtype, .n_out = N_OUT, .n_in = n, .n_experts = 1,
-                            .n_parts = 1, .parts = &part, .bias = &bias,
+    struct weight_desc d = {.dtype = c->dtype,
+                            .n_out = N_OUT,
+                            .n_in = n,
+                            .n_experts = 1,
+                            .n_parts = 1,
+                            .parts = &part,
+                            .bias = &bias,
                             .k_segments = SEGMENTS / c->n_ranks};
     struct linear_args a = {.weight = open_part(r, WEIGHT_LINEAR, d),
                             .x = op_tensor(r, c->x, ROWS, N_IN, N_IN),
@@ -61,8 +67,13 @@ static void gathered(struct op_rig *r, struct rank *k)
     int32_t n = 128 / c->n_ranks;
     struct weight_part part =
         weight_part_plain(c->w + (size_t)k->rank * n * N_IN, DT_F32, n, N_IN, N_IN);
-    struct weight_desc d = {.dtype = c->dtype, .n_out = n, .n_in = N_IN, .n_experts = 1,
-                            .n_parts = 1, .parts = &part, .k_segments = 1};
+    struct weight_desc d = {.dtype = c->dtype,
+                            .n_out = n,
+                            .n_in = N_IN,
+                            .n_experts = 1,
+                            .n_parts = 1,
+                            .parts = &part,
+                            .k_segments = 1};
     struct linear_args a = {.weight = open_part(r, WEIGHT_LINEAR, d),
                             .x = op_tensor(r, c->x, ROWS, N_IN, N_IN),
                             .y = op_tensor(r, NULL, ROWS, n, n),
@@ -90,18 +101,31 @@ static void experts(struct op_rig *r, struct rank *k)
                                     HIDDEN, n, FFN);
         bias[e] = weight_part_plain(c->down_bias + e * HIDDEN, DT_F32, 1, HIDDEN, HIDDEN);
     }
-    struct weight_desc d = {.dtype = c->dtype, .n_out = 2 * n, .n_in = HIDDEN,
-                            .n_experts = EXPERTS, .n_parts = 2 * EXPERTS, .parts = gu,
+    struct weight_desc d = {.dtype = c->dtype,
+                            .n_out = 2 * n,
+                            .n_in = HIDDEN,
+                            .n_experts = EXPERTS,
+                            .n_parts = 2 * EXPERTS,
+                            .parts = gu,
                             .k_segments = 1};
-    struct weight_desc d2 = {.dtype = c->dtype, .n_out = HIDDEN, .n_in = n, .n_experts = EXPERTS,
-                             .n_parts = EXPERTS, .parts = down, .bias = bias,
+    struct weight_desc d2 = {.dtype = c->dtype,
+                             .n_out = HIDDEN,
+                             .n_in = n,
+                             .n_experts = EXPERTS,
+                             .n_parts = EXPERTS,
+                             .parts = down,
+                             .bias = bias,
                              .k_segments = SEGMENTS / c->n_ranks};
     struct moe_ffn_args a = {.gate_up = open_part(r, WEIGHT_EXPERTS, d),
                              .down = open_part(r, WEIGHT_EXPERTS, d2),
                              .x = op_tensor(r, c->moe_x, ROWS, HIDDEN, HIDDEN),
                              .y = op_tensor(r, NULL, ROWS, HIDDEN, HIDDEN),
-                             .n_rows = ROWS, .n_experts = EXPERTS, .k = K, .ffn = n,
-                             .kind = ACT_SILU, .partial = true};
+                             .n_rows = ROWS,
+                             .n_experts = EXPERTS,
+                             .k = K,
+                             .ffn = n,
+                             .kind = ACT_SILU,
+                             .partial = true};
     r->ops->alloc(r->be, sizeof c->ids, &a.ids);
     r->ops->alloc(r->be, sizeof c->picks, &a.weights);
     r->ops->write(r->be, a.ids, c->ids, sizeof c->ids);
@@ -116,8 +140,11 @@ static struct op_rig open_rank(const struct rank *k)
 {
     struct backend_limits limits = op_limits();
     struct op_rig r = {.dtype = k->c->dtype};
-    struct backend_options o = {.rank = k->rank, .n_ranks = k->c->n_ranks, .comm = k->c->comm,
-                                .dtype = k->c->dtype, .threads = 2};
+    struct backend_options o = {.rank = k->rank,
+                                .n_ranks = k->c->n_ranks,
+                                .comm = k->c->comm,
+                                .dtype = k->c->dtype,
+                                .threads = 2};
     struct err err = {""};
     if (cpu_open(&o, &r.be, &err) != OK) {
         printf("rank: %s\n", err.text);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Trees of /proc and /sys as machines and containers show them. */
 #include "cpu/cpu_room.h"
 #include "test/check.h"

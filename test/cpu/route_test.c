@@ -1,9 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Routing to experts by the families' rules, against cases that transformers computed. */
 #include "engine/base/json.h"
 #include "test/device/op_harness.h"
 
-static void route(struct op_rig *rig, struct moe_route_args *a, const float *logits,
-                  int32_t *ids, float *weights)
+static void route(struct op_rig *rig, struct moe_route_args *a, const float *logits, int32_t *ids,
+                  float *weights)
 {
     /* The router is the identity, so that x is the logits. */
     float *eye = xcalloc((size_t)a->n_experts * a->n_experts, sizeof *eye);
@@ -118,8 +119,8 @@ OP_TEST(experts_scale_their_own_weights)
     float scale[N] = {0.5f, -2.0f, 3.0f, 1.0f, 0.25f, 7.0f};
     float logits[N] = {0.3f, 1.1f, -0.4f, 0.9f, 2.0f, 0.1f}, plain[K], weights[K];
     int32_t ids[K], scaled[K];
-    struct moe_route_args a = {.n_experts = N, .k = K, .scale = 1.5f, .n_group = 1,
-                               .renormalise = true};
+    struct moe_route_args a = {
+        .n_experts = N, .k = K, .scale = 1.5f, .n_group = 1, .renormalise = true};
     route(&rig, &a, logits, ids, plain);
     a.expert_scale = op_vector(&rig, scale, N);
     route(&rig, &a, logits, scaled, weights);

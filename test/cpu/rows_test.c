@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ops that treat rows one by one, against naive formulas in double precision. */
 #include "test/device/op_harness.h"
 
@@ -49,9 +50,9 @@ static void try_norm(const char *backend, enum norm_kind kind, int32_t rows, int
     for (int32_t r = 0; r < rows; r++) {
         double s = norm_ref(kind, x + (size_t)r * width, width, 1e-5, &mean);
         for (int32_t i = 0; i < width; i++) {
-            wanted[(size_t)r * width + i] = ((double)x[(size_t)r * width + i] - mean) * s *
-                                                ((double)w[i] + (double)offset) +
-                                            (bias ? (double)b[i] : 0.0);
+            wanted[(size_t)r * width + i] =
+                ((double)x[(size_t)r * width + i] - mean) * s * ((double)w[i] + (double)offset) +
+                (bias ? (double)b[i] : 0.0);
         }
     }
     CHECK(op_distance(out, wanted, n) < 1e-5);
@@ -85,7 +86,8 @@ static double act_ref(enum activation kind, struct act_shape s, double g, double
     case ACT_SILU: return g / (1.0 + exp(-g)) * u;
     case ACT_GELU: return 0.5 * g * (1.0 + erf(g / sqrt(2.0))) * u;
     case ACT_GELU_TANH:
-        return 0.5 * g * (1.0 + tanh(sqrt(2.0 / 3.14159265358979) * (g + 0.044715 * g * g * g))) * u;
+        return 0.5 * g * (1.0 + tanh(sqrt(2.0 / 3.14159265358979) * (g + 0.044715 * g * g * g))) *
+               u;
     case ACT_RELU: return fmax(g, 0.0) * u;
     case ACT_RELU2: return fmax(g, 0.0) * fmax(g, 0.0) * u;
     case ACT_GPT_OSS:
@@ -202,8 +204,10 @@ static void try_rope(const char *backend, const struct rope_case *c)
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, DT_F32, &limits);
     struct err err;
-    struct kv_layer layer = {.n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads,
-                             .head_dim_k = c->dim, .head_dim_v = c->dim};
+    struct kv_layer layer = {.n_heads = c->n_heads,
+                             .n_kv_heads = c->n_kv_heads,
+                             .head_dim_k = c->dim,
+                             .head_dim_v = c->dim};
     struct kv_set_desc kv = {.n_layers = 1, .layers = &layer, .dtype = DT_F32};
     CHECK_EQ(rig.ops->kv_open(rig.be, 0, &kv, &err), OK);
     int32_t q_width = c->n_heads * c->dim, k_width = c->n_kv_heads * c->dim;
@@ -260,7 +264,8 @@ static void try_rope(const char *backend, const struct rope_case *c)
         const float *values = x + (size_t)r * width + q_width + k_width;
         for (int32_t i = 0; i < k_width; i++) {
             double mean, by = c->v_norm ? norm_ref(NORM_RMS, values + i / c->dim * c->dim, c->dim,
-                                                   1e-6, &mean) : 1.0;
+                                                   1e-6, &mean)
+                                        : 1.0;
             const float *page = (const float *)(slot.block + i / c->dim * pages->head_bytes);
             CHECK_NEAR(page[i % c->dim * 16 + slot.token], k[i], 2e-5);
             const float *v = (const float *)((const char *)page + pages->v.at);
@@ -306,7 +311,7 @@ OP_TEST(rope_store_norms_rotates_and_stores)
         {2, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, false, true, {0.0f, 0, 0}, false},
         {2, 2, 48, 6, true, QK_NORM_HEAD, NORM_LAYER, true, true, {0.3f, 100, 0}, false},
         {2, 1, 16, 0, false, QK_NORM_NONE, NORM_RMS, false, false, {-0.2f, 1003, 1}, false},
-            {4, 1, 32, 16, false, QK_NORM_HEAD, NORM_RMS, false, false, {0.0f, 0, 0}, true},
+        {4, 1, 32, 16, false, QK_NORM_HEAD, NORM_RMS, false, false, {0.0f, 0, 0}, true},
         {2, 1, 512, 256, false, QK_NORM_HEAD, NORM_RMS, false, false, {0.0f, 0, 0}, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -322,8 +327,8 @@ OP_TEST(mla_stores_one_key_and_attends_with_absorbed_queries)
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, DT_F32, &limits);
     struct err err;
-    struct kv_layer layer = {.n_heads = HEADS, .n_kv_heads = 1, .head_dim_k = KEY,
-                             .head_dim_v = LORA, .v_in_k = true};
+    struct kv_layer layer = {
+        .n_heads = HEADS, .n_kv_heads = 1, .head_dim_k = KEY, .head_dim_v = LORA, .v_in_k = true};
     struct kv_set_desc kv_desc = {.n_layers = 1, .layers = &layer, .dtype = DT_F32};
     CHECK_EQ(rig.ops->kv_open(rig.be, 0, &kv_desc, &err), OK);
     float inv[ROPE / 2], *q = op_random((size_t)ROWS * HEADS * (NOPE + ROPE), 1.0f);
@@ -347,23 +352,46 @@ OP_TEST(mla_stores_one_key_and_attends_with_absorbed_queries)
     rig.in_step = true;
     CHECK_EQ(rig.ops->lane_blocks(rig.be, 0, 0, 3, (int32_t[]){7, 2, 9}), OK);
     op_begin(&rig, p);
-    struct mla_store_args store = {.q = tq, .kv = tkv, .q_out = tk, .rope = rope, .n_rows = ROWS,
-                                   .n_heads = HEADS, .q_head = NOPE + ROPE, .q_rope_offset = NOPE,
-                                   .rope_dim = ROPE, .kv_lora = LORA, .q_out_head = KEY,
-                                   .q_out_offset = LORA, .kv_norm = op_vector(&rig, w, LORA),
-                                   .eps = 1e-6f, .growth = {0.2f, 7, 1}};
+    struct mla_store_args store = {.q = tq,
+                                   .kv = tkv,
+                                   .q_out = tk,
+                                   .rope = rope,
+                                   .n_rows = ROWS,
+                                   .n_heads = HEADS,
+                                   .q_head = NOPE + ROPE,
+                                   .q_rope_offset = NOPE,
+                                   .rope_dim = ROPE,
+                                   .kv_lora = LORA,
+                                   .q_out_head = KEY,
+                                   .q_out_offset = LORA,
+                                   .kv_norm = op_vector(&rig, w, LORA),
+                                   .eps = 1e-6f,
+                                   .growth = {0.2f, 7, 1}};
     CHECK_EQ(rig.ops->mla_store(rig.be, &store), OK);
     struct linear_heads_args up = {
-        op_weight(&rig, WEIGHT_HEADS, DT_F32, absorb, HEADS, LORA, NOPE, NULL, 1), tq, tk, ROWS,
-        NOPE + ROPE, KEY};
+        op_weight(&rig, WEIGHT_HEADS, DT_F32, absorb, HEADS, LORA, NOPE, NULL, 1),
+        tq,
+        tk,
+        ROWS,
+        NOPE + ROPE,
+        KEY};
     CHECK_EQ(rig.ops->linear_heads(rig.be, &up), OK);
-    struct attention_args attn = {.q = tk, .out = tout, .n_rows = ROWS, .n_heads = HEADS,
-                                  .n_kv_heads = 1, .head_dim_k = KEY, .head_dim_v = LORA,
+    struct attention_args attn = {.q = tk,
+                                  .out = tout,
+                                  .n_rows = ROWS,
+                                  .n_heads = HEADS,
+                                  .n_kv_heads = 1,
+                                  .head_dim_k = KEY,
+                                  .head_dim_v = LORA,
                                   .scale = 0.2f};
     CHECK_EQ(rig.ops->attention(rig.be, &attn), OK);
     struct linear_heads_args down = {
-        op_weight(&rig, WEIGHT_HEADS, DT_F32, expand, HEADS, VALUE, LORA, NULL, 1), tout, ty, ROWS,
-        LORA, VALUE};
+        op_weight(&rig, WEIGHT_HEADS, DT_F32, expand, HEADS, VALUE, LORA, NULL, 1),
+        tout,
+        ty,
+        ROWS,
+        LORA,
+        VALUE};
     CHECK_EQ(rig.ops->linear_heads(rig.be, &down), OK);
     op_end(&rig);
     float *y = op_fetch(&rig, ty, ROWS, HEADS * VALUE);
@@ -458,7 +486,8 @@ OP_TEST(embed_gather_gate_logits_and_pool)
     CHECK_EQ(rig.ops->gather(rig.be, &(struct gather_args){x, out, 2, WIDTH}), OK);
     CHECK_EQ(rig.ops->pool(rig.be, &(struct pool_args){out, 2, WIDTH}), OK);
     CHECK_EQ(rig.ops->row_gate(rig.be, &(struct row_gate_args){x, out, op_vector(&rig, gate, WIDTH),
-                                                              2, WIDTH, WIDTH}), OK);
+                                                               2, WIDTH, WIDTH}),
+             OK);
     CHECK_EQ(rig.ops->logits(rig.be, &(struct logits_args){x, x, ROWS, WIDTH, 0.25f, 0.7f}), OK);
     op_end(&rig);
     struct pass_results results[4];

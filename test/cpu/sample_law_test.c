@@ -1,12 +1,14 @@
-/* Drafts and the law that they leave: judged by p / q one by one or as siblings of a tree, whatever q
- * is, what comes out has p's law; and further draws are without replacement. Chi-squares are held
+// SPDX-License-Identifier: Apache-2.0
+/* Drafts and the law that they leave: judged by p / q one by one or as siblings of a tree, whatever
+ * q is, what comes out has p's law; and further draws are without replacement. Chi-squares are held
  * against their 0.9999 quantiles. */
 #include "test/device/op_sampler.h"
 
 enum { KINDS = 12, AT_ONCE = 50, TREES = 10 };
 
 /* Whether top-k or top-p leaves kind i out; law is the whole softmax. */
-static bool is_out(const float *logits, const struct sampling_params *p, const double *law, int32_t i)
+static bool is_out(const float *logits, const struct sampling_params *p, const double *law,
+                   int32_t i)
 {
     int32_t n_above = 0;
     double mass_above = 0.0;
@@ -48,8 +50,13 @@ static void judge_some(struct sampler *s, struct tensor q, struct tensor p, int3
     int32_t drafts[AT_ONCE];
     s->logits = q;
     for (int32_t j = 0; j < AT_ONCE; j++) {
-        add_draw(s, (struct pass_draw){.pos = j, .n_prompt = 1, .tree_row = -1, .keep = true,
-                                       .kind = DRAW_DRAFT, .noise = true, .law = 1 + j});
+        add_draw(s, (struct pass_draw){.pos = j,
+                                       .n_prompt = 1,
+                                       .tree_row = -1,
+                                       .keep = true,
+                                       .kind = DRAW_DRAFT,
+                                       .noise = true,
+                                       .law = 1 + j});
     }
     const struct draw_result *r = run_draws(s);
     for (int32_t j = 0; j < AT_ONCE; j++) {
@@ -73,8 +80,13 @@ static void try_siblings(struct sampler *s, struct tensor q, struct tensor p, in
     int32_t kids[TREES][MAX_SIBLINGS];
     s->logits = q;
     for (int32_t j = 0; j < TREES; j++) {
-        add_draw(s, (struct pass_draw){.pos = j, .n_prompt = 1, .tree_row = -1, .kind = DRAW_DRAFT,
-                                       .noise = true, .law = 1 + j, .more = n_kids - 1});
+        add_draw(s, (struct pass_draw){.pos = j,
+                                       .n_prompt = 1,
+                                       .tree_row = -1,
+                                       .kind = DRAW_DRAFT,
+                                       .noise = true,
+                                       .law = 1 + j,
+                                       .more = n_kids - 1});
     }
     const struct draw_result *r = run_draws(s);
     for (int32_t j = 0; j < TREES; j++) {
@@ -113,13 +125,13 @@ struct law_case {
     int32_t top_k, n_kids;
 };
 
-/* Draws `n` times with seeds from `seed` on and holds what comes out against p. *overlap: the sum of
- * min(p, q), the most that one draft can be accepted. Returns how often a draft was. */
+/* Draws `n` times with seeds from `seed` on and holds what comes out against p. *overlap: the sum
+ * of min(p, q), the most that one draft can be accepted. Returns how often a draft was. */
 static int32_t judge_case(const char *backend, const struct law_case *c, int32_t n, uint64_t seed,
                           double *overlap)
 {
-    static const double quantile[] = {0.0, 15.2, 18.5, 21.2, 23.6, 25.8, 27.9, 29.9, 31.9, 33.8,
-                                      35.6, 37.4};
+    static const double quantile[] = {0.0,  15.2, 18.5, 21.2, 23.6, 25.8,
+                                      27.9, 29.9, 31.9, 33.8, 35.6, 37.4};
     float logits[KINDS], draft[KINDS];
     double p_law[KINDS], q_law[KINDS], chi = 0.0;
     int32_t counts[KINDS] = {0}, n_accepted = 0, freedom = -1, step = c->n_kids ? TREES : AT_ONCE;
@@ -167,8 +179,10 @@ static int32_t judge_case(const char *backend, const struct law_case *c, int32_t
 OP_TEST(judged_drafts_follow_the_targets_law)
 {
     enum { N = 30000 };
-    static const struct law_case cases[] = {{1.0f, 1.0f, 0.5f, 0, 0}, {0.7f, 1.0f, 0.0f, 0, 0},
-                                            {1.5f, 1.0f, 0.9f, 4, 0}, {1.0f, 0.8f, 0.3f, 0, 0},
+    static const struct law_case cases[] = {{1.0f, 1.0f, 0.5f, 0, 0},
+                                            {0.7f, 1.0f, 0.0f, 0, 0},
+                                            {1.5f, 1.0f, 0.9f, 4, 0},
+                                            {1.0f, 0.8f, 0.3f, 0, 0},
                                             {1.0f, 1.0f, 1.0f, 0, 0}};
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         double accept;
@@ -212,8 +226,12 @@ OP_TEST(further_draws_are_without_replacement)
         s.rig.in_step = true;
         s.rig.ops->lane_params(s.rig.be, 0, &p);
         for (int32_t j = 0; j < AT_ONCE; j++) {
-            add_draw(&s, (struct pass_draw){.pos = j, .n_prompt = 1, .tree_row = -1, .noise = true,
-                                            .kind = DRAW_DRAFT, .more = FEW});
+            add_draw(&s, (struct pass_draw){.pos = j,
+                                            .n_prompt = 1,
+                                            .tree_row = -1,
+                                            .noise = true,
+                                            .kind = DRAW_DRAFT,
+                                            .more = FEW});
         }
         const struct draw_result *r = run_draws(&s);
         for (int32_t j = 0; j < AT_ONCE; j++) {

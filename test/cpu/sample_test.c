@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Drawing tokens: the order of penalties and bans, exact sets of top-k, top-p and min-p, the law
- * by chi-square, seeds, log-probabilities, and equal tokens from every set of kernels. Drafts and what
- * is drawn of them: sample_law_test.c. */
+ * by chi-square, seeds, log-probabilities, and equal tokens from every set of kernels. Drafts and
+ * what is drawn of them: sample_law_test.c. */
 #include "engine/base/exact.h"
 #include "test/device/op_sampler.h"
 
@@ -12,8 +13,9 @@ static struct draw_result draw_once(struct sampler *s, const struct sampling_par
     s->rig.ops->step_begin(s->rig.be, 0);
     s->rig.in_step = true;
     s->rig.ops->lane_params(s->rig.be, 0, p);
-    add_draw(s, (struct pass_draw){.pos = pos, .n_prompt = n_prompt, .tree_row = -1,
-                                   .logprobs = true, .top_n = 5});
+    add_draw(s,
+             (struct pass_draw){
+                 .pos = pos, .n_prompt = n_prompt, .tree_row = -1, .logprobs = true, .top_n = 5});
     return run_draws(s)[0];
 }
 
@@ -50,8 +52,9 @@ OP_TEST(logits_that_are_not_numbers_are_told)
         float value;
         int32_t first, n;
         bool broken;
-    } rows[] = {{NAN, 3, 1, true},           {NAN, VOCAB - 1, 1, true}, {INFINITY, 40, 1, true},
-                {-INFINITY, 0, VOCAB, true}, {-INFINITY, 1, VOCAB - 1, false}, {-NAN, 0, VOCAB, true}};
+    } rows[] = {
+        {NAN, 3, 1, true},           {NAN, VOCAB - 1, 1, true},        {INFINITY, 40, 1, true},
+        {-INFINITY, 0, VOCAB, true}, {-INFINITY, 1, VOCAB - 1, false}, {-NAN, 0, VOCAB, true}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         float logits[VOCAB] = {0};
         struct sampler s;
@@ -262,14 +265,14 @@ OP_TEST(top_k_top_p_and_min_p_keep_exact_sets)
         float top_p, min_p;
         int32_t n, ids[5];
     } cases[] = {
-        {2, 1.0f, 0.0f, 2, {10, 20}},          // 20 and 40 tie: the lower id
+        {2, 1.0f, 0.0f, 2, {10, 20}}, // 20 and 40 tie: the lower id
         {4, 1.0f, 0.0f, 4, {10, 20, 40, 5}},
-        {0, 0.55f, 0.0f, 2, {10, 20}},         // 0.4 + 0.2
+        {0, 0.55f, 0.0f, 2, {10, 20}}, // 0.4 + 0.2
         {0, 0.39f, 0.0f, 1, {10}},
         {0, 0.65f, 0.0f, 3, {10, 20, 40}},
         {0, 1e-6f, 0.0f, 1, {10}},
         {0, 1.0f, 0.3f, 3, {10, 20, 40}},
-        {3, 0.7f, 0.0f, 2, {10, 20}},          // of 0.8: 0.5, 0.25
+        {3, 0.7f, 0.0f, 2, {10, 20}}, // of 0.8: 0.5, 0.25
         {3, 0.76f, 0.0f, 3, {10, 20, 40}},
         {1, 1.0f, 0.0f, 1, {10}},
         {0, 0.95f, 0.24f, 5, {10, 20, 40, 5, 30}},

@@ -1,6 +1,7 @@
-/* Recurrent layers: convolution, recurrence and gates against plain token-by-token formulas in double
- * precision; and the same bits however rows come: in one pass or many, behind drafts that are taken
- * back, in trees, from snapshots and forks. */
+// SPDX-License-Identifier: Apache-2.0
+/* Recurrent layers: convolution, recurrence and gates against plain token-by-token formulas in
+ * double precision; and the same bits however rows come: in one pass or many, behind drafts that
+ * are taken back, in trees, from snapshots and forks. */
 #include "test/device/op_harness.h"
 
 #include "cpu/cpu_state.h"
@@ -82,7 +83,8 @@ static void close_layer(struct layer *l)
 
 /* ---- feeding ------------------------------------------------------------------------------ */
 
-/* Begins a pass, adds sequences whose row r has input `inputs[r]`, and runs it: out [rows][width]. */
+/* Begins a pass, adds sequences whose row r has input `inputs[r]`, and runs it: out [rows][width].
+ */
 static void begin(struct layer *l)
 {
     l->pass.pass = (struct pass){.n_rows = 0};
@@ -95,7 +97,8 @@ static void put_row(struct layer *l, int32_t row, int32_t input)
         const float *from;
         struct tensor *to;
         int32_t n;
-    } parts[] = {{l->raw, &l->x, l->g.conv_width}, {l->decay, &l->d, l->decays},
+    } parts[] = {{l->raw, &l->x, l->g.conv_width},
+                 {l->decay, &l->d, l->decays},
                  {l->beta, &l->b, l->g.n_heads}};
     for (int32_t i = 0; i < 3; i++) {
         size_t at = (size_t)row * (size_t)parts[i].to->stride * sizeof(float);
@@ -117,13 +120,26 @@ static float *run(struct layer *l)
 {
     const struct state_layer *g = &l->g;
     int32_t n = l->pass.pass.n_rows, keys = g->n_key_heads * g->key_dim;
-    struct short_conv_args conv = {.x = l->x, .out = l->conv, .weight = l->w_kernel,
-                                   .bias = l->w_bias, .n_rows = n, .width = g->conv_width,
-                                   .kernel = g->conv_kernel, .silu = true};
-    struct recurrence_args a = {.x = l->conv, .k_at = keys, .v_at = 2 * keys, .decay = l->d,
-                                .beta = l->b, .out = l->out, .a_log = l->w_a_log,
-                                .dt_bias = l->w_dt_bias, .skip = l->w_skip, .n_rows = n,
-                                .decay_scale = l->scale, .decay_bound = l->bound};
+    struct short_conv_args conv = {.x = l->x,
+                                   .out = l->conv,
+                                   .weight = l->w_kernel,
+                                   .bias = l->w_bias,
+                                   .n_rows = n,
+                                   .width = g->conv_width,
+                                   .kernel = g->conv_kernel,
+                                   .silu = true};
+    struct recurrence_args a = {.x = l->conv,
+                                .k_at = keys,
+                                .v_at = 2 * keys,
+                                .decay = l->d,
+                                .beta = l->b,
+                                .out = l->out,
+                                .a_log = l->w_a_log,
+                                .dt_bias = l->w_dt_bias,
+                                .skip = l->w_skip,
+                                .n_rows = n,
+                                .decay_scale = l->scale,
+                                .decay_bound = l->bound};
     op_begin(&l->rig, &l->pass);
     CHECK_EQ(l->rig.ops->short_conv(l->rig.be, &conv), OK);
     CHECK_EQ(l->rig.ops->recurrence(l->rig.be, &a), OK);
@@ -197,9 +213,11 @@ static void step_ref(const struct layer *l, int32_t t, int32_t h, double *s, dou
     double strength = exp((double)l->a_log[h]), dt = 0.0;
     for (int32_t d = 0; d < dk; d++) {
         int32_t at = g->per_channel ? h * dk + d : h;
-        double a = (double)l->scale * (double)l->decay[(size_t)t * l->decays + at] + (double)l->dt_bias[at];
+        double a = (double)l->scale * (double)l->decay[(size_t)t * l->decays + at] +
+                   (double)l->dt_bias[at];
         dt = log1p(exp(a));
-        double by = exp(l->bound < 0.0f ? (double)l->bound / (1.0 + exp(-strength * a)) : -strength * dt);
+        double by =
+            exp(l->bound < 0.0f ? (double)l->bound / (1.0 + exp(-strength * a)) : -strength * dt);
         for (int32_t i = 0; i < dv; i++) {
             s[d * dv + i] *= by;
         }
@@ -349,8 +367,8 @@ static void see(struct layer *l, int32_t row, int32_t parent)
     l->pass.mask[row * TREE_MASK_WORDS + row / 64] |= 1ull << (row % 64);
 }
 
-/* A tree whose root is the text's token `known`, and in which a path of `depth` nodes, among others,
- * is the text; the path is accepted. The rows' outputs are put to their positions. */
+/* A tree whose root is the text's token `known`, and in which a path of `depth` nodes, among
+ * others, is the text; the path is accepted. The rows' outputs are put to their positions. */
 static void grow(struct layer *l, int32_t lane, int32_t known, int32_t depth, float *out)
 {
     int32_t inputs[64], parent[64], pos[64], path[64], n = 1, last = 0;
@@ -475,8 +493,12 @@ OP_TEST(state_sets_that_cannot_be_are_refused)
 {
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, DT_F32, &limits);
-    const struct state_layer good = {.kind = STATE_DELTA, .n_heads = 4, .n_key_heads = 2,
-                                     .key_dim = 8, .value_dim = 8, .conv_width = 64,
+    const struct state_layer good = {.kind = STATE_DELTA,
+                                     .n_heads = 4,
+                                     .n_key_heads = 2,
+                                     .key_dim = 8,
+                                     .value_dim = 8,
+                                     .conv_width = 64,
                                      .conv_kernel = 4};
     struct state_sizes sizes;
     for (int32_t i = 0; i < 7; i++) {
@@ -508,8 +530,13 @@ OP_TEST(gates_follow_their_formulas)
     struct op_rig rig = op_open(backend, DT_BF16, &limits);
     for (int32_t i = 0; i < 36; i++) {
         int32_t group = op_int(1, 40), width = group * op_int(1, 5), rows = op_int(1, 4);
-        struct gate_args a = {.n_rows = rows, .width = width, .group = group, .act = i % 3,
-                              .gate_first = i % 2 == 1, .per_group = i % 4 == 0, .scale = 0.8f,
+        struct gate_args a = {.n_rows = rows,
+                              .width = width,
+                              .group = group,
+                              .act = i % 3,
+                              .gate_first = i % 2 == 1,
+                              .per_group = i % 4 == 0,
+                              .scale = 0.8f,
                               .eps = 1e-5f};
         int32_t n_norm = i % 6 < 2 ? 0 : (i % 6 < 4 ? group : width);
         int32_t gates = a.per_group ? width / group : width;
@@ -520,14 +547,16 @@ OP_TEST(gates_follow_their_formulas)
             for (int32_t c = 0; c < width; c += group) {
                 double square = 0.0, opened[64];
                 for (int32_t j = 0; j < group; j++) {
-                    double z = (double)a.scale * (double)g[r * gates + (a.per_group ? c / group : c + j)];
+                    double z =
+                        (double)a.scale * (double)g[r * gates + (a.per_group ? c / group : c + j)];
                     opened[j] = gate_ref(a.act, z);
                     double v = (double)x[r * width + c + j] * (a.gate_first ? opened[j] : 1.0);
                     square += v * v;
                 }
                 for (int32_t j = 0; j < group; j++) {
                     double norm = n_norm ? (double)w[n_norm == width ? c + j : j] /
-                                               sqrt(square / group + 1e-5) : 1.0;
+                                               sqrt(square / group + 1e-5)
+                                         : 1.0;
                     wanted[r * width + c + j] = (double)x[r * width + c + j] * opened[j] * norm;
                 }
             }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rope, the store into pages, attention and what moves pages, against the scalar backend: keys and
  * values enter both caches through the same ops. */
 #include "engine/device/ops_default.h"
@@ -39,10 +40,10 @@ static bool open_setup(struct setup *u, enum dtype dtype, bool deterministic, co
     }
     struct pair *p = &u->p;
     u->s = *s;
-    const int32_t n_norm = s->qk_norm == QK_NORM_WIDTH ||
-                                   (s->qk_norm == QK_NORM_HEAD && s->norm_kind == NORM_LAYER)
-                               ? s->head_dim * s->n_heads
-                               : s->head_dim;
+    const int32_t n_norm =
+        s->qk_norm == QK_NORM_WIDTH || (s->qk_norm == QK_NORM_HEAD && s->norm_kind == NORM_LAYER)
+            ? s->head_dim * s->n_heads
+            : s->head_dim;
     const int32_t k_norm = n_norm == s->head_dim ? n_norm : s->head_dim * s->n_kv_heads;
     u->q_norm = vector_make(p, n_norm, 1.0f);
     u->k_norm = vector_make(p, k_norm, 1.0f);
@@ -53,8 +54,10 @@ static bool open_setup(struct setup *u, enum dtype dtype, bool deterministic, co
         inv_freq[i] = powf(10000.0f, -(float)i / (float)s->n_pairs);
     }
     const struct rope_desc rope = {s->n_pairs, inv_freq, 1.1f, s->interleaved, 1100};
-    const struct kv_layer layer = {.n_heads = s->n_heads, .n_kv_heads = s->n_kv_heads,
-                                   .head_dim_k = s->head_dim, .head_dim_v = s->head_dim};
+    const struct kv_layer layer = {.n_heads = s->n_heads,
+                                   .n_kv_heads = s->n_kv_heads,
+                                   .head_dim_k = s->head_dim,
+                                   .head_dim_v = s->head_dim};
     const struct kv_layer layers[] = {layer, layer};
     const struct kv_set_desc set = {.n_layers = 2, .layers = layers, .dtype = dtype};
     for (int b = 0; b < 2; b++) {
@@ -124,8 +127,7 @@ static void attend(struct setup *u, const struct pair_tensor *qkv, const char *w
     const int32_t out_width = u->s.n_heads * u->s.head_dim;
     struct pair_tensor out = tensor_poisoned(p, qkv->n_rows, out_width + 8, p->dtype);
     struct attention_args a;
-    BOTH(p, attention, a, a = attention_args(u, qkv->n_rows, b); a.q = qkv->t[b];
-         a.out = out.t[b]);
+    BOTH(p, attention, a, a = attention_args(u, qkv->n_rows, b); a.q = qkv->t[b]; a.out = out.t[b]);
     check_tensor(p, what, &out, out_width, 2 * pair_tolerance(p));
 }
 
@@ -229,12 +231,12 @@ TEST(attention_agrees)
     }
 }
 
-/* Steps of decoding rows, each of which reads what the ones before stored: rope, store and attention
- * are one kernel where that takes the shape. The second pass of each step attends to nothing, as
- * where a pass ends with its last layer's keys: they must be there all the same. */
+/* Steps of decoding rows, each of which reads what the ones before stored: rope, store and
+ * attention are one kernel where that takes the shape. The second pass of each step attends to
+ * nothing, as where a pass ends with its last layer's keys: they must be there all the same. */
 static void few_case(enum dtype dtype, const struct shape *s)
 {
-    struct seq_spec specs[] = {{100, 1, false}, {0, 1, false}, {14, 1, false},
+    struct seq_spec specs[] = {{100, 1, false}, {0, 1, false},  {14, 1, false},
                                {64, 1, false},  {47, 1, false}, {150, 1, false}};
     static struct test_pass t;
     struct setup u = {0};
@@ -358,8 +360,11 @@ TEST(mla_agrees)
             inv_freq[i] = powf(10000.0f, -(float)i / 8.0f);
         }
         const struct rope_desc rope_desc = {8, inv_freq, 1.0f, true, 1024};
-        const struct kv_layer layer = {.n_heads = heads, .n_kv_heads = 1, .head_dim_k = q_head,
-                                       .head_dim_v = lora, .v_in_k = true};
+        const struct kv_layer layer = {.n_heads = heads,
+                                       .n_kv_heads = 1,
+                                       .head_dim_k = q_head,
+                                       .head_dim_v = lora,
+                                       .v_in_k = true};
         const struct kv_set_desc set = {.n_layers = 1, .layers = &layer, .dtype = p.dtype};
         struct rope_table *rope[2];
         for (int b = 0; b < 2; b++) {
@@ -379,18 +384,27 @@ TEST(mla_agrees)
             struct pair_tensor q = tensor_random(&p, n, heads * q_head, heads * q_head, 1.0f);
             struct pair_tensor raw = tensor_random(&p, n, heads * 40, heads * 40, 1.0f);
             struct pair_tensor kv = tensor_random(&p, n, q_head, q_head + 8, 1.0f);
-            struct mla_store_args a = {.n_rows = n, .n_heads = heads, .q_head = 40,
-                                       .q_rope_offset = 24, .rope_dim = rope_dim,
-                                       .q_out_head = q_head, .q_out_offset = lora,
-                                       .kv_lora = lora, .eps = 1e-6f,
+            struct mla_store_args a = {.n_rows = n,
+                                       .n_heads = heads,
+                                       .q_head = 40,
+                                       .q_rope_offset = 24,
+                                       .rope_dim = rope_dim,
+                                       .q_out_head = q_head,
+                                       .q_out_offset = lora,
+                                       .kv_lora = lora,
+                                       .eps = 1e-6f,
                                        .growth = {past ? 0.0f : 0.2f, 11, 0}};
             BOTH(&p, mla_store, a, a.q = raw.t[b]; a.q_out = q.t[b]; a.kv = kv.t[b];
                  a.rope = rope[b]; a.kv_norm = norm.w[b]);
             check_tensor(&p, "mla queries", &q, heads * q_head, pair_tolerance(&p));
             check_rows(&p, "what of them is not rotated", &raw, heads * 40, pair_tolerance(&p));
             struct pair_tensor out = tensor_poisoned(&p, n, heads * lora, p.dtype);
-            struct attention_args at = {.n_rows = n, .n_heads = heads, .n_kv_heads = 1,
-                                        .head_dim_k = q_head, .head_dim_v = lora, .scale = 0.1f};
+            struct attention_args at = {.n_rows = n,
+                                        .n_heads = heads,
+                                        .n_kv_heads = 1,
+                                        .head_dim_k = q_head,
+                                        .head_dim_v = lora,
+                                        .scale = 0.1f};
             BOTH(&p, attention, at, at.q = q.t[b]; at.out = out.t[b]);
             check_tensor(&p, "mla attention", &out, heads * lora, 2 * pair_tolerance(&p));
             pass_end(&p);
@@ -411,14 +425,23 @@ static float *outputs_of(struct setup *u, const struct test_pass *t, const float
     tensor_put(p, &x, qkv);
     step_begin(p);
     pass_begin(p, t);
-    struct rope_store_args store = {.n_rows = x.n_rows, .layer = 1, .n_heads = u->s.n_heads,
-                                    .n_kv_heads = u->s.n_kv_heads, .head_dim = u->s.head_dim};
+    struct rope_store_args store = {.n_rows = x.n_rows,
+                                    .layer = 1,
+                                    .n_heads = u->s.n_heads,
+                                    .n_kv_heads = u->s.n_kv_heads,
+                                    .head_dim = u->s.head_dim};
     BOTH(p, rope_store, store, store.qkv = x.t[b];
          store.rope = u->s.n_pairs > 0 ? u->rope[b] : NULL);
-    struct attention_args a = {.n_rows = x.n_rows, .layer = 1, .n_heads = u->s.n_heads,
-                               .n_kv_heads = u->s.n_kv_heads, .head_dim_k = u->s.head_dim,
-                               .head_dim_v = u->s.head_dim, .window = u->s.window,
-                               .chunk = u->s.chunk, .softcap = u->s.softcap, .scale = 0.2f};
+    struct attention_args a = {.n_rows = x.n_rows,
+                               .layer = 1,
+                               .n_heads = u->s.n_heads,
+                               .n_kv_heads = u->s.n_kv_heads,
+                               .head_dim_k = u->s.head_dim,
+                               .head_dim_v = u->s.head_dim,
+                               .window = u->s.window,
+                               .chunk = u->s.chunk,
+                               .softcap = u->s.softcap,
+                               .scale = 0.2f};
     BOTH(p, attention, a, a.q = x.t[b]; a.out = out.t[b];
          a.sinks = u->s.sinks ? u->sinks.w[b] : NULL);
     pass_end(p);
@@ -554,8 +577,8 @@ TEST(a_layer_reads_what_another_stored)
 TEST(copied_blocks_and_moved_slots_read_alike)
 {
     NEED_GPU();
-    static const struct shape s = {.n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .n_pairs = 32,
-                                   .block_tokens = 16};
+    static const struct shape s = {
+        .n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .n_pairs = 32, .block_tokens = 16};
     static struct test_pass t;
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         struct setup u = {0};
@@ -570,8 +593,8 @@ TEST(copied_blocks_and_moved_slots_read_alike)
         pass_end(p);
         /* Slots close up as after a tree; then lane 1's table points at copies of lane 0's
          * pages. */
-        const struct slot_move moves[] = {{0, 50, 47}, {0, 52, 48}, {0, 55, 50}, {1, 33, 30},
-                                          {1, 34, 33}};
+        const struct slot_move moves[] = {
+            {0, 50, 47}, {0, 52, 48}, {0, 55, 50}, {1, 33, 30}, {1, 34, 33}};
         const struct block_copy copies[] = {{300, 301}, {301, 302}};
         const int32_t fresh[] = {300, 301, 302, 303};
         for (int b = 0; b < 2; b++) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The host side: opening without a device, limits, staging of large updates, graphs, and two steps
  * in flight. */
 #include "test/cuda/cuda_pass.h"
@@ -86,8 +87,8 @@ static void score_history(struct pair *p, int32_t vocab, const int32_t *pos, int
     const struct seq_spec specs[] = {{0, 1, false}};
     pass_of(&t, specs, 1, false, 1);
     for (int32_t i = 0; i < N_SCORED; i++) {
-        t.draws[i] = (struct pass_draw){
-            .lane = i, .pos = pos[i] - 1, .kind = DRAW_SCORE, .tree_row = -1};
+        t.draws[i] =
+            (struct pass_draw){.lane = i, .pos = pos[i] - 1, .kind = DRAW_SCORE, .tree_row = -1};
     }
     t.pass.n_out = 1;
     t.pass.n_draws = N_SCORED;
@@ -155,8 +156,9 @@ TEST(of_two_updates_the_later_one_stays)
         }
         for (int32_t lane = 0; lane < N_SCORED; lane++) {
             pos[lane] = LONG - SHORT - 1000 * lane;
-            CHECK_EQ(be->ops->lane_tokens(be, lane, later ? pos[lane] : 0, later ? SHORT : LONG,
-                                          tokens), OK);
+            CHECK_EQ(
+                be->ops->lane_tokens(be, lane, later ? pos[lane] : 0, later ? SHORT : LONG, tokens),
+                OK);
         }
     }
     score_history(&p, limits.vocab, pos, got);
@@ -186,10 +188,14 @@ static void toy_pass(struct toy *m, int b, const struct pass *pass)
         CHECK_EQ(be->ops->embed(be, &e), OK);
         const struct gather_args g = {m->x.t[b], m->out.t[b], shape.n_out, m->p.limits.hidden};
         CHECK_EQ(be->ops->gather(be, &g), OK);
-        const struct linear_args l = {.weight = m->head.w[b], .x = m->out.t[b],
-                                      .y = m->logits.t[b], .n_rows = shape.n_out, .head = true};
+        const struct linear_args l = {.weight = m->head.w[b],
+                                      .x = m->out.t[b],
+                                      .y = m->logits.t[b],
+                                      .n_rows = shape.n_out,
+                                      .head = true};
         CHECK_EQ(be->ops->linear(be, &l), OK);
-        const struct sample_args s = {.logits = m->logits.t[b], .n_out = shape.n_out,
+        const struct sample_args s = {.logits = m->logits.t[b],
+                                      .n_out = shape.n_out,
                                       .n_draws = shape.n_draws,
                                       .n_vocab_used = m->p.limits.vocab};
         CHECK_EQ(be->ops->sample(be, &s), OK);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Hidden states of chosen layers, on the GPU. */
 #include "test/cuda/cuda_pair.h"
 #include "test/model/hidden.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Mixtures of experts: routing and the experts' products, against the scalar backend. */
 #include "test/cuda/cuda_pass.h"
 
@@ -34,8 +35,8 @@ static void route(struct pair *p, const struct moe_case *c, const struct pair_te
     float *weight[2];
     BOTH(p, moe_route, a, a.x = x->t[b]; a.router = router.w[b];
          a.correction = c->scoring != MOE_TOPK_SOFTMAX ? correction.w[b] : NULL;
-         a.expert_scale = c->n_group > 1 ? expert_scale.w[b] : NULL;
-         a.ids = ids[b]; a.weights = weights[b]);
+         a.expert_scale = c->n_group > 1 ? expert_scale.w[b] : NULL; a.ids = ids[b];
+         a.weights = weights[b]);
     for (int b = 0; b < 2; b++) {
         id[b] = xmalloc(n * sizeof(int32_t));
         weight[b] = xmalloc(n * sizeof(float));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The ops that treat rows by themselves, and the matrix products, against the scalar backend. */
 #include "engine/device/ops_default.h"
 #include "test/cuda/cuda_pass.h"
@@ -12,8 +13,12 @@ static void norm_case(struct pair *p, int32_t n_rows, int32_t width, int32_t pad
     struct pair_tensor d = tensor_random(p, n_rows, width, width + pad, 1.0f);
     struct pair_tensor y = tensor_poisoned(p, n_rows, width + pad, p->dtype);
     struct pair_weight w = vector_make(p, width, 1.0f), v = vector_make(p, width, 1.0f);
-    struct norm_args a = {.n_rows = n_rows, .width = width, .kind = kind, .eps = 1e-5f,
-                          .weight_offset = bias ? 1.0f : 0.0f, .delta_scale = 0.5f,
+    struct norm_args a = {.n_rows = n_rows,
+                          .width = width,
+                          .kind = kind,
+                          .eps = 1e-5f,
+                          .weight_offset = bias ? 1.0f : 0.0f,
+                          .delta_scale = 0.5f,
                           .x_scale = n_rows == 2 ? -0.3f : 0.0f};
     BOTH(p, norm, a, a.x = x.t[b]; if (delta) a.delta = d.t[b]; if (out) a.out = y.t[b];
          a.weight = w.w[b]; a.bias = bias ? v.w[b] : NULL);
@@ -48,8 +53,8 @@ static void linear_case(struct pair *p, int32_t n_rows, int32_t n_out, int32_t n
 {
     struct pair_tensor x = tensor_random(p, n_rows, n_in, n_in + pad, 1.0f);
     struct pair_tensor y = tensor_poisoned(p, n_rows, n_out + pad, fp32_out ? DT_F32 : p->dtype);
-    struct pair_weight w = weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, bias,
-                                       1.0f / sqrtf((float)n_in));
+    struct pair_weight w =
+        weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, bias, 1.0f / sqrtf((float)n_in));
     if (accumulate) {
         struct pair_tensor start = tensor_random(p, n_rows, n_out, n_out + pad, 1.0f);
         float *values = tensor_get(p, &start, CPU);
@@ -121,24 +126,30 @@ static void linear_norm_case(struct pair *p, int32_t n_rows, int32_t n_out, int3
     struct pair_tensor residual = tensor_random(p, n_rows, n_out, n_out, 1.0f);
     struct pair_tensor delta = tensor_poisoned(p, n_rows, n_out, p->dtype);
     struct pair_tensor out = tensor_poisoned(p, n_rows, n_out + 8, p->dtype);
-    struct pair_weight w = weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, bias,
-                                       1.0f / sqrtf((float)n_in));
+    struct pair_weight w =
+        weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, bias, 1.0f / sqrtf((float)n_in));
     struct pair_weight scale = vector_make(p, n_out, 1.0f);
     for (int b = 0; b < 2; b++) {
         struct product_sums sums = {.n = 0};
-        struct linear_args a = {.weight = w.w[b], .x = x.t[b], .y = delta.t[b],
-                                .n_rows = n_rows, .partial = true};
-        const struct reduce_args r = {.y = delta.t[b], .n_rows = n_rows, .width = n_out,
-                                      .whole = true, .linear = w.w[b]};
-        struct norm_args n = {.x = residual.t[b], .delta = delta.t[b], .out = out.t[b],
-                              .weight = scale.w[b], .n_rows = n_rows, .width = n_out,
-                              .kind = kind, .eps = 1e-5f, .delta_scale = 0.7f};
+        struct linear_args a = {
+            .weight = w.w[b], .x = x.t[b], .y = delta.t[b], .n_rows = n_rows, .partial = true};
+        const struct reduce_args r = {
+            .y = delta.t[b], .n_rows = n_rows, .width = n_out, .whole = true, .linear = w.w[b]};
+        struct norm_args n = {.x = residual.t[b],
+                              .delta = delta.t[b],
+                              .out = out.t[b],
+                              .weight = scale.w[b],
+                              .n_rows = n_rows,
+                              .width = n_out,
+                              .kind = kind,
+                              .eps = 1e-5f,
+                              .delta_scale = 0.7f};
         a.sums = ops_norm_adds_sums(p->be[b], &n) ? &sums : NULL;
         CHECK_EQ(p->be[b]->ops->linear(p->be[b], &a), OK);
         CHECK(sums.n == 0 || !bias);
         n.delta_sums = sums;
-        CHECK_EQ(sums.n > 0 ? p->be[b]->ops->norm(p->be[b], &n)
-                            : ops_reduce_norm(p->be[b], &r, &n), OK);
+        CHECK_EQ(sums.n > 0 ? p->be[b]->ops->norm(p->be[b], &n) : ops_reduce_norm(p->be[b], &r, &n),
+                 OK);
     }
     char what[96];
     snprintf(what, sizeof what, "linear, reduce and norm %d x %d x %d dtype %d kind %d bias %d",
@@ -198,13 +209,17 @@ static void linear_act_case(struct pair *p, int32_t n_rows, int32_t width, int32
     struct pair_tensor x = tensor_random(p, n_rows, n_in, n_in, 1.0f);
     struct pair_tensor between = tensor_poisoned(p, n_rows, n_out, p->dtype);
     struct pair_tensor y = tensor_poisoned(p, n_rows, width + 8, p->dtype);
-    struct pair_weight w = weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, bias,
-                                       2.0f / sqrtf((float)n_in));
+    struct pair_weight w =
+        weight_make(p, WEIGHT_LINEAR, p->dtype, 1, n_out, n_in, bias, 2.0f / sqrtf((float)n_in));
     for (int b = 0; b < 2; b++) {
-        const struct linear_args a = {.weight = w.w[b], .x = x.t[b], .y = between.t[b],
-                                      .n_rows = n_rows};
-        const struct activation_args act = {.x = between.t[b], .out = y.t[b], .n_rows = n_rows,
-                                            .width = width, .kind = kind, .gated = gated,
+        const struct linear_args a = {
+            .weight = w.w[b], .x = x.t[b], .y = between.t[b], .n_rows = n_rows};
+        const struct activation_args act = {.x = between.t[b],
+                                            .out = y.t[b],
+                                            .n_rows = n_rows,
+                                            .width = width,
+                                            .kind = kind,
+                                            .gated = gated,
                                             .shape = ACT_SHAPE_PUBLISHED};
         CHECK(ops_linear_act(p->be[b], &a, &act) == OK);
     }
@@ -332,9 +347,11 @@ TEST(activations_agree)
                     const int32_t width = odd_widths[i], in = gated ? 2 * width : width;
                     struct pair_tensor x = tensor_random(&p, 3, in, in + 5, 4.0f);
                     struct pair_tensor y = tensor_poisoned(&p, 3, width + 3, p.dtype);
-                    struct activation_args a = {.n_rows = 3, .width = width,
+                    struct activation_args a = {.n_rows = 3,
+                                                .width = width,
                                                 .kind = (enum activation)kind,
-                                                .gated = gated, .shape = {2.5f, 0.9f}};
+                                                .gated = gated,
+                                                .shape = {2.5f, 0.9f}};
                     BOTH(&p, activation, a, a.x = x.t[b]; a.out = y.t[b]);
                     check_tensor(&p, "activation", &y, width, pair_tolerance(&p));
                     if (gated) { // beside another tensor

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The CUDA backend beside the CPU's scalar one: the same weights, the same inputs, both outputs.
  * Activations are fp32 on the CPU; on the GPU they have the pair's dtype, so inputs are drawn from
  * what that dtype can hold. Outputs are poisoned before an op, and so is the padding between rows.
@@ -92,8 +93,8 @@ static inline bool pair_open(struct pair *p, enum dtype dtype, bool deterministi
     p->dtype = dtype;
     p->seed = 1;
     struct err err = {""};
-    struct backend_options o = {.n_ranks = 1, .dtype = dtype, .deterministic = deterministic,
-                                .threads = 2};
+    struct backend_options o = {
+        .n_ranks = 1, .dtype = dtype, .deterministic = deterministic, .threads = 2};
     if (cpu_open_scalar(&o, &p->be[CPU], &err) != OK || cuda_open(&o, &p->be[GPU], &err) != OK) {
         printf("%s\n", err.text);
         return false;
@@ -316,8 +317,8 @@ static inline struct pair_weight weight_make(struct pair *p, enum weight_kind ki
     }
     struct weight_part *parts = xmalloc((size_t)n_experts * sizeof *parts);
     for (int32_t i = 0; i < n_experts; i++) {
-        parts[i] = weight_part_plain(data + (size_t)i * (size_t)n_out * (size_t)n_in, DT_F32,
-                                     n_out, n_in, n_in);
+        parts[i] = weight_part_plain(data + (size_t)i * (size_t)n_out * (size_t)n_in, DT_F32, n_out,
+                                     n_in, n_in);
     }
     const struct weight_desc desc = {
         .name = "test",

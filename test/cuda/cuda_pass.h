@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Passes for the op tests: some sequences with a past and new rows, over scattered blocks.
  * Thread: the main thread. */
 #ifndef SLUICE_TEST_CUDA_PASS_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The plan, which is the host's work. Of deterministic trees: every row of a tree is in one tile
  * that shows it the keys of a plain run, through a lane where they lie in order. Of a prompt: its
  * units even out. Needs CUDA's headers, and no device. */
@@ -152,8 +153,12 @@ static int32_t most_tiles(const struct plan *p, int32_t n_blocks, int32_t n_kv_h
 
 TEST(the_units_of_a_prompt_even_out)
 {
-    struct attention_limits l = {.max_rows = 1024, .max_lanes = 1, .max_len = 65536,
-                                 .block_tokens = 32, .n_sms = 132, .sm = 90,
+    struct attention_limits l = {.max_rows = 1024,
+                                 .max_lanes = 1,
+                                 .max_len = 65536,
+                                 .block_tokens = 32,
+                                 .n_sms = 132,
+                                 .sm = 90,
                                  .shapes = {{32, 8, 128}}};
     struct pass_seq seq = {.lane = 0, .first_row = 0, .n_rows = 1024, .n_past = 0};
     const struct pass pass = {.n_rows = 1024, .n_seqs = 1, .seqs = &seq};
@@ -175,8 +180,12 @@ TEST(the_units_of_a_prompt_even_out)
 
 TEST(a_row_in_pieces_has_slots_to_join)
 {
-    const struct attention_limits l = {.max_rows = 1, .max_lanes = 1, .max_len = 65536,
-                                       .block_tokens = 32, .n_sms = 132, .sm = 90,
+    const struct attention_limits l = {.max_rows = 1,
+                                       .max_lanes = 1,
+                                       .max_len = 65536,
+                                       .block_tokens = 32,
+                                       .n_sms = 132,
+                                       .sm = 90,
                                        .shapes = {{32, 8, 128}}};
     const struct pass_seq seq = {.lane = 0, .first_row = 0, .n_rows = 1, .n_past = 2047};
     const struct pass pass = {.n_rows = 1, .n_seqs = 1, .seqs = &seq};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Weights that stay quantised, against the scalar backend with the numbers that weight_part_read
  * says they are, in fp32. */
 #include "test/cuda/cuda_pair.h"
@@ -128,8 +129,8 @@ static struct weight_part make_tensor(const struct format *f, int32_t n_out, int
     c->scales = (struct number_grid){random_scales(f->scales, (size_t)(rows * cols)), f->scales,
                                      PACK_NONE, cols, 1};
     if (f->zeros) {
-        c->zeros = (struct number_grid){random_bytes((size_t)(rows * cols)), f->values, packing,
-                                        cols, 1};
+        c->zeros =
+            (struct number_grid){random_bytes((size_t)(rows * cols)), f->values, packing, cols, 1};
     }
     c->groups = f->has_order ? random_order(n_in, (int32_t)c->block_cols) : NULL;
     c->zero = f->zero;
@@ -148,8 +149,8 @@ static void free_tensor(struct weight_part *p)
 
 /* In fp32 on the CPU, where these are numbers. */
 static struct pair_weight open_parts(struct pair *p, enum weight_kind kind,
-                                     const struct weight_part *parts, int32_t n,
-                                     int32_t n_experts, bool bias)
+                                     const struct weight_part *parts, int32_t n, int32_t n_experts,
+                                     bool bias)
 {
     struct weight_desc d = {.name = "test",
                             .kind = kind,
@@ -240,8 +241,8 @@ static void try_format(const struct format *f, enum dtype dtype, bool determinis
         struct weight_part whole[2], parts[2];
         for (int32_t i = 0; i < 2; i++) {
             whole[i] = make_tensor(f, c->n_out, c->n_in);
-            parts[i] = weight_part_slice(whole[i], c->first_row, c->n_rows, c->first_col,
-                                         c->n_cols);
+            parts[i] =
+                weight_part_slice(whole[i], c->first_row, c->n_rows, c->first_col, c->n_cols);
         }
         parts[1] = weight_part_every(parts[1], 1, 2, c->n_rows / 2);
         w[s] = open_parts(&p, WEIGHT_LINEAR, parts, 2, 1, s % 2 == 0);
@@ -346,8 +347,8 @@ TEST(gated_products_agree)
             struct pair_tensor y = tensor_poisoned(&p, rows[r], 2 * FFN, p.dtype);
             struct pair_tensor out = tensor_poisoned(&p, rows[r], FFN + 3, p.dtype);
             struct linear_args a = {.n_rows = rows[r]};
-            struct activation_args act = {.n_rows = rows[r], .width = FFN, .kind = ACT_SILU,
-                                          .gated = true};
+            struct activation_args act = {
+                .n_rows = rows[r], .width = FFN, .kind = ACT_SILU, .gated = true};
             for (int b = 0; b < 2; b++) {
                 a.weight = w.w[b], a.x = x.t[b], a.y = act.x = y.t[b], act.out = out.t[b];
                 if (b == GPU) {
@@ -549,10 +550,10 @@ TEST(quantised_experts_agree)
 {
     NEED_GPU();
     static const struct experts_case cases[] = {
-        {12, 12, 3, 6, 2, 96, 64, ACT_GPT_OSS},   {12, 12, 200, 5, 3, 352, 96, ACT_GPT_OSS},
-        {2, 2, 1, 4, 2, 256, 384, ACT_SILU},      {2, 2, 400, 5, 2, 160, 192, ACT_SILU},
+        {12, 12, 3, 6, 2, 96, 64, ACT_GPT_OSS},    {12, 12, 200, 5, 3, 352, 96, ACT_GPT_OSS},
+        {2, 2, 1, 4, 2, 256, 384, ACT_SILU},       {2, 2, 400, 5, 2, 160, 192, ACT_SILU},
         {5, 5, 33, 4, 3, 256, 128, ACT_GELU_TANH}, {6, 6, 300, 4, 2, 64, 192, ACT_SILU},
-        {5, 13, 20, 4, 2, 128, 128, ACT_SILU},    {13, 0, 260, 3, 2, 128, 128, ACT_SILU},
+        {5, 13, 20, 4, 2, 128, 128, ACT_SILU},     {13, 0, 260, 3, 2, 128, 128, ACT_SILU},
         {14, 14, 20, 4, 2, 128, 128, ACT_SILU},
     };
     for (int32_t i = 0; i < COUNT(cases); i++) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks on several GPUs: a sum with its norm in one op gives the bits of the separate ops, whatever
  * sizes come one behind the other; logits come together; an abort ends what waits. Needs two GPUs
  * that reach each other. */
@@ -93,9 +94,14 @@ static uint64_t call(struct rank *r, int32_t i, bool fused, void *host, void *ou
     put(r, r->y, (uint64_t)(1000 * i + r->index), n, host);
     put(r, r->x, (uint64_t)(7000 + i), n, host);
     struct reduce_args reduce = {.y = r->y, .n_rows = n, .width = WIDTH};
-    struct norm_args norm = {.x = r->x, .delta = r->y, .out = r->out, .n_rows = n,
-                             .width = WIDTH, .kind = i % 3 == 0 ? NORM_LAYER : NORM_RMS,
-                             .eps = 1e-5f, .delta_scale = i % 2 ? 1.0f : 0.5f};
+    struct norm_args norm = {.x = r->x,
+                             .delta = r->y,
+                             .out = r->out,
+                             .n_rows = n,
+                             .width = WIDTH,
+                             .kind = i % 3 == 0 ? NORM_LAYER : NORM_RMS,
+                             .eps = 1e-5f,
+                             .delta_scale = i % 2 ? 1.0f : 0.5f};
     if (fused) {
         r->st = r->be->ops->reduce_norm(r->be, &reduce, &norm);
     } else {
@@ -152,8 +158,8 @@ static void *join_logits(void *arg)
             host[i] = logit(r->index, i);
         }
         CHECK_EQ(r->be->ops->write(r->be, r->local.mem, host, (size_t)n * (size_t)width * 4), OK);
-        struct logits_args a = {.local = r->local, .logits = r->logits, .n_out = n, .vocab = VOCAB,
-                                .scale = 1.0f};
+        struct logits_args a = {
+            .local = r->local, .logits = r->logits, .n_out = n, .vocab = VOCAB, .scale = 1.0f};
         r->st = r->be->ops->logits(r->be, &a);
         CHECK_EQ(r->be->ops->read(r->be, host, r->logits.mem, (size_t)n * VOCAB * 4), OK);
         int32_t wrong = 0;
@@ -171,8 +177,11 @@ static void *open_rank(void *arg)
 {
     struct rank *r = arg;
     struct err err = {""};
-    struct backend_options o = {.rank = r->index, .n_ranks = RANKS, .comm = r->comm,
-                                .dtype = r->dtype, .deterministic = r->deterministic};
+    struct backend_options o = {.rank = r->index,
+                                .n_ranks = RANKS,
+                                .comm = r->comm,
+                                .dtype = r->dtype,
+                                .deterministic = r->deterministic};
     struct backend_limits limits = pair_limits();
     limits.hidden = WIDTH;
     limits.vocab = VOCAB;
@@ -210,7 +219,9 @@ static bool open_all(struct rank *ranks, enum dtype dtype, bool deterministic)
         return false;
     }
     for (int32_t i = 0; i < RANKS; i++) {
-        ranks[i] = (struct rank){.comm = comm, .index = i, .dtype = dtype,
+        ranks[i] = (struct rank){.comm = comm,
+                                 .index = i,
+                                 .dtype = dtype,
                                  .deterministic = deterministic,
                                  .sums = xcalloc(CALLS, sizeof(float))};
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The sampler draws the CPU's tokens from the CPU's logits, for every parameter. */
 #include "test/cuda/cuda_pass.h"
 
@@ -221,9 +222,15 @@ static void law_case(int32_t vocab, int32_t used, float scale, float likeness)
     pass_of(&t, specs, N_LANES, false, 78);
     for (int32_t n = 0; n < N; n++) {
         t.out_rows[n] = n;
-        t.draws[n] = (struct pass_draw){.out_row = n, .lane = n / EACH, .pos = t.rows[n].pos,
-                                        .n_prompt = 30, .kind = DRAW_DRAFT, .keep = true,
-                                        .noise = true, .tree_row = -1, .law = 1 + n};
+        t.draws[n] = (struct pass_draw){.out_row = n,
+                                        .lane = n / EACH,
+                                        .pos = t.rows[n].pos,
+                                        .n_prompt = 30,
+                                        .kind = DRAW_DRAFT,
+                                        .keep = true,
+                                        .noise = true,
+                                        .tree_row = -1,
+                                        .law = 1 + n};
     }
     t.pass.n_out = t.pass.n_draws = N;
     struct pair_tensor draft = make_logits(&p, N, vocab, scale, false);
@@ -289,9 +296,15 @@ static void sibling_case(int32_t vocab, int32_t used, float scale, float likenes
             t.rows[i * ROWS + r].token %= 90;
         }
         t.out_rows[i] = i * ROWS;
-        t.draws[i] = (struct pass_draw){.out_row = i, .lane = i, .pos = 50 + i, .n_prompt = 30,
-                                        .kind = DRAW_DRAFT, .noise = true, .tree_row = i * ROWS,
-                                        .law = 1 + i, .more = KIDS - 1};
+        t.draws[i] = (struct pass_draw){.out_row = i,
+                                        .lane = i,
+                                        .pos = 50 + i,
+                                        .n_prompt = 30,
+                                        .kind = DRAW_DRAFT,
+                                        .noise = true,
+                                        .tree_row = i * ROWS,
+                                        .law = 1 + i,
+                                        .more = KIDS - 1};
     }
     t.pass.n_out = t.pass.n_draws = N_LANES;
     struct pair_tensor draft = make_logits(&p, N_LANES, vocab, scale, false);
@@ -423,8 +436,10 @@ static void head_pass(struct pair *p, struct test_pass *t, struct linear_args he
     head.bests = &bests;
     CHECK_EQ(be->ops->linear(be, &head), OK);
     CHECK_EQ(be->ops->logits(be, logits), OK);
-    const struct sample_args sample = {.logits = logits->logits, .n_out = t->pass.n_out,
-                                       .n_draws = t->pass.n_draws, .n_vocab_used = logits->vocab,
+    const struct sample_args sample = {.logits = logits->logits,
+                                       .n_out = t->pass.n_out,
+                                       .n_draws = t->pass.n_draws,
+                                       .n_vocab_used = logits->vocab,
                                        .bests = bests};
     CHECK_EQ(be->ops->sample(be, &sample), OK);
     CHECK_EQ(be->ops->pass_end(be), OK);
@@ -460,10 +475,13 @@ static void head_draws(struct test_pass *t, int32_t n_out)
     pass_of(t, specs, n_out < N_LANES ? n_out : N_LANES, false, 80);
     for (int32_t n = 0; n < n_out; n++) {
         t->out_rows[n] = n;
-        t->draws[n] = (struct pass_draw){.out_row = n_out - 1 - n, .lane = t->rows[n].lane,
-                                         .pos = t->rows[n].pos, .n_prompt = 30,
+        t->draws[n] = (struct pass_draw){.out_row = n_out - 1 - n,
+                                         .lane = t->rows[n].lane,
+                                         .pos = t->rows[n].pos,
+                                         .n_prompt = 30,
                                          .kind = n % 11 == 5 ? DRAW_DRAFT : DRAW_SAMPLE,
-                                         .noise = n % 2 == 0, .top_n = n % 14 == 3 ? 5 : 0,
+                                         .noise = n % 2 == 0,
+                                         .top_n = n % 14 == 3 ? 5 : 0,
                                          .tree_row = -1};
     }
     t->pass.n_out = n_out;
@@ -529,14 +547,20 @@ static void head_case(int32_t n_out, int32_t vocab, enum dtype dtype, bool may_s
     limits.vocab = vocab;
     REQUIRE(pair_open(&p, dtype, false, &limits));
     head_draws(&t, n_out);
-    struct pair_weight w =
-        weight_make(&p, WEIGHT_LINEAR, dtype, 1, vocab, HEAD_WIDTH, false, 0.1f);
+    struct pair_weight w = weight_make(&p, WEIGHT_LINEAR, dtype, 1, vocab, HEAD_WIDTH, false, 0.1f);
     struct pair_tensor x = head_input(&p, n_out, HEAD_WIDTH);
     struct pair_tensor logits = tensor_poisoned(&p, n_out, vocab, DT_F32);
-    const struct linear_args head = {.weight = w.w[GPU], .x = x.t[GPU], .y = logits.t[GPU],
-                                     .n_rows = n_out, .head = true, .n_drawn = vocab};
-    struct logits_args args = {.local = logits.t[GPU], .logits = logits.t[GPU], .n_out = n_out,
-                               .vocab = vocab, .scale = 1.0f};
+    const struct linear_args head = {.weight = w.w[GPU],
+                                     .x = x.t[GPU],
+                                     .y = logits.t[GPU],
+                                     .n_rows = n_out,
+                                     .head = true,
+                                     .n_drawn = vocab};
+    struct logits_args args = {.local = logits.t[GPU],
+                               .logits = logits.t[GPU],
+                               .n_out = n_out,
+                               .vocab = vocab,
+                               .scale = 1.0f};
     head_params(&p);
     head_pass(&p, &t, head, &args, false, got);
     float *left = tensor_get(&p, &logits, GPU);
@@ -605,8 +629,8 @@ TEST(greedy_draws_of_256_rows_take_what_the_head_leaves)
 TEST(draws_at_extreme_temperatures_agree)
 {
     NEED_GPU();
-    static const float temperatures[] = {1.2e-38f, 1e-30f, 1e-3f, 0.1f, 1.0f, 9.0f, 1e3f, 1e30f,
-                                         3.3e38f};
+    static const float temperatures[] = {1.2e-38f, 1e-30f, 1e-3f, 0.1f,   1.0f,
+                                         9.0f,     1e3f,   1e30f, 3.3e38f};
     enum { N = sizeof temperatures / sizeof temperatures[0] };
     static struct test_pass t;
     struct pair p;

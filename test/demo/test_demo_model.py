@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo model and its draft, through templates, tokenizer and engine, against transformers and
 against the right answers. expected.json is written by scripts/train_demo/expect.py."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The yardstick: the demo model's accuracy over the API, and the same answers whatever the server
 does for speed."""
 

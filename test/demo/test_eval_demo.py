@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/eval_demo against a server that knows every answer, some of them wrong on purpose."""
 
 import json

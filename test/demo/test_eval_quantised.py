@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo model quantised here, in each format: a look at the whole evaluation table. scripts/eval_quantised
 without CASES looks longer."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo's folder as others lay theirs out: where a model's files are, and what they leave out."""
 
 import json

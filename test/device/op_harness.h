@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the op tests share: a backend opened by name, its memory filled from the host, passes of
  * made-up sequences, and numbers from a seed. Every op is compared with a naive double-precision
  * reference in the test itself. OP_BACKEND picks what is tested: "scalar", "cpu" (what this machine
- * runs best) or an instruction set below that; by default each test runs on all. Thread: the test's. */
+ * runs best) or an instruction set below that; by default each test runs on all. Thread: the
+ * test's. */
 #ifndef SLUICE_TEST_OP_HARNESS_H
 #define SLUICE_TEST_OP_HARNESS_H
 
@@ -83,7 +85,9 @@ static inline void *op_stored(enum dtype t, const float *x, size_t n)
         } v = {x[i]};
         op_half h = (op_half)x[i];
         switch (t) {
-        case DT_BF16: ((uint16_t *)p)[i] = (uint16_t)((v.u + 0x7FFF + (v.u >> 16 & 1)) >> 16); break;
+        case DT_BF16:
+            ((uint16_t *)p)[i] = (uint16_t)((v.u + 0x7FFF + (v.u >> 16 & 1)) >> 16);
+            break;
         case DT_F16: memcpy((uint16_t *)p + i, &h, 2); break;
         default: ((float *)p)[i] = x[i]; break;
         }
@@ -171,8 +175,8 @@ static inline void op_close(struct op_rig *r)
 static inline void op_each(void (*fn)(const char *name))
 {
     const char *only = getenv("OP_BACKEND");
-    static const char *const names[] = {"scalar", "avx2", "avx512", "avx512bf16",
-                                        "amx-emulated", "cpu"};
+    static const char *const names[] = {"scalar",     "avx2",         "avx512",
+                                        "avx512bf16", "amx-emulated", "cpu"};
     const size_t n = sizeof names / sizeof names[0];
     for (size_t i = 0; i < n; i++) {
         const struct cpu_kernels *k = op_kernels(names[i]);
@@ -216,7 +220,8 @@ static inline struct tensor op_tensor(struct op_rig *r, const float *x, int32_t 
 static inline float *op_fetch(struct op_rig *r, struct tensor t, int32_t rows, int32_t width)
 {
     size_t n = (size_t)rows * t.stride;
-    float *host = xcalloc(n + 1, sizeof *host), *out = xcalloc((size_t)rows * width + 1, sizeof *out);
+    float *host = xcalloc(n + 1, sizeof *host),
+          *out = xcalloc((size_t)rows * width + 1, sizeof *out);
     r->ops->read(r->be, host, t.mem, n * sizeof *host);
     for (int32_t i = 0; i < rows; i++) {
         memcpy(out + (size_t)i * width, host + (size_t)i * t.stride, (size_t)width * sizeof *out);

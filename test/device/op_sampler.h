@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A backend with one row of logits, from which tests draw. Thread: the test's. */
 #ifndef SLUICE_TEST_OP_SAMPLER_H
 #define SLUICE_TEST_OP_SAMPLER_H
@@ -13,7 +14,8 @@ struct sampler {
     int32_t vocab;
 };
 
-static inline void open_sampler(struct sampler *s, const char *backend, const float *logits, int32_t vocab)
+static inline void open_sampler(struct sampler *s, const char *backend, const float *logits,
+                                int32_t vocab)
 {
     struct backend_limits limits = op_limits();
     memset(s, 0, sizeof *s);
@@ -41,8 +43,8 @@ static inline const struct draw_result *run_draws(struct sampler *s)
     s->pass.pass.out_rows = s->out_rows;
     s->pass.pass.draws = s->draws;
     op_begin(&s->rig, &s->pass);
-    struct sample_args a = {.logits = s->logits, .n_out = 1, .n_draws = s->pass.pass.n_draws,
-                            .n_vocab_used = s->vocab};
+    struct sample_args a = {
+        .logits = s->logits, .n_out = 1, .n_draws = s->pass.pass.n_draws, .n_vocab_used = s->vocab};
     CHECK_EQ(s->rig.ops->sample(s->rig.be, &a), OK);
     op_end(&s->rig);
     CHECK_EQ(s->rig.ops->step_wait(s->rig.be, 0, results, 4), OK);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A bed for one test of the engine on the backend that hashes: requests of their own arrays, and
  * turns taken by hand.
  * Thread: one. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Requests with a grammar, on the backend that hashes: each token is the one that the mask of the
  * text before it gives, whatever happens to the sequence meanwhile. */
 #include "test/engine/bed.h"
@@ -6,7 +7,7 @@ enum { END = 380, OTHER_END = 382, N_WORDS = VOCAB / 32 };
 
 static struct grammar_vocab *make_vocab(const char *without)
 {
-    static const char *const words[] = {"{\"", "\":",  "true", "ab", "ba",
+    static const char *const words[] = {"{\"",  "\":",  "true", "ab", "ba",
                                         "\": ", ", \"", "}}",   "12"};
     static char bytes[256];
     static const int32_t ends[] = {END, OTHER_END};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Counts what this program's threads allocate while they say so. Include it in one file of a test:
  * it defines malloc and its kin. The sanitizers have their own: then counts_allocations is false.
  * Thread: `counts` is each thread's, the count is for the one that counts. */

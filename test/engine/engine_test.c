@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The engine's promises one by one, on the backend that hashes unless a test says otherwise: each
  * test decides one capability. */
 #include "cpu/cpu.h"
@@ -157,8 +158,8 @@ TEST(a_scored_prompt_is_computed_whole_and_found_by_others)
     stop(&b);
 }
 
-/* In the last of 4 layers only qkv takes the rows that nobody asks of; its other products and the head
- * take the rest. All of them with the backend's padding. */
+/* In the last of 4 layers only qkv takes the rows that nobody asks of; its other products and the
+ * head take the rest. All of them with the backend's padding. */
 TEST(rows_that_nobody_asks_of_end_in_the_last_layer)
 {
     enum { PROMPT = 50, ALL = 4 * 3 + 1, REST = 3 + 1 };
@@ -347,7 +348,7 @@ static double synthetic_rate(const char *config)
 }
 
 #define SYNTHETIC                                                                                  \
-    "{\"method\":\"ngram\",\"num_speculative_tokens\":1,\"fixed\":true,"                             \
+    "{\"method\":\"ngram\",\"num_speculative_tokens\":1,\"fixed\":true,"                           \
     "\"rejection_sample_method\":\"synthetic\",\"synthetic_acceptance_rate\":0.8"
 
 TEST(with_synthetic_acceptance_the_bonus_token_is_all_the_gain)
@@ -422,7 +423,8 @@ static struct cost cost_of(const char *config, int32_t asked)
 TEST(speculation_that_a_request_turns_off_costs_nothing)
 {
     static const char *const configs[] = {
-        "{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"fixed\":true,\"prompt_lookup_min\":1}",
+        "{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"fixed\":true,\"prompt_lookup_min\":"
+        "1}",
         "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","
         "\"num_speculative_tokens\":4,\"fixed\":true}"};
     struct cost plain = cost_of(NULL, -1);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "test/engine/fake_backend.h"
 #include "test/engine/fake_state.h"
 
@@ -22,11 +23,11 @@ struct fake {
     struct fake_control *control;
     struct backend_limits l;
     struct slot *slots[SETS]; // by KV set: [n_blocks * block_tokens]
-    int32_t *history;    // [max_lanes, max_len]
-    int32_t *tables;     // [max_lanes, max_blocks_per_lane]
-    uint64_t *seeds;     // [max_lanes]
-    float *pool_state;   // [max_lanes]
-    uint64_t *row_hash;  // [max_rows]
+    int32_t *history;         // [max_lanes, max_len]
+    int32_t *tables;          // [max_lanes, max_blocks_per_lane]
+    uint64_t *seeds;          // [max_lanes]
+    float *pool_state;        // [max_lanes]
+    uint64_t *row_hash;       // [max_rows]
     struct fake_state *state; // of set 0; NULL: none
     uint64_t *state_hash;     // [max_rows]
     int32_t *row_token;       // [max_rows]
@@ -89,8 +90,11 @@ static struct fake *fake_of(struct backend *be)
 static enum status fake_facts(struct backend *be, struct backend_facts *out)
 {
     (void)be;
-    *out = (struct backend_facts){.name = "cpu", .act = DT_F32, .residual = DT_F32,
-                                  .free_bytes = (size_t)1 << 30, .preferred_block_tokens = 4};
+    *out = (struct backend_facts){.name = "cpu",
+                                  .act = DT_F32,
+                                  .residual = DT_F32,
+                                  .free_bytes = (size_t)1 << 30,
+                                  .preferred_block_tokens = 4};
     return OK;
 }
 
@@ -414,7 +418,8 @@ static bool sees(const struct fake *f, int32_t row, int32_t node)
     return f->pass->tree_mask[row * TREE_MASK_WORDS + node / 64] >> (node % 64) & 1;
 }
 
-/* A row of a tree reads the past, then its ancestors and itself: a path of consecutive positions. */
+/* A row of a tree reads the past, then its ancestors and itself: a path of consecutive positions.
+ */
 static uint64_t hash_path(struct fake *f, const struct pass_seq *q, int32_t row, uint64_t h)
 {
     int32_t pos = q->n_past;
@@ -460,7 +465,8 @@ static enum status fake_attention(struct backend *be, const struct attention_arg
     return OK;
 }
 
-/* The history that penalties and bans would read: in a tree, up to the past, then the row's path. */
+/* The history that penalties and bans would read: in a tree, up to the past, then the row's path.
+ */
 static void check_history(struct fake *f, const struct pass_draw *d, uint64_t want)
 {
     int32_t n_history = d->pos + 1;
@@ -478,7 +484,8 @@ static void check_history(struct fake *f, const struct pass_draw *d, uint64_t wa
     f->control->n_wrong += h != want;
 }
 
-/* Ids for the children of a tree's node: right ones, wrong ones, twins, in any order of likelihood. */
+/* Ids for the children of a tree's node: right ones, wrong ones, twins, in any order of likelihood.
+ */
 static void fill_top(struct fake *f, struct draw_result *r, int32_t top_n, uint64_t h)
 {
     r->logprob = f->control->garbage ? score(hash_mix(h)) : -0.2f;
@@ -486,8 +493,8 @@ static void fill_top(struct fake *f, struct draw_result *r, int32_t top_n, uint6
     for (int32_t i = 0; i < r->n_top; i++) {
         uint64_t g = hash_mix(h + (uint64_t)i);
         r->top_ids[i] = f->control->garbage ? (int32_t)(g % 11) : (r->token + i) % f->l.vocab;
-        r->top_logprobs[i] = f->control->garbage ? score(g) + (g % 97 == 0 ? NAN : 0.0f)
-                                                 : -0.2f - 2.0f * (float)i;
+        r->top_logprobs[i] =
+            f->control->garbage ? score(g) + (g % 97 == 0 ? NAN : 0.0f) : -0.2f - 2.0f * (float)i;
     }
 }
 
@@ -581,8 +588,8 @@ static enum status fake_step_wait(struct backend *be, int32_t slot, struct pass_
 {
     struct fake *f = fake_of(be);
     for (int32_t i = 0; i < max_passes; i++) {
-        results[i] = (struct pass_results){f->n_draws[slot][i], f->results[slot][i],
-                                           f->pooled[slot]};
+        results[i] =
+            (struct pass_results){f->n_draws[slot][i], f->results[slot][i], f->pooled[slot]};
     }
     return OK;
 }
@@ -687,8 +694,8 @@ static const struct backend_ops fake_ops = {
     .read = fake_read,
 };
 
-enum status fake_open(const struct backend_options *options, struct backend **out,
-                      struct err *err, void *arg)
+enum status fake_open(const struct backend_options *options, struct backend **out, struct err *err,
+                      void *arg)
 {
     (void)err;
     struct fake *f = xcalloc(1, sizeof *f);

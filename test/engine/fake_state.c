@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "test/engine/fake_state.h"
 
 #include "engine/base/assert.h"
@@ -23,8 +24,8 @@ struct fake_state {
     int32_t n_lanes, n_snapshots, block, n_records, n_pages, ring;
     struct record *records;   // [n_lanes, n_records]
     struct record *snapshots; // [n_snapshots]
-    struct raw *rows;   // [n_lanes, n_pages * block], by slot
-    struct raw *inputs; // [n_lanes, ring], by slot
+    struct raw *rows;         // [n_lanes, n_pages * block], by slot
+    struct raw *inputs;       // [n_lanes, ring], by slot
 };
 
 uint64_t fake_hash_step(uint64_t h, int32_t token)
@@ -37,8 +38,10 @@ struct fake_state *fake_state_open(const struct backend_limits *limits,
 {
     struct fake_state *s = xcalloc(1, sizeof *s);
     size_t lanes = (size_t)limits->max_lanes;
-    *s = (struct fake_state){.n_lanes = limits->max_lanes, .n_snapshots = n_snapshots,
-                             .block = desc->block, .n_records = desc->max_ahead > 0 ? 2 : 1,
+    *s = (struct fake_state){.n_lanes = limits->max_lanes,
+                             .n_snapshots = n_snapshots,
+                             .block = desc->block,
+                             .n_records = desc->max_ahead > 0 ? 2 : 1,
                              .n_pages = 1 + (desc->max_ahead + desc->block - 1) / desc->block,
                              .ring = TAIL + 1 + desc->max_ahead};
     ASSERT(desc->block % limits->block_tokens == 0);

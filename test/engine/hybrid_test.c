@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Models with recurrent state: what the prefix cache gives back of it, where it is kept, and that
- * nobody goes on from a wrong one. The backend that hashes knows from the tokens what each state has
- * to be. */
+ * nobody goes on from a wrong one. The backend that hashes knows from the tokens what each state
+ * has to be. */
 #include "test/engine/bed.h"
 
 enum { BLOCK = 16, STATE = 64, EVERY = 512 };
@@ -122,8 +123,8 @@ TEST(wherever_a_prompt_parts_at_most_512_tokens_are_computed_again)
     finish(&b);
 }
 
-/* 64 prompts of about 2,200 tokens, one after the other, over 12 beginnings of which each has so many
- * tokens: how many found theirs. */
+/* 64 prompts of about 2,200 tokens, one after the other, over 12 beginnings of which each has so
+ * many tokens: how many found theirs. */
 static int32_t hits_of(int32_t shared)
 {
     struct bed b = {0};
@@ -225,7 +226,8 @@ TEST(blocks_that_were_computed_again_are_as_young_as_what_lies_behind)
     finish(&b);
 }
 
-/* One that runs alone gives up its lane, for one that comes before it, in the middle of its answer. */
+/* One that runs alone gives up its lane, for one that comes before it, in the middle of its answer.
+ */
 static int64_t rows_with(int32_t snapshots)
 {
     struct bed b = {0};
@@ -294,7 +296,8 @@ TEST(siblings_go_on_from_their_leader)
 /* The test of the tests: a copy that is not made is noticed. */
 TEST(a_lost_copy_shows)
 {
-    for (int32_t lost = 1; lost <= 3; lost++) { // out of a lane, of the second text's, and into a lane
+    for (int32_t lost = 1; lost <= 3;
+         lost++) { // out of a lane, of the second text's, and into a lane
         struct bed b = {.control.lose_copy = lost};
         struct engine_options o = hybrid_options(&b, 400);
         REQUIRE(start(&b, &o));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Who gets blocks, lanes and rows: the total order, preemption, restores; nobody starves. */
 #include "test/engine/bed.h"
 
@@ -347,7 +348,8 @@ static int32_t turns_beside_drafts(int32_t n_prompt, int32_t n_beside)
 TEST(drafts_leave_rows_to_an_urgent_prompt)
 {
     CHECK(turns_beside_drafts(40, 3) < 20);
-    for (int32_t n = 2; n < 8; n++) { // what drafts leave to a short one, later decodes must not take
+    for (int32_t n = 2; n < 8;
+         n++) { // what drafts leave to a short one, later decodes must not take
         CHECK(turns_beside_drafts(1, n) < 12);
     }
 }
@@ -398,8 +400,8 @@ TEST(without_chunks_an_urgent_prompt_longer_than_a_step_waits_for_nobody)
     }
 }
 
-/* One lane, and at every turn another request of the best priority there is. `id` has come long before
- * them; returns the turns until it is done, at most max_turns. */
+/* One lane, and at every turn another request of the best priority there is. `id` has come long
+ * before them; returns the turns until it is done, at most max_turns. */
 static int32_t turns_beside_urgent_ones(struct bed *b, int32_t id, int64_t age_s, int32_t max_turns)
 {
     enum { FIRST_URGENT = 10 };
@@ -443,7 +445,8 @@ TEST(a_stream_of_better_priority_puts_nobody_off_for_good)
 
 TEST(what_a_priority_is_worth_grows_and_is_bounded)
 {
-    static const int32_t priorities[] = {INT32_MIN, -1000000, -100, -2, -1, 0, 1, 2, 3, 50, INT32_MAX};
+    static const int32_t priorities[] = {INT32_MIN, -1000000, -100, -2, -1,       0,
+                                         1,         2,        3,    50, INT32_MAX};
     const int64_t half = (int64_t)MAX_ADVANTAGE_S * 500000000;
     for (size_t i = 0; i < sizeof priorities / sizeof priorities[0]; i++) {
         int64_t worth = priority_worth_ns(priorities[i]);
@@ -453,7 +456,8 @@ TEST(what_a_priority_is_worth_grows_and_is_bounded)
     CHECK_EQ(priority_worth_ns(0), 0);
 }
 
-/* Turns that prompts of the background take, with somebody's request just before them or without. */
+/* Turns that prompts of the background take, with somebody's request just before them or without.
+ */
 static int32_t turns_in_the_background(bool somebody)
 {
     enum { N = 4, N_PROMPT = 500 }; // together no more than a step

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Order for what waits: prefixes are computed once where the pool has room for one of them, and
  * nobody is overtaken by more than the bound. */
 #include "test/engine/bed.h"
@@ -38,7 +39,8 @@ static int64_t computed(void)
     return n;
 }
 
-/* A pool that holds what four sequences need, so that a prefix is gone before its turn comes again. */
+/* A pool that holds what four sequences need, so that a prefix is gone before its turn comes again.
+ */
 static bool start_small(struct bed *b, int64_t overtake_tokens)
 {
     struct engine_options o = options_of(b, BLOCK, 4 * (PREFIX + OWN + OUT + BLOCK) / BLOCK);
@@ -158,7 +160,8 @@ TEST(a_later_priority_does_not_overtake)
     memset(seen, 0, sizeof seen);
     n_admitted = 0;
     for (int32_t i = 0; i < N; i++) {
-        requests[i].r.priority = i < N / 2 ? 0 : 1; // the second half shares all prefixes of the first
+        requests[i].r.priority =
+            i < N / 2 ? 0 : 1; // the second half shares all prefixes of the first
         submit(&b, &requests[i]);
     }
     for (int32_t turn = 0; turn < 20000 && b.n_done < N; turn++) {

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Ranks of one process of which one fails: nobody waits for ever in a collective, the failure is
  * everyone's and stays, and every request ends. On the CPU backend, whose ranks really meet. */
 #include "cpu/cpu.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
-#include "engine/engine_state.h"
 #include "engine/device/ops.h"
+#include "engine/engine_state.h"
 #include "test/check.h"
 
 #include <stdatomic.h>
@@ -77,17 +78,23 @@ static void start(struct bed *b, int32_t n_ranks, struct fault f)
     fault.at_step = f.at_step;
     fault.n_attention = fault.n_steps = 0;
     fault.idle = false;
-    b->o = (struct engine_options){
-        .model = "test/golden/llama-3", .open_backend = open, .tensor_parallel_size = n_ranks,
-        .abort_ranks = cpu_comm_abort, .num_gpu_blocks_override = 64,
-        .enable_prefix_caching = true, .enable_chunked_prefill = true,
-        .backend = {.threads = 1, .comm = cpu_comm_create(n_ranks)}};
+    b->o = (struct engine_options){.model = "test/golden/llama-3",
+                                   .open_backend = open,
+                                   .tensor_parallel_size = n_ranks,
+                                   .abort_ranks = cpu_comm_abort,
+                                   .num_gpu_blocks_override = 64,
+                                   .enable_prefix_caching = true,
+                                   .enable_chunked_prefill = true,
+                                   .backend = {.threads = 1, .comm = cpu_comm_create(n_ranks)}};
     if (engine_open(&b->o, &b->e, &err) != OK) {
         printf("open: %s\n", err.text);
         exit(1);
     }
     b->output.tokens = b->tokens;
-    b->r = (struct engine_request){.prompt = prompt, .n_prompt = 5, .n = 1, .outputs = &b->output,
+    b->r = (struct engine_request){.prompt = prompt,
+                                   .n_prompt = 5,
+                                   .n = 1,
+                                   .outputs = &b->output,
                                    .params = sampling_params_default()};
     b->r.params.max_tokens = N_OUT;
     b->r.params.temperature = 0.0f;

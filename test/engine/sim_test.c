@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The engine with the fake backend: thousands of seeded runs of random requests, cancels, stops,
  * deadlines, forgotten caches, tiny pools, small steps and faults, half of them of a model with
  * recurrent state and few snapshots of it. Every right answer is known in advance; the books are
@@ -56,8 +57,10 @@ static void draw_state(struct sim *s, struct engine_options *o)
 static struct engine_options options_of(struct sim *s)
 {
     static const int32_t tokens[] = {112, 160, 300, 900};
-    struct engine_options o = {.model = "test/golden/llama-3", .load_format = "dummy",
-                               .open_backend = fake_open, .open_arg = &s->control,
+    struct engine_options o = {.model = "test/golden/llama-3",
+                               .load_format = "dummy",
+                               .open_backend = fake_open,
+                               .open_arg = &s->control,
                                .no_thread = true};
     o.block_size = 1 << draw(s, 4);
     o.num_gpu_blocks_override = tokens[draw(s, 4)] / o.block_size;
@@ -68,7 +71,8 @@ static struct engine_options options_of(struct sim *s)
     o.enable_chunked_prefill = draw(s, 5) != 0;
     o.prefix_overtake_tokens = draw(s, 3) == 0 ? 0 : 1 << draw(s, 12);
     static const char *const specs[] = {
-        NULL, "{\"method\":\"ngram\",\"num_speculative_tokens\":3,\"prompt_lookup_min\":1}",
+        NULL,
+        "{\"method\":\"ngram\",\"num_speculative_tokens\":3,\"prompt_lookup_min\":1}",
         "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","
         "\"num_speculative_tokens\":1,\"fixed\":true}",
         "{\"method\":\"draft_model\",\"model\":\"test/golden/llama-tied\","

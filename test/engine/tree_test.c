@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What token trees promise, on the backend that hashes: each test decides one capability. */
 #include "engine/engine_state.h"
 #include "test/check.h"
@@ -30,13 +31,17 @@ static struct bed *start(const char *config, int32_t n_blocks)
     struct bed *b = &bed;
     struct err err;
     *b = (struct bed){.control = {.perfect = true}};
-    b->o = (struct engine_options){.model = "test/golden/llama-3", .load_format = "dummy",
-                                   .open_backend = fake_open, .open_arg = &b->control,
-                                   .no_thread = true, .block_size = 4,
+    b->o = (struct engine_options){.model = "test/golden/llama-3",
+                                   .load_format = "dummy",
+                                   .open_backend = fake_open,
+                                   .open_arg = &b->control,
+                                   .no_thread = true,
+                                   .block_size = 4,
                                    .num_gpu_blocks_override = n_blocks,
                                    .enable_prefix_caching = true,
                                    .enable_chunked_prefill = true,
-                                   .max_num_seqs = 8, .speculative_config = config};
+                                   .max_num_seqs = 8,
+                                   .speculative_config = config};
     if (engine_open(&b->o, &b->e, &err) != OK) {
         CHECK_FAIL("open: %s", err.text);
         return NULL;
@@ -109,10 +114,10 @@ static void stop(struct bed *b)
 
 TEST(a_draft_that_equals_the_target_gives_depth_plus_one_tokens_a_step)
 {
-    static const char *const configs[] = {
-        TREE("\"expansion\":[1,1,1,1],\"fixed\":true"), TREE("\"expansion\":[2,3,1,1],\"fixed\":true"),
-        TREE("\"num_speculative_tokens\":4,\"fixed\":true"),
-        TWO("\"num_speculative_tokens\":4,\"fixed\":true")};
+    static const char *const configs[] = {TREE("\"expansion\":[1,1,1,1],\"fixed\":true"),
+                                          TREE("\"expansion\":[2,3,1,1],\"fixed\":true"),
+                                          TREE("\"num_speculative_tokens\":4,\"fixed\":true"),
+                                          TWO("\"num_speculative_tokens\":4,\"fixed\":true")};
     for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++) {
         struct bed *b = start(configs[i], 100);
         REQUIRE(b);
@@ -160,7 +165,8 @@ TEST(a_comb_is_drafted_without_a_look_at_it)
 
 TEST(emitted_tokens_are_accepted_ones_and_one_a_step)
 {
-    struct bed *b = start(TREE("\"num_speculative_tokens\":5,\"tree_nodes\":12,\"fixed\":true"), 100);
+    struct bed *b =
+        start(TREE("\"num_speculative_tokens\":5,\"tree_nodes\":12,\"fixed\":true"), 100);
     REQUIRE(b);
     b->control.perfect = false;
     b->control.garbage = true; // so that paths leave the spine
@@ -173,19 +179,23 @@ TEST(emitted_tokens_are_accepted_ones_and_one_a_step)
     }
     CHECK_EQ(sum, sp->learnt.n_accepted);
     // The first came from the prompt, and a last one alone needs no drafts.
-    CHECK(sp->learnt.n_drafts + sp->learnt.n_accepted == 99 || sp->learnt.n_drafts + sp->learnt.n_accepted == 98);
-    CHECK(sp->learnt.n_draft_tokens > 6 * sp->learnt.n_drafts && sp->learnt.n_draft_tokens <= 12 * sp->learnt.n_drafts);
+    CHECK(sp->learnt.n_drafts + sp->learnt.n_accepted == 99 ||
+          sp->learnt.n_drafts + sp->learnt.n_accepted == 98);
+    CHECK(sp->learnt.n_draft_tokens > 6 * sp->learnt.n_drafts &&
+          sp->learnt.n_draft_tokens <= 12 * sp->learnt.n_drafts);
     CHECK(2 * sp->learnt.n_accepted > sp->learnt.n_drafts && b->control.n_moves > 0);
     stop(b);
 }
 
-/* The draft is right two times of three; its second guess is not: what its tree holds is the rest. */
+/* The draft is right two times of three; its second guess is not: what its tree holds is the rest.
+ */
 TEST(a_wider_tree_accepts_more_than_a_chain)
 {
     int64_t accepted[2];
     for (int32_t i = 0; i < 2; i++) {
         struct bed *b = start(i == 0 ? TREE("\"expansion\":[1,1,1],\"fixed\":true")
-                                     : TREE("\"expansion\":[8,8],\"fixed\":true"), 100);
+                                     : TREE("\"expansion\":[8,8],\"fixed\":true"),
+                              100);
         REQUIRE(b);
         b->control.perfect = false;
         b->control.garbage = true; // among 11 ids, in any order
@@ -260,7 +270,8 @@ TEST(a_request_may_only_lower_the_depth)
 
 TEST(prompts_restores_and_trees_share_steps)
 {
-    struct bed *b = start(TREE("\"num_speculative_tokens\":4,\"tree_nodes\":24,\"fixed\":true"), 30);
+    struct bed *b =
+        start(TREE("\"num_speculative_tokens\":4,\"tree_nodes\":24,\"fixed\":true"), 30);
     REQUIRE(b); // 120 tokens: they preempt each other
     b->control.perfect = false;
     bool mixed = false;
@@ -287,7 +298,8 @@ TEST(prompts_restores_and_trees_share_steps)
 
 TEST(the_budget_is_that_of_the_step)
 {
-    struct bed *b = start(TREE("\"num_speculative_tokens\":5,\"tree_nodes\":20,\"fixed\":true"), 400);
+    struct bed *b =
+        start(TREE("\"num_speculative_tokens\":5,\"tree_nodes\":20,\"fixed\":true"), 400);
     REQUIRE(b);
     int32_t most = 0;
     for (int32_t i = 0; i < 6; i++) {
@@ -353,7 +365,8 @@ TEST(beyond_the_drafts_own_length_the_answer_goes_on_without_trees)
 TEST(near_the_longest_text_there_is_room_for_a_trees_slots)
 {
     struct bed *b = start(TREE("\"num_speculative_tokens\":5,\"tree_nodes\":100,\"tree_width\":8,"
-                               "\"fixed\":true"), 60);
+                               "\"fixed\":true"),
+                          60);
     REQUIRE(b);
     int32_t longest = b->e->info.max_model_len;
     submit(b, 0, longest - 100, 128);
@@ -369,7 +382,8 @@ TEST(growing_trees_allocates_nothing)
         SKIP("the sanitizers have their own malloc");
     }
     struct bed *b = start(TWO("\"num_speculative_tokens\":5,\"tree_width\":8,\"tree_nodes\":120,"
-                              "\"fixed\":true,\"prompt_lookup_max\":3"), 300);
+                              "\"fixed\":true,\"prompt_lookup_max\":3"),
+                          300);
     REQUIRE(b);
     for (int32_t i = 0; i < N_REQUESTS; i++) {
         submit(b, i, 20 + i, 60);

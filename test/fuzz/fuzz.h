@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Runs LLVMFuzzerTestOneInput as an ordinary test: over seeds, then over mixtures of them, a fixed
  * number of rounds (FUZZ_ROUNDS, else the caller's). With a fuzzer (-fsanitize=fuzzer
  * -DLIBFUZZER) the file's main is left out.

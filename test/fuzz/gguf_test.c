@@ -1,7 +1,8 @@
-/* A GGUF file from anywhere: it is read or refused, and what is read can be used: its keys, what they
- * say as a folder's files, its tensors' numbers, and its tokenizer. */
-#include "engine/gguf/make.h"
+// SPDX-License-Identifier: Apache-2.0
+/* A GGUF file from anywhere: it is read or refused, and what is read can be used: its keys, what
+ * they say as a folder's files, its tensors' numbers, and its tokenizer. */
 #include "engine/device/codec.h"
+#include "engine/gguf/make.h"
 #include "engine/model/checkpoint_gguf.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "test/fuzz/replay.h"
@@ -9,8 +10,10 @@
 static void use_tokenizer(const struct buf *json, const struct buf *config)
 {
     static const char text[] = "Hello  world's <s>\n\tx=1234; \xC3\xA9\xE4\xB8\xAD aaaaaaaaaaaa";
-    struct tokenizer_files files = {.json = json->data, .json_bytes = json->n_bytes,
-                                    .config = config->data, .config_bytes = config->n_bytes};
+    struct tokenizer_files files = {.json = json->data,
+                                    .json_bytes = json->n_bytes,
+                                    .config = config->data,
+                                    .config_bytes = config->n_bytes};
     struct tokenizer *tok;
     struct err err = {""};
     if (tokenizer_load_memory(&files, &tok, &err) != OK) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What must hold of any source of a grammar: it is refused with a sentence, or it compiles, and
  * then what a mask allows can be written, token after token, forced text is the only one, and a
  * state is a function of the bytes.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GBNF grammars from nowhere good: mixtures of the seeds below. */
 #include "test/fuzz/grammar_fuzz.h"
 

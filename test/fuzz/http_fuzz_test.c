@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The front end, in process: bytes of a client in, through libmicrohttpd, the guard, routes and
  * handlers, on one thread. The input's first byte says into how many pieces the rest is cut, the
  * second where. Whatever it is:
@@ -6,8 +7,8 @@
  *   - each executed body is the one that the strict reading has;
  *   - what comes back is a row of whole HTTP replies;
  *   - afterwards the connection is closed and nothing of it is kept. */
-#include "server/http/private.h"
 #include "server/api/reply.h"
+#include "server/http/private.h"
 #include "test/fuzz/fuzz.h"
 
 #include <errno.h>
@@ -81,9 +82,12 @@ static void stream(struct http_request *req, void *arg)
 }
 
 static const struct http_route routes[] = {
-    {"GET", "/", answer, 0, 0, 0},           {"POST", "/echo", answer, 0, 0, HTTP_ROUTE_JSON},
-    {"GET", "/v1/models/{id}", answer, 0, 0, 0}, {"POST", "/pool", defer, 0, 2000, 0},
-    {"GET", "/stream", stream, 0, 0, 0},     {"POST", "/stream", stream, 0, 0, 0},
+    {"GET", "/", answer, 0, 0, 0},
+    {"POST", "/echo", answer, 0, 0, HTTP_ROUTE_JSON},
+    {"GET", "/v1/models/{id}", answer, 0, 0, 0},
+    {"POST", "/pool", defer, 0, 2000, 0},
+    {"GET", "/stream", stream, 0, 0, 0},
+    {"POST", "/stream", stream, 0, 0, 0},
     {NULL, NULL, NULL, 0, 0, 0},
 };
 
@@ -93,9 +97,14 @@ static void open_server(void)
     char spec[96];
     snprintf(spec, sizeof spec, "unix:%s", socket_path);
     const char *listen[] = {spec};
-    struct http_options o = {.listen = listen, .n_listen = 1, .routes = routes, .log_fd = -1,
-                             .tolerate_half_close = true, .max_body_bytes = 4000,
-                             .max_connections = 64, .cors_origins = "https://a"};
+    struct http_options o = {.listen = listen,
+                             .n_listen = 1,
+                             .routes = routes,
+                             .log_fd = -1,
+                             .tolerate_half_close = true,
+                             .max_body_bytes = 4000,
+                             .max_connections = 64,
+                             .cors_origins = "https://a"};
     struct err err = {""};
     reply_set_options(&o);
     if (http_server_open(&o, &server, &err) != OK) {
@@ -222,7 +231,8 @@ static bool read_head(struct text *t, struct strict_head *h)
 {
     struct text line;
     *h = (struct strict_head){0};
-    while (t->at < t->end && (*t->at == '\n' || (t->end - t->at > 1 && memcmp(t->at, "\r\n", 2) == 0))) {
+    while (t->at < t->end &&
+           (*t->at == '\n' || (t->end - t->at > 1 && memcmp(t->at, "\r\n", 2) == 0))) {
         t->at++; // empty lines before a request, also those of a bare LF
     }
     if (!take_line(t, &line) || !read_request_line(line, h)) {
@@ -374,7 +384,8 @@ static void show(const char *bytes, size_t n, int n_strict)
 {
     fprintf(stderr, "%d executed of %d:\n", executed.n, n_strict);
     for (size_t i = 0; i < n; i++) {
-        fprintf(stderr, bytes[i] < ' ' || bytes[i] > 126 ? "\\x%02x" : "%c", (unsigned char)bytes[i]);
+        fprintf(stderr, bytes[i] < ' ' || bytes[i] > 126 ? "\\x%02x" : "%c",
+                (unsigned char)bytes[i]);
     }
     fputc('\n', stderr);
 }
@@ -414,7 +425,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         show(bytes, n, strict.n);
     }
     ASSERT(executed.n <= strict.n);
-    for (int i = 0, k = 0; i < executed.n; i++, k++) { // refused ones are missing among the executed
+    for (int i = 0, k = 0; i < executed.n;
+         i++, k++) { // refused ones are missing among the executed
         while (k < strict.n && strict.n_body[k] != SIZE_MAX &&
                strict.n_body[k] != executed.n_body[i]) {
             k++;
@@ -428,12 +440,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 int main(void)
 {
     static const char *const seeds[] = {
-        "0\x01GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/models/a%2fb?x=1 HTTP/1.1\r\nHost: x\r\n\r\n",
+        "0\x01GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/models/a%2fb?x=1 HTTP/1.1\r\nHost: "
+        "x\r\n\r\n",
         "1\x80POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         "Content-Length: 9\r\n\r\n{\"a\": 1}\nGET / HTTP/1.1\r\nHost: x\r\n\r\n",
         "2\x40POST /pool HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
         "0\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        "0\x01POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 36\r\n\r\n{}   "
+        "0\x01POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 36\r\n\r\n{}  "
+        " "
         "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         "1\x60POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length : 36\r\n\r\nGET / HTTP/1.1\r\nHost: "
         "x\r\n\r\n",
@@ -443,13 +457,16 @@ int main(void)
         "0\x01GET /stream HTTP/1.0\r\n\r\n",
         "0\x01OPTIONS /echo HTTP/1.1\r\nHost: x\r\nOrigin: https://a\r\n"
         "Access-Control-Request-Method: POST\r\n\r\n",
-        "2\x90POST /pool HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+        "2\x90POST /pool HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: "
+        "2\r\n\r\n{}",
         "0\x01GET / HTTP/1.1\r\nHost: x\r\nX: a\r\n b\r\n\r\n",
-        "0\x01GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\nGET http://x/ HTTP/1.1\r\nHost: x\r\n\r\n",
+        "0\x01GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\nGET http://x/ HTTP/1.1\r\nHost: "
+        "x\r\n\r\n",
         "0\x01POST /pool HTTP/1.1\r\nHost: x\r\nContent-Length: 3000\r\n\r\nabc",
         "1\x50POST /echo HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n"
         "abcDELETE /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-        "0\x01POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/jsn\r\nContent-Length: 9\r\n"
+        "0\x01POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/jsn\r\nContent-Length: "
+        "9\r\n"
         "\r\n{\"a\": 1}\nGET  HTTP/1.1\r\nHost: x\r\n\r\n",
         "0\x01PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "0\x01GET / HTTP/1.1\nHost: x\n\nGET / HTTP/1.1\r\nHost: x\r\n\r\n",

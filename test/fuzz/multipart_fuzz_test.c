@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Forms: whatever the bytes are, parts lie within them, one behind the other and without a boundary
  * inside, or there is an error with its words. */
 #include "server/api/multipart.h"
@@ -18,7 +19,8 @@ static void check_parts(const char *type, const char *body, size_t n_bytes)
         if (st != OK || m.over) {
             break;
         }
-        ASSERT(p.name[0] && strlen(p.name) < sizeof p.name && strlen(p.filename) < sizeof p.filename);
+        ASSERT(p.name[0] && strlen(p.name) < sizeof p.name &&
+               strlen(p.filename) < sizeof p.filename);
         ASSERT(p.bytes >= last && p.bytes + p.n_bytes <= body + n_bytes);
         ASSERT(!memmem(p.bytes, p.n_bytes, m.delimiter, strlen(m.delimiter)));
         last = p.bytes + p.n_bytes;
@@ -46,10 +48,14 @@ int main(void)
 #define HEAD "\r\nContent-Disposition: form-data; name="
     static const char *const seeds[] = {
         "--X" HEAD "\"a\"\r\n\r\n1\r\n--X--",
-        "--X" HEAD "\"f\"; filename=\"q%22.jsonl\"\r\nContent-Type: x\r\n\r\n{}\r\n\r\n--X" HEAD "b\r\n\r\n\r\n--X--\r\n",
+        "--X" HEAD "\"f\"; filename=\"q%22.jsonl\"\r\nContent-Type: x\r\n\r\n{}\r\n\r\n--X" HEAD
+        "b\r\n\r\n\r\n--X--\r\n",
         "multipart/form-data; boundary=\"b-b\"\n--b-b" HEAD "\"a\\\"b\"\r\n\r\n--b\r\n--b-b--",
         "multipart/form-data; charset=x; boundary=Y\n--Y" HEAD "\"purpose\"\r\n\r\nbatch\r\n--Y--",
-        "\r\n--X", "; filename=", "%22", "--",
+        "\r\n--X",
+        "; filename=",
+        "%22",
+        "--",
     };
     return fuzz_main(seeds, sizeof seeds / sizeof seeds[0], 200000);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The output's parsers: three bytes pick the parser, the reasoning and the options, the rest is a
  * model's text.
  * What comes out must not depend on how the text was cut, and calls must be well-formed. */
@@ -69,10 +70,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const names[] = {
         // 'a' and so on; those to come are added at the end, so that old inputs stay what they are
-        "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "harmony", "seed_oss",
-        "minimax_m2", "deepseek_v32", "minicpm5", "glm45", "kimi_k2", "deepseek_v31", "deepseek_v3",
-        "gemma4", "hunyuan_a13b", "granite", "cohere_command3", "internlm", "gigachat3", "olmo3",
-        "phi4_mini_json", "kimi_k3", "minimax_m3",
+        "hermes",       "llama3_json",    "mistral",         "pythonic",     "qwen3_coder",
+        "harmony",      "seed_oss",       "minimax_m2",      "deepseek_v32", "minicpm5",
+        "glm45",        "kimi_k2",        "deepseek_v31",    "deepseek_v3",  "gemma4",
+        "hunyuan_a13b", "granite",        "cohere_command3", "internlm",     "gigachat3",
+        "olmo3",        "phi4_mini_json", "kimi_k3",         "minimax_m3",
     };
     enum { N_NAMES = sizeof names / sizeof names[0], N_KINDS = REASONING_THINK + 1 };
     static const char *const stop[] = {"</s>", "END"};
@@ -116,7 +118,8 @@ int main(void)
         "a02<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": [1, {}]}}\n</tool_call> b END",
         "b00{\"name\": \"g\", \"parameters\": {\"x\": \"\\u00e9\\\"\"}}; {\"name\": \"f\", "
         "\"parameters\": {}}",
-        "c50[THINK]hm[/THINK][TOOL_CALLS]f[CALL_ID]ab12[ARGS]{\"n\": 1}[TOOL_CALLS][{\"name\": \"g\", "
+        "c50[THINK]hm[/THINK][TOOL_CALLS]f[CALL_ID]ab12[ARGS]{\"n\": 1}[TOOL_CALLS][{\"name\": "
+        "\"g\", "
         "\"arguments\": \"{}\", \"id\": \"x\"}]",
         "d00[f(n=-1.5e3, s='a\\x41\\'', o={'k': [True, None, (1,)]}), g()]",
         "d93hm</think><|tool_call_start|>[[f(n=1)]",
@@ -124,39 +127,65 @@ int main(void)
         "</parameter>\n</function>\n</tool_call>",
         "d90<think>\nhm\n</think>\n\n<|tool_call_start|>[f(n=1)]<|tool_call_end|>",
         "b92The <think>end</think></s>\n<|python_tag|>{\"name\"",
-        "f10\xf9" "analysis\xfahm\xfc\xf8" "assistant\xf9" "commentary to=functions.f \xfb" "json\xfa{\"n\": "
-        "[1, \"}\"]}\xfe\xf8" "assistant\xf9" "final\xfayes\xfd",
-        "f10 to=functions.g\xf9" "commentary\xfa{}\xfe stray \xf9" "commentary\xfaI look.\xfc",
-        "f11hm\xfc\xf8" "assistant to=python\xf9" "analysis code\xfaprint(1)\xfe",
-        "g30<seed:think>hm</seed:think>\n<seed:tool_call>\n<function=f>\n<parameter=n>5</parameter>\n"
+        "f10\xf9"
+        "analysis\xfahm\xfc\xf8"
+        "assistant\xf9"
+        "commentary to=functions.f \xfb"
+        "json\xfa{\"n\": "
+        "[1, \"}\"]}\xfe\xf8"
+        "assistant\xf9"
+        "final\xfayes\xfd",
+        "f10 to=functions.g\xf9"
+        "commentary\xfa{}\xfe stray \xf9"
+        "commentary\xfaI look.\xfc",
+        "f11hm\xfc\xf8"
+        "assistant to=python\xf9"
+        "analysis code\xfaprint(1)\xfe",
+        "g30<seed:think>hm</seed:think>\n<seed:tool_call>\n<function=f>\n<parameter=n>5</"
+        "parameter>\n"
         "</function>\n</seed:tool_call>",
-        "h91hm<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"n\">5</parameter>\n</invoke>"
+        "h91hm<minimax:tool_call>\n<invoke name=\"f\">\n<parameter "
+        "name=\"n\">5</parameter>\n</invoke>"
         "\n</minimax:tool_call>",
-        "i00<\xEF\xBD\x9C" "DSML\xEF\xBD\x9Ctool_calls>\n<\xEF\xBD\x9C" "DSML\xEF\xBD\x9Cinvoke name=\"f\">"
-        "\n<\xEF\xBD\x9C" "DSML\xEF\xBD\x9Cparameter name=\"n\" string=\"false\">5</\xEF\xBD\x9C" "DSML"
-        "\xEF\xBD\x9Cparameter>\n</\xEF\xBD\x9C" "DSML\xEF\xBD\x9Cinvoke>",
+        "i00<\xEF\xBD\x9C"
+        "DSML\xEF\xBD\x9Ctool_calls>\n<\xEF\xBD\x9C"
+        "DSML\xEF\xBD\x9Cinvoke name=\"f\">"
+        "\n<\xEF\xBD\x9C"
+        "DSML\xEF\xBD\x9Cparameter name=\"n\" string=\"false\">5</\xEF\xBD\x9C"
+        "DSML"
+        "\xEF\xBD\x9Cparameter>\n</\xEF\xBD\x9C"
+        "DSML\xEF\xBD\x9Cinvoke>",
         "j00<function name=\"f\"><param name=\"s\"><![CDATA[<b> </param>]]></param></function>",
         "k91hm</think>\n<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
         "l90<think>hm<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
         "<|tool_call_argument_begin|>{\"n\": 1}<|tool_call_end|><|tool_calls_section_end|>",
-        "m00<\xEF\xBD\x9Ctool\xE2\x96\x81" "call\xE2\x96\x81" "begin\xEF\xBD\x9C>f<\xEF\xBD\x9Ctool\xE2\x96"
+        "m00<\xEF\xBD\x9Ctool\xE2\x96\x81"
+        "call\xE2\x96\x81"
+        "begin\xEF\xBD\x9C>f<\xEF\xBD\x9Ctool\xE2\x96"
         "\x81sep\xEF\xBD\x9C>{\"n\": 1}",
-        "n00<\xEF\xBD\x9Ctool\xE2\x96\x81" "call\xE2\x96\x81" "begin\xEF\xBD\x9C>function<\xEF\xBD\x9Ctool"
+        "n00<\xEF\xBD\x9Ctool\xE2\x96\x81"
+        "call\xE2\x96\x81"
+        "begin\xEF\xBD\x9C>function<\xEF\xBD\x9Ctool"
         "\xE2\x96\x81sep\xEF\xBD\x9C>f\n```json\n{\"n\": 1}\n```",
-        "o20<|channel>thought\nhm<channel|><|tool_call>call:f{s:<|\"|>a\"<|\"|>,o:{k:[1,{},<|\"|>x<|\"|>]},"
+        "o20<|channel>thought\nhm<channel|><|tool_call>call:f{s:<|\"|>a\"<|\"|>,o:{k:[1,{},<|\"|>x<"
+        "|\"|>]},"
         "b:true}<tool_call|>",
-        "p70<think>\nhm\n</think>\n<answer>\nyes\n</answer><tool_calls>[{\"name\": \"f\", \"arguments\": "
+        "p70<think>\nhm\n</think>\n<answer>\nyes\n</answer><tool_calls>[{\"name\": \"f\", "
+        "\"arguments\": "
         "{\"n\": 1}}, {\"name\": \"g\"}]</tool_calls>",
         "q60Here is my thought process: hm. Here is my response: <|tool_call|>[{\"name\": \"g\"}]",
-        "r40<|START_THINKING|>hm<|END_THINKING|><|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": "
+        "r40<|START_THINKING|>hm<|END_THINKING|><|START_ACTION|>[{\"tool_call_id\": \"0\", "
+        "\"tool_name\": "
         "\"f\", \"parameters\": {}}]<|END_ACTION|><|START_RESPONSE|>yes<|END_RESPONSE|>",
         "s80<|action_start|><|plugin|>{\"name\": \"g\", \"parameters\": {}}<|action_end|>",
         "t00<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"g\", \"arguments\": {}}",
         "u00<function_calls>\nf(n=1)\ng()\n</function_calls>",
         "w00<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool=\"f\" "
-        "index=\"1\"<|sep|><|open|>argument key=\"n\" type=\"number\"<|sep|>1<|close|>argument<|sep|>"
+        "index=\"1\"<|sep|><|open|>argument key=\"n\" "
+        "type=\"number\"<|sep|>1<|close|>argument<|sep|>"
         "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
-        "x00<mm:think>hm</mm:think>]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"f\">]<]minimax[>["
+        "x00<mm:think>hm</mm:think>]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke "
+        "name=\"f\">]<]minimax[>["
         "<o>]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[</o>]<]minimax[>[</invoke>\n"
         "]<]minimax[>[</tool_call>",
         "v00functools[{\"name\": \"g\", \"arguments\": {}}]",

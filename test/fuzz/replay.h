@@ -1,7 +1,8 @@
-/* Runs a fuzz target over its corpus without a fuzzer: each file of the folders named on the command
- * line, or of test/corpus/NAME. A target is one file that defines LLVMFuzzerTestOneInput and ends
- * with FUZZ_MAIN("NAME"); under -fsanitize=fuzzer the macro is empty, since the fuzzer has a main.
- * Thread: main. */
+// SPDX-License-Identifier: Apache-2.0
+/* Runs a fuzz target over its corpus without a fuzzer: each file of the folders named on the
+ * command line, or of test/corpus/NAME. A target is one file that defines LLVMFuzzerTestOneInput
+ * and ends with FUZZ_MAIN("NAME"); under -fsanitize=fuzzer the macro is empty, since the fuzzer has
+ * a main. Thread: main. */
 #ifndef SLUICE_TEST_FUZZ_REPLAY_H
 #define SLUICE_TEST_FUZZ_REPLAY_H
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Request bodies: the first byte picks the endpoint, the rest is the body. Whatever it is, there is
  * a request that the engine can run, or an error with its words. */
 #include "server/call/prepare.h"
@@ -53,8 +54,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     char *text = malloc(size);
     memcpy(text, data + 1, size - 1);
     text[size - 1] = '\0'; // as http_body has it
-    struct api_request r = {.kind = (enum api_kind)(data[0] % N_API_KINDS), .model = &model, .text = text,
-                            .n_bytes = size - 1, .seed = 1};
+    struct api_request r = {.kind = (enum api_kind)(data[0] % N_API_KINDS),
+                            .model = &model,
+                            .text = text,
+                            .n_bytes = size - 1,
+                            .seed = 1};
     prepare_request(&r);
     if (r.error.status) {
         ASSERT(r.error.status >= 400 && r.error.status < 600 && r.error.message[0]);
@@ -80,7 +84,8 @@ int main(void)
         "\001{\"prompt\":[\"a\",\"b\"],\"logit_bias\":{\"5\":-1},\"seed\":-9223372036854775808,"
         "\"bad_words\":[\"x\"],\"truncate_prompt_tokens\":-1,\"temperature\":0.5}",
         "\002{\"input\":[5,6,7],\"encoding_format\":\"base64\"}",
-        "\003{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"q\"}]},"
+        "\003{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":\"q\"}]}"
+        ","
         "{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"f\",\"arguments\":\"{}\"},"
         "{\"type\":\"function_call_output\",\"call_id\":\"c\",\"output\":\"o\"}],\"instructions\":"
         "\"i\",\"tools\":[{\"type\":\"function\",\"name\":\"f\"}],\"reasoning\":{\"effort\":"
@@ -88,7 +93,8 @@ int main(void)
         "\005{\"prompt\":\"a b\",\"return_token_strs\":true}",
         "\001{\"prompt\":[\"a\\u0000\",\"\\\\u0000\"],\"n_predict\":-1,\"mirostat\":0}",
         "\006{\"tokens\":[1,2,3]}",
-        "\007{\"prompt_token_ids\":[5,6],\"bad_words\":[[1],[2,3]],\"logprobs\":true,\"temperature\":9}",
+        "\007{\"prompt_token_ids\":[5,6],\"bad_words\":[[1],[2,3]],\"logprobs\":true,"
+        "\"temperature\":9}",
         "\007{\"prompt\":\"a\",\"pool\":\"mean\",\"prompt_logprobs\":2,\"model\":\"x\",\"seed\":1}",
     };
     int rc = fuzz_main(seeds, sizeof seeds / sizeof seeds[0], 60000);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A tokenizer.json from anywhere: it loads or is refused, and what loads can be used. */
 #include "engine/tokenizer/detok.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -42,7 +43,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     // The same bytes as the two other files.
     files = (struct tokenizer_files){
         .json = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"<s>\":1},\"merges\":[]}}",
-        .config = (const char *)data, .config_bytes = n, .map = (const char *)data, .map_bytes = n};
+        .config = (const char *)data,
+        .config_bytes = n,
+        .map = (const char *)data,
+        .map_bytes = n};
     files.json_bytes = strlen(files.json);
     if (tokenizer_load_memory(&files, &tok, &err) == OK) {
         use(tok);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Any text with each kind of tokenizer: first byte, which one and how; the rest, the text. Encoding
  * ends, spans change nothing where no token is a control token, and byte-level models give every
  * byte back. */
@@ -18,10 +19,11 @@
 static const struct {
     const char *name;
     bool lossless; // byte level, nothing normalised: the stream gives the text back
-} kinds[] = {{"gpt2", true},      {"llama3", true},  {"qwen2", false}, {"o200k", true},
-             {"deepseek", true},  {"falcon", true},  {"llama2", false}, {"phi3", false},
-             {"gemma", false},    {"mistral", false}, {"unigram", false}, {"unigram-bytes", false},
-             {"wordpiece", false}, {"han-apart", true}, {"starcoder", true}, {"qwen35", false}};
+} kinds[] = {
+    {"gpt2", true},       {"llama3", true},    {"qwen2", false},    {"o200k", true},
+    {"deepseek", true},   {"falcon", true},    {"llama2", false},   {"phi3", false},
+    {"gemma", false},     {"mistral", false},  {"unigram", false},  {"unigram-bytes", false},
+    {"wordpiece", false}, {"han-apart", true}, {"starcoder", true}, {"qwen35", false}};
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
 static const struct tokenizer *load(size_t i)
@@ -94,8 +96,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     check_back(tok, &ids, s, n, kinds[kind].lossless);
 
     // Cut into spans that are not input: the same ids.
-    struct text_span spans[3] = {{s, n / 3, false}, {s + n / 3, n / 2 - n / 3, false},
-                                 {s + n / 2, n - n / 2, false}};
+    struct text_span spans[3] = {
+        {s, n / 3, false}, {s + n / 3, n / 2 - n / 3, false}, {s + n / 2, n - n / 2, false}};
     CHECK_FUZZ(tokenizer_encode(tok, spans, 3, flags, &parts, &err) == OK);
     CHECK_FUZZ(parts.n == ids.n && (ids.n == 0 || memcmp(parts.v, ids.v, 4 * ids.n) == 0));
 

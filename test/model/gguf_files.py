@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes GGUF files for tests: keys and tensors as they are given, and a folder of Hugging Face's form as llama.cpp's
 converter would write it, for the families that sluice reads from such files."""
 import json

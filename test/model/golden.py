@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares `sluice generate` with the stored answers of transformers, for every folder of test/golden."""
 import json
 import math

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Hidden states of a tiny model on any backend, against models that end behind the layer: what they
  * leave as the residual stream of their out rows must be the same, to the bit.
  * Thread: the main thread. */
@@ -43,19 +44,25 @@ static inline bool hidden_open(struct hidden_bed *b, const struct hidden_case *c
     st = st == OK ? checkpoint_open(c->dir, &b->checkpoint, &err) : st;
     struct backend_facts facts;
     CHECK_EQ(ops->facts(b->be, &facts), OK);
-    const struct model_load_options load = {.config = &b->config, .checkpoint = b->checkpoint,
-                                            .dtype = DT_F32, .n_ranks = 1};
+    const struct model_load_options load = {
+        .config = &b->config, .checkpoint = b->checkpoint, .dtype = DT_F32, .n_ranks = 1};
     st = st == OK ? model_load(&load, b->be, &b->model, &err) : st;
-    const struct backend_limits limits = {
-        .max_rows = 32, .max_out_rows = 32, .max_lanes = 2, .max_len = HIDDEN_LEN,
-        .max_blocks_per_lane = HIDDEN_LEN / HIDDEN_BLOCK, .n_blocks = 8,
-        .block_tokens = HIDDEN_BLOCK, .vocab = b->config.vocab, .hidden = b->config.hidden,
-        .n_steps = 1, .max_passes = 1};
+    const struct backend_limits limits = {.max_rows = 32,
+                                          .max_out_rows = 32,
+                                          .max_lanes = 2,
+                                          .max_len = HIDDEN_LEN,
+                                          .max_blocks_per_lane = HIDDEN_LEN / HIDDEN_BLOCK,
+                                          .n_blocks = 8,
+                                          .block_tokens = HIDDEN_BLOCK,
+                                          .vocab = b->config.vocab,
+                                          .hidden = b->config.hidden,
+                                          .n_steps = 1,
+                                          .max_passes = 1};
     st = st == OK ? ops->setup(b->be, &limits, &err) : st;
     struct kv_layer layers[MAX_LAYERS];
     model_kv_layers(&b->model, layers);
-    const struct kv_set_desc kv = {.n_layers = b->config.n_kv_layers, .layers = layers,
-                                   .dtype = DT_F32};
+    const struct kv_set_desc kv = {
+        .n_layers = b->config.n_kv_layers, .layers = layers, .dtype = DT_F32};
     st = st == OK ? ops->kv_open(b->be, 0, &kv, &err) : st;
     struct tensor logits = {.dtype = DT_F32, .stride = b->config.vocab};
     st = st == OK ? ops->alloc(b->be, 32 * (size_t)logits.stride * 4, &logits.mem) : st;
@@ -84,15 +91,20 @@ static inline enum status hidden_run(struct hidden_bed *b, const struct hidden_c
         rows[i] = (struct pass_row){.token = 3 + 17 * i % 200, .pos = i, .slot_pos = i};
     }
     const struct pass_seq seq = {.n_rows = HIDDEN_ROWS};
-    const struct pass pass = {.model = -1, .n_rows = HIDDEN_ROWS, .rows = rows, .n_seqs = 1,
-                              .seqs = &seq, .n_out = c->n_out, .out_rows = c->out_rows,
+    const struct pass pass = {.model = -1,
+                              .n_rows = HIDDEN_ROWS,
+                              .rows = rows,
+                              .n_seqs = 1,
+                              .seqs = &seq,
+                              .n_out = c->n_out,
+                              .out_rows = c->out_rows,
                               .hidden = asked};
     struct pass_shape shape;
     CHECK_EQ(ops->step_begin(b->be, 0), OK);
     CHECK_EQ(ops->lane_blocks(b->be, 0, 0, HIDDEN_LEN / HIDDEN_BLOCK, blocks), OK);
     CHECK_EQ(ops->pass_begin(b->be, &pass, &shape), OK);
-    const enum status st = model_forward(&b->model, &shape,
-                                         (struct model_outputs){.logits = true, .hidden = asked});
+    const enum status st =
+        model_forward(&b->model, &shape, (struct model_outputs){.logits = true, .hidden = asked});
     CHECK_EQ(ops->pass_end(b->be), OK);
     CHECK_EQ(ops->step_end(b->be), OK);
     struct pass_results results;
@@ -101,8 +113,8 @@ static inline enum status hidden_run(struct hidden_bed *b, const struct hidden_c
 }
 
 /* The first `width` of each out row, `first` elements from its begin; to be freed. */
-static inline float *hidden_rows(struct hidden_bed *b, const struct hidden_case *c,
-                                 struct tensor t, int32_t first, int32_t width)
+static inline float *hidden_rows(struct hidden_bed *b, const struct hidden_case *c, struct tensor t,
+                                 int32_t first, int32_t width)
 {
     const size_t n = (size_t)c->n_out * (size_t)t.stride;
     float *all = xcalloc(n, sizeof *all), *out = xcalloc(n, sizeof *out);

@@ -1,6 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The engine on the CPU with real weights. After every turn, whatever holds nothing that is right -
- * free blocks, slots of rejected drafts and of nodes off the path, rows not yet computed, in every KV
- * set - becomes NaN. The answers are those of an engine without drafts and without poison. */
+ * free blocks, slots of rejected drafts and of nodes off the path, rows not yet computed, in every
+ * KV set - becomes NaN. The answers are those of an engine without drafts and without poison. */
 #include "cpu/cpu.h"
 #include "cpu/cpu_internal.h"
 #include "engine/engine_state.h"
@@ -147,12 +148,19 @@ static struct bed *run(const char *config, int32_t n_ranks, bool poisoned)
     struct bed *b = xcalloc(1, sizeof *b);
     struct err err;
     struct comm *comm = n_ranks > 1 ? cpu_comm_create(n_ranks) : NULL;
-    struct engine_options o = {.model = OWN, .open_backend = open_cpu, .open_arg = comm,
-                               .no_thread = true, .enable_prefix_caching = true,
+    struct engine_options o = {.model = OWN,
+                               .open_backend = open_cpu,
+                               .open_arg = comm,
+                               .no_thread = true,
+                               .enable_prefix_caching = true,
                                .enable_chunked_prefill = true,
-                               .block_size = BLOCK, .num_gpu_blocks_override = N_BLOCKS, .max_num_seqs = 5,
-                               .max_num_batched_tokens = 61, .speculative_config = config,
-                               .tensor_parallel_size = n_ranks, .backend.threads = 1};
+                               .block_size = BLOCK,
+                               .num_gpu_blocks_override = N_BLOCKS,
+                               .max_num_seqs = 5,
+                               .max_num_batched_tokens = 61,
+                               .speculative_config = config,
+                               .tensor_parallel_size = n_ranks,
+                               .backend.threads = 1};
     if (engine_open(&o, &b->e, &err) != OK) {
         CHECK_FAIL("open: %s", err.text);
         return b;
@@ -199,13 +207,16 @@ TEST(nan_in_every_slot_that_holds_nothing_changes_no_answer)
 {
     static const char *const configs[] = {
         NULL,
-        "{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"prompt_lookup_min\":1,\"fixed\":true}",
-        "{\"method\":\"draft_model\",\"model\":\"" OWN "\",\"num_speculative_tokens\":3,\"fixed\":true}",
+        "{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"prompt_lookup_min\":1,\"fixed\":"
+        "true}",
+        "{\"method\":\"draft_model\",\"model\":\"" OWN
+        "\",\"num_speculative_tokens\":3,\"fixed\":true}",
         "{\"method\":\"draft_model\",\"model\":\"" STRANGER "\",\"num_speculative_tokens\":2,"
         "\"fixed\":true}",
         "{\"method\":\"tree\",\"model\":\"" OWN "\",\"expansion\":[1,3,1],\"fixed\":true}",
         "{\"method\":\"tree\",\"model\":\"" STRANGER "\",\"expansion\":[4,2],\"fixed\":true}",
-        "{\"method\":\"tree\",\"model\":[\"" STRANGER "\",\"" OWN "\"],\"num_speculative_tokens\":4,"
+        "{\"method\":\"tree\",\"model\":[\"" STRANGER "\",\"" OWN
+        "\"],\"num_speculative_tokens\":4,"
         "\"tree_nodes\":30,\"prompt_lookup_max\":3,\"fixed\":true}",
     };
     struct bed *plain = run(NULL, 1, false);

@@ -1,4 +1,6 @@
-/* Quantised checkpoints, each tensor's meaning against its stored sum (weights.json), to the bit. */
+// SPDX-License-Identifier: Apache-2.0
+/* Quantised checkpoints, each tensor's meaning against its stored sum (weights.json), to the bit.
+ */
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
 #include "engine/model/quant.h"

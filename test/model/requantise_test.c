@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Matrices that are quantised here: how far the values move, which scales they get, and how codes
  * lie. */
 #include "engine/base/mem.h"
@@ -27,7 +28,9 @@ static struct weight_part quantised(struct requantise *q, int64_t rows, int64_t 
 static const struct {
     enum requantise_kind kind;
     bool blocks;
-} kinds[] = {{REQUANTISE_FP8, false}, {REQUANTISE_FP8, true}, {REQUANTISE_INT4, false},
+} kinds[] = {{REQUANTISE_FP8, false},
+             {REQUANTISE_FP8, true},
+             {REQUANTISE_INT4, false},
              {REQUANTISE_INT8, false}};
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
@@ -39,7 +42,8 @@ static float bound(enum requantise_kind kind, float value, float scale)
         const float x = fabsf(value) / scale, least = 0.015625f;
         return scale * (x < least ? least : exp2f(floorf(log2f(x)))) / 16.0f * 1.0001f;
     }
-    return kind == REQUANTISE_INT8 ? scale * 0.5001f : scale * (value / scale > 7 ? 0.55f : 0.5001f);
+    return kind == REQUANTISE_INT8 ? scale * 0.5001f
+                                   : scale * (value / scale > 7 ? 0.55f : 0.5001f);
 }
 
 static void check_values(int kind, int64_t rows, int64_t cols)

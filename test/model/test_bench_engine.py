@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice bench-engine`: a line per figure, with numbers that fit each other, and errors that say what is wrong."""
 import os
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders that are not what they should be: one sentence that names the file and the tensor, exit 1, never a crash; and
 folders that are unusual but right."""
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The forms in which one model may be saved: under a wrapper's names, beside tensors of other modalities and of drafts,
 and with its experts in one tensor or in many. None changes an answer."""
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cube: whatever the engine does meanwhile (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks,
 threads), a request's tokens and log-probabilities are those of the request alone, to the bit, with every KV format."""
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys of config.json that families of $SLUICE_SHARED/golden-families have of their own: what may be left out or said
 otherwise without another answer, and what is refused by name."""
 import os

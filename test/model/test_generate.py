@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice generate` with input that is not what it should be: an {"error": ...} in its line's place, and the others answered."""
 import json
 import os

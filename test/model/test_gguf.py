@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models in GGUF files: the families' stored answers from files that llama.cpp's converter would write, each type of
 tensor against its numbers stored plainly, splits, and what is refused."""
 import json

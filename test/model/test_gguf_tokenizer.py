@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tokenizer from a GGUF file's metadata gives the ids that the library gives with the same tokenizer's own file: every
 vector of test_tokenizer.py whose kind such files have, of ours and of real models ($SLUICE_SHARED). Left out is where such
 files mean something else: runs of spaces as added tokens, which they store as spaces and the library's never finds."""

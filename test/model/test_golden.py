@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every family against transformers' stored answers."""
 import pytest
 

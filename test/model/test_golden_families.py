@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The families in the forms in which they are released, against transformers' stored answers: the folders of
 $SLUICE_SHARED/golden-families."""
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quantised checkpoints against answers that were computed from their dequantised weights. The folders of
 test/golden-quant are part of the project; more of them lie in $SLUICE_SHARED/golden-quant."""
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice grammar`: texts against schemas and grammars, and the tokens that may come next, without a server."""
 import json
 import os

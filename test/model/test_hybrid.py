@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with recurrent state beside attention: the cube for them (prompts that are longer than the state's blocks, few
 snapshots besides small pools), what the prefix cache gives back, and what of it is computed again. Folders of
 $SLUICE_SHARED/golden-families; without them all of this is skipped."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """KV caches of FP8, int8 and int4 against answers that were computed with each format, what a format costs, what the options
 say, and how many tokens fit. That a request's bits do not depend on anything else is the cube's, for every format."""
 import json

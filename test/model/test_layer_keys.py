@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys of config.json in families whose layers differ (Gemma 4, GLM-4.5 and on, MiniMax-M2, Llama 4, OLMo 3, Cohere 2): what
 may be left out or said otherwise without another answer, and what is refused by name."""
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quantised folders that are broken or of a kind that is not known: one sentence that names the format and the tensor, exit
 1, never a crash."""
 import os

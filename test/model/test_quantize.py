@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice quantize`: the folder that it writes, read back here with numpy alone, and run; and the same
 done while loading."""
 import json

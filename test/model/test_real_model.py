@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real pretrained model, where the Python package index is reachable: SmolLM2-135M-Instruct in a GGUF file
 (scripts/try_real_model). Its greedy answers are those of llama.cpp on a file with the same numbers as F32, kept in
 test/gguf/real_model.json."""

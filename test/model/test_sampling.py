@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every parameter of sampling through the whole program, against a model of a few lines: the frequencies of first and second
 tokens by chi-square, and the log-probabilities that come with them."""
 import json

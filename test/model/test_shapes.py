@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """configs/shapes: each has as many weights as its name says, and its keys are understood: shrunk, with the ratios that it
 has, it runs. A family that has no row in engine/model yet is skipped."""
 import importlib.machinery

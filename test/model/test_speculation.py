@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Speculation through the engine: laws, bonus tokens, what a stop inside an accepted run leaves, and what is refused."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our tokenizer against Hugging Face's: every vector, through `sluice tokenize`.
 
 test/tokenizers/ holds small tokenizers of our own with vectors from the library; $SLUICE_SHARED

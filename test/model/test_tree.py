@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token trees on real arithmetic: every sampling parameter on every path, and a model that drafts for itself."""
 import json
 import os

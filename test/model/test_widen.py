@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/train_demo/widen.py: a larger model that computes the same, through the engine."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """scripts/check_docs.sh: what the READMEs name exists, and what does not is told."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/results: its data have one form, and the picture is what scripts/plot_results makes of them."""
 
 import csv

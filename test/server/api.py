@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts `sluice serve` (or api_server: the same on an engine that says what it is told) and speaks to it."""
 
 import http.client

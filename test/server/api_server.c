@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* `sluice serve` on an engine that says what it is told, for test_api*.py: the same server, config
  * and tokenizer, and this file in place of engine.c. The environment gives
  *
@@ -125,9 +126,9 @@ static bool advance(struct engine *e, struct slot *s, int32_t k)
         }
         atomic_store(&o->n_tokens, t + 1);
         e->stats.generated_tokens++;
-        finish = is_stop(r, id)                     ? FINISH_STOP
+        finish = is_stop(r, id)                  ? FINISH_STOP
                  : t + 1 == r->params.max_tokens ? FINISH_LENGTH
-                                                    : FINISH_NONE;
+                                                 : FINISH_NONE;
         o->stop_id = finish == FINISH_STOP ? id : -1;
     }
     if (finish != FINISH_NONE) {
@@ -210,7 +211,8 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* ---- engine.h --------------------------------------------------------------------------------- */
+/* ---- engine.h ---------------------------------------------------------------------------------
+ */
 
 enum status engine_check(const struct engine_options *options, struct err *err)
 {
@@ -224,9 +226,19 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
     (void)err;
     e->options = *options;
     e->info = (struct engine_info){
-        .model_type = "fake", .kv_cache_dtype = "float32", .vocab = 4096, .hidden = 8, .max_model_len = number("FAKE_CONTEXT", 2048),
-        .block_tokens = 16, .n_blocks = 100, .max_num_seqs = number("FAKE_LANES", 64), .max_sequences = MAX_REQUESTS, .n_eos = 1, .eos = {2},
-        .device = "fake", .defaults = sampling_params_default(),
+        .model_type = "fake",
+        .kv_cache_dtype = "float32",
+        .vocab = 4096,
+        .hidden = 8,
+        .max_model_len = number("FAKE_CONTEXT", 2048),
+        .block_tokens = 16,
+        .n_blocks = 100,
+        .max_num_seqs = number("FAKE_LANES", 64),
+        .max_sequences = MAX_REQUESTS,
+        .n_eos = 1,
+        .eos = {2},
+        .device = "fake",
+        .defaults = sampling_params_default(),
     };
     if (number("FAKE_EOS", 0) > 0) {
         e->info.eos[e->info.n_eos++] = number("FAKE_EOS", 0);

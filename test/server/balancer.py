@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The balancers that ship in configs/, started with ports of our own."""
 
 import os

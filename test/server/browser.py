@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Headless Chromium through its debugging port: just enough of WebSocket to evaluate and to take a picture."""
 
 import base64

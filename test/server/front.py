@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts front_server (test/server/front_server.c) and speaks to it over raw sockets."""
 
 import json

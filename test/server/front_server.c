@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A small program on the front end, for test_http*.py: handlers of every kind, and an "engine"
  * thread that makes tokens at a given rate. Arguments are --name value pairs of http_options;
  * it prints "listening ADDRESS" per listener. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
-#include "server/http/http.h"
 #include "server/api/reply.h"
+#include "server/http/http.h"
 
 #include <inttypes.h>
 #include <microhttpd.h>
@@ -352,13 +353,12 @@ static void get_stats(struct http_request *req, void *arg)
                "\"live\":%ld,\"gone_ns\":%" PRId64 ",\"now_ns\":%" PRId64 ",\"items\":%ld,",
                app.n_handled, app.n_gone, app.n_gone_slow, app.n_gone_shutdown, app.n_done,
                app.n_live, app.gone_ns, clock_now_ns(), app.n_items);
-    buf_printf(&b,
-               "\"connections\":%u,\"active\":%u,\"streams\":%u,\"refused\":%" PRIu64
-               ",\"bad\":%" PRIu64 ",\"held_body\":%zu,\"held_stream\":%zu,\"short\":%" PRIu64
-               ",\"state\":%d}",
-               s.n_connections, s.n_active, s.n_streams, s.n_refused, s.n_bad_requests,
-               s.held_body_bytes, s.held_stream_bytes, s.n_short_sends,
-               (int)http_server_state(app.server));
+    buf_printf(
+        &b,
+        "\"connections\":%u,\"active\":%u,\"streams\":%u,\"refused\":%" PRIu64 ",\"bad\":%" PRIu64
+        ",\"held_body\":%zu,\"held_stream\":%zu,\"short\":%" PRIu64 ",\"state\":%d}",
+        s.n_connections, s.n_active, s.n_streams, s.n_refused, s.n_bad_requests, s.held_body_bytes,
+        s.held_stream_bytes, s.n_short_sends, (int)http_server_state(app.server));
     reply_json(req, 200, &b);
 }
 
@@ -431,13 +431,13 @@ static const struct {
     bool is_size;
 } numbers[] = {
 #define NUMBER(field, is_size) {"--" #field, offsetof(struct http_options, field), is_size}
-    NUMBER(max_body_bytes, true),      NUMBER(max_body_total_bytes, true),
-    NUMBER(max_header_bytes, true),    NUMBER(max_connections, false),
-    NUMBER(stream_soft_bytes, true),   NUMBER(stream_hard_bytes, true),
-    NUMBER(header_timeout_ms, false),  NUMBER(body_timeout_ms, false),
-    NUMBER(idle_timeout_ms, false),    NUMBER(stall_timeout_ms, false),
-    NUMBER(head_delay_ms, false),      NUMBER(keep_alive_ms, false),
-    NUMBER(drain_delay_ms, false),     NUMBER(drain_timeout_ms, false),
+    NUMBER(max_body_bytes, true),     NUMBER(max_body_total_bytes, true),
+    NUMBER(max_header_bytes, true),   NUMBER(max_connections, false),
+    NUMBER(stream_soft_bytes, true),  NUMBER(stream_hard_bytes, true),
+    NUMBER(header_timeout_ms, false), NUMBER(body_timeout_ms, false),
+    NUMBER(idle_timeout_ms, false),   NUMBER(stall_timeout_ms, false),
+    NUMBER(head_delay_ms, false),     NUMBER(keep_alive_ms, false),
+    NUMBER(drain_delay_ms, false),    NUMBER(drain_timeout_ms, false),
     NUMBER(dead_peer_ms, false),
 };
 

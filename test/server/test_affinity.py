@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prefix affinity of the balancers in configs/: which key a request has, and what it does to the prefix caches of four real
 replicas."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The API over HTTP: shapes, streams against whole answers, errors, limits, keys, health, drain."""
 
 import concurrent.futures

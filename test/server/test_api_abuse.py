@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same raw bytes as test_http_abuse, against the whole server: its own routes, keys, log and engine."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two replicas behind HAProxy and behind nginx, under load: one is drained, then one is killed. Nothing fails but the
 streams whose head the killed replica had already sent."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page in headless Chromium: it plots, it chats, it asks nobody else for anything."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """/v1/files and /v1/batches over raw HTTP: shapes, errors, owners, limits, and what a restart finds."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """sluice bench against our own server and against small servers that answer in other ways."""
 
 import json

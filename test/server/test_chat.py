@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice chat` on a terminal (a pty) and through pipes: with a server, and with a model of its own."""
 
 import glob

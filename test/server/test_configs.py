@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything in configs/ against the programs that it is for, where they are installed, and against a running server."""
 
 import glob

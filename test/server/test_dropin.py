@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What programs written for vLLM, llama.cpp or OpenAI ask for beyond the plain API: members, routes, headers, browsers."""
 import json
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPT-OSS's form of answers over HTTP: channels and calls whose markers are special tokens, each with a template and a
 tokenizer that have them, chosen by the template alone."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The front end when all goes well: methods, bodies, streams, addresses, TLS, CORS, the log."""
 
 import http.client

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ending: SIGTERM drains, systemd is told, sockets are inherited."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """System calls that fail now and then: requests may fail, but the server must not, nor lose or keep anything."""
 
 import os

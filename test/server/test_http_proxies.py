@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Behind nginx and HAProxy, with the configurations that ship: two replicas, one drained, one killed, under load."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """llama.cpp's own routes: /completion, /infill, /embedding, /apply-template, /tokenize in its words, /props and /slots."""
 import json
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logs that nobody reads: the server goes on, says what it lost, and ends when it is asked to."""
 import fcntl
 import http.client

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """POST /v1/messages and its count: shapes, streams against whole answers, turns of blocks as a chat, errors, abuse; and
 the real `anthropic` package against `sluice serve` with the demo model on the CPU."""
 

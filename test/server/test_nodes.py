@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several processes that share one model, on this host: the bits are those of one process; a node that dies, is silent,
 never comes, or has another model; strangers on the port; what mpirun, srun and a LeaderWorkerSet set."""
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ollama's routes: objects, lines, tools, formats, options, and errors of their own form."""
 import json
 

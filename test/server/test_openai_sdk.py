@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The real `openai` package against `sluice serve` with the demo model on the CPU."""
 
 import json

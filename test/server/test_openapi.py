@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """/openapi.json is a sound OpenAPI 3.1 document, what it allows is never the server's fault, and /docs shows it."""
 
 import json

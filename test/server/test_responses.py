@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Responses that last: kept, read, listed, deleted, gone on from; whose they are; what survives a restart."""
 
 import json

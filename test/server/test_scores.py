@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """/v1/score and /v1/rerank: vectors' cosines, and a model that judges pairs by two tokens."""
 import json
 import math

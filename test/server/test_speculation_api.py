@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Speculation as clients and operators see it: usage, metrics under vLLM's names, the status page's data, and text that
 is the same with and without, also where it stops."""
 

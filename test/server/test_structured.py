@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Constrained answers of the demo model: each is what was asked for, however unlikely the model finds it."""
 
 import concurrent.futures

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice render`: the command itself. That templates render as in Jinja2 is shown by jinja_vectors_test."""
 import json
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that are forced, or must fit: whatever the model finds likely, a call is of an allowed tool, with arguments of its
 schema, in the model's own form; text before it stays free."""
 

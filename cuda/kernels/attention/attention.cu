@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention's launch: the variant that takes the layer, then the join of partial results. Which
  * variant it is depends on the layer and the machine alone, never on the pass. */
 #include "cuda/kernels/attention/common.cuh"

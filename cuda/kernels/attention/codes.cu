@@ -1,17 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention over pages of codes, for Hopper: heads of up to 256 numbers, every mask, split or not.
  *
- * A unit (an item of the plan and a KV head, cut to 8 query vectors or 16 to 32) is a block's. Its four warps
- * share the keys, a chunk of 16 at a time: a chunk is one record of a page, keys, values and
- * scales, and one copy brings it into the ring that is the warp's own. So there is no barrier
+ * A unit (an item of the plan and a KV head, cut to 8 query vectors or 16 to 32) is a block's. Its
+ * four warps share the keys, a chunk of 16 at a time: a chunk is one record of a page, keys, values
+ * and scales, and one copy brings it into the ring that is the warp's own. So there is no barrier
  * until the unit's end, where the warps' results are joined in their order.
  *
  * Scores are K Q^T and values V^T P^T (mma.sync with fp16 operands): keys, and numbers of a value,
  * are the 16 rows of a product, query vectors its 8 columns. Codes become operands in registers:
  * K's by ldmatrix as they lie, V's transposed, two numbers at a time, so that no code is moved by
  * itself. A key's scale and zero meet its score; a value's scale is a term of the exponent, and its
- * zero a sum beside the values'. So decoding is bound by reading codes; of more rows to a unit it is
- * the tensor cores that bound it, and the codes are read again for every 32 query vectors: prompts of
- * many rows are expanded instead (expand.cu).
+ * zero a sum beside the values'. So decoding is bound by reading codes; of more rows to a unit it
+ * is the tensor cores that bound it, and the codes are read again for every 32 query vectors:
+ * prompts of many rows are expanded instead (expand.cu).
  *
  * What a row gets depends on its own keys and on where they lie alone: a warp's chunks are told by
  * their place, sums run in the order of keys, and keys that a row does not see change nothing. */
@@ -50,8 +51,8 @@ __global__ void __launch_bounds__(CODE_THREADS, 2)
     if (head.n_paths > 0) {
         pdl_wait();
     }
-    struct codes_loader loader = {p, slots, full, warp, lane, walk, policy_evict_first(),
-                                  policy_normal()};
+    struct codes_loader loader = {
+        p, slots, full, warp, lane, walk, policy_evict_first(), policy_normal()};
     for (int i = 0; i < p.n_slots; i++) {
         loader.fetch(i);
     }

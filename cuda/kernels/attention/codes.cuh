@@ -1,6 +1,6 @@
-/* The device half of codes.cu: what a warp does with the records of its chunks, and a block with the
- * results of its warps.
- * Thread: device code, a warp at once unless it says otherwise. */
+// SPDX-License-Identifier: Apache-2.0
+/* The device half of codes.cu: what a warp does with the records of its chunks, and a block with
+ * the results of its warps. Thread: device code, a warp at once unless it says otherwise. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_CODES_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_CODES_CUH
 
@@ -16,13 +16,13 @@ static constexpr float QUERY_FACTOR = 0.03125f;
 
 struct codes_params {
     struct attention_params a;
-    bool is_bf16; // queries and outputs; else fp16
+    bool is_bf16;                // queries and outputs; else fp16
     int32_t n_slots, slot_bytes; // of a warp's ring
     int32_t n_k, n_v;            // 16-byte chunks of a row of K and V
 };
 
-/* What the layers of one format have in common: codes as operands of fp16, and what those have to be
- * multiplied with. An integer code is the mantissa of a subnormal number, which the tensor cores
+/* What the layers of one format have in common: codes as operands of fp16, and what those have to
+ * be multiplied with. An integer code is the mantissa of a subnormal number, which the tensor cores
  * take as any other: no instruction but a mask makes an operand of it. */
 template <enum kv_format F> struct code_kind {
     static constexpr int STEPS = F == KV_INT4 ? 2 : 1; // of 16 numbers, in a chunk
@@ -37,7 +37,7 @@ template <int D> struct codes_shape {
     static constexpr int PITCH = D + 4;                 // of a row that waits to be joined
     static constexpr int ROOM = CODE_WARPS * 8 * PITCH; // floats
     static constexpr int QUERIES = MANY * TILES * 32 * 8 + MANY * 8 * 4; // bytes
-    static constexpr int FOLD = MANY * 8 * PITCH;       // floats, of deterministic runs
+    static constexpr int FOLD = MANY * 8 * PITCH; // floats, of deterministic runs
 
     static __host__ __device__ int fixed_bytes(bool folds)
     {
@@ -101,7 +101,8 @@ __device__ __forceinline__ uint32_t half_pair_of_e4m3(uint16_t codes)
 /* The operands in a word of a row of K: four codes that follow each other, or eight of four bits.
  * Which of them make a pair is q_dim's affair. */
 template <enum kv_format F>
-__device__ __forceinline__ void key_operands(uint32_t word, uint32_t (&out)[2 * code_kind<F>::STEPS])
+__device__ __forceinline__ void key_operands(uint32_t word,
+                                             uint32_t (&out)[2 * code_kind<F>::STEPS])
 {
     if constexpr (F == KV_FP8) {
         out[0] = half_pair_of_e4m3((uint16_t)word);
@@ -169,8 +170,8 @@ struct codes_loader {
     struct unit_walk walk;
     uint64_t once, again; // cache policies
     struct attention_unit u = {};
-    int chunk = 0, end = 0, i = 0;          // the next chunk and its number among the unit's
-    int32_t page = 0, next_page = 0;        // lane l: that of the chunk with i % 32 = l
+    int chunk = 0, end = 0, i = 0;   // the next chunk and its number among the unit's
+    int32_t page = 0, next_page = 0; // lane l: that of the chunk with i % 32 = l
     bool has_unit = false, has_waited = false;
 
     __device__ __forceinline__ int32_t look_up(int from) const
@@ -239,7 +240,7 @@ template <enum kv_format F, int D, int NT> struct codes_computer {
     const struct codes_params &p;
     struct codes_loader &loader;
     float *room, *folded;
-    uint2 *queries; // NT > 1: [NT][TILES][32]
+    uint2 *queries;    // NT > 1: [NT][TILES][32]
     float *query_sums; // [NT * 8]
     int warp, lane, slot = 0;
     uint32_t parity = 0;
@@ -273,8 +274,8 @@ template <enum kv_format F, int D, int NT> struct codes_computer {
         const struct attention_params &a = p.a;
         const int packed = j * 8 + g(), k = u.first_packed + min(packed, u.n_packed - 1);
         const int row = u.item.first_row + k / a.group, head = u.kv_head * a.group + k % a.group;
-        const char *from = (const char *)a.q +
-                           ((int64_t)row * a.q_stride + (int64_t)head * a.kv.head_dim_k) * 2;
+        const char *from =
+            (const char *)a.q + ((int64_t)row * a.q_stride + (int64_t)head * a.kv.head_dim_k) * 2;
         float total = 0.0f;
 #pragma unroll
         for (int s = 0; s < TILES; s++) {
@@ -513,8 +514,8 @@ template <enum kv_format F, int D, int NT> struct codes_computer {
         }
     }
 
-    /* Which of a lane's keys there are, as masks of its words: the others may hold anything, and E4M3
-     * has NaN. */
+    /* Which of a lane's keys there are, as masks of its words: the others may hold anything, and
+     * E4M3 has NaN. */
     __device__ __forceinline__ uint32_t word_mask(const struct attention_unit &u, int key) const
     {
         return (key >= u.first && key < u.hi ? 0xffffu : 0u) |
@@ -654,8 +655,7 @@ template <enum kv_format F, int D, int NT> struct codes_computer {
             }
             return;
         }
-        const struct attention_row *rows =
-            (const struct attention_row *)(plan_head(a.plan) + 1);
+        const struct attention_row *rows = (const struct attention_row *)(plan_head(a.plan) + 1);
         float *to = slot_at(a, rows[row].first_slot + u.item.split, head);
         to[d] = r.value;
         if (d == 0) {

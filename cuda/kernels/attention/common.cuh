@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the attention kernels share: their parameters, the unit of work, the rule of who sees whom,
  * and the arithmetic that joins partial results (one definition, so that a row's bits do not depend
  * on which kernel joined them). Thread: device code. */
@@ -20,14 +21,14 @@ struct attention_params {
     const int32_t *blocks;
     int32_t blocks_stride;
     int32_t n_rows, n_heads, group; // group: query heads of a KV head
-    float softcap, cap_scale; // cap_scale: 2 log2(e) scale / softcap
+    float softcap, cap_scale;       // cap_scale: 2 log2(e) scale / softcap
     float scale_log2; // what a score is multiplied by to be a power of two; after a soft cap
     int32_t window, chunk;
     const float *sinks;
-    float *slots;   // see attention_plan.h
-    float *scratch; // per block: the fold of fixed splits
+    float *slots;                         // see attention_plan.h
+    float *scratch;                       // per block: the fold of fixed splits
     int32_t page_rows, head_rows, v_rows; // sm_90: strides in rows of head_dim
-    int32_t q_rows; // sm_90: that GROUP_ROWS packed rows are; 0: not a whole number
+    int32_t q_rows;   // sm_90: that GROUP_ROWS packed rows are; 0: not a whole number
     bool may_be_thin; // sm_90: a row's bits may depend on which rows are in the pass with it
 };
 
@@ -54,8 +55,8 @@ __device__ __forceinline__ int first_seen(int window, int chunk, int pos)
 struct attention_unit {
     struct attention_item item;
     int32_t kv_head, first_packed, n_packed; // n_packed <= 0: nothing to do
-    int32_t lo, hi;       // keys that some row sees lie in [lo, hi); lo a tile's begin
-    int32_t first;        // in [lo, hi]: no row sees a key before it
+    int32_t lo, hi;         // keys that some row sees lie in [lo, hi); lo a tile's begin
+    int32_t first;          // in [lo, hi]: no row sees a key before it
     int32_t all_lo, all_hi; // keys in [all_lo, all_hi) are seen by every row
 };
 
@@ -127,17 +128,15 @@ struct attention_row_view {
     int32_t lo, hi;    // it sees slots in [lo, hi); in a tree, new ones only as its mask says
 };
 
-__device__ __forceinline__ struct attention_row_view row_view(const struct attention_params &p,
-                                                              const struct attention_unit &u,
-                                                              int packed)
+__device__ __forceinline__ struct attention_row_view
+row_view(const struct attention_params &p, const struct attention_unit &u, int packed)
 {
     struct attention_row_view v;
     const int k = u.first_packed + packed, i = k / p.group;
     v.row = u.item.first_row + min(i, u.item.n_rows - 1);
     v.head = u.kv_head * p.group + k % p.group;
-    v.hi = u.item.mask == ATTENTION_CAUSAL
-               ? min(u.hi, u.item.n_past + v.row - u.item.seq_row + 1)
-               : u.hi;
+    v.hi = u.item.mask == ATTENTION_CAUSAL ? min(u.hi, u.item.n_past + v.row - u.item.seq_row + 1)
+                                           : u.hi;
     v.first_pos = is_local(p) ? first_seen(p.window, p.chunk, p.rows[v.row].pos) : 0;
     /* Slots of a tree's new rows are not positions: tree_sees looks at those. */
     v.lo = u.item.mask == ATTENTION_TREE ? min(v.first_pos, u.item.n_past) : v.first_pos;

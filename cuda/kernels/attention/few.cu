@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Decoding rows, each a sequence of its own: rope, the store of the new key and value, and
  * attention in one launch, for Hopper. Other ways need three (rope, attention, the join of its
  * pieces), each of which takes longer than the keys of few rows do.
@@ -189,12 +190,11 @@ extern "C" bool k_attention_few_takes(const struct rope_store_args *a, const str
 {
     const int d = a->head_dim, bt = kv->block_tokens;
     return kv->codes.format == KV_PLAIN && limits->sm == 90 && !limits->deterministic &&
-           a->qkv.dtype == kv->dtype &&
-           (kv->dtype == DT_BF16 || kv->dtype == DT_F16) && (d == 64 || d == 128) &&
-           kv->head_dim_k == d && kv->head_dim_v == d && (bt == 16 || bt == 32 || bt == 64) &&
-           kv->v_token_stride == d && kv->v_offset > 0 && kv->v_offset % d == 0 &&
-           kv->head_stride % d == 0 && kv->page_stride % d == 0 && a->qkv.stride % 8 == 0 &&
-           ((uintptr_t)kv->base | (uintptr_t)a->qkv.mem.p) % 16 == 0 &&
+           a->qkv.dtype == kv->dtype && (kv->dtype == DT_BF16 || kv->dtype == DT_F16) &&
+           (d == 64 || d == 128) && kv->head_dim_k == d && kv->head_dim_v == d &&
+           (bt == 16 || bt == 32 || bt == 64) && kv->v_token_stride == d && kv->v_offset > 0 &&
+           kv->v_offset % d == 0 && kv->head_stride % d == 0 && kv->page_stride % d == 0 &&
+           a->qkv.stride % 8 == 0 && ((uintptr_t)kv->base | (uintptr_t)a->qkv.mem.p) % 16 == 0 &&
            a->n_heads % a->n_kv_heads == 0 && log_parts_of(a->n_heads / a->n_kv_heads) >= 0 &&
            fills(a->n_rows, a->n_kv_heads << log_parts_of(a->n_heads / a->n_kv_heads),
                  limits->n_sms) &&

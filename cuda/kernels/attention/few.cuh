@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The device half of attention_few.cu: what a warp does of one row and KV head.
  * Thread: device code, a warp at once. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_FEW_CUH

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What brings K, V and Q into shared memory: a warp for K and V, which runs ahead over the borders
  * of units, and for attention_prompt.cu a warp for each computing warpgroup's Q, which comes for
  * the next unit as soon as the last scores of this one are there. Thread: device code, a warp at

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention with mma.sync, for sm_80 and for what attention_sm90 does not take: MLA, where the
  * value is a part of the key, and unequal or odd head sizes up to 576 and 512.
  *
@@ -100,8 +101,8 @@ __device__ __forceinline__ void mma<f16_t>(float (&d)[4], const uint32_t (&a)[4]
 /* Eight numbers of a token's row from d on, rounded to T; zeros if there is no such token. */
 template <typename T>
 __device__ __forceinline__ void put_decoded(T *to, const struct kv_codes &c,
-                                            const struct kv_place &at, bool is_v,
-                                            struct kv_scale s, int d, bool real)
+                                            const struct kv_place &at, bool is_v, struct kv_scale s,
+                                            int d, bool real)
 {
     vec<T> out;
     uint8_t bytes[8] = {};
@@ -349,8 +350,8 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
             }
         }
         const T *probs = (const T *)(smem + l.p) + (lane & 15) * l.p_pitch + (lane >> 4) * 8;
-        const T *v = (const T *)(smem + l.v) + (stage * KEYS + (lane & 15)) * l.v_pitch +
-                     (lane >> 4) * 8;
+        const T *v =
+            (const T *)(smem + l.v) + (stage * KEYS + (lane & 15)) * l.v_pitch + (lane >> 4) * 8;
 #pragma unroll
         for (int k = 0; k < KEYS; k += 16) {
             uint32_t b[NP][4];
@@ -473,8 +474,8 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
                 const bool whole = u.item.split < 0;
                 const float w =
                     whole ? final_weight(top_of[packed], sum_of[packed], p.sinks, head) : 1.0f;
-                float *slot = whole ? nullptr
-                                    : slot_at(p, rows[row].first_slot + u.item.split, head);
+                float *slot =
+                    whole ? nullptr : slot_at(p, rows[row].first_slot + u.item.split, head);
                 T *out = (T *)p.out + (int64_t)row * p.out_stride + (int64_t)head * d;
                 if (!whole && warp == 0 && (lane & 3) == 0) {
                     slot[d] = top_of[packed];
@@ -562,9 +563,9 @@ bool attention_mma_takes(const struct attention_launch *a)
 {
     const struct kv_view *kv = &a->kv;
     return a->limits->sm >= 80 &&
-           layout_of(*kv, is_small(*kv) ? 64 : 32).total <= most_shared(a->limits->sm) && a->dtype == kv->dtype &&
-           (a->dtype == DT_BF16 || a->dtype == DT_F16) && kv->head_dim_k % 8 == 0 &&
-           kv->head_dim_v % 8 == 0 && kv->head_dim_k <= MAX_DIM_K &&
+           layout_of(*kv, is_small(*kv) ? 64 : 32).total <= most_shared(a->limits->sm) &&
+           a->dtype == kv->dtype && (a->dtype == DT_BF16 || a->dtype == DT_F16) &&
+           kv->head_dim_k % 8 == 0 && kv->head_dim_v % 8 == 0 && kv->head_dim_k <= MAX_DIM_K &&
            kv->head_dim_v <= ATTENTION_MAX_DIM && kv->v_offset % 8 == 0 &&
            kv->v_token_stride % 8 == 0 && kv->head_stride % 8 == 0 && kv->page_stride % 8 == 0 &&
            (kv->v_offset != 0 || kv->v_token_stride == kv->head_dim_k) &&
@@ -581,8 +582,8 @@ static cudaError_t launch_mma(cudaStream_t stream, const struct attention_params
     const cudaError_t e =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     return e != cudaSuccess ? e
-                            : launch(kernel, dim3(NP == 1 ? 2 * n_sms : n_sms),
-                                     dim3(N_WARPS * 32), smem, stream, p);
+                            : launch(kernel, dim3(NP == 1 ? 2 * n_sms : n_sms), dim3(N_WARPS * 32),
+                                     smem, stream, p);
 }
 
 template <typename T>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Deterministic trees: copies of the paths that are out of place (attention_plan.h), one
  * layer's. */
 #include "cuda/kernels/attention/common.cuh"

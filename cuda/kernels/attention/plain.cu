@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention, plain: a block per (row, head), every key in turn. Right for every shape, fast for
  * none. A tree's row takes its ancestors in order of their positions, so its bits are those of a
  * plain run over them. */
@@ -27,7 +28,8 @@ __device__ __forceinline__ int path_of(const struct pass_view &pass, int row, in
 }
 
 /* Keys and values as numbers of type C, or, of CODES, as codes. */
-struct CODES {};
+struct CODES {
+};
 
 template <typename C> struct reader {
     const struct kv_view &kv;
@@ -97,11 +99,12 @@ __global__ void attention_plain_kernel(const T *q, T *out, struct plain_params p
     const struct pass_seq seq = pass.seqs[seq_index];
     const struct pass_row row = pass.rows[r];
     const int in_seq = r - seq.first_row;
-    const int n_keys =
-        seq.n_past + (seq.tree ? path_of(pass, r, seq.n_rows, path) : in_seq + 1);
+    const int n_keys = seq.n_past + (seq.tree ? path_of(pass, r, seq.n_rows, path) : in_seq + 1);
     const int kv_head = h / (p.n_heads / kv.n_kv_heads);
     const int32_t *table = pass.blocks + (int64_t)row.lane * pass.blocks_stride;
-    const struct reader<C> keys = {kv, kv_head};
+    const struct reader<C> keys = {
+        kv, kv_head
+    };
     for (int i = threadIdx.x; i < kv.head_dim_k; i += blockDim.x) {
         query[i] = to_float(q[(int64_t)r * p.q_stride + (int64_t)h * kv.head_dim_k + i]);
     }

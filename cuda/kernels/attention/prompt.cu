@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention for Hopper, for passes of prompts: attention_sm90.cu with three differences. The
  * arithmetic is attention_prompt.cuh's. Q and the unit's description come through a warp for each
  * computing warpgroup, while the unit before is still being finished. And there is no narrow way:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention of prompts: the computing half of attention_prompt.cu, 64 packed rows to a warpgroup on
  * wgmma.
  *

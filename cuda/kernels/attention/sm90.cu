@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention for Hopper: wgmma on tiles that the bulk copy engine brings.
  *
  * Grid: one block per multiprocessor, fixed; units (item x KV head) are dealt out longest first, to
@@ -177,8 +178,8 @@ static cudaError_t map_kv(CUtensorMap *map, const struct kv_view *kv, int32_t pa
                           int32_t box_rows)
 {
     return tensor_map_2d(map, kv->base, kv->dtype == DT_BF16, (uint64_t)kv->head_dim_k,
-                         (uint64_t)kv->n_pages * (uint64_t)page_rows,
-                         (uint64_t)kv->head_dim_k * 2, (uint32_t)box_rows);
+                         (uint64_t)kv->n_pages * (uint64_t)page_rows, (uint64_t)kv->head_dim_k * 2,
+                         (uint32_t)box_rows);
 }
 
 cudaError_t attention_sm90(cudaStream_t stream, const struct attention_launch *a,

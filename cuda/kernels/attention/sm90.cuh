@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the Hopper attention's files share: the shared memory of a block and its launch, a place in
  * its ring, and what stands between wgmma and ordinary arithmetic. Thread: device code; launches:
  * the rank's owner. */

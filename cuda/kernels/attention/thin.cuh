@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention of a few rows (decoding): the computing half of attention_sm90.cu for units of at most
  * 8 packed rows. wgmma would compute 64 rows, and the softmax of 64; here the four warps of a
  * warpgroup share a tile's keys, each with mma.sync on 16 rows of which 8 are real, and go on
@@ -65,8 +66,7 @@ template <typename T, int NB> struct thin_computer {
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int c = k * 16 + half * 8;
-                q[k][2 * half] =
-                    real && c < p.kv.head_dim_k ? *(const uint32_t *)(from + c) : 0u;
+                q[k][2 * half] = real && c < p.kv.head_dim_k ? *(const uint32_t *)(from + c) : 0u;
                 q[k][2 * half + 1] = 0u;
             }
         }
@@ -276,8 +276,7 @@ template <typename T, int NB> struct thin_computer {
             }
             return;
         }
-        const struct attention_row *rows =
-            (const struct attention_row *)(plan_head(p.plan) + 1);
+        const struct attention_row *rows = (const struct attention_row *)(plan_head(p.plan) + 1);
         float *to = slot_at(p, rows[view.row].first_slot + u.item.split, view.head);
 #pragma unroll
         for (int f = 0; f < HEAD_DIM / 8; f++) {

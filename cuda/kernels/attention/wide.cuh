@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Attention on wgmma for passes of any kind, 64 packed rows to a warpgroup: the scores of a tile
  * are issued, then the products with the values of the tile before, then the softmax. Each
  * warpgroup's softmax hides behind the other's products.

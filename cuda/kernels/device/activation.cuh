@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The activations of engine/device/ops.h, by kind at compile time. Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_ACTIVATION_CUH
 #define SLUICE_CUDA_DEVICE_ACTIVATION_CUH

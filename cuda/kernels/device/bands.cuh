@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How the blocks of a product go through bands of its weight, one after the other, with their
  * operands in a ring of stages: the walk, and its loading side. Hopper.
  * Thread: device code. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Codes of quantised weights (cuda/coded.h) as pairs of bf16 or fp16, which hold them exactly: by
  * bits, so that it is the same on every device. Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_CODES_CUH
@@ -44,9 +45,9 @@ template <typename T> __device__ __forceinline__ uint32_t zero_pair(int32_t zero
     return (uint32_t)half << 16 | half;
 }
 
-/* Two of the word's codes, less the zero: of 4 bits nibbles i and i + 4, of 8 bits bytes i and i + 2. The exponent's bits land where T's are, short of
- * the difference of the biases, which the product with a power of two makes good; it is exact for
- * subnormal codes, too. */
+/* Two of the word's codes, less the zero: of 4 bits nibbles i and i + 4, of 8 bits bytes i and i
+ * + 2. The exponent's bits land where T's are, short of the difference of the biases, which the
+ * product with a power of two makes good; it is exact for subnormal codes, too. */
 template <typename T, enum dtype CODE>
 __device__ __forceinline__ uint32_t pair_of(uint32_t word, int i, uint32_t zero)
 {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which draws take the highest logit as it is, and so need no more of a row than its bests: the
  * sampler and the products that leave the bests must agree. Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_GREEDY_CUH
@@ -8,8 +9,8 @@
 __device__ __forceinline__ bool is_modified(const struct lane_params &p, const struct pass_draw &d)
 {
     return d.mask > 0 || p.n_bias > 0 || p.n_allowed > 0 || p.n_bad_words > 0 ||
-           p.repetition_penalty != 1.0f ||
-           p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f ||
+           p.repetition_penalty != 1.0f || p.frequency_penalty != 0.0f ||
+           p.presence_penalty != 0.0f ||
            (p.n_stop_ids > 0 && d.pos + 1 - d.n_prompt < p.min_tokens);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a query is multiplied by at its position.
  * Thread: device code, one thread. */
 #ifndef SLUICE_CUDA_KERNELS_DEVICE_GROWTH_CUH
@@ -7,8 +8,7 @@
 
 __device__ __forceinline__ float growth_at(const struct query_growth &g, int32_t pos)
 {
-    return g.beta == 0.0f ? 1.0f
-                          : 1.0f + g.beta * logf(1.0f + (float)((pos + g.offset) / g.every));
+    return g.beta == 0.0f ? 1.0f : 1.0f + g.beta * logf(1.0f + (float)((pos + g.offset) / g.every));
 }
 
 #endif

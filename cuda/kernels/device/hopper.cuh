@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Hopper's asynchronous machinery in thin wrappers: mbarriers, bulk tensor copies, wgmma fences and
  * descriptors, register reallocation; and on the host the tensor maps. The device half is empty
  * below sm_90. Thread: device code; the host half any. */
@@ -110,7 +111,8 @@ __device__ __forceinline__ void barrier_arrive_at(uint64_t *bar, uint32_t rank)
 __device__ __forceinline__ void cluster_sync()
 {
     asm volatile("barrier.cluster.arrive.release;\n"
-                 "barrier.cluster.wait.acquire;" ::: "memory");
+                 "barrier.cluster.wait.acquire;" ::
+                     : "memory");
 }
 
 __device__ __forceinline__ uint32_t cluster_rank()
@@ -196,10 +198,10 @@ __device__ __forceinline__ void tensor_load_multicast(void *to, const CUtensorMa
 /* The same box to the L2 cache only. */
 __device__ __forceinline__ void tensor_prefetch(const CUtensorMap *map, int column, int row)
 {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(
-                     (uint64_t)map),
-                 "r"(column), "r"(row)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"((uint64_t)map),
+        "r"(column), "r"(row)
+        : "memory");
 }
 
 __device__ __forceinline__ uint64_t policy_evict_first()

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Codes of K and V in pages (struct kv_codes of cuda/layout.h): where they lie, what they mean, and
  * how a head's numbers become codes. The numbers are those of cpu/cpu_kv_codes.h, operation by
  * operation. Thread: device code. */
@@ -105,8 +106,8 @@ __device__ __forceinline__ float kv_e4m3(uint32_t code)
     if (rest == 0x7fu) {
         return __uint_as_float(sign | 0x7fc00000u);
     }
-    const float size = rest < 8 ? (float)rest * (1.0f / 512.0f)
-                                : __uint_as_float((rest << 20) + (120u << 23));
+    const float size =
+        rest < 8 ? (float)rest * (1.0f / 512.0f) : __uint_as_float((rest << 20) + (120u << 23));
     return __uint_as_float(__float_as_uint(size) | sign);
 }
 
@@ -124,9 +125,8 @@ __device__ __forceinline__ float kv_number(enum kv_format f, struct kv_scale s, 
 __device__ __forceinline__ float kv_get(const struct kv_codes &c, const struct kv_place &at,
                                         bool is_v, struct kv_scale s, int32_t d)
 {
-    return kv_number(c.format, s, *(const uint8_t *)kv_byte(c, at, is_v,
-                                                            c.format == KV_INT4 ? d >> 1 : d),
-                     d);
+    return kv_number(c.format, s,
+                     *(const uint8_t *)kv_byte(c, at, is_v, c.format == KV_INT4 ? d >> 1 : d), d);
 }
 
 /* ---- storing ------------------------------------------------------------------------------- */

@@ -1,13 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Launches with programmatic dependent launch: a kernel's blocks may be set up while the kernel
  * before it still runs. So every kernel here calls pdl_wait() before it touches memory that the
  * kernel before it writes, in every block (a grid that ended without waiting would let its
  * successor pass a predecessor that still runs). pdl_trigger() comes right after the wait. Norms,
  * sums over ranks of up to 32 rows, attention's join of more and attention_few.cu of more trigger
  * before: the product after them is one of gemm_small.cu or gemm_wide.cu, whose blocks each need a
- * multiprocessor to themselves, so that they move in as the last product's blocks leave. Those two's
- * computing threads do, too (cuda/README.md, "Rules for kernels"). What the kernel before last
- * wrote is therefore there only after a kernel that waits before it triggers. Devices before sm_90
- * ignore both. Thread: the rank's owner. */
+ * multiprocessor to themselves, so that they move in as the last product's blocks leave. Those
+ * two's computing threads do, too (cuda/README.md, "Rules for kernels"). What the kernel before
+ * last wrote is therefore there only after a kernel that waits before it triggers. Devices before
+ * sm_90 ignore both. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_DEVICE_LAUNCH_CUH
 #define SLUICE_CUDA_DEVICE_LAUNCH_CUH
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* One block's tile of a matrix product of 16-bit operands on the tensor cores (mma.sync), with
  * cp.async stages. Rows of both operands come through functions, so that gathered rows (experts)
  * and interleaved rows (gate and up side by side) are the same code.
@@ -147,9 +148,9 @@ struct mma_tile {
         }
         const int a_at = (warp / WN * (BM / WM) + (lane & 15)) * LD + (lane >> 4) * 8;
         const int b_base = BM + warp % WN * (BN / WN);
-        const int b_at = NF == 1 ? (b_base + (lane & 7)) * LD + (lane >> 3 & 1) * 8
-                                 : (b_base + (lane & 7) + (lane >> 4) * 8) * LD +
-                                       (lane >> 3 & 1) * 8;
+        const int b_at = NF == 1
+                             ? (b_base + (lane & 7)) * LD + (lane >> 3 & 1) * 8
+                             : (b_base + (lane & 7) + (lane >> 4) * 8) * LD + (lane >> 3 & 1) * 8;
         for (int tile = 0; tile < n_tiles; tile++) {
             cp_async_wait<STAGES - 2>();
             __syncthreads();

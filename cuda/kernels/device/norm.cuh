@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What every kernel that ends in a norm shares, so that a norm fused with something has the bits of
  * one that stands alone. Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_NORM_CUH

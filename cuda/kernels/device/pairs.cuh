@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Two neighbours of 16 bits in one register, and the gate on its way to them. Thread: device code.
  */
 #ifndef SLUICE_CUDA_DEVICE_PAIRS_CUH

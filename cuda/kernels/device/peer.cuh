@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Words that come from other ranks' GPUs, or go there: see cuda/all_reduce.h for the protocol.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_PEER_CUH
@@ -78,8 +79,8 @@ __device__ __forceinline__ void clear_area(const struct peer_view &peers, uint32
                                            uint64_t n_bytes)
 {
     const uint4 absent = make_uint4(PEER_ABSENT, PEER_ABSENT, PEER_ABSENT, PEER_ABSENT);
-    uint4 *to = reinterpret_cast<uint4 *>(peers.areas[peers.rank] +
-                                          (uint64_t)before * peers.area_bytes);
+    uint4 *to =
+        reinterpret_cast<uint4 *>(peers.areas[peers.rank] + (uint64_t)before * peers.area_bytes);
     const uint64_t n = n_bytes / 16, step = (uint64_t)gridDim.x * blockDim.x;
     for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         to[i] = absent;

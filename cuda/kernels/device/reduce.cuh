@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Sums and maxima over a warp and over a block, in a fixed order. Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_REDUCE_CUH
 #define SLUICE_CUDA_DEVICE_REDUCE_CUH

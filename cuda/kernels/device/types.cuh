@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The element types of activations and weights: conversion to and from float, 16-byte vectors, and
  * the switch from a run-time dtype to a template's type. Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_TYPES_CUH

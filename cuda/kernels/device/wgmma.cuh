@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* wgmma m64nNk16: D[64, N] (+)= A[64, 16] B[16, N] with fp32 sums, A and B of bf16 or fp16.
  * `ss`: A and B from shared memory, both K-major (y = x W^T, S = Q K^T). `rs`: A from registers, B
  * MN-major (O = P V). The accumulator of a thread of warp w, lane 4 g + t: d[4 j + 2 i + e] is row
@@ -193,23 +194,23 @@
 template <typename T, int N> struct wgmma;
 
 #define WGMMA_SS(T, NAME, N, HALF, A, B, P)                                                        \
-    static __device__ __forceinline__ void ss(float(&d)[HALF], uint64_t a, uint64_t b, int add)    \
+    static __device__ __forceinline__ void ss(float (&d)[HALF], uint64_t a, uint64_t b, int add)   \
     {                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME "\n{"         \
-                     WGMMA_LIST_##HALF "}, " A ", " B ", p, 1, 1, 0, 0;\n}\n"                      \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME               \
+                     "\n{" WGMMA_LIST_##HALF "}, " A ", " B ", p, 1, 1, 0, 0;\n}\n"                \
                      : WGMMA_OUT_##HALF(d)                                                         \
                      : "l"(a), "l"(b), "r"(add));                                                  \
     }
 
 #define WGMMA_RS(T, NAME, N, HALF, A0, A1, A2, A3, B, P)                                           \
-    static __device__ __forceinline__ void rs(float(&d)[HALF], const uint32_t(&a)[4], uint64_t b,  \
-                                              int add)                                             \
+    static __device__ __forceinline__ void rs(float (&d)[HALF], const uint32_t (&a)[4],            \
+                                              uint64_t b, int add)                                 \
     {                                                                                              \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME "\n{"         \
-                     WGMMA_LIST_##HALF "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " B                    \
-                     ", p, 1, 1, 1;\n}\n"                                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME               \
+                     "\n{" WGMMA_LIST_##HALF "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " B             \
+                                             ", p, 1, 1, 1;\n}\n"                                  \
                      : WGMMA_OUT_##HALF(d)                                                         \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));              \
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* y = silu(x W_gate^T) * (x W_up^T) for 209 rows and more, on Hopper, where arithmetic takes longer
  * than reading the weights, and power for it limits the clock.
  *
@@ -74,8 +75,7 @@ template <bool TILED> struct batch_loader {
     int32_t rank; // of the block in its cluster
     int32_t row;  // of x or W
 
-    template <bool IS_X>
-    __device__ __forceinline__ void load(const batch_walk &at, uint64_t policy)
+    template <bool IS_X> __device__ __forceinline__ void load(const batch_walk &at, uint64_t policy)
     {
         if (at.box == 0) {
             const struct batch_item item = item_at<TILED>(p, at.band);
@@ -256,12 +256,16 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (tid >= GROUPS * 128) {
         registers_fewer<40>();
         if (tid == GROUPS * 128) {
-            struct batch_loader<TILED> l = {p, &w_map, smem, &ring, rank};
+            struct batch_loader<TILED> l = {
+                p, &w_map, smem, &ring, rank
+            };
             l.template run<false>();
         } else if (tid == GROUPS * 128 + 32) {
             tensor_map_prefetch(&x_map);
             pdl_wait();
-            struct batch_loader<TILED> l = {p, &x_map, smem, &ring, rank};
+            struct batch_loader<TILED> l = {
+                p, &x_map, smem, &ring, rank
+            };
             l.template run<true>();
         }
         pdl_wait();
@@ -270,7 +274,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         pdl_wait(); // y may be another kernel's until then
         pdl_trigger();
         const int row0 = rank * TILE_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7);
-        struct batch_computer<T, TILED> c = {p, smem, &ring, row0};
+        struct batch_computer<T, TILED> c = {
+            p, smem, &ring, row0
+        };
         c.run();
     }
 #endif
@@ -297,10 +303,10 @@ static bool is_full(const struct gemm_args *a, int32_t n_sms)
 extern "C" bool gemm_batch_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms)
 {
     return sm == 90 && n_sms >= CLUSTER && a->gated && !a->accumulate && !a->bias &&
-           a->n_batch <= 1 && a->n_rows > 0 && a->n_in >= STEPS * DEPTH &&
-           a->n_in % 8 == 0 && (a->w_dtype == DT_BF16 || a->w_dtype == DT_F16) &&
-           a->x_dtype == a->w_dtype && a->y_dtype == a->x_dtype && a->n_out % 16 == 0 &&
-           a->x_stride % 8 == 0 && a->y_stride % 2 == 0 &&
+           a->n_batch <= 1 && a->n_rows > 0 && a->n_in >= STEPS * DEPTH && a->n_in % 8 == 0 &&
+           (a->w_dtype == DT_BF16 || a->w_dtype == DT_F16) && a->x_dtype == a->w_dtype &&
+           a->y_dtype == a->x_dtype && a->n_out % 16 == 0 && a->x_stride % 8 == 0 &&
+           a->y_stride % 2 == 0 &&
            ((uintptr_t)a->x | (uintptr_t)a->weight | (uintptr_t)a->y) % 16 == 0 &&
            is_full(a, n_sms);
 }

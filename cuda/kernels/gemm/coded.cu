@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* y = x W^T for few rows with a weight that stays quantised (cuda/coded.h), also for experts' rows
  * from a work list; and coded_expand, which makes numbers of it for products of many rows.
  *
@@ -75,7 +76,7 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
     using S = stage_of<CODE, WORDS, NT>;
     const struct coded_params &p;
     const struct coded_work &w;
-    char *ring; // of this warp
+    char *ring;     // of this warp
     const T *x[NT]; // this lane's row and place in it; NULL: none
     const uint8_t *tiles[TILES], *scales[TILES], *zeros[TILES]; // the same of the weight's
     int chunk_step, second; // bytes from a lane's piece to that of the next chunk, of output g + 8
@@ -139,8 +140,7 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
                 }
                 constexpr int N_ZEROS = CODED_ROWS * S::GROUPS;
                 if (CODE == DT_U4 && p.m.zeros && lane * 4 < N_ZEROS) {
-                    cp_async_4(to + S::ZEROS + f * N_ZEROS + lane * 4,
-                               zeros[f] + record * N_ZEROS);
+                    cp_async_4(to + S::ZEROS + f * N_ZEROS + lane * 4, zeros[f] + record * N_ZEROS);
                 }
             }
         }
@@ -165,9 +165,9 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
         }
     }
 
-    /* A lane's four words of an output. Of 8 bits they are in two places, 8 bytes of each half of the
-     * chunk, where the halves of every second pair of outputs have changed places: no two lanes of a
-     * half warp meet in a bank. */
+    /* A lane's four words of an output. Of 8 bits they are in two places, 8 bytes of each half of
+     * the chunk, where the halves of every second pair of outputs have changed places: no two lanes
+     * of a half warp meet in a bank. */
     __device__ __forceinline__ void read_words(const char *from, uint32_t (&words)[4]) const
     {
         if constexpr (CODE == DT_E4M3) {
@@ -209,10 +209,10 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
                     }
 #pragma unroll
                     for (int h = 0; h < 2 && CODE == DT_U4; h++) {
-                        const uint8_t *zeros = (const uint8_t *)from + S::ZEROS +
-                                               f * CODED_ROWS * S::GROUPS;
-                        zero[f][h] = zero_pair<T>(
-                            p.m.zeros ? zeros[(g + 8 * h) * S::GROUPS + group] : p.m.zero);
+                        const uint8_t *zeros =
+                            (const uint8_t *)from + S::ZEROS + f * CODED_ROWS * S::GROUPS;
+                        zero[f][h] = zero_pair<T>(p.m.zeros ? zeros[(g + 8 * h) * S::GROUPS + group]
+                                                            : p.m.zero);
                     }
                 }
             }
@@ -429,8 +429,8 @@ __global__ void coded_expand_kernel(const __grid_constant__ struct coded_matrix 
             const float scale = scale_at<CODE>(scales, r * groups + group);
             uint32_t zero = 0;
             if (CODE == DT_U4) {
-                zero = zero_pair<T>(
-                    m.zeros ? m.zeros[(record * CODED_ROWS + r) * groups + group] : m.zero);
+                zero = zero_pair<T>(m.zeros ? m.zeros[(record * CODED_ROWS + r) * groups + group]
+                                            : m.zero);
             }
             vec<T> v;
 #pragma unroll

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The output head: logits = x W^T in fp32 for up to 256 rows, on Hopper, and the best of each row
  * in each band of features, from which greedy draws take their token without reading the logits
  * again. Rows that nothing else reads are not even written: that is what makes it faster.

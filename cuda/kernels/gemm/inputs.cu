@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Rows of activations rounded to E4M3 before a product, as a quantised weight asks for it (struct
- * input_rule): to codes with their scales, which tensor cores multiply, or to the numbers that these
- * stand for, for kernels that multiply numbers.
+ * input_rule): to codes with their scales, which tensor cores multiply, or to the numbers that
+ * these stand for, for kernels that multiply numbers.
  *
  * A block owns a row. Where the scale is the row's it reads it twice, for the largest input and for
- * the codes, of which the second time finds it in the L1 cache; where groups of 128 have one, half a
- * warp owns a group and reads it once. Bound by reading x. */
+ * the codes, of which the second time finds it in the L1 cache; where groups of 128 have one, half
+ * a warp owns a group and reads it once. Bound by reading x. */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
@@ -27,8 +28,7 @@ __device__ __forceinline__ float scale_from(const struct round_args &a, float la
     return scale;
 }
 
-template <typename T>
-__device__ __forceinline__ float largest_of(const vec<T> &v)
+template <typename T> __device__ __forceinline__ float largest_of(const vec<T> &v)
 {
     float largest = 0.0f;
 #pragma unroll
@@ -113,7 +113,6 @@ __global__ void __launch_bounds__(THREADS) round_kernel(const __grid_constant__ 
 extern "C" cudaError_t round_inputs(cudaStream_t stream, const struct round_args *a)
 {
     const dim3 grid((unsigned)a->n_rows);
-    return a->x_dtype == DT_BF16
-               ? launch(round_kernel<bf16_t>, grid, dim3(THREADS), 0, stream, *a)
-               : launch(round_kernel<f16_t>, grid, dim3(THREADS), 0, stream, *a);
+    return a->x_dtype == DT_BF16 ? launch(round_kernel<bf16_t>, grid, dim3(THREADS), 0, stream, *a)
+                                 : launch(round_kernel<f16_t>, grid, dim3(THREADS), 0, stream, *a);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* y = x W^T for 1 to 64 rows, on Hopper: reads each weight once, at the memory's speed.
  *
  * A block owns a band of N features and all of K, so no sum crosses a block and a row's bits do not
@@ -35,10 +36,10 @@ struct small_params {
     void *y;
     const float *bias;
     int32_t n_rows, n_boxes; // boxes along K
-    int32_t n_out, up_row; // of y; where the weight's second half begins, if gated
+    int32_t n_out, up_row;   // of y; where the weight's second half begins, if gated
     int32_t y_stride;
-    int32_t x_rows;   // of a box: 8, 16, 32 or 64
-    int32_t n_stages; // of the ring
+    int32_t x_rows;     // of a box: 8, 16, 32 or 64
+    int32_t n_stages;   // of the ring
     int32_t n_prefetch; // stages that are called to the L2 cache beyond those
     bool accumulate;
     bool plain; // no bias, nothing to add to, and pairs of features are aligned
@@ -287,8 +288,8 @@ extern "C" bool gemm_small_takes(const struct gemm_args *a, int32_t sm, int32_t 
 }
 
 template <typename T, typename Y, int N, bool GATED>
-static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a,
-                                int n_sms, struct small_params p)
+static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a, int n_sms,
+                                struct small_params p)
 {
     const auto kernel = gemm_small_kernel<T, Y, N, GATED>;
     cudaError_t ready = // of this device: ranks have one each
@@ -324,8 +325,8 @@ static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a,
 }
 
 template <typename T, typename Y, bool GATED>
-static cudaError_t launch_by_band(cudaStream_t stream, const struct gemm_args *a,
-                                  int n_sms, const struct small_params &p)
+static cudaError_t launch_by_band(cudaStream_t stream, const struct gemm_args *a, int n_sms,
+                                  const struct small_params &p)
 {
     switch (band_of(a->n_out, n_sms)) {
     case 32: return launch_small<T, Y, 32, GATED>(stream, a, n_sms, p);

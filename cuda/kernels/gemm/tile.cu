@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The tiled products: any shape and dtype, and the same bits for a row whatever the number of rows.
  * 16-bit operands go through the tensor cores; everything else through fp32 fused multiply-adds,
  * each element summed over K in rising order. */
@@ -49,8 +50,8 @@ static cudaError_t gemm_mma(cudaStream_t stream, const struct gemm_args *a)
     typedef mma_tile<T, BM, BN, BK, WM, WN, STAGES, ALIGNED> tile;
     auto kernel = gemm_mma_kernel<T, Y, BM, BN, BK, WM, WN, STAGES, ALIGNED>;
     // Of this device: ranks have one each.
-    const cudaError_t allowed = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile::SMEM);
+    const cudaError_t allowed =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile::SMEM);
     if (allowed != cudaSuccess) {
         return allowed;
     }
@@ -95,8 +96,8 @@ template <typename X, typename W, typename Y> __global__ void gemm_f32_kernel(st
             xs[k][r] = in_k && m0 + r < a.n_rows
                            ? to_float(x[(int64_t)(m0 + r) * a.x_stride + k0 + k])
                            : 0.0f;
-            ws[k][r] = in_k && n0 + r < a.n_out ? to_float(w[(int64_t)(n0 + r) * a.n_in + k0 + k])
-                                                : 0.0f;
+            ws[k][r] =
+                in_k && n0 + r < a.n_out ? to_float(w[(int64_t)(n0 + r) * a.n_in + k0 + k]) : 0.0f;
         }
         __syncthreads();
 #pragma unroll

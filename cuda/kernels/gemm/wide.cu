@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* y = x W^T for 33 to 128 rows, on Hopper: reads each weight once, at nearly the memory's speed.
  *
  * A block has a multiprocessor to itself, a band of N features and a run of K: two warps load boxes
@@ -17,7 +18,7 @@
 #include "cuda/kernels/device/wgmma.cuh"
 
 enum {
-    DEPTH = 64, // of K in a stage
+    DEPTH = 64,              // of K in a stage
     RING_BYTES = 221 * 1024, // what is left lets small kernels in beside it
     MAX_STAGES = 12,
     MIN_ROWS = 33,
@@ -339,8 +340,8 @@ static constexpr int other_band(size_t y_bytes)
 }
 
 template <typename T, typename Y, int N, int G, bool GATED>
-static cudaError_t launch_wide(cudaStream_t stream, const struct gemm_args *a,
-                               struct wide_params p, int32_t n_sms)
+static cudaError_t launch_wide(cudaStream_t stream, const struct gemm_args *a, struct wide_params p,
+                               int32_t n_sms)
 {
     constexpr int BYTES = (N + G * 64) * DEPTH * 2, FIT = RING_BYTES / BYTES;
     p.n_stages = FIT < MAX_STAGES ? FIT : MAX_STAGES;
@@ -409,8 +410,8 @@ static bool bands_of(const struct gemm_args *a, int32_t n_splits, int32_t (&band
     const bool many = a->n_rows > 64;
     const bool cut = n_splits > 1;
     bands[0] = many && a->gated ? MANY_BAND : 128;
-    bands[1] = many && a->gated ? MANY_BAND
-                                : other_band(cut ? sizeof(float) : dtype_bytes(a->y_dtype));
+    bands[1] =
+        many && a->gated ? MANY_BAND : other_band(cut ? sizeof(float) : dtype_bytes(a->y_dtype));
     return cut ? a->may_split && !a->gated && !a->accumulate : !many || a->gated;
 }
 

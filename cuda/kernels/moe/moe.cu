@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A mixture's experts: the rows, sorted by expert, go through two grouped products, the first with
  * the activation in its epilogue, and each row adds up its picks in order of expert id. The work
  * list is made on the device, so that one captured graph serves every routing. The picks are
@@ -192,8 +193,7 @@ __global__ void __launch_bounds__(WM *WN * 32)
 
 /* ---- plain products: any dtype and alignment, a warp per element --------------------------- */
 
-template <typename T, typename W>
-__device__ float warp_dot(const T *x, const W *w, int n)
+template <typename T, typename W> __device__ float warp_dot(const T *x, const W *w, int n)
 {
     float sum = 0.0f;
     for (int i = threadIdx.x & 31; i < n; i += 32) {
@@ -239,8 +239,8 @@ __global__ void moe_down_plain_kernel(const T *act, const W *down, const float *
     if (n >= p.hidden) {
         return;
     }
-    const float y = warp_dot(act + pick * p.ffn,
-                             down + ((int64_t)expert * p.hidden + n) * p.ffn, p.ffn);
+    const float y =
+        warp_dot(act + pick * p.ffn, down + ((int64_t)expert * p.hidden + n) * p.ffn, p.ffn);
     if ((threadIdx.x & 31) == 0) {
         out[pick * p.hidden + n] = y + (bias ? bias[(int64_t)expert * p.hidden + n] : 0.0f);
     }
@@ -250,9 +250,8 @@ __global__ void moe_down_plain_kernel(const T *act, const W *down, const float *
 
 template <typename T>
 __global__ void moe_combine_kernel(T *y, int64_t y_stride, const float *out, const int32_t *ids,
-                                   const float *weights, int32_t k, int32_t hidden,
-                                   bool accumulate, const int32_t *real,
-                                   int32_t row_offset)
+                                   const float *weights, int32_t k, int32_t hidden, bool accumulate,
+                                   const int32_t *real, int32_t row_offset)
 {
     __shared__ int32_t order[MOE_MAX_K];
     __shared__ float weight[MOE_MAX_K];
@@ -309,8 +308,7 @@ static struct coded_args coded_of(const struct moe_ffn_args *a, const struct moe
 }
 
 static cudaError_t coded_gate_up(cudaStream_t stream, const struct moe_ffn_args *a,
-                                 const struct moe_weights *w, const struct moe_scratch *s,
-                                 int tile)
+                                 const struct moe_weights *w, const struct moe_scratch *s, int tile)
 {
     struct coded_args c = coded_of(a, s, tile);
     c.x = a->x.mem.p;
@@ -350,7 +348,8 @@ static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
     typedef mma_tile<T, BM, BN, BK, WM, WN, STAGES, true> tile;
     auto gate_up = moe_gate_up_kernel<T, KIND, BM, BN, BK, WM, WN, STAGES>;
     auto down = moe_down_kernel<T, BM, BN, BK, WM, WN, STAGES>;
-    const cudaError_t allowed[] = { // of this device: ranks have one each
+    const cudaError_t allowed[] = {
+        // of this device: ranks have one each
         cudaFuncSetAttribute(gate_up, cudaFuncAttributeMaxDynamicSharedMemorySize, tile::SMEM),
         cudaFuncSetAttribute(down, cudaFuncAttributeMaxDynamicSharedMemorySize, tile::SMEM)};
     if (allowed[0] != cudaSuccess || allowed[1] != cudaSuccess) {
@@ -432,8 +431,8 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                            const int32_t *real, int32_t row_offset)
 {
     const float *weights = (const float *)a->weights.p;
-    const struct group_params p = {a->k, a->ffn, w->hidden, a->x.stride, a->shape,
-                                   a->weigh_inputs ? weights : NULL};
+    const struct group_params p = {a->k,        a->ffn,   w->hidden,
+                                   a->x.stride, a->shape, a->weigh_inputs ? weights : NULL};
     const bool on_tensor_cores = sizeof(T) == 2 && w->dtype == a->x.dtype && w->hidden % 8 == 0 &&
                                  a->ffn % 8 == 0 &&
                                  vec_ok(a->x.mem.p, a->x.stride, w->hidden, sizeof(T));
@@ -448,18 +447,16 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
     }
     if (e == cudaSuccess) {
         e = cudaErrorInvalidValue;
-        BY_ACTIVATION(a->kind, KIND,
-                      e = products<T, KIND>(stream, a, w, s, p, on_tensor_cores));
+        BY_ACTIVATION(a->kind, KIND, e = products<T, KIND>(stream, a, w, s, p, on_tensor_cores));
     }
     if (e != cudaSuccess) {
         return e;
     }
-    return launch(moe_combine_kernel<T>, dim3(a->n_rows, a->n_rows < 64 ? (w->hidden + 255) / 256
-                                                                         : 1),
-                  dim3(256), 0, stream, (T *)a->y.mem.p, (int64_t)a->y.stride,
-                  (const float *)s->out, (const int32_t *)a->ids.p,
-                  a->weigh_inputs ? (const float *)NULL : weights, a->k, w->hidden,
-                  a->accumulate, real, row_offset);
+    return launch(moe_combine_kernel<T>,
+                  dim3(a->n_rows, a->n_rows < 64 ? (w->hidden + 255) / 256 : 1), dim3(256), 0,
+                  stream, (T *)a->y.mem.p, (int64_t)a->y.stride, (const float *)s->out,
+                  (const int32_t *)a->ids.p, a->weigh_inputs ? (const float *)NULL : weights, a->k,
+                  w->hidden, a->accumulate, real, row_offset);
 }
 
 extern "C" cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The router of a mixture of experts: each row's scores, and its picks.
  * Thread: the rank's owner. */
 #include "cuda/kernels/device/launch.cuh"
@@ -43,7 +44,7 @@ __global__ void route_scores_kernel(const T *x, int64_t x_stride, const W *route
         return;
     }
     float sum[R][E] = {};
-#pragma unroll(R * E == 1 ? 8 : 1)
+#pragma unroll(R *E == 1 ? 8 : 1)
     for (int i = lane * 4; i < hidden; i += 128) {
         float xs[R][4], ws[4];
 #pragma unroll
@@ -91,8 +92,8 @@ __device__ __forceinline__ int warp_argmax(const float *score, int n)
     for (int mask = 16; mask > 0; mask >>= 1) {
         const float other = __shfl_xor_sync(0xffffffffu, best, mask);
         const int other_index = __shfl_xor_sync(0xffffffffu, index, mask);
-        if (other_index >= 0 && (index < 0 || other > best || (other == best &&
-                                                               other_index < index))) {
+        if (other_index >= 0 &&
+            (index < 0 || other > best || (other == best && other_index < index))) {
             best = other;
             index = other_index;
         }
@@ -252,17 +253,17 @@ extern "C" cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_a
         return cudaErrorInvalidValue;
     }
     cudaError_t e = cudaErrorInvalidValue;
-    BY_DTYPE(a->x.dtype, T,
-             BY_DTYPE(router_dtype, W,
-                      e = route_scores<T, W>(stream, a, router, bias, hidden, logits)));
+    BY_DTYPE(
+        a->x.dtype, T,
+        BY_DTYPE(router_dtype, W, e = route_scores<T, W>(stream, a, router, bias, hidden, logits)));
     if (e != cudaSuccess) {
         return e;
     }
-    const struct route_params p = {a->n_rows, a->n_experts,  a->k,       a->scoring,
-                                   a->renormalise, a->scale, a->n_group, a->topk_group};
+    const struct route_params p = {a->n_rows,      a->n_experts, a->k,       a->scoring,
+                                   a->renormalise, a->scale,     a->n_group, a->topk_group};
     const int warps = 4;
-    const size_t smem = warps * (2 * a->n_experts + (a->n_group > 1 ? a->n_group : 0)) *
-                        sizeof(float);
+    const size_t smem =
+        warps * (2 * a->n_experts + (a->n_group > 1 ? a->n_group : 0)) * sizeof(float);
     struct route_params q = p;
     q.n_group = a->n_group > 1 ? a->n_group : 0;
     return launch(route_pick_kernel, dim3((a->n_rows + warps - 1) / warps), dim3(32 * warps), smem,

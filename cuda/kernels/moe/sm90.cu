@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A mixture's experts on Hopper, for many rows of each: two grouped products on wgmma.
  *
  * moe_sort.cu sorts the picks by expert and lists tiles of up to TILE_ROWS rows of one expert.
@@ -440,8 +441,7 @@ extern "C" bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_
 
 template <typename T, int KIND>
 static cudaError_t product(cudaStream_t stream, struct product_params p, const void *weights,
-                           int64_t n_experts, int64_t x_rows, int64_t tiles,
-                           int32_t n_sms)
+                           int64_t n_experts, int64_t x_rows, int64_t tiles, int32_t n_sms)
 {
     auto kernel = moe_product_kernel<T, KIND>;
     const bool bf16 = std::is_same<T, bf16_t>::value;
@@ -497,7 +497,8 @@ static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
     const cudaError_t e =
         product<T, KIND>(stream, up, w->gate_up, a->n_experts, a->n_rows, tiles, n_sms);
     return e != cudaSuccess
-               ? e : product<T, -1>(stream, down, w->down, a->n_experts, picks, tiles, n_sms);
+               ? e
+               : product<T, -1>(stream, down, w->down, a->n_experts, picks, tiles, n_sms);
 }
 
 template <typename T>

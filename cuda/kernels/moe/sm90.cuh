@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What moe_sm90.cu's products and the sort of their picks share: the tiles, and the memory of a
  * call. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_KERNELS_MOE_SM90_CUH

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What becomes of the accumulators of moe_sm90.cu's products, and what both halves know of a
  * product. Thread: device code, a warpgroup at once. */
 #ifndef SLUICE_CUDA_KERNELS_MOE_SM90_RESULTS_CUH
@@ -121,7 +122,7 @@ template <typename T, int KIND> struct results { // KIND < 0: of the down produc
                 if constexpr (UP) {
                     const float2 g = unpack_pair<T>(v[j]), up = unpack_pair<T>(pair[i + 32]);
                     v[j] = pack_pair<T>(gated<KIND>(g.x + b[j].x, up.x + b_up[j].x, p.shape),
-                                   gated<KIND>(g.y + b[j].y, up.y + b_up[j].y, p.shape));
+                                        gated<KIND>(g.y + b[j].y, up.y + b_up[j].y, p.shape));
                 } else if (bias) {
                     const float2 y = unpack_pair<T>(v[j]);
                     v[j] = pack_pair<T>(y.x + b[j].x, y.y + b[j].y);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The picks of a pass sorted by expert, and the tiles of moe_sm90.cu: a block counts, then places,
  * a chunk of the picks. The order is that of (expert, pick), whatever the blocks' order of running.
  */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What top-k and top-p keep, found by radix selection over the scores' bits, and the draw among it.
  * Thread: device code, a team at once. */
 #ifndef SLUICE_CUDA_KERNELS_SAMPLE_CUT_CUH
@@ -327,8 +328,8 @@ __device__ struct best draw_noisy(const struct scores &x, float top, float min_p
         struct best b = {-INFINITY, INT32_MAX};
         each(x, [&](int id, float v) {
             if (kept(c, key_of(v), id) && !(min_p > 0.0f && exact_exp(v - top) < min_p)) {
-                const float value = __fadd_rn(
-                    v, gumbel_noise(rng_bits(seed, position, RNG_SAMPLE, (uint32_t)id)));
+                const float value =
+                    __fadd_rn(v, gumbel_noise(rng_bits(seed, position, RNG_SAMPLE, (uint32_t)id)));
                 if (better(value, id, b) && !is_taken(id, s)) {
                     b.value = value;
                     b.id = id;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The law of a draft and its judgement, as in cpu/cpu_sample.c.
  * Thread: device code, a team at once. */
 #ifndef SLUICE_CUDA_KERNELS_SAMPLE_LAW_CUH
@@ -159,8 +160,8 @@ __device__ void find_drafts(const struct pass_view &pass, const struct pass_draw
             const struct pass_seq seq = pass.seqs[index];
             const uint64_t *masks = pass.tree_mask + (int64_t)seq.first_row * TREE_MASK_WORDS;
             const int own = (d.tree_row - seq.first_row) * TREE_MASK_WORDS;
-            for (int i = d.tree_row - seq.first_row + 1;
-                 i < seq.n_rows && s->n_path < MAX_SIBLINGS; i++) {
+            for (int i = d.tree_row - seq.first_row + 1; i < seq.n_rows && s->n_path < MAX_SIBLINGS;
+                 i++) {
                 bool child = true;
                 for (int w = 0; w < TREE_MASK_WORDS; w++) {
                     const uint64_t bit = w == i >> 6 ? 1ull << (i & 63) : 0;

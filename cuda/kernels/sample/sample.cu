@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The sampler: a team of blocks per draw (a cluster when draws are few), no sorting. It gives the
  * tokens of cpu/cpu_sample.c for equal logits: the same roundings, the same exact functions.
  * Thresholds of top-k and top-p are found by radix selection over the scores' bits: counts for
@@ -151,8 +152,7 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
         row = pad.scores;
     }
     struct cut c = {0, INT32_MAX};
-    const bool needs_top =
-        temperature == 0.0f || p.top_p < 1.0f || p.min_p > 0.0f || d.law > 0;
+    const bool needs_top = temperature == 0.0f || p.top_p < 1.0f || p.min_p > 0.0f || d.law > 0;
     const struct best best = needs_top ? team_argmax(row, n, s) : (struct best){0.0f, 0};
     const bool more = d.kind == DRAW_DRAFT && d.more > 0;
     if (temperature == 0.0f) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A draw's scores from the raw logits: bias, penalties over its history, bans.
  * Thread: device code, a team at once. */
 #ifndef SLUICE_CUDA_KERNELS_SAMPLE_SCORES_CUH
@@ -165,8 +166,8 @@ __device__ void keep_masked(float *scores, int n, const uint32_t *mask)
 
 __device__ void make_scores(const float *logits, float *scores, int *counts, int n,
                             const struct lane_params &p, const struct pass_draw &d,
-                            const struct context &c, const uint32_t *allowed,
-                            const uint32_t *mask, struct shared_state *s)
+                            const struct context &c, const uint32_t *allowed, const uint32_t *mask,
+                            struct shared_state *s)
 {
     for (int bans = 2; bans >= 0; bans--) { // all, those but min_tokens', none
         for (int i = team_thread(); i < n; i += team_threads()) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The sampler's teams: one block, or the blocks of a cluster, that work on one row of scores; their
  * shared state, and the row's best. Thread: device code, a team at once. */
 #ifndef SLUICE_CUDA_KERNELS_SAMPLE_TEAM_CUH
@@ -11,7 +12,6 @@
 #include <cooperative_groups.h>
 
 enum { THREADS = 1024, TEAMS = 264, MAX_TEAM = 8, BINS = 2048, LIST = 8192 };
-
 
 __device__ __forceinline__ int team_size()
 {
@@ -82,8 +82,8 @@ struct shared_state {
     unsigned long long merged[BINS]; // the bins of all blocks together
     unsigned long long warp_mass[32];
     unsigned long long part; // this block's part of a team's sum of masses
-    double sum;        // this block's part of a team's sum,
-    float best_value;  // and of a maximum
+    double sum;              // this block's part of a team's sum,
+    float best_value;        // and of a maximum
     int best_id, n_listed;
     uint32_t found_bin;
     unsigned long long found_above;

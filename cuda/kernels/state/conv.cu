@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The short convolution of a layer that has no more of a state, and gates.
  *
  * A thread of the convolution is one channel of a sequence, and takes its rows in order: it alone
@@ -104,13 +105,13 @@ extern "C" cudaError_t k_short_conv(cudaStream_t stream, const struct state_rows
     p.out_stride = a->out.stride;
     p.silu = a->silu;
     BY_DTYPE(l->state.dtype, T,
-             return launch(short_conv_kernel<T>,
-                           dim3(columns, l->n_seqs < most ? l->n_seqs : most), dim3(CHANNELS), 0,
-                           stream, p));
+             return launch(short_conv_kernel<T>, dim3(columns, l->n_seqs < most ? l->n_seqs : most),
+                           dim3(CHANNELS), 0, stream, p));
     return cudaErrorInvalidValue;
 }
 
-/* ---- gates: a block is one group of a row ----------------------------------------------------- */
+/* ---- gates: a block is one group of a row -----------------------------------------------------
+ */
 
 struct gate_params {
     const void *x, *gate;
@@ -126,8 +127,7 @@ template <typename T>
 __device__ __forceinline__ float opened_by(const struct gate_params &p, int32_t i)
 {
     const T *gate = (const T *)p.gate + blockIdx.x * p.gate_stride;
-    const float x =
-        p.scale * to_float(gate[p.per_group ? blockIdx.y : blockIdx.y * p.group + i]);
+    const float x = p.scale * to_float(gate[p.per_group ? blockIdx.y : blockIdx.y * p.group + i]);
     const float sigmoid = 1.0f / (1.0f + expf(-x));
     return p.act == GATE_AS_IS ? x : p.act == GATE_SILU ? x * sigmoid : sigmoid;
 }

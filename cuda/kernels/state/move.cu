@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What moves in state sets between passes: copies of slots, and rows of slots that a tree's path is
  * moved to. Bounded by memory: 2 MiB and more a layer for a copy. */
 #include "cuda/kernels/device/launch.cuh"
@@ -46,8 +47,8 @@ __global__ void copy_states_kernel(const struct state_view *views, const struct 
 extern "C" cudaError_t k_copy_states(cudaStream_t stream, const struct state_view *views,
                                      int32_t n_layers, const struct state_copy *copies, int32_t n)
 {
-    return launch(copy_states_kernel, dim3(COPY_BLOCKS, n, n_layers), dim3(COPY_THREADS), 0,
-                  stream, views, copies);
+    return launch(copy_states_kernel, dim3(COPY_BLOCKS, n, n_layers), dim3(COPY_THREADS), 0, stream,
+                  views, copies);
 }
 
 __device__ static void move_words(char *base, int64_t row_bytes, int32_t ring,

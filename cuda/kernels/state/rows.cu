@@ -1,16 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The recurrence of ops.h for few rows of a sequence: decoding rows, drafts, trees, and windows of
  * prompts where a row's bits must not depend on how many come together.
  *
- * A block is one head of a sequence, and takes its rows one after the other; from the convolution of
- * the head's own channels to the gate of its output nothing leaves the multiprocessor. S and the
+ * A block is one head of a sequence, and takes its rows one after the other; from the convolution
+ * of the head's own channels to the gate of its output nothing leaves the multiprocessor. S and the
  * rows of its block stay in shared memory: for a decoding row S is read once, which is what bounds
  * it (64 KiB of a head of 128 x 128, and up to 32 KiB of rows). The row's products with the block's
- * keys are a warp's each; those with S and with the block's values go by columns, K cut into as many
- * equal parts as the threads allow. Which sums are joined in what order depends on the row's place
- * in its block alone.
+ * keys are a warp's each; those with S and with the block's values go by columns, K cut into as
+ * many equal parts as the threads allow. Which sums are joined in what order depends on the row's
+ * place in its block alone.
  *
- * Keys have one writer, the first head of those that share them; the others take the pass's own rows
- * from their own convolution, and no window is so long that it overwrites what it reads. */
+ * Keys have one writer, the first head of those that share them; the others take the pass's own
+ * rows from their own convolution, and no window is so long that it overwrites what it reads. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/state/state.cuh"
@@ -34,16 +35,16 @@ struct rows_params {
 
 /* Shared memory of a block: pages hold offsets [0, block) of a past, then the window's rows. */
 template <typename T> struct room {
-    float *s;                    // [key_dim][value_dim]
+    float *s; // [key_dim][value_dim]
     float *q, *k, *q_decayed, *k_decayed, *v;
-    float *k_score, *q_score;    // [block]
-    float *weight;               // [block]
-    float *part;                 // [2][THREADS]
-    float *sum;                  // [32]
-    float *g;                    // [block + window][decays]
-    T *keys, *values;            // [block + window][...]
-    int32_t *place;              // [block]: page rows of a tree's path
-    const T **input;             // [MAX_KERNEL]
+    float *k_score, *q_score; // [block]
+    float *weight;            // [block]
+    float *part;              // [2][THREADS]
+    float *sum;               // [32]
+    float *g;                 // [block + window][decays]
+    T *keys, *values;         // [block + window][...]
+    int32_t *place;           // [block]: page rows of a tree's path
+    const T **input;          // [MAX_KERNEL]
 };
 
 template <typename P> __host__ __device__ static P *take(char **at, int64_t n)
@@ -82,8 +83,8 @@ __host__ __device__ static int64_t carve(const struct state_view &v, char *base,
 struct work {
     struct pass_seq seq;
     int32_t head, key_head;
-    bool owner;         // of the key head
-    int32_t first, n;   // rows of the window, counted in the pass
+    bool owner;       // of the key head
+    int32_t first, n; // rows of the window, counted in the pass
 };
 
 /* The row in hand. */
@@ -154,7 +155,8 @@ __device__ static void load_block(const struct rows_params &p, const struct room
     const struct state_view &s = p.state;
     const int32_t n_s = s.geometry.key_dim * s.geometry.value_dim;
     if (r.begin > 0) {
-        const float *from = (const float *)record_of(s, w.seq.lane, r.begin) + (int64_t)w.head * n_s;
+        const float *from =
+            (const float *)record_of(s, w.seq.lane, r.begin) + (int64_t)w.head * n_s;
         if (n_s % 4 == 0) {
             for (int32_t i = threadIdx.x; i < n_s / 4; i += THREADS) {
                 ((float4 *)m.s)[i] = ((const float4 *)from)[i];
@@ -182,8 +184,8 @@ __device__ static void load_block(const struct rows_params &p, const struct room
     }
 }
 
-/* Where the inputs of the row's convolution lie, and the page rows of a tree's path: rows of windows
- * before this one are loaded to the offsets at which they stand. */
+/* Where the inputs of the row's convolution lie, and the page rows of a tree's path: rows of
+ * windows before this one are loaded to the offsets at which they stand. */
 template <typename T>
 __device__ static void find_path(const struct rows_params &p, const struct room<T> &m,
                                  const struct work &w, const struct row &r)
@@ -213,8 +215,8 @@ __device__ static void find_path(const struct rows_params &p, const struct room<
 
 /* ---- the row itself -------------------------------------------------------------------------- */
 
-/* Inputs [channel] of the convolution go to the ring, and behind the row at a boundary's end the last
- * ones to the records. */
+/* Inputs [channel] of the convolution go to the ring, and behind the row at a boundary's end the
+ * last ones to the records. */
 template <typename T>
 __device__ static void keep_inputs(const struct rows_params &p, const struct room<T> &m,
                                    const struct work &w, const struct row &r, char *const *records,
@@ -493,9 +495,8 @@ __device__ static void run_sequence(const struct rows_params &p, const struct ro
         r.begin = r.pos - r.at;
         r.mine = w.seq.tree ? s.block + i : r.at;
         const bool ends = r.at == s.block - 1;
-        char *const records[2] = {
-            ends ? record_of(s, w.seq.lane, r.pos + 1) : NULL,
-            ends ? kept_of(s, p.pass, w.seq.lane, r.pos + 1) : NULL};
+        char *const records[2] = {ends ? record_of(s, w.seq.lane, r.pos + 1) : NULL,
+                                  ends ? kept_of(s, p.pass, w.seq.lane, r.pos + 1) : NULL};
         if (r.begin != have) {
             load_block(p, m, w, r);
             have = r.begin;
@@ -530,8 +531,12 @@ __global__ void __launch_bounds__(THREADS) state_rows_kernel(struct rows_params 
     carve(p.state, memory, &m);
     const int32_t per_key = p.state.geometry.n_heads / p.state.geometry.n_key_heads;
     for (int32_t i = blockIdx.y; i < p.pass.counts->n_seqs; i += gridDim.y) {
-        struct work w = {p.pass.seqs[i], (int32_t)blockIdx.x, (int32_t)blockIdx.x / per_key,
-                         blockIdx.x % per_key == 0, p.window * STATE_WINDOW, 0};
+        struct work w = {p.pass.seqs[i],
+                         (int32_t)blockIdx.x,
+                         (int32_t)blockIdx.x / per_key,
+                         blockIdx.x % per_key == 0,
+                         p.window * STATE_WINDOW,
+                         0};
         if (w.first < w.seq.n_rows) {
             w.n = min(w.seq.n_rows - w.first, (int32_t)STATE_WINDOW);
             w.first += w.seq.first_row;
@@ -592,9 +597,8 @@ static cudaError_t launch_rows(cudaStream_t stream, const struct state_rows_laun
     const int64_t n_bytes = shared_bytes<T>(&l->state);
     const int32_t heads = l->state.geometry.n_heads;
     const int32_t most = heads < BLOCKS ? BLOCKS / heads : 1;
-    const cudaError_t e = cudaFuncSetAttribute(state_rows_kernel<T, EACH>,
-                                               cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                               (int)n_bytes);
+    const cudaError_t e = cudaFuncSetAttribute(
+        state_rows_kernel<T, EACH>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
     if (e != cudaSuccess) {
         return e;
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Where a recurrent layer's numbers lie, and the rows of a sequence's own path.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_STATE_STATE_CUH

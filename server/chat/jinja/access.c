@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What stands behind a dot or in brackets: attributes, items, slices. As Jinja2 has it, the one
  * is tried where the other finds nothing, and what the sandbox forbids is an undefined that says
  * so. */
@@ -29,7 +30,8 @@ static bool item_of_sequence(struct jrt *rt, struct jv obj, int64_t i, bool *fou
         *out = jv_int((unsigned char)obj.u.s->s[at]);
     } else if (obj.type == JV_STR) {
         *out = obj;
-        out->u.s = jrt_charge(rt, obj.u.s->n_bytes >> 10) ? jt_chars(rt, obj.u.s, at, at + 1) : NULL;
+        out->u.s =
+            jrt_charge(rt, obj.u.s->n_bytes >> 10) ? jt_chars(rt, obj.u.s, at, at + 1) : NULL;
         return out->u.s != NULL;
     } else {
         *out = obj.u.list->items[at];
@@ -105,7 +107,8 @@ static bool macro_attr(struct jrt *rt, const struct jmacro *m, struct jstr *name
 }
 
 /* Attributes that are values rather than methods. */
-static bool plain_attr(struct jrt *rt, struct jv obj, struct jstr *name, bool *found, struct jv *out)
+static bool plain_attr(struct jrt *rt, struct jv obj, struct jstr *name, bool *found,
+                       struct jv *out)
 {
     *found = false;
     switch (obj.type) {
@@ -129,7 +132,9 @@ static bool plain_attr(struct jrt *rt, struct jv obj, struct jstr *name, bool *f
         *found = js_is(name, "start") || js_is(name, "stop") || js_is(name, "step");
         if (*found) {
             const struct jrange *r = obj.u.range;
-            *out = jv_int(js_is(name, "start") ? r->start : js_is(name, "stop") ? r->stop : r->step);
+            *out = jv_int(js_is(name, "start")  ? r->start
+                          : js_is(name, "stop") ? r->stop
+                                                : r->step);
         }
         return true;
     case JV_CYCLER:
@@ -164,7 +169,7 @@ static bool get_attr(struct jrt *rt, struct jv obj, struct jstr *name,
 {
     if (obj.type == JV_UNDEFINED) {
         bool magic = name->n_bytes >= 4 && memcmp(name->s, "__", 2) == 0 &&
-                      memcmp(name->s + name->n_bytes - 2, "__", 2) == 0;
+                     memcmp(name->s + name->n_bytes - 2, "__", 2) == 0;
         *found = false;
         return magic || jv_fail_undefined(rt, obj);
     }
@@ -190,8 +195,8 @@ static bool get_attr(struct jrt *rt, struct jv obj, struct jstr *name,
     return true;
 }
 
-bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name, const struct jinja_method *methods,
-                struct jv *out)
+bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name,
+                const struct jinja_method *methods, struct jv *out)
 {
     bool found;
     if (!get_attr(rt, obj, name, methods, &found, out)) {
@@ -245,7 +250,8 @@ static bool slice_part(struct jrt *rt, struct jv v, int64_t otherwise, int64_t *
         return true;
     }
     if (!jv_is_integer(v)) {
-        return jrt_fail(rt, "TypeError", "slice indices must be integers or None or have an "
+        return jrt_fail(rt, "TypeError",
+                        "slice indices must be integers or None or have an "
                         "__index__ method");
     }
     return jv_as_index(rt, v, i);
@@ -327,7 +333,8 @@ bool jinja_slice(struct jrt *rt, struct jv obj, const struct jv part[3], struct 
     case JV_TUPLE:
     case JV_STR:
     case JV_RANGE:
-        if (!jv_len(rt, obj, &n) || !slice_bounds(rt, part, n, &b) || !jrt_charge(rt, b.count / 8)) {
+        if (!jv_len(rt, obj, &n) || !slice_bounds(rt, part, n, &b) ||
+            !jrt_charge(rt, b.count / 8)) {
             return false;
         }
         break;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A compiled template: its syntax tree, its names, and the tokens that it was made of. Internal to
  * server/chat/jinja/.
  * Thread: written by one compilation, read by all renders. */

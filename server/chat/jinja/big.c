@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Python's integers beyond 64 bits, and the way back when a result fits. */
 #include "server/chat/jinja/num.h"
 

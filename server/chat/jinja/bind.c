@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Arguments bound to the parameters of a function, filter, test or method, and the three latter run
  * with them. They are rows of tables, found before (lookup.c): nothing here evaluates. */
 #include "server/chat/jinja/eval.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Calls: arguments evaluated (with * and **), and whatever can be called, called. How arguments
  * meet the parameters of a filter, test or method: bind.c. */
 #include "server/chat/jinja/eval.h"
@@ -129,7 +130,6 @@ bool jinja_call(struct jrt *rt, struct jv callee, const struct jargs *args, stru
     case JV_JOINER: return joiner_call(rt, callee.u.joiner, args, out);
     case JV_LOOP: return jinja_loop_call(rt, callee.u.loop, args, out);
     case JV_UNDEFINED: return jv_fail_undefined(rt, callee);
-    default:
-        return jrt_fail(rt, "TypeError", "'%s' object is not callable", jv_type_name(callee));
+    default: return jrt_fail(rt, "TypeError", "'%s' object is not callable", jv_type_name(callee));
     }
 }

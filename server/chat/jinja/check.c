@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What Jinja2 refuses while it generates code, although it has parsed: a pass over the tree. */
 #include "server/chat/jinja/eval.h"
 
@@ -13,8 +14,8 @@ struct check {
 
 /* Where a node stands. */
 struct place {
-    bool soft;    // within an if of the same scope: unknown filters only fail when evaluated
-    bool in_loop; // break and continue have a target
+    bool soft;           // within an if of the same scope: unknown filters only fail when evaluated
+    bool in_loop;        // break and continue have a target
     bool no_loop_target; // in a for: nothing may be assigned to `loop`
 };
 
@@ -181,7 +182,8 @@ static bool check_macro(struct check *c, const struct jnode *n, struct place at)
     find_specials(c, n);
     for (int i = 0; i < n->sig->n; i++) {
         if (n->sig->syms[i] == c->t->sym_caller && !n->sig->defaults[i]) {
-            return jinja_syntax(&c->t->rt, n->line, "When defining macros or call blocks the "
+            return jinja_syntax(&c->t->rt, n->line,
+                                "When defining macros or call blocks the "
                                 "special \"caller\" argument must be omitted or be given a "
                                 "default.");
         }
@@ -217,7 +219,8 @@ static bool check_statement(struct check *c, const struct jnode *n, struct place
     case N_MACRO: return check_macro(c, n, at);
     case N_CALL_BLOCK: return check_node(c, n->a, at) && check_macro(c, n, at);
     case N_FILTER_BLOCK:
-    case N_AUTOESCAPE: return check_node(c, n->a, inner) && check_list(c, n->kids, n->n_kids, inner);
+    case N_AUTOESCAPE:
+        return check_node(c, n->a, inner) && check_list(c, n->kids, n->n_kids, inner);
     case N_WITH:
         for (int i = 0; i + 1 < n->n_more; i += 2) {
             if (!check_target(c, n->more[i], at) || !check_node(c, n->more[i + 1], at)) {
@@ -226,8 +229,7 @@ static bool check_statement(struct check *c, const struct jnode *n, struct place
         }
         return check_list(c, n->kids, n->n_kids, inner);
     case N_BLOCK:
-    case N_GENERATION:
-        return check_list(c, n->kids, n->n_kids, (struct place){0});
+    case N_GENERATION: return check_list(c, n->kids, n->n_kids, (struct place){0});
     case N_BREAK:
     case N_CONTINUE:
         return at.in_loop || jinja_syntax(&c->t->rt, n->line, "'%s' outside loop",

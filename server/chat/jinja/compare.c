@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The order of two values, as Python has it, to a bounded depth. Equality: dict.c. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Equality, hashes and dictionaries, which need one another: a look-up compares keys, and two
  * dictionaries are equal if each finds the other's keys. Dictionaries keep the order of
  * insertion. */
@@ -21,8 +22,9 @@ bool jv_same(struct jv a, struct jv b)
     case JV_INT: return a.u.i == b.u.i;
     case JV_FLOAT: return memcmp(&a.u.f, &b.u.f, sizeof a.u.f) == 0;
     case JV_STR:
-        return a.u.s == b.u.s || (a.flag == b.flag && a.u.s->s && a.u.s->n_bytes == b.u.s->n_bytes &&
-                                  b.u.s->s && memcmp(a.u.s->s, b.u.s->s, a.u.s->n_bytes) == 0);
+        return a.u.s == b.u.s ||
+               (a.flag == b.flag && a.u.s->s && a.u.s->n_bytes == b.u.s->n_bytes && b.u.s->s &&
+                memcmp(a.u.s->s, b.u.s->s, a.u.s->n_bytes) == 0);
     default: return a.u.list == b.u.list;
     }
 }
@@ -56,7 +58,8 @@ static bool equal_dicts(struct jrt *rt, const struct jdict *a, const struct jdic
 
 static bool equal_ranges(const struct jrange *a, const struct jrange *b)
 {
-    return a->n == b->n && (a->n == 0 || (a->start == b->start && (a->n == 1 || a->step == b->step)));
+    return a->n == b->n &&
+           (a->n == 0 || (a->start == b->start && (a->n == 1 || a->step == b->step)));
 }
 
 /* Key and item views compare as sets. */

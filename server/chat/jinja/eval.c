@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Expressions, and the scopes in which they find names. Operators: ops.c; calls: call.c. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
@@ -48,8 +49,8 @@ bool jframe_hide(struct jrt *rt, struct jframe *f, const struct jhidden *hidden)
     for (int i = 0; i < hidden->n; i++) {
         struct jv v, name = jv_str(rt->t->names.names[hidden->syms[i]]);
         bool unbound = f || jv_is_given(rt->vars[hidden->syms[i]]);
-        if (unbound && (!jv_undefined(rt, jv_missing(), name, &v) ||
-                        !jframe_set(rt, f, hidden->syms[i], v))) {
+        if (unbound &&
+            (!jv_undefined(rt, jv_missing(), name, &v) || !jframe_set(rt, f, hidden->syms[i], v))) {
             return false;
         }
     }
@@ -120,8 +121,10 @@ static bool eval_cond(struct jrt *rt, const struct jnode *n, struct jv *out)
     if (n->c) {
         return jinja_eval(rt, n->c, out);
     }
-    return jv_undefined_hint(rt, "the inline if-expression evaluated to false and no else section "
-                                 "was defined.", out);
+    return jv_undefined_hint(rt,
+                             "the inline if-expression evaluated to false and no else section "
+                             "was defined.",
+                             out);
 }
 
 static bool eval_concat(struct jrt *rt, const struct jnode *n, struct jv *out)

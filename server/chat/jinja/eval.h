@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The evaluator's parts, as they see each other: expressions, statements, calls, iteration, text
  * forms, and the tables of filters, tests, methods and globals. Internal to server/chat/jinja/.
  * Functions that return bool return false after an error was recorded in the runtime.
@@ -79,7 +80,8 @@ struct jinja_tables {
 extern const struct jinja_test jinja_tests[];
 extern const struct jinja_func jinja_funcs[];
 
-const struct jinja_filter *jinja_filter_find(const struct jrt *rt, const char *name, size_t n_bytes);
+const struct jinja_filter *jinja_filter_find(const struct jrt *rt, const char *name,
+                                             size_t n_bytes);
 const struct jinja_test *jinja_test_find(const struct jrt *rt, const char *name, size_t n_bytes);
 const struct jinja_func *jinja_func_find(const struct jrt *rt, const char *name, size_t n_bytes);
 const struct jinja_method *jinja_methods_find(const struct jrt *rt, const char *name,
@@ -132,8 +134,8 @@ bool jmacro_make(struct jrt *rt, const struct jnode *n, struct jstr *name, struc
 bool jmacro_call(struct jrt *rt, const struct jmacro *m, const struct jargs *args, struct jv *out);
 bool jcall_enter(struct jrt *rt); // one call deeper; false: too deep
 
-bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name, const struct jinja_method *methods,
-                struct jv *out);
+bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name,
+                const struct jinja_method *methods, struct jv *out);
 bool jinja_item(struct jrt *rt, struct jv obj, struct jv index, struct jv *out);
 /* The same with a constant index, whose methods the parser has looked up. */
 bool jinja_item_known(struct jrt *rt, struct jv obj, struct jv index,
@@ -153,7 +155,7 @@ struct jloop {
     int64_t index0; // -1 before the first item
     int64_t length; // -1: not known yet
     int64_t depth0;
-    struct jv changed; // the arguments of the last loop.changed()
+    struct jv changed;             // the arguments of the last loop.changed()
     const struct jnode *recursive; // NULL if the loop cannot be called
     struct jframe *frame;          // where the loop stands
 };
@@ -174,8 +176,8 @@ bool jv_is_iterable(struct jv v);
 bool jv_collect(struct jrt *rt, struct jv over, struct jlist **out); // list(over), a new one
 
 enum jiter_kind {
-    JITER_PLAIN,  // passes on what it walks over
-    JITER_ITEMS,  // |items
+    JITER_PLAIN, // passes on what it walks over
+    JITER_ITEMS, // |items
     JITER_MAP,
     JITER_SELECT, // and reject, selectattr, rejectattr
     JITER_UNIQUE,
@@ -196,18 +198,18 @@ struct jiter {
     bool started, done;
     struct jv over;
     struct jwalk walk;
-    struct jargs args;    // of |map and |select, checked on the first item, as Python does
+    struct jargs args; // of |map and |select, checked on the first item, as Python does
     bool by_attribute, negate;
     struct jpath path;
     struct jv fallback; // default=
     const struct jinja_filter *filter;
     const struct jinja_test *test;
-    struct jargs rest;    // the arguments behind the name of the filter or test
-    struct jdict *seen;   // |unique
+    struct jargs rest;  // the arguments behind the name of the filter or test
+    struct jdict *seen; // |unique
     bool fold_case;
-    int64_t size, at;     // |batch, |slice
+    int64_t size, at; // |batch, |slice
     struct jv fill;
-    struct jlist *all;    // |slice
+    struct jlist *all; // |slice
 };
 bool jiter_new(struct jrt *rt, enum jiter_kind kind, struct jv over, struct jv *out);
 int jiter_next(struct jrt *rt, struct jiter *it, struct jv *out);

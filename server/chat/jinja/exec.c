@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Statements: assignment, loops, what is printed, blocks. Expressions: eval.c; macros: macro.c. */
 #include "server/chat/jinja/eval.h"
 
@@ -131,8 +132,8 @@ static enum jflow run_loop(struct jrt *rt, const struct jnode *n, struct jloop *
         l->current = item;
         frame->n = 0;
         if (!set_item(rt, frame, n->a, item) || !jframe_hide(rt, frame, &n->hidden) ||
-            (n->op && !jframe_set(rt, frame, rt->t->sym_loop,
-                                  (struct jv){.type = JV_LOOP, .u.loop = l}))) {
+            (n->op &&
+             !jframe_set(rt, frame, rt->t->sym_loop, (struct jv){.type = JV_LOOP, .u.loop = l}))) {
             return FLOW_FAIL;
         }
         rt->frame = frame;
@@ -163,8 +164,12 @@ static bool start_loop(struct jrt *rt, const struct jnode *n, struct jv over, in
     if (!l || (n->c && !filter_items(rt, n, over, &over))) {
         return false;
     }
-    *l = (struct jloop){.over = over, .index0 = -1, .length = -1, .depth0 = depth0,
-                        .recursive = n->flag ? n : NULL, .frame = rt->frame};
+    *l = (struct jloop){.over = over,
+                        .index0 = -1,
+                        .length = -1,
+                        .depth0 = depth0,
+                        .recursive = n->flag ? n : NULL,
+                        .frame = rt->frame};
     *out = l;
     return true;
 }
@@ -183,7 +188,8 @@ static enum jflow exec_for(struct jrt *rt, const struct jnode *n)
 bool jinja_loop_call(struct jrt *rt, struct jloop *loop, const struct jargs *args, struct jv *out)
 {
     if (!loop->recursive) {
-        return jrt_fail(rt, "TypeError", "The loop must have the 'recursive' marker to be called "
+        return jrt_fail(rt, "TypeError",
+                        "The loop must have the 'recursive' marker to be called "
                         "recursively.");
     }
     struct jv over;
@@ -249,8 +255,8 @@ static enum jflow exec_call_block(struct jrt *rt, const struct jnode *n)
 /* The body of a node in the frame that was just made for it (NULL if that failed). */
 static enum jflow run_inner(struct jrt *rt, const struct jnode *n)
 {
-    return rt->frame && jframe_hide(rt, rt->frame, &n->hidden)
-               ? jinja_exec(rt, n->kids, n->n_kids) : FLOW_FAIL;
+    return rt->frame && jframe_hide(rt, rt->frame, &n->hidden) ? jinja_exec(rt, n->kids, n->n_kids)
+                                                               : FLOW_FAIL;
 }
 
 /* The output of a node's body as a value, in a scope of its own. */
@@ -404,8 +410,7 @@ static enum jflow exec_inner(struct jrt *rt, const struct jnode *n)
     case N_GENERATION: return exec_generation(rt, n);
     case N_BREAK: return FLOW_BREAK;
     case N_CONTINUE: return FLOW_CONTINUE;
-    default:
-        return next_if(jrt_fail(rt, "TypeError", "no loader for this environment specified"));
+    default: return next_if(jrt_fail(rt, "TypeError", "no loader for this environment specified"));
     }
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Errors that show the value which they are about, and so need its repr: the use of an undefined
  * one, and of what is no index. */
 #include "server/chat/jinja/eval.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/chat/jinja/filters.h"
 
 const struct jinja_filter jinja_filters[] = {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The filters that the table in filters.c names.
  * Thread: one owner (of the runtime). */
 #ifndef SLUICE_SERVER_CHAT_JINJA_FILTERS_H

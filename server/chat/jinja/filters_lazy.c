@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Filters that give a generator, as Python's do: an item is worked on when it is asked for, so that
  * what a template never reaches cannot fail. */
 #include "server/chat/jinja/filters.h"
@@ -67,8 +68,10 @@ static bool find_map(struct jrt *rt, struct jiter *it)
         return jrt_fail(rt, "TemplateRuntimeError", "No filter named '%.*s'.",
                         name->n_bytes < 100 ? (int)name->n_bytes : 100, name->s);
     }
-    it->rest = (struct jargs){.pos = it->args.pos + 1, .n_pos = it->args.n_pos - 1,
-                              .kw = it->args.kw, .n_kw = it->args.n_kw};
+    it->rest = (struct jargs){.pos = it->args.pos + 1,
+                              .n_pos = it->args.n_pos - 1,
+                              .kw = it->args.kw,
+                              .n_kw = it->args.n_kw};
     return true;
 }
 
@@ -95,8 +98,10 @@ static bool find_select(struct jrt *rt, struct jiter *it)
         return jrt_fail(rt, "TemplateRuntimeError", "No test named '%.*s'.",
                         name->n_bytes < 100 ? (int)name->n_bytes : 100, name->s);
     }
-    it->rest = (struct jargs){.pos = it->args.pos + off + 1, .n_pos = it->args.n_pos - off - 1,
-                              .kw = it->args.kw, .n_kw = it->args.n_kw};
+    it->rest = (struct jargs){.pos = it->args.pos + off + 1,
+                              .n_pos = it->args.n_pos - off - 1,
+                              .kw = it->args.kw,
+                              .n_kw = it->args.n_kw};
     return true;
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Filters that put items in order by a key, or pick by it: sort, dictsort, groupby, min, max. */
 #include "server/chat/jinja/filters.h"
 
@@ -7,8 +8,8 @@ struct order {
     struct jv key, item;
 };
 
-static bool merge(struct jrt *rt, const struct order *from, struct order *to, size_t low, size_t mid,
-                  size_t high, bool reverse)
+static bool merge(struct jrt *rt, const struct order *from, struct order *to, size_t low,
+                  size_t mid, size_t high, bool reverse)
 {
     size_t a = low, b = mid;
     for (size_t i = low; i < high; i++) {
@@ -86,9 +87,8 @@ static bool multi_keys_of(struct jrt *rt, const struct jlist *l, struct jv attri
         return false;
     }
     attributes->items[0] = attribute;
-    if (attribute.type == JV_STR &&
-        (!js_flat(rt, attribute.u.s) ||
-         !jt_split(rt, attribute.u.s, comma, -1, false, &attributes))) {
+    if (attribute.type == JV_STR && (!js_flat(rt, attribute.u.s) ||
+                                     !jt_split(rt, attribute.u.s, comma, -1, false, &attributes))) {
         return false;
     }
     struct jv *keys = jrt_alloc(rt, l->n, sizeof *keys);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Filters that take a whole sequence at once. */
 #include "server/chat/jinja/filters.h"
 #include "server/chat/jinja/num.h"

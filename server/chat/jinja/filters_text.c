@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Filters on strings: case, trimming, replacing, layout, escaping. */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/filters.h"
@@ -170,8 +171,8 @@ FILTER(jf_striptags)
     text = jt_join(rt, space, words);
     static const struct {
         const char *entity, *text;
-    } entities[] = {{"&lt;", "<"},  {"&gt;", ">"},   {"&quot;", "\""},
-                    {"&#34;", "\""}, {"&#39;", "'"}, {"&nbsp;", "\xC2\xA0"}, {"&amp;", "&"}};
+    } entities[] = {{"&lt;", "<"},  {"&gt;", ">"},          {"&quot;", "\""}, {"&#34;", "\""},
+                    {"&#39;", "'"}, {"&nbsp;", "\xC2\xA0"}, {"&amp;", "&"}};
     for (size_t i = 0; text && i < sizeof entities / sizeof entities[0]; i++) {
         // A character that was spelled by the user is the user's.
         enum jprov prov = text->prov == PROV_TEMPLATE ? PROV_TEMPLATE : PROV_INPUT;
@@ -295,7 +296,8 @@ FILTER(jf_wordcount)
     for (size_t i = 0; i < s->n_bytes;) {
         uint32_t cp;
         size_t k = utf8_decode(s->s + i, s->n_bytes - i, &cp);
-        bool word = cp == '_' || uni_class(cp) & (UNI_ALPHA | UNI_NUMERIC | UNI_DIGIT | UNI_DECIMAL);
+        bool word =
+            cp == '_' || uni_class(cp) & (UNI_ALPHA | UNI_NUMERIC | UNI_DIGIT | UNI_DECIMAL);
         n += word && !in_word;
         in_word = word;
         i += k > 0 ? k : 1;
@@ -311,7 +313,8 @@ FILTER(jf_format)
         return false;
     }
     if (args->n_pos > 0 && args->n_kw > 0) {
-        return jrt_fail(rt, "FilterArgumentError", "can't handle positional and keyword arguments "
+        return jrt_fail(rt, "FilterArgumentError",
+                        "can't handle positional and keyword arguments "
                         "at the same time");
     }
     if (args->n_kw > 0) {
@@ -408,8 +411,10 @@ FILTER(jf_xmlattr)
     (void)args;
     if (v.type != JV_DICT) {
         return v.type == JV_UNDEFINED ? jv_fail_undefined(rt, v)
-                                      : jrt_fail(rt, "AttributeError", "'%s' object has no "
-                                                 "attribute 'items'", jv_type_name(v));
+                                      : jrt_fail(rt, "AttributeError",
+                                                 "'%s' object has no "
+                                                 "attribute 'items'",
+                                                 jv_type_name(v));
     }
     struct jsb b;
     jsb_init(&b, rt);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Filters on numbers, and those that take any value. */
 #include "server/chat/jinja/filters.h"
 #include "server/chat/jinja/num.h"
@@ -62,8 +63,7 @@ FILTER(jf_float)
         *out = jv_float(f);
         return true;
     }
-    if (v.type == JV_STR && js_flat(rt, v.u.s) &&
-        jnum_parse_float(v.u.s->s, v.u.s->n_bytes, &f)) {
+    if (v.type == JV_STR && js_flat(rt, v.u.s) && jnum_parse_float(v.u.s->s, v.u.s->n_bytes, &f)) {
         *out = jv_float(f);
         return true;
     }
@@ -221,8 +221,7 @@ static struct jstr *indent_text(struct jrt *rt, struct jv v)
     if (v.type == JV_STR) {
         return js_flat(rt, v.u.s) ? v.u.s : NULL;
     }
-    if (!space || !jv_as_index(rt, v, &n) ||
-        !jinja_repeat(rt, jv_str(space), jv_int(n), &spaces)) {
+    if (!space || !jv_as_index(rt, v, &n) || !jinja_repeat(rt, jv_str(space), jv_int(n), &spaces)) {
         return NULL;
     }
     return spaces.u.s;
@@ -232,7 +231,8 @@ static struct jstr *indent_text(struct jrt *rt, struct jv v)
  * transformers sets. */
 FILTER(jf_tojson)
 {
-    struct jjson_style style = {.ascii = jf_truth_or(a[0], false), .sort_keys = jf_truth_or(a[3], false)};
+    struct jjson_style style = {.ascii = jf_truth_or(a[0], false),
+                                .sort_keys = jf_truth_or(a[3], false)};
     struct jstr *s;
     (void)args;
     if (jv_is_given(a[1]) && a[1].type != JV_NONE && !(style.indent = indent_text(rt, a[1]))) {

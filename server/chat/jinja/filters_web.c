@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The urlize filter: words that are links become anchors. Kept apart because it is all about the
  * shape of addresses. */
 #include "server/chat/jinja/filters.h"
@@ -179,15 +180,17 @@ static int count(struct word w, const char *part)
 }
 
 /* Punctuation around a word is not part of the link, unless its brackets balance. */
-static void put_word(struct jsb *b, struct jstr *s, size_t at, size_t n, const struct link_style *style)
+static void put_word(struct jsb *b, struct jstr *s, size_t at, size_t n,
+                     const struct link_style *style)
 {
     struct word w = {s->s + at, n};
     static const char *const open[] = {"(", "<", "&lt;"}, *const close[] = {")", ">", "&gt;"};
     size_t head = 0;
     for (;;) {
         struct word rest = {w.s + head, w.n - head};
-        size_t step = starts(rest, "(") || starts(rest, "<") ? 1
-                      : rest.n >= 4 && memcmp(rest.s, "&lt;", 4) == 0 ? 4 : 0;
+        size_t step = starts(rest, "(") || starts(rest, "<")          ? 1
+                      : rest.n >= 4 && memcmp(rest.s, "&lt;", 4) == 0 ? 4
+                                                                      : 0;
         if (step == 0) {
             break;
         }
@@ -195,8 +198,9 @@ static void put_word(struct jsb *b, struct jstr *s, size_t at, size_t n, const s
     }
     struct word middle = {w.s + head, w.n - head};
     for (;;) {
-        size_t step = ends(middle, "&gt;") ? 4
-                      : middle.n > 0 && strchr(")>.,", middle.s[middle.n - 1]) ? 1 : 0;
+        size_t step = ends(middle, "&gt;")                                     ? 4
+                      : middle.n > 0 && strchr(")>.,", middle.s[middle.n - 1]) ? 1
+                                                                               : 0;
         if (step == 0) {
             break;
         }
@@ -209,8 +213,8 @@ static void put_word(struct jsb *b, struct jstr *s, size_t at, size_t n, const s
             continue;
         }
         for (moves = moves < opened ? moves : opened; moves > 0; moves--) {
-            const char *end = memmem(middle.s + middle.n, w.n - head - middle.n, close[i],
-                                     strlen(close[i]));
+            const char *end =
+                memmem(middle.s + middle.n, w.n - head - middle.n, close[i], strlen(close[i]));
             middle.n = (size_t)(end - middle.s) + strlen(close[i]);
         }
     }
@@ -240,8 +244,8 @@ static bool attribute(struct jrt *rt, const char *name, struct jv v, struct jstr
 FILTER(jf_urlize)
 {
     struct link_style style = {.limit = -1};
-    struct jv rel = jv_str(js_lit(rt, jv_is_given(a[1]) && jv_truth(a[1]) ? "nofollow noopener"
-                                                                            : "noopener"));
+    struct jv rel =
+        jv_str(js_lit(rt, jv_is_given(a[1]) && jv_truth(a[1]) ? "nofollow noopener" : "noopener"));
     (void)args;
     if (jv_is_given(a[3]) || jv_is_given(a[4])) {
         return jrt_fail(rt, "TemplateRuntimeError", "these options of urlize are not supported");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/chat/jinja/format.h"
 
 #include "engine/base/utf8.h"
@@ -12,8 +13,8 @@
 struct percent {
     struct jrt *rt;
     struct jsb *b;
-    struct jv args;      // a tuple, a mapping, or one value
-    size_t at;           // the next positional argument
+    struct jv args; // a tuple, a mapping, or one value
+    size_t at;      // the next positional argument
     bool used_mapping;
     bool markup;
 };
@@ -157,8 +158,12 @@ static bool put_percent_int(struct percent *pc, struct jv v, struct jspec *spec,
     if (spec->precision > 0) { // at least that many digits: as zeros before them
         struct jsb digits;
         jsb_init(&digits, pc->rt);
-        struct jspec inner = {.width = spec->precision, .precision = -1, .align = '=', .zero = true,
-                              .type = spec->type, .fill = js_lit(pc->rt, "0")};
+        struct jspec inner = {.width = spec->precision,
+                              .precision = -1,
+                              .align = '=',
+                              .zero = true,
+                              .type = spec->type,
+                              .fill = js_lit(pc->rt, "0")};
         bool negative = jnum_compare(v, jv_int(0)) < 0;
         const char *sign = negative ? "-" : spec->sign == '+' ? "+" : spec->sign == ' ' ? " " : "";
         jsb_puts(&digits, sign);
@@ -279,10 +284,10 @@ bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *
             return false;
         }
     }
-    bool left_over = args.type == JV_TUPLE ? pc.at < args.u.list->n
-                                           : pc.at == 0 && args.type != JV_DICT &&
-                                                 args.type != JV_LIST && args.type != JV_RANGE &&
-                                                 args.type != JV_UNDEFINED;
+    bool left_over = args.type == JV_TUPLE
+                         ? pc.at < args.u.list->n
+                         : pc.at == 0 && args.type != JV_DICT && args.type != JV_LIST &&
+                               args.type != JV_RANGE && args.type != JV_UNDEFINED;
     if (left_over && !pc.used_mapping) {
         return jrt_fail(rt, "TypeError", "not all arguments converted during string formatting");
     }
@@ -296,7 +301,7 @@ bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *
 struct formatter {
     struct jrt *rt;
     const struct jargs *args;
-    size_t next;     // automatic numbering
+    size_t next; // automatic numbering
     bool automatic, manual;
     bool markup; // what is put in is escaped
 };
@@ -350,7 +355,8 @@ static bool field_rest(struct formatter *fm, struct jstr *f, size_t at, struct j
     while (at < f->n_bytes) {
         bool bracket = f->s[at] == '[';
         size_t from = ++at;
-        while (at < f->n_bytes && (bracket ? f->s[at] != ']' : f->s[at] != '.' && f->s[at] != '[')) {
+        while (at < f->n_bytes &&
+               (bracket ? f->s[at] != ']' : f->s[at] != '.' && f->s[at] != '[')) {
             at++;
         }
         struct jstr *name = js_sub(fm->rt, f, from, at - from);
@@ -372,7 +378,8 @@ static bool field_rest(struct formatter *fm, struct jstr *f, size_t at, struct j
             index = number;
         }
         ok = bracket ? jinja_item(fm->rt, *v, index, v)
-                     : jinja_attr(fm->rt, *v, name, jinja_methods_find(fm->rt, name->s, name->n_bytes), v);
+                     : jinja_attr(fm->rt, *v, name,
+                                  jinja_methods_find(fm->rt, name->s, name->n_bytes), v);
         if (!ok) {
             return false;
         }
@@ -391,7 +398,8 @@ static bool convert_field(struct jrt *rt, char conversion, struct jv *v)
 }
 
 /* A field without its braces: name [!conversion] [:spec]. *chosen: input says what it shows. */
-static bool put_field(struct formatter *fm, struct jsb *b, struct jstr *field, int nest, bool *chosen)
+static bool put_field(struct formatter *fm, struct jsb *b, struct jstr *field, int nest,
+                      bool *chosen)
 {
     struct jrt *rt = fm->rt;
     size_t end = 0, depth = 0;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Format specifications ("{:>8.2f}", "%08.3f") applied to single values.
  * Thread: one owner (of the runtime). */
 #ifndef SLUICE_SERVER_CHAT_JINJA_FORMAT_H

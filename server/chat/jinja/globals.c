@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The functions that every template sees. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
@@ -6,8 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#define GLOBAL(name)                                                                               \
-    static bool name(struct jrt *rt, const struct jargs *args, struct jv *out)
+#define GLOBAL(name) static bool name(struct jrt *rt, const struct jargs *args, struct jv *out)
 
 GLOBAL(global_range)
 {
@@ -28,8 +28,10 @@ GLOBAL(global_range)
     uint64_t step = down ? 0 - (uint64_t)v[2] : (uint64_t)v[2];
     uint64_t n = (down ? v[0] > v[1] : v[1] > v[0]) ? (span - 1) / step + 1 : 0;
     if (n > JINJA_MAX_RANGE) {
-        return jrt_fail(rt, "OverflowError", "Range too big. The sandbox blocks ranges larger than "
-                        "MAX_RANGE (%d).", JINJA_MAX_RANGE);
+        return jrt_fail(rt, "OverflowError",
+                        "Range too big. The sandbox blocks ranges larger than "
+                        "MAX_RANGE (%d).",
+                        JINJA_MAX_RANGE);
     }
     struct jrange *r = jrt_alloc(rt, 1, sizeof *r);
     if (r) {
@@ -70,8 +72,10 @@ static bool build_dict(struct jrt *rt, const struct jargs *args, struct jdict **
                 return false;
             }
             if (two->n != 2) {
-                return jrt_fail(rt, "ValueError", "dictionary update sequence element has length "
-                                "%zu; 2 is required", two->n);
+                return jrt_fail(rt, "ValueError",
+                                "dictionary update sequence element has length "
+                                "%zu; 2 is required",
+                                two->n);
             }
             if (!jd_set(rt, d, two->items[0], two->items[1])) {
                 return false;

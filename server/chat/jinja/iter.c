@@ -1,5 +1,6 @@
-/* Going over anything that Python could: one walk for loops, filters and methods, and the passes that
- * give their items once. */
+// SPDX-License-Identifier: Apache-2.0
+/* Going over anything that Python could: one walk for loops, filters and methods, and the passes
+ * that give their items once. */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/eval.h"
 
@@ -107,9 +108,7 @@ int jwalk_next(struct jrt *rt, struct jwalk *w, struct jv *out)
         jinja_leave(rt);
         return more;
     }
-    case JV_LOOP:
-        jrt_fail(rt, "TypeError", "iterating over `loop` is not supported");
-        return -1;
+    case JV_LOOP: jrt_fail(rt, "TypeError", "iterating over `loop` is not supported"); return -1;
     default: return 0; // undefined is empty
     }
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/chat/jinja/jinja.h"
 
 #include "engine/base/mem.h"
@@ -46,9 +47,8 @@ enum status jinja_compile(const char *source, size_t n_bytes, struct jinja_templ
     size_t n_tokens;
     *out = NULL;
     rt_init(&t->rt);
-    if (jinja_lex(&t->rt, source, n_bytes, &tokens, &n_tokens) &&
-        make_gist(t, tokens, n_tokens) && jinja_parse(t, tokens, n_tokens) && jinja_check(t) &&
-        jinja_scopes(t)) {
+    if (jinja_lex(&t->rt, source, n_bytes, &tokens, &n_tokens) && make_gist(t, tokens, n_tokens) &&
+        jinja_parse(t, tokens, n_tokens) && jinja_check(t) && jinja_scopes(t)) {
         *out = t;
         return OK;
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Jinja2 as `transformers` sets it up for chat templates: compile once, render many times. What it
  * knows and where it differs is in templates.md. Values and limits: value.h, rt.h.
  * Thread: a compiled template is immutable; each render has a runtime of its own. */

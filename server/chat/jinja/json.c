@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* JSON both ways: reading the request into values, and the `tojson` filter. */
 #include "server/chat/jinja/json.h"
 
@@ -50,8 +51,8 @@ static bool read_number(struct jrt *rt, const struct json_scan *sc, struct jv *o
     return jnum_from_decimal(rt, sc->text, sc->text_bytes, out);
 }
 
-static bool read_value(struct jrt *rt, struct json_scan *sc, enum json_token token,
-                       enum jprov prov, const char *what, struct jv *out);
+static bool read_value(struct jrt *rt, struct json_scan *sc, enum json_token token, enum jprov prov,
+                       const char *what, struct jv *out);
 
 static bool read_array(struct jrt *rt, struct json_scan *sc, enum jprov prov, const char *what,
                        struct jv *out)
@@ -88,8 +89,8 @@ static bool read_object(struct jrt *rt, struct json_scan *sc, enum jprov prov, c
     return d != NULL;
 }
 
-static bool read_value(struct jrt *rt, struct json_scan *sc, enum json_token token,
-                       enum jprov prov, const char *what, struct jv *out)
+static bool read_value(struct jrt *rt, struct json_scan *sc, enum json_token token, enum jprov prov,
+                       const char *what, struct jv *out)
 {
     switch (token) {
     case JSON_TOKEN_OBJECT: return read_object(rt, sc, prov, what, out);
@@ -209,8 +210,8 @@ static bool put_json_key(struct jsb *b, struct jv key, bool ascii)
         return true;
     }
     if (key.type != JV_NONE && key.type != JV_BOOL && key.type != JV_FLOAT && !jv_is_integer(key)) {
-        return jrt_fail(b->rt, "TypeError",
-                        "keys must be str, int, float, bool or None, not %s", jv_type_name(key));
+        return jrt_fail(b->rt, "TypeError", "keys must be str, int, float, bool or None, not %s",
+                        jv_type_name(key));
     }
     jsb_putc(b, '"', false);
     if (key.type == JV_NONE || key.type == JV_BOOL) {

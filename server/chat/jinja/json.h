@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Reading JSON into template values: 1 and 1.0 stay apart, integers keep all their digits, objects
  * keep their order, and every string knows where it came from.
  * Thread: one owner (of the runtime). */

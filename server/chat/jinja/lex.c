@@ -1,5 +1,6 @@
-/* Source to tokens, by Jinja2's rules: trim_blocks, lstrip_blocks, the minus signs of tags, brackets
- * that balance. */
+// SPDX-License-Identifier: Apache-2.0
+/* Source to tokens, by Jinja2's rules: trim_blocks, lstrip_blocks, the minus signs of tags,
+ * brackets that balance. */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/ast.h"
 #include "server/chat/jinja/unicode.h"
@@ -388,10 +389,10 @@ static bool lex_tag(struct lexer *lx, bool variable)
             advance(lx, lx->at + space);
             continue;
         }
-        bool ok = isdigit((unsigned char)c)                              ? lex_number(lx)
-                  : c == '\'' || c == '"'                                ? lex_string(lx)
+        bool ok = isdigit((unsigned char)c)                             ? lex_number(lx)
+                  : c == '\'' || c == '"'                               ? lex_string(lx)
                   : isalpha((unsigned char)c) || c == '_' || (c & 0x80) ? lex_name(lx)
-                                                                         : lex_operator(lx);
+                                                                        : lex_operator(lx);
         if (!ok) {
             return false;
         }
@@ -403,8 +404,9 @@ static bool lex_tag(struct lexer *lx, bool variable)
 static bool lex_step(struct lexer *lx)
 {
     size_t from = lx->at, m = from;
-    while (m + 1 < lx->n_bytes &&
-           !(lx->s[m] == '{' && (lx->s[m + 1] == '{' || lx->s[m + 1] == '%' || lx->s[m + 1] == '#'))) {
+    while (
+        m + 1 < lx->n_bytes &&
+        !(lx->s[m] == '{' && (lx->s[m + 1] == '{' || lx->s[m + 1] == '%' || lx->s[m + 1] == '#'))) {
         m++;
     }
     if (m + 1 >= lx->n_bytes) {
@@ -461,8 +463,11 @@ bool jinja_lex(struct jrt *rt, const char *source, size_t n_bytes, struct jtoken
     if (bad < n_bytes) {
         return jinja_syntax(rt, 1, "not UTF-8 at byte %zu", bad);
     }
-    struct lexer lx = {.rt = rt, .s = text, .n_bytes = normalize(source, n_bytes, text),
-                       .line = 1, .line_starting = true};
+    struct lexer lx = {.rt = rt,
+                       .s = text,
+                       .n_bytes = normalize(source, n_bytes, text),
+                       .line = 1,
+                       .line_starting = true};
     while (lx.at < lx.n_bytes) {
         if (!lex_step(&lx)) {
             return false;

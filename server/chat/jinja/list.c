@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Lists that share what they grew from; none changes what an earlier value can see. */
 #include "server/chat/jinja/rt.h"
 

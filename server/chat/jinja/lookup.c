@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a template names, found in the tables of its runtime. The tables' rows call functions above
  * this file, which look names up in turn: the runtime's pointer is all that it knows of them. */
 #include "server/chat/jinja/eval.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The `loop` variable as a template sees it: its attributes, methods and text. It knows its length,
  * which is why len() stands here. What runs a loop: exec.c. */
 #include "server/chat/jinja/eval.h"
@@ -84,8 +85,7 @@ bool jv_len(struct jrt *rt, struct jv v, size_t *n)
         *n = (size_t)length;
         return true;
     }
-    default:
-        return jrt_fail(rt, "TypeError", "object of type '%s' has no len()", jv_type_name(v));
+    default: return jrt_fail(rt, "TypeError", "object of type '%s' has no len()", jv_type_name(v));
     }
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Macros: how arguments meet parameters, and the call. */
 #include "server/chat/jinja/eval.h"
 
@@ -145,7 +146,10 @@ bool jmacro_make(struct jrt *rt, const struct jnode *n, struct jstr *name, struc
     struct jmacro *m = jrt_alloc(rt, 1, sizeof *m);
     if (m) {
         *m = (struct jmacro){.t = rt->t,
-                             .node = n, .sig = n->sig, .name = name, .closure = rt->frame,
+                             .node = n,
+                             .sig = n->sig,
+                             .name = name,
+                             .closure = rt->frame,
                              .autoescape = rt->autoescape};
     }
     *out = (struct jv){.type = JV_MACRO, .u.macro = m};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Which methods there are; those of one name stand together. */
 #include "server/chat/jinja/methods.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Methods of str that say what it is made of. */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/methods.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Methods of str that pad and format; bytes. */
 #include "server/chat/jinja/methods.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Methods of lists, dictionaries, numbers and the objects of loops. */
 #include "server/chat/jinja/methods.h"
 

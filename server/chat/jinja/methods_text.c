@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Methods of str that change case and white space, cut, join and search; and what all methods
  * share. */
 #include "server/chat/jinja/methods.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/chat/jinja/num.h"
 
 #include "engine/base/utf8.h"
@@ -118,13 +119,11 @@ static bool int_pow(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
 {
     if (b.type == JV_BIG || small(b) < 0) {
         double x, y;
-        return jnum_to_double(rt, a, &x) && jnum_to_double(rt, b, &y) &&
-               float_pow(rt, x, y, out);
+        return jnum_to_double(rt, a, &x) && jnum_to_double(rt, b, &y) && float_pow(rt, x, y, out);
     }
     struct jv result = jv_int(1), base = a;
     for (uint64_t e = (uint64_t)small(b); e > 0; e >>= 1) {
-        if (!jrt_step(rt) ||
-            ((e & 1) && !jnum_binary(rt, JOP_MUL, result, base, &result)) ||
+        if (!jrt_step(rt) || ((e & 1) && !jnum_binary(rt, JOP_MUL, result, base, &result)) ||
             (e > 1 && !jnum_binary(rt, JOP_MUL, base, base, &base))) {
             return false;
         }
@@ -521,8 +520,10 @@ bool jnum_int_text(struct jrt *rt, struct jv v, const char **s, size_t *n_bytes)
     }
     *n_bytes = n;
     if (n - b->negative > MAX_INT_DIGITS) {
-        return jrt_fail(rt, "ValueError", "Exceeds the limit (%d digits) for integer string "
-                        "conversion", MAX_INT_DIGITS);
+        return jrt_fail(rt, "ValueError",
+                        "Exceeds the limit (%d digits) for integer string "
+                        "conversion",
+                        MAX_INT_DIGITS);
     }
     return true;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Numbers as Python has them: bool, int without a bound, float; their arithmetic, their text, and
  * their reading.
  * Thread: one owner (of the runtime). */
@@ -24,7 +25,7 @@ bool jnum_abs(struct jrt *rt, struct jv v, struct jv *out);
 /* -1, 0, 1, or 2 when they have no order (NaN). */
 int jnum_compare(struct jv a, struct jv b);
 
-bool jnum_to_double(struct jrt *rt, struct jv v, double *f); // OverflowError for a huge integer
+bool jnum_to_double(struct jrt *rt, struct jv v, double *f);     // OverflowError for a huge integer
 bool jnum_from_double(struct jrt *rt, double f, struct jv *out); // towards zero; needs finite f
 
 /* Decimal digits (an optional sign before them). */

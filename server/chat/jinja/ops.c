@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Operators: Python's rules for which types go together, and its messages where they do not.
  * What stands behind a dot or in brackets: access.c. */
 #include "server/chat/jinja/eval.h"

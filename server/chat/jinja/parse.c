@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/chat/jinja/parse.h"
 
 #include "server/chat/jinja/eval.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the two halves of the parser (statements, expressions) share.
  * Thread: one compilation. */
 #ifndef SLUICE_SERVER_CHAT_JINJA_PARSE_H

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Operators, loosest last; tuples and the targets of assignments. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
@@ -88,8 +89,12 @@ static int compare_op(struct jparser *p)
 {
     static const struct {
         int op, compare;
-    } ops[] = {{JOPCODE('=', '='), JC_EQ}, {JOPCODE('!', '='), JC_NE}, {'<', JC_LT},
-               {JOPCODE('<', '='), JC_LE}, {'>', JC_GT},               {JOPCODE('>', '='), JC_GE}};
+    } ops[] = {{JOPCODE('=', '='), JC_EQ},
+               {JOPCODE('!', '='), JC_NE},
+               {'<', JC_LT},
+               {JOPCODE('<', '='), JC_LE},
+               {'>', JC_GT},
+               {JOPCODE('>', '='), JC_GE}};
     for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
         if (jp_skip_op(p, ops[i].op)) {
             return ops[i].compare;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Literals, names and parentheses. */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/eval.h"

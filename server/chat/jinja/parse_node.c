@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the parser's files share: looking at tokens, making nodes. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/parse.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What stands behind a value: calls, subscripts, filters, tests. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What an item is looked at by: an attribute path ("a.b.0"), and the case folded away. Filters that
  * sort, join, sum, map or select share it. */
 #include "server/chat/jinja/eval.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* str() and repr() of values, letter by letter as Python's. */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/eval.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The runtime of one render (or of one compilation): its arena, its limits, its error, its scopes
  * and its output. Internal to server/chat/jinja/.
  * Thread: one owner. */

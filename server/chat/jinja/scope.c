@@ -1,5 +1,6 @@
-/* Jinja2 decides at compile time where a name comes from. Look-ups at run time (jscope_get) give the
- * same, but for one rule that this pass finds: a name whose first appearance in a scope is an
+// SPDX-License-Identifier: Apache-2.0
+/* Jinja2 decides at compile time where a name comes from. Look-ups at run time (jscope_get) give
+ * the same, but for one rule that this pass finds: a name whose first appearance in a scope is an
  * assignment, and that no outer scope mentions, is undefined before that assignment, even within
  * loops and macros that come first, and even if the render has a variable of that name. A name that
  * is assigned in a branch of an `if` only is not hidden: there Jinja2 looks it up. */
@@ -253,6 +254,5 @@ bool jinja_scopes(struct jinja_template *t)
 {
     struct pass ps = {.t = t, .n_syms = t->names.n};
     struct scope sc;
-    return open_scope(&ps, &sc, NULL) &&
-           body_scope(&ps, &sc, t->body, t->n_body, &t->hidden);
+    return open_scope(&ps, &sc, NULL) && body_scope(&ps, &sc, t->body, t->n_body, &t->hidden);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Python's format specifications, what stands behind the colon in "{:>8.3f}". */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/format.h"
@@ -83,8 +84,8 @@ bool jspec_put_padded(struct jsb *b, struct jstr *s, const struct jspec *spec, c
     if (!js_flat(b->rt, s)) {
         return false;
     }
-    size_t n = js_chars(s), pad = spec->width > 0 && (size_t)spec->width > n
-                                      ? (size_t)spec->width - n : 0;
+    size_t n = js_chars(s),
+           pad = spec->width > 0 && (size_t)spec->width > n ? (size_t)spec->width - n : 0;
     char align = spec->align ? spec->align : default_align;
     size_t left = align == '>' || align == '=' ? pad : align == '^' ? pad / 2 : 0;
     struct jstr *fill = spec->fill ? spec->fill : js_lit(b->rt, " ");
@@ -127,20 +128,19 @@ static bool put_number(struct jsb *b, const struct jspec *spec, bool negative, c
     struct jrt *rt = b->rt;
     char head[8];
     snprintf(head, sizeof head, "%s%s",
-             negative             ? "-"
-             : spec->sign == '+'  ? "+"
-             : spec->sign == ' '  ? " "
-                                  : "",
+             negative            ? "-"
+             : spec->sign == '+' ? "+"
+             : spec->sign == ' ' ? " "
+                                 : "",
              prefix);
     bool zeros = spec->align == '=' && spec->fill && js_is(spec->fill, "0");
     size_t around = strlen(head) + strlen(rest);
-    size_t min_width = zeros && spec->width > 0 && (size_t)spec->width > around
-                           ? (size_t)spec->width - around : 0;
+    size_t min_width =
+        zeros && spec->width > 0 && (size_t)spec->width > around ? (size_t)spec->width - around : 0;
     if (min_width > JINJA_MAX_OUTPUT) {
         return jrt_limit(rt, "a string is too long");
     }
-    struct jstr *whole =
-        group_digits(rt, digits, n_digits, spec->grouping, group_every, min_width);
+    struct jstr *whole = group_digits(rt, digits, n_digits, spec->grouping, group_every, min_width);
     if (!whole) {
         return false;
     }
@@ -212,10 +212,22 @@ bool jspec_put_int(struct jsb *b, struct jv v, const struct jspec *spec)
         return jrt_fail(rt, "ValueError", "Precision not allowed in integer format specifier");
     }
     switch (spec->type) {
-    case 'b': base = 2; prefix = "0b"; break;
-    case 'o': base = 8; prefix = "0o"; break;
-    case 'x': base = 16; prefix = "0x"; break;
-    case 'X': base = 16; prefix = "0X"; break;
+    case 'b':
+        base = 2;
+        prefix = "0b";
+        break;
+    case 'o':
+        base = 8;
+        prefix = "0o";
+        break;
+    case 'x':
+        base = 16;
+        prefix = "0x";
+        break;
+    case 'X':
+        base = 16;
+        prefix = "0X";
+        break;
     default: break;
     }
     if (base != 10 && spec->grouping == ',') {

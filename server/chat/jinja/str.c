@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Strings and their builder: text with, for each byte, whether it came from the request. */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/rt.h"
@@ -70,9 +71,9 @@ bool js_flat(struct jrt *rt, struct jstr *s)
             size_t n = leaf->prov == PROV_MIXED ? leaf->n_runs : 1;
             for (size_t i = n; i-- > 0;) {
                 bool mixed = leaf->prov == PROV_MIXED;
-                runs[--at] = (struct jrun){
-                    .end = base + (mixed ? leaf->runs[i].end : leaf->n_bytes),
-                    .input = mixed ? leaf->runs[i].input : leaf->prov == PROV_INPUT};
+                runs[--at] =
+                    (struct jrun){.end = base + (mixed ? leaf->runs[i].end : leaf->n_bytes),
+                                  .input = mixed ? leaf->runs[i].input : leaf->prov == PROV_INPUT};
             }
             if (p->s) {
                 break;
@@ -159,8 +160,8 @@ struct jstr *js_sub(struct jrt *rt, struct jstr *s, size_t at, size_t n_bytes)
         last++;
     }
     if (n_bytes == 0 || first >= s->n_runs || first == last) {
-        out->prov = n_bytes > 0 && first < s->n_runs && s->runs[first].input ? PROV_INPUT
-                                                                             : PROV_TEMPLATE;
+        out->prov =
+            n_bytes > 0 && first < s->n_runs && s->runs[first].input ? PROV_INPUT : PROV_TEMPLATE;
         return out;
     }
     struct jrun *runs = jrt_alloc(rt, last - first + 1, sizeof *runs);
@@ -169,8 +170,8 @@ struct jstr *js_sub(struct jrt *rt, struct jstr *s, size_t at, size_t n_bytes)
     }
     for (size_t i = first; i <= last; i++) {
         size_t end = s->runs[i].end - at;
-        runs[i - first] = (struct jrun){.end = end < n_bytes ? end : n_bytes,
-                                        .input = s->runs[i].input};
+        runs[i - first] =
+            (struct jrun){.end = end < n_bytes ? end : n_bytes, .input = s->runs[i].input};
     }
     out->runs = runs;
     out->n_runs = last - first + 1;

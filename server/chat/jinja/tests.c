@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The tests behind `is`: a function and a row each. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
@@ -5,8 +6,7 @@
 
 #include <string.h>
 
-#define TEST_FN(name)                                                                              \
-    static bool name(struct jrt *rt, struct jv v, const struct jv *a, bool *out)
+#define TEST_FN(name) static bool name(struct jrt *rt, struct jv v, const struct jv *a, bool *out)
 
 static bool remainder_is(struct jrt *rt, struct jv v, struct jv by, int64_t want, bool *out)
 {
@@ -67,7 +67,8 @@ static bool cased(struct jrt *rt, struct jv v, const char *method, bool *out)
     struct jv yes;
     struct jargs none = {0};
     if (!jv_to_str(rt, v, &s) ||
-        !jinja_run_method(rt, jinja_methods_find(rt, method, strlen(method)), jv_str(s), &none, &yes)) {
+        !jinja_run_method(rt, jinja_methods_find(rt, method, strlen(method)), jv_str(s), &none,
+                          &yes)) {
         return false;
     }
     *out = yes.u.b;

@@ -1,5 +1,6 @@
-/* What str methods and filters share: cases, stripping, splitting, finding. Provenance goes with each
- * character. */
+// SPDX-License-Identifier: Apache-2.0
+/* What str methods and filters share: cases, stripping, splitting, finding. Provenance goes with
+ * each character. */
 #include "engine/base/hash.h"
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/eval.h"

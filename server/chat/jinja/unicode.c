@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/chat/jinja/unicode.h"
 
 #include "server/chat/jinja/unicode_table.h"

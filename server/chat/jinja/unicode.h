@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What Python's str methods ask of Unicode. The tables behind it are made by
  * scripts/unicode_table.py from Python's unicodedata, so that case, white space and printability
  * agree with the interpreter that the vectors come from.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Made by scripts/unicode_table.py from Unicode 14.0.0: do not edit. */
 // clang-format off
 #include "server/chat/jinja/unicode_table.h"

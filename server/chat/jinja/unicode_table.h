@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The generated tables behind unicode.c.
  * Thread: any; constant data. */
 #ifndef SLUICE_SERVER_CHAT_JINJA_UNICODE_TABLE_H

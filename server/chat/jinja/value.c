@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a value is on its own: undefined and why, its type's name, its truth, its number. */
 #include "server/chat/jinja/eval.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The values of a template: what Python's are, as far as a template can tell. A value is 16 bytes
  * and is copied freely; what it points to lives in the arena of the render (or, for constants, of
  * the compiled template) and is never changed once it can be seen, but for the few objects that
@@ -164,10 +165,10 @@ struct jmethod {
 
 /* Why a value is undefined: what the error says when it is used. */
 struct jundef {
-    const char *hint;   // the whole message, or NULL
-    struct jv obj;      // JV_MISSING: a plain name
+    const char *hint; // the whole message, or NULL
+    struct jv obj;    // JV_MISSING: a plain name
     struct jv name;
-    bool unsafe;        // a SecurityError rather than an UndefinedError
+    bool unsafe; // a SecurityError rather than an UndefinedError
 };
 
 struct jlist *jlist_new(struct jrt *rt, size_t n); // n items, all MISSING
@@ -228,7 +229,7 @@ static inline bool jv_is_given(struct jv v)
 bool jv_undefined(struct jrt *rt, struct jv obj, struct jv name, struct jv *out);
 bool jv_undefined_hint(struct jrt *rt, const char *hint, struct jv *out);
 bool jv_pair(struct jrt *rt, struct jv a, struct jv b, struct jv *out); // a tuple
-bool jv_fail_undefined(struct jrt *rt, struct jv undefined); // records its error; false
+bool jv_fail_undefined(struct jrt *rt, struct jv undefined);            // records its error; false
 
 const char *jv_type_name(struct jv v); // as Python's type(v).__name__
 bool jv_truth(struct jv v);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the parsers share: looking at the text that is held, saying that it is content or not, and
  * reporting calls. Knows no parser. */
 #include "server/chat/tools/parser.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Gemma 4: <|tool_call>call:NAME{KEY:VALUE,...}<tool_call|>, where keys are bare, strings stand
  * between two tokens <|"|> and escape nothing, and objects, lists, numbers and words are as in
  * JSON. It becomes JSON item by item. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GLM 4.5 and later, Laguna: <tool_call>NAME, then
  * <arg_key>KEY</arg_key><arg_value>VALUE</arg_value> for each argument, with or without line
  * breaks between them, then </tool_call>. Values are bare text: the tool's schema says whether

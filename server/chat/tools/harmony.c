@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* GPT-OSS (Harmony): messages, each <|start|>HEAD<|message|>TEXT and then <|end|>, <|return|> or
  * <|call|>. A head has a role and, in any order, a channel (<|channel|>final), a recipient
  * (to=functions.NAME) and the kind of the text (<|constrain|>json, or the bare word). The prompt
@@ -49,7 +50,8 @@ static void put(struct tool_parse *p, const char *text, size_t n_bytes)
     report(p->sink.arg, text, n_bytes);
 }
 
-/* ---- heads ------------------------------------------------------------------------------------ */
+/* ---- heads ------------------------------------------------------------------------------------
+ */
 
 struct word {
     const char *text;
@@ -76,7 +78,7 @@ static bool next_word(const char **s, const char *end, struct word *w)
 
 static bool is_known(const struct word *w, bool cut)
 {
-    static const char *const words[] = {"assistant", "analysis", "commentary", "final",
+    static const char *const words[] = {"assistant", "analysis", "commentary",  "final",
                                         "json",      "code",     "to=assistant"};
     static const char recipient[] = "to=functions.";
     const size_t n_recipient = sizeof recipient - 1;
@@ -173,7 +175,8 @@ static bool head(struct tool_parse *p, bool final)
     return final && p->scan > p->at && give_up(p, true);
 }
 
-/* ---- messages --------------------------------------------------------------------------------- */
+/* ---- messages ---------------------------------------------------------------------------------
+ */
 
 /* The output's begin: within a head, unless it is a text that goes on. */
 static bool begin(struct tool_parse *p, bool final)
@@ -191,9 +194,9 @@ static bool begin(struct tool_parse *p, bool final)
 static bool outside(struct tool_parse *p, bool final)
 {
     static const char words[N_MARKERS][2] = {
-        {(char)(TOOL_MARK + START)},     {(char)(TOOL_MARK + CHANNEL)},
-        {(char)(TOOL_MARK + MESSAGE)},   {(char)(TOOL_MARK + CONSTRAIN)},
-        {(char)(TOOL_MARK + END)},       {(char)(TOOL_MARK + RETURN)},
+        {(char)(TOOL_MARK + START)},   {(char)(TOOL_MARK + CHANNEL)},
+        {(char)(TOOL_MARK + MESSAGE)}, {(char)(TOOL_MARK + CONSTRAIN)},
+        {(char)(TOOL_MARK + END)},     {(char)(TOOL_MARK + RETURN)},
         {(char)(TOOL_MARK + CALLED)},
     };
     const char *const list[] = {words[START], words[CHANNEL], words[MESSAGE], words[CONSTRAIN],
@@ -314,5 +317,7 @@ const struct tool_parser tool_parser_harmony = {
     .markers = markers,
     .exact = true,
     .writing = &writing,
-    .reasoning = "\xf9" "analysis" "\xfa", // CHANNEL and MESSAGE
+    .reasoning = "\xf9"
+                 "analysis"
+                 "\xfa", // CHANNEL and MESSAGE
 };

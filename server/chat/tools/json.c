@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The object {"name": ..., "arguments": {...}} that several forms share, read byte by byte, so that
  * arguments can be passed on while they are still being generated. */
 #include "server/chat/tools/parser.h"
@@ -65,9 +66,8 @@ static enum field field_of(const struct json_call *c)
         const char *key;
         enum field field;
     } keys[] = {
-        {"name", FIELD_NAME},           {"tool_name", FIELD_NAME},
-        {"id", FIELD_ID},               {"tool_call_id", FIELD_ID},
-        {"arguments", FIELD_ARGUMENTS}, {"parameters", FIELD_ARGUMENTS},
+        {"name", FIELD_NAME},       {"tool_name", FIELD_NAME},      {"id", FIELD_ID},
+        {"tool_call_id", FIELD_ID}, {"arguments", FIELD_ARGUMENTS}, {"parameters", FIELD_ARGUMENTS},
     };
     for (size_t i = 0; c->key.data && i < sizeof keys / sizeof keys[0]; i++) {
         if (strcmp(c->key.data, keys[i].key) == 0) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Llama 3.x: the whole answer is {"name": ..., "parameters": {...}}, perhaps after <|python_tag|>,
  * perhaps several joined by ';'. Plain JSON looks alike, so only names of the request's tools count
  * and both keys must be there. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* MiniMax-M3: elements that nest, each tag behind a marker of its own:
  *     <tool_call><invoke name="NAME"><KEY>VALUE</KEY>...</invoke></tool_call>
  * A value is bare text, or elements: <item>s are a list, others an object. A parameter is reported
@@ -105,8 +106,8 @@ static bool elements(struct reader *r, const struct json *schema, int depth)
             buf_put_json(r->out, name, n);
             buf_puts(r->out, ": ");
         }
-        const struct json *its = list ? find_in(r->root, schema, "items", 0)
-                                      : property(r->root, schema, name, n);
+        const struct json *its =
+            list ? find_in(r->root, schema, "items", 0) : property(r->root, schema, name, n);
         if (!element(r, its, depth + 1)) {
             return false;
         }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Mistral: [TOOL_CALLS] followed by an array of objects (up to Nemo), or by
  * name[ARGS]{...} or name[CALL_ID]id[ARGS]{...} (later), once per call. */
 #include "server/chat/tools/parser.h"
@@ -38,8 +39,8 @@ static bool head(struct tool_parse *p)
 
 static bool is_name(char c)
 {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           c == '_' || c == '-' || c == '.' || c == '/';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.' || c == '/';
 }
 
 static bool begin_arguments(struct tool_parse *p)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A name and then its arguments as one JSON object, between markers:
  *     kimi_k2         <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}, where
  *                     what stands before the arguments is also the call's id
@@ -187,8 +188,9 @@ static bool step(struct tool_parse *p, bool final)
 
 static const char *const kimi_k2_opens[] = {"<|tool_calls_section_begin|>", NULL};
 static const char *const kimi_k2_markers[] = {
-    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",   "<|tool_call_begin|>",
-    "<|tool_call_end|>",            "<|tool_call_argument_begin|>", NULL,
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",          "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>", NULL,
 };
 static const struct named_form kimi_k2 = {
     .open = "<|tool_calls_section_begin|>",

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The table of parsers, which of them a template asks for, and how a parse is driven. */
 #include "server/chat/tools/parser.h"
 
@@ -83,8 +84,13 @@ const struct tool_parser *tool_parser_for_template(const char *chat_template)
         {"<seed:tool_call>", NULL, &tool_parser_seed_oss},
         {"]<]minimax[>[", NULL, &tool_parser_minimax_m3},
         {"<minimax:tool_call>", NULL, &tool_parser_minimax_m2},
-        {"\xEF\xBD\x9C" "DSML\xEF\xBD\x9C" "tool_calls", NULL, &tool_parser_deepseek_v4},
-        {"\xEF\xBD\x9C" "DSML\xEF\xBD\x9C", NULL, &tool_parser_deepseek_v32},
+        {"\xEF\xBD\x9C"
+         "DSML\xEF\xBD\x9C"
+         "tool_calls",
+         NULL, &tool_parser_deepseek_v4},
+        {"\xEF\xBD\x9C"
+         "DSML\xEF\xBD\x9C",
+         NULL, &tool_parser_deepseek_v32},
         {"<|tool_calls_section_begin|>", NULL, &tool_parser_kimi_k2},
         {"<|open|>", NULL, &tool_parser_kimi_k3},
         {CALL_SEPARATOR, "```", &tool_parser_deepseek_v31},
@@ -111,7 +117,8 @@ const struct tool_parser *tool_parser_for_template(const char *chat_template)
         {"<|python_tag|>", NULL, &tool_parser_llama3_json},
         {"\"parameters\": ", NULL, &tool_parser_llama3_json},
     };
-    if (!chat_template || !(strstr(chat_template, "tools") || strstr(chat_template, "tool_calls"))) {
+    if (!chat_template ||
+        !(strstr(chat_template, "tools") || strstr(chat_template, "tool_calls"))) {
         return NULL;
     }
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {

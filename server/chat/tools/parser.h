@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Finds tool calls in a model's text. One file per form and a table of them in parser.c. A
  * parser is fed text in pieces of any size and reports content, calls and argument text through a
  * sink; what it reports, joined, does not depend on how the text was cut. Text that only looks like
@@ -33,8 +34,8 @@ enum { TOOL_MARK = 0xf8 };
 struct json_call {
     unsigned char state, field, value;
     bool in_string, escape, has_name, has_arguments, begun, bad;
-    bool needs_both;  // begin only when the arguments have started too
-    bool whole;       // report only when the object is complete
+    bool needs_both; // begin only when the arguments have started too
+    bool whole;      // report only when the object is complete
     int depth;
     struct buf key, name, id, arguments; // raw JSON
 };
@@ -88,7 +89,7 @@ struct tool_parser {
     "cohere_command3|cohere_command4|deepseek_v3|deepseek_v31|deepseek_v32|deepseek_v4|ernie45|"   \
     "gemma4|gigachat3|glm45|glm47|granite|granite4|harmony|hermes|hunyuan_a13b|internlm|jamba|"    \
     "kimi_k2|kimi_k3|lfm2|llama3_json|llama4_json|llama4_pythonic|longcat|minicpm5|minimax_m2|"    \
-    "minimax_m3|mistral|nemotron_json|olmo3|openai|phi4_mini_json|poolside_v1|pythonic|"            \
+    "minimax_m3|mistral|nemotron_json|olmo3|openai|phi4_mini_json|poolside_v1|pythonic|"           \
     "qwen3_coder|qwen3_json|qwen3_xml|seed_oss|step3p5"
 
 /* By one of its names; NULL if there is none. */
@@ -105,15 +106,17 @@ void tool_parse_deinit(struct tool_parse *p); // accepts a zeroed struct
 void tool_parse_text(struct tool_parse *p, const char *text, size_t n_bytes);
 void tool_parse_finish(struct tool_parse *p); // reports all that is held
 
-/* ---- for the parsers (emit.c, value.c) -------------------------------------------------------- */
+/* ---- for the parsers (emit.c, value.c) --------------------------------------------------------
+ */
 
 extern const struct tool_parser tool_parser_cohere_command3, tool_parser_deepseek_v3,
-    tool_parser_deepseek_v31, tool_parser_deepseek_v32, tool_parser_deepseek_v4, tool_parser_gemma4, tool_parser_gigachat3,
-    tool_parser_glm45, tool_parser_granite, tool_parser_harmony, tool_parser_hermes,
-    tool_parser_hunyuan_a13b, tool_parser_internlm, tool_parser_kimi_k2, tool_parser_kimi_k3, tool_parser_llama3_json,
-    tool_parser_longcat, tool_parser_minicpm5, tool_parser_minimax_m2, tool_parser_minimax_m3, tool_parser_mistral,
-    tool_parser_nemotron_json, tool_parser_olmo3, tool_parser_phi4_mini_json, tool_parser_pythonic,
-    tool_parser_qwen3_coder, tool_parser_seed_oss;
+    tool_parser_deepseek_v31, tool_parser_deepseek_v32, tool_parser_deepseek_v4, tool_parser_gemma4,
+    tool_parser_gigachat3, tool_parser_glm45, tool_parser_granite, tool_parser_harmony,
+    tool_parser_hermes, tool_parser_hunyuan_a13b, tool_parser_internlm, tool_parser_kimi_k2,
+    tool_parser_kimi_k3, tool_parser_llama3_json, tool_parser_longcat, tool_parser_minicpm5,
+    tool_parser_minimax_m2, tool_parser_minimax_m3, tool_parser_mistral, tool_parser_nemotron_json,
+    tool_parser_olmo3, tool_parser_phi4_mini_json, tool_parser_pythonic, tool_parser_qwen3_coder,
+    tool_parser_seed_oss;
 
 const char *tool_held(const struct tool_parse *p); // text from `scan` on
 size_t tool_n_held(const struct tool_parse *p);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Python calls in a list: [f(a=1, b="x"), g()], the whole answer (Llama 3.2, 4) or between
  * <|tool_call_start|> and <|tool_call_end|> after any text (LFM2). OLMo 3 has them between tags
  * alone, a line each and without the brackets. Values are Python or JSON literals. A call is
@@ -13,7 +14,7 @@ enum { MAX_DEPTH = 64 };
 
 struct pythonic_form {
     const char *opens[3], *closes[3]; // NULL-terminated
-    bool lines; // a call a line, never outside of the tags
+    bool lines;                       // a call a line, never outside of the tags
 };
 
 static const struct pythonic_form *form_of(const struct tool_parse *p)
@@ -154,9 +155,8 @@ static bool string(struct reader *r)
 
 static bool word(struct reader *r)
 {
-    static const char *const words[][2] = {{"True", "true"},   {"False", "false"},
-                                           {"None", "null"},   {"true", "true"},
-                                           {"false", "false"}, {"null", "null"}};
+    static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"},
+                                           {"true", "true"}, {"false", "false"}, {"null", "null"}};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         size_t n = strlen(words[i][0]);
         if ((size_t)(r->end - r->s) >= n && memcmp(r->s, words[i][0], n) == 0) {
@@ -480,8 +480,7 @@ static const struct pythonic_form pythonic = {
     .opens = {"<|tool_call_start|>", "<|python_start|>"},
     .closes = {"<|tool_call_end|>", "<|python_end|>"},
 };
-#define PYTHON_CALLS                                                                               \
-    .call = "", .name_end = "(", .call_end = ")", .style = "python"
+#define PYTHON_CALLS .call = "", .name_end = "(", .call_end = ")", .style = "python"
 
 static const struct tool_writing bare_writing = {
     PYTHON_CALLS,

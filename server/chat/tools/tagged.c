@@ -1,7 +1,7 @@
-/* JSON objects {"name": ..., "arguments": {...}} behind a marker, after any text: one, several, or a
- * list of them, up to a closing marker that some forms do not have. A row of forms each:
- *     hermes           Hermes, Qwen 2.5 and 3, Granite 4, ERNIE 4.5
- *     hunyuan_a13b     Hunyuan, Jamba, MiniMax-M1, Apriel
+// SPDX-License-Identifier: Apache-2.0
+/* JSON objects {"name": ..., "arguments": {...}} behind a marker, after any text: one, several, or
+ * a list of them, up to a closing marker that some forms do not have. A row of forms each: hermes
+ * Hermes, Qwen 2.5 and 3, Granite 4, ERNIE 4.5 hunyuan_a13b     Hunyuan, Jamba, MiniMax-M1, Apriel
  *     granite          Granite 3
  *     cohere_command3  Command R7B and A, with keys of its own
  *     ...              as their names say */
@@ -108,8 +108,8 @@ static bool step(struct tool_parse *p, bool final)
 /* Each call between the markers, or a list of all of them. */
 #define WRITES(its_name, its_open, its_close)                                                      \
     static const struct tool_writing its_name##_writing = {                                        \
-        .call = its_open "\n{\"name\": \"",                                                       \
-        .name_end = "\", \"arguments\": ",                                                        \
+        .call = its_open "\n{\"name\": \"",                                                        \
+        .name_end = "\", \"arguments\": ",                                                         \
         .call_end = "}\n" its_close,                                                               \
         .between = "\n",                                                                           \
         .trigger = its_open,                                                                       \
@@ -117,8 +117,8 @@ static bool step(struct tool_parse *p, bool final)
 #define WRITES_LIST(its_name, its_open, its_close)                                                 \
     static const struct tool_writing its_name##_writing = {                                        \
         .open = its_open "[",                                                                      \
-        .call = "{\"name\": \"",                                                                  \
-        .name_end = "\", \"arguments\": ",                                                        \
+        .call = "{\"name\": \"",                                                                   \
+        .name_end = "\", \"arguments\": ",                                                         \
         .call_end = "}",                                                                           \
         .between = ", ",                                                                           \
         .close = "]" its_close,                                                                    \
@@ -152,8 +152,8 @@ static const struct tool_writing cohere_command3_writing = {
 
 /* A form whose markers are those that may be tokens of their own. */
 #define TAGGED(its_name, its_close, ...)                                                           \
-    static const char *const its_name##_markers[] = {__VA_ARGS__, its_close, NULL};               \
-    static const struct tagged_form its_name = {.opens = {__VA_ARGS__}, .close = its_close};      \
+    static const char *const its_name##_markers[] = {__VA_ARGS__, its_close, NULL};                \
+    static const struct tagged_form its_name = {.opens = {__VA_ARGS__}, .close = its_close};       \
     const struct tool_parser tool_parser_##its_name = {                                            \
         .name = #its_name,                                                                         \
         .step = step,                                                                              \

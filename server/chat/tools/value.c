@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Arguments that a form writes as bare text, parameter by parameter: the tool's schema says
  * whether a value is a string or JSON. */
 #include "server/chat/tools/parser.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/chat/tools/writing.h"
 
 #include <string.h>
@@ -23,7 +24,8 @@ static void put_arguments(struct buf *out, const struct tool_writing *w,
                           const struct tool_to_write *tool)
 {
     if (tool->text) {
-        buf_puts(out, "{\"type\":\"text_argument\",\"name\":\"" TOOL_TEXT_ARGUMENT "\",\"content\":");
+        buf_puts(out,
+                 "{\"type\":\"text_argument\",\"name\":\"" TOOL_TEXT_ARGUMENT "\",\"content\":");
         buf_puts(out, tool->text);
     } else {
         buf_puts(out, "{\"type\":\"json_schema\",\"only_object\":true,\"json_schema\":");

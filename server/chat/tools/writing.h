@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* How calls are written in a form: what a grammar has of it where calls are forced, or must fit
  * their tools' schemas. Each parser has one beside it, and reads what is written so. The grammars
  * are structural tags (engine/grammar/README.md), as JSON text.
@@ -16,8 +17,8 @@ struct tool_writing {
     const char *call, *name_end;        // before a name; between a name and its arguments
     const char *call_end;               // behind the arguments
     const char *style;                  // of the arguments: engine/grammar/style.c
-    const char *trigger;                // text that begins calls; NULL: they stand at the begin alone
-    const char *starts; // then: what an output that is text must not begin like; else NULL
+    const char *trigger; // text that begins calls; NULL: they stand at the begin alone
+    const char *starts;  // then: what an output that is text must not begin like; else NULL
     const char *bars[3]; // what else text must not have, NULL-terminated: calls to the parser
     bool once;           // a call ends the turn
     bool by_schema;      // arguments can be written by a schema alone, not as any object
@@ -29,9 +30,9 @@ struct tool_writing {
 /* A tool: its parameters' schema, or the format (a structural tag) of its one text. */
 struct tool_to_write {
     const char *name;
-    const char *schema;  // JSON text; NULL: any object
+    const char *schema; // JSON text; NULL: any object
     size_t schema_bytes;
-    const char *text;    // of a custom tool; else NULL
+    const char *text; // of a custom tool; else NULL
 };
 
 struct tool_calls {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Calls in tags that carry names: <function=NAME><parameter=KEY>VALUE</parameter>...</function>,
  * each or all of them between an outer pair that may be missing. Values are bare text.
  *     qwen3_coder    Qwen3-Coder, Qwen 3.5, Nemotron 3, Step 3.5
@@ -5,7 +6,8 @@
  *     minimax_m2     <invoke name="NAME"><parameter name="KEY">
  *     deepseek_v32   the same with a token in each tag, and strings told from JSON (V3.2, V4)
  *     minicpm5       <function name="NAME"><param name="KEY">, values perhaps in CDATA
- *     kimi_k3        tags made of tokens: <|open|>call tool="NAME" ...<|sep|>, values with a type */
+ *     kimi_k3        tags made of tokens: <|open|>call tool="NAME" ...<|sep|>, values with a type
+ */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
@@ -25,8 +27,8 @@ struct xml_form {
     const char *name_tail; // ends the tag of a call whose name is not the last in it; or NULL
     const char *key, *value_end;
     struct key_end key_ends[MAX_TYPES];
-    bool trim;  // white space before a call is no content
-    bool lines; // a line break on each side of a value is no part of it
+    bool trim;             // white space before a call is no content
+    bool lines;            // a line break on each side of a value is no part of it
     const char *cdata_end; // of a value in <![CDATA[...]]>; NULL: there are none
 };
 
@@ -256,8 +258,9 @@ static bool step(struct tool_parse *p, bool final)
 }
 
 #define FUNCTION_TAGS                                                                              \
-    .call = "<function=", .name_end = ">", .call_end = "</function>", .key = "<parameter=",        \
-    .value_end = "</parameter>", .key_ends = {{">", TOOL_VALUE_BY_SCHEMA}}, .lines = true
+    .call = "<function=", .name_end = ">", .call_end = "</function>",                              \
+    .key = "<parameter=", .value_end = "</parameter>", .key_ends = {{">", TOOL_VALUE_BY_SCHEMA}},  \
+    .lines = true
 
 static const char *const qwen3_coder_markers[] = {"<tool_call>", "</tool_call>", NULL};
 static const struct xml_form qwen3_coder = {
@@ -340,7 +343,10 @@ const struct tool_parser tool_parser_minimax_m2 = {
     .writing = &minimax_m2_writing,
 };
 
-#define DSML "\xEF\xBD\x9C" "DSML" "\xEF\xBD\x9C" // one token, with full-width bars
+#define DSML                                                                                       \
+    "\xEF\xBD\x9C"                                                                                 \
+    "DSML"                                                                                         \
+    "\xEF\xBD\x9C" // one token, with full-width bars
 static const char *const deepseek_v32_markers[] = {DSML, NULL};
 static const struct xml_form deepseek_v32 = {
     .opens = {"<" DSML "function_calls>", "<" DSML "tool_calls>"},

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Linked with an op test of the GPU, which then runs on the fake device: its results are zeroes,
  * and wrong, but what it asks for must be in order. Says so at the end. */
 #include "cuda/cuda.h"

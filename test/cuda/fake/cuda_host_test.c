@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The host's half of the CUDA backend, behind the whole engine, on a device that does nothing
  * (fake_cuda.h): what it asks of a device is in order, every failure of it ends every request and
  * leaves nothing behind. Answers are zeroes; the op tests and goldens look at those, on a GPU. */
@@ -146,9 +147,13 @@ static int all_families(const void *arg)
         snprintf(dir, sizeof dir, "test/golden/%s", families[i / 4]);
         fake_cuda_reset(1, *(const int32_t *)arg, (size_t)1 << 32);
         fake_cuda_has_products(i % 4 != 1);
-        struct engine_options o = {.model = dir, .block_size = 16, .num_gpu_blocks_override = 60,
-                               .enable_prefix_caching = true, .enable_chunked_prefill = true,
-                                   .max_num_seqs = 5, .max_num_batched_tokens = 61,
+        struct engine_options o = {.model = dir,
+                                   .block_size = 16,
+                                   .num_gpu_blocks_override = 60,
+                                   .enable_prefix_caching = true,
+                                   .enable_chunked_prefill = true,
+                                   .max_num_seqs = 5,
+                                   .max_num_batched_tokens = 61,
                                    .backend.enforce_eager = i % 4 == 2,
                                    .backend.deterministic = i % 4 == 3};
         live(&o, 90, 2, dir);
@@ -232,8 +237,11 @@ static uint32_t serve_model(const char *dir, size_t model, int32_t sm, const cha
     uint32_t launched = 0;
     for (size_t k = 0; k < 2 * sizeof loads / sizeof loads[0]; k++) {
         fake_cuda_reset(1, sm, (size_t)141 << 30);
-        struct engine_options o = {.model = dir, .load_format = "dummy", .max_num_seqs = 300,
-                               .enable_prefix_caching = true, .enable_chunked_prefill = true,
+        struct engine_options o = {.model = dir,
+                                   .load_format = "dummy",
+                                   .max_num_seqs = 300,
+                                   .enable_prefix_caching = true,
+                                   .enable_chunked_prefill = true,
                                    .max_num_batched_tokens = loads[k / 2].max_rows,
                                    .backend.deterministic = k % 2};
         live(&o, 8192, loads[k / 2].n_samples, models[model].name);
@@ -248,9 +256,9 @@ static uint32_t serve_model(const char *dir, size_t model, int32_t sm, const cha
 static int real_shapes(const void *arg)
 {
     static const char *const of_80[] = {"gemm_mma", "attention_mma", "moe_gate_up", NULL};
-    static const char *const of_90[] = {"gemm_small", "gemm_wide", "gemm_batch", "gemm_head",
-                                        "attention_sm90", "attention_prompt", "attention_few",
-                                        "moe_product", NULL};
+    static const char *const of_90[] = {"gemm_small",    "gemm_wide",      "gemm_batch",
+                                        "gemm_head",     "attention_sm90", "attention_prompt",
+                                        "attention_few", "moe_product",    NULL};
     const int32_t sm = *(const int32_t *)arg;
     const char *const *kernels = sm == 90 ? of_90 : of_80;
     uint32_t launched = 0;
@@ -304,10 +312,15 @@ static int live_until_lost(const void *arg)
              l->e == cudaErrorMemoryAllocation ? "out of memory" : "lost", l->n);
     fake_cuda_reset(l->n_ranks, host_archs()[0], (size_t)1 << 32);
     fake_cuda_fail(l->n, l->e);
-    struct engine_options o = {.model = OWN, .block_size = 16, .num_gpu_blocks_override = 60,
-                               .enable_prefix_caching = true, .enable_chunked_prefill = true,
-                               .max_num_seqs = 5, .max_num_batched_tokens = 61,
-                               .speculative_config = l->config, .tensor_parallel_size = l->n_ranks};
+    struct engine_options o = {.model = OWN,
+                               .block_size = 16,
+                               .num_gpu_blocks_override = 60,
+                               .enable_prefix_caching = true,
+                               .enable_chunked_prefill = true,
+                               .max_num_seqs = 5,
+                               .max_num_batched_tokens = 61,
+                               .speculative_config = l->config,
+                               .tensor_parallel_size = l->n_ranks};
     const bool opened = live(&o, 90, 2, what);
     return !fake_cuda_failed() ? NOT_REACHED : opened ? OPENED : NOT_OPENED;
 }
@@ -337,10 +350,15 @@ static int ranks(const void *arg)
         char dir[64];
         snprintf(dir, sizeof dir, "test/golden/%s", families[i / 4]);
         fake_cuda_reset(3, *(const int32_t *)arg, (size_t)1 << 32);
-        struct engine_options o = {.model = dir, .block_size = 16, .num_gpu_blocks_override = 60,
-                               .enable_prefix_caching = true, .enable_chunked_prefill = true,
-                                   .max_num_seqs = 5, .max_num_batched_tokens = 61,
-                                   .tensor_parallel_size = 2, .backend.enforce_eager = i % 4 == 2,
+        struct engine_options o = {.model = dir,
+                                   .block_size = 16,
+                                   .num_gpu_blocks_override = 60,
+                                   .enable_prefix_caching = true,
+                                   .enable_chunked_prefill = true,
+                                   .max_num_seqs = 5,
+                                   .max_num_batched_tokens = 61,
+                                   .tensor_parallel_size = 2,
+                                   .backend.enforce_eager = i % 4 == 2,
                                    .backend.deterministic = i % 4 == 3};
         live(&o, 90, 2, dir);
         CHECK(i % 4 == 2 || fake_cuda_counts().replays > 5);

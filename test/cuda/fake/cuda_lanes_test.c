@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Updates of lanes as the device sees them: random ones, also larger than the staging memory,
  * arrive whole, and of two in a place the later one stays. The kernel that applies a flush's writes
  * is the one kernel that runs here; it takes them in random order, as a device may. */
@@ -35,10 +36,17 @@ static struct backend *open_backend(void)
     struct backend *be = NULL;
     struct err err = {0};
     const struct backend_options o = {.dtype = DT_BF16, .n_ranks = 1};
-    const struct backend_limits limits = {
-        .max_rows = 64, .max_out_rows = 64, .max_lanes = LANES, .max_len = LEN,
-        .max_blocks_per_lane = LEN / 64, .n_blocks = 100, .block_tokens = 64, .vocab = 1000,
-        .hidden = 64, .n_steps = 2, .max_passes = 1};
+    const struct backend_limits limits = {.max_rows = 64,
+                                          .max_out_rows = 64,
+                                          .max_lanes = LANES,
+                                          .max_len = LEN,
+                                          .max_blocks_per_lane = LEN / 64,
+                                          .n_blocks = 100,
+                                          .block_tokens = 64,
+                                          .vocab = 1000,
+                                          .hidden = 64,
+                                          .n_steps = 2,
+                                          .max_passes = 1};
     if (cuda_open(&o, &be, &err) != OK || be->ops->setup(be, &limits, &err) != OK) {
         printf("open: %s\n", err.text);
         exit(1);

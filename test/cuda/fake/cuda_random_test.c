@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Random engines and loads on the fake device: bucket edges, odd budgets, few blocks, trees, ranks,
  * cancelled requests. FAKE_RUNS random lives (40) from FAKE_SEED (1); a failure names its seed. */
 #include "test/cuda/fake/host_bed.h"
@@ -90,9 +91,9 @@ static void on_event(struct engine_request *r, void *arg)
 static struct engine_options random_options(struct life *l, char *dir, size_t n_bytes)
 {
     static const char *const families[] = {
-        "llama-3", "gemma-2",     "gemma-3",     "mixtral", "deepseek-v3", "gpt-oss", "qwen3-moe",
-        "phi-3",   "smollm-3",    "stablelm-2",  "glm4",    "granite",     "olmo-2",  "starcoder2",
-        "qwen2",   "llama-yarn",  "mistral",     "gemma",   "qwen3",       "deepseek-v2"};
+        "llama-3", "gemma-2",    "gemma-3",    "mixtral", "deepseek-v3", "gpt-oss",    "qwen3-moe",
+        "phi-3",   "smollm-3",   "stablelm-2", "glm4",    "granite",     "olmo-2",     "starcoder2",
+        "qwen2",   "llama-yarn", "mistral",    "gemma",   "qwen3",       "deepseek-v2"};
     static const char *const configs[] = {
         NULL,
         NULL,
@@ -113,7 +114,9 @@ static struct engine_options random_options(struct life *l, char *dir, size_t n_
         .model = dir,
         .open_backend = host_open,
         .no_thread = true,
-        .dtype = pick(l, 0, 2) ? "bfloat16" : pick(l, 0, 1) ? "float16" : "float32",
+        .dtype = pick(l, 0, 2)   ? "bfloat16"
+                 : pick(l, 0, 1) ? "float16"
+                                 : "float32",
         .speculative_config = config,
         .block_size = block,
         .num_gpu_blocks_override = (pick(l, 200, 2000) + block - 1) / block + 1,

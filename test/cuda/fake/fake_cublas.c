@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* cuBLASLt: descriptors are counted, products checked for where their operands lie. */
 #include "test/cuda/fake/fake_private.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The state of the whole, devices, and failures. */
 #include "test/cuda/fake/fake_private.h"
 
@@ -18,7 +19,10 @@ static struct {
     char complaint[256];
     struct fake_cuda_counts counts;
     size_t memory_bytes;
-} g = {.lock = PTHREAD_MUTEX_INITIALIZER, .n_devices = 2, .sm = 90, .fail_at = -1,
+} g = {.lock = PTHREAD_MUTEX_INITIALIZER,
+       .n_devices = 2,
+       .sm = 90,
+       .fail_at = -1,
        .memory_bytes = (size_t)1 << 34};
 
 static _Thread_local int32_t device;

@@ -1,11 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A CUDA runtime, cuBLASLt and NCCL without a device, to test the host's half of cuda/ where there
  * is no GPU. Memory is the host's, streams are late, kernels do nothing: every result is zero. What
  * is taken seriously is the contract: a copy runs when its stream is waited for or, by chance,
- * asked after, never at once; pinned memory must then be as it was when the copy was asked for; a launch
- * must be one that a device takes; an address must lie in what was allocated, on that device.
- * test/cuda/fake/sluice is the program on such a device: it is lost once the file $FAKE_CUDA_LOST is
- * there, and each wait for an event, or question after one, takes $FAKE_CUDA_WAIT_US more.
- * Thread: any; one lock. */
+ * asked after, never at once; pinned memory must then be as it was when the copy was asked for; a
+ * launch must be one that a device takes; an address must lie in what was allocated, on that
+ * device. test/cuda/fake/sluice is the program on such a device: it is lost once the file
+ * $FAKE_CUDA_LOST is there, and each wait for an event, or question after one, takes
+ * $FAKE_CUDA_WAIT_US more. Thread: any; one lock. */
 #ifndef SLUICE_TEST_FAKE_CUDA_H
 #define SLUICE_TEST_FAKE_CUDA_H
 
@@ -32,10 +33,10 @@ void fake_cuda_emulate(const char *word, size_t n_args, const size_t *arg_bytes,
                        void (*run)(dim3 grid, const void *const *args));
 
 struct fake_cuda_counts {
-    int64_t calls;    // that can fail
-    int64_t replays;  // launches of graphs
-    int64_t kernels;  // different ones that were launched
-    int64_t left;     // allocations, streams, events, graphs and handles that live
+    int64_t calls;   // that can fail
+    int64_t replays; // launches of graphs
+    int64_t kernels; // different ones that were launched
+    int64_t left;    // allocations, streams, events, graphs and handles that live
 };
 struct fake_cuda_counts fake_cuda_counts(void);
 /* Whether a kernel was launched whose name in the object file contains the word. */

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Kernels: what nvcc's code registers, launches that a device would take, and one that the host
  * runs in its place. */
 #include "test/cuda/fake/fake_private.h"
@@ -157,11 +158,13 @@ static cudaError_t check_launch(struct function *f, dim3 grid, dim3 block, dim3 
                     block.z <= 64 && clustered > 0 && clustered <= MAX_CLUSTER &&
                     grid.x % cluster.x == 0 && grid.y % cluster.y == 0 && grid.z % cluster.z == 0;
     const size_t allowed = f->dynamic_bytes[fake_device()] > PLAIN_BYTES
-                               ? (size_t)f->dynamic_bytes[fake_device()] : (size_t)PLAIN_BYTES;
+                               ? (size_t)f->dynamic_bytes[fake_device()]
+                               : (size_t)PLAIN_BYTES;
     if (!ok || shared > allowed) {
         fake_complain("%s: a launch of (%u, %u, %u) blocks of %llu threads in clusters of %llu "
-                      "with %zu bytes of %zu", f->name, grid.x, grid.y, grid.z,
-                      (unsigned long long)threads, (unsigned long long)clustered, shared, allowed);
+                      "with %zu bytes of %zu",
+                      f->name, grid.x, grid.y, grid.z, (unsigned long long)threads,
+                      (unsigned long long)clustered, shared, allowed);
         return cudaErrorInvalidConfiguration;
     }
     return cudaSuccess;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Allocations, and the copies and fills that streams are asked for. */
 #include "engine/base/hash.h"
 #include "test/cuda/fake/fake_private.h"
@@ -277,10 +278,11 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t n_bytes, cudaStream_t st
     if (e == cudaSuccess && !fake_on_device(to, n_bytes, "a fill")) {
         e = cudaErrorInvalidValue;
     }
-    e = e == cudaSuccess ? fake_enqueue(stream, &(struct fake_op){.kind = FAKE_FILL, .to = to,
-                                                                  .value = value,
-                                                                  .n_bytes = n_bytes})
-                         : e;
+    e = e == cudaSuccess
+            ? fake_enqueue(stream,
+                           &(struct fake_op){
+                               .kind = FAKE_FILL, .to = to, .value = value, .n_bytes = n_bytes})
+            : e;
     fake_unlock();
     return e;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* libnccl.so.2 for programs that run on the fake device, which they export: ranks meet nowhere and
  * nothing is added up, but every call can fail and operands must be the device's. */
 #include "test/cuda/fake/fake_private.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the files of this folder share. */
 #ifndef SLUICE_TEST_FAKE_PRIVATE_H
 #define SLUICE_TEST_FAKE_PRIVATE_H
@@ -16,7 +17,7 @@ __attribute__((format(printf, 1, 2))) void fake_complain(const char *format, ...
 void fake_born(void);
 void fake_died(void);
 
-size_t fake_memory_bytes(void); // of each device
+size_t fake_memory_bytes(void);       // of each device
 int32_t fake_most_shared_bytes(void); // of a block
 bool fake_has_products(void);
 int32_t fake_device(void); // of the calling thread
@@ -27,7 +28,7 @@ struct fake_memory {
     char *at;
     size_t n_bytes;
     int32_t device; // -1: pinned memory of the host
-    bool is_clean; // nothing but zeroes was written to it
+    bool is_clean;  // nothing but zeroes was written to it
     struct fake_memory *next;
 };
 struct fake_memory *fake_find(const void *p);
@@ -46,8 +47,8 @@ struct fake_op {
     const char *from;
     size_t n_bytes;
     int value;
-    uint64_t hash;    // of what `from` has, if it is pinned
-    char *snapshot;   // of `from`, if it is the host's own memory; freed when the copy has run
+    uint64_t hash;  // of what `from` has, if it is pinned
+    char *snapshot; // of `from`, if it is the host's own memory; freed when the copy has run
     cudaEvent_t event;
     bool is_emulated;
     dim3 grid;

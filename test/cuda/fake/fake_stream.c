@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Streams, events and graphs. */
 #include "engine/base/hash.h"
 #include "test/cuda/fake/fake_private.h"
@@ -293,9 +294,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
                       fake_device());
         e = cudaErrorInvalidResourceHandle;
     }
-    e = e == cudaSuccess ? fake_enqueue(stream, &(struct fake_op){.kind = FAKE_EVENT,
-                                                                  .event = event})
-                         : e;
+    e = e == cudaSuccess
+            ? fake_enqueue(stream, &(struct fake_op){.kind = FAKE_EVENT, .event = event})
+            : e;
     if (e == cudaSuccess) {
         event->n_waited++;
         event->is_recorded = true;

@@ -1,6 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What tests on the fake device share: engines on it, a process for each life. Launches ask once
- * per process what the device is, so lives on unlike devices, and with calls that fail, need their own.
- * Where CUDA is not built such a test is one that says so; its own part is under SLUICE_CUDA. */
+ * per process what the device is, so lives on unlike devices, and with calls that fail, need their
+ * own. Where CUDA is not built such a test is one that says so; its own part is under SLUICE_CUDA.
+ */
 #ifndef SLUICE_TEST_HOST_BED_H
 #define SLUICE_TEST_HOST_BED_H
 
@@ -16,8 +18,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static inline enum status host_open(const struct backend_options *options,
-                                    struct backend **out, struct err *err, void *arg)
+static inline enum status host_open(const struct backend_options *options, struct backend **out,
+                                    struct err *err, void *arg)
 {
     (void)arg;
     return cuda_open(options, out, err);

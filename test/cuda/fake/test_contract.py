@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPU's op tests on the fake device: whatever shape they ask for, launches, copies and tensor maps are such as a device
 takes. Their results are wrong there, so their own verdict does not count."""
 import os

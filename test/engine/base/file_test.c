@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Files that change while they are mapped. */
 #include "engine/base/file.h"
 #include "test/check.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/base/json_scan.h"
 
 #include "engine/base/json.h"
@@ -16,8 +17,12 @@ static enum json_token run(const char *s, int max_depth)
 
 TEST(well_formed_texts_end)
 {
-    static const char *const good[] = {"1", " [ ] ", "{}", "[1,2.5e-3,-0,\"a\\u00e9\\n\"]",
-                                       "{\"a\":{\"b\":[true,false,null]}}", "\"\xC3\xA9\""};
+    static const char *const good[] = {"1",
+                                       " [ ] ",
+                                       "{}",
+                                       "[1,2.5e-3,-0,\"a\\u00e9\\n\"]",
+                                       "{\"a\":{\"b\":[true,false,null]}}",
+                                       "\"\xC3\xA9\""};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         CHECK_EQ(run(good[i], 8), JSON_TOKEN_END);
     }
@@ -25,10 +30,30 @@ TEST(well_formed_texts_end)
 
 TEST(broken_texts_are_refused)
 {
-    static const char *const bad[] = {
-        "", "[", "[1,]", "{\"a\"}", "{\"a\":1,}", "01", "1.", "1e", "-", "+1", "nul", "[1 2]",
-        "\"\n\"", "\"\\x\"", "\"\\u12g4\"", "\"abc", "{1:2}", "[1]x", "\"\xFF\"", "\"\xC0\x80\"",
-        "\"\xED\xA0\x80\"", "[[[[[[[[[1]]]]]]]]]", "]", "{]"};
+    static const char *const bad[] = {"",
+                                      "[",
+                                      "[1,]",
+                                      "{\"a\"}",
+                                      "{\"a\":1,}",
+                                      "01",
+                                      "1.",
+                                      "1e",
+                                      "-",
+                                      "+1",
+                                      "nul",
+                                      "[1 2]",
+                                      "\"\n\"",
+                                      "\"\\x\"",
+                                      "\"\\u12g4\"",
+                                      "\"abc",
+                                      "{1:2}",
+                                      "[1]x",
+                                      "\"\xFF\"",
+                                      "\"\xC0\x80\"",
+                                      "\"\xED\xA0\x80\"",
+                                      "[[[[[[[[[1]]]]]]]]]",
+                                      "]",
+                                      "{]"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         CHECK_EQ(run(bad[i], 8), JSON_TOKEN_ERROR);
     }
@@ -69,10 +94,14 @@ TEST(int64_keeps_its_ends)
         const char *s;
         bool fits;
         int64_t v;
-    } rows[] = {{"9223372036854775807", true, INT64_MAX},  {"-9223372036854775808", true, INT64_MIN},
-                {"9223372036854775808", false, 0},         {"-9223372036854775809", false, 0},
-                {"1.0", false, 0},                         {"1e3", false, 0},
-                {"0", true, 0},                            {"-7", true, -7}};
+    } rows[] = {{"9223372036854775807", true, INT64_MAX},
+                {"-9223372036854775808", true, INT64_MIN},
+                {"9223372036854775808", false, 0},
+                {"-9223372036854775809", false, 0},
+                {"1.0", false, 0},
+                {"1e3", false, 0},
+                {"0", true, 0},
+                {"-7", true, -7}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct json_scan sc;
         json_scan_init(&sc, rows[i].s, strlen(rows[i].s), 8);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/base/words.h"
 
 #include "test/check.h"
@@ -10,8 +11,8 @@ TEST(words_are_found_whole_and_alone)
     CHECK_EQ(words_find(list, "user"), 0);
     CHECK_EQ(words_find(list, "system"), 1);
     CHECK_EQ(words_find(list, "a"), 2);
-    static const char *const none[] = {"",      "|",    "use",         "users",    "ser",
-                                       "|user", "a|",   "user|system", "system|a", "user|system|a"};
+    static const char *const none[] = {"",      "|",  "use",         "users",    "ser",
+                                       "|user", "a|", "user|system", "system|a", "user|system|a"};
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
         CHECK_EQ(words_find(list, none[i]), -1);
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* A step as bytes: what arrives is what was sent, and no bytes make the reader pass a bound. */
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
@@ -6,11 +7,19 @@
 
 enum { ROWS = 12, OUT = 6, LANES = 4, BLOCKS = 20, VOCAB = 50, DRAFTS = 3 };
 
-static const struct scheduler_limits limits = {
-    .max_rows = ROWS, .max_out = OUT, .max_draws = OUT + LANES, .max_lanes = LANES,
-    .max_sequences = 8, .max_len = 64, .n_blocks = BLOCKS, .block_tokens = 4,
-    .max_blocks_per_lane = 17,
-    .state_block = 8, .state_ahead = 3, .n_snapshots = 5, .state_interval = 8};
+static const struct scheduler_limits limits = {.max_rows = ROWS,
+                                               .max_out = OUT,
+                                               .max_draws = OUT + LANES,
+                                               .max_lanes = LANES,
+                                               .max_sequences = 8,
+                                               .max_len = 64,
+                                               .n_blocks = BLOCKS,
+                                               .block_tokens = 4,
+                                               .max_blocks_per_lane = 17,
+                                               .state_block = 8,
+                                               .state_ahead = 3,
+                                               .n_snapshots = 5,
+                                               .state_interval = 8};
 static const struct step_sizes chain = {&limits, VOCAB, 1, DRAFTS, 2, false},
                                tree = {&limits, VOCAB, 1, DRAFTS, 2, true};
 static struct tree_moves sent_moves, moves;
@@ -43,9 +52,15 @@ static void fill(struct step *st)
     st->moves = &sent_moves;
     st->want = (struct model_outputs){.logits = true};
     st->n_lanes = 2;
-    st->lanes[0] = (struct lane_update){.lane = 2, .first_block = 1, .n_blocks = 3,
-                                        .blocks = blocks, .fresh = true, .prompt = prompt,
-                                        .n_prompt = 3, .generated = generated, .n_generated = 1,
+    st->lanes[0] = (struct lane_update){.lane = 2,
+                                        .first_block = 1,
+                                        .n_blocks = 3,
+                                        .blocks = blocks,
+                                        .fresh = true,
+                                        .prompt = prompt,
+                                        .n_prompt = 3,
+                                        .generated = generated,
+                                        .n_generated = 1,
                                         .params = sampling_params_default()};
     struct sampling_params *p = &st->lanes[0].params;
     p->seed = 0x123456789abcdef0u;
@@ -68,12 +83,23 @@ static void fill(struct step *st)
     st->state_copies[1] = (struct state_copy){1, 3, 13};
     st->state_copies[2] = (struct state_copy){LANES, 1, 8};
     st->keeps[0] = (struct state_keep){3, 8, LANES + 1};
-    st->pass = (struct pass){.n_rows = 3, .rows = st->rows, .n_seqs = 2, .seqs = st->seqs,
-                             .n_keeps = 1, .keeps = st->keeps,
-                             .n_groups = 1, .groups = st->groups, .n_out = 2,
-                             .out_rows = st->out_rows, .n_draws = 1, .draws = st->draws,
-                             .n_pool = 1, .pool = st->pools, .tree_mask = mask,
-                             .n_masks = 2, .masks = masks,
+    st->pass = (struct pass){.n_rows = 3,
+                             .rows = st->rows,
+                             .n_seqs = 2,
+                             .seqs = st->seqs,
+                             .n_keeps = 1,
+                             .keeps = st->keeps,
+                             .n_groups = 1,
+                             .groups = st->groups,
+                             .n_out = 2,
+                             .out_rows = st->out_rows,
+                             .n_draws = 1,
+                             .draws = st->draws,
+                             .n_pool = 1,
+                             .pool = st->pools,
+                             .tree_mask = mask,
+                             .n_masks = 2,
+                             .masks = masks,
                              .hidden = {2, {1, 5}}};
     st->rows[0] = (struct pass_row){2, -1, 3, 3};
     st->rows[1] = (struct pass_row){3, 49, 0, 0};
@@ -83,21 +109,33 @@ static void fill(struct step *st)
     st->groups[0] = (struct pass_group){0, 2, 1};
     st->out_rows[0] = 0;
     st->out_rows[1] = 2;
-    st->draws[0] = (struct pass_draw){.out_row = 1, .lane = 3, .pos = 1, .n_prompt = 2,
-                                      .kind = DRAW_DRAFT, .keep = true, .noise = true,
-                                      .top_n = 5, .tree_row = -1, .mask = 2};
+    st->draws[0] = (struct pass_draw){.out_row = 1,
+                                      .lane = 3,
+                                      .pos = 1,
+                                      .n_prompt = 2,
+                                      .kind = DRAW_DRAFT,
+                                      .keep = true,
+                                      .noise = true,
+                                      .top_n = 5,
+                                      .tree_row = -1,
+                                      .mask = 2};
     st->pools[0] = (struct pass_pool){2, 0, 1, true, false};
     mask[5] = 77;
     st->n_draft_passes = 1;
     struct draft_pass *d = &st->draft[0];
-    d->pass = (struct pass){.n_rows = 1, .rows = d->rows, .n_seqs = 1,
-                            .seqs = d->seqs, .n_out = 1, .out_rows = d->out_rows, .n_draws = 1,
+    d->pass = (struct pass){.n_rows = 1,
+                            .rows = d->rows,
+                            .n_seqs = 1,
+                            .seqs = d->seqs,
+                            .n_out = 1,
+                            .out_rows = d->out_rows,
+                            .n_draws = 1,
                             .draws = d->draws};
     d->rows[0] = (struct pass_row){1, 5, 2, 2};
     d->seqs[0] = (struct pass_seq){1, 0, 1, 2, false};
     d->out_rows[0] = 0;
-    d->draws[0] = (struct pass_draw){.lane = 1, .pos = 2, .kind = DRAW_DRAFT, .tree_row = -1,
-                                        .more = 3, .more_slot = 5};
+    d->draws[0] = (struct pass_draw){
+        .lane = 1, .pos = 2, .kind = DRAW_DRAFT, .tree_row = -1, .more = 3, .more_slot = 5};
 }
 
 TEST(a_step_arrives_as_it_was_sent)
@@ -216,7 +254,8 @@ static void check_pass(const struct pass *p, int32_t max_rows, int32_t max_out, 
 static void check_states(const struct step *st)
 {
     const int32_t n_slots = LANES + limits.n_snapshots;
-    CHECK(st->n_state_copies <= max_state_copies(&limits) && st->pass.n_keeps <= max_keeps(&limits));
+    CHECK(st->n_state_copies <= max_state_copies(&limits) &&
+          st->pass.n_keeps <= max_keeps(&limits));
     for (int32_t i = 0; i < st->n_state_copies; i++) {
         const struct state_copy *c = &st->state_copies[i];
         CHECK(c->from >= 0 && c->from < n_slots && c->to >= 0 && c->to < n_slots && c->pos > 0);

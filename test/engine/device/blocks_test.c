@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Weights in blocks, each format's meaning against the sum that the `gguf` package's numbers have
  * (test/gguf/blocks.json, made by scripts/golden/blocks.py), to the bit. */
 #include "engine/base/json.h"

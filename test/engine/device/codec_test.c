@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Values are given by hand, from what each format's own documents say of its bits. */
 #include "engine/device/codec.h"
 #include "test/check.h"
@@ -61,7 +62,8 @@ static struct number_grid packed_grid(enum packing packing, unsigned char *units
     for (int64_t row = 0; row < N; row++) {
         for (int64_t col = 0; col < N; col++) {
             if (packing == PACK_BYTES) {
-                put_nibble(units, 1, row * N / 2 + col / 2, (int32_t)(col % 2), number_at(row, col));
+                put_nibble(units, 1, row * N / 2 + col / 2, (int32_t)(col % 2),
+                           number_at(row, col));
             } else if (packing == PACK_WORDS_ACROSS) { // words of a column one behind the other
                 put_nibble(units, 4, col / 8 * N + row, (int32_t)(col % 8), number_at(row, col));
             } else if (packing == PACK_WORDS_DOWN) {

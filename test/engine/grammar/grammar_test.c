@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What a grammar accepts, kind by kind, and the contract of grammar.h. */
 #include "test/engine/grammar/rows.h"
 
@@ -332,9 +333,9 @@ static struct grammar_vocab *small_vocab(void)
 {
     // Id 9 and 10 end a text; 8 is special and has no bytes; 5 and 6 are the same.
     static const struct grammar_token tokens[] = {
-        {"{", 1, false}, {"\"a\"", 3, false}, {":", 1, false}, {"1", 1, false}, {"}", 1, false},
-        {"x", 1, false}, {"x", 1, false}, {"\":", 2, false}, {NULL, 0, false}, {"}", 1, false},
-        {"", 0, false}, {"\xc3", 1, false}, {"\xa9", 1, false}};
+        {"{", 1, false}, {"\"a\"", 3, false}, {":", 1, false},   {"1", 1, false},  {"}", 1, false},
+        {"x", 1, false}, {"x", 1, false},     {"\":", 2, false}, {NULL, 0, false}, {"}", 1, false},
+        {"", 0, false},  {"\xc3", 1, false},  {"\xa9", 1, false}};
     const int32_t ends[] = {9, 10};
     struct grammar_vocab *v;
     struct err err;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Masks against slow references that know nothing of automata: random regular expressions against a
  * matcher of their trees, random context-free grammars against the sets of their short texts, over
  * random small vocabularies. A token is allowed if and only if the text with it can be completed.

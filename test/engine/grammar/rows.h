@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* JSON lines for tests of grammars: members as slices of text, so that a schema reaches the
  * compiler as it is written.
  * Thread: the main thread. */

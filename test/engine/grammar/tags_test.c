@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Structural tags: what each format accepts, special tokens by their names, and what masks have of
  * them; the styles in which arguments are written. */
 #include "test/engine/grammar/rows.h"
@@ -59,7 +60,8 @@ TEST(formats)
     check("{\"type\":\"any_text\",\"excludes\":[\"ab\",\"c\"]}", "|a|xba", "xab|c");
     check("{\"type\":\"any_text\",\"max_chars\":2}", "|é|éx", "xyz");
     check("{\"type\":\"regex\",\"pattern\":\"[a-c]+\"}", "a|abc", "|d");
-    check("{\"type\":\"grammar\",\"grammar\":\"root ::= \\\"(\\\" root? \\\")\\\"\"}", "()|(())", "(");
+    check("{\"type\":\"grammar\",\"grammar\":\"root ::= \\\"(\\\" root? \\\")\\\"\"}", "()|(())",
+          "(");
     check("{\"type\":\"grammar\",\"grammar\":\"start: /a+/ \\\"b\\\"\"}", "ab|aab", "a");
     check("{\"type\":\"sequence\",\"elements\":[" TEXT("a") "," SCHEMA("{\"type\":\"null\"}") "]}",
           "anull", "null|a");
@@ -67,7 +69,8 @@ TEST(formats)
     check("{\"type\":\"optional\",\"content\":" TEXT("a") "}", "|a", "aa");
     check("{\"type\":\"star\",\"content\":" TEXT("ab") "}", "|ab|abab", "a");
     check("{\"type\":\"plus\",\"content\":" TEXT("ab") "}", "ab|abab", "|a");
-    check("{\"type\":\"repeat\",\"min\":2,\"max\":3,\"content\":" TEXT("a") "}", "aa|aaa", "a|aaaa");
+    check("{\"type\":\"repeat\",\"min\":2,\"max\":3,\"content\":" TEXT("a") "}", "aa|aaa",
+          "a|aaaa");
     check("{\"type\":\"repeat\",\"min\":1,\"max\":-1,\"content\":" TEXT("a") "}", "a|aaaa", "");
 }
 
@@ -79,28 +82,33 @@ TEST(tags)
     const char *think = TAG("<t>", ANY, "\"</t>\"");
     check(think, "<t></t>|<t>a</b></t>", "<t>|<t></t>x|<t></t></t>");
     check(TAG("<t>", ANY, "[\"</t>\",\"!\"]"), "<t></t>|<t>a!", "<t>!</t>");
-    const char *list = "{\"type\":\"tags_with_separator\",\"separator\":\", \",\"at_least_one\":true,"
-                       "\"tags\":[" TAG("a", SCHEMA("{\"type\":\"integer\"}"), "\"\"") "]}";
+    const char *list =
+        "{\"type\":\"tags_with_separator\",\"separator\":\", \",\"at_least_one\":true,"
+        "\"tags\":[" TAG("a", SCHEMA("{\"type\":\"integer\"}"), "\"\"") "]}";
     check(list, "a1|a1, a22", "|a1,a2|a1, ");
 #define CALLS(more)                                                                                \
     "{\"type\":\"triggered_tags\",\"triggers\":[\"<f=\"],\"tags\":[" TAG(                          \
-        "<f=g>", SCHEMA("{\"type\":\"integer\"}"), "\"</f>\"") "," TAG(                            \
-        "<f=h>", SCHEMA("{\"type\":\"null\"}"), "\"</f>\"") "]" more "}"
-    check(CALLS(""), "|hi|<f|x<f=g>1</f>y<f=h>null</f>|<f=g>1</f><f=g>2</f>", "<f=|<f=x>|<f=g>null</f>");
-    check(CALLS(",\"at_least_one\":true"), "<f=g>1</f>|<f=g>1</f> and <f=h>null</f>.", "|x<f=g>1</f>");
-    check(CALLS(",\"stop_after_first\":true"), "|a|a<f=g>1</f>", "<f=g>1</f> |<f=g>1</f><f=g>1</f>");
+        "<f=g>", SCHEMA("{\"type\":\"integer\"}"),                                                 \
+        "\"</f>\"") "," TAG("<f=h>", SCHEMA("{\"type\":\"null\"}"), "\"</f>\"") "]" more "}"
+    check(CALLS(""), "|hi|<f|x<f=g>1</f>y<f=h>null</f>|<f=g>1</f><f=g>2</f>",
+          "<f=|<f=x>|<f=g>null</f>");
+    check(CALLS(",\"at_least_one\":true"), "<f=g>1</f>|<f=g>1</f> and <f=h>null</f>.",
+          "|x<f=g>1</f>");
+    check(CALLS(",\"stop_after_first\":true"), "|a|a<f=g>1</f>",
+          "<f=g>1</f> |<f=g>1</f><f=g>1</f>");
     check(CALLS(",\"excludes\":[\"no\"]"), "n|<f=g>1</f>n", "no");
     check("{\"type\":\"dispatch\",\"rules\":[[\"<n>\"," SCHEMA("{\"type\":\"integer\"}") "]]}",
           "|a<n>1<n>2b", "<n>x");
     check("{\"structures\":[{\"begin\":\"<f>\",\"schema\":{\"type\":\"null\"},\"end\":\"</f>\"}],"
-          "\"triggers\":[\"<f>\"]}", "x|a<f>null</f>b", "<f>1</f>");
+          "\"triggers\":[\"<f>\"]}",
+          "x|a<f>null</f>b", "<f>1</f>");
 }
 
 #define STYLED(style, schema)                                                                      \
     "{\"type\":\"json_schema\",\"style\":\"" style "\",\"json_schema\":" schema "}"
 #define OBJECT(required)                                                                           \
-    "{\"type\":\"object\",\"$defs\":{\"P\":{\"type\":\"object\",\"properties\":{\"q\":{\"type\":"   \
-    "\"boolean\"}},\"required\":[\"q\"]}},\"properties\":{\"s\":{\"type\":\"string\"},\"n\":{"      \
+    "{\"type\":\"object\",\"$defs\":{\"P\":{\"type\":\"object\",\"properties\":{\"q\":{\"type\":"  \
+    "\"boolean\"}},\"required\":[\"q\"]}},\"properties\":{\"s\":{\"type\":\"string\"},\"n\":{"     \
     "\"type\":\"integer\"},\"p\":{\"$ref\":\"#/$defs/P\"}},\"required\":[" required "]}"
 
 TEST(styles)
@@ -115,15 +123,17 @@ TEST(styles)
     check(STYLED("qwen_xml", "{\"properties\":{\"e\":{\"enum\":[\"a\",\"b\"]},\"u\":{\"anyOf\":[{"
                              "\"type\":\"string\",\"maxLength\":2},{\"type\":\"null\"}]}}}"),
           Q("e", "a") "|" Q("u", "xy") "|" Q("u", "null"), Q("e", "\"a\"") "|" Q("u", "xyz"));
-    check(STYLED("glm_xml", OBJECT("\"s\"")),
-          "<arg_key>s</arg_key>\n<arg_value>x</arg_value>\n", "<arg_key>n</arg_key>\n");
+    check(STYLED("glm_xml", OBJECT("\"s\"")), "<arg_key>s</arg_key>\n<arg_value>x</arg_value>\n",
+          "<arg_key>n</arg_key>\n");
     check_one(STYLED("kimi_k3_xml", OBJECT("\"n\"")),
               "<|open|>argument key=\"n\" type=\"number\"<|sep|>5<|close|>argument<|sep|>");
     check_one(STYLED("gemma4", OBJECT("\"s\"")), "{s:<|\"|>a \"b\"\n<|\"|>,n:5,p:{q:true}}");
-#define P(k, t, v) "<\xEF\xBD\x9C" "DSML\xEF\xBD\x9Cparameter name=\"" k "\" string=\"" t "\">" v \
-                   "</\xEF\xBD\x9C" "DSML\xEF\xBD\x9Cparameter>\n"
-    check(STYLED("deepseek_xml", OBJECT("\"s\"")),
-          P("s", "true", "5") P("n", "false", "5"), P("s", "false", "5") "|" P("n", "true", "5"));
+#define P(k, t, v)                                                                                 \
+    "<\xEF\xBD\x9C"                                                                                \
+    "DSML\xEF\xBD\x9Cparameter name=\"" k "\" string=\"" t "\">" v "</\xEF\xBD\x9C"                \
+    "DSML\xEF\xBD\x9Cparameter>\n"
+    check(STYLED("deepseek_xml", OBJECT("\"s\"")), P("s", "true", "5") P("n", "false", "5"),
+          P("s", "false", "5") "|" P("n", "true", "5"));
     check(STYLED("python", OBJECT("\"s\"")), "s=\"a\"|s=\"a\", n=5, p={\"q\": True}",
           "|s='a'|s=\"a\", p={\"q\": true}");
     check(STYLED("minimax_xml", OBJECT("\"n\"")), "<parameter name=\"n\">7</parameter>\n", "7");
@@ -134,9 +144,11 @@ TEST(styles)
 TEST(text_arguments)
 {
 #define IN(style, content)                                                                         \
-    "{\"type\":\"text_argument\",\"name\":\"input\",\"style\":\"" style "\",\"content\":" content "}"
-    const char *nested = IN("json", "{\"type\":\"grammar\",\"grammar\":\"root ::= \\\"\\\\\\\"\\\" root "
-                                    "\\\"\\\\n\\\" | [^x]\"}");
+    "{\"type\":\"text_argument\",\"name\":\"input\",\"style\":\"" style "\",\"content\":" content  \
+    "}"
+    const char *nested =
+        IN("json", "{\"type\":\"grammar\",\"grammar\":\"root ::= \\\"\\\\\\\"\\\" root "
+                   "\\\"\\\\n\\\" | [^x]\"}");
     check(nested, "{\"input\": \"y\"}|{\"input\": \"\\\"\\\"é\\n\\n\"}|{\"input\": \"\\\\\"}",
           "{\"input\": \"x\"}|{\"input\": \"\\\"y\"}|{\"input\": \"\"\"}");
     check(IN("json", "{\"type\":\"regex\",\"pattern\":\"\\\"{2}\"}"), "{\"input\": \"\\\"\\\"\"}",
@@ -151,7 +163,8 @@ TEST(refusals)
         {"[]", "has a \"type\""},
         {"{\"type\":\"any\"}", "no format of type \"any\""},
         {"{\"type\":\"any_text\",\"max_tokens\":3}", "\"max_tokens\" is not supported"},
-        {"{\"type\":\"sequence\",\"elements\":[" ANY ",{\"type\":\"tag\"}]}", "#/elements/1: a tag has"},
+        {"{\"type\":\"sequence\",\"elements\":[" ANY ",{\"type\":\"tag\"}]}",
+         "#/elements/1: a tag has"},
         {SCHEMA("{\"properties\":{\"x\":{\"type\":\"objekt\"}}}"), "#/json_schema/properties/x"},
         {"{\"type\":\"regex\",\"pattern\":\"(?=a)\"}", "#/pattern: "},
         {"{\"type\":\"grammar\",\"grammar\":\"root ::= x\"}", "\"x\" is not defined"},
@@ -173,15 +186,16 @@ TEST(refusals)
     }
 }
 
-/* ---- special tokens --------------------------------------------------------------------------- */
+/* ---- special tokens ---------------------------------------------------------------------------
+ */
 
 enum { A, B, LESS, OPEN, CLOSE, END, HIGH, N_IDS };
 
 static struct grammar_vocab *special_vocab(void)
 {
     static const struct grammar_token tokens[N_IDS] = {
-        [A] = {"a", 1, false},         [B] = {"b", 1, false},         [LESS] = {"<", 1, false},
-        [OPEN] = {"<open>", 6, true},  [CLOSE] = {"<close>", 7, true}, [END] = {"<end>", 5, true},
+        [A] = {"a", 1, false},        [B] = {"b", 1, false},          [LESS] = {"<", 1, false},
+        [OPEN] = {"<open>", 6, true}, [CLOSE] = {"<close>", 7, true}, [END] = {"<end>", 5, true},
         [HIGH] = {"\xff", 1, false}};
     const int32_t end = END;
     struct grammar_vocab *v;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Third parties' schemas, expressions and grammars with texts, and masks of them: read from the
  * shared folder. */
 #include "engine/base/clock.h"

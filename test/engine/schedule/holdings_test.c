@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What sequences hold, without an order: nobody plans here, sequences come and go by hand. */
 #include "engine/schedule/holdings.h"
 #include "test/check.h"
@@ -6,10 +7,17 @@
 
 enum { B = 4, BLOCKS = 12, LANES = 4 };
 
-static const struct scheduler_limits limits = {
-    .max_rows = 64, .max_out = 64, .max_draws = 64, .max_lanes = LANES, .max_sequences = LANES,
-    .max_len = 40, .n_blocks = BLOCKS, .block_tokens = B, .max_blocks_per_lane = 10,
-    .prefix_cache = true, .hash_key = 1};
+static const struct scheduler_limits limits = {.max_rows = 64,
+                                               .max_out = 64,
+                                               .max_draws = 64,
+                                               .max_lanes = LANES,
+                                               .max_sequences = LANES,
+                                               .max_len = 40,
+                                               .n_blocks = BLOCKS,
+                                               .block_tokens = B,
+                                               .max_blocks_per_lane = 10,
+                                               .prefix_cache = true,
+                                               .hash_key = 1};
 
 struct bed {
     struct holdings h;
@@ -29,10 +37,14 @@ static void open_with(struct bed *b, const struct scheduler_limits *l, int32_t n
     b->order.prev = b->order.next = &b->order;
     for (int32_t i = 0; i < LANES; i++) {
         b->requests[i] = (struct engine_request){.prompt = prompt, .n_prompt = n_prompt, .n = 1};
-        b->seqs[i] = (struct sequence){.request = &b->requests[i], .index = i, .lane = -1,
-                                       .n_prompt = n_prompt, .n_known = n_prompt,
+        b->seqs[i] = (struct sequence){.request = &b->requests[i],
+                                       .index = i,
+                                       .lane = -1,
+                                       .n_prompt = n_prompt,
+                                       .n_known = n_prompt,
                                        .root = prefix_cache_root(&b->h.cache, NULL),
-                                       .prev = b->order.prev, .next = &b->order};
+                                       .prev = b->order.prev,
+                                       .next = &b->order};
         b->order.prev->next = &b->seqs[i];
         b->order.prev = &b->seqs[i];
     }
@@ -138,7 +150,8 @@ TEST(a_fork_shares_full_blocks_and_copies_the_last_one_a_plan_later)
     REQUIRE(holdings_can_fork(&b.h, &b.seqs[0]));
     holdings_fork(&b.h, &b.p, &b.seqs[1], &b.seqs[0]);
     b.p.forks[b.p.n_forks++] = (struct plan_fork){&b.seqs[1], 0};
-    const int32_t *from = holdings_blocks(&b.h, &b.seqs[0]), *to = holdings_blocks(&b.h, &b.seqs[1]);
+    const int32_t *from = holdings_blocks(&b.h, &b.seqs[0]),
+                  *to = holdings_blocks(&b.h, &b.seqs[1]);
     CHECK_MEM(to, from, 3 * sizeof *to);
     CHECK(to[3] != from[3]);
     holdings_tell_copies(&b.h, &b.p); // the last rows are not stored before this plan's step

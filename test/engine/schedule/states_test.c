@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What snapshots are worth, and which makes room for which. */
 #include "engine/schedule/states.h"
 

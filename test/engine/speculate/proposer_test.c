@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Proposers over sequences that no scheduler knows: what they propose, and when they do not. */
 #include "engine/speculate/spec.h"
 #include "test/check.h"
@@ -24,20 +25,26 @@ static void open_bed(struct bed *b, const char *config, const int32_t *prompt, i
     memset(b, 0, sizeof *b);
     CHECK_EQ(spec_init(&b->sp, config, &err), OK);
     spec_open(&b->sp, MAX_LEN);
-    b->v = (struct spec_view){.n = N, .seqs = b->candidates, .n_running = N, .max_rows = 16,
-                              .max_len = MAX_LEN};
+    b->v = (struct spec_view){
+        .n = N, .seqs = b->candidates, .n_running = N, .max_rows = 16, .max_len = MAX_LEN};
     for (int32_t i = 0; i < N; i++) {
         b->tokens[i][0] = generated;
         b->outputs[i].tokens = b->tokens[i];
-        b->requests[i] = (struct engine_request){.prompt = prompt, .n_prompt = n_prompt,
-                                                 .params = sampling_params_default()};
-        b->seqs[i] = (struct sequence){.request = &b->requests[i], .output = &b->outputs[i],
-                                       .state = SEQ_RUNNING, .n_prompt = n_prompt,
-                                       .n_known = n_prompt + 1, .n_computed = n_prompt,
-                                       .max_tokens = 40, .trust.doubt = -1.0f};
-        b->candidates[i] = (struct spec_candidate){
-            .seq = &b->seqs[i], .proposal = &b->seqs[i].proposal, .trust = &b->seqs[i].trust,
-            .ready = true, .lag = 1};
+        b->requests[i] = (struct engine_request){
+            .prompt = prompt, .n_prompt = n_prompt, .params = sampling_params_default()};
+        b->seqs[i] = (struct sequence){.request = &b->requests[i],
+                                       .output = &b->outputs[i],
+                                       .state = SEQ_RUNNING,
+                                       .n_prompt = n_prompt,
+                                       .n_known = n_prompt + 1,
+                                       .n_computed = n_prompt,
+                                       .max_tokens = 40,
+                                       .trust.doubt = -1.0f};
+        b->candidates[i] = (struct spec_candidate){.seq = &b->seqs[i],
+                                                   .proposal = &b->seqs[i].proposal,
+                                                   .trust = &b->seqs[i].trust,
+                                                   .ready = true,
+                                                   .lag = 1};
     }
 }
 
@@ -125,9 +132,9 @@ TEST(draft_models_draft_only_where_they_can_catch_up)
 {
     struct bed b;
     open_bed(&b, DRAFT, repeats, 10, 7);
-    b.candidates[0].lag = -1;  // another fills a block of it
+    b.candidates[0].lag = -1; // another fills a block of it
     b.candidates[1].lag = 10;
-    b.candidates[2].lag = 7;   // of 16 rows the first feed has
+    b.candidates[2].lag = 7; // of 16 rows the first feed has
     propose(&b);
     CHECK_EQ(b.seqs[0].proposal.n_drafts, 0);
     CHECK_EQ(b.seqs[1].proposal.n_drafts, 3);
@@ -158,8 +165,8 @@ static void observe_one(struct spec *sp, const struct spec_trial *t)
 
 TEST(a_row_is_all_that_a_proposer_needs)
 {
-    static const struct proposer row = {.name = "one", .propose = propose_one,
-                                        .observe = observe_one};
+    static const struct proposer row = {
+        .name = "one", .propose = propose_one, .observe = observe_one};
     struct bed b;
     open_bed(&b, NGRAM, repeats, 10, 50);
     spec_close(&b.sp);
@@ -169,8 +176,9 @@ TEST(a_row_is_all_that_a_proposer_needs)
     CHECK_EQ(b.seqs[2].proposal.n_drafts, 1);
     CHECK_EQ(spec_passes(&b.sp), SPEC_NO_PASSES);
     CHECK(!spec_has_trees(&b.sp));
-    spec_observe(&b.sp, &(struct spec_trial){.seq = &b.seqs[0], .trust = &b.seqs[0].trust,
-                                             .n_drafts = 1, .n_right = 1});
+    spec_observe(&b.sp,
+                 &(struct spec_trial){
+                     .seq = &b.seqs[0], .trust = &b.seqs[0].trust, .n_drafts = 1, .n_right = 1});
     CHECK_EQ(n_observed, 1);
     CHECK_EQ(b.sp.learnt.n_accepted, 1);
     close_bed(&b);
@@ -181,9 +189,9 @@ TEST(a_row_is_all_that_a_proposer_needs)
 TEST(curves_never_fall_and_the_look_is_no_pass)
 {
     struct spec_costs c = {.target = {4, 3, 5, 6, 7, 8, 9, 0}, .draft = {2, 2, 2, 2, 2, 2, 2, 2}};
-    spec_costs_settle(&c, &(struct spec_timed_steps){.chain = 5.0f, .n_passes = 4,
-                                                     .telling = 2.5f}, 2);
-    CHECK_EQ(c.target[0], 3.0f); // more rows never cost less
+    spec_costs_settle(&c, &(struct spec_timed_steps){.chain = 5.0f, .n_passes = 4, .telling = 2.5f},
+                      2);
+    CHECK_EQ(c.target[0], 3.0f);  // more rows never cost less
     CHECK_EQ(c.target[7], 18.0f); // what did not fit: twice the one before
     CHECK_EQ(c.look, 1.0f);       // 2 a step, and each further pass 1
     CHECK_EQ(c.tell, 0.5f);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* --speculative-config: what is misspelt, of another type or out of range is refused by name. */
 #include "engine/speculate/spec.h"
 #include "test/check.h"

@@ -1,5 +1,6 @@
-/* Combs: how many siblings pay by a cost curve, where they lie, what is learnt of them, and when the host
- * had better grow trees. */
+// SPDX-License-Identifier: Apache-2.0
+/* Combs: how many siblings pay by a cost curve, where they lie, what is learnt of them, and when
+ * the host had better grow trees. */
 #include "engine/speculate/shape.h"
 #include "engine/speculate/spec.h"
 #include "engine/speculate/tree.h"
@@ -12,8 +13,9 @@ static struct spec open_spec(float row)
 {
     struct spec sp;
     struct err err;
-    CHECK_EQ(spec_init(&sp, "{\"method\":\"tree\",\"model\":\"m\",\"num_speculative_tokens\":8}", &err),
-             OK);
+    CHECK_EQ(
+        spec_init(&sp, "{\"method\":\"tree\",\"model\":\"m\",\"num_speculative_tokens\":8}", &err),
+        OK);
     for (int32_t i = 0; i < SPEC_COST_POINTS; i++) {
         sp.costs.target[i] = 1.0f + (float)((1 << i) - 1) * row;
         sp.costs.draft[i] = 0.02f;
@@ -81,13 +83,17 @@ TEST(grown_trees_must_earn_the_hosts_look)
 static void judge(struct spec *sp, const struct spec_tree *t, struct sequence *seq,
                   const int32_t *path, int32_t n_right, bool cut)
 {
-    spec_observe(sp, &(struct spec_trial){.trust = &seq->trust, .seq = seq, .tree = t,
-                                          .n_drafts = t->n_rows - 1, .path = path,
-                                          .n_right = n_right, .cut = cut});
+    spec_observe(sp, &(struct spec_trial){.trust = &seq->trust,
+                                          .seq = seq,
+                                          .tree = t,
+                                          .n_drafts = t->n_rows - 1,
+                                          .path = path,
+                                          .n_right = n_right,
+                                          .cut = cut});
 }
 
-/* A comb of two levels with two siblings each, judged: what stood is learnt, what was not reached is
- * not. */
+/* A comb of two levels with two siblings each, judged: what stood is learnt, what was not reached
+ * is not. */
 TEST(what_is_judged_is_learnt_and_no_more)
 {
     struct spec sp = open_spec(0.01f);

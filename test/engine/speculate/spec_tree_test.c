@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The shape of token trees: growth, choice over a batch, and the walk. */
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
@@ -75,7 +76,8 @@ static void grow(struct bed *b)
     for (int32_t i = 0; i < b->g.n_trees; i++) {
         expand(b, &b->g.trees[i], 0);
     }
-    for (int32_t level = 1; level < b->sp.options.k && grove_frontier(&b->sp, &b->g, level) > 0; level++) {
+    for (int32_t level = 1; level < b->sp.options.k && grove_frontier(&b->sp, &b->g, level) > 0;
+         level++) {
         for (int32_t i = 0; i < b->g.n_trees; i++) {
             struct spec_tree *t = &b->g.trees[i];
             for (; t->n_seen < t->n_fed; t->n_seen++) {
@@ -149,8 +151,10 @@ TEST(the_nodes_chosen_are_the_likeliest_of_all_candidates)
 {
     for (uint64_t seed = 1; seed < 200; seed++) {
         struct bed b;
-        open_bed(&b, "{\"method\":\"tree\",\"model\":\"m\",\"num_speculative_tokens\":5,"
-                     "\"tree_width\":4,\"tree_nodes\":20,\"fixed\":true}", 1);
+        open_bed(&b,
+                 "{\"method\":\"tree\",\"model\":\"m\",\"num_speculative_tokens\":5,"
+                 "\"tree_width\":4,\"tree_nodes\":20,\"fixed\":true}",
+                 1);
         b.seed = seed;
         b.sure[0] = 0.2f * (float)(seed % 6);
         grow(&b);
@@ -175,8 +179,8 @@ TEST(the_nodes_chosen_are_the_likeliest_of_all_candidates)
 TEST(the_likeliest_path_lies_in_its_final_slots)
 {
     struct bed b;
-    open_bed(&b, "{\"method\":\"tree\",\"model\":\"m\",\"num_speculative_tokens\":4,\"fixed\":true}",
-             1);
+    open_bed(
+        &b, "{\"method\":\"tree\",\"model\":\"m\",\"num_speculative_tokens\":4,\"fixed\":true}", 1);
     grow(&b);
     const struct spec_tree *t = b.g.trees;
     int32_t at = 0;
@@ -224,8 +228,10 @@ TEST(trees_are_as_large_as_their_rows_are_worth)
     struct bed b;
     int32_t rows[3];
     for (int32_t i = 0; i < 3; i++) {
-        open_bed(&b, "{\"method\":\"tree\",\"model\":\"m\",\"tree_nodes\":30,"
-                     "\"num_speculative_tokens\":5}", 1);
+        open_bed(&b,
+                 "{\"method\":\"tree\",\"model\":\"m\",\"tree_nodes\":30,"
+                 "\"num_speculative_tokens\":5}",
+                 1);
         for (int32_t p = 0; p < SPEC_COST_POINTS; p++) { // a row costs 0, 5 % and 200 % of a pass
             static const float slope[] = {0.0f, 0.05f, 2.0f};
             b.sp.costs.target[p] = 1.0f + slope[i] * (float)((1 << p) - 1);
@@ -245,9 +251,15 @@ TEST(equal_tokens_of_two_drafts_are_one_child)
 {
     struct bed b;
     open_bed(&b, "{\"method\":\"tree\",\"model\":[\"m\",\"n\"]}", 1);
-    struct draw_result one = {.token = 3, .logprob = logf(0.6f), .n_top = 2, .top_ids = {3, 4},
+    struct draw_result one = {.token = 3,
+                              .logprob = logf(0.6f),
+                              .n_top = 2,
+                              .top_ids = {3, 4},
                               .top_logprobs = {logf(0.6f), logf(0.3f)}};
-    struct draw_result two = {.token = 4, .logprob = logf(0.8f), .n_top = 3, .top_ids = {4, 9, 3},
+    struct draw_result two = {.token = 4,
+                              .logprob = logf(0.8f),
+                              .n_top = 3,
+                              .top_ids = {4, 9, 3},
                               .top_logprobs = {logf(0.8f), logf(0.15f), logf(0.05f)}};
     const struct draw_result *both[] = {&one, &two};
     struct spec_tree *t = b.g.trees;
@@ -267,7 +279,10 @@ TEST(nonsense_from_a_draft_model_makes_a_tree_all_the_same)
 {
     struct bed b;
     open_bed(&b, "{\"method\":\"tree\",\"model\":\"m\"}", 1);
-    struct draw_result d = {.token = 3, .logprob = NAN, .n_top = 4, .top_ids = {3, 3, 7, 7},
+    struct draw_result d = {.token = 3,
+                            .logprob = NAN,
+                            .n_top = 4,
+                            .top_ids = {3, 3, 7, 7},
                             .top_logprobs = {NAN, -INFINITY, -0.5f, NAN}};
     const struct draw_result *one = &d;
     struct spec_tree *t = b.g.trees;
@@ -305,8 +320,11 @@ TEST(trees_are_configured_or_refused_with_a_reason)
         CHECK_EQ(spec_init(sp, bad[i], &err), ERR_INVALID);
         CHECK(strstr(err.text, "speculative-config"));
     }
-    CHECK_EQ(spec_init(sp, "{\"method\":\"tree\",\"model\":[\"a\",\"b\"],\"expansion\":[2,2],"
-                           "\"num_speculative_tokens\":1}", &err), OK);
+    CHECK_EQ(spec_init(sp,
+                       "{\"method\":\"tree\",\"model\":[\"a\",\"b\"],\"expansion\":[2,2],"
+                       "\"num_speculative_tokens\":1}",
+                       &err),
+             OK);
     CHECK_EQ(sp->options.n_models, 2);
     CHECK_EQ(sp->options.k, 1);
     CHECK_EQ(spec_tree_most(sp, 1, 1), 2);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/tokenizer/detok.h"
 
 #include "test/engine/tokenizer/own_tokenizer.h"

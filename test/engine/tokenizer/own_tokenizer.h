@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Loads a tokenizer of test/tokenizers by its name; a failed check and NULL if it cannot. */
 #ifndef SLUICE_TEST_ENGINE_TOKENIZER_OWN_TOKENIZER_H
 #define SLUICE_TEST_ENGINE_TOKENIZER_OWN_TOKENIZER_H

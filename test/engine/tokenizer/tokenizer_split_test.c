@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/file.h"
@@ -191,13 +192,54 @@ static uint32_t next_random(uint64_t *state)
 /* Text that makes the alternatives meet: few characters of each kind, many repeats. */
 static size_t random_text(uint64_t *state, char *out, size_t cap)
 {
-    static const char *const parts[] = {
-        " ",    "  ",   "\n",  "\r\n", "\t",   "\n ",  "'",    "'s",    "'S",   "'ll",  "'Re",
-        "'v",   "'ve",  "a",   "b",    "Ab",   "ABC",  "abc",  "1",     "12",   "1234", ".",
-        "!?",   "/",    "_",   "-",    "(",    "\xC3\x89", "\xC3\xA9", "\xCC\x81",
-        "\xE4\xB8\xAD", "\xE6\x96\x87", "\xE3\x81\x82", "\xE3\x80\x82", "\xC2\xA0", "\xE2\x80\x83",
-        "\xC5\xBF", "\xC7\x85", "\xCA\xB0", "\xD9\xA3", "\xC2\xB2", "\xF0\x9F\x98\x80",
-        "\xE2\x82\xAC", "\xE0\xA4\xBF", "\xE0\xA4\x95", "\x01", "\xEF\xBF\xBD", "\xE1\xA0\x8E"};
+    static const char *const parts[] = {" ",
+                                        "  ",
+                                        "\n",
+                                        "\r\n",
+                                        "\t",
+                                        "\n ",
+                                        "'",
+                                        "'s",
+                                        "'S",
+                                        "'ll",
+                                        "'Re",
+                                        "'v",
+                                        "'ve",
+                                        "a",
+                                        "b",
+                                        "Ab",
+                                        "ABC",
+                                        "abc",
+                                        "1",
+                                        "12",
+                                        "1234",
+                                        ".",
+                                        "!?",
+                                        "/",
+                                        "_",
+                                        "-",
+                                        "(",
+                                        "\xC3\x89",
+                                        "\xC3\xA9",
+                                        "\xCC\x81",
+                                        "\xE4\xB8\xAD",
+                                        "\xE6\x96\x87",
+                                        "\xE3\x81\x82",
+                                        "\xE3\x80\x82",
+                                        "\xC2\xA0",
+                                        "\xE2\x80\x83",
+                                        "\xC5\xBF",
+                                        "\xC7\x85",
+                                        "\xCA\xB0",
+                                        "\xD9\xA3",
+                                        "\xC2\xB2",
+                                        "\xF0\x9F\x98\x80",
+                                        "\xE2\x82\xAC",
+                                        "\xE0\xA4\xBF",
+                                        "\xE0\xA4\x95",
+                                        "\x01",
+                                        "\xEF\xBF\xBD",
+                                        "\xE1\xA0\x8E"};
     size_t n = 0;
     while (n + 8 < cap) {
         const char *part = parts[next_random(state) % (sizeof parts / sizeof parts[0])];

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/tokenizer/tokenizer.h"
 
 #include "engine/base/mem.h"
@@ -8,7 +9,9 @@
 
 static struct tokenizer *load_text(const char *json, const char *config, struct err *err)
 {
-    struct tokenizer_files files = {.json = json, .json_bytes = strlen(json), .config = config,
+    struct tokenizer_files files = {.json = json,
+                                    .json_bytes = strlen(json),
+                                    .config = config,
                                     .config_bytes = config ? strlen(config) : 0};
     struct tokenizer *tok = NULL;
     return tokenizer_load_memory(&files, &tok, err) == OK ? tok : NULL;
@@ -41,8 +44,8 @@ static size_t count(const struct tokenizer *tok, const struct ids *ids, const ch
 
 TEST(input_never_becomes_a_control_token)
 {
-    static const char *const names[] = {"gpt2", "llama3", "qwen2", "llama2", "phi3",
-                                        "gemma", "mistral", "unigram"};
+    static const char *const names[] = {"gpt2", "llama3", "qwen2",   "llama2",
+                                        "phi3", "gemma",  "mistral", "unigram"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct tokenizer *tok = load(names[i]);
         REQUIRE(tok);
@@ -85,7 +88,8 @@ TEST(markup_that_is_not_special_is_barred_from_input_too)
 TEST(spans_change_nothing_for_harmless_input)
 {
     static const char *const names[] = {"gpt2", "llama3", "llama2", "mistral", "unigram", "falcon"};
-    static const char text[] = "<s>user\n\n  Hello world's caf\xC3\xA9 \xE4\xB8\xAD\xE6\x96\x87 123\n\n</s>";
+    static const char text[] =
+        "<s>user\n\n  Hello world's caf\xC3\xA9 \xE4\xB8\xAD\xE6\x96\x87 123\n\n</s>";
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct tokenizer *tok = load(names[i]);
         REQUIRE(tok);
@@ -95,7 +99,8 @@ TEST(spans_change_nothing_for_harmless_input)
         const struct text_span one = {text, sizeof text - 1, false};
         encode(tok, &one, 1, &whole);
         for (size_t cut = 8; cut < 30; cut++) { // one cut falls inside a character
-            const struct text_span three[] = {{text, 8, false}, {text + 8, cut - 8, true},
+            const struct text_span three[] = {{text, 8, false},
+                                              {text + 8, cut - 8, true},
                                               {text + cut, sizeof text - 1 - cut, false}};
             encode(tok, three, 3, &parts);
             CHECK_EQ(parts.n, whole.n);
@@ -200,11 +205,17 @@ static double seconds_for(const struct tokenizer *tok, const char *unit, size_t 
 
 TEST(time_is_linear_in_the_text)
 {
-    static const char *const names[] = {"gpt2", "llama3", "o200k", "deepseek", "han-apart", "falcon",
-                                        "llama2", "phi3", "unigram", "wordpiece"};
-    static const char *const units[] = {
-        "a", "A", " ", "\n", "1", "'", ".", "\xE4\xB8\xAD", "\xCC\x81", "aA", " a", "ab1 ",
-        "<s", "<s>", "\n ", "\xEF\xBF\xBD", "word", "e\xCC\x81\xCC\xA3"};
+    static const char *const names[] = {"gpt2",   "llama3", "o200k", "deepseek", "han-apart",
+                                        "falcon", "llama2", "phi3",  "unigram",  "wordpiece"};
+    static const char *const units[] = {"a",        "A",
+                                        " ",        "\n",
+                                        "1",        "'",
+                                        ".",        "\xE4\xB8\xAD",
+                                        "\xCC\x81", "aA",
+                                        " a",       "ab1 ",
+                                        "<s",       "<s>",
+                                        "\n ",      "\xEF\xBF\xBD",
+                                        "word",     "e\xCC\x81\xCC\xA3"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct tokenizer *tok = load(names[i]);
         REQUIRE(tok);
@@ -251,17 +262,22 @@ TEST(what_is_not_supported_is_refused_at_load)
         {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a\"]}}", "two parts"},
         {"{\"model\":{\"type\":\"BPE\",\"dropout\":0.1,\"vocab\":{},\"merges\":[]}}", "dropout"},
         {"{\"normalizer\":{\"type\":\"X\"},\"model\":{\"vocab\":{},\"merges\":[]}}", "normalizer"},
-        {"{\"pre_tokenizer\":{\"type\":\"X\"},\"model\":{\"vocab\":{},\"merges\":[]}}", "pre-token"},
+        {"{\"pre_tokenizer\":{\"type\":\"X\"},\"model\":{\"vocab\":{},\"merges\":[]}}",
+         "pre-token"},
         {"{\"pre_tokenizer\":{\"type\":\"UnicodeScripts\"},\"model\":{\"vocab\":{},\"merges\":[]}}",
          "UnicodeScripts"},
         {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(?~a)\"},\"behavior\":"
-         "\"Isolated\"},\"model\":{\"vocab\":{},\"merges\":[]}}", "group"},
+         "\"Isolated\"},\"model\":{\"vocab\":{},\"merges\":[]}}",
+         "group"},
         {"{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(?i:ss)\"},\"behavior\":"
-         "\"Isolated\"},\"model\":{\"vocab\":{},\"merges\":[]}}", "fold"},
+         "\"Isolated\"},\"model\":{\"vocab\":{},\"merges\":[]}}",
+         "fold"},
         {"{\"decoder\":{\"type\":\"CTC\"},\"model\":{\"vocab\":{},\"merges\":[]}}", "CTC"},
         {"{\"post_processor\":{\"type\":\"X\"},\"model\":{\"vocab\":{},\"merges\":[]}}", "post"},
-        {"{\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"(?s).\"},\"content\":\"\"},"
-         "\"model\":{\"vocab\":{},\"merges\":[]}}", "group"},
+        {"{\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"(?s).\"},\"content\":\"\"}"
+         ","
+         "\"model\":{\"vocab\":{},\"merges\":[]}}",
+         "group"},
         {"{\"normalizer\":{\"type\":\"Strip\",\"strip_left\":true},\"added_tokens\":[{\"id\":1,"
          "\"content\":\" \",\"normalized\":true}],\"model\":{\"vocab\":{\"a\":0},\"merges\":[]}}",
          "normalises to nothing"},
@@ -285,7 +301,8 @@ TEST(scores_are_read_as_the_library_reads_them)
     struct tokenizer *tok = load_text(
         "{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"<unk>\",0.0],"
         "[\"a\",-4.779886128794810],[\"aa\",-7.8881984132117707],[\"aaa\",-1.53735997309919],"
-        "[\"b\",-1.69113092110597887]]}}", NULL, &err);
+        "[\"b\",-1.69113092110597887]]}}",
+        NULL, &err);
     REQUIRE(tok);
     struct ids ids;
     ids_init(&ids, 100);
@@ -306,11 +323,13 @@ TEST(the_user_s_text_has_no_merges_to_special_tokens)
         char json[600];
         struct err err = {0};
         struct ids ids;
-        snprintf(json, sizeof json,
-                 "{%s\"added_tokens\":[{\"id\":6,\"content\":\"word\",\"special\":true,"
-                 "\"single_word\":true,\"normalized\":false}],\"model\":{\"type\":\"BPE\",\"vocab\":{"
-                 "\"w\":0,\"o\":1,\"r\":2,\"d\":3,\"wo\":4,\"rd\":5,\"word\":6},\"merges\":[\"w o\","
-                 "\"r d\",\"wo rd\"]}}", kinds[i]);
+        snprintf(
+            json, sizeof json,
+            "{%s\"added_tokens\":[{\"id\":6,\"content\":\"word\",\"special\":true,"
+            "\"single_word\":true,\"normalized\":false}],\"model\":{\"type\":\"BPE\",\"vocab\":{"
+            "\"w\":0,\"o\":1,\"r\":2,\"d\":3,\"wo\":4,\"rd\":5,\"word\":6},\"merges\":[\"w o\","
+            "\"r d\",\"wo rd\"]}}",
+            kinds[i]);
         struct tokenizer *tok = load_text(json, NULL, &err);
         REQUIRE(tok);
         ids_init(&ids, 100);
@@ -347,8 +366,10 @@ TEST(the_config_names_tokens_and_overrides_what_goes_around)
     struct err err = {0};
     struct ids ids;
     ids_init(&ids, 10);
-    struct tokenizer *tok = load_text(small_json, "{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":"
-                                      "\"</s>\"},\"add_bos_token\":false,\"add_eos_token\":true}", &err);
+    struct tokenizer *tok = load_text(small_json,
+                                      "{\"bos_token\":\"<s>\",\"eos_token\":{\"content\":"
+                                      "\"</s>\"},\"add_bos_token\":false,\"add_eos_token\":true}",
+                                      &err);
     REQUIRE(tok);
     CHECK_EQ(tokenizer_bos(tok), 2);
     CHECK_EQ(tokenizer_eos(tok), 3);
@@ -360,8 +381,10 @@ TEST(the_config_names_tokens_and_overrides_what_goes_around)
     CHECK_EQ(n_before, 0);
     CHECK_EQ(n_behind, 1);
     tokenizer_free(tok);
-    tok = load_text(small_json, "{\"added_tokens_decoder\":{\"2\":{\"content\":\"<s>\",\"special\":"
-                    "false},\"4\":{\"content\":\"<x>\",\"special\":true}}}", &err);
+    tok = load_text(small_json,
+                    "{\"added_tokens_decoder\":{\"2\":{\"content\":\"<s>\",\"special\":"
+                    "false},\"4\":{\"content\":\"<x>\",\"special\":true}}}",
+                    &err);
     REQUIRE(tok);
     CHECK_EQ(n_around(tok, &ids), 2);
     CHECK_EQ(ids.v[0], 2);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/api/multipart.h"
 
 #include "test/check.h"
@@ -34,16 +35,21 @@ static const char *parts(const char *body)
     return parts_of(type, body, strlen(body));
 }
 
-#define PART(head, content) "--XX\r\nContent-Disposition: form-data; " head "\r\n\r\n" content "\r\n"
+#define PART(head, content)                                                                        \
+    "--XX\r\nContent-Disposition: form-data; " head "\r\n\r\n" content "\r\n"
 
 TEST(fields_and_files_are_found)
 {
-    CHECK_STR(parts(PART("name=\"a\"", "1") PART("name=\"f\"; filename=\"x.jsonl\"", "{}\r\n{}")
-                    "--XX--\r\n"), "a|-|1;f|x.jsonl|{}\r\n{};");
+    CHECK_STR(parts(PART("name=\"a\"", "1")
+                        PART("name=\"f\"; filename=\"x.jsonl\"", "{}\r\n{}") "--XX--\r\n"),
+              "a|-|1;f|x.jsonl|{}\r\n{};");
     CHECK_STR(parts(PART("name=a; filename=b", "") "--XX--"), "a|b|;");
-    CHECK_STR(parts("--XX\r\nContent-Type: text/plain\r\ncontent-disposition:form-data;NAME=\"a\"\r\n"
-                    "X: y\r\n\r\n--X\r\n-XX\r\n--XX--"), "a|-|--X\r\n-XX;");
-    CHECK_STR(parts("--XX  \r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n\r\n--XX--"), "a|-|;");
+    CHECK_STR(
+        parts("--XX\r\nContent-Type: text/plain\r\ncontent-disposition:form-data;NAME=\"a\"\r\n"
+              "X: y\r\n\r\n--X\r\n-XX\r\n--XX--"),
+        "a|-|--X\r\n-XX;");
+    CHECK_STR(parts("--XX  \r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n\r\n--XX--"),
+              "a|-|;");
     CHECK_STR(parts("--XX--\r\n"), "");
 }
 
@@ -63,10 +69,22 @@ TEST(names_are_unescaped_and_cut_but_nothing_else)
 TEST(what_is_malformed_is_an_error)
 {
     static const char *const bodies[] = {
-        "", "-", "--X", "--XX", "--XY\r\n", "--XX\r\n", "--XXn\r\n", "x" PART("name=\"a\"", "1") "--XX--",
-        PART("name=\"a\"", "1"), PART("name=\"a\"", "1") "--XX", PART("name=\"a\"", "1") "--XX-",
-        PART("name=\"\"", "1") "--XX--", PART("nam=\"a\"", "1") "--XX--", PART("name=\"a", "1") "--XX--",
-        "--XX\r\n\r\nx\r\n--XX--", "--XX\r\nContent-Disposition: inline; name=\"a\"\r\n\r\nx\r\n--XX--",
+        "",
+        "-",
+        "--X",
+        "--XX",
+        "--XY\r\n",
+        "--XX\r\n",
+        "--XXn\r\n",
+        "x" PART("name=\"a\"", "1") "--XX--",
+        PART("name=\"a\"", "1"),
+        PART("name=\"a\"", "1") "--XX",
+        PART("name=\"a\"", "1") "--XX-",
+        PART("name=\"\"", "1") "--XX--",
+        PART("nam=\"a\"", "1") "--XX--",
+        PART("name=\"a", "1") "--XX--",
+        "--XX\r\n\r\nx\r\n--XX--",
+        "--XX\r\nContent-Disposition: inline; name=\"a\"\r\n\r\nx\r\n--XX--",
         "--XX\r\nContent-Disposition: form-data; name=\"a\"\r\nno end",
     };
     for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
@@ -76,8 +94,13 @@ TEST(what_is_malformed_is_an_error)
     }
     static const char good[] = PART("name=\"a\"", "1") "--XX--";
     static const char *const types[] = {
-        NULL, "", "application/json", "multipart/form-data", "multipart/form-data; boundary=",
-        "multipart/form-data; boundary=\"XX", "multipart/form-data; boundary=X\tX",
+        NULL,
+        "",
+        "application/json",
+        "multipart/form-data",
+        "multipart/form-data; boundary=",
+        "multipart/form-data; boundary=\"XX",
+        "multipart/form-data; boundary=X\tX",
         "multipart/mixed; boundary=XX",
         "multipart/form-data; boundary="
         "XXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXXX",
@@ -85,7 +108,8 @@ TEST(what_is_malformed_is_an_error)
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         CHECK(parts_of(types[i], good, strlen(good)) == NULL);
     }
-    CHECK_STR(parts_of("Multipart/Form-Data; charset=utf-8; Boundary=\"XX\"", good, strlen(good)), "a|-|1;");
+    CHECK_STR(parts_of("Multipart/Form-Data; charset=utf-8; Boundary=\"XX\"", good, strlen(good)),
+              "a|-|1;");
 }
 
 TEST(there_are_bounds)
@@ -97,7 +121,8 @@ TEST(there_are_bounds)
     }
     snprintf(body + n, sizeof body - n, "--XX--");
     CHECK(parts(body) == NULL);
-    n = (size_t)snprintf(body, sizeof body, "--XX\r\nContent-Disposition: form-data; name=\"a\"\r\n");
+    n = (size_t)snprintf(body, sizeof body,
+                         "--XX\r\nContent-Disposition: form-data; name=\"a\"\r\n");
     while (n < MULTIPART_MAX_HEAD + 100) {
         n += (size_t)snprintf(body + n, sizeof body - n, "X: yyyyyyyyyyyyyyyyyyyyyy\r\n");
     }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The document says all that the tables say. */
 #include "server/api/api.h"
 

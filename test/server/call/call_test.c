@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Calls without HTTP, on an engine that hashes: each answer goes into memory. What holds for every
  * sink: one ending, then `over`, then nothing. */
 #include "server/call/format.h"
@@ -108,7 +109,8 @@ static void set_deadline(struct call *c, int64_t delay_ms)
 
 static const struct call_host host = {.set_deadline = set_deadline};
 
-/* ---- the bed ------------------------------------------------------------------------------------ */
+/* ---- the bed ------------------------------------------------------------------------------------
+ */
 
 static struct config config;
 static struct bed bed;
@@ -118,7 +120,8 @@ static bool offline; // the calls that follow
 static bool open_server(int32_t max_waiting, bool are_offline)
 {
     const char *argv[] = {"serve", "test/golden/llama-3", "--chat-template",
-                          "{% for m in messages %}{{ m.content }}{% endfor %}", "--max-num-queued-reqs=1000"};
+                          "{% for m in messages %}{{ m.content }}{% endfor %}",
+                          "--max-num-queued-reqs=1000"};
     struct err err = {""};
     bed = (struct bed){0};
     struct engine_options o = options_of(&bed, 16, 200);
@@ -162,7 +165,8 @@ static void take_of(struct taken *t, const struct call_sink *sink, enum api_kind
     call_start(&server, &t->call);
 }
 
-static void take(struct taken *t, const struct call_sink *sink, enum api_kind kind, const char *body)
+static void take(struct taken *t, const struct call_sink *sink, enum api_kind kind,
+                 const char *body)
 {
     take_of(t, sink, kind, body, "");
 }
@@ -181,7 +185,8 @@ static bool has(const struct taken *t, const char *part)
     return t->answer.data && memmem(t->answer.data, t->answer.n_bytes, part, strlen(part));
 }
 
-/* ---- what holds ----------------------------------------------------------------------------------- */
+/* ---- what holds
+ * ----------------------------------------------------------------------------------- */
 
 TEST(every_endpoint_answers_a_line_whole)
 {
@@ -199,8 +204,7 @@ TEST(every_endpoint_answers_a_line_whole)
          "\"object\":\"text_completion\"", "\"id\":\"cmpl-line-1\""},
         {API_RESPONSES, "{\"input\":\"hello\",\"max_output_tokens\":16}", "\"object\":\"response\"",
          "\"id\":\"resp_line-1\""},
-        {API_MESSAGES,
-         "{\"max_tokens\":4,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}",
+        {API_MESSAGES, "{\"max_tokens\":4,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}",
          "\"type\":\"message\"", "\"id\":\"msg_line-1\""},
         {API_COUNT_TOKENS, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}",
          "{\"input_tokens\":", "}"},
@@ -242,7 +246,8 @@ static void text_of(struct taken *t, struct buf *text)
 
 TEST(a_stream_has_the_text_of_the_whole_also_when_it_was_full_on_its_way)
 {
-    static const char whole_body[] = "{\"prompt\":[5,6,7],\"max_tokens\":30,\"seed\":3,\"ignore_eos\":true}";
+    static const char whole_body[] =
+        "{\"prompt\":[5,6,7],\"max_tokens\":30,\"seed\":3,\"ignore_eos\":true}";
     static const char body[] =
         "{\"prompt\":[5,6,7],\"max_tokens\":30,\"seed\":3,\"ignore_eos\":true,\"stream\":true}";
     struct taken all, t;
@@ -331,7 +336,8 @@ TEST(who_has_gone_gets_nothing_and_the_engine_is_free_again)
 {
     struct taken t;
     REQUIRE(open_server(0, false));
-    take(&t, &stream_sink, API_COMPLETIONS, "{\"prompt\":[5,6],\"max_tokens\":100,\"ignore_eos\":true,\"stream\":true}");
+    take(&t, &stream_sink, API_COMPLETIONS,
+         "{\"prompt\":[5,6],\"max_tokens\":100,\"ignore_eos\":true,\"stream\":true}");
     turns(4);
     int n_events = t.n_events;
     call_gone(&t.call, ABORT_SLOW_READER);
@@ -367,7 +373,8 @@ TEST(a_deadline_ends_a_call_once)
     close_server();
 }
 
-/* ---- answers that are kept ---------------------------------------------------------------------- */
+/* ---- answers that are kept ----------------------------------------------------------------------
+ */
 
 /* A pool whose turn comes when the test says so. */
 static struct {

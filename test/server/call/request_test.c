@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/call/members.h"
 #include "server/call/prepare.h"
 #include "server/cli/config_load.h"
@@ -6,8 +7,8 @@
 
 static struct api_model model;
 static struct config config;
-static struct engine_info info = {.vocab = 4096, .hidden = 8, .max_model_len = 64, .n_eos = 1,
-                                  .eos = {2}};
+static struct engine_info info = {
+    .vocab = 4096, .hidden = 8, .max_model_len = 64, .n_eos = 1, .eos = {2}};
 
 static void open_model(void)
 {
@@ -70,8 +71,10 @@ TEST(bodies_that_are_not_objects)
     REFUSES(API_CHAT, "[1]", "json_parse_error", "");
     REFUSES(API_CHAT, "{\"a\":1} x", "json_parse_error", "");
     REFUSES(API_CHAT, "{\"a\":\"\\ud800\xff\"}", "json_parse_error", "");
-    REFUSES(API_CHAT, "{\"messages\":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["
-                      "[[[[[[[[[[[[", "json_parse_error", "");
+    REFUSES(API_CHAT,
+            "{\"messages\":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["
+            "[[[[[[[[[[[[",
+            "json_parse_error", "");
 }
 
 TEST(a_nul_in_a_string_is_told_from_what_is_no_json)
@@ -181,8 +184,7 @@ TEST(scalars_out_of_range_name_their_parameter)
     REFUSES(API_CHAT, "{" HI ",\"logit_bias\":{\"5\":101}}", "decimal_above_max_value",
             "logit_bias");
     REFUSES(API_CHAT, "{" HI ",\"logit_bias\":{\"99999999\":1}}", "invalid_value", "logit_bias");
-    REFUSES(API_CHAT, "{" HI ",\"min_tokens\":50,\"max_tokens\":9}", "invalid_value",
-            "min_tokens");
+    REFUSES(API_CHAT, "{" HI ",\"min_tokens\":50,\"max_tokens\":9}", "invalid_value", "min_tokens");
     REFUSES(API_CHAT, "{" HI ",\"best_of\":3}", "unsupported_value", "best_of");
     REFUSES(API_CHAT, "{" HI ",\"cache_salt\":\"\"}", "invalid_value", "cache_salt");
     REFUSES(API_CHAT, "{" HI ",\"seed\":99999999999999999999}", "invalid_value", "seed");
@@ -193,18 +195,17 @@ TEST(scalars_out_of_range_name_their_parameter)
 
 TEST(what_is_not_here_is_refused_by_name)
 {
-    REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"grammar\"}}",
-            "unsupported_value", "response_format");
+    REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"grammar\"}}", "unsupported_value",
+            "response_format");
     REFUSES(API_CHAT, "{" HI ",\"structured_outputs\":{\"structural_tag\":\"a\"}}",
             "invalid_grammar", "structured_outputs");
-    REFUSES(API_CHAT, "{" HI ",\"chat_template\":\"x\"}", "unsupported_parameter",
-            "chat_template");
+    REFUSES(API_CHAT, "{" HI ",\"chat_template\":\"x\"}", "unsupported_parameter", "chat_template");
     REFUSES(API_CHAT, "{" HI ",\"audio\":{\"voice\":\"x\"}}", "unsupported_parameter", "audio");
     REFUSES(API_CHAT, "{" HI ",\"modalities\":[\"text\",\"audio\"]}", "unsupported_value",
             "modalities");
     REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"suffix\":\"b\"}", "unsupported_value", "suffix");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"use_beam_search\":true}",
-            "unsupported_parameter", "use_beam_search");
+    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"use_beam_search\":true}", "unsupported_parameter",
+            "use_beam_search");
     REFUSES(API_RESPONSES, "{\"input\":\"a\",\"previous_response_id\":\"resp_1\"}", "not_found",
             "previous_response_id");
     REFUSES(API_RESPONSES, "{\"input\":\"a\",\"tools\":[{\"type\":\"web_search\"}]}",
@@ -260,8 +261,10 @@ TEST(messages_and_tools_are_checked)
     REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":\"always\"}", "invalid_value", "tool_choice");
     REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"allowed_tools\"}}", "invalid_value",
             "tool_choice");
-    REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":"
-                      "\"g\"}}}", "invalid_value", "tool_choice");
+    REFUSES(API_CHAT,
+            "{" HI TOOL ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":"
+            "\"g\"}}}",
+            "invalid_value", "tool_choice");
     REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"mcp\"}}", "unsupported_value",
             "tool_choice");
 }
@@ -325,7 +328,8 @@ TEST(numbers_keep_their_bits_and_null_is_absent)
         DONE();
     }
     {
-        ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\",\"seed\":-3,\"top_p\":0,\"unknown\":{\"x\":[]}}");
+        ACCEPTS(API_COMPLETIONS,
+                "{\"prompt\":\"a\",\"seed\":-3,\"top_p\":0,\"unknown\":{\"x\":[]}}");
         CHECK(r.params.seed == (uint64_t)-3);
         CHECK_EQ(r.params.top_k, 1);
         DONE();
@@ -455,8 +459,8 @@ TEST(names_of_other_servers)
     }
     REFUSES(API_CHAT, "{" HI ",\"repeat_last_n\":64,\"repeat_penalty\":1.1}", "unsupported_value",
             "repeat_last_n");
-    REFUSES(API_CHAT, "{" HI ",\"penalize_nl\":false,\"presence_penalty\":1}",
-            "unsupported_value", "penalize_nl");
+    REFUSES(API_CHAT, "{" HI ",\"penalize_nl\":false,\"presence_penalty\":1}", "unsupported_value",
+            "penalize_nl");
     REFUSES(API_CHAT, "{" HI ",\"n_predict\":0}", "integer_below_min_value", "n_predict");
     REFUSES(API_CHAT, "{" HI ",\"num_predict\":\"9\"}", "invalid_type", "num_predict");
     REFUSES(API_CHAT, "{" HI ",\"temperature\":1e31}", "decimal_above_max_value", "temperature");
@@ -543,21 +547,21 @@ TEST(constraints_of_all_apis)
     } rows[] = {
         {"\"response_format\":{\"type\":\"json_object\"}", "response_format",
          "{\"type\":\"object\"}", GRAMMAR_SCHEMA},
-        {"\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\",\"schema\" : "
-         "{\"multipleOf\":0.10}}}", "response_format", "{\"multipleOf\":0.10}",
-         GRAMMAR_SCHEMA},
+        {"\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\",\"schema\" "
+         ": "
+         "{\"multipleOf\":0.10}}}",
+         "response_format", "{\"multipleOf\":0.10}", GRAMMAR_SCHEMA},
         {"\"response_format\":{\"type\":\"json_object\",\"schema\":{\"type\":\"null\"}}",
          "response_format", "{\"type\":\"null\"}", GRAMMAR_SCHEMA},
-        {"\"structured_outputs\":{\"json\":{\"const\":1}}", "structured_outputs",
-         "{\"const\":1}", GRAMMAR_SCHEMA},
-        {"\"structured_outputs\":{\"json\":\"{}\"}", "structured_outputs", "{}",
+        {"\"structured_outputs\":{\"json\":{\"const\":1}}", "structured_outputs", "{\"const\":1}",
          GRAMMAR_SCHEMA},
+        {"\"structured_outputs\":{\"json\":\"{}\"}", "structured_outputs", "{}", GRAMMAR_SCHEMA},
         {"\"structured_outputs\":{\"choice\":[\"a.b\",\"(c|\"]}", "structured_outputs",
          "(a\\.b|\\(c\\|)", GRAMMAR_REGEX},
-        {"\"structured_outputs\":{\"grammar\":\"root ::= \\\"a\\\"\"}",
-         "structured_outputs", "root ::= \"a\"", GRAMMAR_GBNF},
-        {"\"structured_outputs\":{\"grammar\":\"start: \\\"a\\\"\"}",
-         "structured_outputs", "start: \"a\"", GRAMMAR_LARK},
+        {"\"structured_outputs\":{\"grammar\":\"root ::= \\\"a\\\"\"}", "structured_outputs",
+         "root ::= \"a\"", GRAMMAR_GBNF},
+        {"\"structured_outputs\":{\"grammar\":\"start: \\\"a\\\"\"}", "structured_outputs",
+         "start: \"a\"", GRAMMAR_LARK},
         {"\"structured_outputs\":{\"json_object\":true}", "structured_outputs",
          "{\"type\":\"object\"}", GRAMMAR_SCHEMA},
         {"\"guided_json\":{\"const\":2}", "guided_json", "{\"const\":2}", GRAMMAR_SCHEMA},
@@ -613,8 +617,9 @@ TEST(constraints_that_are_refused)
             "invalid_type", "response_format.json_schema");
     REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\"}}",
             "missing_required_parameter", "response_format.json_schema.schema");
-    REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{"
-                      "\"schema\":{\"$ref\":\"#/$defs/a\"}}}}",
+    REFUSES(API_CHAT,
+            "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{"
+            "\"schema\":{\"$ref\":\"#/$defs/a\"}}}}",
             "invalid_schema", "response_format");
     REFUSES(API_CHAT, "{" HI ",\"format\":\"yaml\"}", "invalid_value", "format");
     REFUSES(API_CHAT, "{" HI ",\"structured_outputs\":{\"json_object\":false}}", "invalid_value",
@@ -624,16 +629,30 @@ TEST(constraints_that_are_refused)
 TEST(values_that_change_the_answer_are_never_passed_over)
 {
     static const char *const asks[][2] = {
-        {"lora", "[{\"id\":0,\"scale\":0.5}]"}, {"lora_path", "\"a\""},
-        {"logprob_token_ids", "[5]"}, {"thinking_token_budget", "0"},
-        {"options", "{\"seed\":1}"}, {"extra_body", "{\"top_k\":1}"}, {"typical_p", "0.9"},
-        {"dry_multiplier", "0.8"}, {"mirostat", "2"}, {"xtc_probability", "0.5"},
-        {"top_n_sigma", "1.5"}, {"dynatemp_range", "0.1"}, {"do_sample", "false"},
-        {"separate_reasoning", "false"}, {"reasoning_format", "\"none\""},
-        {"kv_transfer_params", "{\"a\":1}"}, {"ec_transfer_params", "{\"a\":1}"},
-        {"vllm_xargs", "{\"a\":1}"}, {"stop_sequences", "[\"x\"]"}, {"length_penalty", "2"},
-        {"num_beams", "4"}, {"n_probs", "3"},
-        {"instructions", "\"be nice\""}, {"previous_response_id", "\"resp_1\""},
+        {"lora", "[{\"id\":0,\"scale\":0.5}]"},
+        {"lora_path", "\"a\""},
+        {"logprob_token_ids", "[5]"},
+        {"thinking_token_budget", "0"},
+        {"options", "{\"seed\":1}"},
+        {"extra_body", "{\"top_k\":1}"},
+        {"typical_p", "0.9"},
+        {"dry_multiplier", "0.8"},
+        {"mirostat", "2"},
+        {"xtc_probability", "0.5"},
+        {"top_n_sigma", "1.5"},
+        {"dynatemp_range", "0.1"},
+        {"do_sample", "false"},
+        {"separate_reasoning", "false"},
+        {"reasoning_format", "\"none\""},
+        {"kv_transfer_params", "{\"a\":1}"},
+        {"ec_transfer_params", "{\"a\":1}"},
+        {"vllm_xargs", "{\"a\":1}"},
+        {"stop_sequences", "[\"x\"]"},
+        {"length_penalty", "2"},
+        {"num_beams", "4"},
+        {"n_probs", "3"},
+        {"instructions", "\"be nice\""},
+        {"previous_response_id", "\"resp_1\""},
     };
     for (size_t i = 0; i < sizeof asks / sizeof asks[0]; i++) {
         enum api_kind kind;
@@ -652,32 +671,39 @@ TEST(turns_of_blocks_are_a_chat)
 {
     {
         ACCEPTS(API_MESSAGES,
-                "{\"max_tokens\":5,\"system\":[{\"type\":\"text\",\"text\":\"x-anthropic-billing-header: 1\\nA\"},"
+                "{\"max_tokens\":5,\"system\":[{\"type\":\"text\",\"text\":\"x-anthropic-billing-"
+                "header: 1\\nA\"},"
                 "{\"type\":\"text\",\"text\":\"B\"}],\"messages\":["
                 "{\"role\":\"user\",\"content\":\"one\"},{\"role\":\"assistant\",\"content\":["
                 "{\"type\":\"thinking\",\"thinking\":\"hm\",\"signature\":\"\"},"
                 "{\"type\":\"tool_use\",\"id\":\"t\",\"name\":\"f\",\"input\":{\"a\":1}}]},"
-                "{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t\",\"content\":\"r\"}]}]}");
-        CHECK_STR(r.messages,
-                  "[{\"role\":\"system\",\"content\":\"A\\nB\"},{\"role\":\"user\",\"content\":\"one\"},"
-                  "{\"role\":\"assistant\",\"content\":null,\"reasoning_content\":\"hm\",\"tool_calls\":[{\"type\":"
-                  "\"function\",\"id\":\"t\",\"function\":{\"name\":\"f\",\"arguments\":{\"a\":1}}}]},"
-                  "{\"role\":\"tool\",\"content\":\"r\",\"tool_call_id\":\"t\"}]");
+                "{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t\","
+                "\"content\":\"r\"}]}]}");
+        CHECK_STR(
+            r.messages,
+            "[{\"role\":\"system\",\"content\":\"A\\nB\"},{\"role\":\"user\",\"content\":\"one\"},"
+            "{\"role\":\"assistant\",\"content\":null,\"reasoning_content\":\"hm\",\"tool_calls\":["
+            "{\"type\":"
+            "\"function\",\"id\":\"t\",\"function\":{\"name\":\"f\",\"arguments\":{\"a\":1}}}]},"
+            "{\"role\":\"tool\",\"content\":\"r\",\"tool_call_id\":\"t\"}]");
         CHECK_EQ(r.n_stripped_lines, 1);
         CHECK_EQ(r.prompts[0].max_tokens, 5);
         CHECK(r.add_generation_prompt && !r.continue_final_message);
         DONE();
     }
     {
-        ACCEPTS(API_MESSAGES, "{\"max_tokens\":100000,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},"
-                              "{\"role\":\"assistant\",\"content\":\"It is\"}]}");
+        ACCEPTS(API_MESSAGES,
+                "{\"max_tokens\":100000,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},"
+                "{\"role\":\"assistant\",\"content\":\"It is\"}]}");
         CHECK(!r.add_generation_prompt && r.continue_final_message);
         CHECK_EQ(r.prompts[0].max_tokens, info.max_model_len - r.prompts[0].n);
         DONE();
     }
     REFUSES(API_MESSAGES, "{" HI "}", "missing_required_parameter", "max_tokens");
-    REFUSES(API_MESSAGES, "{\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}",
-            "unsupported_value", "messages[0].content[0].type");
+    REFUSES(
+        API_MESSAGES,
+        "{\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}",
+        "unsupported_value", "messages[0].content[0].type");
     REFUSES(API_COUNT_TOKENS, "{" HI ",\"tool_choice\":{\"type\":\"any\"}}", "invalid_value",
             "tool_choice");
 }
@@ -705,7 +731,8 @@ TEST(roles_that_the_template_takes)
     static const char deaf[] =
         "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}";
 #define BOSS                                                                                       \
-    "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"boss\",\"content\":\"x\"}]}"
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"boss\",\"content\":\"x\"}]" \
+    "}"
     struct err err;
     REFUSES(API_CHAT, BOSS, "invalid_value", "messages[1].role"); // the model's template raises
     struct chat_template *own = model.template;
@@ -729,7 +756,8 @@ TEST(roles_that_the_template_takes)
 /* Members that other endpoints know cost nothing where they mean nothing. */
 TEST(an_embedding_has_one_sample)
 {
-    ACCEPTS(API_EMBEDDINGS, "{\"input\":[\"a\",\"b\"],\"n\":7,\"prompt_logprobs\":3,\"min_tokens\":5}");
+    ACCEPTS(API_EMBEDDINGS,
+            "{\"input\":[\"a\",\"b\"],\"n\":7,\"prompt_logprobs\":3,\"min_tokens\":5}");
     CHECK_EQ(r.n, 1);
     CHECK(!r.params.prompt_logprobs);
     CHECK(r.pools && r.n_prompts == 2);
@@ -795,8 +823,9 @@ TEST(mutated_bodies_never_crash)
         "\"name\":\"f\"}],\"reasoning\":{\"effort\":\"low\"}}",
     };
     static const char bytes[] = "{}[],:\"\\0159-.eEtfn ux\xc3\xff";
-    static const enum api_kind kinds[] = {API_CHAT,     API_COMPLETIONS, API_RESPONSES, API_EMBEDDINGS,
-                                          API_TOKENIZE, API_DETOKENIZE,  API_GENERATE};
+    static const enum api_kind kinds[] = {API_CHAT,       API_COMPLETIONS, API_RESPONSES,
+                                          API_EMBEDDINGS, API_TOKENIZE,    API_DETOKENIZE,
+                                          API_GENERATE};
     uint64_t x = 1;
     for (int i = 0; i < 20000; i++) {
         char body[512], *text;
@@ -823,9 +852,10 @@ TEST(mutated_bodies_never_crash)
 TEST(a_line_of_generate_has_members_of_its_own)
 {
     {
-        ACCEPTS(API_GENERATE, "{\"prompt_token_ids\":[5,6,7],\"logprobs\":true,\"prompt_logprobs\":3,"
-                              "\"temperature\":9,\"bad_words\":[[1],[2,3]],\"max_tokens\":5000,"
-                              "\"model\":\"another\",\"stop\":\"x\",\"max_token\":1}");
+        ACCEPTS(API_GENERATE,
+                "{\"prompt_token_ids\":[5,6,7],\"logprobs\":true,\"prompt_logprobs\":3,"
+                "\"temperature\":9,\"bad_words\":[[1],[2,3]],\"max_tokens\":5000,"
+                "\"model\":\"another\",\"stop\":\"x\",\"max_token\":1}");
         CHECK(r.n_prompts == 1 && r.prompts[0].n == 3 && r.prompts[0].max_tokens == 61);
         CHECK(r.params.logprobs && r.params.top_logprobs == 0);
         CHECK(r.params.prompt_logprobs && r.params.prompt_top_logprobs == 3);
@@ -836,7 +866,8 @@ TEST(a_line_of_generate_has_members_of_its_own)
         DONE();
     }
     {
-        ACCEPTS(API_GENERATE, "{\"prompt\":\"a\",\"pool\":\"last\",\"n\":3,\"min_tokens\":4,\"seed\":8}");
+        ACCEPTS(API_GENERATE,
+                "{\"prompt\":\"a\",\"pool\":\"last\",\"n\":3,\"min_tokens\":4,\"seed\":8}");
         CHECK(r.pools && !r.generates && r.pooling == POOL_LAST && r.n == 1);
         CHECK(r.params.min_tokens == 0 && r.params.seed == 8);
         DONE();
@@ -844,7 +875,8 @@ TEST(a_line_of_generate_has_members_of_its_own)
     REFUSES(API_GENERATE, "{\"prompt\":\"a\",\"prompt_token_ids\":[1]}", "invalid_value",
             "prompt_token_ids");
     REFUSES(API_GENERATE, "{\"prompt_token_ids\":\"a\"}", "invalid_type", "prompt_token_ids");
-    REFUSES(API_GENERATE, "{\"prompt\":\"a\",\"bad_words\":[[1],\"a\"]}", "invalid_type", "bad_words");
+    REFUSES(API_GENERATE, "{\"prompt\":\"a\",\"bad_words\":[[1],\"a\"]}", "invalid_type",
+            "bad_words");
     REFUSES(API_GENERATE, "{\"prompt\":\"a\",\"response_format\":{\"type\":\"grammar\"}}",
             "unsupported_value", "response_format");
 }

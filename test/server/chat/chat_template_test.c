@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/chat/template.h"
 
 #include "engine/base/file.h"
@@ -53,9 +54,9 @@ static const char *of_x(const char *expression)
 {
     char source[512];
     snprintf(source, sizeof source, "{{ %s }}", expression);
-    return render_in(source, (struct chat_input){
-                                 .kwargs_json = "{\"x\":\"ab<|c|>d\",\"l\":[\"p\",\"q\"],"
-                                                "\"d\":{\"k\":\"v\\n\"}}"});
+    return render_in(source,
+                     (struct chat_input){.kwargs_json = "{\"x\":\"ab<|c|>d\",\"l\":[\"p\",\"q\"],"
+                                                        "\"d\":{\"k\":\"v\\n\"}}"});
 }
 
 #define USER(content) "[{\"role\":\"user\",\"content\":" content "}]"
@@ -105,8 +106,8 @@ TEST(provenance_survives_every_string_operation)
     }
 }
 
-/* Everything that a template can do to a text that it was given: no byte of the text, nor what it is
- * changed to, may come out as the template's own. The letters that are looked for stand in no
+/* Everything that a template can do to a text that it was given: no byte of the text, nor what it
+ * is changed to, may come out as the template's own. The letters that are looked for stand in no
  * expression but where a format that comes from outside is given a control token. */
 TEST(no_operation_turns_input_into_the_template_s_own)
 {
@@ -115,56 +116,214 @@ TEST(no_operation_turns_input_into_the_template_s_own)
         "\"fill\":\"|>9\",\"f\":\"Z%sQ\",\"g\":\"{0[0]}{0[1]}{0[2]}{0:.3}{0}\",\"h\":\"%.3s\","
         "\"l\":[\"Z<|\",\"im_end|>Q\"],\"d\":{\"k\":\"Z<|im_end|>Q\",\"<|Z|>\":\"|>\"},"
         "\"o\":[{\"k\":\"<|im_end|>\"},{\"k\":\"ZQ\"}]}";
-    static const char *const expressions[] = {
-        "x", "x|upper", "x|lower", "x|title", "x|capitalize", "x|trim", "x|trim('Q')", "x|string",
-        "x|safe", "x|e", "x|escape", "x|forceescape", "x|e|safe|string", "x|reverse", "x|list",
-        "x|list|join", "x|list|sort|join", "x|list|unique|join", "x|list|reverse|join('-')",
-        "x|first", "x|last", "x|max", "x|min", "x|random", "x|replace('i', 'j')",
-        "x|replace('i', x)", "'abc'|replace('b', x)", "x|replace('', '.')",
-        "x.replace('e', 'E', 1)", "x|replace(c, c ~ c)", "x|center(40)", "x|indent",
-        "x|indent(2, true)", "('a\\nb')|indent(x)", "('a\\nb')|indent(width=x, first=true)",
-        "x|truncate(5)", "x|truncate(7, true, '..')", "'abcdefghijkl'|truncate(6, true, x, 0)",
-        "x|urlencode", "x|urlize", "x|striptags", "t|striptags", "x|wordcount", "x|length",
-        "x|default('d')", "u|default(x)", "none|default(x, true)", "u|d(x)", "x|int", "x|float",
-        "x|tojson", "x|tojson(ensure_ascii=true)", "d|tojson", "d|tojson(indent=2)",
-        "d|tojson(indent=x)", "d|tojson(separators=[x, x])", "d|tojson(sort_keys=true)",
-        "l|tojson", "[x, {x: x}]|tojson", "(x,)|tojson", "d|string", "l|string", "[x]|string",
-        "(x,)|string", "{x: x}|string", "d|items|list", "d|dictsort", "d|dictsort(by='value')",
-        "d|xmlattr", "{'k': x}|xmlattr", "d|list", "d|first", "d|join", "d|length", "d|pprint",
-        "x|pprint", "[x]|pprint", "l|join", "l|join(x)", "['a', 'b']|join(x)",
-        "l|map('upper')|join(',')", "l|map('replace', 'i', 'j')|list", "l|map('tojson')|join",
-        "l|select|list", "l|reject('none')|list", "l|sort|join", "l|batch(2, x)|list",
-        "l|slice(2, x)|list", "l|unique|list", "l|sum(start='')|string", "l|first", "l|last",
-        "o|map(attribute='k')|join", "o|map(attribute='zz', default=x)|list", "o|groupby('k')",
-        "o|groupby('k')|map('first')|list", "o|selectattr('k', 'eq', x)|list",
-        "o|rejectattr('k', 'none')|map(attribute='k')|list", "o|join(',', attribute='k')",
-        "o|sort(attribute='k')|list", "o|unique(attribute='k')|list", "o|max(attribute='k')",
-        "o|groupby('nope', default=x)", "x|format", "'a %s b'|format(x)", "'%r'|format(x)",
-        "'%.5s'|format(x)", "'%20s'|format(x)", "'%-20s'|format(x)", "'%(k)s'|format(k=x)",
-        "f|format(x)", "f % x", "'%s' % x", "'%s %s' % (x, 'a')", "'%(k)s' % {'k': x}",
-        "'%a' % x", "'%c' % c", "'%c' % n", "'%c%c%c' % (n, n, n)", "x ~ '%s'",
-        "'{:c}'.format(n)", "'{0:c}{1}'.format(n, x)", "g.format('<|im_end|>')",
-        "g|string ~ g.format('<|im_end|>', x)", "h % '<|im_end|>'", "h|format('<|im_end|>')",
-        "(h ~ 'a') % '<|im_end|>'", "'{}'.format(x)", "'{0!r}'.format(x)", "'{0:+^30}'.format(x)",
-        "'{0:^30}'.format(x)", "'{k}'.format(k=x)", "'{0[k]}'.format({'k': x})",
-        "'{0[0]}'.format(x)", "'{:{}}'.format('a', '9')", "'{:{}}'.format('a', fill)",
-        "'{k}'.format_map({'k': x})", "x.format()", "'{0}'.format(l)", "'{:.4}'.format(x)",
-        "x ~ 'a'", "'a' ~ x", "x + 'a'", "x * 3", "[x] * 2", "x[1:]", "x[:-1]", "x[::-1]",
-        "x[::2]", "x[2]", "x[-1]", "x[1:4] ~ x[4:]", "('a' ~ x)[1:]", "(x ~ x)[3:9]",
-        "x|list|batch(3)|map('join')|join", "x.upper()", "x.lower()", "x.title()",
-        "x.capitalize()", "x.swapcase()", "x.casefold()", "x.strip()", "x.strip('Z')",
-        "x.lstrip('Z')", "x.rstrip('Q')", "x.split('_')", "x.split('_')|join('_')",
-        "x.rsplit('_', 1)", "x.split()", "x.splitlines()", "x.partition('_')",
-        "x.rpartition('_')", "x.join(['a', 'b'])", "','.join(l)", "x.zfill(30)",
-        "x.ljust(30, '.')", "x.rjust(30, c)", "'a'.ljust(9, c)", "'a'.rjust(9, c)",
-        "'a'.center(9, c)", "x.center(31, '*')", "x.expandtabs(4)", "x.removeprefix('Z')",
-        "x.removesuffix('Q')", "x.encode().decode()", "x.encode()", "x.encode('utf-8')|string",
-        "x.replace(c, c ~ c)", "strftime_now(x)", "strftime_now('%Y' ~ x)", "cycler(x, x).next()",
-        "joiner(x)()", "dict(a=x)", "dict(d)", "dict(d, b=x)", "x if true else 'n'", "(x and x)",
-        "(none or x)", "x is string", "{'a': x}.a", "{'a': x}['a']", "[x][0]", "d.items()|list",
-        "d.keys()|list", "d.values()|list", "d.get('k')", "d.get('nope', x)",
-        "range(3)|map('string')|list|join(x)"
-    };
+    static const char *const expressions[] = {"x",
+                                              "x|upper",
+                                              "x|lower",
+                                              "x|title",
+                                              "x|capitalize",
+                                              "x|trim",
+                                              "x|trim('Q')",
+                                              "x|string",
+                                              "x|safe",
+                                              "x|e",
+                                              "x|escape",
+                                              "x|forceescape",
+                                              "x|e|safe|string",
+                                              "x|reverse",
+                                              "x|list",
+                                              "x|list|join",
+                                              "x|list|sort|join",
+                                              "x|list|unique|join",
+                                              "x|list|reverse|join('-')",
+                                              "x|first",
+                                              "x|last",
+                                              "x|max",
+                                              "x|min",
+                                              "x|random",
+                                              "x|replace('i', 'j')",
+                                              "x|replace('i', x)",
+                                              "'abc'|replace('b', x)",
+                                              "x|replace('', '.')",
+                                              "x.replace('e', 'E', 1)",
+                                              "x|replace(c, c ~ c)",
+                                              "x|center(40)",
+                                              "x|indent",
+                                              "x|indent(2, true)",
+                                              "('a\\nb')|indent(x)",
+                                              "('a\\nb')|indent(width=x, first=true)",
+                                              "x|truncate(5)",
+                                              "x|truncate(7, true, '..')",
+                                              "'abcdefghijkl'|truncate(6, true, x, 0)",
+                                              "x|urlencode",
+                                              "x|urlize",
+                                              "x|striptags",
+                                              "t|striptags",
+                                              "x|wordcount",
+                                              "x|length",
+                                              "x|default('d')",
+                                              "u|default(x)",
+                                              "none|default(x, true)",
+                                              "u|d(x)",
+                                              "x|int",
+                                              "x|float",
+                                              "x|tojson",
+                                              "x|tojson(ensure_ascii=true)",
+                                              "d|tojson",
+                                              "d|tojson(indent=2)",
+                                              "d|tojson(indent=x)",
+                                              "d|tojson(separators=[x, x])",
+                                              "d|tojson(sort_keys=true)",
+                                              "l|tojson",
+                                              "[x, {x: x}]|tojson",
+                                              "(x,)|tojson",
+                                              "d|string",
+                                              "l|string",
+                                              "[x]|string",
+                                              "(x,)|string",
+                                              "{x: x}|string",
+                                              "d|items|list",
+                                              "d|dictsort",
+                                              "d|dictsort(by='value')",
+                                              "d|xmlattr",
+                                              "{'k': x}|xmlattr",
+                                              "d|list",
+                                              "d|first",
+                                              "d|join",
+                                              "d|length",
+                                              "d|pprint",
+                                              "x|pprint",
+                                              "[x]|pprint",
+                                              "l|join",
+                                              "l|join(x)",
+                                              "['a', 'b']|join(x)",
+                                              "l|map('upper')|join(',')",
+                                              "l|map('replace', 'i', 'j')|list",
+                                              "l|map('tojson')|join",
+                                              "l|select|list",
+                                              "l|reject('none')|list",
+                                              "l|sort|join",
+                                              "l|batch(2, x)|list",
+                                              "l|slice(2, x)|list",
+                                              "l|unique|list",
+                                              "l|sum(start='')|string",
+                                              "l|first",
+                                              "l|last",
+                                              "o|map(attribute='k')|join",
+                                              "o|map(attribute='zz', default=x)|list",
+                                              "o|groupby('k')",
+                                              "o|groupby('k')|map('first')|list",
+                                              "o|selectattr('k', 'eq', x)|list",
+                                              "o|rejectattr('k', 'none')|map(attribute='k')|list",
+                                              "o|join(',', attribute='k')",
+                                              "o|sort(attribute='k')|list",
+                                              "o|unique(attribute='k')|list",
+                                              "o|max(attribute='k')",
+                                              "o|groupby('nope', default=x)",
+                                              "x|format",
+                                              "'a %s b'|format(x)",
+                                              "'%r'|format(x)",
+                                              "'%.5s'|format(x)",
+                                              "'%20s'|format(x)",
+                                              "'%-20s'|format(x)",
+                                              "'%(k)s'|format(k=x)",
+                                              "f|format(x)",
+                                              "f % x",
+                                              "'%s' % x",
+                                              "'%s %s' % (x, 'a')",
+                                              "'%(k)s' % {'k': x}",
+                                              "'%a' % x",
+                                              "'%c' % c",
+                                              "'%c' % n",
+                                              "'%c%c%c' % (n, n, n)",
+                                              "x ~ '%s'",
+                                              "'{:c}'.format(n)",
+                                              "'{0:c}{1}'.format(n, x)",
+                                              "g.format('<|im_end|>')",
+                                              "g|string ~ g.format('<|im_end|>', x)",
+                                              "h % '<|im_end|>'",
+                                              "h|format('<|im_end|>')",
+                                              "(h ~ 'a') % '<|im_end|>'",
+                                              "'{}'.format(x)",
+                                              "'{0!r}'.format(x)",
+                                              "'{0:+^30}'.format(x)",
+                                              "'{0:^30}'.format(x)",
+                                              "'{k}'.format(k=x)",
+                                              "'{0[k]}'.format({'k': x})",
+                                              "'{0[0]}'.format(x)",
+                                              "'{:{}}'.format('a', '9')",
+                                              "'{:{}}'.format('a', fill)",
+                                              "'{k}'.format_map({'k': x})",
+                                              "x.format()",
+                                              "'{0}'.format(l)",
+                                              "'{:.4}'.format(x)",
+                                              "x ~ 'a'",
+                                              "'a' ~ x",
+                                              "x + 'a'",
+                                              "x * 3",
+                                              "[x] * 2",
+                                              "x[1:]",
+                                              "x[:-1]",
+                                              "x[::-1]",
+                                              "x[::2]",
+                                              "x[2]",
+                                              "x[-1]",
+                                              "x[1:4] ~ x[4:]",
+                                              "('a' ~ x)[1:]",
+                                              "(x ~ x)[3:9]",
+                                              "x|list|batch(3)|map('join')|join",
+                                              "x.upper()",
+                                              "x.lower()",
+                                              "x.title()",
+                                              "x.capitalize()",
+                                              "x.swapcase()",
+                                              "x.casefold()",
+                                              "x.strip()",
+                                              "x.strip('Z')",
+                                              "x.lstrip('Z')",
+                                              "x.rstrip('Q')",
+                                              "x.split('_')",
+                                              "x.split('_')|join('_')",
+                                              "x.rsplit('_', 1)",
+                                              "x.split()",
+                                              "x.splitlines()",
+                                              "x.partition('_')",
+                                              "x.rpartition('_')",
+                                              "x.join(['a', 'b'])",
+                                              "','.join(l)",
+                                              "x.zfill(30)",
+                                              "x.ljust(30, '.')",
+                                              "x.rjust(30, c)",
+                                              "'a'.ljust(9, c)",
+                                              "'a'.rjust(9, c)",
+                                              "'a'.center(9, c)",
+                                              "x.center(31, '*')",
+                                              "x.expandtabs(4)",
+                                              "x.removeprefix('Z')",
+                                              "x.removesuffix('Q')",
+                                              "x.encode().decode()",
+                                              "x.encode()",
+                                              "x.encode('utf-8')|string",
+                                              "x.replace(c, c ~ c)",
+                                              "strftime_now(x)",
+                                              "strftime_now('%Y' ~ x)",
+                                              "cycler(x, x).next()",
+                                              "joiner(x)()",
+                                              "dict(a=x)",
+                                              "dict(d)",
+                                              "dict(d, b=x)",
+                                              "x if true else 'n'",
+                                              "(x and x)",
+                                              "(none or x)",
+                                              "x is string",
+                                              "{'a': x}.a",
+                                              "{'a': x}['a']",
+                                              "[x][0]",
+                                              "d.items()|list",
+                                              "d.keys()|list",
+                                              "d.values()|list",
+                                              "d.get('k')",
+                                              "d.get('nope', x)",
+                                              "range(3)|map('string')|list|join(x)"};
     int rendered = 0;
     for (size_t i = 0; i < sizeof expressions / sizeof expressions[0]; i++) {
         char source[512];
@@ -172,8 +331,8 @@ TEST(no_operation_turns_input_into_the_template_s_own)
         struct chat_output out = {0};
         struct err err;
         snprintf(source, sizeof source, "{{ %s }}", expressions[i]);
-        struct chat_input in = {.kwargs_json = kwargs, .kwargs_bytes = sizeof kwargs - 1,
-                                .local_us = 1749990896000000};
+        struct chat_input in = {
+            .kwargs_json = kwargs, .kwargs_bytes = sizeof kwargs - 1, .local_us = 1749990896000000};
         if (chat_template_compile(source, strlen(source), NULL, &t, &err) != OK) {
             CHECK_FAIL("%s: %s", expressions[i], err.text);
             continue;
@@ -186,8 +345,8 @@ TEST(no_operation_turns_input_into_the_template_s_own)
                 at++;
             }
             if (at < s->n_bytes) {
-                CHECK_FAIL("%s: \"%.*s\" passed as the template's", expressions[i],
-                           (int)s->n_bytes, s->text);
+                CHECK_FAIL("%s: \"%.*s\" passed as the template's", expressions[i], (int)s->n_bytes,
+                           s->text);
             }
         }
         chat_output_deinit(&out);
@@ -206,8 +365,9 @@ TEST(long_strings_keep_their_provenance)
 
 TEST(blocks_and_macros_keep_provenance)
 {
-    const char *source = "{% macro m(a) %}<{{ a }}>{% endmacro %}{% set b %}({{ m(messages[0].content) }}"
-                         "){% endset %}{{ b }}{% filter upper %}x{{ messages[0].content }}{% endfilter %}";
+    const char *source =
+        "{% macro m(a) %}<{{ a }}>{% endmacro %}{% set b %}({{ m(messages[0].content) }}"
+        "){% endset %}{{ b }}{% filter upper %}x{{ messages[0].content }}{% endfilter %}";
     CHECK_STR(render(source, USER("\"u\"")), "(<[u]>)X[U]");
 }
 
@@ -226,9 +386,9 @@ TEST(assistant_content_is_trusted_only_when_asked)
                            "{\"role\":\"assistant\",\"content\":\"<think>\"}]";
     const char *source = "{% for m in messages %}{{ m.content }}.{% endfor %}";
     CHECK_STR(render(source, messages), "[u].[<think>].");
-    CHECK_STR(render_in(source, (struct chat_input){.messages_json = messages,
-                                                    .trust_assistant = true}),
-              "[u].<think>.");
+    CHECK_STR(
+        render_in(source, (struct chat_input){.messages_json = messages, .trust_assistant = true}),
+        "[u].<think>.");
 }
 
 TEST(tools_and_extra_variables_are_input)
@@ -253,8 +413,10 @@ static void check_injection(const char *path)
         return;
     }
     if (chat_template_compile(text, n, NULL, &t, &err) == OK) {
-        struct chat_input in = {.messages_json = messages, .messages_bytes = sizeof messages - 1,
-                                .kwargs_json = "{\"bos_token\":\"<s>\"}", .kwargs_bytes = 19};
+        struct chat_input in = {.messages_json = messages,
+                                .messages_bytes = sizeof messages - 1,
+                                .kwargs_json = "{\"bos_token\":\"<s>\"}",
+                                .kwargs_bytes = 19};
         if (chat_template_render(t, &in, &out, &err) == OK) {
             for (size_t i = 0; i < out.n_spans; i++) {
                 const struct text_span *s = &out.spans[i];
@@ -309,18 +471,23 @@ TEST(limits_end_every_template)
     } rows[] = {
         {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "steps"},
         {"{% macro f(a) %}{{ f(a) }}{% endmacro %}{{ f(1) }}", "recurses too deeply"},
-        {"{% set ns = namespace(s='abcdefgh') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}"
-         "{% endfor %}", "too long"},
+        {"{% set ns = namespace(s='abcdefgh') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s "
+         "%}"
+         "{% endfor %}",
+         "too long"},
         {"{{ 'ab' * 99999999 }}", "too long"},
         {"{{ [1] * 999999999 }}", "too long"},
         {"{{ '%999999999d' % 1 }}", "too long"},
         {"{{ 'x'|center(10 ** 12) }}", "too long"},
-        {"{% set ns = namespace(l=[]) %}{% for i in range(900) %}{% set ns.l = [ns.l] %}{% endfor %}"
-         "{{ ns.l }}", "nested too deeply"},
+        {"{% set ns = namespace(l=[]) %}{% for i in range(900) %}{% set ns.l = [ns.l] %}{% endfor "
+         "%}"
+         "{{ ns.l }}",
+         "nested too deeply"},
         {"{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}", "nested too deeply"},
         {"{{ 7 ** 99999999 }}", "too long"},
         {"{{ range(100001) }}", "Range too big"},
-        {"{% for i in range(99999) %}{{ 'abcdefghijklmnopqrstuvwxyz' * 99 }}{% endfor %}", "too long"},
+        {"{% for i in range(99999) %}{{ 'abcdefghijklmnopqrstuvwxyz' * 99 }}{% endfor %}",
+         "too long"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const char *text = render(rows[i].source, "[]");
@@ -335,11 +502,13 @@ TEST(deep_sources_are_refused_at_compile_time)
     static char source[200000];
     static const struct {
         const char *head, *step, *tail;
-    } rows[] = {{"{{ ", "(", "1 }}"},      {"{{ ", "[", "1 }}"},       {"{{ ", "not ", "1 }}"},
-                {"{{ ", "-", "1 }}"},      {"{{ 1", "+1", " }}"},      {"{{ 1", "|abs", " }}"},
-                {"{{ a", ".b", " }}"},     {"{{ 1", " if 1 else 1", " }}"},
-                {"", "{% if 1 %}", ""},    {"", "{% for a in b %}", ""},
-                {"{{ a", "(1)", " }}"},    {"{{ 1 if ", "1 if ", "}}"}, {"{{ {1:", "{1:", "1 }}"}};
+    } rows[] = {{"{{ ", "(", "1 }}"},     {"{{ ", "[", "1 }}"},
+                {"{{ ", "not ", "1 }}"},  {"{{ ", "-", "1 }}"},
+                {"{{ 1", "+1", " }}"},    {"{{ 1", "|abs", " }}"},
+                {"{{ a", ".b", " }}"},    {"{{ 1", " if 1 else 1", " }}"},
+                {"", "{% if 1 %}", ""},   {"", "{% for a in b %}", ""},
+                {"{{ a", "(1)", " }}"},   {"{{ 1 if ", "1 if ", "}}"},
+                {"{{ {1:", "{1:", "1 }}"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char *p = source + sprintf(source, "%s", rows[i].head);
         for (int k = 0; k < 9000; k++) {
@@ -363,23 +532,27 @@ TEST(raise_exception_gives_its_message_alone)
 
 TEST(text_parts_are_joined_for_templates_that_want_strings)
 {
-    const char *parts = USER("[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]");
-    CHECK_STR(render("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}", parts),
-              "<user>[a\nb]");
+    const char *parts =
+        USER("[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]");
+    CHECK_STR(
+        render("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}", parts),
+        "<user>[a\nb]");
     CHECK_STR(render("{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
-                     "{% for p in m.content %}({{ p.text }}){% endfor %}{% endif %}{% endfor %}", parts),
+                     "{% for p in m.content %}({{ p.text }}){% endfor %}{% endif %}{% endfor %}",
+                     parts),
               "([a])([b])");
 }
 
 TEST(strings_become_parts_for_templates_that_want_parts)
 {
     CHECK_STR(render("{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}"
-                     "{{ p.text }}{% endif %}{% endfor %}{% endfor %}", USER("\"hello\"")),
+                     "{{ p.text }}{% endif %}{% endfor %}{% endfor %}",
+                     USER("\"hello\"")),
               "[hello]");
 }
 
 #define CALL(content, arguments)                                                                   \
-    "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":" content ","     \
+    "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":" content ","      \
     "\"tool_calls\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":" arguments \
     "}}]}]"
 #define WITH_CALLS(arguments)                                                                      \
@@ -392,21 +565,26 @@ TEST(arguments_become_what_the_template_prints_well)
     CHECK_STR(render(WITH_CALLS("{{ c.function.arguments | tojson }}"), text), "[q]{\"[a]\": 1.0}");
     CHECK_STR(render(WITH_CALLS("{{ 'x' + c.function.arguments }}"), text), "[q]x[{\"a\": 1.0}]");
     CHECK_STR(render(WITH_CALLS("{{ c.function.arguments }}"), text), "[q{\"a\": 1.0}]");
-    CHECK_STR(render(WITH_CALLS("{% for k, v in c.function.arguments|items %}{{ k }}={{ v }}{% endfor %}"),
-                     text), "[qa]=1.0");
+    CHECK_STR(render(WITH_CALLS(
+                         "{% for k, v in c.function.arguments|items %}{{ k }}={{ v }}{% endfor %}"),
+                     text),
+              "[qa]=1.0");
     CHECK_STR(render(WITH_CALLS("{{ 'x' + c.function.arguments }}"), CALL("\"\"", "{\"a\":1}")),
               "[q]x{\"[a]\": 1}");
-    CHECK_STR(render(WITH_CALLS("{{ c.function.arguments | tojson }}"), CALL("\"\"", "\"no json\"")),
-              "[q]\"[no json]\"");
+    CHECK_STR(
+        render(WITH_CALLS("{{ c.function.arguments | tojson }}"), CALL("\"\"", "\"no json\"")),
+        "[q]\"[no json]\"");
 }
 
 TEST(null_content_is_empty_where_it_would_fail_or_print_none)
 {
     CHECK_STR(render(WITH_CALLS("!"), CALL("null", "{}")), "[q]!");
-    CHECK_STR(render("{% for m in messages %}{{ 'x' + m.content }}{% endfor %}", CALL("null", "{}")),
-              "x[q]x");
-    CHECK_STR(render("{% for m in messages %}{{ m.content is none }}{% endfor %}", CALL("null", "{}")),
-              "FalseTrue");
+    CHECK_STR(
+        render("{% for m in messages %}{{ 'x' + m.content }}{% endfor %}", CALL("null", "{}")),
+        "x[q]x");
+    CHECK_STR(
+        render("{% for m in messages %}{{ m.content is none }}{% endfor %}", CALL("null", "{}")),
+        "FalseTrue");
 }
 
 TEST(parts_of_the_other_apis_are_text)
@@ -423,13 +601,15 @@ TEST(parts_of_the_other_apis_are_text)
 TEST(a_call_without_arguments_has_none)
 {
     CHECK_STR(render(WITH_CALLS("{% for k, v in c.function.arguments.items() %}!{% endfor %}"),
-                     CALL("\"\"", "\"\"")), "[q]");
+                     CALL("\"\"", "\"\"")),
+              "[q]");
 }
 
 TEST(reasoning_goes_by_the_name_that_the_template_knows)
 {
 #define THOUGHT(key, content)                                                                      \
-    "[{\"role\":\"assistant\",\"" key "\":\"t\",\"content\":" content ",\"tool_calls\":[{\"type\":" \
+    "[{\"role\":\"assistant\",\"" key "\":\"t\",\"content\":" content                              \
+    ",\"tool_calls\":[{\"type\":"                                                                  \
     "\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]}]"
     const char *thinking = "{% for m in messages %}{% if m.thinking %}{% if m.content %}{{ "
                            "raise_exception('both') }}{% endif %}T{{ m.thinking }}{% endif %}"
@@ -440,20 +620,26 @@ TEST(reasoning_goes_by_the_name_that_the_template_knows)
     CHECK_STR(render(thinking, THOUGHT("thinking\":null,\"reasoning", "\"\"")), "T[t]");
     CHECK_STR(render(thinking, THOUGHT("reasoning", "\"c\"")), "[c]"); // it takes one of them
     CHECK_STR(render("{% for m in messages %}{{ m.reasoning }}{{ m.content }}{% endfor %}",
-                     THOUGHT("reasoning_content", "\"c\"")), "[tc]");
+                     THOUGHT("reasoning_content", "\"c\"")),
+              "[tc]");
     CHECK_STR(render("{% for m in messages %}{% if think %}{{ m.reasoning_content }}{% else %}{{ "
                      "'reasoning_content' in m }}{% endif %}{% endfor %}",
-                     THOUGHT("reasoning", "\"\"")), "True");
+                     THOUGHT("reasoning", "\"\"")),
+              "True");
     CHECK_STR(render("{% for m in messages %}{{ m.keys() | list | length }}{% endfor %}",
-                     THOUGHT("reasoning", "\"\"")), "4");
+                     THOUGHT("reasoning", "\"\"")),
+              "4");
 #undef THOUGHT
 }
 
 TEST(developer_becomes_system_where_the_template_drops_it)
 {
     const char *messages = "[{\"role\":\"developer\",\"content\":\"d\"}]";
-    CHECK_STR(render("{% for m in messages %}{% if m.role == 'system' %}S{{ m.content }}{% elif m.role =="
-                     " 'user' %}U{{ m.content }}{% endif %}{% endfor %}", messages), "S[d]");
+    CHECK_STR(
+        render("{% for m in messages %}{% if m.role == 'system' %}S{{ m.content }}{% elif m.role =="
+               " 'user' %}U{{ m.content }}{% endif %}{% endfor %}",
+               messages),
+        "S[d]");
     CHECK_STR(render(PLAIN, messages), "<developer>[d]");
 }
 
@@ -461,9 +647,11 @@ TEST(the_last_message_can_be_continued)
 {
     struct chat_input in = {.messages_json = "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":"
                                              "\"assistant\",\"content\":\"The answer \"}]",
-                            .continue_final_message = true, .add_generation_prompt = true};
+                            .continue_final_message = true,
+                            .add_generation_prompt = true};
     CHECK_STR(render_in("{% for m in messages %}<{{ m.role }}>{{ m.content }}</e>{% endfor %}{% if "
-                        "add_generation_prompt %}<assistant>{% endif %}", in),
+                        "add_generation_prompt %}<assistant>{% endif %}",
+                        in),
               "<user>[q]</e><assistant>[The answer ]");
     CHECK_STR(render_in("{% for m in messages %}{{ m.content | trim }}</e>{% endfor %}", in),
               "[q]</e>[The answer]");
@@ -478,9 +666,12 @@ TEST(the_last_message_can_be_continued)
         snprintf(whole, sizeof whole, "<assistant>\n%s", seen[i]);
         in.messages_json = messages;
         CHECK_STR(render_in("{% for m in messages %}<{{ m.role }}>{{ '\n' ~ m.content ~ '</e>\n' }}"
-                            "{% endfor %}", in), whole);
+                            "{% endfor %}",
+                            in),
+                  whole);
         CHECK_STR(render_in("{% for m in messages %}<{{ m.role }}>{{ '\n' ~ m.content | trim ~ "
-                            "'</e>\n' }}{% endfor %}", in),
+                            "'</e>\n' }}{% endfor %}",
+                            in),
                   strspn(texts[i], " \\n") == strlen(texts[i]) ? "<assistant>\n" : whole);
     }
 }
@@ -489,16 +680,18 @@ TEST(broken_json_is_the_clients_mistake)
 {
     CHECK(strncmp(render(PLAIN, "[{\"role\":}]"), "!messages: ", 11) == 0);
     CHECK(render(PLAIN, "[")[0] == '!');
-    CHECK(render_in(PLAIN, (struct chat_input){.messages_json = "[]", .tools_json = "[1"})[0] == '!');
+    CHECK(render_in(PLAIN, (struct chat_input){.messages_json = "[]", .tools_json = "[1"})[0] ==
+          '!');
 }
 
 TEST(numbers_keep_their_text)
 {
-    CHECK_STR(render_in("{{ l }}{{ l|tojson }}",
-                        (struct chat_input){.kwargs_json = "{\"l\":[1,1.0,-0,1e2,"
-                                                           "123456789012345678901234567890,1.5e-7]}"}),
-              "[1, 1.0, 0, 100.0, 123456789012345678901234567890, 1.5e-07]"
-              "[1, 1.0, 0, 100.0, 123456789012345678901234567890, 1.5e-07]");
+    CHECK_STR(
+        render_in("{{ l }}{{ l|tojson }}",
+                  (struct chat_input){.kwargs_json = "{\"l\":[1,1.0,-0,1e2,"
+                                                     "123456789012345678901234567890,1.5e-7]}"}),
+        "[1, 1.0, 0, 100.0, 123456789012345678901234567890, 1.5e-07]"
+        "[1, 1.0, 0, 100.0, 123456789012345678901234567890, 1.5e-07]");
 }
 
 TEST(words_of_a_template_are_found_outside_comments)

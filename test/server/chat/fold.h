@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What the tests of the output's parsers share: a sample folded into strings, text fed in every
  * way to cut it, and the markers that are long to write. */
 #ifndef SLUICE_TEST_SERVER_CHAT_FOLD_H
@@ -81,7 +82,7 @@ static inline char *with_marks(const struct tool_parser *parser, const char *tex
 
 /* Feeds the text in pieces: whole, one byte each, cut at `cut`, or random. */
 static inline void run(const struct output_options *opt, const char *text, size_t n, size_t most,
-                size_t cut, struct fold *f)
+                       size_t cut, struct fold *f)
 {
     fold_init(f);
     struct tool_sink sink = SINK;
@@ -109,7 +110,8 @@ static inline bool same(const struct fold *a, const struct fold *b)
 }
 
 /* The result must not depend on the cuts; returns the folded result of the whole text. */
-static inline void check_cuts(const struct output_options *opt, const char *text, struct fold *whole)
+static inline void check_cuts(const struct output_options *opt, const char *text,
+                              struct fold *whole)
 {
     size_t n = strlen(text);
     run(opt, text, n, n ? n : 1, n, whole);
@@ -154,13 +156,23 @@ static inline struct json *tools_of(const char *text)
     "\"u\":{\"type\":[\"string\",\"null\"]}}}}},{\"function\":{\"name\":\"g\"}}]"
 
 /* DeepSeek's tokens have full-width bars, and U+2581 for spaces; Kimi's are long. */
-#define DSML "\xEF\xBD\x9C" "DSML\xEF\xBD\x9C"
+#define DSML                                                                                       \
+    "\xEF\xBD\x9C"                                                                                 \
+    "DSML\xEF\xBD\x9C"
 #define SECTION(text) "<|tool_calls_section_begin|>" text "<|tool_calls_section_end|>"
 #define MARKER(words) "<\xEF\xBD\x9Ctool\xE2\x96\x81" words "\xEF\xBD\x9C>"
-#define CALLS_BEGIN MARKER("calls\xE2\x96\x81" "begin")
-#define CALLS_END MARKER("calls\xE2\x96\x81" "end")
-#define CALL_BEGIN MARKER("call\xE2\x96\x81" "begin")
-#define CALL_END MARKER("call\xE2\x96\x81" "end")
+#define CALLS_BEGIN                                                                                \
+    MARKER("calls\xE2\x96\x81"                                                                     \
+           "begin")
+#define CALLS_END                                                                                  \
+    MARKER("calls\xE2\x96\x81"                                                                     \
+           "end")
+#define CALL_BEGIN                                                                                 \
+    MARKER("call\xE2\x96\x81"                                                                      \
+           "begin")
+#define CALL_END                                                                                   \
+    MARKER("call\xE2\x96\x81"                                                                      \
+           "end")
 #define SEPARATOR MARKER("sep")
 
 #endif

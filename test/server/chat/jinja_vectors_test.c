@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Templates against what Jinja2 made of them: our own vectors (test/templates, made by
  * scripts/template_vectors.py) and those of ../shared/data. */
 #include "engine/base/file.h"
@@ -100,7 +101,9 @@ static void snippet(struct slice line)
     char *source = text_of(member(line, "template"));
     REQUIRE(source && vars.s);
     enum status st = chat_template_compile(source, strlen(source), NULL, &t, &err);
-    struct chat_input in = {.kwargs_json = vars.s, .kwargs_bytes = vars.n_bytes, .raw = true,
+    struct chat_input in = {.kwargs_json = vars.s,
+                            .kwargs_bytes = vars.n_bytes,
+                            .raw = true,
                             .local_us = CLOCK * 1000000LL};
     as_expected(line, t, &in, st, &err);
     chat_template_free(t);
@@ -141,11 +144,14 @@ static void conversation(struct slice line)
     load_named(name);
     free(name);
     bool none = tools.n_bytes == 4 && memcmp(tools.s, "null", 4) == 0;
-    struct chat_input in = {
-        .messages_json = messages.s, .messages_bytes = messages.n_bytes,
-        .tools_json = none ? NULL : tools.s, .tools_bytes = none ? 0 : tools.n_bytes,
-        .kwargs_json = extra.s, .kwargs_bytes = extra.n_bytes, .raw = true,
-        .local_us = CLOCK * 1000000LL};
+    struct chat_input in = {.messages_json = messages.s,
+                            .messages_bytes = messages.n_bytes,
+                            .tools_json = none ? NULL : tools.s,
+                            .tools_bytes = none ? 0 : tools.n_bytes,
+                            .kwargs_json = extra.s,
+                            .kwargs_bytes = extra.n_bytes,
+                            .raw = true,
+                            .local_us = CLOCK * 1000000LL};
     err = last_error;
     as_expected(line, last, &in, last_status, &err);
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Markers that are special tokens reach the parsers, although special tokens are not shown. */
 #include "test/server/chat/fold.h"
 
@@ -17,12 +18,15 @@ static struct tokenizer *tokenizer_of(const char *const *words)
         const char *text = words[i] + special;
         buf_printf(&json, "%s{\"id\":%d,\"content\":", i ? "," : "", i + 1);
         buf_put_json(&json, text, strlen(text));
-        buf_printf(&json, ",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
-                          "\"normalized\":false,\"special\":%s}", special ? "true" : "false");
+        buf_printf(&json,
+                   ",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
+                   "\"normalized\":false,\"special\":%s}",
+                   special ? "true" : "false");
     }
-    buf_puts(&json, "],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","
-                    "\"add_prefix_space\":false,\"use_regex\":false},\"decoder\":{\"type\":"
-                    "\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"x\":0},\"merges\":[]}}");
+    buf_puts(&json,
+             "],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","
+             "\"add_prefix_space\":false,\"use_regex\":false},\"decoder\":{\"type\":"
+             "\"ByteLevel\"},\"model\":{\"type\":\"BPE\",\"vocab\":{\"x\":0},\"merges\":[]}}");
     const struct tokenizer_files files = {.json = json.data, .json_bytes = json.n_bytes};
     if (tokenizer_load_memory(&files, &tok, &err) != OK) {
         CHECK_FAIL("%s", err.text);
@@ -31,14 +35,16 @@ static struct tokenizer *tokenizer_of(const char *const *words)
     return tok;
 }
 
-static void check_words(const char *parser, enum reasoning_kind reasoning,
-                        const char *const *words, const char *content, const char *thought,
-                        const char *calls)
+static void check_words(const char *parser, enum reasoning_kind reasoning, const char *const *words,
+                        const char *content, const char *thought, const char *calls)
 {
     struct json *tools = tools_of(TOOLS);
     struct tokenizer *tok = tokenizer_of(words);
-    struct output_options opt = {.tok = tok, .skip_special = true, .reasoning = reasoning,
-                                 .parser = tool_parser_find(parser), .tools = tools};
+    struct output_options opt = {.tok = tok,
+                                 .skip_special = true,
+                                 .reasoning = reasoning,
+                                 .parser = tool_parser_find(parser),
+                                 .tools = tools};
     struct fold f;
     struct output o;
     struct tool_sink sink = SINK;
@@ -71,8 +77,8 @@ TEST(markers_that_are_special_tokens)
                 "ok", "hm", "|f#:{\"s\": \"a\"}");
     check_words("kimi_k2", REASONING_THINK,
                 WORDS("!<think>", "hm", "!</think>", "!<|tool_calls_section_begin|>",
-                      "!<|tool_call_begin|>", "functions.f:0", "!<|tool_call_argument_begin|>", "{}",
-                      "!<|tool_call_end|>", "!<|tool_calls_section_end|>", "!<|im_end|>"),
+                      "!<|tool_call_begin|>", "functions.f:0", "!<|tool_call_argument_begin|>",
+                      "{}", "!<|tool_call_end|>", "!<|tool_calls_section_end|>", "!<|im_end|>"),
                 "", "hm", "|f#functions.f:0:{}");
     check_words("deepseek_v31", REASONING_THINK,
                 WORDS("ok", "!" CALLS_BEGIN, "!" CALL_BEGIN, "f", "!" SEPARATOR, "{\"n\":1}",
@@ -86,10 +92,10 @@ TEST(markers_that_are_special_tokens)
                 WORDS("!<tool_call>", "f", "!<arg_key>", "n", "!</arg_key>", "!<arg_value>", "5",
                       "!</arg_value>", "!</tool_call>", "!<|observation|>"),
                 "", "", "|f#:{\"n\": 5}");
-    check_words("minimax_m2", REASONING_THINK,
-                WORDS("!<minimax:tool_call>", "<invoke name=\"g\">", "</invoke>",
-                      "!</minimax:tool_call>"),
-                "", "", "|g#:{}");
+    check_words(
+        "minimax_m2", REASONING_THINK,
+        WORDS("!<minimax:tool_call>", "<invoke name=\"g\">", "</invoke>", "!</minimax:tool_call>"),
+        "", "", "|g#:{}");
     check_words("seed_oss", REASONING_SEED_OSS,
                 WORDS("!<seed:think>", "hm", "!</seed:think>", "!<seed:tool_call>", "<function=g>",
                       "</function>", "!</seed:tool_call>"),
@@ -99,10 +105,11 @@ TEST(markers_that_are_special_tokens)
                       "[{\"tool_name\": \"g\", \"parameters\": {}}]", "!<|END_ACTION|>"),
                 "", "hm", "|g#:{}");
     check_words("granite", REASONING_NONE,
-                WORDS("!<|tool_call|>", "[{\"name\": \"g\", \"arguments\": {}}]"), "", "", "|g#:{}");
+                WORDS("!<|tool_call|>", "[{\"name\": \"g\", \"arguments\": {}}]"), "", "",
+                "|g#:{}");
     check_words("internlm", REASONING_NONE,
-                WORDS("!<|action_start|>", "!<|plugin|>", "{\"name\": \"g\"}", "!<|action_end|>"), "",
-                "", "|g#:{}");
+                WORDS("!<|action_start|>", "!<|plugin|>", "{\"name\": \"g\"}", "!<|action_end|>"),
+                "", "", "|g#:{}");
     check_words("gigachat3", REASONING_NONE, // of another model's markers
                 WORDS("!<|function_call|>", "{\"name\": \"g\"}", "!<|tool_call_begin|>"), "", "",
                 "|g#:{}");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* From text to reasoning, content and calls: Harmony, reasoning, stop strings, and what must
  * hold for every parser. */
 #include "test/server/chat/fold.h"
@@ -35,8 +36,9 @@ TEST(harmony_channels)
 {
     HARMONY(ANALYSIS "hm\n" NEXT FINAL "Yes.\nNo.<|return|>", "Yes.\nNo.", "hm\n");
     HARMONY(FINAL "Yes", "Yes", "");
-    HARMONY(ANALYSIS "one" NEXT "<|channel|>commentary<|message|>I look." NEXT ANALYSIS "two" NEXT
-            FINAL "three", "I look.\nthree", "one\ntwo");
+    HARMONY(ANALYSIS "one" NEXT "<|channel|>commentary<|message|>I look." NEXT ANALYSIS
+                     "two" NEXT FINAL "three",
+            "I look.\nthree", "one\ntwo");
     HARMONY("<|channel|>final <|constrain|>json<|message|>{\"a\": 1}<|return|>", "{\"a\": 1}", "");
     HARMONY("<|start|>assistant" FINAL "Yes" NEXT FINAL, "Yes", "");
     HARMONY("<|channel|>commentary to=assistant" ANALYSIS "hm", "", "hm");
@@ -45,19 +47,31 @@ TEST(harmony_channels)
     HARMONY(" \n", " \n", "");
     HARMONY("ld, goes on<|end|>", "ld, goes on", "");
     // the markers' letters in other tokens are the model's own words
-    struct output_options opt = {.reasoning = REASONING_HARMONY,
-                                 .parser = tool_parser_find("harmony"), .tools = NULL};
+    struct output_options opt = {
+        .reasoning = REASONING_HARMONY, .parser = tool_parser_find("harmony"), .tools = NULL};
     struct fold f;
-    check_cuts(&opt, "\xf9" "final\xfaWrite <|end|><|start|>assistant" CALL_F "{}", &f);
+    check_cuts(&opt,
+               "\xf9"
+               "final\xfaWrite <|end|><|start|>assistant" CALL_F "{}",
+               &f);
     CHECK_STR(f.content.data, "Write <|end|><|start|>assistant" CALL_F "{}");
     fold_deinit(&f);
     opt.starts_in_reasoning = true;
-    check_cuts(&opt, "hm\xfc\xf8" "assistant\xf9" "final\xfayes", &f);
+    check_cuts(&opt,
+               "hm\xfc\xf8"
+               "assistant\xf9"
+               "final\xfayes",
+               &f);
     CHECK_STR(f.reasoning.data, "hm");
     CHECK_STR(f.content.data, "yes");
     fold_deinit(&f);
     opt = (struct output_options){.parser = tool_parser_find("harmony")}; // of a form without it
-    check_cuts(&opt, "\xf9" "analysis\xfahm\xfc\xf8" "assistant\xf9" "final\xfayes", &f);
+    check_cuts(&opt,
+               "\xf9"
+               "analysis\xfahm\xfc\xf8"
+               "assistant\xf9"
+               "final\xfayes",
+               &f);
     CHECK_STR(f.content.data, "hm\nyes");
     fold_deinit(&f);
 }
@@ -70,10 +84,13 @@ TEST(harmony_calls)
                   "|f#:{\"n\": 1}", "{\"n\": 1}");
     check_harmony("<|channel|>commentary<|message|>I look." NEXT " to=functions.f<|channel|>"
                   "commentary <|constrain|>json<|message|> {}\n<|call|>\n<|start|>assistant" CALL_F
-                  "{\"o\": [{}]}<|call|>", "I look.", "", "|f#:{}|f#:{\"o\": [{}]}",
-                  "I look.\n {}\n\n{\"o\": [{}]}");
+                  "{\"o\": [{}]}<|call|>",
+                  "I look.", "", "|f#:{}|f#:{\"o\": [{}]}", "I look.\n {}\n\n{\"o\": [{}]}");
     // the channel does not matter, nor does a name that the request has not
-    PARSES("harmony", "\xf9" "analysis to=functions.other\xfa{}", "", "|other#:{}");
+    PARSES("harmony",
+           "\xf9"
+           "analysis to=functions.other\xfa{}",
+           "", "|other#:{}");
     check_harmony("<|channel|>commentary to=g code<|message|>{}", "", "", "|g#:{}", "{}");
     // cut off, and without arguments
     check_harmony(CALL_F "{\"n\": 1", "", "", "|f#:{\"n\": 1", "{\"n\": 1");
@@ -157,18 +174,22 @@ TEST(reasoning_has_markers_of_each_family)
         {"gemma4", "<|channel>thought<channel|>yes", "yes", ""},
         {"granite", "Here's my thought process: hm.\n\nHere is my response: yes", " yes", "hm."},
         {"granite", "Here is a thing", "Here is a thing", ""},
-        {"hunyuan_a13b", "<think>\nhm\n</think>\n<answer>\nyes <b> no\n</answer>", "yes <b> no", "hm"},
+        {"hunyuan_a13b", "<think>\nhm\n</think>\n<answer>\nyes <b> no\n</answer>", "yes <b> no",
+         "hm"},
         {"hunyuan_a13b", "<think>\n\n</think>\n<answer>\nyes\n", "yes\n", ""},
         {"hunyuan_a13b", "<answer>yes</answer>", "yes", ""},
-        {"hunyuan_a13b", "<think>hm</think>no <answer>yes</answer>", "no <answer>yes</answer>", "hm"},
+        {"hunyuan_a13b", "<think>hm</think>no <answer>yes</answer>", "no <answer>yes</answer>",
+         "hm"},
         {"ernie45", "<think>\nhm\n</think>\n\n<response>\nyes\n</response>\n", "yes", "hm"},
         {"ernie45", "<think>hm</think>yes </response>", "yes </response>", "hm"},
-        {"cohere_command3", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>yes<|END_RESPONSE|>",
-         "yes", "hm"},
+        {"cohere_command3",
+         "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>yes<|END_RESPONSE|>", "yes", "hm"},
         {"cohere_command4", "<|START_TEXT|>yes<|END_TEXT|>", "yes", ""},
         {"minimax_m3", "<mm:think>hm</mm:think>yes", "yes", "hm"},
-        {"kimi_k3", "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>yes"
-                    "<|close|>response<|sep|><|close|>message<|sep|>", "yes", "hm"},
+        {"kimi_k3",
+         "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>yes"
+         "<|close|>response<|sep|><|close|>message<|sep|>",
+         "yes", "hm"},
         {"mistral", "[THINK]hm[/THINK]yes", "yes", "hm"},
         {"qwen3", "<seed:think>hm</seed:think>", "<seed:think>hm</seed:think>", ""},
     };
@@ -201,7 +222,8 @@ TEST(a_call_ends_reasoning)
     struct json *tools = tools_of(TOOLS);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct output_options opt = {.reasoning = REASONING_THINK,
-                                     .parser = tool_parser_find(cases[i].parser), .tools = tools};
+                                     .parser = tool_parser_find(cases[i].parser),
+                                     .tools = tools};
         char text[300], untold[300];
         snprintf(text, sizeof text, "<think>hm <t\n%s", cases[i].text);
         snprintf(untold, sizeof untold, "hm <t\n%s", cases[i].text);
@@ -315,29 +337,139 @@ TEST(long_values_cost_each_token_the_same)
 TEST(random_mixtures_do_not_depend_on_cuts)
 {
     static const char *const words[] = {
-        "<tool_call>", "</tool_call>", "{\"name\": \"f\"", ", \"arguments\": ", "{\"n\": 1}", "}",
-        "<function=f>", "<parameter=n>", "</parameter>", "</function>", "[TOOL_CALLS]", "[ARGS]",
-        "f(n=1", ")", "]", "[", ",", " ", "\n", "<think>", "</think>", "abc", "<", "\"", "\\",
-        "<|python_tag|>", "{\"name\": \"f\", \"parameters\": {}}", ";", "<|tool_call_start|>",
-        "<|tool_call_end|>", "g()", "'", "STOP", "ST", "null", "[CALL_ID]", "<tool_", "g", ":", "\n\n",
-        "<invoke name=\"f\">", "<parameter name=\"n\">", "\">", "</invoke>", "<minimax:tool_call>",
-        "</minimax:tool_call>", "<seed:tool_call>", "</seed:tool_call>", "<arg_key>", "</arg_key>",
-        "<arg_value>", "</arg_value>", "n", "<|tool_call_begin|>", "functions.f:0", "```json", "```",
-        "<|tool_call_argument_begin|>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
-        CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR, "function", "<" DSML "tool_calls>",
-        "<" DSML "invoke name=\"g\">", "<" DSML "parameter name=\"n\" string=\"false\">",
-        "</" DSML "parameter>", "</" DSML "invoke>", "<|tool_call>call:f{", "<|tool_call>", "call:",
-        "<|\"|>", "n:", "{", "<tool_call|>", "<|channel>thought", "<channel|>", "<seed:think>",
-        "</seed:think>", "<answer>", "</answer>", "Here is my thought process:", "<tool_calls>",
-        "</tool_calls>", "<|tool_call|>", "functools", "<|START_ACTION|>", "<|END_ACTION|>",
-        "<function_calls>", "</function_calls>", "f(n=2)", "<function name=\"f\">", "</param>",
-        "<|open|>call tool=\"f\"", "<|sep|>",
-        "]<]minimax[>[<tool_call>", "]<]minimax[>[<invoke name=\"f\">", "]<]minimax[>[</invoke>",
-        "]<]minimax[>[<n>", "]<]minimax[>[</n>", "]<]minimax[>[<item>", "]<]minimax[>[</item>",
-        "<|open|>argument key=\"n\" type=\"number\"<|sep|>", "<|close|>argument<|sep|>",
-        "<|close|>call<|sep|>", "<|close|>message<|sep|>", "<param name=\"n\">", "<![CDATA[", "]]>", "<|message_sep|>\n\nfunction call<|role_sep|>",
-        "\xf8", "\xf8" "assistant", "\xf9" "analysis", "\xf9" "final", "\xf9" "commentary", "\xfa",
-        " to=functions.f", "to=", "\xfb" "json", "\xfc", "\xfd", "\xfe", "\xff", "\xfa" "{}",
+        "<tool_call>",
+        "</tool_call>",
+        "{\"name\": \"f\"",
+        ", \"arguments\": ",
+        "{\"n\": 1}",
+        "}",
+        "<function=f>",
+        "<parameter=n>",
+        "</parameter>",
+        "</function>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "f(n=1",
+        ")",
+        "]",
+        "[",
+        ",",
+        " ",
+        "\n",
+        "<think>",
+        "</think>",
+        "abc",
+        "<",
+        "\"",
+        "\\",
+        "<|python_tag|>",
+        "{\"name\": \"f\", \"parameters\": {}}",
+        ";",
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        "g()",
+        "'",
+        "STOP",
+        "ST",
+        "null",
+        "[CALL_ID]",
+        "<tool_",
+        "g",
+        ":",
+        "\n\n",
+        "<invoke name=\"f\">",
+        "<parameter name=\"n\">",
+        "\">",
+        "</invoke>",
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        "<seed:tool_call>",
+        "</seed:tool_call>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "n",
+        "<|tool_call_begin|>",
+        "functions.f:0",
+        "```json",
+        "```",
+        "<|tool_call_argument_begin|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        CALLS_BEGIN,
+        CALLS_END,
+        CALL_BEGIN,
+        CALL_END,
+        SEPARATOR,
+        "function",
+        "<" DSML "tool_calls>",
+        "<" DSML "invoke name=\"g\">",
+        "<" DSML "parameter name=\"n\" string=\"false\">",
+        "</" DSML "parameter>",
+        "</" DSML "invoke>",
+        "<|tool_call>call:f{",
+        "<|tool_call>",
+        "call:",
+        "<|\"|>",
+        "n:",
+        "{",
+        "<tool_call|>",
+        "<|channel>thought",
+        "<channel|>",
+        "<seed:think>",
+        "</seed:think>",
+        "<answer>",
+        "</answer>",
+        "Here is my thought process:",
+        "<tool_calls>",
+        "</tool_calls>",
+        "<|tool_call|>",
+        "functools",
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        "<function_calls>",
+        "</function_calls>",
+        "f(n=2)",
+        "<function name=\"f\">",
+        "</param>",
+        "<|open|>call tool=\"f\"",
+        "<|sep|>",
+        "]<]minimax[>[<tool_call>",
+        "]<]minimax[>[<invoke name=\"f\">",
+        "]<]minimax[>[</invoke>",
+        "]<]minimax[>[<n>",
+        "]<]minimax[>[</n>",
+        "]<]minimax[>[<item>",
+        "]<]minimax[>[</item>",
+        "<|open|>argument key=\"n\" type=\"number\"<|sep|>",
+        "<|close|>argument<|sep|>",
+        "<|close|>call<|sep|>",
+        "<|close|>message<|sep|>",
+        "<param name=\"n\">",
+        "<![CDATA[",
+        "]]>",
+        "<|message_sep|>\n\nfunction call<|role_sep|>",
+        "\xf8",
+        "\xf8"
+        "assistant",
+        "\xf9"
+        "analysis",
+        "\xf9"
+        "final",
+        "\xf9"
+        "commentary",
+        "\xfa",
+        " to=functions.f",
+        "to=",
+        "\xfb"
+        "json",
+        "\xfc",
+        "\xfd",
+        "\xfe",
+        "\xff",
+        "\xfa"
+        "{}",
     };
     const char *stop[] = {"STOP"};
     const size_t stop_bytes[] = {4};
@@ -375,8 +507,9 @@ TEST(random_mixtures_do_not_depend_on_cuts)
             run(&opt, text, n, k == 0 ? 1 : 1 + below(9), k == 1 ? 1 + below(n - 1) : 0, &f);
             if (!same(&f, &whole)) {
                 CHECK_FAIL("%s: \"%s\": [%s] [%s] [%s] instead of [%s] [%s] [%s]",
-                           opt.parser ? opt.parser->name : "none", text, f.content.data, f.reasoning.data, f.calls.data,
-                           whole.content.data, whole.reasoning.data, whole.calls.data);
+                           opt.parser ? opt.parser->name : "none", text, f.content.data,
+                           f.reasoning.data, f.calls.data, whole.content.data, whole.reasoning.data,
+                           whole.calls.data);
             }
             fold_deinit(&f);
         }

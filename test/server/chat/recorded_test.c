@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Recorded outputs and templates of third parties: what they parse to, and which parsers they
  * ask for. */
 #include "test/server/chat/fold.h"
@@ -182,12 +183,13 @@ static const struct family *family_of(const char *template, const char *input)
 /* Where the prompt of the record left off is not told, but shown. */
 static bool is_open(const struct family *family, const char *input, const struct json *opt)
 {
-    static const char *const closes[] = {"</think>", "<channel|>", "</seed:think>",
+    static const char *const closes[] = {"</think>",         "<channel|>",     "</seed:think>",
                                          "<|END_THINKING|>", "<|close|>think", "</mm:think>"};
-    static const char *const opens[] = {"<think>", "<|channel>", "<seed:think>",
-                                        "<|START_THINKING|>", "<|open|>think", "<mm:think>"};
-    bool open = strncmp(family->parser, "deepseek", 8) == 0 &&
-                json_get_bool(opt, "enable_thinking", false);
+    static const char *const opens[] = {"<think>",       "<|channel>",
+                                        "<seed:think>",  "<|START_THINKING|>",
+                                        "<|open|>think", "<mm:think>"};
+    bool open =
+        strncmp(family->parser, "deepseek", 8) == 0 && json_get_bool(opt, "enable_thinking", false);
     for (size_t i = 0; i < sizeof closes / sizeof closes[0]; i++) {
         open = open || strstr(input, closes[i]);
     }
@@ -201,10 +203,10 @@ static bool is_open(const struct family *family, const char *input, const struct
 static bool is_quirk(const char *id)
 {
     static const char *const ids[] = {
-        "chat029", // the marker stays in the reasoning
+        "chat029",            // the marker stays in the reasoning
         "chat099", "chat102", // markers of reasoning where there is none; here special tokens go
         "chat064", "chat075", // a call cut off before its arguments has none; here an empty object
-        "chat155", // the line's end behind the reasoning is kept
+        "chat155",            // the line's end behind the reasoning is kept
     };
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
         if (strcmp(id, ids[i]) == 0) {
@@ -261,8 +263,7 @@ static bool matches(const struct fold *f, const struct json *expected)
         struct json *ours = NULL, *theirs = NULL;
         json_parse(at, n, NULL, &ours, NULL);
         json_parse(arguments, strlen(arguments), NULL, &theirs, NULL);
-        bool good = ours && theirs ? equal_json(ours, theirs)
-                                   : !ours && !theirs; // cut off in both
+        bool good = ours && theirs ? equal_json(ours, theirs) : !ours && !theirs; // cut off in both
         json_free(ours);
         json_free(theirs);
         if (!good) {
@@ -293,7 +294,8 @@ static int replay(const struct json *line)
     const char *parser = family ? family->parser : NULL;
     bool harmony = parser && strcmp(parser, "harmony") == 0;
     bool shown = parser && strcmp(parser, "pythonic") == 0 && strncmp(input, "<think>", 7) == 0;
-    bool own = family && (family->reasoning == REASONING_COHERE || family->reasoning == REASONING_KIMI_K3);
+    bool own =
+        family && (family->reasoning == REASONING_COHERE || family->reasoning == REASONING_KIMI_K3);
     bool answer = own && !strstr(input, "THINKING");
     bool think = family && (format || shown || answer);
     struct output_options options = {

@@ -1,11 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Each form of tool calls: what it comes to, however the text is cut. */
 #include "test/server/chat/fold.h"
 
 TEST(hermes_calls)
 {
     PARSES("hermes", "plain <tool", "plain <tool", "");
-    PARSES("hermes", "a\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\": \"}\\\"<\"}}\n"
-                     "</tool_call>\n<tool_call>{\"arguments\":{},\"name\":\"g\"}</tool_call> b",
+    PARSES("hermes",
+           "a\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\": \"}\\\"<\"}}\n"
+           "</tool_call>\n<tool_call>{\"arguments\":{},\"name\":\"g\"}</tool_call> b",
            "a b", "|f#:{\"s\": \"}\\\"<\"}|g#:{}");
     PARSES("hermes", "<tool_call>{\"name\": \"f\"}</tool_call>", "", "|f#:{}");
     PARSES("hermes", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call> b",
@@ -17,19 +19,22 @@ TEST(hermes_calls)
     PARSES("hermes", "<tool_call>oops</tool_call> x", "<tool_call>oops</tool_call> x", "");
     PARSES("hermes", "<tool_call>{\"name\": \"f\"", "", "|f#:{}");
     PARSES("hermes", "<tool_call>{\"nam", "<tool_call>{\"nam", "");
-    PARSES("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 1", "",
-           "|f#:{\"n\": 1");
+    PARSES("hermes", "<tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 1", "", "|f#:{\"n\": 1");
     PARSES("hermes", "<tool_call>{\"name\": 5}</tool_call>", "<tool_call>{\"name\": 5}</tool_call>",
            "");
-    PARSES("hermes", "<tool_call>\n{\"name\":\"f\",\"arguments\":{}}\n{\"name\":\"g\"}\n"
-                     "</tool_call>", "", "|f#:{}|g#:{}");
+    PARSES("hermes",
+           "<tool_call>\n{\"name\":\"f\",\"arguments\":{}}\n{\"name\":\"g\"}\n"
+           "</tool_call>",
+           "", "|f#:{}|g#:{}");
 }
 
 TEST(llama3_calls)
 {
     PARSES("llama3_json", "{\"name\": \"f\", \"parameters\": {\"n\": 1}}", "", "|f#:{\"n\": 1}");
-    PARSES("llama3_json", "<|python_tag|>{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\", "
-                          "\"parameters\": {\"a\": [1, {}]}}", "", "|f#:{}|g#:{\"a\": [1, {}]}");
+    PARSES("llama3_json",
+           "<|python_tag|>{\"name\": \"f\", \"parameters\": {}}; {\"name\": \"g\", "
+           "\"parameters\": {\"a\": [1, {}]}}",
+           "", "|f#:{}|g#:{\"a\": [1, {}]}");
     PARSES("llama3_json", " {\"name\": \"other\", \"parameters\": {}} ",
            " {\"name\": \"other\", \"parameters\": {}} ", "");
     PARSES("llama3_json", "{\"amount\": 12, \"name\": \"f\"}", "{\"amount\": 12, \"name\": \"f\"}",
@@ -46,9 +51,10 @@ TEST(mistral_calls)
 {
     PARSES("mistral", "hi[TOOL_CALLS]f[ARGS]{\"n\": 1}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}", "hi",
            "|f#:{\"n\": 1}|g#abc:{}");
-    PARSES("mistral", "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"s\": \"]\"}, \"id\": "
-                      "\"123456789\"}, {\"name\": \"g\", \"arguments\": {}}]", "",
-           "|f#123456789:{\"s\": \"]\"}|g#:{}");
+    PARSES("mistral",
+           "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"s\": \"]\"}, \"id\": "
+           "\"123456789\"}, {\"name\": \"g\", \"arguments\": {}}]",
+           "", "|f#123456789:{\"s\": \"]\"}|g#:{}");
     PARSES("mistral", "[TOOL_CALLS]f{\"n\": {\"a\": \"\\\"}\"}}", "",
            "|f#:{\"n\": {\"a\": \"\\\"}\"}}");
     PARSES("mistral", "[TOOL_CALLS]?", "[TOOL_CALLS]?", "");
@@ -67,8 +73,9 @@ TEST(pythonic_calls)
     PARSES("pythonic", "Sure.\n<|tool_call_start|>[f(n=007)]<|tool_call_end|>", "Sure.",
            "|f#:{\"n\": 7}");
     PARSES("pythonic", "[f(n=oops)]", "[f(n=oops)]", "");
-    PARSES("pythonic", "[f(s=\"\\u00e9\\x41\\U0001F600\")]", "", "|f#:{\"s\": \"\xC3\xA9"
-                                                                 "A\xF0\x9F\x98\x80\"}");
+    PARSES("pythonic", "[f(s=\"\\u00e9\\x41\\U0001F600\")]", "",
+           "|f#:{\"s\": \"\xC3\xA9"
+           "A\xF0\x9F\x98\x80\"}");
     PARSES("pythonic", "[f(n=1), g(", "", "|f#:{\"n\": 1}");
     PARSES("pythonic", "[f(s=\"\\UFFFFFFFF\")]", "[f(s=\"\\UFFFFFFFF\")]", "");
     PARSES("pythonic", "[f(s=\"\\x\x14\x11\")]", "[f(s=\"\\x\x14\x11\")]", "");
@@ -76,15 +83,19 @@ TEST(pythonic_calls)
 
 TEST(qwen3_coder_calls)
 {
-    PARSES("qwen3_coder", "x\n<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n"
-                          "<parameter=s>\n5\n</parameter>\n</function>\n</tool_call>", "x\n",
-           "|f#:{\"n\": 5, \"s\": \"5\"}");
-    PARSES("qwen3_coder", "<function=f><parameter=o>{\"a\": 1}</parameter><parameter=b>True"
-                          "</parameter><parameter=u>null</parameter></function>", "",
-           "|f#:{\"o\": {\"a\": 1}, \"b\": true, \"u\": null}");
-    PARSES("qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>\n<tool_call>\n"
-                          "<function=g>\n<parameter=x>\n1\n</parameter>\n</function>\n"
-                          "</tool_call>", "", "|g#:{}|g#:{\"x\": \"1\"}");
+    PARSES("qwen3_coder",
+           "x\n<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n"
+           "<parameter=s>\n5\n</parameter>\n</function>\n</tool_call>",
+           "x\n", "|f#:{\"n\": 5, \"s\": \"5\"}");
+    PARSES("qwen3_coder",
+           "<function=f><parameter=o>{\"a\": 1}</parameter><parameter=b>True"
+           "</parameter><parameter=u>null</parameter></function>",
+           "", "|f#:{\"o\": {\"a\": 1}, \"b\": true, \"u\": null}");
+    PARSES("qwen3_coder",
+           "<tool_call>\n<function=g>\n</function>\n</tool_call>\n<tool_call>\n"
+           "<function=g>\n<parameter=x>\n1\n</parameter>\n</function>\n"
+           "</tool_call>",
+           "", "|g#:{}|g#:{\"x\": \"1\"}");
     PARSES("qwen3_coder", "<tool_call>\nnot a call", "<tool_call>\nnot a call", "");
     PARSES("qwen3_coder", "<function=f>\n<parameter=s>\nabc\n</parameter>\n<parameter=n>\n12", "",
            "|f#:{\"s\": \"abc\"}");
@@ -93,18 +104,20 @@ TEST(qwen3_coder_calls)
 
 TEST(seed_oss_calls)
 {
-    PARSES("seed_oss", "x\n<seed:tool_call>\n<function=f>\n<parameter=n>5</parameter>\n"
-                       "<parameter=s>a\nb</parameter>\n</function>\n</seed:tool_call>\n", "x",
-           "|f#:{\"n\": 5, \"s\": \"a\\nb\"}");
+    PARSES("seed_oss",
+           "x\n<seed:tool_call>\n<function=f>\n<parameter=n>5</parameter>\n"
+           "<parameter=s>a\nb</parameter>\n</function>\n</seed:tool_call>\n",
+           "x", "|f#:{\"n\": 5, \"s\": \"a\\nb\"}");
     PARSES("seed_oss", "<seed:tool_call>no", "<seed:tool_call>no", "");
 }
 
 TEST(minimax_m2_calls)
 {
-    PARSES("minimax_m2", "ok\n\n<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"s\">\n5 "
-                         "</parameter>\n<parameter name=\"n\">5</parameter>\n</invoke>\n<invoke "
-                         "name=\"g\">\n</invoke>\n</minimax:tool_call>\n", "ok",
-           "|f#:{\"s\": \"\\n5 \", \"n\": 5}|g#:{}");
+    PARSES("minimax_m2",
+           "ok\n\n<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"s\">\n5 "
+           "</parameter>\n<parameter name=\"n\">5</parameter>\n</invoke>\n<invoke "
+           "name=\"g\">\n</invoke>\n</minimax:tool_call>\n",
+           "ok", "|f#:{\"s\": \"\\n5 \", \"n\": 5}|g#:{}");
     PARSES("minimax_m2", "<invoke name=\"f\"><parameter name=\"b\">false</parameter></invoke>", "",
            "|f#:{\"b\": false}");
     PARSES("minimax_m2", "an <invoke name=\"x\"y>", "an <invoke name=\"x\"y>", "");
@@ -129,8 +142,9 @@ TEST(deepseek_v32_calls)
 
 TEST(minicpm5_calls)
 {
-    PARSES("minicpm5", "a\n<function name=\"f\"><param name=\"s\"><![CDATA[<b> </param>]]></param>"
-                       "<param name=\"n\">7</param></function>\n<function name=\"g\"></function>",
+    PARSES("minicpm5",
+           "a\n<function name=\"f\"><param name=\"s\"><![CDATA[<b> </param>]]></param>"
+           "<param name=\"n\">7</param></function>\n<function name=\"g\"></function>",
            "a", "|f#:{\"s\": \"<b> </param>\", \"n\": 7}|g#:{}");
     PARSES("minicpm5", "<function name=\"f\"><param name=\"s\"><![CDATA[x</param></function>", "",
            "|f#:{}"); // never closed
@@ -142,10 +156,11 @@ TEST(kimi_k3_calls)
 {
     PARSES("kimi_k3",
            "Ok.<|open|>tools<|sep|><|open|>call tool=\"f\" index=\"1\"<|sep|>" ARGUMENT(
-               "key=\"s\" type=\"string\"", "a<|close|>\n") ARGUMENT("key=\"o\" type=\"object\"",
-                                                                     "{\"k\": 1}")
-           "<|close|>call<|sep|><|open|>call tool=\"g\" index=\"2\"<|sep|><|close|>call<|sep|>"
-           "<|close|>tools<|sep|><|close|>message<|sep|>",
+               "key=\"s\" type=\"string\"", "a<|close|>\n")
+               ARGUMENT("key=\"o\" type=\"object\"",
+                        "{\"k\": 1}") "<|close|>call<|sep|><|open|>call tool=\"g\" "
+                                      "index=\"2\"<|sep|><|close|>call<|sep|>"
+                                      "<|close|>tools<|sep|><|close|>message<|sep|>",
            "Ok.", "|f#:{\"s\": \"a<|close|>\\n\", \"o\": {\"k\": 1}}|g#:{}");
     PARSES("kimi_k3", "<|open|>call tool=\"f\" ind", "", "|f#:{}");
     PARSES("kimi_k3", "<|open|>tools<|sep|>none", "<|open|>tools<|sep|>none", "");
@@ -158,12 +173,15 @@ TEST(kimi_k3_calls)
 TEST(minimax_m3_calls)
 {
     PARSES("minimax_m3",
-           "Ok.\n" M3 "<tool_call>\n" M3_CALL("f", M3_ELEMENT("n", "5") M3_ELEMENT("s", " 5\n") M3_ELEMENT(
-               "x", M3_ELEMENT("item", "a") M3_ELEMENT("item", M3_ELEMENT("k", "v") "\n"))
-               M3_ELEMENT("o", "")) M3_CALL("g", "") M3 "</tool_call>",
-           "Ok.", "|f#:{\"n\": 5, \"s\": \" 5\\n\", \"x\": [\"a\", {\"k\": \"v\"}], \"o\": {}}|g#:{}");
-    PARSES("minimax_m3", M3 "<tool_call>" M3 "<invoke name=\"f\">" M3_ELEMENT("n", "1") M3 "<s>a" M3 "</",
-           "", "|f#:{\"n\": 1}");
+           "Ok.\n" M3 "<tool_call>\n" M3_CALL(
+               "f", M3_ELEMENT("n", "5") M3_ELEMENT("s", " 5\n") M3_ELEMENT(
+                        "x", M3_ELEMENT("item", "a") M3_ELEMENT("item", M3_ELEMENT("k", "v") "\n"))
+                        M3_ELEMENT("o", "")) M3_CALL("g", "") M3 "</tool_call>",
+           "Ok.",
+           "|f#:{\"n\": 5, \"s\": \" 5\\n\", \"x\": [\"a\", {\"k\": \"v\"}], \"o\": {}}|g#:{}");
+    PARSES("minimax_m3",
+           M3 "<tool_call>" M3 "<invoke name=\"f\">" M3_ELEMENT("n", "1") M3 "<s>a" M3 "</", "",
+           "|f#:{\"n\": 1}");
     PARSES("minimax_m3", M3 "<tool_call>none", M3 "<tool_call>none", "");
     PARSES("minimax_m3", M3 "<tool_call>" M3_CALL("f", M3 "<s>a" M3 "</n>"),
            M3 "<s>a" M3 "</n>" M3 "</invoke>\n", "|f#:{}"); // does not match
@@ -171,16 +189,21 @@ TEST(minimax_m3_calls)
 
 TEST(glm_calls)
 {
-    PARSES("glm45", "Sure.\n<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n"
-                    "<arg_key>s</arg_key>\n<arg_value>5</arg_value>\n</tool_call>", "Sure.",
-           "|f#:{\"n\": 5, \"s\": \"5\"}");
-    PARSES("glm47", "<tool_call>f<arg_key>o</arg_key><arg_value>{\"a\": \"</\"}</arg_value></tool_call>"
-                    "<tool_call>g</tool_call> end", " end", "|f#:{\"o\": {\"a\": \"</\"}}|g#:{}");
+    PARSES("glm45",
+           "Sure.\n<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n"
+           "<arg_key>s</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
+           "Sure.", "|f#:{\"n\": 5, \"s\": \"5\"}");
+    PARSES("glm47",
+           "<tool_call>f<arg_key>o</arg_key><arg_value>{\"a\": \"</\"}</arg_value></tool_call>"
+           "<tool_call>g</tool_call> end",
+           " end", "|f#:{\"o\": {\"a\": \"</\"}}|g#:{}");
     PARSES("glm45", "<tool_call>\nf\n</tool_call>", "", "|f#:{}");
     PARSES("glm45", "<tool_call>not a call</tool_call>", "<tool_call>not a call</tool_call>", "");
     PARSES("glm45", "<tool_call>{\"name\": 1}", "<tool_call>{\"name\": 1}", "");
-    PARSES("glm45", "<tool_call>f<arg_key>s</arg_key><arg_value>a</arg_value><arg_key>n</arg_key>"
-                    "<arg_value>1", "", "|f#:{\"s\": \"a\"}");
+    PARSES("glm45",
+           "<tool_call>f<arg_key>s</arg_key><arg_value>a</arg_value><arg_key>n</arg_key>"
+           "<arg_value>1",
+           "", "|f#:{\"s\": \"a\"}");
     PARSES("glm45", "<tool_call>f", "<tool_call>f", "");
 }
 
@@ -201,24 +224,30 @@ TEST(kimi_k2_calls)
 
 TEST(deepseek_v3_and_v31_calls)
 {
-    PARSES("deepseek_v31", "Ok." CALLS_BEGIN CALL_BEGIN "f" SEPARATOR "{\"n\": 1}" CALL_END CALL_BEGIN
-                           "g" SEPARATOR "{}" CALL_END CALLS_END, "Ok.", "|f#:{\"n\": 1}|g#:{}");
+    PARSES("deepseek_v31",
+           "Ok." CALLS_BEGIN CALL_BEGIN "f" SEPARATOR "{\"n\": 1}" CALL_END CALL_BEGIN "g" SEPARATOR
+           "{}" CALL_END CALLS_END,
+           "Ok.", "|f#:{\"n\": 1}|g#:{}");
     PARSES("deepseek_v3",
            CALLS_BEGIN CALL_BEGIN "function" SEPARATOR "f\n```json\n{\"s\": \"```\"}\n```" CALL_END
-           "\n" CALL_BEGIN "function" SEPARATOR "g\n```json\n{}\n```" CALL_END CALLS_END "```c\n```",
+                                  "\n" CALL_BEGIN "function" SEPARATOR
+                                  "g\n```json\n{}\n```" CALL_END CALLS_END "```c\n```",
            "```c\n```", "|f#:{\"s\": \"```\"}|g#:{}");
-    PARSES("deepseek_v3", CALL_BEGIN "function" SEPARATOR "f\nno", CALL_BEGIN "function" SEPARATOR "f\nno",
-           "");
+    PARSES("deepseek_v3", CALL_BEGIN "function" SEPARATOR "f\nno",
+           CALL_BEGIN "function" SEPARATOR "f\nno", "");
 }
 
 TEST(gemma4_calls)
 {
-    PARSES("gemma4", "Hi\n<|tool_call>call:f{s:<|\"|>a \"b\"\n{<|\"|>,n:-3.5e1,b:true,u:null,o:{k:[1,{},"
-                     "[],<|\"|><|\"|>]}}<tool_call|><|tool_call>call:g{}<tool_call|>", "Hi",
-           "|f#:{\"s\": \"a \\\"b\\\"\\n{\", \"n\": -3.5e1, \"b\": true, \"u\": null, \"o\": {\"k\": [1, "
+    PARSES("gemma4",
+           "Hi\n<|tool_call>call:f{s:<|\"|>a \"b\"\n{<|\"|>,n:-3.5e1,b:true,u:null,o:{k:[1,{},"
+           "[],<|\"|><|\"|>]}}<tool_call|><|tool_call>call:g{}<tool_call|>",
+           "Hi",
+           "|f#:{\"s\": \"a \\\"b\\\"\\n{\", \"n\": -3.5e1, \"b\": true, \"u\": null, \"o\": "
+           "{\"k\": [1, "
            "{}, [], \"\"]}}|g#:{}");
-    PARSES("gemma4", "<|tool_call>call:f{<|\"|>a b<|\"|> : word one , x : [ 1 , 2 ] }<tool_call|>", "",
-           "|f#:{\"a b\": \"word one\", \"x\": [1, 2]}");
+    PARSES("gemma4", "<|tool_call>call:f{<|\"|>a b<|\"|> : word one , x : [ 1 , 2 ] }<tool_call|>",
+           "", "|f#:{\"a b\": \"word one\", \"x\": [1, 2]}");
     PARSES("gemma4", "<|tool_call>call:f{s:<|\"|>never", "", "|f#:{\"s\": ");
     PARSES("gemma4", "<|tool_call>call me", "<|tool_call>call me", "");
     PARSES("gemma4", "<|tool_call>call:f{a}b", "a}b", "|f#:{");
@@ -226,24 +255,33 @@ TEST(gemma4_calls)
 
 TEST(lists_of_objects)
 {
-    PARSES("hunyuan_a13b", "Ok <tool_calls>[{\"name\": \"f\", \"arguments\": {\"n\": 1}}, {\"name\": "
-                           "\"g\", \"arguments\": {}}]</tool_calls>", "Ok", "|f#:{\"n\": 1}|g#:{}");
+    PARSES("hunyuan_a13b",
+           "Ok <tool_calls>[{\"name\": \"f\", \"arguments\": {\"n\": 1}}, {\"name\": "
+           "\"g\", \"arguments\": {}}]</tool_calls>",
+           "Ok", "|f#:{\"n\": 1}|g#:{}");
     PARSES("jamba", "<tool_calls>[\n\t{\"name\": \"g\", \"arguments\": {}}\n]</tool_calls> x", " x",
            "|g#:{}");
     PARSES("hunyuan_a13b", "<tool_calls>[1]</tool_calls>", "<tool_calls>[1]</tool_calls>", "");
     PARSES("granite", "<|tool_call|>[{\"name\": \"g\", \"arguments\": {}}]", "", "|g#:{}");
-    PARSES("granite", "<tool_call> [{\"name\": \"f\", \"arguments\": {\"s\": \"]\"}}] more", " more",
-           "|f#:{\"s\": \"]\"}");
-    PARSES("ernie45", "\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}\n</tool_call>\n", "",
-           "|f#:{\"n\": 1}");
-    PARSES("cohere_command3", "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", "
-                              "\"parameters\": {\"n\": 1}}\n]<|END_ACTION|>", "", "|f#0:{\"n\": 1}");
+    PARSES("granite", "<tool_call> [{\"name\": \"f\", \"arguments\": {\"s\": \"]\"}}] more",
+           " more", "|f#:{\"s\": \"]\"}");
+    PARSES("ernie45", "\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 1}}\n</tool_call>\n",
+           "", "|f#:{\"n\": 1}");
+    PARSES("cohere_command3",
+           "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", "
+           "\"parameters\": {\"n\": 1}}\n]<|END_ACTION|>",
+           "", "|f#0:{\"n\": 1}");
     PARSES("phi4_mini_json", "functools[{\"name\": \"g\", \"arguments\": {}}]", "", "|g#:{}");
-    PARSES("phi4_mini_json", "import functools\nfunctools.wraps", "import functools\nfunctools.wraps", "");
-    PARSES("internlm", "a<|action_start|><|plugin|>\n{\"name\": \"g\", \"parameters\": {}}"
-                       "<|action_end|>\n", "a", "|g#:{}");
-    PARSES("gigachat3", "a<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"g\", \"arguments\": "
-                        "{}}", "a", "|g#:{}");
+    PARSES("phi4_mini_json", "import functools\nfunctools.wraps",
+           "import functools\nfunctools.wraps", "");
+    PARSES("internlm",
+           "a<|action_start|><|plugin|>\n{\"name\": \"g\", \"parameters\": {}}"
+           "<|action_end|>\n",
+           "a", "|g#:{}");
+    PARSES("gigachat3",
+           "a<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"g\", \"arguments\": "
+           "{}}",
+           "a", "|g#:{}");
     PARSES("longcat", "<longcat_tool_call>{\"name\": \"g\"}</longcat_tool_call>", "", "|g#:{}");
     PARSES("nemotron_json", "<TOOLCALL>[{\"name\": \"g\", \"arguments\": {}}]</TOOLCALL>\n", "",
            "|g#:{}");
@@ -251,10 +289,12 @@ TEST(lists_of_objects)
 
 TEST(olmo3_calls)
 {
-    PARSES("olmo3", "Ok\n<function_calls>\nf(n=1, s=\"a\\n)\", b=true)\ng(x=null)\n</function_calls>\n",
+    PARSES("olmo3",
+           "Ok\n<function_calls>\nf(n=1, s=\"a\\n)\", b=true)\ng(x=null)\n</function_calls>\n",
            "Ok", "|f#:{\"n\": 1, \"s\": \"a\\n)\", \"b\": true}|g#:{\"x\": null}");
     PARSES("olmo3", "[f(n=1)]", "[f(n=1)]", "");
-    PARSES("olmo3", "<function_calls>none</function_calls>", "<function_calls>none</function_calls>", "");
+    PARSES("olmo3", "<function_calls>none</function_calls>",
+           "<function_calls>none</function_calls>", "");
 }
 
 int main(int argc, char **argv)

@@ -1,6 +1,7 @@
-/* What is written after the grammar of a turn is read as what it was meant to be: random walks through
- * the grammar of every form of calls, with and without reasoning, go through the output's parsers,
- * and each call must be of a tool, with arguments of its schema. */
+// SPDX-License-Identifier: Apache-2.0
+/* What is written after the grammar of a turn is read as what it was meant to be: random walks
+ * through the grammar of every form of calls, with and without reasoning, go through the output's
+ * parsers, and each call must be of a tool, with arguments of its schema. */
 #include "test/server/chat/fold.h"
 
 #include "engine/grammar/grammar.h"
@@ -8,7 +9,8 @@
 
 enum { N_WALKS = 60, TEXT_MAX = 3000 };
 
-/* ---- grammars and walks ----------------------------------------------------------------------- */
+/* ---- grammars and walks -----------------------------------------------------------------------
+ */
 
 /* Where markers count as tokens alone: they are ids from 256 on. */
 static struct grammar_vocab *vocab_of(const struct tool_parser *parser)
@@ -22,7 +24,8 @@ static struct grammar_vocab *vocab_of(const struct tool_parser *parser)
         tokens[i] = (struct grammar_token){&bytes[i], 1, false};
     }
     for (int i = 0; parser->markers[i]; i++) {
-        tokens[256 + i] = (struct grammar_token){parser->markers[i], strlen(parser->markers[i]), true};
+        tokens[256 + i] =
+            (struct grammar_token){parser->markers[i], strlen(parser->markers[i]), true};
     }
     CHECK_EQ(grammar_vocab_make(tokens, 264, NULL, 0, &v, &err), OK);
     return v;
@@ -99,10 +102,18 @@ static void add_words(struct words *w, const char *const *list)
 
 static void words_of(const struct turn *t, struct words *w)
 {
-    static const char *const ends[] = {
-        "\n</parameter>\n", "</parameter>\n", "</arg_value>\n", "</param>", "<|\"|>",
-        "<|close|>argument<|sep|>", "</\xEF\xBD\x9C" "DSML\xEF\xBD\x9Cparameter>\n",
-        "<|end|><|start|>assistant", "<|channel|>final<|message|>", "]<]minimax[>[</", NULL};
+    static const char *const ends[] = {"\n</parameter>\n",
+                                       "</parameter>\n",
+                                       "</arg_value>\n",
+                                       "</param>",
+                                       "<|\"|>",
+                                       "<|close|>argument<|sep|>",
+                                       "</\xEF\xBD\x9C"
+                                       "DSML\xEF\xBD\x9Cparameter>\n",
+                                       "<|end|><|start|>assistant",
+                                       "<|channel|>final<|message|>",
+                                       "]<]minimax[>[</",
+                                       NULL};
     const struct reasoning_marks *m = reasoning_marks(t->reasoning);
     add_words(w, ends);
     add_words(w, m->opens);
@@ -151,7 +162,8 @@ static bool walk(struct grammar *g, const struct words *words, struct buf *out)
     return false;
 }
 
-/* ---- tools ------------------------------------------------------------------------------------ */
+/* ---- tools ------------------------------------------------------------------------------------
+ */
 
 #define TEXT_FORMAT "{\"type\":\"regex\",\"pattern\":\"[ab\\\"\\\\\\\\é]{0,5}\"}"
 
@@ -185,14 +197,16 @@ static void open_tools(struct tool_to_write *to)
     buf_init(&b, 1 << 16);
     buf_putc(&b, '[');
     for (size_t i = 0; i < N_TOOLS; i++) {
-        static const char in[] = "{\"type\":\"object\",\"properties\":{\"input\":{\"type\":\"string\"}},"
-                                 "\"required\":[\"input\"]}";
+        static const char in[] =
+            "{\"type\":\"object\",\"properties\":{\"input\":{\"type\":\"string\"}},"
+            "\"required\":[\"input\"]}";
         const char *schema = tools[i].schema ? tools[i].schema : in;
         to[i] = tools[i];
         to[i].schema_bytes = strlen(schema);
         buf_printf(&b, "%s{\"type\":\"function\",\"function\":{\"name\":\"%s\",\"parameters\":%s}}",
                    i ? "," : "", tools[i].name, schema);
-        static const char text[] = "{\"type\":\"text_argument\",\"name\":\"input\",\"content\":" TEXT_FORMAT "}";
+        static const char text[] =
+            "{\"type\":\"text_argument\",\"name\":\"input\",\"content\":" TEXT_FORMAT "}";
         arguments[i] = tools[i].text ? compile(GRAMMAR_TAGS, text, sizeof text - 1, NULL)
                                      : compile(GRAMMAR_SCHEMA, schema, strlen(schema), NULL);
     }
@@ -252,7 +266,8 @@ static int check_calls(const struct fold *f, const char *all)
     return n;
 }
 
-/* ---- turns ------------------------------------------------------------------------------------ */
+/* ---- turns ------------------------------------------------------------------------------------
+ */
 
 struct form {
     const char *parser;
@@ -262,8 +277,10 @@ struct form {
 static void check_turn(const struct form *form, const struct turn *t, const char *answer)
 {
     const struct tool_parser *parser = tool_parser_find(form->parser);
-    struct output_options opt = {.parser = t->calls ? parser : NULL, .tools = list,
-                                 .reasoning = form->reasoning, .starts_in_reasoning = t->opened};
+    struct output_options opt = {.parser = t->calls ? parser : NULL,
+                                 .tools = list,
+                                 .reasoning = form->reasoning,
+                                 .starts_in_reasoning = t->opened};
     struct buf tags, text;
     buf_init(&tags, 1 << 20);
     buf_init(&text, 1 << 20);
@@ -281,7 +298,8 @@ static void check_turn(const struct form *form, const struct turn *t, const char
         run(&opt, text.data, strlen(text.data), 5, 0, &f);
         int n = check_calls(&f, text.data);
         if (t->must_call && (n < 1 || (t->calls->one && n > 1) || f.content.n_bytes > 0)) {
-            CHECK_FAIL("%s: %d calls and \"%s\" in\n%s", form->parser, n, f.content.data, text.data);
+            CHECK_FAIL("%s: %d calls and \"%s\" in\n%s", form->parser, n, f.content.data,
+                       text.data);
         }
         bool said = t->answer && n == 0;
         if (said && strspn(f.content.data, answer) != f.content.n_bytes) {
@@ -309,8 +327,10 @@ static void check_form(const struct form *form)
     const struct tool_writing *w = parser->writing;
     for (; w; w = w->otherwise) {
         struct tool_calls calls = {.writing = w, .tools = own, .n_tools = N_TOOLS};
-        struct turn t = {.reasoning = form->reasoning, .calls = &calls,
-                         .enders = parser->ends_reasoning, .must_call = true};
+        struct turn t = {.reasoning = form->reasoning,
+                         .calls = &calls,
+                         .enders = parser->ends_reasoning,
+                         .must_call = true};
         check_turn(form, &t, "");
         calls.one = true;
         check_turn(form, &t, "");

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "server/cli/config_load.h"
 
 #include "server/cli/config_table.h"
@@ -8,11 +9,10 @@
 #include <unistd.h>
 
 #define LOAD(...)                                                                                  \
-    const char *argv[] = {"serve", __VA_ARGS__};                                                         \
+    const char *argv[] = {"serve", __VA_ARGS__};                                                   \
     struct config c;                                                                               \
     struct err err = {""};                                                                         \
-    enum status st = config_load(&c, (int)(sizeof argv / sizeof argv[0]), (char **)argv, env,   \
-                                 &err)
+    enum status st = config_load(&c, (int)(sizeof argv / sizeof argv[0]), (char **)argv, env, &err)
 
 static const char *no_env[] = {NULL};
 static char **env = (char **)no_env; // never written to
@@ -30,8 +30,8 @@ static char *write_file(const char *text)
 TEST(flags_set_fields_and_the_rest_keeps_its_default)
 {
     LOAD("models/demo", "--port=9001", "-tp", "2", "--max-model-len", "8k",
-         "--no-enable-prefix-caching", "--served-model-name", "a", "b", "--host", "::",
-         "--request-timeout", "2m", "--max-body-bytes", "4MiB");
+         "--no-enable-prefix-caching", "--served-model-name", "a", "b", "--host",
+         "::", "--request-timeout", "2m", "--max-body-bytes", "4MiB");
     CHECK_STR(err.text, "");
     REQUIRE(st == OK);
     CHECK_STR(c.engine.model, "models/demo");
@@ -75,7 +75,8 @@ TEST(flag_wins_over_environment_and_environment_over_file)
     char *path = write_file("# a comment\nmodel: from-file # why\nport: 1\nhost: 'file host'\n"
                             "max_num_seqs: 7\nserved-model-name:\n  - x\n  - \"y z\"\n"
                             "allowed-origins: [http://a, 'http://b']\nlog-level:\n");
-    const char *some[] = {"SLUICE_PORT=2", "SLUICE_HOST=env", "SLUICE_SHARED=/nowhere", "HOME=/x", NULL};
+    const char *some[] = {"SLUICE_PORT=2", "SLUICE_HOST=env", "SLUICE_SHARED=/nowhere", "HOME=/x",
+                          NULL};
     env = (char **)some;
     LOAD("--config", path, "--port", "3");
     env = (char **)no_env;
@@ -185,13 +186,12 @@ TEST(command_lines_of_vllm_run_unchanged)
 TEST(members_of_an_object_come_one_by_one)
 {
     LOAD("m", "--spec-method", "ngram", "--spec-tokens", "4",
-         "--speculative-config.prompt_lookup_min=2", "--default-chat-template-kwargs",
-         "{\"a\": 1}", "--default-chat-template-kwargs.b.c", "it's", "-sc.x", "[1, {}]");
+         "--speculative-config.prompt_lookup_min=2", "--default-chat-template-kwargs", "{\"a\": 1}",
+         "--default-chat-template-kwargs.b.c", "it's", "-sc.x", "[1, {}]");
     CHECK_STR(err.text, "");
     REQUIRE(st == OK);
-    CHECK_STR(c.engine.speculative_config,
-              "{\"method\": \"ngram\", \"num_speculative_tokens\": 4, "
-              "\"prompt_lookup_min\": 2, \"x\": [1, {}]}");
+    CHECK_STR(c.engine.speculative_config, "{\"method\": \"ngram\", \"num_speculative_tokens\": 4, "
+                                           "\"prompt_lookup_min\": 2, \"x\": [1, {}]}");
     CHECK_STR(c.default_chat_template_kwargs, "{\"a\": 1, \"b\": {\"c\": \"it's\"}}");
     config_deinit(&c);
 }
@@ -202,8 +202,9 @@ TEST(older_flags_of_positions_are_overrides)
          "--hf-overrides.text_config.x", "true");
     CHECK_STR(err.text, "");
     REQUIRE(st == OK);
-    CHECK_STR(c.engine.hf_overrides, "{\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4.0}, "
-                                     "\"rope_theta\": 1e6, \"text_config\": {\"x\": true}}");
+    CHECK_STR(c.engine.hf_overrides,
+              "{\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4.0}, "
+              "\"rope_theta\": 1e6, \"text_config\": {\"x\": true}}");
     config_deinit(&c);
 }
 

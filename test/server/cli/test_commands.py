@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the command line says before anything is loaded: commands, folders, the environment."""
 import json
 import os

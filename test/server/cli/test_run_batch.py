@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sluice run-batch` with the demo model: how much is computed in each order, right answers, and files."""
 
 import importlib.util

@@ -1,6 +1,7 @@
-/* Every flag of vLLM's `serve`, from the table that vllm_serve_table.py has made from vLLM's source:
- * each is known, what vLLM takes by default is taken, and a value that is refused is refused with a
- * reason. */
+// SPDX-License-Identifier: Apache-2.0
+/* Every flag of vLLM's `serve`, from the table that vllm_serve_table.py has made from vLLM's
+ * source: each is known, what vLLM takes by default is taken, and a value that is refused is
+ * refused with a reason. */
 #include "server/cli/config_load.h"
 
 #include "server/cli/config_table.h"
@@ -119,7 +120,8 @@ static enum vllm_takes takes_of(const struct row *r)
     return TAKES_NOTHING;
 }
 
-/* What takes a value there takes one here, or the words behind it would be read as something else. */
+/* What takes a value there takes one here, or the words behind it would be read as something else.
+ */
 TEST(flags_take_as_many_words_as_in_vllm)
 {
     struct row r;

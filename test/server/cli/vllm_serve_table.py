@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prints the table vllm_serve.txt: the flags of vLLM's `serve` and the values they may have, read from
 the source of a vLLM package without running it.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* What may become part of a path of the cache. */
 #include "server/hub/private.h"
 #include "test/check.h"

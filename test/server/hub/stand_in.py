@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A hub for tests: what Hugging Face's API answers, with redirects to a storage host (another address and port), ranges,
 etags, and whatever a test wants to go wrong. No network is needed."""
 import hashlib

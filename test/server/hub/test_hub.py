@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models by name: `sluice pull`, `list`, `remove`, and names as arguments, against a hub that runs here (stand_in.py)."""
 import glob
 import json

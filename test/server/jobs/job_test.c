@@ -1,4 +1,6 @@
-/* Jobs on an engine that hashes: whatever happens on the way, each line has one answer or is left. */
+// SPDX-License-Identifier: Apache-2.0
+/* Jobs on an engine that hashes: whatever happens on the way, each line has one answer or is left.
+ */
 #include "server/jobs/batches.h"
 #include "server/jobs/job.h"
 
@@ -98,8 +100,10 @@ static void begin(struct bench_job *b)
 static void add(struct bench_job *b, int number, int group, int n_shared, int n_own,
                 const char *more)
 {
-    buf_printf(&b->input, "{\"custom_id\":\"r%d\",\"method\":\"POST\",\"url\":\"/v1/completions\","
-                          "\"body\":{\"prompt\":[", number);
+    buf_printf(&b->input,
+               "{\"custom_id\":\"r%d\",\"method\":\"POST\",\"url\":\"/v1/completions\","
+               "\"body\":{\"prompt\":[",
+               number);
     for (int i = 0; i < n_shared; i++) {
         buf_printf(&b->input, "%d,", (group * 37 + i * 11) % 250 + 3);
     }
@@ -123,8 +127,13 @@ static bool read_lines(struct bench_job *b)
 
 static void open_job(struct bench_job *b, enum job_order order)
 {
-    struct job_options o = {.calls = &server, .input = {read_memory, b}, .lines = &b->lines,
-                            .order = order, .keep = keep, .wake = wake, .arg = b};
+    struct job_options o = {.calls = &server,
+                            .input = {read_memory, b},
+                            .lines = &b->lines,
+                            .order = order,
+                            .keep = keep,
+                            .wake = wake,
+                            .arg = b};
     b->job = job_open(&o);
 }
 
@@ -392,8 +401,9 @@ TEST(salts_do_not_share_and_samples_do)
     REQUIRE(open_server(60, 0, 8));
     begin(&b);
     for (int i = 0; i < 8; i++) { // the same prefix under two salts
-        add(&b, i, 0, 4 * BLOCK, 3, i % 2 ? "\"max_tokens\":3,\"n\":3,\"cache_salt\":\"a\""
-                                          : "\"max_tokens\":3,\"cache_salt\":\"b\"");
+        add(&b, i, 0, 4 * BLOCK, 3,
+            i % 2 ? "\"max_tokens\":3,\"n\":3,\"cache_salt\":\"a\""
+                  : "\"max_tokens\":3,\"cache_salt\":\"b\"");
     }
     REQUIRE(read_lines(&b));
     open_job(&b, JOB_ORDER_GROUPS);
@@ -414,8 +424,10 @@ TEST(equal_prompts_and_prompts_that_are_a_prefix)
     REQUIRE(open_server(60, 0, 1));
     begin(&b);
     for (int i = 0; i < 6; i++) {
-        buf_printf(&b.input, "{\"custom_id\":\"r%d\",\"method\":\"POST\",\"url\":\"/v1/completions\","
-                             "\"body\":{\"prompt\":[", i);
+        buf_printf(&b.input,
+                   "{\"custom_id\":\"r%d\",\"method\":\"POST\",\"url\":\"/v1/completions\","
+                   "\"body\":{\"prompt\":[",
+                   i);
         int n = i < 3 ? 4 * BLOCK : 2 * BLOCK + i; // whole blocks: the last token is not shared
         for (int k = 0; k < n; k++) {
             buf_printf(&b.input, "%s%d", k ? "," : "", k + 5);
@@ -470,8 +482,10 @@ static void online_over(struct call *c)
 
 TEST(a_request_passes_a_job_that_holds_every_lane_and_block)
 {
-    static const struct call_sink sink = {.id = online_id, .whole = online_whole,
-                                          .error = online_error, .drop = online_drop,
+    static const struct call_sink sink = {.id = online_id,
+                                          .whole = online_whole,
+                                          .error = online_error,
+                                          .drop = online_drop,
                                           .over = online_over};
     static struct online q;
     struct bench_job b;
@@ -512,7 +526,8 @@ TEST(lines_are_read_the_same_however_the_input_is_cut)
         char want[16];
         snprintf(want, sizeof want, "r%d", i);
         CHECK_STR(job_line_id(&b.lines, i), want);
-        CHECK(b.input.data[l->body_at] == '{' && b.input.data[l->body_at + l->body_bytes - 1] == '}');
+        CHECK(b.input.data[l->body_at] == '{' &&
+              b.input.data[l->body_at + l->body_bytes - 1] == '}');
     }
     end(&b);
 }
@@ -552,13 +567,14 @@ static enum status make_batch(struct store *s, const char *text, int64_t expires
     TRY(store_upload_begin(s, &u, NULL));
     TRY(store_upload_write(u, text, strlen(text), NULL));
     TRY(store_upload_end(u, "", &f, NULL));
-    *batch = (struct stored_batch){.endpoint = "/v1/completions", .window = "24h", .created_at = 1,
-                                   .expires_at = expires_at};
+    *batch = (struct stored_batch){
+        .endpoint = "/v1/completions", .window = "24h", .created_at = 1, .expires_at = expires_at};
     snprintf(batch->input_file, sizeof batch->input_file, "%s", f.id);
     return store_batch_create(s, batch, NULL);
 }
 
-static void run_now(struct call_server *s, void (*work)(void *arg), void (*done)(void *arg), void *arg)
+static void run_now(struct call_server *s, void (*work)(void *arg), void (*done)(void *arg),
+                    void *arg)
 {
     (void)s;
     work(arg);
@@ -582,8 +598,8 @@ TEST(a_batch_whose_window_has_ended_expires_and_each_line_says_so)
     begin(&b);
     add_groups(&b, 2, 4, "\"max_tokens\":4");
     REQUIRE(make_batch(store, b.input.data, 1000, &made) == OK); // long ago
-    struct batches_options o = {.store = store, .calls = &server, .max_line_bytes = 1 << 20,
-                                .wake = wake, .arg = &b};
+    struct batches_options o = {
+        .store = store, .calls = &server, .max_line_bytes = 1 << 20, .wake = wake, .arg = &b};
     struct batches *batches = batches_open(&o);
     batches_start(batches);
     for (int i = 0; i < 50; i++) {

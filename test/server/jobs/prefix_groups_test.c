@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Prefix groups against brute force: savings by comparing every pair, groups by their own sums. */
 #include "engine/base/clock.h"
 #include "server/jobs/prefix_groups.h"
@@ -31,7 +32,8 @@ static int32_t draw_prompts(uint32_t seed)
         for (int32_t k = keep; k < len; k++) {
             ids[i][k] = (int32_t)(next_random(&seed) % alphabet);
         }
-        prompts[i] = (struct group_prompt){.ids = ids[i], .n = len,
+        prompts[i] = (struct group_prompt){.ids = ids[i],
+                                           .n = len,
                                            .space = next_random(&seed) % spaces,
                                            .est_output = (int32_t)(next_random(&seed) % 50)};
     }

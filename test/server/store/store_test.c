@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The store: owners, pages, answers once, and what is left after a kill at any moment. */
 #include "server/store/store.h"
 
@@ -12,8 +13,8 @@ static char folder[64];
 
 static struct store *open_store(bool durable)
 {
-    struct store_options o = {.dir = durable ? folder : NULL, .max_bytes = 64 << 20,
-                              .max_file_bytes = 8 << 20};
+    struct store_options o = {
+        .dir = durable ? folder : NULL, .max_bytes = 64 << 20, .max_file_bytes = 8 << 20};
     struct store *s;
     struct err err = {""};
     if (store_open(&o, &s, &err) != OK) {
@@ -154,8 +155,12 @@ static enum status answer(struct store *s, const char *id, int64_t line, bool fa
     struct err err = {""};
     char text[64];
     int n = snprintf(text, sizeof text, "{\"line\":%d}", (int)line);
-    struct batch_answer a = {.line = line, .failed = failed, .text = text, .n_bytes = (size_t)n,
-                             .input_tokens = 3, .output_tokens = 2};
+    struct batch_answer a = {.line = line,
+                             .failed = failed,
+                             .text = text,
+                             .n_bytes = (size_t)n,
+                             .input_tokens = 3,
+                             .output_tokens = 2};
     return store_batch_answer(s, id, &a, 1, &err);
 }
 
@@ -291,8 +296,8 @@ TEST(a_folder_has_one_owner)
     remove_folder();
 }
 
-/* A child answers lines and tells each by a byte in a pipe after the store said OK, and is killed at
- * some moment: no told answer may be missing, and none may be there twice. */
+/* A child answers lines and tells each by a byte in a pipe after the store said OK, and is killed
+ * at some moment: no told answer may be missing, and none may be there twice. */
 TEST(a_kill_at_any_moment_loses_no_answer)
 {
     enum { LINES = 40, KILLS = 40 };

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The layout of the sources, by the clang-format that .clang-format names, and the licence line of each file.
+# Without that version of clang-format the layout is not checked, and a line says so. --fix changes the files.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+version=$(sed -n 's/^# Pinned: clang-format \([0-9.]*[0-9]\).*/\1/p' .clang-format)
+fix=${1:-}
+
+sources() { git ls-files '*.c' '*.h' '*.cu' '*.cuh' | grep -vxFf .clang-format-ignore; }
+scripts() { git grep -lIE '^#!.*(bash|sh|python3?)$' -- scripts test .ci bench ; }
+
+missing=$({ git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.py'; scripts; } | sort -u |
+    xargs -r awk 'FNR == 1 {found = 0} FNR <= 2 && /SPDX-License-Identifier: Apache-2.0/ {found = 1}
+                  FNR == 2 && !found {print FILENAME}')
+[ -z "$missing" ] || { echo "no SPDX line at the top of:"; echo "$missing"; exit 1; } >&2
+
+tool=""
+for candidate in build/venv/bin/clang-format clang-format clang-format-20; do
+    if "$candidate" --version 2>/dev/null | grep -qF "version $version"; then
+        tool=$candidate
+        break
+    fi
+done
+if [ -z "$tool" ]; then
+    echo "the layout is not checked: there is no clang-format $version here"
+    exit 0
+fi
+if [ "$fix" = --fix ]; then
+    sources | xargs -P "$(nproc)" -n 40 "$tool" -i
+    exit 0
+fi
+sources | xargs -P "$(nproc)" -n 40 "$tool" --dry-run -Werror || {
+    echo "scripts/check_format.sh --fix lays these files out" >&2
+    exit 1
+}
+echo "the sources have the layout of .clang-format and their licence line"
