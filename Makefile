@@ -129,7 +129,7 @@ FAKE_SLUICE := $(if $(filter 11,$(CUDA)$(HTTP)),$(BUILD)/test/cuda/fake/sluice)
 FAKE_LIBS = $(filter-out -lcublasLt -lcudart_static,$(LIBS))
 FAKE_NCCL := $(if $(filter 1,$(CUDA)),$(BUILD)/test/cuda/fake/libnccl.so.2)
 # Programs that Python tests start, and benchmarks.
-SERVERS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/server/*_server.c))
+SERVERS := $(patsubst %.c,$(BUILD)/%,$(shell find test -name '*_server.c'))
 KERNEL_BENCH := $(BUILD)/bench/ops/cuda_kernels_bench
 KERNEL_BENCH_OBJ := $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard bench/ops/*.cu))
 BENCHES := $(patsubst %.c,$(BUILD)/%,$(shell find bench -name '*_bench.c'))
@@ -193,10 +193,10 @@ test-unit: test-binaries  ## the C tests alone
 test-py: all $(SERVERS) $(FAKE_SLUICE) $(FAKE_OPS)  ## the tests that start the program
 	@test/run $(PYTESTS)
 test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain
-	@test/run $(wildcard test/server/test_http*.py)
+	@test/run $(wildcard test/server/http/test_*.py)
 .PHONY: test-server
 test-server: all $(SERVERS)  ## the server whole: API, SDK, raw sockets, drain, balancers, nodes
-	@test/run $(filter-out test/server/test_configs.py,$(wildcard test/server/test_*.py test/server/*/test_*.py))
+	@test/run $(filter-out test/configs/test_configs.py,$(wildcard test/server/*/test_*.py $(patsubst %,test/%/test_*.py,bench configs engine/cluster)))
 .PHONY: test-model
 test-model: all  ## what is read from a model's folder, and what generate makes of it
 	@SLUICE=$(abspath $(BUILD)/sluice) test/run test/model/test_checkpoint.py test/model/test_checkpoint_forms.py test/model/test_layer_keys.py test/model/test_generate.py \
