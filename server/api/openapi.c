@@ -68,11 +68,11 @@ static const struct about {
     {"POST", "/v1/responses", "An answer to input items.", "ResponseRequest", ANSWER_EVENTS, false},
     {"POST", "/v1/responses/input_tokens", "How many tokens an input has.", "ResponseRequest",
      ANSWER_JSON, false},
-    {"GET", "/v1/responses/{id}", "A stored response.", NULL, ANSWER_JSON, false},
+    {"GET", "/v1/responses/{id}", "A stored response, or its events.", NULL, ANSWER_EVENTS, false},
     {"DELETE", "/v1/responses/{id}", "Forgets it.", NULL, ANSWER_JSON, false},
     {"GET", "/v1/responses/{id}/input_items", "Its input, as a list.", NULL, ANSWER_JSON, false},
-    {"POST", "/v1/responses/{id}/cancel", "Nothing runs in the background.", NULL, ANSWER_JSON,
-     false},
+    {"POST", "/v1/responses/{id}/cancel", "Ends one that runs in the background.", NULL,
+     ANSWER_JSON, false},
     {"POST", "/v1/messages", "An answer to turns of blocks.", "MessagesRequest", ANSWER_EVENTS,
      false},
     {"POST", "/v1/messages/count_tokens", "How many tokens they have.", "CountTokensRequest",
@@ -123,6 +123,9 @@ static const struct {
 } queries[] = {
     {"POST", "/reset_prefix_cache",
      "{'name':'reset_running_requests','in':'query','schema':{'type':'boolean'}}"},
+    {"GET", "/v1/responses/{id}",
+     "{'name':'stream','in':'query','schema':{'type':'boolean'}},{'name':'starting_after','in':"
+     "'query','schema':{'type':'integer','minimum':0}}"},
     {"GET", "/slots", "{'name':'fail_on_no_slot','in':'query','schema':{'type':'string'}}"},
     {"GET", "/v1/files",
      AFTER ",{'name':'limit','in':'query','schema':{'type':'integer','minimum':1,'maximum':10000}},"

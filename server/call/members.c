@@ -254,7 +254,8 @@ const struct member members[] = {
     /* ---- responses ---- */
     {"previous_response_id", "The stored response that this one goes on from.", FORM_RESPONSES,
      HAND(STRING, read_previous)},
-    {"background", "Answers are not kept for later.", FORM_RESPONSES, REFUSED(BOOL, "false")},
+    {"background", "The response runs on without its client, who asks for it later.",
+     FORM_RESPONSES, BOOL(detached)},
     {"conversation", "Conversations are not stored.", FORM_RESPONSES, REFUSED(ANY, nothing)},
     {"prompt", "Prompts are not stored.", FORM_RESPONSES, REFUSED(ANY, nothing)},
     {"context_management", "No input items are dropped.", FORM_RESPONSES, REFUSED(ANY, nothing)},

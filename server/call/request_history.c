@@ -51,7 +51,10 @@ static bool collect(struct api_request *r, const char *id, struct buf *items)
                             : api_error_set(&r->error, 500, "internal_error", NULL,
                                             "The server could not read a stored response.");
         }
-        bool good = put_before(r, items, &s);
+        bool good =
+            !s.runs || api_error_set(&r->error, 400, "invalid_value", "previous_response_id",
+                                     "The response %.80s has not ended yet.", next);
+        good = good && put_before(r, items, &s);
         memcpy(next, s.previous, sizeof next);
         stored_response_deinit(&s);
         if (!good) {

@@ -371,7 +371,18 @@ bool responses_end(struct api_request *r)
         return api_error_set(&r->error, 400, "unsupported_value", "n",
                              "Unsupported value: a response is one answer; 'n' may only be 1.");
     }
+    if (r->detached && !(r->stores && r->store)) {
+        return api_error_set(&r->error, 400, "invalid_value", "background",
+                             r->store ? "A response that runs in the background is kept: 'store' "
+                                        "may not be false."
+                                      : "Invalid 'background': no responses are kept here.");
+    }
     r->stores = r->stores && r->store && r->kind == API_RESPONSES;
+    r->detached = r->detached && r->kind == API_RESPONSES;
+    if (r->detached) {
+        r->wants_events = r->stream;
+        r->stream = true;
+    }
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->logprobs ? r->n_top : 0;
     r->has_max_tokens |= r->max_is_asked;

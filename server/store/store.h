@@ -87,6 +87,11 @@ struct stored_response {
     int64_t created_at, expires_at;                                      // expires_at 0: never
     struct buf input, output; // its own items as JSON texts, joined by commas
     struct buf body;          // the whole object
+    /* Of one that runs in the background. While it does: the object that it becomes if this process
+     * ends first. Afterwards: its events, framed, for who asks for them. Not filled by a look-up,
+     * which says whether it runs. */
+    struct buf lost, events;
+    bool background, runs;
 };
 void stored_response_deinit(struct stored_response *r); // accepts a zeroed struct
 
@@ -97,6 +102,9 @@ enum status store_response_put(struct store *s, const char *owner, const struct 
 /* False, with OK in *st: the owner has no such response. The caller deinits what was found. */
 bool store_response_find(struct store *s, const char *owner, const char *id,
                          struct stored_response *out, enum status *st, struct err *err);
+/* The events of one that has ended, *out; none of one that did not run in the background. */
+bool store_response_events(struct store *s, const char *owner, const char *id, struct buf *out,
+                           enum status *st, struct err *err);
 bool store_response_delete(struct store *s, const char *owner, const char *id, enum status *st,
                            struct err *err);
 
