@@ -17,7 +17,8 @@ void background_reply(struct call *c, struct http_request *req);
 void background_cancel(struct call *c, struct http_request *req);
 void background_follow(struct call *c, struct http_request *req, int64_t after);
 
-/* The bytes of the first *n_events events, or of as many as there are: *n_events is what is left. */
+/* The bytes of the first *n_events events, or of as many as there are: *n_events is what is left.
+ */
 size_t background_skip(const char *events, size_t n_bytes, int64_t *n_events);
 
 #endif

@@ -5,6 +5,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "server/call/items.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,6 +140,11 @@ static void put_object(struct buf *b, struct call *c, struct ending e)
     buf_put(b, s->items.data, s->items.n_bytes);
     buf_puts(b, "],\"previous_response_id\":");
     put_id_or_null(b, c->request.previous);
+    if (c->request.conversation) {
+        buf_puts(b, ",\"conversation\":{\"id\":");
+        put_id_or_null(b, c->request.conversation);
+        buf_putc(b, '}');
+    }
     buf_puts(b, ",\"service_tier\":\"default\"");
     buf_puts(b, c->request.repeated);
     buf_puts(b, ",\"usage\":");
@@ -511,6 +517,20 @@ static struct stored_response stored_of(struct call *c)
     return stored;
 }
 
+/* What its conversation gets: the input and the output. */
+static bool add_items(struct call *c, struct stored_item **items, size_t *n)
+{
+    const struct api_request *r = &c->request;
+    const struct buf *output = &state(c)->items;
+    bool good = items_take_text(r->items, r->items_bytes, items, n) &&
+                items_take_text(output->data, output->n_bytes, items, n);
+    if (!good) {
+        log_warn("a response is not added to its conversation: it is too large, or has the "
+                 "character U+0000");
+    }
+    return good;
+}
+
 /* On the pool. An answer that cannot be kept is an answer all the same. */
 static void save(struct call *c)
 {
@@ -522,9 +542,15 @@ static void save(struct call *c)
     if (s->body.failed || s->items.failed) {
         return; // nor does the client get it
     }
+    struct stored_item *items = NULL;
+    if (c->request.conversation && add_items(c, &items, &stored.n_items)) {
+        snprintf(stored.conversation, sizeof stored.conversation, "%s", c->request.conversation);
+        stored.items = items;
+    }
     if (store_response_put(c->request.store, c->request.owner, &stored, &err) != OK) {
         log_warn("a response is not kept: %s", err.text);
     }
+    stored_items_free(items, stored.n_items);
 }
 
 /* On the pool, while tokens may come: nothing that they change is read. */

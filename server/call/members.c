@@ -256,7 +256,10 @@ const struct member members[] = {
      HAND(STRING, read_previous)},
     {"background", "The response runs on without its client, who asks for it later.",
      FORM_RESPONSES, BOOL(detached)},
-    {"conversation", "Conversations are not stored.", FORM_RESPONSES, REFUSED(ANY, nothing)},
+    {"conversation", "The stored conversation before the input, which the response is added to.",
+     FORM_RESPONSES, HAND(ANY, read_conversation),
+     .schema = "'anyOf':[{'type':['string','null']},{'type':'object','required':['id'],"
+               "'properties':{'id':{'type':'string'}}}]"},
     {"prompt", "Prompts are not stored.", FORM_RESPONSES, REFUSED(ANY, nothing)},
     {"context_management", "No input items are dropped.", FORM_RESPONSES, REFUSED(ANY, nothing)},
     {"instructions", "A system message before the input.", FORM_RESPONSES, STRING(instructions)},

@@ -188,7 +188,8 @@ bool read_metadata(struct api_request *r);
 void responses_begin(struct api_request *r);
 bool responses_end(struct api_request *r);
 
-bool read_previous(struct api_request *r); // request_history.c, with what is kept of the input
+bool read_previous(struct api_request *r);     // request_history.c, with what is kept of the input
+bool read_conversation(struct api_request *r); // likewise
 bool read_items(struct api_request *r);
 bool read_truncation(struct api_request *r);
 bool read_include(struct api_request *r);

@@ -240,9 +240,10 @@ static bool put_history(struct messages *m)
     }
     if (!body_hide_nuls(&r->body, r->text, r->n_bytes, text, r->history_bytes) ||
         json_parse(text, r->history_bytes, &limits, &items, NULL) != OK) {
-        return api_error_set(&m->r->error, 400, "invalid_value", "previous_response_id",
-                             "Invalid 'previous_response_id': the conversation before this input "
-                             "has too many items.");
+        const char *param = r->conversation ? "conversation" : "previous_response_id";
+        return api_error_set(&m->r->error, 400, "invalid_value", param,
+                             "Invalid '%s': the conversation before this input has too many items.",
+                             param);
     }
     bool good = true;
     for (const struct json *item = json_first(items); good && item; item = json_next(item)) {
@@ -376,6 +377,11 @@ bool responses_end(struct api_request *r)
                              r->store ? "A response that runs in the background is kept: 'store' "
                                         "may not be false."
                                       : "Invalid 'background': no responses are kept here.");
+    }
+    if (r->conversation && !r->stores) {
+        return api_error_set(&r->error, 400, "invalid_value", "conversation",
+                             "A response of a conversation is added to it: 'store' may not be "
+                             "false.");
     }
     r->stores = r->stores && r->store && r->kind == API_RESPONSES;
     r->detached = r->detached && r->kind == API_RESPONSES;

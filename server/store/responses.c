@@ -36,7 +36,12 @@ static enum status put(struct store *s, const char *owner, const struct stored_r
 {
     const int64_t bytes = (int64_t)(r->input.n_bytes + r->output.n_bytes + r->body.n_bytes +
                                     r->lost.n_bytes + r->events.n_bytes);
+    bool found;
     TRY(make_room(s, bytes, err));
+    if (r->conversation[0]) { // it may have been deleted by now
+        TRY(store_conversation_append(s, owner, r->conversation, r->items, r->n_items,
+                                      r->expires_at, &found, err));
+    }
     return db_run(s->db, err,
                   "INSERT OR REPLACE INTO responses"
                   " (id, owner, previous, created_at, expires_at, bytes, input, output, body, lost,"
