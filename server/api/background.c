@@ -186,7 +186,7 @@ static void end(struct call *c, bool done)
 }
 
 /* Before it is kept. */
-static void error(struct call *c, const struct api_error *e)
+static void error(struct call *c, const struct call_error *e)
 {
     struct http_request *req = api_call_take_request(c);
     api_call_put_rates(req, c->tenant);

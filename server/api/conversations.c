@@ -54,21 +54,21 @@ struct asked {
     size_t n_items;
 };
 
-static bool read_items(struct api_body *b, struct asked *a, bool required)
+static bool read_items(struct body *b, struct asked *a, bool required)
 {
     const struct json *array = NULL;
     if (!body_array(b, "items", &array)) {
-        return b->error->status == 0 && (!required || api_missing(b->error, "items"));
+        return b->error->status == 0 && (!required || call_error_missing(b->error, "items"));
     }
     if (json_count(array) > MAX_ITEMS) {
-        return api_error_set(b->error, 400, "invalid_value", "items",
-                             "Invalid 'items': at most %d may come at once.", MAX_ITEMS);
+        return call_error_set(b->error, 400, "invalid_value", "items",
+                              "Invalid 'items': at most %d may come at once.", MAX_ITEMS);
     }
     if (!items_check(array, "items", b->error)) {
         return false;
     }
     return items_take(array, &a->items, &a->n_items) ||
-           api_error_set(b->error, 413, "request_too_large", "items", "The items are too large.");
+           call_error_set(b->error, 413, "request_too_large", "items", "The items are too large.");
 }
 
 /* What it does with them; the error is in w->error. */
@@ -76,7 +76,7 @@ typedef void use_body(struct api_work *w, const struct asked *a);
 
 static void with_body(struct api_work *w, bool has_metadata, bool has_items, use_body *use)
 {
-    struct api_body b = {0};
+    struct body b = {0};
     struct arena arena;
     struct asked a = {0};
     char none[] = "{}";
@@ -102,8 +102,7 @@ static void make(struct api_work *w, const struct asked *a)
     struct err err = {""};
     struct stored_conversation c = {.created_at = clock_wall_sec(), .expires_at = expires_at(w)};
     c.metadata = a->metadata.data;
-    enum status st =
-        store_conversation_create(w->store, w->owner, &c, a->items, a->n_items, &err);
+    enum status st = store_conversation_create(w->store, w->owner, &c, a->items, a->n_items, &err);
     if (st != OK) {
         api_work_fail(w, st, &err);
     } else {

@@ -69,9 +69,9 @@ static void get_events(struct api_work *w)
             api_work_missing(w, "Response");
         }
     } else if (all.n_bytes == 0) {
-        api_error_set(&w->error, 400, "invalid_value", "stream",
-                      "Only a response that has run to its end in the background can be streamed "
-                      "again.");
+        call_error_set(&w->error, 400, "invalid_value", "stream",
+                       "Only a response that has run to its end in the background can be streamed "
+                       "again.");
     } else {
         int64_t after;
         parse_after(w->req, &after); // it is good: the handler has looked
@@ -141,8 +141,8 @@ static void cancel(struct api_work *w)
     if (r.background) {
         buf_put(&w->reply, r.body.data, r.body.n_bytes);
     } else {
-        api_error_set(&w->error, 400, "invalid_value", "id",
-                      "Only a response that was made with 'background' can be cancelled.");
+        call_error_set(&w->error, 400, "invalid_value", "id",
+                       "Only a response that was made with 'background' can be cancelled.");
     }
     stored_response_deinit(&r);
 }
@@ -227,8 +227,8 @@ static void list_items(struct api_work *w)
     buf_put(&array, r.input.data, r.input.n_bytes);
     buf_putc(&array, ']');
     if (array.failed || json_parse(array.data, array.n_bytes, &limits, &root, NULL) != OK) {
-        api_error_set(&w->error, 400, "invalid_value", "id",
-                      "The input cannot be listed: it has the character U+0000, or is too large.");
+        call_error_set(&w->error, 400, "invalid_value", "id",
+                       "The input cannot be listed: it has the character U+0000, or is too large.");
     } else {
         size_t n = json_count(root), i = 0;
         const struct json **items = xcalloc(n + 1, sizeof items[0]);

@@ -99,14 +99,14 @@ static bool read_page(struct api_work *w, int64_t otherwise, int64_t most)
     char *end = NULL;
     w->limit = limit ? strtoll(limit, &end, 10) : otherwise;
     if (w->limit < 1 || w->limit > most || (limit && (end == limit || *end))) {
-        return api_error_set(&w->error, 400, "invalid_value", "limit",
-                             "Invalid 'limit': expected a whole number from 1 to %lld.",
-                             (long long)most);
+        return call_error_set(&w->error, 400, "invalid_value", "limit",
+                              "Invalid 'limit': expected a whole number from 1 to %lld.",
+                              (long long)most);
     }
     w->oldest_first = order && strcmp(order, "asc") == 0;
     if (order && !w->oldest_first && strcmp(order, "desc") != 0) {
-        return api_error_set(&w->error, 400, "invalid_value", "order",
-                             "Invalid 'order': expected 'asc' or 'desc'.");
+        return call_error_set(&w->error, 400, "invalid_value", "order",
+                              "Invalid 'order': expected 'asc' or 'desc'.");
     }
     w->after = http_query(w->req, "after");
     w->after = w->after && *w->after ? w->after : NULL;
@@ -152,40 +152,42 @@ void api_put_page_end(struct buf *b, const char *first, const char *last, bool h
 void api_work_fail(struct api_work *w, enum status st, const struct err *err)
 {
     if (st == ERR_LIMIT) {
-        api_error_set(&w->error, 507, "storage_full", NULL,
-                      "There is no room for this on the server: %s. Delete files, or ask for more.",
-                      err->text);
+        call_error_set(
+            &w->error, 507, "storage_full", NULL,
+            "There is no room for this on the server: %s. Delete files, or ask for more.",
+            err->text);
         return;
     }
     log_error("the store: %s", err->text);
     w->error.type = "server_error";
-    api_error_set(&w->error, 500, "internal_error", NULL,
-                  "The server could not store or read this.");
+    call_error_set(&w->error, 500, "internal_error", NULL,
+                   "The server could not store or read this.");
 }
 
 void api_work_missing(struct api_work *w, const char *object)
 {
-    api_error_set(&w->error, 404, "not_found", "id", "No such %s object: %.80s", object, w->id);
+    call_error_set(&w->error, 404, "not_found", "id", "No such %s object: %.80s", object, w->id);
 }
 
-bool api_read_metadata(struct api_body *b, struct buf *out)
+bool api_read_metadata(struct body *b, struct buf *out)
 {
     const struct json *v = NULL;
     if (!body_object(b, "metadata", &v)) {
         return b->error->status == 0;
     }
     if (json_count(v) > MAX_METADATA) {
-        return api_error_set(b->error, 400, "invalid_value", "metadata",
-                             "Invalid 'metadata': at most %d members.", MAX_METADATA);
+        return call_error_set(b->error, 400, "invalid_value", "metadata",
+                              "Invalid 'metadata': at most %d members.", MAX_METADATA);
     }
     buf_putc(out, '{');
     for (const struct json *m = json_first(v); m; m = json_next(m)) {
         const char *key = json_key(m), *text = json_string(m);
         if (!text || strlen(key) > MAX_KEY || strlen(text) > MAX_VALUE) {
-            return api_error_set(b->error, 400, "invalid_value", "metadata",
-                                 "Invalid 'metadata': strings of at most %d bytes under keys of at "
-                                 "most %d.",
-                                 MAX_VALUE, MAX_KEY);
+            return call_error_set(
+                b->error, 400, "invalid_value", "metadata",
+                "Invalid 'metadata': strings of at most %d bytes under keys of at "
+                "most %d.",
+                MAX_VALUE, MAX_KEY);
         }
         buf_puts(out, out->n_bytes > 1 ? "," : "");
         buf_put_json(out, key, strlen(key));

@@ -20,7 +20,7 @@ struct api_work {
     char *content_type, *body;
     size_t n_bytes;
     /* The answer: the error, or the text. */
-    struct api_error error;
+    struct call_error error;
     struct buf reply;
     const char *reply_type;     // NULL: JSON
     char batch[STORE_ID_BYTES]; // that is new, or being cancelled; "": none
@@ -41,7 +41,7 @@ void api_work_start_list(struct api *a, struct http_request *req, void (*work)(s
 void api_put_page_end(struct buf *b, const char *first, const char *last, bool has_more);
 
 /* Appends `metadata` of a body, if it has one: up to 16 short texts. */
-bool api_read_metadata(struct api_body *b, struct buf *out);
+bool api_read_metadata(struct body *b, struct buf *out);
 
 /* For `work`: the error of a failed store. */
 void api_work_fail(struct api_work *w, enum status st, const struct err *err);

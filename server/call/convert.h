@@ -17,7 +17,7 @@ void convert_item(struct buf *out, const struct json *item);
 void convert_item_but_id(struct buf *out, const struct json *item);
 
 /* The finished array becomes the request's own. False: r->error is set. */
-bool convert_keep_messages(struct api_request *r, struct buf *array);
-bool convert_keep_tools(struct api_request *r, const struct buf *array);
+bool convert_keep_messages(struct request *r, struct buf *array);
+bool convert_keep_tools(struct request *r, const struct buf *array);
 
 #endif

@@ -502,7 +502,7 @@ static struct buf view(const char *bytes, size_t n_bytes)
 /* What is stored of it; its memory is the call's. */
 static struct stored_response stored_of(struct call *c)
 {
-    const struct api_request *r = &c->request;
+    const struct request *r = &c->request;
     const struct responses *s = state(c);
     const int64_t life = (int64_t)c->server->config->data_retention;
     struct stored_response stored = {
@@ -520,7 +520,7 @@ static struct stored_response stored_of(struct call *c)
 /* What its conversation gets: the input and the output. */
 static bool add_items(struct call *c, struct stored_item **items, size_t *n)
 {
-    const struct api_request *r = &c->request;
+    const struct request *r = &c->request;
     const struct buf *output = &state(c)->items;
     bool good = items_take_text(r->items, r->items_bytes, items, n) &&
                 items_take_text(output->data, output->n_bytes, items, n);
@@ -582,12 +582,12 @@ static void end(struct call *c)
 }
 
 /* The Responses API names its events; flat for the specification, nested for the SDKs. */
-static void send_error_event(struct call *c, const struct api_error *e)
+static void send_error_event(struct call *c, const struct call_error *e)
 {
     struct buf nested, b;
     buf_init(&nested, 1 << 16);
     buf_init(&b, 1 << 16);
-    api_error_put(&nested, e); // {"error":{...}}
+    call_error_put(&nested, e); // {"error":{...}}
     buf_puts(&b, "{\"type\":\"error\",\"code\":");
     buf_put_json(&b, e->code ? e->code : "", e->code ? strlen(e->code) : 0);
     buf_puts(&b, ",\"message\":");

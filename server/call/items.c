@@ -19,29 +19,29 @@ static const char *kind_of(const struct json *item)
     return type ? type : "message";
 }
 
-bool items_check(const struct json *array, const char *param, struct api_error *e)
+bool items_check(const struct json *array, const char *param, struct call_error *e)
 {
     char place[64];
     size_t i = 0;
     for (const struct json *item = json_first(array); item; item = json_next(item), i++) {
         snprintf(place, sizeof place, "%s[%zu]", param, i);
         if (!json_is(item, JSON_OBJECT)) {
-            return api_error_set(e, 400, "invalid_type", place, "Invalid '%s': expected an object.",
-                                 place);
+            return call_error_set(e, 400, "invalid_type", place,
+                                  "Invalid '%s': expected an object.", place);
         }
         const char *kind = kind_of(item), *role = json_get_string(item, "role");
         if (words_find(kinds, kind) < 0) {
-            return api_error_set(e, 400, "unsupported_value", place,
-                                 "Unsupported value: items of type '%.40s' are not supported by "
-                                 "this server.",
-                                 kind);
+            return call_error_set(e, 400, "unsupported_value", place,
+                                  "Unsupported value: items of type '%.40s' are not supported by "
+                                  "this server.",
+                                  kind);
         }
         if (strcmp(kind, "message") == 0 &&
             (!role || words_find("user|assistant|system|developer", role) < 0)) {
-            return api_error_set(e, 400, "invalid_value", place,
-                                 "Invalid '%s': a message has the role 'user', 'assistant', "
-                                 "'system' or 'developer'.",
-                                 place);
+            return call_error_set(e, 400, "invalid_value", place,
+                                  "Invalid '%s': a message has the role 'user', 'assistant', "
+                                  "'system' or 'developer'.",
+                                  place);
         }
     }
     return true;

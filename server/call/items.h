@@ -9,7 +9,7 @@
 #include "server/store/store.h"
 
 /* False: *e says which is wrong. Items of other kinds could not be read by a response. */
-bool items_check(const struct json *array, const char *param, struct api_error *e);
+bool items_check(const struct json *array, const char *param, struct call_error *e);
 
 /* Appends the array's items in their long form. An item keeps its id if it has a short one. False:
  * there is no memory. */

@@ -8,14 +8,14 @@
 
 enum { MAX_BYTES = 64 << 20, MAX_RESPONSES = 4096 /* chosen */ };
 
-static bool missing(struct api_request *r, const char *id)
+static bool missing(struct request *r, const char *id)
 {
-    return api_error_set(&r->error, 404, "not_found", "previous_response_id",
-                         "No such Response object: %.80s", id);
+    return call_error_set(&r->error, 404, "not_found", "previous_response_id",
+                          "No such Response object: %.80s", id);
 }
 
 /* The response's items go before those that are there already. */
-static bool put_before(struct api_request *r, struct buf *items, const struct stored_response *s)
+static bool put_before(struct request *r, struct buf *items, const struct stored_response *s)
 {
     struct buf all;
     buf_init(&all, MAX_BYTES);
@@ -30,7 +30,7 @@ static bool put_before(struct api_request *r, struct buf *items, const struct st
 }
 
 /* From the latest to the first: each names the one before it. */
-static bool collect(struct api_request *r, const char *id, struct buf *items)
+static bool collect(struct request *r, const char *id, struct buf *items)
 {
     char next[STORE_RESPONSE_ID_BYTES];
     struct err err = {""};
@@ -42,19 +42,19 @@ static bool collect(struct api_request *r, const char *id, struct buf *items)
     for (int i = 0; next[0]; i++) {
         struct stored_response s;
         if (i == MAX_RESPONSES) {
-            return api_error_set(&r->error, 400, "invalid_value", "previous_response_id",
-                                 "Invalid 'previous_response_id': more than %d responses are "
-                                 "before this one.",
-                                 MAX_RESPONSES);
+            return call_error_set(&r->error, 400, "invalid_value", "previous_response_id",
+                                  "Invalid 'previous_response_id': more than %d responses are "
+                                  "before this one.",
+                                  MAX_RESPONSES);
         }
         if (!store_response_find(r->store, r->owner, next, &s, &st, &err)) {
             return st == OK ? missing(r, next)
-                            : api_error_set(&r->error, 500, "internal_error", NULL,
-                                            "The server could not read a stored response.");
+                            : call_error_set(&r->error, 500, "internal_error", NULL,
+                                             "The server could not read a stored response.");
         }
         bool good =
-            !s.runs || api_error_set(&r->error, 400, "invalid_value", "previous_response_id",
-                                     "The response %.80s has not ended yet.", next);
+            !s.runs || call_error_set(&r->error, 400, "invalid_value", "previous_response_id",
+                                      "The response %.80s has not ended yet.", next);
         good = good && put_before(r, items, &s);
         memcpy(next, s.previous, sizeof next);
         stored_response_deinit(&s);
@@ -66,7 +66,7 @@ static bool collect(struct api_request *r, const char *id, struct buf *items)
 }
 
 /* The items, as an array, are what the input follows. Takes their memory. */
-static bool keep_history(struct api_request *r, struct buf *items)
+static bool keep_history(struct request *r, struct buf *items)
 {
     struct buf array;
     buf_init(&array, MAX_BYTES);
@@ -80,7 +80,7 @@ static bool keep_history(struct api_request *r, struct buf *items)
     return r->history ? true : request_too_large(r);
 }
 
-bool read_previous(struct api_request *r)
+bool read_previous(struct request *r)
 {
     const char *id = NULL;
     if (!body_string(&r->body, "previous_response_id", &id)) {
@@ -100,7 +100,7 @@ bool read_previous(struct api_request *r)
     return good;
 }
 
-static bool conversation_id(struct api_request *r, const char **id)
+static bool conversation_id(struct request *r, const char **id)
 {
     const struct body_member *m = body_get(&r->body, "conversation");
     if (!m) {
@@ -111,7 +111,7 @@ static bool conversation_id(struct api_request *r, const char **id)
            body_wrong_type(&r->error, "conversation", "an id, or an object with one", m->node);
 }
 
-bool read_conversation(struct api_request *r)
+bool read_conversation(struct request *r)
 {
     const char *id = NULL;
     struct err err = {""};
@@ -120,8 +120,9 @@ bool read_conversation(struct api_request *r)
         return r->error.status == 0;
     }
     if (r->previous) {
-        return api_error_set(&r->error, 400, "invalid_value", "conversation",
-                             "Only one of 'previous_response_id' and 'conversation' may be given.");
+        return call_error_set(
+            &r->error, 400, "invalid_value", "conversation",
+            "Only one of 'previous_response_id' and 'conversation' may be given.");
     }
     struct buf items;
     buf_init(&items, MAX_BYTES);
@@ -131,11 +132,11 @@ bool read_conversation(struct api_request *r)
         r->conversation = id;
         good = keep_history(r, &items);
     } else if (st == OK) {
-        api_error_set(&r->error, 404, "not_found", "conversation",
-                      "No such Conversation object: %.80s", id);
+        call_error_set(&r->error, 404, "not_found", "conversation",
+                       "No such Conversation object: %.80s", id);
     } else {
-        api_error_set(&r->error, 500, "internal_error", NULL,
-                      "The server could not read a stored conversation.");
+        call_error_set(&r->error, 500, "internal_error", NULL,
+                       "The server could not read a stored conversation.");
     }
     buf_deinit(&items);
     return good;

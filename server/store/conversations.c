@@ -203,8 +203,8 @@ static enum status find_start(struct store *s, int64_t row, const struct store_p
     if (!page->after) {
         return OK;
     }
-    TRY(db_query(s->db, &rows, err, "SELECT row FROM items WHERE conversation = ? AND id = ?",
-                 "it", row, page->after));
+    TRY(db_query(s->db, &rows, err, "SELECT row FROM items WHERE conversation = ? AND id = ?", "it",
+                 row, page->after));
     if (db_next(rows)) {
         *at = db_int(rows, 0);
     } else {
