@@ -27,6 +27,9 @@ struct call_format {
      * is. */
     void (*close)(struct call *c);
     void (*save)(struct call *c);
+    /* Keeps the beginning of one that runs on without its client, on the pool; `close` and `save`
+     * then come also for one that failed or was cancelled (call.ending). */
+    enum status (*record)(struct call *c, struct err *err);
     void (*end)(struct call *c); // ends the answer
     /* An error in a stream of which something has gone out, where the API has an event of its own
      * for it; may be NULL. */
@@ -82,6 +85,11 @@ void call_put_vector(struct buf *b, struct call *c, size_t prompt);
 void call_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]
 /* ,"prompt_logprobs":[null,{"5":{"logprob":..,"rank":..,"decoded_token":".."}},...] */
 void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct engine_request *r);
+/* A response as it is now: with its items when it is closed (format_responses.c). */
+void call_put_response(struct buf *b, struct call *c);
+/* Of one that runs in the background: what it has told so far, framed as a stream has it. They are
+ * numbered from 0 on, and the last is there when the response is stored. */
+const char *call_response_events(struct call *c, size_t *n_bytes);
 /* "call_" and 24 letters. */
 void call_make_id(struct call *c, const char *prefix, char out[40]);
 

@@ -253,8 +253,12 @@ const struct member members[] = {
     /* ---- responses ---- */
     {"previous_response_id", "The stored response that this one goes on from.", FORM_RESPONSES,
      HAND(STRING, read_previous)},
-    {"background", "Answers are not kept for later.", FORM_RESPONSES, REFUSED(BOOL, "false")},
-    {"conversation", "Conversations are not stored.", FORM_RESPONSES, REFUSED(ANY, nothing)},
+    {"background", "The response runs on without its client, who asks for it later.",
+     FORM_RESPONSES, BOOL(detached)},
+    {"conversation", "The stored conversation before the input, which the response is added to.",
+     FORM_RESPONSES, HAND(ANY, read_conversation),
+     .schema = "'anyOf':[{'type':['string','null']},{'type':'object','required':['id'],"
+               "'properties':{'id':{'type':'string'}}}]"},
     {"prompt", "Prompts are not stored.", FORM_RESPONSES, REFUSED(ANY, nothing)},
     {"context_management", "No input items are dropped.", FORM_RESPONSES, REFUSED(ANY, nothing)},
     {"instructions", "A system message before the input.", FORM_RESPONSES, STRING(instructions)},

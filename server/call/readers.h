@@ -188,7 +188,8 @@ bool read_metadata(struct request *r);
 void responses_begin(struct request *r);
 bool responses_end(struct request *r);
 
-bool read_previous(struct request *r); // request_history.c, with what is kept of the input
+bool read_previous(struct request *r);     // request_history.c, with what is kept of the input
+bool read_conversation(struct request *r); // likewise
 bool read_items(struct request *r);
 bool read_truncation(struct request *r);
 bool read_include(struct request *r);

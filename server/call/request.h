@@ -189,7 +189,10 @@ struct request {
     const char *instructions; // responses
     int n_stripped_lines;     // messages: of the system prompt (--strip-prompt-lines)
     bool stores;              // responses: it is kept
+    bool detached;            // responses: it runs on without its client ("background")
+    bool wants_events;        // of those: whether the client asked for a stream; all have one
     const char *previous;     // responses: the id of the one before; or NULL
+    const char *conversation; // responses: its id; or NULL
     const char *items;        // responses: its own input items, as JSON texts joined by commas
     const char *history;      // responses: the items before those, as a JSON array; or NULL
     size_t items_bytes, history_bytes;
