@@ -198,6 +198,10 @@ test-server: all $(SERVERS)  ## the server whole: API, SDK, raw sockets, drain, 
 test-model: all  ## what is read from a model's folder, and what generate makes of it
 	@SLUICE=$(abspath $(BUILD)/sluice) test/run test/model/test_checkpoint.py test/model/test_checkpoint_forms.py test/model/test_layer_keys.py test/model/test_generate.py \
 	  test/model/test_golden.py test/model/test_sampling.py
+.PHONY: test-masks
+test-masks: $(BUILD)/test/engine/grammar/mask_test  ## masks against slow references at length (MASK_ROUNDS=20000, MASK_SEED=1)
+	@MASK_ROUNDS=$${MASK_ROUNDS:-20000} TEST_TIMEOUT=$${TEST_TIMEOUT:-36000} test/run $<
+
 .PHONY: test-sim
 test-sim: $(BUILD)/test/engine/sim_test  ## the simulation at length (SIM_RUNS=20000, SIM_SEED=1)
 	@SIM_RUNS=$${SIM_RUNS:-20000} TEST_TIMEOUT=$${TEST_TIMEOUT:-3600} test/run $<

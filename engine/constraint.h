@@ -21,10 +21,11 @@ struct constraint {
 void constraint_begin(struct constraint *c); // of a new sequence
 
 /* Whether the marker that the grammar begins behind is not among the known tokens. Then what is
- * drawn next is free, and no draft is proposed with which it would begin. */
+ * drawn next is free. */
 bool constraint_is_ahead(struct constraint *c, const struct sequence *seq);
 
-/* The mask behind the known tokens and n_drafts of the drafts. OK, or words are all 0. */
+/* The mask behind the known tokens and these drafts: of everything, where with them the grammar has
+ * not begun. OK, or words are all 0. */
 enum status constraint_mask(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
                             int32_t n_drafts, uint32_t *words);
 

@@ -66,8 +66,9 @@ void engine_propose(struct engine *e)
     spec_propose(&e->spec, &v);
     for (int32_t i = 0; i < v.n; i++) {
         const struct sequence *seq = v.seqs[i].seq;
-        if (seq->request->grammar && v.seqs[i].proposal->n_drafts > 0) {
-            constraint_cut(&e->constraints[seq->index], seq, v.seqs[i].proposal);
+        struct proposal *p = v.seqs[i].proposal;
+        if (seq->request->grammar && p->n_drafts > 0 && !p->on_device) {
+            constraint_cut(&e->constraints[seq->index], seq, p);
         }
     }
 }

@@ -133,10 +133,10 @@ static inline int32_t sequence_sure(const struct sequence *s)
 }
 
 /* True if a token in flight must be known before the next draw can be planned: drafts are guessed
- * from it, or it decides what a grammar allows next. */
+ * from it. (What a grammar allows next may come later: struct pass, draws_wait.) */
 static inline bool sequence_waits(const struct sequence *s)
 {
-    return s->n_flight > 0 && (s->proposal.waits_for_token || s->request->grammar);
+    return s->n_flight > 0 && s->proposal.waits_for_token;
 }
 
 /* True if one more token may be drawn. */

@@ -149,9 +149,6 @@ static int32_t allowed(const struct spec *sp, const struct spec_view *v, const s
     int32_t draft_len = sp->options.draft_max_len;
     int32_t longest = v->max_len < draft_len ? v->max_len : draft_len;
     int32_t room = longest - seq->n_known - 1;
-    if (seq->request->grammar && sp->proposer->passes) {
-        return 0; // the host has to know drafts before masks behind them can be made
-    }
     k = asked >= 0 && asked < k ? asked : k;
     k = left < k ? left : k;
     k = room < k ? room : k;
