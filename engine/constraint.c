@@ -195,6 +195,17 @@ void constraint_cut(struct constraint *c, const struct sequence *seq, struct pro
     p->n_drafts = n;
 }
 
+int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int32_t *ids,
+                          int32_t max)
+{
+    enum { LEAST_BYTES = 4 }; // chosen: less is a token or two that drafts have anyway
+    if (max <= 0 || constraint_is_ahead(c, seq) || reach(c, seq) != OK) {
+        return 0;
+    }
+    return (int32_t)grammar_forced_tokens(seq->request->grammar, c->state, LEAST_BYTES, ids,
+                                          (size_t)max);
+}
+
 const char *constraint_failure(const struct constraint *c)
 {
     return c->failure == ERR_LIMIT

@@ -38,6 +38,10 @@ bool constraint_ends(const struct constraint *c, const struct sequence *seq, int
 /* Cuts the drafts before the first that is not allowed. */
 void constraint_cut(struct constraint *c, const struct sequence *seq, struct proposal *p);
 
+/* Text that must follow, as drafts, at most max: how many; 0 where it is short. */
+int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int32_t *ids,
+                          int32_t max);
+
 /* A sentence for the client. */
 const char *constraint_failure(const struct constraint *c);
 

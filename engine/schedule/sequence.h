@@ -21,6 +21,7 @@ struct proposal {
     int32_t n_drafts;
     int32_t drafts[MAX_DRAFTS];
     bool on_device;       // n_drafts is a count only: draft models draw them in the same step
+    bool forced;          // they are no guess: a grammar has nothing else
     int32_t law;          // 1 + the first of its drafts' laws on the device; 0: none are kept
     int32_t depth;        // of a tree: levels that it may have
     int32_t n_beside;     // of them, n_drafts has so many beside the spine, if it is a comb

@@ -170,7 +170,8 @@ static void pause(struct spec_trust *trust, bool busy)
 
 static void consider(const struct spec *sp, const struct spec_view *v, struct spec_candidate *c)
 {
-    int32_t k = sp->busy || c->trust->pause > 0 ? 0 : allowed(sp, v, c->seq);
+    c->most = sp->busy ? 0 : allowed(sp, v, c->seq);
+    int32_t k = c->trust->pause > 0 ? 0 : c->most;
     float doubt = spec_doubt_of(&sp->learnt, c->trust);
     c->depth = k > 0 ? best_depth(sp, v->n_running, 1.0f - doubt, k) : 0;
     c->trust->doubt = doubt;
@@ -217,5 +218,7 @@ bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draf
 void spec_observe(struct spec *sp, const struct spec_trial *t)
 {
     spec_count(&sp->learnt, t->n_drafts, t->n_right);
-    sp->proposer->observe(sp, t);
+    if (!t->seq->proposal.forced) { // else it says nothing of the proposer
+        sp->proposer->observe(sp, t);
+    }
 }

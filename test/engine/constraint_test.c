@@ -157,6 +157,40 @@ TEST(tables_that_are_emptied_change_nothing)
     run_mixed(&o, &b, 400 << 10, false);
 }
 
+/* One token at each place: all drafts are right, whoever proposes, and what a model would draft is
+ * not asked for. */
+static void run_forced(const char *speculative, int64_t most_wrong)
+{
+    struct bed b = {0};
+    struct engine_options o = options_of(&b, 16, 100);
+    struct grammar_vocab *v = make_vocab("");
+    struct grammar *g = compile(v, GRAMMAR_REGEX, "[xy]zwvutsrq(x|pon)mlkjihg", 0);
+    o.speculative_config = speculative;
+    REQUIRE(start(&b, &o));
+    struct test_request *q = make(0, 0, 5, 40);
+    q->r.grammar = g;
+    submit(&b, q);
+    run(&b, 1, 500);
+    CHECK_EQ(q->outputs[0].finish, FINISH_STOP);
+    CHECK_EQ(q->tokens[0][3], 'v');
+    CHECK(q->r.n_accepted >= 10);
+    CHECK(q->r.n_drafts - q->r.n_accepted <= most_wrong); // of a model, at the choices and the end
+    stop(&b);
+    grammar_free(g);
+    grammar_vocab_free(v);
+}
+
+TEST(forced_text_is_drafted)
+{
+    run_forced("{\"method\":\"ngram\",\"num_speculative_tokens\":5,\"fixed\":true}", 0);
+    run_forced("{\"method\":\"draft_model\",\"model\":\"test/golden/llama-3\","
+               "\"num_speculative_tokens\":5,\"fixed\":true}",
+               5);
+    run_forced("{\"method\":\"tree\",\"model\":\"test/golden/llama-3\","
+               "\"num_speculative_tokens\":5,\"fixed\":true,\"tree_nodes\":10}",
+               25);
+}
+
 /* The drafts' masks are those of their own paths, so that no draft is lost to the grammar: a
  * third are wrong before they are masked. */
 static void check_drafts(void)
