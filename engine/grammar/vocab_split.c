@@ -41,8 +41,8 @@ static size_t split_longest(const struct grammar_vocab *v, const char *bytes, si
 
 /* The ids from the one on with which the text begins, if one does and they are it: what comes
  * before is what a tokenizer puts there, and the anchor. */
-static size_t take(const struct grammar_vocab *v, const struct ids *all, const char *bytes, size_t n,
-                   int32_t *ids, size_t max)
+static size_t take(const struct grammar_vocab *v, const struct ids *all, const char *bytes,
+                   size_t n, int32_t *ids, size_t max)
 {
     size_t tail = 0, first = all->n;
     while (first > 0 && tail < n) {
@@ -91,9 +91,8 @@ size_t vocab_split(const struct grammar_vocab *v, const char *bytes, size_t n, i
         size_t size = mark ? (size_t)(mark - bytes) - at : n - at;
         size = special && size > VOCAB_MARK_BYTES ? (size_t)VOCAB_MARK_BYTES : size;
         size = size < TEXT_MAX ? size : (size_t)TEXT_MAX;
-        size_t more = v->tok && !special
-                          ? split_text(v, bytes + at, size, ids + count, max - count)
-                          : 0;
+        size_t more =
+            v->tok && !special ? split_text(v, bytes + at, size, ids + count, max - count) : 0;
         if (more == 0) {
             more = split_longest(v, bytes + at, size, ids + count, max - count);
         }

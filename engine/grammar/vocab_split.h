@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A text as tokens of a vocabulary, as its tokenizer would have it in the middle of another; without
- * a tokenizer, or where a part of a character is in the way, the longest first. Marks of special
- * tokens (vocab.h) are these tokens. Thread: any. */
+/* A text as tokens of a vocabulary, as its tokenizer would have it in the middle of another;
+ * without a tokenizer, or where a part of a character is in the way, the longest first. Marks of
+ * special tokens (vocab.h) are these tokens. Thread: any. */
 #ifndef SLUICE_ENGINE_GRAMMAR_VOCAB_SPLIT_H
 #define SLUICE_ENGINE_GRAMMAR_VOCAB_SPLIT_H
 
