@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Times of the grammar library, for scripts/bench_structured, which compares with others' in the
  * same run. Without arguments: says so. With "TOKENIZER N_IDS": each line of standard input is
- * {"kind": "schema", "text": TEXT, "answers": [[ids], ...]}, and so is each line of the output: times in
- * us of a thread's processor time, of one compilation, of the masks and advances along the answers, and
- * of chains and trees of drafts. */
+ * {"kind": "schema", "text": TEXT, "answers": [[ids], ...]}, and so is each line of the output:
+ * times in us of a thread's processor time, of one compilation, of the masks and advances along the
+ * answers, and of chains and trees of drafts. */
 #include "engine/base/buf.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
