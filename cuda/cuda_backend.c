@@ -194,6 +194,12 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
     return passes_begin(&be->passes, &be->steps, &be->lanes, pass, shape);
 }
 
+enum status cuda_pass_draws(struct backend *base, struct pass_shape *shape)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    return passes_draws(&be->passes, &be->lanes, shape);
+}
+
 enum status cuda_pass_end(struct backend *base)
 {
     struct cuda_backend *be = cuda_backend_of(base);

@@ -770,6 +770,7 @@ const struct backend_ops cuda_ops = {
     .move_slots = cuda_move_slots,
     .poison_blocks = cuda_poison_blocks,
     .pass_begin = cuda_pass_begin,
+    .pass_draws = cuda_pass_draws,
     .pass_end = cuda_pass_end,
     .step_end = cuda_step_end,
     .step_wait = cuda_step_wait,

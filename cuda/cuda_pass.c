@@ -337,22 +337,28 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
                                      bucket_within(pass->n_draws, p->max_draws), true};
     }
     TRY(lanes_flush(lanes));
-    TRY(send_masks(p, lanes, pass));
+    if (!pass->draws_wait) {
+        TRY(send_masks(p, lanes, pass));
+    }
     TRY(send_meta(p, lanes, pass, shape));
     p->is_few = is_few(pass, shape->n_rows);
     p->most_rows = most_rows(pass);
-    if (may_capture && !be->options.enforce_eager) {
-        struct graph_key key = {.model = pass->model,
-                                .set = pass->kv_set,
-                                .n_rows = shape->n_rows,
-                                .n_out = shape->n_out,
-                                .n_draws = shape->n_draws,
-                                .is_few = p->is_few,
-                                .one_window = is_one_window(p, pass->kv_set),
-                                .hidden.n = pass->hidden.n};
-        memcpy(key.hidden.ids, pass->hidden.ids, (size_t)pass->hidden.n * sizeof *pass->hidden.ids);
+    p->captured = may_capture && !be->options.enforce_eager;
+    if (p->captured) {
+        struct graph_key *key = &p->key;
+        *key = (struct graph_key){.model = pass->model,
+                                  .set = pass->kv_set,
+                                  .n_rows = shape->n_rows,
+                                  .n_out = shape->n_out,
+                                  .n_draws = shape->n_draws,
+                                  .is_few = p->is_few,
+                                  .one_window = is_one_window(p, pass->kv_set),
+                                  .part = pass->draws_wait ? GRAPH_FORWARD : GRAPH_WHOLE,
+                                  .hidden.n = pass->hidden.n};
+        memcpy(key->hidden.ids, pass->hidden.ids,
+               (size_t)pass->hidden.n * sizeof *pass->hidden.ids);
         enum graph_use use = GRAPH_NONE;
-        TRY(graphs_begin(p->graphs, &key, &use));
+        TRY(graphs_begin(p->graphs, key, &use));
         shape->issue = use != GRAPH_REPLAY;
     }
     p->pass = pass;
@@ -362,6 +368,29 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     p->shape = *shape;
     if (shape->issue) {
         CUDA_TRY(be, k_pass_begin(be->stream, &p->view));
+    }
+    return OK;
+}
+
+enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shape *shape)
+{
+    struct cuda *be = p->device;
+    if (!p->pass || !p->pass->draws_wait) {
+        return be->lost != OK ? be->lost : ERR_INVALID;
+    }
+    if (be->lost != OK) {
+        graphs_abort(p->graphs);
+        return be->lost;
+    }
+    TRY(graphs_end(p->graphs));
+    TRY(send_masks(p, lanes, p->pass));
+    *shape = p->shape;
+    shape->issue = true;
+    if (p->captured) {
+        enum graph_use use = GRAPH_NONE;
+        p->key.part = GRAPH_DRAWS;
+        TRY(graphs_begin(p->graphs, &p->key, &use));
+        shape->issue = use != GRAPH_REPLAY;
     }
     return OK;
 }

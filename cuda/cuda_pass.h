@@ -32,6 +32,8 @@ struct passes {
     int32_t set, n_draws, n_pool;
     struct pass_view view; // of the pass in hand; the lanes' tables always
     struct pass_shape shape;
+    struct graph_key key; // of the pass in hand, if it is captured
+    bool captured;
     int32_t attention_slots;              // of its plan
     bool is_few;                          // attention_few.cu may take its rows
     int32_t most_rows;                    // of one of its sequences
@@ -50,6 +52,8 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
 /* Launches of k_state_rows that the pass takes; of passes that may be captured it is told by what
  * the graph's key has. */
 int32_t passes_state_windows(const struct passes *p);
+/* Of a pass whose draws wait, behind its forward pass. */
+enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shape *shape);
 enum status passes_end(struct passes *p, struct steps *steps);
 
 #endif

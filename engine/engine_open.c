@@ -203,6 +203,7 @@ enum status engine_load(struct engine *e, struct err *err)
     TRY(engine_on_ranks(e, setup_rank, err));
     for (int32_t i = 0; i < N_STEPS; i++) {
         planned_step_init(&e->steps[i], i, &e->sizes);
+        e->steps[i].constraints = e->constraints;
         e->steps[i].ungrouped = e->options.disable_cascade_attn;
         e->steps[i].step.moves = &e->moves;
     }

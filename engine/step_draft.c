@@ -5,6 +5,7 @@
 #include "engine/step_tree.h"
 
 #include "engine/base/assert.h"
+#include "engine/cluster/step_run.h"
 
 static void begin_pass(struct draft_pass *d)
 {
@@ -129,18 +130,61 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
     }
 }
 
+/* Pass j's draws, as `results` has them, are draft number j of their sequences. */
+static void name_drafts(struct planned_step *ps, int32_t j, const struct pass_results *results)
+{
+    const struct draft_pass *d = &ps->step.draft[j];
+    for (int32_t i = 0; i < d->pass.n_draws; i++) {
+        struct sequence *seq = ps->draft_owners[j][i];
+        seq->proposal.drafts[j] = results->draws[i].token;
+        if (seq->tree) {
+            tree_name_comb(seq->tree, j, &results->draws[i]);
+        }
+    }
+}
+
 void step_commit_draft_ids(struct planned_step *ps)
 {
     for (int32_t j = 0; j < ps->step.n_draft_passes; j++) {
-        const struct draft_pass *d = &ps->step.draft[j];
-        for (int32_t i = 0; i < d->pass.n_draws; i++) {
-            struct sequence *seq = ps->draft_owners[j][i];
-            seq->proposal.drafts[j] = ps->results[j].draws[i].token;
-            if (seq->tree) {
-                tree_name_comb(seq->tree, j, &ps->results[j].draws[i]);
-            }
-        }
+        name_drafts(ps, j, &ps->results[j]);
     }
+}
+
+void step_mask_pass(struct planned_step *ps, int32_t j)
+{
+    struct draft_pass *d = &ps->step.draft[j];
+    for (int32_t i = 0; i < d->pass.n_draws; i++) {
+        const struct sequence *seq = ps->draft_owners[j][i];
+        step_mask_draft(ps, &d->pass, &d->draws[i], seq, seq->proposal.drafts, j);
+    }
+}
+
+enum status step_run_drafts(struct planned_step *ps, const struct draft_pass *passes,
+                            int32_t n_passes, const struct step_site *site)
+{
+    bool begun = ps->step.begun;
+    for (int32_t i = 0; i < n_passes; i++) {
+        TRY(site->send_level(&ps->step, &passes[i].pass, site->send_arg));
+        ps->step.begun = true; // the lanes' news go with the first alone
+    }
+    ps->step.begun = begun;
+    return step_run_ahead(&ps->step, passes, n_passes, site->ranks, site->n_vocab_used,
+                          ps->results);
+}
+
+enum status step_draft_masked(struct planned_step *ps, const struct step_site *site)
+{
+    int32_t n_passes = ps->step.n_draft_passes;
+    if (n_passes == 0 || !step_drafts_masked(ps)) {
+        return OK;
+    }
+    ps->step.n_draft_passes = 0; // they run here
+    for (int32_t j = 0; j < n_passes; j++) {
+        step_mask_pass(ps, j);
+        TRY(step_run_drafts(ps, &ps->step.draft[j], 1, site));
+        name_drafts(ps, j, &ps->results[0]);
+    }
+    return OK;
 }
 
 void step_commit_draft_kv(struct planned_step *ps, struct holdings *h)

@@ -70,8 +70,10 @@ void step_plant_trees(struct planned_step *ps, const struct spec *sp)
     g->grows = spec_passes(sp) == SPEC_LEVEL_PASSES;
     for (int32_t i = 0; i < ps->plan.n_entries; i++) {
         const struct plan_entry *e = &ps->plan.entries[i];
-        if (e->n_drafts == 0 || (!g->grows && e->n_drafts <= e->seq->proposal.depth)) {
-            continue; // an ordinary row, or a chain
+        bool chain =
+            !e->seq->proposal.on_device || (!g->grows && e->n_drafts <= e->seq->proposal.depth);
+        if (e->n_drafts == 0 || chain) {
+            continue;
         }
         struct spec_tree *t = &g->trees[g->n_trees++];
         tree_begin(t, e->seq, sequence_token(e->seq, e->seq->n_known - 1));

@@ -284,6 +284,10 @@ struct pass {
     const struct pass_draw *draws;
     int32_t n_masks;
     const uint32_t *masks; // [n_masks, mask_words(vocab)]: bit i of a row: id i is allowed
+    /* The masks are filled while the forward pass runs: its draws are issued behind pass_draws. A
+     * draw that nobody wants any more has then become a DRAW_SCORE, for its lane's parameters may
+     * point to what is gone. A backend that has taken the draws at pass_begin need not look. */
+    bool draws_wait;
     int32_t n_pool;
     const struct pass_pool *pool;
     struct hidden_layers hidden; // what the model is asked for: see model_forward

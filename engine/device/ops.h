@@ -371,6 +371,10 @@ struct backend_ops {
     enum status (*poison_blocks)(struct backend *be, int32_t n, const int32_t *blocks);
     enum status (*pass_begin)(struct backend *be, const struct pass *pass,
                               struct pass_shape *shape);
+    /* Of a pass with draws_wait, when its forward pass is issued and its masks are there: *shape
+     * says how the draws must be issued. Between the two calls other steps may be waited for, and
+     * nothing else is asked of the backend. NULL: it has nothing to do here. */
+    enum status (*pass_draws)(struct backend *be, struct pass_shape *shape);
     enum status (*pass_end)(struct backend *be);
     enum status (*step_end)(struct backend *be);
     /* Waits until the slot's step is done. `results` has one entry per pass. */

@@ -18,7 +18,8 @@ struct spec_candidate {
     struct proposal *proposal; // without drafts when a proposer is asked
     struct spec_trust *trust;
     bool ready;         // all its tokens are known and it lacks the rows of the last one alone
-    int32_t depth;      // drafts one behind the other that are worth having; 0: none
+    int32_t most;       // drafts that it may have
+    int32_t depth;      // of them, one behind the other, that are worth having; 0: none
     int32_t tree_depth; // levels that a tree may have here; a chain may be longer
     int32_t lag; // tokens that draft models must be fed before they can draft for it; -1: they
                  // cannot now, since another sequence is filling a block that both have

@@ -149,9 +149,6 @@ static int32_t allowed(const struct spec *sp, const struct spec_view *v, const s
     int32_t draft_len = sp->options.draft_max_len;
     int32_t longest = v->max_len < draft_len ? v->max_len : draft_len;
     int32_t room = longest - seq->n_known - 1;
-    if (seq->request->grammar && sp->proposer->passes) {
-        return 0; // the host has to know drafts before masks behind them can be made
-    }
     k = asked >= 0 && asked < k ? asked : k;
     k = left < k ? left : k;
     k = room < k ? room : k;
@@ -173,7 +170,8 @@ static void pause(struct spec_trust *trust, bool busy)
 
 static void consider(const struct spec *sp, const struct spec_view *v, struct spec_candidate *c)
 {
-    int32_t k = sp->busy || c->trust->pause > 0 ? 0 : allowed(sp, v, c->seq);
+    c->most = sp->busy ? 0 : allowed(sp, v, c->seq);
+    int32_t k = c->trust->pause > 0 ? 0 : c->most;
     float doubt = spec_doubt_of(&sp->learnt, c->trust);
     c->depth = k > 0 ? best_depth(sp, v->n_running, 1.0f - doubt, k) : 0;
     c->trust->doubt = doubt;
@@ -220,5 +218,7 @@ bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draf
 void spec_observe(struct spec *sp, const struct spec_trial *t)
 {
     spec_count(&sp->learnt, t->n_drafts, t->n_right);
-    sp->proposer->observe(sp, t);
+    if (!t->seq->proposal.forced) { // else it says nothing of the proposer
+        sp->proposer->observe(sp, t);
+    }
 }
