@@ -19,6 +19,7 @@ struct api_model {
     const struct config *config;
     const char *const *names; // as clients may call it; the first is the default, and no path
     size_t n_names;
+    bool any_name; // requests may name any other model and are answered by this one
     char *folder_name;              // the first of them where the operator gave none
     const char *text_dir;           // of the tokenizer's configuration: its folder or the model's
     struct tokenizer *tok;          // NULL: ids only

@@ -299,6 +299,16 @@ def test_models(server):
     assert server.get("/v1/models").headers["x-engine-state"] == "ok"
 
 
+def test_any_model_may_be_named():
+    with Server(served_model_name="one,*") as s:
+        assert [m["id"] for m in s.get("/v1/models").json()["data"]] == ["one"]
+        for name in ("one", "gpt-4", "*", "a/b"):
+            assert s.chat(model=name, max_tokens=1).json()["model"] == "one" and s.complete(model=name, max_tokens=1).status == 200
+        assert s.get("/v1/models/gpt-4").json()["id"] == "one" and s.post("/api/show", {"model": "x:latest"}).status == 200
+    with Server(served_model_name="*") as s:
+        assert s.get("/v1/models").json()["data"][0]["id"] == "demo" and s.chat(model="gpt-4", max_tokens=1).json()["model"] == "demo"
+
+
 @pytest.mark.parametrize("model", [DEMO + "/", DEMO + "/.", ".", "../demo", os.path.relpath(DEMO, DEMO)])
 def test_the_first_name_is_the_folders(model):
     with Server(model=model, cwd=DEMO) as s:
