@@ -290,4 +290,3 @@ struct step_sizes engine_step_sizes(const struct engine *e)
                                .max_masks = max_masks_of(e),
                                .trees = spec_has_trees(&e->spec)};
 }
-

@@ -36,17 +36,17 @@ static const struct tensor no_tensor = {{NULL}, DT_F32, 0};
 /* x += pending delta; out = norm(x). Without weights only the addition, and the input is x. `once`:
  * one product alone reads the input, so that both may be one op. */
 enum status flow_join_norm(struct flow *f, const struct weight *weight, const struct weight *bias,
-                             bool once, struct tensor *input);
+                           bool once, struct tensor *input);
 
 /* out = norm(in) of a sub-layer's own. */
 enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight *weight,
-                            struct tensor out);
+                          struct tensor out);
 
 /* Ranks' partial sums of delta become whole (unless they are: reduce NULL), and a norm of the
  * sub-layer's own follows; without one the sum is left to the next norm, which may be one op with
  * it. */
 enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
-                                const struct weight *post_norm);
+                              const struct weight *post_norm);
 
 /* Where the product that makes delta may leave it as sums: with the flow_join_norm that is to come,
  * where no norm of the sub-layer's own reads it before. NULL: it may not. */
@@ -54,7 +54,7 @@ struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *pos
 
 /* sums: where y may be left as sums, NULL: it may not. */
 enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y,
-                          struct product_sums *sums);
+                        struct product_sums *sums);
 
 /* The pass ends with this layer's keys and values: no row is asked of, and what comes behind only
  * reads. */

@@ -92,6 +92,8 @@ bool api_hides_docs(const struct api *a, struct http_request *req);
  * (admin.c). */
 void api_put_stats(struct api *a, struct engine_stats *s);
 double api_kv_usage(const struct engine_stats *s);
+/* The load as the request asks for it (orca.c), before its reply begins; else nothing. */
+void orca_put_header(struct api *a, struct http_request *req);
 
 /* ---- endpoints --------------------------------------------------------------------------------
  */

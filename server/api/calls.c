@@ -121,9 +121,15 @@ static void put_rates(struct http_request *req, struct tenant *t)
     put_rate(req, "tokens", tenant_token_rate(t, now_ns));
 }
 
-static void begin(struct call *c)
+static void put_state(struct call *c)
 {
     put_rates(of(c)->req, c->tenant);
+    orca_put_header(api_of(c->server), of(c)->req);
+}
+
+static void begin(struct call *c)
+{
+    put_state(c);
     http_stream_begin(of(c)->req, NULL);
 }
 
@@ -138,7 +144,7 @@ static void event(struct call *c, const char *name, const char *json, size_t n_b
 
 static void begin_lines(struct call *c)
 {
-    put_rates(of(c)->req, c->tenant);
+    put_state(c);
     http_stream_begin(of(c)->req, "application/x-ndjson");
 }
 
@@ -178,7 +184,7 @@ static void end(struct call *c, bool done)
 
 static void whole(struct call *c, struct buf *json)
 {
-    put_rates(of(c)->req, c->tenant);
+    put_state(c);
     reply_json(take_request(c), 200, json);
 }
 

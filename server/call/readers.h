@@ -109,6 +109,14 @@ bool read_one_prompt(struct request *r);
 bool read_add_special(struct request *r);
 bool read_tokens(struct request *r);
 
+/* Ids in, ids out (request_tokens.c). */
+void render_chat_begin(struct request *r);
+void render_begin(struct request *r);
+void tokens_begin(struct request *r);
+bool tokens_end(struct request *r);
+bool read_token_ids(struct request *r);
+bool read_detokenize(struct request *r);
+
 /* A text behind the answer (request_fim.c): the prompts become those of a hole. */
 bool read_suffix(struct request *r);
 bool request_fill_hole(struct request *r);

@@ -259,8 +259,8 @@ static enum status no_name(const char *model, enum status st, struct err *err)
                : st;
 }
 
-/* Clients may use the whole name, which comes first as with other servers, and its last part. A '*',
- * any name, stands beside them. */
+/* Clients may use the whole name, which comes first as with other servers, and its last part. A
+ * '*', any name, stands beside them. */
 static void add_names(struct config *c, const struct hub_name *name)
 {
     struct string_list *names = &c->served_model_name;
