@@ -104,7 +104,6 @@ bool read_completion_max(struct request *r);
 bool read_prompt(struct request *r);
 bool check_dimensions(struct request *r);
 bool read_embd_normalize(struct request *r);
-bool read_input(struct request *r);
 bool read_one_prompt(struct request *r);
 bool read_add_special(struct request *r);
 bool read_tokens(struct request *r);
@@ -135,6 +134,7 @@ bool infill_end(struct request *r);
 
 bool read_native_prompt(struct request *r);
 bool read_mixed_input(struct request *r);
+bool read_input(struct request *r); // of other embeddings
 bool read_n_probs(struct request *r);
 bool read_response_fields(struct request *r);
 bool read_hole(struct request *r);

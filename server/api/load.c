@@ -1,10 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Load reports in answers, as balancers that speak ORCA read them: `endpoint-load-metrics`, for a
+/* The engine's figures of now, and load reports in answers, as balancers that speak ORCA read them: `endpoint-load-metrics`, for a
  * request that has `endpoint-load-metrics-format: TEXT` or `JSON`. vLLM's names. */
 #include "server/api/api.h"
 
 #include <stdio.h>
 #include <strings.h>
+
+void api_put_stats(struct api *a, struct engine_stats *s)
+{
+    *s = (struct engine_stats){.state = ENGINE_READY};
+    if (a->ready) {
+        engine_stats(a->calls.engine, s);
+    }
+}
+
+double api_kv_usage(const struct engine_stats *s)
+{
+    return s->n_blocks > 0 ? (double)s->n_blocks_held / s->n_blocks : 0;
+}
 
 void orca_put_header(struct api *a, struct http_request *req)
 {
