@@ -89,9 +89,11 @@ void openapi_put(struct buf *b, const struct http_route *routes, const struct co
 bool api_hides_docs(const struct api *a, struct http_request *req);
 
 /* The engine's figures, zeros while the model is loading; and the share of KV blocks in use, 0 to 1
- * (admin.c). */
+ * (load.c). */
 void api_put_stats(struct api *a, struct engine_stats *s);
 double api_kv_usage(const struct engine_stats *s);
+/* The load as the request asks for it (load.c), before its reply begins; else nothing. */
+void orca_put_header(struct api *a, struct http_request *req);
 
 /* ---- endpoints --------------------------------------------------------------------------------
  */

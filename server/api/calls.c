@@ -82,9 +82,15 @@ static void put_head_lines(struct call *c, int64_t now_ns)
     http_reply_header(api_call_of(c)->req, "openai-version", "2020-10-01");
 }
 
-static void begin(struct call *c)
+static void put_state(struct call *c)
 {
     api_call_put_rates(api_call_of(c)->req, c->tenant);
+    orca_put_header(api_of(c->server), api_call_of(c)->req);
+}
+
+static void begin(struct call *c)
+{
+    put_state(c);
     http_stream_begin(api_call_of(c)->req, NULL);
 }
 
@@ -99,7 +105,7 @@ static void event(struct call *c, const char *name, const char *json, size_t n_b
 
 static void begin_lines(struct call *c)
 {
-    api_call_put_rates(api_call_of(c)->req, c->tenant);
+    put_state(c);
     http_stream_begin(api_call_of(c)->req, "application/x-ndjson");
 }
 
@@ -126,7 +132,7 @@ static void end(struct call *c, bool done)
 
 static void whole(struct call *c, struct buf *json)
 {
-    api_call_put_rates(api_call_of(c)->req, c->tenant);
+    put_state(c);
     reply_json(api_call_take_request(c), 200, json);
 }
 

@@ -25,6 +25,10 @@ CALL(infill, KIND_INFILL)
 CALL(native_embed, KIND_NATIVE_EMBED)
 CALL(apply_template, KIND_APPLY_TEMPLATE)
 CALL(invocations, KIND_INVOCATIONS)
+CALL(tokens, KIND_TOKENS)
+CALL(render, KIND_RENDER)
+CALL(render_chat, KIND_RENDER_CHAT)
+CALL(chat_input_tokens, KIND_CHAT_INPUT_TOKENS)
 CALL(tokenize, KIND_TOKENIZE)
 CALL(detokenize, KIND_DETOKENIZE)
 
@@ -36,7 +40,13 @@ const struct http_route api_routes[] = {
     INFER("/chat/completions", chat),
     INFER("/v1/completions", completions),
     INFER("/completions", completions),
+    INFER("/v1/chat/completions/render", render_chat),
+    INFER("/v1/completions/render", render),
+    INFER("/inference/v1/generate", tokens),
+    INFER("/v1/chat/completions/input_tokens", chat_input_tokens),
+    INFER("/chat/completions/input_tokens", chat_input_tokens),
     INFER("/v1/responses", responses),
+    INFER("/responses", responses),
     INFER("/v1/responses/input_tokens", responses_input_tokens),
     {"GET", "/v1/responses/{id}/input_items", api_response_items, SCOPE_INFERENCE, 0, 0},
     {"POST", "/v1/responses/{id}/cancel", api_response_cancel, SCOPE_INFERENCE, 0, 0},

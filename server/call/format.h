@@ -41,7 +41,7 @@ extern const struct call_format call_chat_format, call_completion_format, call_r
     call_message_format, call_count_format, call_embedding_format, call_input_tokens_format,
     call_tokens_format, call_text_format, call_score_format, call_rerank_format, call_ollama_format,
     call_ollama_load_format, call_ollama_embed_format, call_native_format, call_native_embed_format,
-    call_apply_format;
+    call_apply_format, call_token_format, call_render_format, call_render_chat_format;
 
 /* ---- shared pieces of JSON (format.c) -----------------------------------------------------------
  */
@@ -73,7 +73,8 @@ void call_put_node(struct buf *b, const struct json *node);       // a tree as t
 void call_put_stop_reason(struct buf *b, const struct call_choice *ch);
 /* What objects and chunks with choices begin with, up to and with "choices": */
 void call_put_head(struct buf *b, const struct call *c, const char *object);
-/* ,"token_ids":[...] of what is new and ,"prompt_token_ids":[...], where they were asked for. */
+/* ,"token_ids":[...] of what is new and ,"prompt_token_ids":[...]; where they were not asked for,
+ * nothing in a stream and null in a whole, as vLLM has them and prompt_logprobs. */
 void call_put_token_ids(struct buf *b, struct call_choice *ch);
 void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engine_request *r);
 /* Ends a chunk behind its choices, with the usage that the client wants in each, and sends it. */

@@ -35,7 +35,11 @@ enum request_kind {
     KIND_INFILL,
     KIND_NATIVE_EMBED,
     KIND_APPLY_TEMPLATE,
-    KIND_INVOCATIONS, // SageMaker's: becomes the kind whose members the body has
+    KIND_TOKENS,            // vLLM's: ids in, ids out
+    KIND_RENDER,            // the ids of a completion's prompts
+    KIND_RENDER_CHAT,       // of a chat
+    KIND_CHAT_INPUT_TOKENS, // how many those are
+    KIND_INVOCATIONS,       // SageMaker's: becomes the kind whose members the body has
     N_REQUEST_KINDS,
 };
 
@@ -58,6 +62,7 @@ enum {
     FORM_NATIVE = 1 << KIND_NATIVE,
     FORM_INFILL = 1 << KIND_INFILL,
     FORM_NATIVE_EMBED = 1 << KIND_NATIVE_EMBED,
+    FORM_TOKENS = 1 << KIND_TOKENS,
     FORM_TOKENIZE_CHAT = 1 << N_REQUEST_KINDS,
 };
 
