@@ -32,7 +32,7 @@ struct passes {
     int32_t set, n_draws, n_pool;
     struct pass_view view; // of the pass in hand; the lanes' tables always
     struct pass_shape shape;
-    int32_t attention_slots;              // of its plan
+    struct attention_plan_facts plan;
     bool is_few;                          // attention_few.cu may take its rows
     int32_t most_rows;                    // of one of its sequences
     int32_t n_state_slots[CUDA_MAX_SETS]; // of state sets, with the lanes'; 0: there is no such set
