@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Setup, steps and close: what the table has besides maths, shared out to the state's owners. */
 #include "cuda/cuda_backend.h"
+
+#include "cuda/attention_plan.h"
 #include "cuda/cuda_comm.h"
 #include "cuda/cuda_upload.h"
 #include "cuda/cuda_weights.h"
@@ -52,7 +54,7 @@ static enum status open_owners(struct cuda_backend *be)
     const size_t masks = (size_t)l->max_masks * (size_t)mask_words(l->vocab) * sizeof(uint32_t);
     const size_t staged =
         2 * passes_meta_bytes(&be->attention, l, be->max_draws) + masks + ((size_t)8 << 20);
-    TRY(lanes_open(&be->lanes, device, l, be->attention.max_paths));
+    TRY(lanes_open(&be->lanes, device, l, be->attention.max_paths + be->attention.max_runs));
     TRY(passes_open(&be->passes, device, be->graphs, &be->lanes, l, be->max_draws, &be->attention));
     TRY(open_scratch(be));
     TRY(gemms_setup(&be->gemms, l->vocab, l->max_rows));
@@ -90,6 +92,7 @@ enum status cuda_setup(struct backend *base, const struct backend_limits *limits
         .sm = device->sm,
         .deterministic = device->options.deterministic,
         .max_paths = device->options.deterministic ? limits->max_tree_nodes : 0,
+        .max_runs = !device->options.deterministic && device->sm == 90 ? ATTENTION_MAX_RUNS : 0,
     };
     const enum status st = open_owners(be);
     if (st != OK) {

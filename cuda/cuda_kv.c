@@ -36,8 +36,8 @@ static struct kv_codes codes_of(const struct kv_layer *l, const struct kv_set_de
 }
 
 /* Numbers one behind the other, or records of codes; pages begin at 16 bytes. */
-static struct kv_view layer_view(const struct kv_layer *l, const struct kv_set_desc *desc,
-                                 int32_t block_tokens, int32_t n_pages, void *base)
+struct kv_view kv_view_make(const struct kv_layer *l, const struct kv_set_desc *desc,
+                            int32_t block_tokens, int32_t n_pages, void *base)
 {
     const bool plain = desc->format == KV_PLAIN;
     const int32_t dims = l->head_dim_k + (l->v_in_k ? 0 : l->head_dim_v);
@@ -71,11 +71,25 @@ enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
         if (!geometry_ok(&desc->layers[i], block_tokens)) {
             return ERR_INVALID;
         }
-        const struct kv_view v = layer_view(&desc->layers[i], desc, block_tokens, 0, NULL);
+        const struct kv_view v = kv_view_make(&desc->layers[i], desc, block_tokens, 0, NULL);
         sum += (size_t)v.page_stride * kv_element_bytes(&v);
     }
     *out = sum;
     return OK;
+}
+
+/* Room for prompts' codes as numbers: less than the pool itself; without it they are slower. */
+static enum status open_runs(struct kv_sets *kv, size_t pool_bytes,
+                             struct attention_limits *attention)
+{
+    const size_t most = (size_t)1 << 30;
+    const size_t n_bytes = pool_bytes < most ? pool_bytes : most;
+    if (attention->max_runs == 0 || kv->run_memory) {
+        return OK;
+    }
+    const enum status st = cuda_alloc(kv->device, n_bytes, &kv->run_memory);
+    attention->run_bytes = st == OK ? n_bytes : 0;
+    return st == ERR_NOMEM ? OK : st;
 }
 
 enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
@@ -101,12 +115,15 @@ enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc 
         return err_set(err, st, "no %zu MiB of device memory are left for the KV cache",
                        total >> 20);
     }
+    if (desc->format != KV_PLAIN) {
+        TRY(open_runs(kv, total, attention));
+    }
     set->layers = xcalloc((size_t)desc->n_layers, sizeof *set->layers);
     struct kv_region *regions = xcalloc((size_t)desc->n_layers, sizeof *regions);
     char *at = set->memory;
     for (int32_t i = 0; i < desc->n_layers; i++) {
         const struct kv_view v =
-            layer_view(&desc->layers[i], desc, block_tokens, (int32_t)n_pages, at);
+            kv_view_make(&desc->layers[i], desc, block_tokens, (int32_t)n_pages, at);
         set->layers[i] = v;
         regions[i].base = at;
         regions[i].page_bytes = v.page_stride * (int64_t)kv_element_bytes(&v);

@@ -7,6 +7,10 @@
 #include "cuda/cuda_device.h"
 #include "cuda/cuda_lanes.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { CUDA_MAX_SETS = MAX_KV_SETS };
 
 struct kv_set {
@@ -20,8 +24,12 @@ struct kv_sets {
     struct cuda *device;
     int32_t n_blocks, block_tokens;
     struct kv_set all[CUDA_MAX_SETS];
+    void *run_memory; // of prompts' codes as numbers (attention_limits' run_bytes), of all sets
 };
 
+/* Where a layer's numbers, or codes, lie in pages at `base`. */
+struct kv_view kv_view_make(const struct kv_layer *l, const struct kv_set_desc *desc,
+                            int32_t block_tokens, int32_t n_pages, void *base);
 enum status cuda_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int32_t block_tokens,
                           size_t *out);
 /* Tells attention of the set's layers. */
@@ -38,4 +46,7 @@ enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct 
 enum status kv_poison_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
                              const int32_t *blocks);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

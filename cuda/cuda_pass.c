@@ -224,7 +224,7 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     size_t plan_used = 0;
     if (m.plan_bytes > 0) {
         TRY(attention_plan(ps->attention, p, shape->n_rows, image + m.plan, &plan_used));
-        ps->attention_slots = attention_plan_slots(image + m.plan);
+        ps->plan = attention_plan_facts(image + m.plan);
     }
     size_t n_bytes = m.plan + plan_used;
     if (has_trees) {

@@ -34,7 +34,7 @@ struct passes {
     struct pass_shape shape;
     struct graph_key key; // of the pass in hand, if it is captured
     bool captured;
-    int32_t attention_slots;              // of its plan
+    struct attention_plan_facts plan;
     bool is_few;                          // attention_few.cu may take its rows
     int32_t most_rows;                    // of one of its sequences
     int32_t n_state_slots[CUDA_MAX_SETS]; // of state sets, with the lanes'; 0: there is no such set
