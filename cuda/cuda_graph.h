@@ -5,12 +5,14 @@
 #define SLUICE_CUDA_CUDA_GRAPH_H
 
 #include "cuda/cuda_device.h"
+#include "cuda/state.h"
 
 struct graphs;
 
 enum graph_use { GRAPH_NONE, GRAPH_CAPTURE, GRAPH_REPLAY };
 struct graph_key {
-    int32_t model, set, n_rows, n_out, n_draws, is_few, one_window;
+    int32_t model, set, n_rows, n_out, n_draws, is_few;
+    struct state_work state;
     struct hidden_layers hidden; // zero behind its n
 };
 enum { GRAPH_MAX_ROWS = 512 };

@@ -34,8 +34,9 @@ struct passes {
     struct pass_shape shape;
     int32_t attention_slots;              // of its plan
     bool is_few;                          // attention_few.cu may take its rows
-    int32_t most_rows;                    // of one of its sequences
+    struct state_work state_work;         // at least that of the pass
     int32_t n_state_slots[CUDA_MAX_SETS]; // of state sets, with the lanes'; 0: there is no such set
+    int32_t state_block[CUDA_MAX_SETS];
 };
 
 /* attention is read from then on. */
@@ -47,9 +48,6 @@ size_t passes_meta_bytes(const struct attention_limits *attention,
                          const struct backend_limits *limits, int32_t max_draws);
 enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *lanes,
                          const struct pass *pass, struct pass_shape *shape);
-/* Launches of k_state_rows that the pass takes; of passes that may be captured it is told by what
- * the graph's key has. */
-int32_t passes_state_windows(const struct passes *p);
 enum status passes_end(struct passes *p, struct steps *steps);
 
 #endif
