@@ -432,7 +432,7 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
     const struct weight *up = a->gate_up, *down = a->down;
     if (!up || !down || up->kind != WEIGHT_EXPERTS || down->kind != WEIGHT_EXPERTS ||
         up->n_experts != a->n_experts || down->n_experts != a->n_experts ||
-        up->n_out != 2 * (int64_t)a->ffn || down->n_in != a->ffn || up->n_in != down->n_out ||
+        up->n_out != (a->plain ? 1 : 2) * (int64_t)a->ffn || down->n_in != a->ffn || up->n_in != down->n_out ||
         up->dtype != down->dtype || (a->weigh_inputs && up->bias) ||
         !fits(a->x, (int32_t)up->n_in) || !fits(a->y, (int32_t)up->n_in) ||
         a->x.dtype != a->y.dtype || a->k < 1) {

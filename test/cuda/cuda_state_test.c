@@ -513,11 +513,12 @@ TEST(short_convolutions_agree)
 TEST(gates_agree)
 {
     NEED_GPU();
-    for (int32_t i = 0; i < 36; i++) {
+    for (int32_t i = 0; i < 90; i++) {
         struct pair p;
+        const int32_t pad = i % 2 ? 8 : 3; // rows begin at 16 bytes, or anywhere
         REQUIRE(pair_open(&p, pair_dtypes[i % 3], false, NULL));
-        static const int32_t groups[] = {1, 40, 128, 300};
-        const int32_t group = groups[i / 3 % 4], width = group * (1 + i % 5), n_rows = 1 + i % 7;
+        static const int32_t groups[] = {1, 64, 128, 256, 300};
+        const int32_t group = groups[i / 3 % 5], width = group * (1 + i % 5), n_rows = 1 + i % 7;
         const struct backend_limits limits = pair_limits();
         struct gate_args a = {.n_rows = n_rows,
                               .width = width,
@@ -532,10 +533,10 @@ TEST(gates_agree)
             struct err err;
             CHECK_EQ(p.be[b]->ops->setup(p.be[b], &limits, &err), OK);
         }
-        struct pair_tensor x = tensor_random(&p, n_rows, width, width + 1, 1.0f);
+        struct pair_tensor x = tensor_random(&p, n_rows, width, width + pad, 1.0f);
         struct pair_tensor gate =
-            tensor_random(&p, n_rows, a.per_group ? width / group : width, width + 2, 2.0f);
-        struct pair_tensor out = tensor_poisoned(&p, n_rows, width + 3, p.dtype);
+            tensor_random(&p, n_rows, a.per_group ? width / group : width, width + pad, 2.0f);
+        struct pair_tensor out = tensor_poisoned(&p, n_rows, width + pad, p.dtype);
         BOTH(&p, gate, a, a.x = x.t[b]; a.gate = gate.t[b]; a.out = out.t[b];
              a.norm = i % 5 < 4 ? norm.w[b] : NULL);
         check_tensor(&p, "a gate", &out, width, pair_tolerance(&p));
