@@ -432,8 +432,8 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
     const struct weight *up = a->gate_up, *down = a->down;
     if (!up || !down || up->kind != WEIGHT_EXPERTS || down->kind != WEIGHT_EXPERTS ||
         up->n_experts != a->n_experts || down->n_experts != a->n_experts ||
-        up->n_out != (a->plain ? 1 : 2) * (int64_t)a->ffn || down->n_in != a->ffn || up->n_in != down->n_out ||
-        up->dtype != down->dtype || (a->weigh_inputs && up->bias) ||
+        up->n_out != (a->plain ? 1 : 2) * (int64_t)a->ffn || down->n_in != a->ffn ||
+        up->n_in != down->n_out || up->dtype != down->dtype || (a->weigh_inputs && up->bias) ||
         !fits(a->x, (int32_t)up->n_in) || !fits(a->y, (int32_t)up->n_in) ||
         a->x.dtype != a->y.dtype || a->k < 1) {
         return ERR_INVALID;
@@ -570,8 +570,7 @@ static enum status run_windows(struct cuda_backend *be, struct state_rows_launch
 static bool in_blocks(const struct cuda_backend *be, const struct state_rows_launch *l)
 {
     return be->passes.state_work.n_blocks > 0 && !be->device.options.deterministic &&
-           k_state_blocks_takes(l) &&
-           k_state_blocks_bytes(&l->state, 1) <= be->scratch.n_bytes;
+           k_state_blocks_takes(l) && k_state_blocks_bytes(&l->state, 1) <= be->scratch.n_bytes;
 }
 
 static enum status run_rows(struct cuda_backend *be, struct state_rows_launch *l)

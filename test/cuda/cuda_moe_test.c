@@ -72,8 +72,9 @@ static void moe_case_of(enum dtype dtype, const struct moe_case *c, bool partial
 {
     struct pair p;
     REQUIRE(pair_open(&p, dtype, false, NULL));
-    struct pair_weight up = weight_make(&p, WEIGHT_EXPERTS, dtype, c->n_experts,
-                                        plain ? c->ffn : 2 * c->ffn, c->hidden, c->bias, 1.0f / sqrtf((float)c->hidden));
+    struct pair_weight up =
+        weight_make(&p, WEIGHT_EXPERTS, dtype, c->n_experts, plain ? c->ffn : 2 * c->ffn, c->hidden,
+                    c->bias, 1.0f / sqrtf((float)c->hidden));
     struct pair_weight down = weight_make(&p, WEIGHT_EXPERTS, dtype, c->n_experts, c->hidden,
                                           c->ffn, c->bias, 1.0f / sqrtf((float)c->ffn));
     const struct backend_limits limits = pair_limits();

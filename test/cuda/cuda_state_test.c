@@ -85,10 +85,8 @@ static bool open_scene(struct scene *s, enum dtype dtype, bool deterministic,
 
 static void begin(struct scene *s)
 {
-    s->t.pass = (struct pass){.model = TEST_MODEL,
-                              .rows = s->t.rows,
-                              .seqs = s->t.seqs,
-                              .tree_mask = s->t.tree_mask};
+    s->t.pass = (struct pass){
+        .model = TEST_MODEL, .rows = s->t.rows, .seqs = s->t.seqs, .tree_mask = s->t.tree_mask};
 }
 
 /* Rows of a lane behind n_past, whose inputs are those of ids. */
@@ -210,8 +208,8 @@ static void check(struct scene *s, const char *what)
     const int32_t n = s->t.pass.n_rows;
     char text[160];
     snprintf(text, sizeof text,
-             "%s: dtype %d, way %d, kind %d%s, %d x %d, %d of %d heads, block %d, %d rows of %d", what,
-             s->p.dtype, s->way, g->kind, g->per_channel ? " by channel" : "", g->key_dim,
+             "%s: dtype %d, way %d, kind %d%s, %d x %d, %d of %d heads, block %d, %d rows of %d",
+             what, s->p.dtype, s->way, g->kind, g->per_channel ? " by channel" : "", g->key_dim,
              g->value_dim, g->n_key_heads, g->n_heads, s->c.block, n, s->t.pass.n_seqs);
     struct pair_tensor rows = s->out;
     rows.n_rows = n;

@@ -420,8 +420,8 @@ static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
     const cudaError_t e =
         w->gate_up_coded
             ? coded_gate_up<T>(stream, a, w, s, p, BM)
-            : launch(gate_up, dim3((a->ffn + WIDTH - 1) / WIDTH, n_tiles), block, tile::SMEM, stream,
-                     (const T *)a->x.mem.p, (const T *)w->gate_up, w->gate_up_bias, p, *s);
+            : launch(gate_up, dim3((a->ffn + WIDTH - 1) / WIDTH, n_tiles), block, tile::SMEM,
+                     stream, (const T *)a->x.mem.p, (const T *)w->gate_up, w->gate_up_bias, p, *s);
     if (e != cudaSuccess) {
         return e;
     }
@@ -491,9 +491,8 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                            const int32_t *real, int32_t row_offset)
 {
     const float *weights = (const float *)a->weights.p;
-    const struct group_params p = {a->k,        a->ffn,   w->hidden,
-                                   a->x.stride, a->shape, a->weigh_inputs ? weights : NULL,
-                                   a->kind};
+    const struct group_params p = {
+        a->k, a->ffn, w->hidden, a->x.stride, a->shape, a->weigh_inputs ? weights : NULL, a->kind};
     const bool on_tensor_cores = sizeof(T) == 2 && w->dtype == a->x.dtype && w->hidden % 8 == 0 &&
                                  a->ffn % 8 == 0 &&
                                  vec_ok(a->x.mem.p, a->x.stride, w->hidden, sizeof(T));
@@ -512,7 +511,8 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
         if (a->plain) {
             e = products<T, NO_GATE>(stream, a, w, s, p, on_tensor_cores);
         } else {
-            BY_ACTIVATION(a->kind, KIND, e = products<T, KIND>(stream, a, w, s, p, on_tensor_cores));
+            BY_ACTIVATION(a->kind, KIND,
+                          e = products<T, KIND>(stream, a, w, s, p, on_tensor_cores));
         }
     }
     if (e != cudaSuccess) {

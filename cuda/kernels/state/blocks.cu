@@ -7,13 +7,14 @@
  * between goes through scratch memory, as many blocks at a time as fit.
  *
  * With L = the strictly lower part of strength_i (k_i . k_j) exp(G_i - G_j) a block's values are
- * u = (1 + L)^-1 r, r_i = strength_i (v_i - exp(G_i) k_i S). Rows that are past have no row in L, and
- * their r is u as it was stored. */
+ * u = (1 + L)^-1 r, r_i = strength_i (v_i - exp(G_i) k_i S). Rows that are past have no row in L,
+ * and their r is u as it was stored. */
 #include "cuda/kernels/state/blocks.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / 32, ROWS = BLOCK / WARPS };
 
-/* ---- the convolution -------------------------------------------------------------------------- */
+/* ---- the convolution --------------------------------------------------------------------------
+ */
 
 /* A warp takes ROWS rows of a head's queries, keys or values; a lane E channels of them. */
 struct part {
@@ -126,7 +127,8 @@ __global__ void __launch_bounds__(THREADS) state_inputs_kernel(struct blocks_par
     convolve<T, VALUE / 32>(p, b, part, (const T *)NULL, to);
 }
 
-/* ---- what a block's rows say of each other ---------------------------------------------------- */
+/* ---- what a block's rows say of each other ----------------------------------------------------
+ */
 
 template <typename T, int KEY> struct scores_room {
     static constexpr int LD = KEY + 8; // the padding keeps ldmatrix free of bank conflicts
@@ -153,7 +155,8 @@ __device__ static void sum_decays(const struct blocks_params &p, const struct bl
                                         p.vectors.dt_bias[head]);
             own[i] = log_decay(p.law, rate, x);
             strength[t] =
-                delta ? 1.0f / (1.0f + expf(-to_float(((const T *)p.beta)[row * p.beta_stride + head])))
+                delta ? 1.0f / (1.0f +
+                                expf(-to_float(((const T *)p.beta)[row * p.beta_stride + head])))
                       : dt_of(p.law, x);
         }
     }
@@ -203,7 +206,8 @@ __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_par
     typedef scores_room<T, KEY> room;
     room &m = *(room *)memory;
     const struct state_layer &g = p.state.geometry;
-    const int32_t head = blockIdx.x, item = blockIdx.y, key_head = head / (g.n_heads / g.n_key_heads);
+    const int32_t head = blockIdx.x, item = blockIdx.y,
+                  key_head = head / (g.n_heads / g.n_key_heads);
     const int32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     struct block_item b;
     pdl_wait();
@@ -240,8 +244,8 @@ __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_par
 #pragma unroll
         for (int n = 0; n < BLOCK / 8; n += 2) {
             if (n * 8 <= mine) {
-                ldmatrix_x4(columns, &m.k[n * 8 + (lane & 7) + (lane >> 4) * 8]
-                                         [(lane >> 3 & 1) * 8 + k]);
+                ldmatrix_x4(columns,
+                            &m.k[n * 8 + (lane & 7) + (lane >> 4) * 8][(lane >> 3 & 1) * 8 + k]);
                 mma_16x8x16(qk[n], q_rows, columns[0], columns[1], T());
                 mma_16x8x16(qk[n + 1], q_rows, columns[2], columns[3], T());
                 if (DELTA) {
@@ -263,9 +267,8 @@ __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_par
                 const float decay = j + e <= i ? __expf(m.g[i] - m.g[j + e]) : 0.0f;
                 seen.v[e] = from_float<T>(j + e <= i ? decay * qk[n][half * 2 + e] : 0.0f);
                 if (DELTA) {
-                    m.lower[i][j + e] = j + e < i && i >= b.at
-                                            ? m.strength[i] * decay * kk[n][half * 2 + e]
-                                            : 0.0f;
+                    m.lower[i][j + e] =
+                        j + e < i && i >= b.at ? m.strength[i] * decay * kk[n][half * 2 + e] : 0.0f;
                 }
             }
             *(pack<T, 2> *)(scores + i * BLOCK + j) = seen;
@@ -282,7 +285,8 @@ __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_par
     }
 }
 
-/* ---- launches --------------------------------------------------------------------------------- */
+/* ---- launches ---------------------------------------------------------------------------------
+ */
 
 static size_t take(char *base, size_t *at, size_t n_bytes, char **out)
 {
@@ -339,7 +343,8 @@ static cudaError_t launch_blocks(cudaStream_t stream, const struct blocks_params
     const int32_t units = 2 * g.n_key_heads + g.n_heads, n_bytes = (int)sizeof(scores_room<T, KEY>);
     const auto scores = g.kind == STATE_DELTA ? state_scores_kernel<T, KEY, true>
                                               : state_scores_kernel<T, KEY, false>;
-    cudaError_t e = cudaFuncSetAttribute(scores, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes);
+    cudaError_t e =
+        cudaFuncSetAttribute(scores, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes);
     if (e == cudaSuccess) {
         e = launch(state_inputs_kernel<T, KEY, VALUE>, dim3(units, p.n_items), dim3(THREADS), 0,
                    stream, p);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rows of prompts, a block of the state at a time: what blocks.cu makes of every block on its own,
  * and scan.cu takes one after the other. An item is a block that a sequence has rows in; its rows
- * have offsets [0, BLOCK), of which those before `at` are past and those from `end` on are not there
- * (zeroes). Items are counted through the sequences of more than STATE_WINDOW rows.
- * Thread: device code. */
+ * have offsets [0, BLOCK), of which those before `at` are past and those from `end` on are not
+ * there (zeroes). Items are counted through the sequences of more than STATE_WINDOW rows. Thread:
+ * device code. */
 #ifndef SLUICE_CUDA_STATE_BLOCKS_CUH
 #define SLUICE_CUDA_STATE_BLOCKS_CUH
 

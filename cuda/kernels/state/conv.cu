@@ -164,8 +164,8 @@ template <typename T> __global__ void gate_kernel(struct gate_params p)
 enum { GATE_WARPS = 8 };
 
 template <typename T, int N>
-__global__ void __launch_bounds__(GATE_WARPS * 32) gate_groups_kernel(struct gate_params p,
-                                                                     int64_t n, int32_t per_row)
+__global__ void __launch_bounds__(GATE_WARPS * 32)
+    gate_groups_kernel(struct gate_params p, int64_t n, int32_t per_row)
 {
     struct alignas(N * sizeof(T)) run {
         T v[N];

@@ -8,10 +8,10 @@
  *     out = exp(G) (q S) + scores u + skip v
  *     S = exp(G_last) S + k^T (exp(G_last - G) u)
  *
- * Products are the tensor cores', of S and values rounded to 16 bits; sums are fp32. Bounded by what
- * the multiprocessors read of keys and queries, which come from L2 for all but the first of the
- * thread blocks that share a head. What the rows leave (keys, values, decays, inputs, records) is
- * written here, behind everything that reads what was there before. */
+ * Products are the tensor cores', of S and values rounded to 16 bits; sums are fp32. Bounded by
+ * what the multiprocessors read of keys and queries, which come from L2 for all but the first of
+ * the thread blocks that share a head. What the rows leave (keys, values, decays, inputs, records)
+ * is written here, behind everything that reads what was there before. */
 #include "cuda/kernels/state/blocks.cuh"
 
 enum { COLUMNS = 32, SCAN_WARPS = 8, SCAN_THREADS = SCAN_WARPS * 32, LEFT = 2 };
@@ -39,7 +39,8 @@ struct scan {
     int32_t nth;
 };
 
-/* ---- what comes ------------------------------------------------------------------------------- */
+/* ---- what comes -------------------------------------------------------------------------------
+ */
 
 template <typename T, int N>
 __device__ __forceinline__ static void load_tile(T (*to)[N + 8], const T *from, int64_t stride)
@@ -78,7 +79,8 @@ __device__ static void load_stage(const struct blocks_params &p, const struct sc
     }
 }
 
-/* ---- S ---------------------------------------------------------------------------------------- */
+/* ---- S ----------------------------------------------------------------------------------------
+ */
 
 /* A warp's part of S: KEY / 4 rows by COLUMNS / 2 columns, in fragments of 16 x 8. */
 template <int KEY> struct state_part {
@@ -122,8 +124,8 @@ __device__ static void load_state(const struct blocks_params &p, const struct sc
     const float *from = (const float *)record_of(p.state, w.seq.lane, begin) +
                         (int64_t)w.head * KEY * dv + w.column;
     each_pair(s, [&](int row, int col, float &a, float &b) {
-        const float2 x = begin > 0 ? *(const float2 *)(from + (int64_t)row * dv + col)
-                                   : make_float2(0.0f, 0.0f);
+        const float2 x =
+            begin > 0 ? *(const float2 *)(from + (int64_t)row * dv + col) : make_float2(0.0f, 0.0f);
         a = x.x;
         b = x.y;
     });
@@ -140,11 +142,11 @@ __device__ static void store_state(const struct blocks_params &p, const struct s
     });
 }
 
-/* ---- what the rows leave ---------------------------------------------------------------------- */
+/* ---- what the rows leave ----------------------------------------------------------------------
+ */
 
 /* Channels whose inputs this block of threads keeps: the last of them, and channel i of them. */
-template <int KEY>
-__device__ __forceinline__ static int32_t channels_of(const struct scan &w)
+template <int KEY> __device__ __forceinline__ static int32_t channels_of(const struct scan &w)
 {
     return COLUMNS + (w.owns_key ? 2 * KEY : 0);
 }
@@ -201,10 +203,9 @@ __device__ static void store_inputs(const struct blocks_params &p, const struct 
 
 /* Keys, decays and values of a block's new rows. */
 template <typename T, int KEY, bool DELTA>
-__device__ static void store_rows(const struct blocks_params &p, const struct scan &w,
-                                  const struct block_item &b,
-                                  const struct scan_room<T, KEY, DELTA> &m,
-                                  const struct stage<T, KEY, DELTA> &in)
+__device__ static void
+store_rows(const struct blocks_params &p, const struct scan &w, const struct block_item &b,
+           const struct scan_room<T, KEY, DELTA> &m, const struct stage<T, KEY, DELTA> &in)
 {
     const int32_t lane = w.seq.lane, n = b.end - b.at;
     for (int32_t i = threadIdx.x; w.owns_key && i < n * KEY / 8; i += SCAN_THREADS) {
@@ -222,7 +223,8 @@ __device__ static void store_rows(const struct blocks_params &p, const struct sc
     }
 }
 
-/* ---- one block -------------------------------------------------------------------------------- */
+/* ---- one block --------------------------------------------------------------------------------
+ */
 
 /* A warp's part of a block's rows: 16 rows by COLUMNS / 2 columns. */
 struct rows_part {
@@ -245,8 +247,8 @@ template <typename T, int LD>
 __device__ __forceinline__ static void load_columns(uint32_t (&b)[4], const T (*from)[LD], int k)
 {
     const int lane = threadIdx.x & 31;
-    ldmatrix_x4_transposed(b, &from[k + (lane & 15)][(threadIdx.x >> 7) * (COLUMNS / 2) +
-                                                     (lane >> 4) * 8]);
+    ldmatrix_x4_transposed(
+        b, &from[k + (lane & 15)][(threadIdx.x >> 7) * (COLUMNS / 2) + (lane >> 4) * 8]);
 }
 
 /* sum += the warp's rows of a [BLOCK][K] times b [K][COLUMNS] */
@@ -368,8 +370,9 @@ __device__ static void move_on(const struct scan_room<T, KEY, DELTA> &m,
 #pragma unroll
         for (int i = 0; i < s.MF; i++) {
             uint32_t keys[4]; // of k^T
-            ldmatrix_x4_transposed(keys, &in.k[k + (lane & 7) + (lane >> 4) * 8]
-                                              [first + i * 16 + (lane >> 3 & 1) * 8]);
+            ldmatrix_x4_transposed(
+                keys,
+                &in.k[k + (lane & 7) + (lane >> 4) * 8][first + i * 16 + (lane >> 3 & 1) * 8]);
             mma_16x8x16(s.x[i][0], keys, columns[0], columns[1], T());
             mma_16x8x16(s.x[i][1], keys, columns[2], columns[3], T());
         }
@@ -384,9 +387,9 @@ __device__ static void keep_boundary(const struct blocks_params &p, const struct
                                      struct state_part<KEY> &s)
 {
     const int32_t boundary = b.begin + BLOCK;
-    char *const records[2] = {
-        left <= p.state.n_records ? record_of(p.state, w.seq.lane, boundary) : NULL,
-        kept_of(p.state, p.pass, w.seq.lane, boundary)};
+    char *const records[2] = {left <= p.state.n_records ? record_of(p.state, w.seq.lane, boundary)
+                                                        : NULL,
+                              kept_of(p.state, p.pass, w.seq.lane, boundary)};
     for (int i = 0; i < 2; i++) {
         if (records[i]) {
             store_state(p, w, records[i], s);
@@ -451,9 +454,8 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) state_scan_kernel(struct bloc
     pdl_wait();
     pdl_trigger();
     int32_t nth = blockIdx.y, before = 0;
-    const int32_t seq = find_seq(p.pass, &nth, [](const struct pass_seq &s) {
-        return (int32_t)(items_of(s) > 0);
-    });
+    const int32_t seq =
+        find_seq(p.pass, &nth, [](const struct pass_seq &s) { return (int32_t)(items_of(s) > 0); });
     if (seq < 0) {
         return;
     }
@@ -486,7 +488,8 @@ static cudaError_t launch_scan(cudaStream_t stream, int32_t n_chains, const stru
 }
 
 template <typename T>
-static cudaError_t scan_by_dims(cudaStream_t stream, int32_t n_chains, const struct blocks_params &p)
+static cudaError_t scan_by_dims(cudaStream_t stream, int32_t n_chains,
+                                const struct blocks_params &p)
 {
     const bool delta = p.state.geometry.kind == STATE_DELTA;
     switch (p.state.geometry.key_dim) {
