@@ -123,6 +123,7 @@ enum status cuda_state_open(struct backend *base, int32_t set, const struct stat
     }
     TRY(states_open(&be->states, set, desc, n_snapshots, err));
     be->passes.n_state_slots[set] = be->limits.max_lanes + n_snapshots;
+    be->passes.state_block[set] = desc->block;
     return OK;
 }
 

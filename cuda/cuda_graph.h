@@ -5,13 +5,15 @@
 #define SLUICE_CUDA_CUDA_GRAPH_H
 
 #include "cuda/cuda_device.h"
+#include "cuda/state.h"
 
 struct graphs;
 
 enum graph_use { GRAPH_NONE, GRAPH_CAPTURE, GRAPH_REPLAY };
 enum graph_part { GRAPH_WHOLE, GRAPH_FORWARD, GRAPH_DRAWS }; // of a pass; the draws may wait
 struct graph_key {
-    int32_t model, set, n_rows, n_out, n_draws, is_few, one_window, part;
+    int32_t model, set, n_rows, n_out, n_draws, is_few, part;
+    struct state_work state;
     struct hidden_layers hidden; // zero behind its n
 };
 enum { GRAPH_MAX_ROWS = 512 };

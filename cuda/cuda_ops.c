@@ -435,8 +435,8 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
     const struct weight *up = a->gate_up, *down = a->down;
     if (!up || !down || up->kind != WEIGHT_EXPERTS || down->kind != WEIGHT_EXPERTS ||
         up->n_experts != a->n_experts || down->n_experts != a->n_experts ||
-        up->n_out != 2 * (int64_t)a->ffn || down->n_in != a->ffn || up->n_in != down->n_out ||
-        up->dtype != down->dtype || (a->weigh_inputs && up->bias) ||
+        up->n_out != (a->plain ? 1 : 2) * (int64_t)a->ffn || down->n_in != a->ffn ||
+        up->n_in != down->n_out || up->dtype != down->dtype || (a->weigh_inputs && up->bias) ||
         !fits(a->x, (int32_t)up->n_in) || !fits(a->y, (int32_t)up->n_in) ||
         a->x.dtype != a->y.dtype || a->k < 1) {
         return ERR_INVALID;
@@ -560,12 +560,34 @@ static struct state_rows_launch state_launch(const struct cuda_backend *be,
     };
 }
 
-static enum status run_windows(struct cuda_backend *be, struct state_rows_launch *l)
+static enum status run_windows(struct cuda_backend *be, struct state_rows_launch *l, int32_t n)
 {
-    const int32_t n = passes_state_windows(&be->passes);
     for (l->window = 0; l->window < n; l->window++) {
         CUDA_TRY(&be->device, k_state_rows(be->device.stream, l));
     }
+    return OK;
+}
+
+/* Whether sequences of many rows go through blocks of the state: not where a row's bits may not
+ * depend on how many come together. */
+static bool in_blocks(const struct cuda_backend *be, const struct state_rows_launch *l)
+{
+    return be->passes.state_work.n_blocks > 0 && !be->device.options.deterministic &&
+           k_state_blocks_takes(l) && k_state_blocks_bytes(&l->state, 1) <= be->scratch.n_bytes;
+}
+
+static enum status run_rows(struct cuda_backend *be, struct state_rows_launch *l)
+{
+    const struct state_work *w = &be->passes.state_work;
+    if (!in_blocks(be, l)) {
+        return run_windows(be, l, w->all_windows);
+    }
+    l->few_alone = true;
+    l->n_chains = w->n_chains;
+    l->n_blocks = w->n_blocks;
+    TRY(run_windows(be, l, w->windows));
+    CUDA_TRY(&be->device,
+             k_state_blocks(be->device.stream, l, be->scratch.memory, be->scratch.n_bytes));
     return OK;
 }
 
@@ -591,7 +613,7 @@ static enum status op_recurrence(struct backend *base, const struct recurrence_a
         return ERR_INVALID;
     }
     struct state_rows_launch l = state_launch(be, s, NULL, a);
-    return run_windows(be, &l);
+    return run_rows(be, &l);
 }
 
 static enum status op_gate(struct backend *base, const struct gate_args *a)
@@ -616,14 +638,15 @@ static enum status op_recurrent(struct backend *base, const struct short_conv_ar
     }
     const struct state_layer *g = &s->geometry;
     struct state_rows_launch l = state_launch(be, s, conv, a);
-    if (gate && (gate->group == g->value_dim || !gate->norm) && gate->x.mem.p == a->out.mem.p &&
-        gate->width == g->n_heads * g->value_dim && !gate->per_group) {
+    if (gate && !in_blocks(be, &l) && (gate->group == g->value_dim || !gate->norm) &&
+        gate->x.mem.p == a->out.mem.p && gate->width == g->n_heads * g->value_dim &&
+        !gate->per_group) {
         l.gate = gate;
         l.vectors.norm = vector(gate->norm);
         l.vectors.norm_is_wide = gate->norm && vector_length(gate->norm) > gate->group;
-        return run_windows(be, &l);
+        return run_rows(be, &l);
     }
-    TRY(run_windows(be, &l));
+    TRY(run_rows(be, &l));
     return gate ? op_gate(base, gate) : OK;
 }
 
