@@ -113,6 +113,16 @@ enum status cuda_kv_open(struct backend *base, int32_t set, const struct kv_set_
     return kv_open(&be->kv, set, desc, &be->attention, err);
 }
 
+enum status cuda_hidden_open(struct backend *base, int32_t width, enum dtype dtype, struct err *err)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(cuda_enter(&be->device));
+    if (!be->is_set_up) {
+        return err_set(err, ERR_INVALID, "hidden states cannot be opened before the setup");
+    }
+    return kv_open_hidden(&be->kv, width, dtype, err);
+}
+
 enum status cuda_state_open(struct backend *base, int32_t set, const struct state_set_desc *desc,
                             int32_t n_snapshots, struct err *err)
 {

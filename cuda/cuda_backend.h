@@ -51,6 +51,7 @@ static inline struct cuda_backend *cuda_backend_of(struct backend *be)
 enum status cuda_setup(struct backend *be, const struct backend_limits *limits, struct err *err);
 enum status cuda_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,
                          struct err *err);
+enum status cuda_hidden_open(struct backend *be, int32_t width, enum dtype dtype, struct err *err);
 enum status cuda_state_open(struct backend *be, int32_t set, const struct state_set_desc *desc,
                             int32_t n_snapshots, struct err *err);
 enum status cuda_copy_states(struct backend *be, int32_t set, int32_t n,

@@ -92,6 +92,50 @@ static enum status open_runs(struct kv_sets *kv, size_t pool_bytes,
     return st == ERR_NOMEM ? OK : st;
 }
 
+/* The regions of a set's layers to the device. */
+static enum status send_regions(struct kv_sets *kv, struct kv_set *set,
+                                const struct kv_region *regions)
+{
+    struct cuda *be = kv->device;
+    const size_t n_bytes = (size_t)set->n_layers * sizeof *regions;
+    TRY(cuda_alloc(be, n_bytes, (void **)&set->regions));
+    const enum status result = cuda_check(
+        be, cudaMemcpyAsync(set->regions, regions, n_bytes, cudaMemcpyHostToDevice, be->stream),
+        "KV regions");
+    cudaStreamSynchronize(be->stream);
+    return result;
+}
+
+enum status kv_open_hidden(struct kv_sets *kv, int32_t width, enum dtype dtype, struct err *err)
+{
+    struct kv_set *set = &kv->all[HIDDEN_SET];
+    const size_t page = hidden_block_bytes(width, dtype, kv->block_tokens);
+    const int32_t n_pages = kv->n_blocks + 1; // and the trash page
+    size_t total = 0;
+    if (width <= 0 || set->n_layers > 0 || !mem_mul(page, (size_t)n_pages, &total)) {
+        return err_set(err, ERR_INVALID, "rows of %d hidden states cannot be opened", width);
+    }
+    if (cuda_alloc(kv->device, total, &set->memory) != OK) {
+        return err_set(err, ERR_NOMEM, "no %zu MiB of device memory are left for hidden states",
+                       total >> 20);
+    }
+    set->layers = xcalloc(1, sizeof *set->layers);
+    *set->layers = (struct kv_view){.base = set->memory,
+                                    .dtype = dtype,
+                                    .n_kv_heads = 1,
+                                    .head_dim_k = width,
+                                    .head_dim_v = width,
+                                    .block_tokens = kv->block_tokens,
+                                    .n_pages = n_pages,
+                                    .head_stride = width * kv->block_tokens,
+                                    .v_token_stride = width,
+                                    .page_stride = (int64_t)width * kv->block_tokens,
+                                    .codes = {.format = KV_PLAIN}};
+    set->n_layers = 1;
+    const struct kv_region region = {set->memory, (int64_t)page, *set->layers};
+    return send_regions(kv, set, &region);
+}
+
 enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
                     struct attention_limits *attention, struct err *err)
 {
@@ -132,21 +176,14 @@ enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc 
         at += (size_t)regions[i].page_bytes * n_pages;
     }
     set->n_layers = desc->n_layers;
-    const size_t n_bytes = (size_t)desc->n_layers * sizeof *regions;
-    enum status result = cuda_alloc(be, n_bytes, (void **)&set->regions);
-    if (result == OK) {
-        result = cuda_check(
-            be, cudaMemcpyAsync(set->regions, regions, n_bytes, cudaMemcpyHostToDevice, be->stream),
-            "KV regions");
-        cudaStreamSynchronize(be->stream);
-    }
+    const enum status result = send_regions(kv, set, regions);
     free(regions);
     return result;
 }
 
 void kv_close(struct kv_sets *kv)
 {
-    for (int32_t i = 0; i < CUDA_MAX_SETS; i++) {
+    for (int32_t i = 0; i <= HIDDEN_SET; i++) {
         free(kv->all[i].layers);
     }
 }
@@ -171,7 +208,7 @@ enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
     }
     void *list = NULL;
     TRY(lanes_send(lanes, copies, (size_t)n * sizeof *copies, &list));
-    for (int32_t s = 0; s < CUDA_MAX_SETS; s++) {
+    for (int32_t s = 0; s <= HIDDEN_SET; s++) {
         if (kv->all[s].n_layers > 0) {
             CUDA_TRY(be,
                      k_copy_blocks(be->stream, kv->all[s].regions, kv->all[s].n_layers, list, n));
@@ -199,6 +236,10 @@ enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct 
     TRY(lanes_send(lanes, moves, (size_t)n * sizeof *moves, &list));
     CUDA_TRY(be, k_move_slots(be->stream, kv->all[index].regions, kv->all[index].n_layers, list, n,
                               view));
+    const struct kv_set *hidden = &kv->all[HIDDEN_SET];
+    if (index == 0 && hidden->n_layers > 0) {
+        CUDA_TRY(be, k_move_slots(be->stream, hidden->regions, 1, list, n, view));
+    }
     return OK;
 }
 
@@ -216,7 +257,7 @@ enum status kv_poison_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
     }
     void *list = NULL;
     TRY(lanes_send(lanes, blocks, (size_t)n * sizeof *blocks, &list));
-    for (int32_t s = 0; s < CUDA_MAX_SETS; s++) {
+    for (int32_t s = 0; s <= HIDDEN_SET; s++) {
         if (kv->all[s].n_layers > 0) {
             CUDA_TRY(be,
                      k_poison_blocks(be->stream, kv->all[s].regions, kv->all[s].n_layers, list, n));

@@ -712,6 +712,40 @@ static enum status op_gather(struct backend *base, const struct gather_args *a)
     return OK;
 }
 
+/* The rows of hidden states by slot; NULL: not these. */
+static const struct kv_view *hidden_view(const struct cuda_backend *be, const struct hidden_args *a)
+{
+    const struct kv_view *v = kv_layer(&be->kv, HIDDEN_SET, 0);
+    const bool ok = be->passes.pass && v && v->head_dim_k == a->width && v->dtype == a->x.dtype &&
+                    fits(a->x, a->width);
+    return ok ? v : NULL;
+}
+
+static enum status op_hidden_store(struct backend *base, const struct hidden_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct kv_view *v = hidden_view(be, a);
+    const struct pass_shape *s = &be->passes.shape;
+    if (!v || a->n_rows > (a->out_rows ? s->n_out : s->n_rows)) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(&be->device, k_hidden_store(be->device.stream, a, v, &be->passes.view));
+    return OK;
+}
+
+static enum status op_hidden_load(struct backend *base, const struct hidden_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct kv_view *v = hidden_view(be, a);
+    if (!v || a->n_rows > be->passes.shape.n_rows) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(&be->device, k_hidden_load(be->device.stream, a, v, &be->passes.view));
+    return OK;
+}
+
 static enum status op_logits(struct backend *base, const struct logits_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -721,7 +755,12 @@ static enum status op_logits(struct backend *base, const struct logits_args *a)
         return ERR_INVALID;
     }
     const int32_t n_ranks = be->device.options.n_ranks;
-    if (n_ranks > 1 && a->local.mem.p != a->logits.mem.p) {
+    if (a->ids.p) {
+        if (!fits(a->local, a->n_ids) || a->local.dtype != DT_F32) {
+            return ERR_INVALID;
+        }
+        CUDA_TRY(&be->device, k_spread_logits(be->device.stream, a));
+    } else if (n_ranks > 1 && a->local.mem.p != a->logits.mem.p) {
         const int32_t width = a->vocab / n_ranks;
         const size_t n = (size_t)a->n_out * (size_t)width;
         if (a->local.stride != width || a->vocab % n_ranks != 0 ||
@@ -825,6 +864,9 @@ const struct backend_ops cuda_ops = {
     .recurrence = op_recurrence,
     .gate = op_gate,
     .recurrent = op_recurrent,
+    .hidden_open = cuda_hidden_open,
+    .hidden_store = op_hidden_store,
+    .hidden_load = op_hidden_load,
     .alive = cuda_alive,
     .gather = op_gather,
     .logits = op_logits,

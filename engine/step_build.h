@@ -39,6 +39,10 @@ struct planned_step {
         int32_t first, n;
     } *feeds; // [max_lanes]
     int32_t n_feeds;
+    /* A draft head reads what the target's passes left, so a row can be fed once the one before it
+     * is submitted; and the states of drafts are its own guesses: when they are tokens they are fed
+     * again. */
+    bool reads_target;
     struct sequence **draft_owners[MAX_DRAFTS]; // [max_lanes] each, of the draft passes' draws
     struct spec_grove grove;
     struct tree_pick *drawn; // [max_out], of step.level: the node whose children a draw tells

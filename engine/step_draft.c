@@ -74,7 +74,7 @@ static void feed(struct planned_step *ps, struct holdings *h, const struct plan_
                  int32_t max_len)
 {
     struct sequence *seq = e->seq;
-    int32_t end = e->first + e->n_rows - e->n_drafts;
+    int32_t end = ps->reads_target ? e->first + 1 : e->first + e->n_rows - e->n_drafts;
     end = end < max_len ? end : max_len;
     int32_t room = h->limits->max_rows - ps->step.draft[0].pass.n_rows;
     int32_t n = holdings_draft_rows(h, seq, end);
@@ -99,6 +99,7 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
 {
     int32_t deepest = 0;
     ps->step.n_draft_passes = ps->n_feeds = ps->grove.n_trees = 0;
+    ps->reads_target = sp->options.head != HEAD_NONE;
     if (spec_passes(sp) == SPEC_NO_PASSES) {
         return;
     }
@@ -124,7 +125,8 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
             const struct plan_entry *e = &ps->plan.entries[i];
             if (chain_of(e) > j && e->seq->proposal.on_device) {
                 add_rows(ps, j, e->seq, e->first + e->n_rows - e->n_drafts + j - 1, 1, true);
-                e->seq->draft_computed += !e->seq->tree; // a tree's path decides
+                e->seq->draft_computed +=
+                    !e->seq->tree && !ps->reads_target; // a tree's path decides
             }
         }
     }

@@ -112,7 +112,7 @@ void tree_moves_add(struct tree_moves *m, const struct planned_step *ps, struct 
     for (int32_t i = 0; i < p->n; i++) {
         p->tokens[i] = sequence_token(seq, p->first + i);
     }
-    bool fed = true;
+    bool fed = !ps->reads_target;
     seq->draft_computed = t->first + 1;
     for (int32_t i = 0; i < n_path; i++) {
         const struct tree_node *n = &t->nodes[t->by_row[path[i]]];

@@ -152,6 +152,20 @@ struct state_keep {
     int32_t lane, pos, slot;
 };
 
+/* ---- hidden states by slot ----------------------------------------------------------------
+ *
+ * What a draft head reads: a row of numbers for each slot of the pages, under the blocks of the
+ * lanes' tables. A pass of the target stores one for each of its rows, a pass of the head one for
+ * each of its out rows, and the head's row takes that of the row before it on its path. So what was
+ * computed for a prefix serves all who share it, copies and moves of set 0 take the rows along,
+ * and a head may be fed any time later. */
+
+/* Bytes of one block. */
+static inline size_t hidden_block_bytes(int32_t width, enum dtype dtype, int32_t block_tokens)
+{
+    return (size_t)block_tokens * (size_t)width * dtype_bytes(dtype);
+}
+
 /* ---- facts and limits --------------------------------------------------------------------- */
 
 struct backend_facts {

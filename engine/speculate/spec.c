@@ -8,15 +8,30 @@
 #include <string.h>
 
 static const struct proposer *const proposers[] = {&proposer_ngram, &proposer_draft_model,
-                                                   &proposer_tree};
+                                                   &proposer_tree, &proposer_mtp, &proposer_eagle3};
 
 /* ---- to open ------------------------------------------------------------------------------ */
 
-static const struct proposer *find_proposer(const char *name)
+static bool is_called(const struct proposer *p, const char *name)
+{
+    bool is = strcmp(p->name, name) == 0;
+    for (const char *const *other = p->others; other && *other; other++) {
+        is = is || strcmp(*other, name) == 0;
+    }
+    return is;
+}
+
+static bool shapes_trees(const struct json *j)
+{
+    return json_get(j, "expansion") || json_get(j, "tree_width") || json_get(j, "tree_nodes");
+}
+
+static const struct proposer *find_proposer(const char *name, const struct json *j)
 {
     for (size_t i = 0; name && i < sizeof proposers / sizeof proposers[0]; i++) {
-        if (strcmp(proposers[i]->name, name) == 0) {
-            return proposers[i];
+        const struct proposer *p = proposers[i];
+        if (is_called(p, name)) {
+            return p->with_trees && shapes_trees(j) ? p->with_trees : p;
         }
     }
     return NULL;
@@ -41,7 +56,7 @@ static enum status read_config(struct spec *sp, const struct json *j, struct err
     if (!name && json_get_string(j, "model")) {
         name = proposer_draft_model.name;
     }
-    sp->proposer = find_proposer(name);
+    sp->proposer = find_proposer(name, j);
     if (!sp->proposer) {
         return refuse_method(name, err);
     }
