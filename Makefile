@@ -1,5 +1,5 @@
 # sluice: `make` builds build/sluice; `make help` lists the rest.
-# Flavours have trees of their own: FLAVOUR=release (default), asan, tsan.
+# Flavours have trees of their own: FLAVOUR=release (default), asan, tsan, fuzz (with CC=clang).
 # CUDA=1|0 (default: 1 if nvcc is found), CUARCH="80 90a", HTTP=0 for an engine without the server,
 # CURL=0 for one that downloads no models (default: 1 if the headers of libcurl and GnuTLS are there),
 # LIBEDIT=0 for a chat without line editing, SQLITE=0 for one
@@ -27,19 +27,22 @@ $(if $(filter 0,$(SQLITE)),$(info sqlite3.h is not found: built without files an
 endif
 
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes \
-        -Wmissing-prototypes -Wvla -Wundef -Wwrite-strings -Wformat=2 -Wno-format-truncation
+        -Wmissing-prototypes -Wvla -Wundef -Wwrite-strings -Wformat=2 $(if $(findstring clang,$(CC)),,-Wno-format-truncation)
 ifeq ($(CI),true)
 WARN += -Werror
 endif
 OPT_release := -O2
 OPT_asan    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 OPT_tsan    := -O1 -fsanitize=thread
+OPT_fuzz    := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 OPT         := $(OPT_$(FLAVOUR))
 CFLAGS  += -std=c11 -D_GNU_SOURCE -I. -g -fno-omit-frame-pointer $(OPT) $(WARN) -DSLUICE_VERSION='"$(VERSION)"'
 # One file per instruction set of the CPU backend; which of them runs is decided at run time.
 ifneq ($(filter x86_64%,$(shell $(CC) -dumpmachine)),)
-AVX2   := -O3 -mavx2 -mfma -mf16c
-AVX512 := -O3 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
+# A fuzzer looks for nothing in the kernels, which take minutes to instrument.
+KERNEL := $(if $(filter fuzz,$(FLAVOUR)),-fno-sanitize=all) -O3
+AVX2   := $(KERNEL) -mavx2 -mfma -mf16c
+AVX512 := $(KERNEL) -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
 CFLAGS_cpu_cpu_kernels_avx2       := $(AVX2)
 CFLAGS_cpu_cpu_kernels_avx512     := $(AVX512)
 CFLAGS_cpu_cpu_kernels_avx512bf16 := $(AVX512) -mavx512bf16
@@ -126,7 +129,7 @@ FAKE_SLUICE := $(if $(filter 11,$(CUDA)$(HTTP)),$(BUILD)/test/cuda/fake/sluice)
 FAKE_LIBS = $(filter-out -lcublasLt -lcudart_static,$(LIBS))
 FAKE_NCCL := $(if $(filter 1,$(CUDA)),$(BUILD)/test/cuda/fake/libnccl.so.2)
 # Programs that Python tests start, and benchmarks.
-SERVERS := $(patsubst %.c,$(BUILD)/%,$(wildcard test/server/*_server.c))
+SERVERS := $(patsubst %.c,$(BUILD)/%,$(shell find test -name '*_server.c'))
 KERNEL_BENCH := $(BUILD)/bench/ops/cuda_kernels_bench
 KERNEL_BENCH_OBJ := $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard bench/ops/*.cu))
 BENCHES := $(patsubst %.c,$(BUILD)/%,$(shell find bench -name '*_bench.c'))
@@ -190,10 +193,10 @@ test-unit: test-binaries  ## the C tests alone
 test-py: all $(SERVERS) $(FAKE_SLUICE) $(FAKE_OPS)  ## the tests that start the program
 	@test/run $(PYTESTS)
 test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain
-	@test/run $(wildcard test/server/test_http*.py)
+	@test/run $(wildcard test/server/http/test_*.py)
 .PHONY: test-server
 test-server: all $(SERVERS)  ## the server whole: API, SDK, raw sockets, drain, balancers, nodes
-	@test/run $(filter-out test/server/test_configs.py,$(wildcard test/server/test_*.py test/server/*/test_*.py))
+	@test/run $(filter-out test/configs/test_configs.py,$(wildcard test/server/*/test_*.py $(patsubst %,test/%/test_*.py,bench configs engine/cluster)))
 .PHONY: test-model
 test-model: all  ## what is read from a model's folder, and what generate makes of it
 	@SLUICE=$(abspath $(BUILD)/sluice) test/run test/model/test_checkpoint.py test/model/test_checkpoint_forms.py test/model/test_layer_keys.py test/model/test_generate.py \

@@ -170,3 +170,21 @@ enum status engine_follow(struct engine *e, struct err *err)
     }
     return st;
 }
+
+/* The first rank that failed speaks for all, and a lost node for the ranks. */
+enum status engine_on_ranks(struct engine *e, enum status (*work)(struct rank *r, void *arg),
+                            struct err *err)
+{
+    enum status st = ranks_run(&e->ranks, work, e);
+    struct err why;
+    if (st != OK && engine_set_lost(e, &why)) {
+        return err_set(err, st, "%s", why.text);
+    }
+    for (int32_t i = 0; i < e->ranks.n && st != OK; i++) {
+        if (e->ranks.rank[i].st != OK) {
+            const char *text = e->ranks.rank[i].err.text;
+            return err_set(err, st, "%s", text[0] ? text : status_name(st));
+        }
+    }
+    return st;
+}

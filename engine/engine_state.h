@@ -83,6 +83,23 @@ struct engine {
 enum status engine_load(struct engine *e, struct err *err);
 void engine_unload(struct engine *e);
 
+/* engine_models.c: configs, checkpoints, ranks, before anything is loaded; and a draft model's
+ * positions as far as the text that is served goes, true if that changed its ropes. */
+enum status engine_read_models(struct engine *e, struct err *err);
+bool engine_fit_draft(struct engine *e, int32_t draft);
+
+/* engine_sizes.c, once the weights are loaded: e->info says how much of everything there is. Then
+ * what the scheduler and the steps may count on. */
+enum status engine_choose_sizes(struct engine *e, struct err *err);
+void engine_limits(const struct engine *e, struct scheduler_limits *out);
+struct step_sizes engine_step_sizes(const struct engine *e);
+
+/* An option, or what is taken where none is given. */
+static inline int32_t engine_asked(int32_t asked, int32_t otherwise)
+{
+    return asked > 0 ? asked : otherwise;
+}
+
 /* engine_states.c. Of a model without recurrent state nothing is asked and nothing changed. Once
  * weights and block size are known; then how many sequences and snapshots there can be; their
  * limits; and a rank's memory. */
@@ -123,8 +140,11 @@ enum status spec_measure(struct ranks *ranks, const struct scheduler_limits *lim
                          const struct spec_options *options, int32_t n_vocab_used,
                          struct spec_costs *out);
 
-/* engine_nodes.c. engine_send_step: a whole step, or, of one whose trees still grow, the draft
- * models' pass `level`; OK at once when there is one node. */
+/* engine_nodes.c. engine_on_ranks: on all of this node's, with the cause in err. engine_send_step:
+ * a whole step, or, of one whose trees still grow, the draft models' pass `level`; OK at once when
+ * there is one node. */
+enum status engine_on_ranks(struct engine *e, enum status (*work)(struct rank *r, void *arg),
+                            struct err *err);
 enum status engine_agree(struct engine *e, int64_t *least, struct err *err);
 enum status engine_send_step(struct engine *e, const struct step *st, const struct pass *level);
 /* The same of a level, for step_grow_trees; arg: the engine. */

@@ -65,15 +65,15 @@ void api_deinit(struct api *a)
 
 static bool unauthorized(struct http_request *req, bool missing)
 {
-    struct api_error e = {0};
+    struct call_error e = {0};
     http_reply_header(req, "www-authenticate", "Bearer");
     if (missing) {
-        api_error_set(&e, 401, "missing_api_key", NULL,
-                      "You didn't provide an API key. You need to provide your API key in an "
-                      "Authorization header using Bearer auth (i.e. Authorization: Bearer "
-                      "YOUR_KEY).");
+        call_error_set(&e, 401, "missing_api_key", NULL,
+                       "You didn't provide an API key. You need to provide your API key in an "
+                       "Authorization header using Bearer auth (i.e. Authorization: Bearer "
+                       "YOUR_KEY).");
     } else {
-        api_error_set(&e, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
+        call_error_set(&e, 401, "invalid_api_key", NULL, "Incorrect API key provided.");
     }
     reply_error(req, &e);
     return false;
@@ -108,7 +108,7 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
     }
     struct api_log *log = api_log(req);
     if (!a->keys) {
-        struct api_error e = {0};
+        struct call_error e = {0};
         log->tenant = tenant_hold(a->anyone);
         bool may = origin_check(a, req, route, &e);
         if (!may) {
@@ -132,9 +132,9 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
     snprintf(log->key_name, sizeof log->key_name, "%s", name);
     name_owner(log->owner, sizeof log->owner, key);
     if ((scopes & needed) == 0) {
-        struct api_error e = {0};
-        api_error_set(&e, 403, "insufficient_permissions", NULL,
-                      "This API key does not have the permission that this endpoint needs.");
+        struct call_error e = {0};
+        call_error_set(&e, 403, "insufficient_permissions", NULL,
+                       "This API key does not have the permission that this endpoint needs.");
         reply_error(req, &e);
         return false;
     }
@@ -180,8 +180,8 @@ void api_on_drain(void *arg)
 void api_on_drain_deadline(void *arg)
 {
     struct api *a = arg;
-    struct api_error e = {.type = "server_error", .retry_after_s = 1};
-    api_error_set(&e, 503, "server_draining", NULL, "The server is shutting down.");
+    struct call_error e = {.type = "server_error", .retry_after_s = 1};
+    call_error_set(&e, 503, "server_draining", NULL, "The server is shutting down.");
     a->calls.counts.aborted[ABORT_SHUTDOWN] += (uint64_t)a->calls.n_calls;
     call_abort_all(&a->calls, &e);
 }

@@ -78,7 +78,7 @@ enum api_health api_check_health(struct api *a, int64_t now_ns);
 extern const struct call_host api_call_host;
 
 /* From a handler: takes the request. */
-void api_start(struct api *a, struct http_request *req, enum api_kind kind);
+void api_start(struct api *a, struct http_request *req, enum request_kind kind);
 /* Who waits for the answer, "192.0.2.1:5555"; NULL when nobody does, or nobody any more. */
 const char *api_call_peer(const struct call *c);
 

@@ -90,24 +90,25 @@ static void put_batch(struct buf *b, const struct stored_batch *s)
 
 /* ---- create ---------------------------------------------------------------------------------- */
 
-static bool read_metadata(struct api_body *b, struct buf *out)
+static bool read_metadata(struct body *b, struct buf *out)
 {
     const struct json *v = NULL;
     if (!body_object(b, "metadata", &v)) {
         return b->error->status == 0;
     }
     if (json_count(v) > MAX_METADATA) {
-        return api_error_set(b->error, 400, "invalid_value", "metadata",
-                             "Invalid 'metadata': at most %d members.", MAX_METADATA);
+        return call_error_set(b->error, 400, "invalid_value", "metadata",
+                              "Invalid 'metadata': at most %d members.", MAX_METADATA);
     }
     buf_putc(out, '{');
     for (const struct json *m = json_first(v); m; m = json_next(m)) {
         const char *key = json_key(m), *text = json_string(m);
         if (!text || strlen(key) > MAX_KEY || strlen(text) > MAX_VALUE) {
-            return api_error_set(b->error, 400, "invalid_value", "metadata",
-                                 "Invalid 'metadata': strings of at most %d bytes under keys of at "
-                                 "most %d.",
-                                 MAX_VALUE, MAX_KEY);
+            return call_error_set(
+                b->error, 400, "invalid_value", "metadata",
+                "Invalid 'metadata': strings of at most %d bytes under keys of at "
+                "most %d.",
+                MAX_VALUE, MAX_KEY);
         }
         buf_puts(out, out->n_bytes > 1 ? "," : "");
         buf_put_json(out, key, strlen(key));
@@ -118,7 +119,7 @@ static bool read_metadata(struct api_body *b, struct buf *out)
     return true;
 }
 
-static bool read_output_life(struct api_body *b, int64_t *seconds)
+static bool read_output_life(struct body *b, int64_t *seconds)
 {
     const struct json *v = NULL;
     if (!body_object(b, "output_expires_after", &v)) {
@@ -128,36 +129,37 @@ static bool read_output_life(struct api_body *b, int64_t *seconds)
     *seconds = json_get_int(v, "seconds", 0);
     if (!anchor || strcmp(anchor, "created_at") != 0 || *seconds < LEAST_LIFE_S ||
         *seconds > MOST_LIFE_S) {
-        return api_error_set(b->error, 400, "invalid_value", "output_expires_after",
-                             "Invalid 'output_expires_after': expected the anchor 'created_at' and "
-                             "%d to %d seconds.",
-                             LEAST_LIFE_S, MOST_LIFE_S);
+        return call_error_set(
+            b->error, 400, "invalid_value", "output_expires_after",
+            "Invalid 'output_expires_after': expected the anchor 'created_at' and "
+            "%d to %d seconds.",
+            LEAST_LIFE_S, MOST_LIFE_S);
     }
     return true;
 }
 
-static bool required(struct api_body *b, const char *key, const char **v)
+static bool required(struct body *b, const char *key, const char **v)
 {
-    return body_string(b, key, v) || (b->error->status == 0 && api_missing(b->error, key));
+    return body_string(b, key, v) || (b->error->status == 0 && call_error_missing(b->error, key));
 }
 
-static bool read_batch(struct api_body *b, struct stored_batch *s, struct buf *metadata)
+static bool read_batch(struct body *b, struct stored_batch *s, struct buf *metadata)
 {
     const char *file = NULL, *endpoint = NULL, *window = NULL;
-    enum api_kind kind;
+    enum request_kind kind;
     if (!required(b, "input_file_id", &file) || !required(b, "endpoint", &endpoint) ||
         !required(b, "completion_window", &window) || !read_metadata(b, metadata) ||
         !read_output_life(b, &s->output_expires_s)) {
         return false;
     }
     if (!job_endpoint_kind(endpoint, &kind)) {
-        return api_error_set(b->error, 400, "unsupported_value", "endpoint",
-                             "Invalid 'endpoint': '%.60s' is not one that a batch may have.",
-                             endpoint);
+        return call_error_set(b->error, 400, "unsupported_value", "endpoint",
+                              "Invalid 'endpoint': '%.60s' is not one that a batch may have.",
+                              endpoint);
     }
     if (strcmp(window, "24h") != 0) {
-        return api_error_set(b->error, 400, "unsupported_value", "completion_window",
-                             "Invalid 'completion_window': expected '24h'.");
+        return call_error_set(b->error, 400, "unsupported_value", "completion_window",
+                              "Invalid 'completion_window': expected '24h'.");
     }
     snprintf(s->input_file, sizeof s->input_file, "%s", file);
     snprintf(s->endpoint, sizeof s->endpoint, "%s", endpoint);
@@ -175,12 +177,12 @@ static bool check_file(struct api_work *w, const char *id)
             api_work_fail(w, st, &err);
             return false;
         }
-        return api_error_set(&w->error, 400, "not_found", "input_file_id",
-                             "No such File object: %.60s", id);
+        return call_error_set(&w->error, 400, "not_found", "input_file_id",
+                              "No such File object: %.60s", id);
     }
     return strcmp(f.purpose, "batch") == 0 ||
-           api_error_set(&w->error, 400, "invalid_value", "input_file_id",
-                         "The file's purpose is not 'batch'.");
+           call_error_set(&w->error, 400, "invalid_value", "input_file_id",
+                          "The file's purpose is not 'batch'.");
 }
 
 static void make_batch(struct api_work *w, struct stored_batch *s)
@@ -203,14 +205,14 @@ static void make_batch(struct api_work *w, struct stored_batch *s)
 
 static void create(struct api_work *w)
 {
-    struct api_body b = {0};
+    struct body b = {0};
     struct arena arena;
     struct stored_batch s = {0};
     struct buf metadata;
     arena_init(&arena, ARENA_BYTES);
     buf_init(&metadata, ARENA_BYTES);
     if (w->n_bytes == 0) {
-        api_error_set(&w->error, 400, "json_parse_error", NULL, "The body must be a JSON object.");
+        call_error_set(&w->error, 400, "json_parse_error", NULL, "The body must be a JSON object.");
     } else if (body_open(&b, w->body, w->n_bytes, &arena, &w->error) &&
                read_batch(&b, &s, &metadata)) {
         s.metadata = metadata.data;

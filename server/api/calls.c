@@ -183,7 +183,7 @@ static void whole(struct call *c, struct buf *json)
 }
 
 /* In a stream whose head has not gone out the error takes its place. */
-static void error(struct call *c, const struct api_error *e)
+static void error(struct call *c, const struct call_error *e)
 {
     struct http_request *req = take_request(c);
     if (c->streaming) {
@@ -264,18 +264,18 @@ static void on_writable(struct http_request *req, void *arg)
 static const struct http_events events = {on_gone, on_writable};
 
 /* Whether calls are possible at all right now. */
-static bool refuse(struct api *a, struct api_error *e)
+static bool refuse(struct api *a, struct call_error *e)
 {
     e->type = "server_error";
     if (a->load_failed || a->health == HEALTH_DEAD) {
         a->calls.counts.rejected[REJECT_DEAD]++;
-        api_error_set(e, 503, "engine_dead", NULL, "The engine has failed.");
+        call_error_set(e, 503, "engine_dead", NULL, "The engine has failed.");
         return true;
     }
     if (!a->ready) {
         a->calls.counts.rejected[REJECT_LOADING]++;
         e->retry_after_s = 2;
-        api_error_set(e, 503, "model_loading", NULL, "The model is still loading.");
+        call_error_set(e, 503, "model_loading", NULL, "The model is still loading.");
         return true;
     }
     return false;
@@ -297,9 +297,9 @@ static void note_retry(struct api *a, struct http_request *req)
     }
 }
 
-void api_start(struct api *a, struct http_request *req, enum api_kind kind)
+void api_start(struct api *a, struct http_request *req, enum request_kind kind)
 {
-    struct api_error e = {0};
+    struct call_error e = {0};
     if (refuse(a, &e)) {
         reply_error(req, &e);
         return;

@@ -69,10 +69,10 @@ static bool read_form(struct api_work *w, struct form *form)
         }
     }
     if (st == ERR_UNSUPPORTED) {
-        return api_error_set(&w->error, 415, "unsupported_media_type", NULL,
-                             "The Content-Type must be multipart/form-data.");
+        return call_error_set(&w->error, 415, "unsupported_media_type", NULL,
+                              "The Content-Type must be multipart/form-data.");
     }
-    return st == OK || api_error_set(&w->error, 400, "invalid_multipart", NULL, "%s", err.text);
+    return st == OK || call_error_set(&w->error, 400, "invalid_multipart", NULL, "%s", err.text);
 }
 
 static bool read_life(struct api_work *w, const struct form *form, int64_t *seconds)
@@ -84,17 +84,17 @@ static bool read_life(struct api_work *w, const struct form *form, int64_t *seco
         return true;
     }
     if (!is(&form->anchor, "created_at")) {
-        return api_error_set(&w->error, 400, "invalid_value", "expires_after.anchor",
-                             "Invalid 'expires_after.anchor': expected 'created_at'.");
+        return call_error_set(&w->error, 400, "invalid_value", "expires_after.anchor",
+                              "Invalid 'expires_after.anchor': expected 'created_at'.");
     }
     if (form->seconds.n_bytes < sizeof text) {
         memcpy(text, form->seconds.bytes, form->seconds.n_bytes);
         *seconds = strtoll(text, &end, 10);
     }
     if (end == text || *end || *seconds < LEAST_LIFE_S || *seconds > MOST_LIFE_S) {
-        return api_error_set(&w->error, 400, "invalid_value", "expires_after.seconds",
-                             "Invalid 'expires_after.seconds': expected a number from %d to %d.",
-                             LEAST_LIFE_S, MOST_LIFE_S);
+        return call_error_set(&w->error, 400, "invalid_value", "expires_after.seconds",
+                              "Invalid 'expires_after.seconds': expected a number from %d to %d.",
+                              LEAST_LIFE_S, MOST_LIFE_S);
     }
     return true;
 }
@@ -102,18 +102,19 @@ static bool read_life(struct api_work *w, const struct form *form, int64_t *seco
 static bool check_form(struct api_work *w, const struct form *form)
 {
     if (!has(&form->file)) {
-        return api_missing(&w->error, "file");
+        return call_error_missing(&w->error, "file");
     }
     if (!has(&form->purpose)) {
-        return api_missing(&w->error, "purpose");
+        return call_error_missing(&w->error, "purpose");
     }
     if (!is(&form->purpose, "batch")) {
-        return api_error_set(&w->error, 400, "unsupported_value", "purpose",
-                             "Files are kept here for batches alone: the purpose must be 'batch'.");
+        return call_error_set(
+            &w->error, 400, "unsupported_value", "purpose",
+            "Files are kept here for batches alone: the purpose must be 'batch'.");
     }
     if ((int64_t)form->file.n_bytes > API_MAX_FILE_BYTES) {
-        return api_error_set(&w->error, 413, "file_too_large", "file",
-                             "The file has more than %lld bytes.", (long long)API_MAX_FILE_BYTES);
+        return call_error_set(&w->error, 413, "file_too_large", "file",
+                              "The file has more than %lld bytes.", (long long)API_MAX_FILE_BYTES);
     }
     return true;
 }
@@ -260,8 +261,8 @@ static void delete_one(struct api_work *w)
     if (st != OK) {
         api_work_fail(w, st, &err);
     } else if (!deleted) {
-        api_error_set(&w->error, 409, "file_in_use", "id",
-                      "A batch that has not ended reads this file; cancel the batch first.");
+        call_error_set(&w->error, 409, "file_in_use", "id",
+                       "A batch that has not ended reads this file; cancel the batch first.");
     } else {
         buf_printf(&w->reply, "{\"id\":\"%s\",\"object\":\"file\",\"deleted\":true}", f.id);
     }

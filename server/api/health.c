@@ -53,8 +53,8 @@ static void on_tick(struct http_timer *timer, void *arg)
         batches_tick(a->batches, clock_wall_sec());
     }
     if (dead && !a->load_failed) {
-        struct api_error e = {.type = "server_error"};
-        api_error_set(&e, 503, "engine_dead", NULL, "The engine has failed.");
+        struct call_error e = {.type = "server_error"};
+        call_error_set(&e, 503, "engine_dead", NULL, "The engine has failed.");
         call_abort_all(&a->calls, &e);
         a->dead_ms += PERIOD_MS;
         if (a->dead_ms == EXIT_DELAY_MS) { // long enough for a probe to see it

@@ -26,7 +26,7 @@ static bool refuse(const struct api *a, struct http_request *req)
     return !a->ready;
 }
 
-static void put_defaults(struct buf *b, const struct api_model *m)
+static void put_defaults(struct buf *b, const struct call_model *m)
 {
     const struct sampling_params *p = &m->defaults;
     buf_printf(b,
@@ -51,7 +51,7 @@ static void put_defaults(struct buf *b, const struct api_model *m)
 void api_props(struct http_request *req, void *arg)
 {
     struct api *a = arg;
-    const struct api_model *m = &a->calls.model;
+    const struct call_model *m = &a->calls.model;
     struct buf b;
     if (refuse(a, req)) {
         return;

@@ -24,12 +24,12 @@ static bool refuse(const struct api *a, struct http_request *req)
     if (a->ready && a->health != HEALTH_DEAD) {
         return false;
     }
-    struct api_error e = {.retry_after_s = a->ready || a->load_failed ? 0 : 2};
+    struct call_error e = {.retry_after_s = a->ready || a->load_failed ? 0 : 2};
     e.type = "server_error";
     if (a->ready || a->load_failed) {
-        api_error_set(&e, 503, "engine_dead", NULL, "The engine has failed.");
+        call_error_set(&e, 503, "engine_dead", NULL, "The engine has failed.");
     } else {
-        api_error_set(&e, 503, "model_loading", NULL, "The model is still loading.");
+        call_error_set(&e, 503, "model_loading", NULL, "The model is still loading.");
     }
     reply_error(req, &e);
     return true;
@@ -58,7 +58,7 @@ void api_model_one(struct http_request *req, void *arg)
     if (refuse(a, req)) {
         return;
     }
-    const char *name = api_model_name(&a->calls.model, http_param(req));
+    const char *name = call_model_name(&a->calls.model, http_param(req));
     if (!name) {
         reply_errorf(req, 404, "model_not_found", "model",
                      "The model `%.100s` does not exist or you do not have access to it.",

@@ -111,7 +111,7 @@ void api_ollama_version(struct http_request *req, void *arg)
 /* ---- one model
  * ----------------------------------------------------------------------------------- */
 
-static void put_capabilities(struct buf *b, const struct api_model *m)
+static void put_capabilities(struct buf *b, const struct call_model *m)
 {
     const char *between = "";
     buf_putc(b, '[');
@@ -132,7 +132,7 @@ static void put_capabilities(struct buf *b, const struct api_model *m)
 
 static void put_shown(struct buf *b, const struct api *a)
 {
-    const struct api_model *m = &a->calls.model;
+    const struct call_model *m = &a->calls.model;
     const struct engine_info *i = m->info;
     buf_puts(b, "{\"license\":\"\",\"modelfile\":\"\",\"parameters\":\"\",\"template\":");
     put_text(b, m->template ? chat_template_text(m->template) : "");
@@ -172,7 +172,7 @@ void api_ollama_show(struct http_request *req, void *arg)
     if (!name) {
         reply_errorf(req, 400, "missing_required_parameter", "model",
                      "Missing required parameter: 'model'.");
-    } else if (!api_model_tagged_name(&a->calls.model, name)) {
+    } else if (!call_model_tagged_name(&a->calls.model, name)) {
         reply_errorf(req, 404, "model_not_found", "model", "model '%.100s' not found", name);
     } else {
         buf_init(&b, 16 << 20);

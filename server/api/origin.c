@@ -60,7 +60,7 @@ static bool is_own_page(const struct http_request *req)
 }
 
 bool origin_check(struct api *a, const struct http_request *req, const struct http_route *route,
-                  struct api_error *e)
+                  struct call_error *e)
 {
     bool acts = strcmp(route->method, "GET") != 0, local = listens_on_loopback(a);
     const char *host = http_header(req, "host");
@@ -68,16 +68,16 @@ bool origin_check(struct api *a, const struct http_request *req, const struct ht
         return true;
     }
     if (local && !host_is_good(a, host)) {
-        return api_error_set(e, 403, "host_not_allowed", NULL,
-                             "This server listens on a loopback without API keys and is not asked "
-                             "under the name '%.100s', unless that is one of --allowed-hosts.",
-                             host);
+        return call_error_set(e, 403, "host_not_allowed", NULL,
+                              "This server listens on a loopback without API keys and is not asked "
+                              "under the name '%.100s', unless that is one of --allowed-hosts.",
+                              host);
     }
     bool guarded = acts && (local || route->scope == SCOPE_ADMIN);
     if (guarded && !http_origin_is_good(req) && !(local && is_own_page(req))) {
-        return api_error_set(e, 403, "origin_not_allowed", NULL,
-                             "A web page may not do this on a server without API keys, unless its "
-                             "origin is one of --allowed-origins.");
+        return call_error_set(e, 403, "origin_not_allowed", NULL,
+                              "A web page may not do this on a server without API keys, unless its "
+                              "origin is one of --allowed-origins.");
     }
     return true;
 }

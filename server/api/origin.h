@@ -11,6 +11,6 @@
 /* False: the request is a web page's, *e says so. What any route answers without a key, such as
  * probes, is left alone. */
 bool origin_check(struct api *a, const struct http_request *req, const struct http_route *route,
-                  struct api_error *e);
+                  struct call_error *e);
 
 #endif

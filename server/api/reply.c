@@ -12,9 +12,9 @@ enum { MAX_ERROR_BYTES = 64 << 10 };
 /* For what the front end refuses by itself. */
 static const char *put_error(struct buf *b, int status, const char *code, const char *message)
 {
-    struct api_error e = {0};
-    api_error_set(&e, status, code, NULL, "%s", message);
-    api_error_put(b, &e);
+    struct call_error e = {0};
+    call_error_set(&e, status, code, NULL, "%s", message);
+    call_error_put(b, &e);
     return "application/json";
 }
 
@@ -54,16 +54,16 @@ void reply_tell_id(struct http_request *req)
     }
 }
 
-static void put_form(struct buf *b, struct http_request *req, const struct api_error *e)
+static void put_form(struct buf *b, struct http_request *req, const struct call_error *e)
 {
     switch (api_log(req)->form) {
-    case REPLY_ANTHROPIC: api_error_put_typed(b, e, http_request_id(req)); break;
-    case REPLY_OLLAMA: api_error_put_plain(b, e); break;
-    default: api_error_put(b, e); break;
+    case REPLY_ANTHROPIC: call_error_put_typed(b, e, http_request_id(req)); break;
+    case REPLY_OLLAMA: call_error_put_plain(b, e); break;
+    default: call_error_put(b, e); break;
     }
 }
 
-void reply_error(struct http_request *req, const struct api_error *e)
+void reply_error(struct http_request *req, const struct call_error *e)
 {
     if (e->retry_after_s > 0) {
         char text[32];
@@ -86,13 +86,13 @@ void reply_error(struct http_request *req, const struct api_error *e)
 void reply_errorf(struct http_request *req, int status, const char *code, const char *param,
                   const char *fmt, ...)
 {
-    struct api_error e = {0};
+    struct call_error e = {0};
     char message[sizeof e.message];
     va_list args;
     va_start(args, fmt);
     vsnprintf(message, sizeof message, fmt, args);
     va_end(args);
-    api_error_set(&e, status, code, param, "%s", message);
+    call_error_set(&e, status, code, param, "%s", message);
     reply_error(req, &e);
 }
 
@@ -141,7 +141,7 @@ void reply_named_event(struct http_request *req, const char *name, const char *j
     http_stream_commit(req, n);
 }
 
-void reply_stream_end(struct http_request *req, const struct api_error *e, bool done)
+void reply_stream_end(struct http_request *req, const struct call_error *e, bool done)
 {
     if (e && !http_stream_head_sent(req)) {
         reply_error(req, e);
@@ -153,11 +153,11 @@ void reply_stream_end(struct http_request *req, const struct api_error *e, bool 
         struct buf b;
         buf_init(&b, MAX_ERROR_BYTES);
         if (log->form == REPLY_OLLAMA) {
-            api_error_put_plain(&b, e);
+            call_error_put_plain(&b, e);
             reply_line(req, b.data, b.n_bytes);
             done = false;
         } else {
-            api_error_put(&b, e);
+            call_error_put(&b, e);
             reply_event(req, b.data, b.n_bytes);
         }
         buf_deinit(&b);

@@ -20,7 +20,7 @@ void reply_note_route(struct http_request *req, const struct http_route *route);
 void reply_tell_id(struct http_request *req); // nothing on other routes
 
 /* Terminal. */
-void reply_error(struct http_request *req, const struct api_error *e);
+void reply_error(struct http_request *req, const struct call_error *e);
 void reply_errorf(struct http_request *req, int status, const char *code, const char *param,
                   const char *fmt, ...) PRINTF_LIKE(5, 6);
 /* Terminal. application/json; takes the buffer's memory. */
@@ -36,6 +36,6 @@ void reply_named_event(struct http_request *req, const char *name, const char *j
                        size_t n_bytes);
 /* Terminal. The stream's end: with `e` an error event first (or, if the head has not gone out
  * yet, the error as the whole reply); with `done` "data: [DONE]". */
-void reply_stream_end(struct http_request *req, const struct api_error *e, bool done);
+void reply_stream_end(struct http_request *req, const struct call_error *e, bool done);
 
 #endif

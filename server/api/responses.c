@@ -64,8 +64,8 @@ static void cancel(struct api_work *w)
     struct stored_response r;
     if (find(w, &r)) {
         stored_response_deinit(&r);
-        api_error_set(&w->error, 400, "invalid_value", "id",
-                      "Only a response that was made with 'background' can be cancelled.");
+        call_error_set(&w->error, 400, "invalid_value", "id",
+                       "Only a response that was made with 'background' can be cancelled.");
     }
 }
 
@@ -144,8 +144,8 @@ static void list_items(struct api_work *w)
     buf_put(&array, r.input.data, r.input.n_bytes);
     buf_putc(&array, ']');
     if (array.failed || json_parse(array.data, array.n_bytes, &limits, &root, NULL) != OK) {
-        api_error_set(&w->error, 400, "invalid_value", "id",
-                      "The input cannot be listed: it has the character U+0000, or is too large.");
+        call_error_set(&w->error, 400, "invalid_value", "id",
+                       "The input cannot be listed: it has the character U+0000, or is too large.");
     } else {
         size_t n = json_count(root), i = 0;
         const struct json **items = xcalloc(n + 1, sizeof items[0]);

@@ -93,14 +93,14 @@ static bool read_page(struct api_work *w, int64_t otherwise, int64_t most)
     char *end = NULL;
     w->limit = limit ? strtoll(limit, &end, 10) : otherwise;
     if (w->limit < 1 || w->limit > most || (limit && (end == limit || *end))) {
-        return api_error_set(&w->error, 400, "invalid_value", "limit",
-                             "Invalid 'limit': expected a whole number from 1 to %lld.",
-                             (long long)most);
+        return call_error_set(&w->error, 400, "invalid_value", "limit",
+                              "Invalid 'limit': expected a whole number from 1 to %lld.",
+                              (long long)most);
     }
     w->oldest_first = order && strcmp(order, "asc") == 0;
     if (order && !w->oldest_first && strcmp(order, "desc") != 0) {
-        return api_error_set(&w->error, 400, "invalid_value", "order",
-                             "Invalid 'order': expected 'asc' or 'desc'.");
+        return call_error_set(&w->error, 400, "invalid_value", "order",
+                              "Invalid 'order': expected 'asc' or 'desc'.");
     }
     w->after = http_query(w->req, "after");
     w->after = w->after && *w->after ? w->after : NULL;
@@ -146,18 +146,19 @@ void api_put_page_end(struct buf *b, const char *first, const char *last, bool h
 void api_work_fail(struct api_work *w, enum status st, const struct err *err)
 {
     if (st == ERR_LIMIT) {
-        api_error_set(&w->error, 507, "storage_full", NULL,
-                      "There is no room for this on the server: %s. Delete files, or ask for more.",
-                      err->text);
+        call_error_set(
+            &w->error, 507, "storage_full", NULL,
+            "There is no room for this on the server: %s. Delete files, or ask for more.",
+            err->text);
         return;
     }
     log_error("the store: %s", err->text);
     w->error.type = "server_error";
-    api_error_set(&w->error, 500, "internal_error", NULL,
-                  "The server could not store or read this.");
+    call_error_set(&w->error, 500, "internal_error", NULL,
+                   "The server could not store or read this.");
 }
 
 void api_work_missing(struct api_work *w, const char *object)
 {
-    api_error_set(&w->error, 404, "not_found", "id", "No such %s object: %.80s", object, w->id);
+    call_error_set(&w->error, 404, "not_found", "id", "No such %s object: %.80s", object, w->id);
 }

@@ -20,7 +20,7 @@ struct api_work {
     char *content_type, *body;
     size_t n_bytes;
     /* The answer: the error, or the text. */
-    struct api_error error;
+    struct call_error error;
     struct buf reply;
     const char *reply_type;     // NULL: JSON
     char batch[STORE_ID_BYTES]; // that is new, or being cancelled; "": none

@@ -11,13 +11,13 @@
 
 enum { MAX_DEPTH = 64, MAX_VALUES = 200000 };
 
-static bool not_json(struct api_error *e, const char *why)
+static bool not_json(struct call_error *e, const char *why)
 {
-    return api_error_set(e, 400, "json_parse_error", NULL,
-                         "We could not parse the JSON body of your request. (%s)", why);
+    return call_error_set(e, 400, "json_parse_error", NULL,
+                          "We could not parse the JSON body of your request. (%s)", why);
 }
 
-static char *key_text(struct api_body *b, const struct json_scan *sc)
+static char *key_text(struct body *b, const struct json_scan *sc)
 {
     if (!sc->escaped) {
         return arena_strndup(b->arena, sc->text, sc->text_bytes);
@@ -31,7 +31,7 @@ static char *key_text(struct api_body *b, const struct json_scan *sc)
 }
 
 /* The arena keeps the lists that were too short: as much again at most. */
-static bool grow_members(struct api_body *b)
+static bool grow_members(struct body *b)
 {
     size_t cap = b->cap > 0 ? 2 * b->cap : 16;
     struct body_member *more = arena_alloc(b->arena, cap, sizeof *more);
@@ -46,7 +46,7 @@ static bool grow_members(struct api_body *b)
     return true;
 }
 
-static bool add_member(struct api_body *b, char *key, const char *start, size_t n_bytes)
+static bool add_member(struct body *b, char *key, const char *start, size_t n_bytes)
 {
     size_t i = 0;
     while (i < b->n_members && strcmp(b->members[i].key, key) != 0) {
@@ -64,7 +64,7 @@ static bool add_member(struct api_body *b, char *key, const char *start, size_t 
 }
 
 /* Where the members lie; the last of equal keys wins. */
-static bool scan_members(struct api_body *b, char *text, size_t n_bytes)
+static bool scan_members(struct body *b, char *text, size_t n_bytes)
 {
     struct json_scan sc;
     struct err err = {""};
@@ -75,8 +75,8 @@ static bool scan_members(struct api_body *b, char *text, size_t n_bytes)
             json_scan_error(&sc, &err);
             return not_json(b->error, err.text);
         }
-        return api_error_set(b->error, 400, "json_parse_error", NULL,
-                             "Request body must be a JSON object.");
+        return call_error_set(b->error, 400, "json_parse_error", NULL,
+                              "Request body must be a JSON object.");
     }
     while ((t = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
         char *key = key_text(b, &sc);
@@ -151,7 +151,7 @@ static bool choose_stand_in(struct stand_in *s, const char *text, size_t n_bytes
     return s->utf8[0] != '\0';
 }
 
-bool body_hide_nuls(struct api_body *b, const char *body_text, size_t body_bytes, char *text,
+bool body_hide_nuls(struct body *b, const char *body_text, size_t body_bytes, char *text,
                     size_t n_bytes)
 {
     char *nul = find_nul(text, n_bytes);
@@ -181,7 +181,7 @@ bool body_hide_nuls(struct api_body *b, const char *body_text, size_t body_bytes
     return true;
 }
 
-void body_put_nuls_back(const struct api_body *b, struct buf *json)
+void body_put_nuls_back(const struct body *b, struct buf *json)
 {
     const char *from = json->data, *end = from + json->n_bytes, *at;
     if (!b->nul.utf8[0] || json->failed || json->n_bytes == 0) {
@@ -199,7 +199,7 @@ void body_put_nuls_back(const struct api_body *b, struct buf *json)
     *json = out;
 }
 
-const char *body_text(const struct api_body *b, const char *string, size_t *n_bytes)
+const char *body_text(const struct body *b, const char *string, size_t *n_bytes)
 {
     *n_bytes = strlen(string);
     if (!b->nul.utf8[0] || !strstr(string, b->nul.utf8)) {
@@ -218,7 +218,7 @@ const char *body_text(const struct api_body *b, const char *string, size_t *n_by
 /* What a reader takes from the member's own text is not for the tree: ids, of which a tree would
  * cost 64 bytes each, and U+0000, at which its strings would end. The text is kept in the arena;
  * the tree is shown an empty array, or another character. */
-static bool hide_from_tree(struct api_body *b, struct body_member *m, char *text, size_t n_bytes)
+static bool hide_from_tree(struct body *b, struct body_member *m, char *text, size_t n_bytes)
 {
     char *at = text + (m->start - text), *end = at + m->n_bytes;
     static const char of_ids[] = "prompt|prompt_token_ids|input|tokens";
@@ -235,7 +235,7 @@ static bool hide_from_tree(struct api_body *b, struct body_member *m, char *text
     m->start = arena_strndup(b->arena, at, m->n_bytes);
     m->has_nul = nul != NULL;
     if (!m->start) {
-        return api_error_set(b->error, 413, "request_too_large", NULL, "Request too large.");
+        return call_error_set(b->error, 413, "request_too_large", NULL, "Request too large.");
     }
     if (ids) {
         memset(at, ' ', m->n_bytes);
@@ -250,10 +250,10 @@ static bool hide_from_tree(struct api_body *b, struct body_member *m, char *text
     return true;
 }
 
-bool body_open(struct api_body *b, char *text, size_t n_bytes, struct arena *arena,
-               struct api_error *error)
+bool body_open(struct body *b, char *text, size_t n_bytes, struct arena *arena,
+               struct call_error *error)
 {
-    *b = (struct api_body){.arena = arena, .error = error};
+    *b = (struct body){.arena = arena, .error = error};
     struct err err = {""};
     if (!scan_members(b, text, n_bytes)) {
         return false;
@@ -266,8 +266,8 @@ bool body_open(struct api_body *b, char *text, size_t n_bytes, struct arena *are
     struct json_limits limits = {MAX_DEPTH, MAX_VALUES};
     enum status st = json_parse(text, n_bytes, &limits, &b->root, &err);
     if (st == ERR_UNSUPPORTED) {
-        return api_error_set(error, 400, "invalid_value", NULL, "Invalid request body: %s.",
-                             err.text);
+        return call_error_set(error, 400, "invalid_value", NULL, "Invalid request body: %s.",
+                              err.text);
     }
     if (st != OK) {
         return not_json(error, err.text);
@@ -280,7 +280,7 @@ bool body_open(struct api_body *b, char *text, size_t n_bytes, struct arena *are
     return true;
 }
 
-void body_lift(struct api_body *b, const char *key)
+void body_lift(struct body *b, const char *key)
 {
     const struct body_member *m = body_get(b, key);
     struct json_scan sc;
@@ -308,13 +308,13 @@ void body_lift(struct api_body *b, const char *key)
     }
 }
 
-void body_close(struct api_body *b)
+void body_close(struct body *b)
 {
     json_free(b->root);
     b->root = NULL;
 }
 
-const struct body_member *body_get(const struct api_body *b, const char *key)
+const struct body_member *body_get(const struct body *b, const char *key)
 {
     for (size_t i = 0; i < b->n_members; i++) {
         const struct body_member *m = &b->members[i];
@@ -325,24 +325,24 @@ const struct body_member *body_get(const struct api_body *b, const char *key)
     return NULL;
 }
 
-bool body_has(const struct api_body *b, const char *key)
+bool body_has(const struct body *b, const char *key)
 {
     return body_get(b, key) != NULL;
 }
 
-bool body_wrong_type(struct api_error *e, const char *param, const char *expected,
+bool body_wrong_type(struct call_error *e, const char *param, const char *expected,
                      const struct json *got)
 {
     static const char *const words[] = {
         [JSON_NULL] = "null",       [JSON_BOOL] = "a boolean", [JSON_NUMBER] = "a number",
         [JSON_STRING] = "a string", [JSON_ARRAY] = "an array", [JSON_OBJECT] = "an object",
     };
-    return api_error_set(e, 400, "invalid_type", param,
-                         "Invalid type for '%s': expected %s, but got %s instead.", param, expected,
-                         got ? words[json_type(got)] : "an array");
+    return call_error_set(e, 400, "invalid_type", param,
+                          "Invalid type for '%s': expected %s, but got %s instead.", param,
+                          expected, got ? words[json_type(got)] : "an array");
 }
 
-bool body_bool(struct api_body *b, const char *key, bool *v)
+bool body_bool(struct body *b, const char *key, bool *v)
 {
     const struct body_member *m = body_get(b, key);
     if (!m) {
@@ -364,7 +364,7 @@ static bool whole(const struct body_member *m, int64_t *v)
            (json_scan_int64(&sc, v) || json_int64(m->node, v));
 }
 
-bool body_int(struct api_body *b, const char *key, int64_t min, int64_t max, int64_t *v)
+bool body_int(struct body *b, const char *key, int64_t min, int64_t max, int64_t *v)
 {
     const struct body_member *m = body_get(b, key);
     if (!m) {
@@ -380,33 +380,33 @@ bool body_int(struct api_body *b, const char *key, int64_t min, int64_t max, int
         good = true; // far out: say which side
         n = real > 0 ? INT64_MAX : INT64_MIN;
         if (max == INT64_MAX || min == INT64_MIN) {
-            return api_error_set(b->error, 400, "invalid_value", key,
-                                 "Invalid '%s': the integer does not fit 64 bits.", key);
+            return call_error_set(b->error, 400, "invalid_value", key,
+                                  "Invalid '%s': the integer does not fit 64 bits.", key);
         }
     }
     if (!good) {
-        return api_error_set(b->error, 400, "invalid_type", key,
-                             "Invalid type for '%s': expected an integer, but got a decimal "
-                             "number instead.",
-                             key);
+        return call_error_set(b->error, 400, "invalid_type", key,
+                              "Invalid type for '%s': expected an integer, but got a decimal "
+                              "number instead.",
+                              key);
     }
     if (n < min) {
-        return api_error_set(b->error, 400, "integer_below_min_value", key,
-                             "Invalid '%s': integer below minimum value. Expected a value >= "
-                             "%" PRId64 ", but got %.*s instead.",
-                             key, min, (int)(m->n_bytes < 40 ? m->n_bytes : 40), m->start);
+        return call_error_set(b->error, 400, "integer_below_min_value", key,
+                              "Invalid '%s': integer below minimum value. Expected a value >= "
+                              "%" PRId64 ", but got %.*s instead.",
+                              key, min, (int)(m->n_bytes < 40 ? m->n_bytes : 40), m->start);
     }
     if (n > max) {
-        return api_error_set(b->error, 400, "integer_above_max_value", key,
-                             "Invalid '%s': integer above maximum value. Expected a value <= "
-                             "%" PRId64 ", but got %.*s instead.",
-                             key, max, (int)(m->n_bytes < 40 ? m->n_bytes : 40), m->start);
+        return call_error_set(b->error, 400, "integer_above_max_value", key,
+                              "Invalid '%s': integer above maximum value. Expected a value <= "
+                              "%" PRId64 ", but got %.*s instead.",
+                              key, max, (int)(m->n_bytes < 40 ? m->n_bytes : 40), m->start);
     }
     *v = n;
     return true;
 }
 
-bool body_real(struct api_body *b, const char *key, double min, double max, double *v)
+bool body_real(struct body *b, const char *key, double min, double max, double *v)
 {
     const struct body_member *m = body_get(b, key);
     if (!m) {
@@ -418,22 +418,22 @@ bool body_real(struct api_body *b, const char *key, double min, double max, doub
     double n = json_number(m->node, 0);
     int shown = (int)(m->n_bytes < 40 ? m->n_bytes : 40);
     if (!(n >= min)) {
-        return api_error_set(b->error, 400, "decimal_below_min_value", key,
-                             "Invalid '%s': decimal below minimum value. Expected a value >= %g, "
-                             "but got %.*s instead.",
-                             key, min, shown, m->start);
+        return call_error_set(b->error, 400, "decimal_below_min_value", key,
+                              "Invalid '%s': decimal below minimum value. Expected a value >= %g, "
+                              "but got %.*s instead.",
+                              key, min, shown, m->start);
     }
     if (!(n <= max)) {
-        return api_error_set(b->error, 400, "decimal_above_max_value", key,
-                             "Invalid '%s': decimal above maximum value. Expected a value <= %g, "
-                             "but got %.*s instead.",
-                             key, max, shown, m->start);
+        return call_error_set(b->error, 400, "decimal_above_max_value", key,
+                              "Invalid '%s': decimal above maximum value. Expected a value <= %g, "
+                              "but got %.*s instead.",
+                              key, max, shown, m->start);
     }
     *v = n;
     return true;
 }
 
-bool body_string(struct api_body *b, const char *key, const char **v)
+bool body_string(struct body *b, const char *key, const char **v)
 {
     const struct body_member *m = body_get(b, key);
     if (!m) {
@@ -446,7 +446,7 @@ bool body_string(struct api_body *b, const char *key, const char **v)
     return true;
 }
 
-bool body_object(struct api_body *b, const char *key, const struct json **v)
+bool body_object(struct body *b, const char *key, const struct json **v)
 {
     const struct body_member *m = body_get(b, key);
     if (!m) {
@@ -459,7 +459,7 @@ bool body_object(struct api_body *b, const char *key, const struct json **v)
     return true;
 }
 
-bool body_array(struct api_body *b, const char *key, const struct json **v)
+bool body_array(struct body *b, const char *key, const struct json **v)
 {
     const struct body_member *m = body_get(b, key);
     if (!m) {
@@ -472,7 +472,7 @@ bool body_array(struct api_body *b, const char *key, const struct json **v)
     return true;
 }
 
-bool body_choice(struct api_body *b, const char *key, const char *choices, int *index)
+bool body_choice(struct body *b, const char *key, const char *choices, int *index)
 {
     const char *text;
     if (!body_string(b, key, &text)) {
@@ -495,15 +495,15 @@ bool body_choice(struct api_body *b, const char *key, const char *choices, int *
                                (int)len, p);
         p += len + !last;
     }
-    return api_error_set(b->error, 400, "invalid_value", key,
-                         "Invalid value: '%.60s'. Supported values are: %s.", text, list);
+    return call_error_set(b->error, 400, "invalid_value", key,
+                          "Invalid value: '%.60s'. Supported values are: %s.", text, list);
 }
 
 /* ---- ids --------------------------------------------------------------------------------------
  */
 
 struct id_reader {
-    struct api_body *b;
+    struct body *b;
     const char *key;
     struct json_scan sc;
     int32_t *ids; // room for all ids of the member
@@ -521,15 +521,15 @@ static bool read_ids(struct id_reader *r, struct id_list *list)
             return true;
         }
         if (t != JSON_TOKEN_NUMBER || !json_scan_int64(&r->sc, &id)) {
-            return api_error_set(r->b->error, 400, "invalid_type", r->key,
-                                 "Invalid type for '%s': expected an array of token ids "
-                                 "(integers).",
-                                 r->key);
+            return call_error_set(r->b->error, 400, "invalid_type", r->key,
+                                  "Invalid type for '%s': expected an array of token ids "
+                                  "(integers).",
+                                  r->key);
         }
         if (id < 0 || id > INT32_MAX) {
-            return api_error_set(r->b->error, 400, "invalid_value", r->key,
-                                 "Invalid '%s': token id %" PRId64 " is out of vocabulary.", r->key,
-                                 id);
+            return call_error_set(r->b->error, 400, "invalid_value", r->key,
+                                  "Invalid '%s': token id %" PRId64 " is out of vocabulary.",
+                                  r->key, id);
         }
         r->ids[r->n++] = (int32_t)id;
     }
@@ -544,7 +544,7 @@ static void count_items(const struct body_member *m, size_t *n_ids, size_t *n_li
     }
 }
 
-bool body_id_lists(struct api_body *b, const char *key, size_t max_lists, struct id_list **lists,
+bool body_id_lists(struct body *b, const char *key, size_t max_lists, struct id_list **lists,
                    size_t *n_lists)
 {
     const struct body_member *m = body_get(b, key);
@@ -558,7 +558,7 @@ bool body_id_lists(struct api_body *b, const char *key, size_t max_lists, struct
     r.ids = arena_alloc(b->arena, n_ids, sizeof r.ids[0]);
     *lists = arena_alloc(b->arena, room, sizeof **lists);
     if (!r.ids || !*lists) {
-        return api_error_set(b->error, 413, "request_too_large", key, "Request too large.");
+        return call_error_set(b->error, 413, "request_too_large", key, "Request too large.");
     }
     const char *second = m->start + 1;
     while (strchr(" \t\r\n", *second)) {
@@ -573,15 +573,15 @@ bool body_id_lists(struct api_body *b, const char *key, size_t max_lists, struct
     }
     for (enum json_token t; (t = json_scan_next(&r.sc)) != JSON_TOKEN_ARRAY_END;) {
         if (t != JSON_TOKEN_ARRAY) {
-            return api_error_set(b->error, 400, "invalid_type", key,
-                                 "Invalid type for '%s': expected an array of arrays of token "
-                                 "ids.",
-                                 key);
+            return call_error_set(b->error, 400, "invalid_type", key,
+                                  "Invalid type for '%s': expected an array of arrays of token "
+                                  "ids.",
+                                  key);
         }
         if (*n_lists == max_lists) {
-            return api_error_set(b->error, 400, "array_above_max_length", key,
-                                 "Invalid '%s': array too long. Expected at most %zu items.", key,
-                                 max_lists);
+            return call_error_set(b->error, 400, "array_above_max_length", key,
+                                  "Invalid '%s': array too long. Expected at most %zu items.", key,
+                                  max_lists);
         }
         if (!read_ids(&r, &(*lists)[*n_lists])) {
             return false;

@@ -15,27 +15,27 @@
 
 enum { CHUNK_MAX_BYTES = 64 << 20, PATIENCE_MARGIN_S = 2 /* chosen */ };
 
-static const struct call_format *const formats[N_API_KINDS] = {
-    [API_CHAT] = &call_chat_format,
-    [API_COMPLETIONS] = &call_completion_format,
-    [API_EMBEDDINGS] = &call_embedding_format,
-    [API_RESPONSES] = &call_response_format,
-    [API_RESPONSES_INPUT_TOKENS] = &call_input_tokens_format,
-    [API_MESSAGES] = &call_message_format,
-    [API_COUNT_TOKENS] = &call_count_format,
-    [API_TOKENIZE] = &call_tokens_format,
-    [API_DETOKENIZE] = &call_text_format,
-    [API_SCORE] = &call_score_format,
-    [API_RERANK] = &call_rerank_format,
-    [API_OLLAMA_CHAT] = &call_ollama_format,
-    [API_OLLAMA_GENERATE] = &call_ollama_format,
-    [API_OLLAMA_EMBED] = &call_ollama_embed_format,
-    [API_OLLAMA_LOAD] = &call_ollama_load_format,
-    [API_NATIVE] = &call_native_format,
-    [API_INFILL] = &call_native_format,
-    [API_NATIVE_EMBED] = &call_native_embed_format,
-    [API_APPLY_TEMPLATE] = &call_apply_format,
-    [API_INVOCATIONS] = &call_chat_format, // until its kind is known
+static const struct call_format *const formats[N_REQUEST_KINDS] = {
+    [KIND_CHAT] = &call_chat_format,
+    [KIND_COMPLETIONS] = &call_completion_format,
+    [KIND_EMBEDDINGS] = &call_embedding_format,
+    [KIND_RESPONSES] = &call_response_format,
+    [KIND_RESPONSES_INPUT_TOKENS] = &call_input_tokens_format,
+    [KIND_MESSAGES] = &call_message_format,
+    [KIND_COUNT_TOKENS] = &call_count_format,
+    [KIND_TOKENIZE] = &call_tokens_format,
+    [KIND_DETOKENIZE] = &call_text_format,
+    [KIND_SCORE] = &call_score_format,
+    [KIND_RERANK] = &call_rerank_format,
+    [KIND_OLLAMA_CHAT] = &call_ollama_format,
+    [KIND_OLLAMA_GENERATE] = &call_ollama_format,
+    [KIND_OLLAMA_EMBED] = &call_ollama_embed_format,
+    [KIND_OLLAMA_LOAD] = &call_ollama_load_format,
+    [KIND_NATIVE] = &call_native_format,
+    [KIND_INFILL] = &call_native_format,
+    [KIND_NATIVE_EMBED] = &call_native_embed_format,
+    [KIND_APPLY_TEMPLATE] = &call_apply_format,
+    [KIND_INVOCATIONS] = &call_chat_format, // until its kind is known
 };
 
 /* ---- the end ----------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ static void forget(struct call *c)
     }
     free(c->extra);
     buf_deinit(&c->chunk_head);
-    api_request_deinit(&c->request);
+    request_deinit(&c->request);
     c->sink->over(c);
 }
 
@@ -137,7 +137,7 @@ static void record_tokens(struct call *c)
 }
 
 /* Ends the answer with an error, in a stream or as the whole. Engine work is cancelled. */
-static void fail(struct call *c, const struct api_error *e)
+static void fail(struct call *c, const struct call_error *e)
 {
     if (c->answered) {
         return;
@@ -154,7 +154,7 @@ static void fail(struct call *c, const struct api_error *e)
     let_go(c);
 }
 
-void call_abort_all(struct call_server *s, const struct api_error *e)
+void call_abort_all(struct call_server *s, const struct call_error *e)
 {
     for (struct call *c = s->calls, *next; c; c = next) {
         next = c->next;
@@ -187,17 +187,17 @@ void call_gone(struct call *c, enum call_abort why)
 
 void call_on_deadline(struct call *c)
 {
-    struct api_error e = {0};
+    struct call_error e = {0};
     if (c->answered || c->preparing) {
         return;
     }
     if (c->deadline_is_queue && !c->first_token) {
-        api_error_set(&e, 503, "queue_timeout", NULL,
-                      "The request waited too long for its first token.");
+        call_error_set(&e, 503, "queue_timeout", NULL,
+                       "The request waited too long for its first token.");
         e.retry_after_s = 5;
         c->server->counts.rejected[REJECT_DEADLINE]++;
     } else {
-        api_error_set(&e, 504, "request_timeout", NULL, "The request took too long.");
+        call_error_set(&e, 504, "request_timeout", NULL, "The request took too long.");
         c->server->counts.aborted[ABORT_DEADLINE]++;
     }
     e.type = "server_error";
@@ -258,7 +258,7 @@ static void enqueue(struct call *c)
 }
 
 /* To the engine, or behind those that wait for it. False: *e says why not. */
-static bool submit(struct call *c, struct api_error *e)
+static bool submit(struct call *c, struct call_error *e)
 {
     if (!call_make_requests(c, e)) {
         return false;
@@ -276,7 +276,7 @@ static void submit_queued(struct call_server *s)
 {
     while (s->queue) {
         struct call *c = s->queue;
-        struct api_error e = {0};
+        struct call_error e = {0};
         enum status st = c->answered ? OK : call_submit(c, &e);
         if (st == ERR_BUSY && e.status == 0) {
             return;
@@ -296,7 +296,7 @@ static void submit_queued(struct call_server *s)
 
 static void take_prepared(struct call *c)
 {
-    struct api_error e = c->request.error;
+    struct call_error e = c->request.error;
     if (e.status == 0) {
         record_prompt(c);
         if (c->sink->prepared) {
@@ -392,22 +392,22 @@ void call_start(struct call_server *s, struct call *c)
 
 static void fail_with_engine(struct call *c, const struct engine_request *r)
 {
-    struct api_error e = {0};
+    struct call_error e = {0};
     if (r->error == ERR_INVALID || r->error == ERR_LIMIT) {
-        api_error_set(&e, 400, "invalid_value", NULL, "%s", r->error_text);
+        call_error_set(&e, 400, "invalid_value", NULL, "%s", r->error_text);
     } else if (r->error == ERR_NAN) {
         e.type = "server_error";
-        api_error_set(&e, 500, "model_output_invalid", NULL, "The model failed: %s.",
-                      r->error_text);
+        call_error_set(&e, 500, "model_output_invalid", NULL, "The model failed: %s.",
+                       r->error_text);
     } else if (r->error == ERR_BUSY) {
         e.retry_after_s = 5;
-        api_error_set(&e, 503, "server_overloaded", NULL, "%s", r->error_text);
+        call_error_set(&e, 503, "server_overloaded", NULL, "%s", r->error_text);
     } else if (r->error == OK || r->error == ERR_CANCELLED) {
         e.type = "server_error";
-        api_error_set(&e, 503, "server_draining", NULL, "The server is shutting down.");
+        call_error_set(&e, 503, "server_draining", NULL, "The server is shutting down.");
     } else {
         e.type = "server_error";
-        api_error_set(&e, 500, "internal_error", NULL, "The engine failed: %s", r->error_text);
+        call_error_set(&e, 500, "internal_error", NULL, "The engine failed: %s", r->error_text);
     }
     fail(c, &e);
 }

@@ -92,7 +92,7 @@ struct call_server {
     const struct config *config;
     struct engine *engine; // NULL until loaded
     struct store *store;   // of responses; NULL: none are kept. Its owner's
-    struct api_model model;
+    struct call_model model;
     /* Offline calls that found the engine's queue full. While it is not NULL no more of them should
      * be started. */
     struct call *queue, **queue_tail;
@@ -125,8 +125,8 @@ struct call_sink {
     void (*end)(struct call *c, bool done); // ends it; done: with the mark of chat and completions
 
     void (*whole)(struct call *c, struct buf *json); // ends it; takes the buffer's memory
-    void (*error)(struct call *c, const struct api_error *error); // ends it, a stream too
-    void (*drop)(struct call *c);                                 // ends it, after call_gone
+    void (*error)(struct call *c, const struct call_error *error); // ends it, a stream too
+    void (*drop)(struct call *c);                                  // ends it, after call_gone
     void (*over)(struct call *c); // the call is forgotten: its memory is the owner's again
 };
 
@@ -174,7 +174,7 @@ struct call {
     /* The owner's, before call_start; the rest is zero. request: kind, text and n_bytes. */
     struct call_server *server;
     const struct call_sink *sink;
-    struct api_request request;
+    struct request request;
     int64_t t_arrived_ns; // of the request, clock_now_ns
     char owner[40];       // whose responses it may see; "": those of nobody in particular
     double patience_s;    // how long its client waits for a first token; 0: not known
@@ -185,7 +185,7 @@ struct call {
     struct tenant *tenant;            // who asks, entered already; NULL: without limits
 
     struct call_record record;
-    enum api_kind kind;              // that it was started as
+    enum request_kind kind;          // that it was started as
     struct engine_request *requests; // one per prompt
     void *memory;                    // of their outputs
     char *salt;                      // their cache_salt, where it is not the body's
@@ -218,7 +218,7 @@ void call_on_room(struct call *c); // a sink that was full has room again
 /* Nobody wants the answer any more; `drop` follows, now or when the pool has done. */
 void call_gone(struct call *c, enum call_abort why);
 /* Ends all that are not being prepared. */
-void call_abort_all(struct call_server *s, const struct api_error *e);
+void call_abort_all(struct call_server *s, const struct call_error *e);
 
 /* ---- the parts (server.c, choice.c, submit.c)
  * ------------------------------------------------------------- */
@@ -236,9 +236,9 @@ bool call_choice_progress(struct call_choice *ch, int64_t now_ns);
  * loaded. */
 int64_t call_queue_length(const struct call_server *s, const struct engine_stats *stats);
 /* Whether the call may be taken, and its requests of the engine with their memory. */
-bool call_make_requests(struct call *c, struct api_error *e);
+bool call_make_requests(struct call *c, struct call_error *e);
 /* Hands them to the engine; what was submitted of it runs on until the call fails. ERR_BUSY: the
  * rest has to wait, or *e says that it may not; other errors are in *e. */
-enum status call_submit(struct call *c, struct api_error *e);
+enum status call_submit(struct call *c, struct call_error *e);
 
 #endif

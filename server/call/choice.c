@@ -156,10 +156,10 @@ static bool is_eos(const struct call_choice *ch, int32_t id)
 /* One token: true if it ended the text (a stop string). */
 static bool take(struct call_choice *ch, int32_t i)
 {
-    const struct api_request *r = &ch->call->request;
+    const struct request *r = &ch->call->request;
     struct engine_output *out = &ch->request->outputs[ch->sample];
     int32_t id = out->tokens[i];
-    if (r->return_token_ids || r->native_tokens || r->kind == API_NATIVE) {
+    if (r->return_token_ids || r->native_tokens || r->kind == KIND_NATIVE) {
         buf_puts(&ch->ids, ch->ids.n_bytes ? "," : "");
         buf_put_int(&ch->ids, id);
     }

@@ -90,20 +90,20 @@ void convert_item(struct buf *out, const struct json *item)
     buf_putc(out, '}');
 }
 
-static bool keep(struct api_request *r, const struct buf *array, const char **text, size_t *n_bytes)
+static bool keep(struct request *r, const struct buf *array, const char **text, size_t *n_bytes)
 {
     *text = array->failed ? NULL : arena_strndup(&r->arena, array->data, array->n_bytes);
     *n_bytes = array->n_bytes;
     return *text ? true : request_too_large(r);
 }
 
-bool convert_keep_messages(struct api_request *r, struct buf *array)
+bool convert_keep_messages(struct request *r, struct buf *array)
 {
     body_put_nuls_back(&r->body, array);
     return keep(r, array, &r->messages, &r->messages_bytes);
 }
 
-bool convert_keep_tools(struct api_request *r, const struct buf *array)
+bool convert_keep_tools(struct request *r, const struct buf *array)
 {
     if (!keep(r, array, &r->tools, &r->tools_bytes)) {
         return false;

@@ -16,7 +16,7 @@ void convert_tool(struct buf *out, const struct json *tool, size_t index, const 
 void convert_item(struct buf *out, const struct json *item);
 
 /* The finished array becomes the request's own. False: r->error is set. */
-bool convert_keep_messages(struct api_request *r, struct buf *array);
-bool convert_keep_tools(struct api_request *r, const struct buf *array);
+bool convert_keep_messages(struct request *r, struct buf *array);
+bool convert_keep_tools(struct request *r, const struct buf *array);
 
 #endif

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-bool api_error_set(struct api_error *e, int status, const char *code, const char *param,
-                   const char *fmt, ...)
+bool call_error_set(struct call_error *e, int status, const char *code, const char *param,
+                    const char *fmt, ...)
 {
     if (e->status != 0) {
         return false;
@@ -22,49 +22,50 @@ bool api_error_set(struct api_error *e, int status, const char *code, const char
     return false;
 }
 
-bool api_missing(struct api_error *e, const char *param)
+bool call_error_missing(struct call_error *e, const char *param)
 {
-    return api_error_set(e, 400, "missing_required_parameter", param,
-                         "Missing required parameter: '%s'.", param);
+    return call_error_set(e, 400, "missing_required_parameter", param,
+                          "Missing required parameter: '%s'.", param);
 }
 
-bool api_text_only(struct api_error *e, const char *param, const char *what, const char *type)
+bool call_error_text_only(struct call_error *e, const char *param, const char *what,
+                          const char *type)
 {
-    return api_error_set(
+    return call_error_set(
         e, 400, "unsupported_value", param,
         "Unsupported value: %s of type '%.40s' are not supported: the server takes "
         "text only for this model.",
         what, type);
 }
 
-bool api_empty(struct api_error *e, const char *param)
+bool call_error_empty(struct call_error *e, const char *param)
 {
-    return api_error_set(e, 400, "empty_array", param,
-                         "Invalid '%s': empty array. Expected an array with minimum length 1.",
-                         param);
+    return call_error_set(e, 400, "empty_array", param,
+                          "Invalid '%s': empty array. Expected an array with minimum length 1.",
+                          param);
 }
 
-bool api_unsupported(struct api_error *e, const char *param)
+bool call_error_unsupported(struct call_error *e, const char *param)
 {
-    return api_error_set(e, 400, "unsupported_parameter", param,
-                         "Unsupported parameter: '%s' is not supported by this server.", param);
+    return call_error_set(e, 400, "unsupported_parameter", param,
+                          "Unsupported parameter: '%s' is not supported by this server.", param);
 }
 
 /* Clients match the opening words. */
-static bool context_exceeded(struct api_error *e, const char *param, int64_t context,
+static bool context_exceeded(struct call_error *e, const char *param, int64_t context,
                              const char *bound, int64_t n_prompt, int64_t n_completion)
 {
-    return api_error_set(e, 400, "context_length_exceeded", param,
-                         "This model's maximum context length is %" PRId64
-                         " tokens. However, you requested %s%" PRId64 " tokens (%s%" PRId64
-                         " in the %s, %" PRId64 " in the completion). Please reduce the length of "
-                         "the %s or completion.",
-                         context, bound, n_prompt + n_completion, bound, n_prompt, param,
-                         n_completion, param);
+    return call_error_set(e, 400, "context_length_exceeded", param,
+                          "This model's maximum context length is %" PRId64
+                          " tokens. However, you requested %s%" PRId64 " tokens (%s%" PRId64
+                          " in the %s, %" PRId64 " in the completion). Please reduce the length of "
+                          "the %s or completion.",
+                          context, bound, n_prompt + n_completion, bound, n_prompt, param,
+                          n_completion, param);
 }
 
-bool api_context_exceeded(struct api_error *e, const char *param, int64_t context, int64_t n_prompt,
-                          int64_t n_completion)
+bool call_error_context_exceeded(struct call_error *e, const char *param, int64_t context,
+                                 int64_t n_prompt, int64_t n_completion)
 {
     if (e->status == 0) {
         e->n_prompt = n_prompt;
@@ -73,8 +74,8 @@ bool api_context_exceeded(struct api_error *e, const char *param, int64_t contex
     return context_exceeded(e, param, context, "", n_prompt, n_completion);
 }
 
-bool api_context_hopeless(struct api_error *e, const char *param, int64_t context, int64_t n_prompt,
-                          int64_t n_completion)
+bool call_error_context_hopeless(struct call_error *e, const char *param, int64_t context,
+                                 int64_t n_prompt, int64_t n_completion)
 {
     if (e->status == 0) {
         e->n_context = context;
@@ -91,7 +92,7 @@ static void put_string_or_null(struct buf *b, const char *s)
     }
 }
 
-void api_error_put(struct buf *b, const struct api_error *e)
+void call_error_put(struct buf *b, const struct call_error *e)
 {
     const char *type = e->type;
     if (!type) {
@@ -133,7 +134,7 @@ static const char *type_of(int status)
 }
 
 /* Coding agents shorten a conversation when they read these opening words. */
-static void put_too_long(struct buf *b, const struct api_error *e)
+static void put_too_long(struct buf *b, const struct call_error *e)
 {
     char text[160];
     int64_t most = e->n_context - 1; // one token at least is the answer's
@@ -147,7 +148,7 @@ static void put_too_long(struct buf *b, const struct api_error *e)
     buf_put_json(b, text, strlen(text));
 }
 
-void api_error_put_typed(struct buf *b, const struct api_error *e, const char *request_id)
+void call_error_put_typed(struct buf *b, const struct call_error *e, const char *request_id)
 {
     buf_printf(b,
                "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type_of(e->status));
@@ -161,7 +162,7 @@ void api_error_put_typed(struct buf *b, const struct api_error *e, const char *r
     buf_putc(b, '}');
 }
 
-void api_error_put_plain(struct buf *b, const struct api_error *e)
+void call_error_put_plain(struct buf *b, const struct call_error *e)
 {
     buf_puts(b, "{\"error\":");
     buf_put_json(b, e->message, strlen(e->message));

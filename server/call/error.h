@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct api_error {
+struct call_error {
     int status;       // of HTTP; 0: no error
     const char *type; // NULL: by status ("invalid_request_error" below 500, else "server_error")
     const char *code; // static text
@@ -21,30 +21,31 @@ struct api_error {
     int64_t n_prompt, n_context; // of context_length_exceeded, as members; 0: not known
 };
 
-/* All return false, so that `return api_invalid(...)` reads well. */
-bool api_error_set(struct api_error *e, int status, const char *code, const char *param,
-                   const char *fmt, ...) PRINTF_LIKE(5, 6);
-bool api_missing(struct api_error *e, const char *param);
-bool api_empty(struct api_error *e, const char *param); // 400 empty_array
+/* All return false, so that `return call_error_set(...)` reads well. */
+bool call_error_set(struct call_error *e, int status, const char *code, const char *param,
+                    const char *fmt, ...) PRINTF_LIKE(5, 6);
+bool call_error_missing(struct call_error *e, const char *param);
+bool call_error_empty(struct call_error *e, const char *param); // 400 empty_array
 /* 400 unsupported_value: `what`, such as "content parts", of a type that is not text: an image,
  * sound, a file. Checkpoints of models that take them are served, too, without what sees or hears.
  */
-bool api_text_only(struct api_error *e, const char *param, const char *what, const char *type);
-bool api_unsupported(struct api_error *e, const char *param); // 400 unsupported_parameter
-bool api_context_exceeded(struct api_error *e, const char *param, int64_t context, int64_t n_prompt,
-                          int64_t n_completion);
+bool call_error_text_only(struct call_error *e, const char *param, const char *what,
+                          const char *type);
+bool call_error_unsupported(struct call_error *e, const char *param); // 400 unsupported_parameter
+bool call_error_context_exceeded(struct call_error *e, const char *param, int64_t context,
+                                 int64_t n_prompt, int64_t n_completion);
 /* The same where the prompt is known to have at least n_prompt tokens, and was not counted. */
-bool api_context_hopeless(struct api_error *e, const char *param, int64_t context, int64_t n_prompt,
-                          int64_t n_completion);
+bool call_error_context_hopeless(struct call_error *e, const char *param, int64_t context,
+                                 int64_t n_prompt, int64_t n_completion);
 
 /* The object that OpenAI's clients read, {"error":{"message","type","param","code"}}, all four
  * keys. */
-void api_error_put(struct buf *b, const struct api_error *e);
+void call_error_put(struct buf *b, const struct call_error *e);
 /* The object that Anthropic's read, {"type":"error","error":{"type","message"},"request_id"}: its
  * type is a word for the status. */
-void api_error_put_typed(struct buf *b, const struct api_error *e, const char *request_id);
+void call_error_put_typed(struct buf *b, const struct call_error *e, const char *request_id);
 
 /* The object that Ollama's read, {"error": "message"}. */
-void api_error_put_plain(struct buf *b, const struct api_error *e);
+void call_error_put_plain(struct buf *b, const struct call_error *e);
 
 #endif

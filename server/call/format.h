@@ -30,7 +30,7 @@ struct call_format {
     void (*end)(struct call *c); // ends the answer
     /* An error in a stream of which something has gone out, where the API has an event of its own
      * for it; may be NULL. */
-    void (*error)(struct call *c, const struct api_error *e);
+    void (*error)(struct call *c, const struct call_error *e);
     void (*forget)(struct call *c); // frees what `extra` owns; may be NULL
 };
 

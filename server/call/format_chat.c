@@ -108,7 +108,7 @@ static void pending(struct call_choice *ch)
 /* With the first token, so that a late refusal keeps its status. */
 static void start(struct call_choice *ch)
 {
-    const struct api_request *r = &ch->call->request;
+    const struct request *r = &ch->call->request;
     if (r->stream) {
         start_stream(ch);
     }
@@ -197,7 +197,7 @@ static void put_message(struct buf *b, struct call_choice *ch)
 
 static void put_choice(struct buf *b, struct call_choice *ch)
 {
-    const struct api_request *r = &ch->call->request;
+    const struct request *r = &ch->call->request;
     buf_puts(b, "{\"index\":");
     buf_put_int(b, ch->index);
     buf_puts(b, ",\"message\":");

@@ -49,7 +49,7 @@ static void add_logprob(struct call_choice *ch, int32_t token, const struct toke
     buf_put_int(&ch->lists[2], (int64_t)offset);
 }
 
-static const struct api_prompt *prompt_of(const struct call_choice *ch)
+static const struct request_prompt *prompt_of(const struct call_choice *ch)
 {
     return &ch->call->request.prompts[ch->request - ch->call->requests];
 }
@@ -58,8 +58,8 @@ static const struct api_prompt *prompt_of(const struct call_choice *ch)
  * with its special tokens, and without those that were put around it. */
 static size_t prompt_characters(const struct call_choice *ch, int32_t i)
 {
-    const struct api_request *r = &ch->call->request;
-    const struct api_prompt *p = prompt_of(ch);
+    const struct request *r = &ch->call->request;
+    const struct request_prompt *p = prompt_of(ch);
     size_t n_before, n_behind, n = 0, n_characters = 0;
     if (!p->text) {
         return call_token_characters(ch->call, p->ids[i]);
@@ -114,8 +114,8 @@ static void put_logprobs(struct buf *b, struct call_choice *ch)
 /* The prompt as text, for echo. */
 static void put_echo(struct buf *text, const struct call_choice *ch)
 {
-    const struct api_request *r = &ch->call->request;
-    const struct api_prompt *p = prompt_of(ch);
+    const struct request *r = &ch->call->request;
+    const struct request_prompt *p = prompt_of(ch);
     if (p->text) {
         buf_put(text, p->text, p->text_bytes);
     } else if (r->output.tok) {
@@ -125,7 +125,7 @@ static void put_echo(struct buf *text, const struct call_choice *ch)
 
 static void put_choice(struct buf *b, struct call_choice *ch, const char *text, size_t n_bytes)
 {
-    const struct api_request *r = &ch->call->request;
+    const struct request *r = &ch->call->request;
     buf_puts(b, "{\"index\":");
     buf_put_int(b, ch->index);
     buf_puts(b, ",\"text\":");

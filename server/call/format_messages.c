@@ -60,7 +60,7 @@ static void put_usage(struct buf *b, const struct call *c)
 /* "stop_reason":..,"stop_sequence":.. of a choice that has ended, or nulls. */
 static void put_stop(struct buf *b, const struct call_choice *ch)
 {
-    const struct api_request *r = &ch->call->request;
+    const struct request *r = &ch->call->request;
     const char *reason = "end_turn";
     const char *sequence = NULL;
     if (!ch->finish) {
@@ -316,11 +316,11 @@ static void end(struct call *c)
     c->sink->end(c, false);
 }
 
-static void send_error_event(struct call *c, const struct api_error *e)
+static void send_error_event(struct call *c, const struct call_error *e)
 {
     struct buf b;
     buf_init(&b, 1 << 16);
-    api_error_put_typed(&b, e, c->sink->id(c, NULL));
+    call_error_put_typed(&b, e, c->sink->id(c, NULL));
     c->sink->event(c, "error", b.data, b.n_bytes);
     buf_deinit(&b);
 }

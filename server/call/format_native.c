@@ -20,7 +20,7 @@ static void put_real(struct buf *b, const char *key, double v)
 /* The settings that were in force. */
 static void put_settings(struct buf *b, const struct call_choice *ch)
 {
-    const struct api_request *r = &ch->call->request;
+    const struct request *r = &ch->call->request;
     const struct sampling_params *p = &ch->request->params;
     buf_printf(b, "{\"n_predict\":%d,\"max_tokens\":%d,\"seed\":%llu,\"top_k\":%d,\"min_keep\":0",
                p->max_tokens, p->max_tokens, (unsigned long long)p->seed, p->top_k);
@@ -80,7 +80,7 @@ static void put_probabilities(struct buf *b, struct call_choice *ch)
 /* {"index","content","tokens","id_slot","stop","tokens_predicted","tokens_evaluated" */
 static void put_head(struct buf *b, struct call_choice *ch, bool stop)
 {
-    const struct api_request *r = &ch->call->request;
+    const struct request *r = &ch->call->request;
     buf_puts(b, "{\"index\":");
     buf_put_int(b, (int64_t)(ch->request - ch->call->requests));
     buf_puts(b, ",\"content\":");

@@ -55,7 +55,7 @@ static bool is_object(const struct buf *text)
 /* What was said, thought and called so far: as a message, or as a response. */
 static void put_said(struct buf *b, struct call_choice *ch)
 {
-    bool chat = ch->call->request.kind == API_OLLAMA_CHAT;
+    bool chat = ch->call->request.kind == KIND_OLLAMA_CHAT;
     buf_puts(b, chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
     buf_put_json(b, ch->content.data ? ch->content.data : "", ch->content.n_bytes);
     if (ch->reasoning.n_bytes > 0) {

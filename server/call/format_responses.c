@@ -383,7 +383,7 @@ static struct buf view(const char *bytes, size_t n_bytes)
 /* On the pool. An answer that cannot be kept is an answer all the same. */
 static void save(struct call *c)
 {
-    const struct api_request *r = &c->request;
+    const struct request *r = &c->request;
     const struct responses *s = state(c);
     const int64_t life = (int64_t)c->server->config->data_retention;
     struct stored_response stored = {
@@ -422,12 +422,12 @@ static void end(struct call *c)
 }
 
 /* The Responses API names its events; flat for the specification, nested for the SDKs. */
-static void send_error_event(struct call *c, const struct api_error *e)
+static void send_error_event(struct call *c, const struct call_error *e)
 {
     struct buf nested, b;
     buf_init(&nested, 1 << 16);
     buf_init(&b, 1 << 16);
-    api_error_put(&nested, e); // {"error":{...}}
+    call_error_put(&nested, e); // {"error":{...}}
     buf_puts(&b, "{\"type\":\"error\",\"code\":");
     buf_put_json(&b, e->code ? e->code : "", e->code ? strlen(e->code) : 0);
     buf_puts(&b, ",\"message\":");

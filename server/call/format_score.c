@@ -42,7 +42,7 @@ static double cosine(const float *a, const float *b, size_t n)
 
 static double score_of(const struct call *c, size_t document)
 {
-    const struct api_request *r = &c->request;
+    const struct request *r = &c->request;
     if (r->generates) {
         return judged(c, document);
     }
@@ -117,7 +117,7 @@ static int compare(const void *a, const void *b)
 }
 
 /* An entry as vLLM and Cohere have it; in the list of TEI its members have other names. */
-static void put_rank(struct buf *b, const struct api_request *r, const struct rank *rank)
+static void put_rank(struct buf *b, const struct request *r, const struct rank *rank)
 {
     const struct scored_text *t = &r->documents[rank->document];
     buf_puts(b, "{\"index\":");
@@ -134,7 +134,7 @@ static void put_rank(struct buf *b, const struct api_request *r, const struct ra
 
 static void end_rerank(struct call *c)
 {
-    const struct api_request *r = &c->request;
+    const struct request *r = &c->request;
     size_t n = r->n_documents, most = r->top_n > 0 && (size_t)r->top_n < n ? (size_t)r->top_n : n;
     struct rank *ranks = xcalloc(n, sizeof ranks[0]);
     for (size_t i = 0; i < n; i++) {

@@ -5,7 +5,7 @@
 #include "engine/base/utf8.h"
 
 /* llama.cpp's [{"id":..,"piece":..}]: a piece that is part of a character is its bytes. */
-static void put_pieces(struct buf *b, const struct call *c, const struct api_prompt *p)
+static void put_pieces(struct buf *b, const struct call *c, const struct request_prompt *p)
 {
     const struct tokenizer *tok = c->request.model->tok;
     buf_putc(b, '[');
@@ -30,7 +30,7 @@ static void put_pieces(struct buf *b, const struct call *c, const struct api_pro
 
 static void reply_tokens(struct call *c)
 {
-    const struct api_prompt *p = &c->request.prompts[0];
+    const struct request_prompt *p = &c->request.prompts[0];
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
     buf_puts(&body, "{\"count\":");

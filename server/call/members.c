@@ -22,9 +22,8 @@ enum {
 };
 
 #define KEPT(field)                                                                                \
-    .offset = offsetof(struct api_request, field),                                                 \
-    .size = sizeof(((struct api_request *)NULL)->field)
-#define FLAG(field) .flag = offsetof(struct api_request, field)
+    .offset = offsetof(struct request, field), .size = sizeof(((struct request *)NULL)->field)
+#define FLAG(field) .flag = offsetof(struct request, field)
 #define MOST(field) .most = offsetof(struct config, field)
 
 #define BOOL(field) .type = MEMBER_BOOL, KEPT(field)

@@ -49,15 +49,15 @@ struct member {
     const char *why;     // and a sentence of what to do instead; NULL: none
     const char *schema;  // members of a JSON schema that say more, with ' for the quotation mark
 
-    /* Where a plain value goes: a field of struct api_request. An integer or a real is as wide as
+    /* Where a plain value goes: a field of struct request. An integer or a real is as wide as
      * the field; a choice is its word, or in a narrow field its place in the list. */
-    size_t offset, size;                  // size 0: it is checked and not kept
-    size_t flag;                          // > 0: a bool that is set to whether the member is there
-    bool (*check)(struct api_request *r); // after a value was kept; NULL: nothing more to check
+    size_t offset, size;              // size 0: it is checked and not kept
+    size_t flag;                      // > 0: a bool that is set to whether the member is there
+    bool (*check)(struct request *r); // after a value was kept; NULL: nothing more to check
 
     /* Not a plain value: */
-    bool (*read)(struct api_request *r); // reads it, and is called when it is absent, too
-    const char *with;                    // or: read along with the member of this name
+    bool (*read)(struct request *r); // reads it, and is called when it is absent, too
+    const char *with;                // or: read along with the member of this name
 };
 
 /* In the order in which they are read: of several errors, the first is reported. A key may have
@@ -73,6 +73,6 @@ int64_t member_max(const struct member *m, const struct config *config);
 
 /* Reads all members of the body that r->form knows. What no endpoint knows is counted, or refused
  * (--strict-parameters); what only others know is passed over. False: r->error is set. */
-bool members_read(struct api_request *r);
+bool members_read(struct request *r);
 
 #endif

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool keep_choice(struct api_request *r, const struct member *m, void *at)
+static bool keep_choice(struct request *r, const struct member *m, void *at)
 {
     int index;
     if (!body_choice(&r->body, m->key, m->choices, &index)) {
@@ -19,7 +19,7 @@ static bool keep_choice(struct api_request *r, const struct member *m, void *at)
     return true;
 }
 
-static bool keep_int(struct api_request *r, const struct member *m, void *at)
+static bool keep_int(struct request *r, const struct member *m, void *at)
 {
     int64_t v;
     if (!body_int(&r->body, m->key, m->min, member_max(m, r->model->config), &v)) {
@@ -33,7 +33,7 @@ static bool keep_int(struct api_request *r, const struct member *m, void *at)
     return true;
 }
 
-static bool keep_real(struct api_request *r, const struct member *m, void *at)
+static bool keep_real(struct request *r, const struct member *m, void *at)
 {
     double v;
     if (!body_real(&r->body, m->key, m->low, m->high, &v)) {
@@ -48,7 +48,7 @@ static bool keep_real(struct api_request *r, const struct member *m, void *at)
 }
 
 /* A value that is there goes to its field; one that is only checked goes nowhere. */
-static bool keep_value(struct api_request *r, const struct member *m)
+static bool keep_value(struct request *r, const struct member *m)
 {
     bool kept = m->size > 0, truth;
     const char *text;
@@ -89,17 +89,17 @@ static bool asks_for_nothing(const struct member *m, const struct body_member *v
     return false;
 }
 
-static bool refuse(struct api_request *r, const struct member *m)
+static bool refuse(struct request *r, const struct member *m)
 {
     if (!m->why) {
-        return api_unsupported(&r->error, m->key);
+        return call_error_unsupported(&r->error, m->key);
     }
-    return api_error_set(&r->error, 400, "unsupported_parameter", m->key,
-                         "Unsupported parameter: '%s' is not supported by this server. %s", m->key,
-                         m->why);
+    return call_error_set(&r->error, 400, "unsupported_parameter", m->key,
+                          "Unsupported parameter: '%s' is not supported by this server. %s", m->key,
+                          m->why);
 }
 
-static bool read_member(struct api_request *r, const struct member *m)
+static bool read_member(struct request *r, const struct member *m)
 {
     if (!(m->forms & r->form) || m->with) {
         return true;
@@ -124,7 +124,7 @@ static bool read_member(struct api_request *r, const struct member *m)
 }
 
 /* What no endpoint knows is ignored and counted, or refused if the operator wants that. */
-static bool check_names(struct api_request *r)
+static bool check_names(struct request *r)
 {
     unsigned forms = r->form == FORM_GENERATE ? ~0u : ~(unsigned)FORM_GENERATE;
     for (size_t i = 0; i < r->body.n_members; i++) {
@@ -135,14 +135,14 @@ static bool check_names(struct api_request *r)
         r->unknown = r->unknown ? r->unknown : key;
         r->n_unknown++;
         if (r->model->config->strict_parameters) {
-            return api_error_set(&r->error, 400, "unknown_parameter", key,
-                                 "Unknown parameter: '%.60s'.", key);
+            return call_error_set(&r->error, 400, "unknown_parameter", key,
+                                  "Unknown parameter: '%.60s'.", key);
         }
     }
     return true;
 }
 
-bool members_read(struct api_request *r)
+bool members_read(struct request *r)
 {
     /* The first row is the model: that it is not served is said before all else. */
     if (!read_member(r, &members[0]) || !check_names(r)) {

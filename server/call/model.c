@@ -57,7 +57,7 @@ static char *name_of_folder(const char *path)
 }
 
 /* Without names of the operator's: the folder's, and the whole argument, as with vLLM. */
-static void make_names(struct api_model *m, const struct config *config)
+static void make_names(struct call_model *m, const struct config *config)
 {
     const struct string_list *given = &config->served_model_name;
     size_t n = given->n > 0 ? given->n : 2;
@@ -75,7 +75,7 @@ static void make_names(struct api_model *m, const struct config *config)
     m->n_names = n;
 }
 
-const char *api_model_name(const struct api_model *m, const char *name)
+const char *call_model_name(const struct call_model *m, const char *name)
 {
     for (size_t i = 0; name && i < m->n_names; i++) {
         if (strcmp(m->names[i], name) == 0) {
@@ -85,15 +85,15 @@ const char *api_model_name(const struct api_model *m, const char *name)
     return name ? NULL : m->names[0];
 }
 
-const char *api_model_tagged_name(const struct api_model *m, const char *name)
+const char *call_model_tagged_name(const struct call_model *m, const char *name)
 {
     static const char tag[] = ":latest";
     char text[512];
-    const char *found = api_model_name(m, name);
+    const char *found = call_model_name(m, name);
     size_t n = name ? strlen(name) : 0, n_tag = sizeof tag - 1;
     if (!found && n > n_tag && n < sizeof text && strcmp(name + n - n_tag, tag) == 0) {
         snprintf(text, sizeof text, "%.*s", (int)(n - n_tag), name);
-        found = api_model_name(m, text);
+        found = call_model_name(m, text);
     }
     return found;
 }
@@ -102,7 +102,7 @@ const char *api_model_tagged_name(const struct api_model *m, const char *name)
  */
 
 /* The tokenizer's folder comes first, where it is one of its own. */
-static enum status load_template(struct api_model *m, const struct config *config, struct err *err)
+static enum status load_template(struct call_model *m, const struct config *config, struct err *err)
 {
     TRY(chat_template_load(m->text_dir, &m->template, err));
     const char *model = config->engine.model;
@@ -110,7 +110,7 @@ static enum status load_template(struct api_model *m, const struct config *confi
     return m->template || !other ? OK : chat_template_load(model, &m->template, err);
 }
 
-static enum status open_template(struct api_model *m, const struct config *config, struct err *err)
+static enum status open_template(struct call_model *m, const struct config *config, struct err *err)
 {
     struct buf text;
     buf_init(&text, TEXT_MAX_BYTES);
@@ -183,7 +183,7 @@ static enum status set_count(const struct json *o, const char *key, int32_t *v, 
     return OK;
 }
 
-static enum status set_defaults(struct api_model *m, const struct json *o, struct err *err)
+static enum status set_defaults(struct call_model *m, const struct json *o, struct err *err)
 {
     struct sampling_params *p = &m->defaults;
     for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
@@ -233,7 +233,7 @@ static enum status check_keys(const struct json *o, struct err *err)
     return OK;
 }
 
-static enum status override_defaults(struct api_model *m, const char *text, struct err *err)
+static enum status override_defaults(struct call_model *m, const char *text, struct err *err)
 {
     struct json *root = NULL;
     enum status st = json_parse(text, strlen(text), NULL, &root, err);
@@ -243,7 +243,7 @@ static enum status override_defaults(struct api_model *m, const char *text, stru
     return st == OK ? OK : err_prefix(err, st, "override-generation-config");
 }
 
-static enum status open_defaults(struct api_model *m, const struct config *config, struct err *err)
+static enum status open_defaults(struct call_model *m, const struct config *config, struct err *err)
 {
     const char *from = config->generation_config;
     m->defaults = sampling_params_default();
@@ -299,7 +299,7 @@ static enum status bad_pooling(struct err *err, const char *word)
 }
 
 /* vLLM's object. */
-static enum status read_pooler_object(struct api_model *m, const char *text, struct err *err)
+static enum status read_pooler_object(struct call_model *m, const char *text, struct err *err)
 {
     struct json *root = NULL;
     enum status st = json_parse(text, strlen(text), NULL, &root, err);
@@ -320,7 +320,7 @@ static enum status read_pooler_object(struct api_model *m, const char *text, str
 }
 
 /* Models made for embeddings say how they are to be pooled (sentence-transformers' folder). */
-static void read_model_pooling(struct api_model *m, const char *dir)
+static void read_model_pooling(struct call_model *m, const char *dir)
 {
     size_t n_bytes = 0;
     char *text = read_in(dir, "1_Pooling/config.json", &n_bytes);
@@ -333,7 +333,7 @@ static void read_model_pooling(struct api_model *m, const char *dir)
     free(text);
 }
 
-static enum status open_pooling(struct api_model *m, const struct config *config, struct err *err)
+static enum status open_pooling(struct call_model *m, const struct config *config, struct err *err)
 {
     const char *text = config->pooler_config ? config->pooler_config : "auto";
     m->pooling = POOL_MEAN;
@@ -351,7 +351,7 @@ static enum status open_pooling(struct api_model *m, const struct config *config
 /* ---- what clients may ask about the tokenizer -------------------------------------------------
  */
 
-static void make_tokenizer_info(struct api_model *m, const char *dir)
+static void make_tokenizer_info(struct call_model *m, const char *dir)
 {
     size_t n_bytes = 0;
     char *text = read_in(dir, "tokenizer_config.json", &n_bytes);
@@ -400,7 +400,7 @@ static const char *text_source(const struct config *config)
     return config->tokenizer ? config->tokenizer : config->engine.model;
 }
 
-enum status api_model_check(const struct config *config, struct err *err)
+enum status call_model_check(const struct config *config, struct err *err)
 {
     const char *from = text_source(config);
     if (config->skip_tokenizer_init || has_tokenizer(from)) {
@@ -416,10 +416,10 @@ enum status api_model_check(const struct config *config, struct err *err)
 }
 
 /* What is known without reading anything. Returns where the tokenizer is. */
-static const char *begin(struct api_model *m, const struct config *config,
+static const char *begin(struct call_model *m, const struct config *config,
                          const struct engine_info *info)
 {
-    *m = (struct api_model){
+    *m = (struct call_model){
         .config = config, .info = info, .created = clock_wall_sec(), .grammars = grammars_open()};
     const char *model = config->engine.model;
     const char *from = text_source(config);
@@ -431,11 +431,11 @@ static const char *begin(struct api_model *m, const struct config *config,
     return from;
 }
 
-enum status api_model_open(struct api_model *m, const struct config *config,
-                           const struct engine_info *info, struct err *err)
+enum status call_model_open(struct call_model *m, const struct config *config,
+                            const struct engine_info *info, struct err *err)
 {
     const char *from = begin(m, config, info);
-    enum status st = api_model_check(config, err);
+    enum status st = call_model_check(config, err);
     if (st == OK && !config->skip_tokenizer_init) {
         st = tokenizer_load(from, &m->tok, err);
     }
@@ -445,7 +445,7 @@ enum status api_model_open(struct api_model *m, const struct config *config,
     st =
         st == OK ? scoring_open(&m->scoring, config, m->tok, m->template, info->headless, err) : st;
     if (st != OK) {
-        api_model_close(m);
+        call_model_close(m);
         return st;
     }
     make_tokenizer_info(m, m->text_dir);
@@ -453,8 +453,8 @@ enum status api_model_open(struct api_model *m, const struct config *config,
     return OK;
 }
 
-enum status api_model_open_prompts(struct api_model *m, const struct config *config,
-                                   const struct engine_info *info, struct err *err)
+enum status call_model_open_prompts(struct call_model *m, const struct config *config,
+                                    const struct engine_info *info, struct err *err)
 {
     const char *from = begin(m, config, info);
     if (tokenizer_load(from, &m->tok, &m->no_tok) != OK) {
@@ -463,12 +463,12 @@ enum status api_model_open_prompts(struct api_model *m, const struct config *con
     }
     enum status st = open_defaults(m, config, err);
     if (st != OK) {
-        api_model_close(m);
+        call_model_close(m);
     }
     return st;
 }
 
-void api_model_close(struct api_model *m)
+void call_model_close(struct call_model *m)
 {
     grammars_close(m->grammars);
     tokenizer_free(m->tok);
@@ -477,5 +477,5 @@ void api_model_close(struct api_model *m)
     free((void *)m->names);
     free(m->folder_name);
     free(m->tokenizer_info);
-    *m = (struct api_model){0};
+    *m = (struct call_model){0};
 }

@@ -15,7 +15,7 @@
 
 struct grammars; // server/call/grammars.h
 
-struct api_model {
+struct call_model {
     const struct config *config;
     const char *const *names; // as clients may call it; the first is the default, and no path
     size_t n_names;
@@ -40,20 +40,20 @@ struct api_model {
 };
 
 /* Whether there is a tokenizer, before anything is loaded. */
-enum status api_model_check(const struct config *config, struct err *err);
+enum status call_model_check(const struct config *config, struct err *err);
 
 /* Loads tokenizer and template beside a model that the engine has opened. */
-enum status api_model_open(struct api_model *m, const struct config *config,
-                           const struct engine_info *info, struct err *err);
+enum status call_model_open(struct call_model *m, const struct config *config,
+                            const struct engine_info *info, struct err *err);
 /* The same for prompts alone: without a chat template, and a tokenizer that cannot be loaded is
  * only missed (no_tok). */
-enum status api_model_open_prompts(struct api_model *m, const struct config *config,
-                                   const struct engine_info *info, struct err *err);
-void api_model_close(struct api_model *m); // accepts a zeroed struct
+enum status call_model_open_prompts(struct call_model *m, const struct config *config,
+                                    const struct engine_info *info, struct err *err);
+void call_model_close(struct call_model *m); // accepts a zeroed struct
 
 /* The served name equal to `name`, NULL if there is none. NULL asks for the default. */
-const char *api_model_name(const struct api_model *m, const char *name);
+const char *call_model_name(const struct call_model *m, const char *name);
 /* The same of a name that may have Ollama's tag, "NAME:latest". */
-const char *api_model_tagged_name(const struct api_model *m, const char *name);
+const char *call_model_tagged_name(const struct call_model *m, const char *name);
 
 #endif

@@ -13,47 +13,47 @@ enum { ARENA_MAX_BYTES = 256 << 20 }; // chosen: 16 times the default --max-body
  * behind them, the members that text and messages come from, and what its prompts are for. Those
  * that neither generate nor pool only want their token ids. */
 static const struct kind {
-    void (*begin)(struct api_request *r); // may be NULL
-    bool (*end)(struct api_request *r);
+    void (*begin)(struct request *r); // may be NULL
+    bool (*end)(struct request *r);
     const char *text, *messages; // both NULL: it has no prompts
     bool generates, pools;
     bool may_fill; // a prompt may fill the context: no token is drawn then
 } kinds[] = {
-    [API_CHAT] = {chat_begin, chat_end, NULL, "messages", .generates = true},
-    [API_COMPLETIONS] = {completion_begin, completion_end, "prompt", NULL, .generates = true},
-    [API_EMBEDDINGS] = {embeddings_begin, embeddings_end, "input", NULL, .pools = true},
-    [API_OLLAMA_CHAT] = {ollama_chat_begin, ollama_end, NULL, "messages", .generates = true},
-    [API_OLLAMA_GENERATE] = {ollama_generate_begin, ollama_end, "prompt", "prompt",
-                             .generates = true},
-    [API_OLLAMA_EMBED] = {ollama_embed_begin, embeddings_end, "input", NULL, .pools = true},
-    [API_OLLAMA_LOAD] = {NULL, ollama_load_end, NULL, NULL},
-    [API_NATIVE] = {native_begin, native_end, "prompt", NULL, .generates = true},
-    [API_INFILL] = {native_begin, infill_end, "prompt", NULL, .generates = true},
-    [API_NATIVE_EMBED] = {native_embed_begin, embeddings_end, "input", NULL, .pools = true},
-    [API_APPLY_TEMPLATE] = {apply_begin, tokenize_end, NULL, "messages"},
-    [API_SCORE] = {score_begin, score_end, "text_1",
-                   NULL}, // what its prompts are for, the model says
-    [API_RERANK] = {score_begin, score_end, "documents", NULL},
-    [API_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},
-    [API_RESPONSES_INPUT_TOKENS] = {responses_begin, responses_end, NULL, "input"},
-    [API_MESSAGES] = {messages_begin, messages_end, NULL, "messages", .generates = true},
-    [API_COUNT_TOKENS] = {messages_begin, messages_end, NULL, "messages"},
-    [API_TOKENIZE] = {tokenize_begin, tokenize_end, "prompt", "messages"},
-    [API_DETOKENIZE] = {NULL, detokenize_end, NULL, NULL},
-    [API_GENERATE] = {generate_begin, generate_end, "prompt", NULL, .generates = true,
-                      .may_fill = true},
+    [KIND_CHAT] = {chat_begin, chat_end, NULL, "messages", .generates = true},
+    [KIND_COMPLETIONS] = {completion_begin, completion_end, "prompt", NULL, .generates = true},
+    [KIND_EMBEDDINGS] = {embeddings_begin, embeddings_end, "input", NULL, .pools = true},
+    [KIND_OLLAMA_CHAT] = {ollama_chat_begin, ollama_end, NULL, "messages", .generates = true},
+    [KIND_OLLAMA_GENERATE] = {ollama_generate_begin, ollama_end, "prompt", "prompt",
+                              .generates = true},
+    [KIND_OLLAMA_EMBED] = {ollama_embed_begin, embeddings_end, "input", NULL, .pools = true},
+    [KIND_OLLAMA_LOAD] = {NULL, ollama_load_end, NULL, NULL},
+    [KIND_NATIVE] = {native_begin, native_end, "prompt", NULL, .generates = true},
+    [KIND_INFILL] = {native_begin, infill_end, "prompt", NULL, .generates = true},
+    [KIND_NATIVE_EMBED] = {native_embed_begin, embeddings_end, "input", NULL, .pools = true},
+    [KIND_APPLY_TEMPLATE] = {apply_begin, tokenize_end, NULL, "messages"},
+    [KIND_SCORE] = {score_begin, score_end, "text_1",
+                    NULL}, // what its prompts are for, the model says
+    [KIND_RERANK] = {score_begin, score_end, "documents", NULL},
+    [KIND_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},
+    [KIND_RESPONSES_INPUT_TOKENS] = {responses_begin, responses_end, NULL, "input"},
+    [KIND_MESSAGES] = {messages_begin, messages_end, NULL, "messages", .generates = true},
+    [KIND_COUNT_TOKENS] = {messages_begin, messages_end, NULL, "messages"},
+    [KIND_TOKENIZE] = {tokenize_begin, tokenize_end, "prompt", "messages"},
+    [KIND_DETOKENIZE] = {NULL, detokenize_end, NULL, NULL},
+    [KIND_GENERATE] = {generate_begin, generate_end, "prompt", NULL, .generates = true,
+                       .may_fill = true},
 };
 
 /* A body that may be of several kinds is of the first whose own member it has. */
-static bool choose_kind(struct api_request *r)
+static bool choose_kind(struct request *r)
 {
     static const struct {
         const char *key;
-        enum api_kind kind;
+        enum request_kind kind;
     } signs[] = {
-        {"messages", API_CHAT}, {"prompt", API_COMPLETIONS}, {"input", API_EMBEDDINGS},
-        {"query", API_RERANK},  {"queries", API_SCORE},      {"text_1", API_SCORE},
-        {"data_1", API_SCORE},
+        {"messages", KIND_CHAT}, {"prompt", KIND_COMPLETIONS}, {"input", KIND_EMBEDDINGS},
+        {"query", KIND_RERANK},  {"queries", KIND_SCORE},      {"text_1", KIND_SCORE},
+        {"data_1", KIND_SCORE},
     };
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
         if (body_has(&r->body, signs[i].key)) {
@@ -61,15 +61,15 @@ static bool choose_kind(struct api_request *r)
             return true;
         }
     }
-    return api_missing(&r->error, signs[0].key);
+    return call_error_missing(&r->error, signs[0].key);
 }
 
-static bool read_body(struct api_request *r)
+static bool read_body(struct request *r)
 {
     if (!body_open(&r->body, r->text, r->n_bytes, &r->arena, &r->error)) {
         return false;
     }
-    if (r->kind == API_INVOCATIONS && !choose_kind(r)) {
+    if (r->kind == KIND_INVOCATIONS && !choose_kind(r)) {
         return false;
     }
     const struct kind *kind = &kinds[r->kind];
@@ -87,26 +87,26 @@ static bool read_body(struct api_request *r)
     return kinds[r->kind].end(r); // the beginning may have found another kind
 }
 
-static const char *prompt_key(const struct api_request *r)
+static const char *prompt_key(const struct request *r)
 {
     return r->messages ? kinds[r->kind].messages : kinds[r->kind].text;
 }
 
 /* Fewer tokens than bytes / longest are impossible: such a prompt is refused before the work. Where
  * tokens are only counted, none are too many. */
-static bool is_hopeless(struct api_request *r, size_t n_bytes)
+static bool is_hopeless(struct request *r, size_t n_bytes)
 {
     size_t least = n_bytes / tokenizer_longest_piece(r->model->tok);
     bool any_fits = r->truncate != 0 || (!r->generates && !r->pools);
     if (any_fits || least <= (size_t)r->model->info->max_model_len) {
         return false;
     }
-    api_context_hopeless(&r->error, prompt_key(r), r->model->info->max_model_len, (int64_t)least,
-                         r->max_is_asked ? r->max_tokens : 0);
+    call_error_context_hopeless(&r->error, prompt_key(r), r->model->info->max_model_len,
+                                (int64_t)least, r->max_is_asked ? r->max_tokens : 0);
     return true;
 }
 
-static bool encode(struct api_request *r, const struct text_span *spans, size_t n_spans,
+static bool encode(struct request *r, const struct text_span *spans, size_t n_spans,
                    bool parse_special)
 {
     struct err err = {""};
@@ -116,19 +116,19 @@ static bool encode(struct api_request *r, const struct text_span *spans, size_t 
         return request_too_large(r);
     }
     return st == OK ? true
-                    : api_error_set(&r->error, 500, "internal_error", NULL,
-                                    "The prompt could not be tokenised.");
+                    : call_error_set(&r->error, 500, "internal_error", NULL,
+                                     "The prompt could not be tokenised.");
 }
 
-static bool no_tokenizer(struct api_request *r)
+static bool no_tokenizer(struct request *r)
 {
     const char *why = r->model->no_tok.text;
-    return api_error_set(&r->error, 400, "unsupported_value", prompt_key(r),
-                         "This model has no tokenizer%s%s%s: '%s' must be token ids.",
-                         *why ? " (" : "", why, *why ? ")" : "", prompt_key(r));
+    return call_error_set(&r->error, 400, "unsupported_value", prompt_key(r),
+                          "This model has no tokenizer%s%s%s: '%s' must be token ids.",
+                          *why ? " (" : "", why, *why ? ")" : "", prompt_key(r));
 }
 
-static bool tokenise(struct api_request *r)
+static bool tokenise(struct request *r)
 {
     size_t *from = arena_alloc(&r->arena, r->n_prompts + 1, sizeof from[0]);
     if (!from) {
@@ -159,15 +159,15 @@ static bool tokenise(struct api_request *r)
     return true;
 }
 
-static bool template_failed(struct api_request *r, enum status st, const struct err *err)
+static bool template_failed(struct request *r, enum status st, const struct err *err)
 {
     if (st == ERR_INVALID || st == ERR_LIMIT || st == ERR_FORMAT || st == ERR_UNSUPPORTED) {
-        return api_error_set(&r->error, 400, "invalid_messages", prompt_key(r), "%s", err->text);
+        return call_error_set(&r->error, 400, "invalid_messages", prompt_key(r), "%s", err->text);
     }
-    return api_error_set(&r->error, 500, "internal_error", NULL, "The chat template failed.");
+    return call_error_set(&r->error, 500, "internal_error", NULL, "The chat template failed.");
 }
 
-static bool render(struct api_request *r)
+static bool render(struct request *r)
 {
     struct err err = {""};
     struct chat_template *own = NULL;
@@ -175,14 +175,14 @@ static bool render(struct api_request *r)
         enum status st = chat_template_compile(r->request_template, strlen(r->request_template),
                                                r->model->text_dir, &own, &err);
         if (st != OK) {
-            return api_error_set(&r->error, 400, "invalid_value", "chat_template", "%s", err.text);
+            return call_error_set(&r->error, 400, "invalid_value", "chat_template", "%s", err.text);
         }
     }
     const struct chat_template *t = own ? own : r->model->template;
     if (!t || !r->model->tok) {
         return t ? no_tokenizer(r)
-                 : api_error_set(&r->error, 400, "unsupported_model", "model",
-                                 "This model has no chat template; use /v1/completions.");
+                 : call_error_set(&r->error, 400, "unsupported_model", "model",
+                                  "This model has no chat template; use /v1/completions.");
     }
     struct chat_input in = {
         .messages_json = r->messages,
@@ -214,25 +214,25 @@ static bool render(struct api_request *r)
     if (!r->prompts || !text) {
         return request_too_large(r);
     }
-    r->prompts[0] = (struct api_prompt){
+    r->prompts[0] = (struct request_prompt){
         .ids = r->ids.v, .n = (int32_t)r->ids.n, .text = text, .text_bytes = text_bytes};
     r->n_prompts = 1;
     return true;
 }
 
-static bool check_ids(struct api_request *r, const struct api_prompt *p)
+static bool check_ids(struct request *r, const struct request_prompt *p)
 {
     for (int32_t i = 0; i < p->n && !p->text; i++) {
         if (p->ids[i] >= r->model->info->vocab) {
-            return api_error_set(&r->error, 400, "invalid_value", prompt_key(r),
-                                 "Invalid '%s': token id %d is out of vocabulary.", prompt_key(r),
-                                 p->ids[i]);
+            return call_error_set(&r->error, 400, "invalid_value", prompt_key(r),
+                                  "Invalid '%s': token id %d is out of vocabulary.", prompt_key(r),
+                                  p->ids[i]);
         }
     }
     return true;
 }
 
-static void truncate_prompt(const struct api_request *r, struct api_prompt *p, int64_t context)
+static void truncate_prompt(const struct request *r, struct request_prompt *p, int64_t context)
 {
     int64_t keep = r->truncate < 0 ? context - (r->max_is_asked ? r->max_tokens : 1) : r->truncate;
     if (r->pools && r->truncate < 0) {
@@ -246,13 +246,13 @@ static void truncate_prompt(const struct api_request *r, struct api_prompt *p, i
 }
 
 /* How many tokens this prompt may get. */
-static bool fit(struct api_request *r, struct api_prompt *p)
+static bool fit(struct request *r, struct request_prompt *p)
 {
     int64_t context = r->model->info->max_model_len;
     truncate_prompt(r, p, context);
     if (p->n == 0) {
-        return api_error_set(&r->error, 400, "invalid_value", prompt_key(r),
-                             "Invalid '%s': the prompt has no tokens.", prompt_key(r));
+        return call_error_set(&r->error, 400, "invalid_value", prompt_key(r),
+                              "Invalid '%s': the prompt has no tokens.", prompt_key(r));
     }
     int64_t wanted = r->has_max_tokens ? r->max_tokens : 1;
     int64_t room = context - p->n;
@@ -260,24 +260,25 @@ static bool fit(struct api_request *r, struct api_prompt *p)
         return true;
     }
     if (r->pools) {
-        return room >= 0 ? true : api_context_exceeded(&r->error, prompt_key(r), context, p->n, 0);
+        return room >= 0 ? true
+                         : call_error_context_exceeded(&r->error, prompt_key(r), context, p->n, 0);
     }
     bool clamps = !r->max_is_asked || r->model->config->clamp_max_tokens;
     int64_t least = wanted == 0 || kinds[r->kind].may_fill ? 0 : 1;
     if (room < least || (room < wanted && !clamps)) {
-        return api_context_exceeded(&r->error, prompt_key(r), context, p->n,
-                                    r->max_is_asked ? r->max_tokens : 0);
+        return call_error_context_exceeded(&r->error, prompt_key(r), context, p->n,
+                                           r->max_is_asked ? r->max_tokens : 0);
     }
     p->max_tokens = (int32_t)(r->has_max_tokens && wanted < room ? wanted : room);
     if (r->params.min_tokens > p->max_tokens) {
-        return api_error_set(&r->error, 400, "invalid_value", "min_tokens",
-                             "Invalid 'min_tokens': must not be above the maximum of %d tokens.",
-                             p->max_tokens);
+        return call_error_set(&r->error, 400, "invalid_value", "min_tokens",
+                              "Invalid 'min_tokens': must not be above the maximum of %d tokens.",
+                              p->max_tokens);
     }
     return true;
 }
 
-void prepare_request(struct api_request *r)
+void prepare_request(struct request *r)
 {
     r->pooling = r->model->pooling;
     arena_init(&r->arena, ARENA_MAX_BYTES);
@@ -304,7 +305,7 @@ void prepare_request(struct api_request *r)
     struct err err = {""};
     p.max_tokens = r->n_prompts > 0 ? r->prompts[0].max_tokens : 1;
     if (sampling_params_check(&p, r->model->info->vocab, &err) != OK) {
-        api_error_set(&r->error, 400, "invalid_value", NULL, "%s", err.text);
+        call_error_set(&r->error, 400, "invalid_value", NULL, "%s", err.text);
         return;
     }
     request_constrain(r); // last: it is the most work

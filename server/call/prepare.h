@@ -8,7 +8,7 @@
 #include "server/call/request.h"
 
 /* kind, model, text, n_bytes and seed are set by the caller, the rest is zero. Fills in the result
- * or r->error. api_request_deinit in any case. */
-void prepare_request(struct api_request *r);
+ * or r->error. request_deinit in any case. */
+void prepare_request(struct request *r);
 
 #endif

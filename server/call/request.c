@@ -11,32 +11,33 @@
 /* Chosen: a loop that serves all looks for every stop string with each token. */
 enum { MAX_STOP_BYTES = 1 << 10 };
 
-bool request_too_large(struct api_request *r)
+bool request_too_large(struct request *r)
 {
-    return api_error_set(&r->error, 413, "request_too_large", NULL, "Request too large.");
+    return call_error_set(&r->error, 413, "request_too_large", NULL, "Request too large.");
 }
 
-bool request_check_n_tools(struct api_request *r, const char *key, size_t n)
+bool request_check_n_tools(struct request *r, const char *key, size_t n)
 {
     enum { MAX_TOOLS = 128 }; // OpenAI's bound
     return n <= MAX_TOOLS
                ? true
-               : api_error_set(&r->error, 400, "array_above_max_length", key,
-                               "Invalid '%s': array too long. Expected at most %d items, but got "
-                               "%zu instead.",
-                               key, MAX_TOOLS, n);
+               : call_error_set(&r->error, 400, "array_above_max_length", key,
+                                "Invalid '%s': array too long. Expected at most %d items, but got "
+                                "%zu instead.",
+                                key, MAX_TOOLS, n);
 }
 
-bool read_model(struct api_request *r)
+bool read_model(struct request *r)
 {
     const char *name = NULL;
     body_string(&r->body, "model", &name);
     bool tagged = (r->form & (FORM_OLLAMA_CHAT | FORM_OLLAMA_GENERATE | FORM_OLLAMA_EMBED)) != 0;
-    r->model_name = tagged ? api_model_tagged_name(r->model, name) : api_model_name(r->model, name);
+    r->model_name =
+        tagged ? call_model_tagged_name(r->model, name) : call_model_name(r->model, name);
     if (!r->model_name) {
-        return api_error_set(&r->error, 404, "model_not_found", "model",
-                             "The model `%.100s` does not exist or you do not have access to it.",
-                             name);
+        return call_error_set(&r->error, 404, "model_not_found", "model",
+                              "The model `%.100s` does not exist or you do not have access to it.",
+                              name);
     }
     return r->error.status == 0;
 }
@@ -44,32 +45,32 @@ bool read_model(struct api_request *r)
 /* ---- sampling ---------------------------------------------------------------------------------
  */
 
-bool check_top_k(struct api_request *r)
+bool check_top_k(struct request *r)
 {
     r->params.top_k = r->params.top_k < 0 ? 0 : r->params.top_k;
     return true;
 }
 
-static bool put_stop(struct api_request *r, const char *key, const char **stops, size_t *lengths,
+static bool put_stop(struct request *r, const char *key, const char **stops, size_t *lengths,
                      const char *text)
 {
     size_t n = strlen(text);
     if (text[0] == '\0') {
-        return api_error_set(&r->error, 400, "invalid_value", key,
-                             "Invalid '%s': a stop string must not be empty.", key);
+        return call_error_set(&r->error, 400, "invalid_value", key,
+                              "Invalid '%s': a stop string must not be empty.", key);
     }
     if (n > MAX_STOP_BYTES) {
-        return api_error_set(&r->error, 400, "string_above_max_length", key,
-                             "Invalid '%s': string too long. Expected a stop string of at most %d "
-                             "bytes, but got one of %zu bytes instead.",
-                             key, MAX_STOP_BYTES, n);
+        return call_error_set(&r->error, 400, "string_above_max_length", key,
+                              "Invalid '%s': string too long. Expected a stop string of at most %d "
+                              "bytes, but got one of %zu bytes instead.",
+                              key, MAX_STOP_BYTES, n);
     }
     lengths[r->output.n_stop] = n;
     stops[r->output.n_stop++] = text;
     return true;
 }
 
-static bool read_stops(struct api_request *r, const char *key)
+static bool read_stops(struct request *r, const char *key)
 {
     const struct body_member *m = body_get(&r->body, key);
     if (!m) {
@@ -78,16 +79,16 @@ static bool read_stops(struct api_request *r, const char *key)
     size_t n = json_is(m->node, JSON_ARRAY) ? json_count(m->node) : 1;
     size_t most = (size_t)r->model->config->max_stop;
     if (n > most) {
-        return api_error_set(&r->error, 400, "array_above_max_length", key,
-                             "Invalid '%s': array too long. Expected at most %zu items, but got "
-                             "%zu instead.",
-                             key, most, n);
+        return call_error_set(&r->error, 400, "array_above_max_length", key,
+                              "Invalid '%s': array too long. Expected at most %zu items, but got "
+                              "%zu instead.",
+                              key, most, n);
     }
     if (n > 0 && !r->model->tok) {
-        return api_error_set(&r->error, 400, "unsupported_value", key,
-                             "This model has no tokenizer: '%s' strings cannot be found; use "
-                             "'stop_token_ids'.",
-                             key);
+        return call_error_set(&r->error, 400, "unsupported_value", key,
+                              "This model has no tokenizer: '%s' strings cannot be found; use "
+                              "'stop_token_ids'.",
+                              key);
     }
     const char **stops = arena_alloc(&r->arena, n + 1, sizeof stops[0]);
     size_t *lengths = arena_alloc(&r->arena, n + 1, sizeof lengths[0]);
@@ -113,25 +114,24 @@ static bool read_stops(struct api_request *r, const char *key)
     return true;
 }
 
-bool read_stop(struct api_request *r)
+bool read_stop(struct request *r)
 {
     return read_stops(r, "stop");
 }
 
-bool read_stop_sequences(struct api_request *r)
+bool read_stop_sequences(struct request *r)
 {
     return read_stops(r, "stop_sequences");
 }
 
-static bool bad_id(struct api_request *r, const char *key, const char *what)
+static bool bad_id(struct request *r, const char *key, const char *what)
 {
-    return api_error_set(&r->error, 400, "invalid_value", key,
-                         "Invalid '%s': token id %.40s is out of vocabulary.", key, what);
+    return call_error_set(&r->error, 400, "invalid_value", key,
+                          "Invalid '%s': token id %.40s is out of vocabulary.", key, what);
 }
 
 /* An array of ids within the vocabulary; *n is 0 if the member is absent. */
-static bool read_ids(struct api_request *r, const char *key, size_t extra, int32_t **ids,
-                     int32_t *n)
+static bool read_ids(struct request *r, const char *key, size_t extra, int32_t **ids, int32_t *n)
 {
     const struct json *array = NULL;
     *n = 0;
@@ -141,7 +141,7 @@ static bool read_ids(struct api_request *r, const char *key, size_t extra, int32
     }
     size_t count = json_count(array);
     if (array && count == 0 && strcmp(key, "allowed_token_ids") == 0) {
-        return api_empty(&r->error, key);
+        return call_error_empty(&r->error, key);
     }
     *ids = arena_alloc(&r->arena, count + extra + 1, sizeof **ids);
     if (!*ids) {
@@ -162,7 +162,7 @@ static bool read_ids(struct api_request *r, const char *key, size_t extra, int32
     return true;
 }
 
-bool read_stop_ids(struct api_request *r)
+bool read_stop_ids(struct request *r)
 {
     const struct engine_info *info = r->model->info;
     int32_t *ids, n;
@@ -175,9 +175,10 @@ bool read_stop_ids(struct api_request *r)
         }
     }
     if (n > MAX_STOP_IDS) {
-        return api_error_set(&r->error, 400, "array_above_max_length", "stop_token_ids",
-                             "Invalid 'stop_token_ids': array too long. Expected at most %d items.",
-                             MAX_STOP_IDS - info->n_eos);
+        return call_error_set(
+            &r->error, 400, "array_above_max_length", "stop_token_ids",
+            "Invalid 'stop_token_ids': array too long. Expected at most %d items.",
+            MAX_STOP_IDS - info->n_eos);
     }
     r->params.stop_ids = ids;
     r->params.n_stop_ids = n;
@@ -185,15 +186,15 @@ bool read_stop_ids(struct api_request *r)
 }
 
 /* Each word is banned as it is and with a space in front, as it appears within text. */
-bool read_bad_words(struct api_request *r)
+bool read_bad_words(struct request *r)
 {
     const struct json *words = NULL;
     if (!body_array(&r->body, "bad_words", &words)) {
         return r->error.status == 0;
     }
     if (!r->model->tok || json_count(words) > MAX_BAD_WORDS / 2) {
-        return api_error_set(&r->error, 400, "array_above_max_length", "bad_words",
-                             "Invalid 'bad_words': expected at most %d words.", MAX_BAD_WORDS / 2);
+        return call_error_set(&r->error, 400, "array_above_max_length", "bad_words",
+                              "Invalid 'bad_words': expected at most %d words.", MAX_BAD_WORDS / 2);
     }
     int32_t *lengths = arena_alloc(&r->arena, MAX_BAD_WORDS, sizeof lengths[0]);
     int32_t *tokens = arena_alloc(&r->arena, MAX_BAD_TOKENS, sizeof tokens[0]);
@@ -220,8 +221,8 @@ bool read_bad_words(struct api_request *r)
             }
             ids_deinit(&ids);
             if (!fits) {
-                return api_error_set(&r->error, 400, "array_above_max_length", "bad_words",
-                                     "Invalid 'bad_words': too many tokens.");
+                return call_error_set(&r->error, 400, "array_above_max_length", "bad_words",
+                                      "Invalid 'bad_words': too many tokens.");
             }
         }
     }
@@ -231,7 +232,7 @@ bool read_bad_words(struct api_request *r)
     return true;
 }
 
-bool read_allowed(struct api_request *r)
+bool read_allowed(struct request *r)
 {
     int32_t *ids;
     bool good = read_ids(r, "allowed_token_ids", 0, &ids, &r->params.n_allowed);
@@ -239,47 +240,48 @@ bool read_allowed(struct api_request *r)
     return good;
 }
 
-static bool has_penalties(const struct api_request *r)
+static bool has_penalties(const struct request *r)
 {
     const struct sampling_params *p = &r->params;
     return p->repetition_penalty != 1 || p->frequency_penalty != 0 || p->presence_penalty != 0;
 }
 
 /* Penalties here look over the whole text: a window matters where there are some. */
-bool read_repeat_window(struct api_request *r)
+bool read_repeat_window(struct request *r)
 {
     int64_t v;
     if (!body_int(&r->body, "repeat_last_n", -1, INT32_MAX, &v) || v == -1 || !has_penalties(r)) {
         return true;
     }
-    return api_error_set(&r->error, 400, "unsupported_value", "repeat_last_n",
-                         "Unsupported value: penalties look over the whole text; 'repeat_last_n' "
-                         "may only be -1.");
+    return call_error_set(&r->error, 400, "unsupported_value", "repeat_last_n",
+                          "Unsupported value: penalties look over the whole text; 'repeat_last_n' "
+                          "may only be -1.");
 }
 
-bool read_penalize_nl(struct api_request *r)
+bool read_penalize_nl(struct request *r)
 {
     bool v;
     if (!body_bool(&r->body, "penalize_nl", &v) || v || !has_penalties(r)) {
         return true;
     }
-    return api_error_set(&r->error, 400, "unsupported_value", "penalize_nl",
-                         "Unsupported value: penalties are for all tokens; 'penalize_nl' may only "
-                         "be true.");
+    return call_error_set(&r->error, 400, "unsupported_value", "penalize_nl",
+                          "Unsupported value: penalties are for all tokens; 'penalize_nl' may only "
+                          "be true.");
 }
 
 /* Names of max_tokens for which a negative number means: as much as fits. */
-static bool read_predict(struct api_request *r, const char *key)
+static bool read_predict(struct request *r, const char *key)
 {
     int64_t v;
     if (!body_int(&r->body, key, -2, INT32_MAX, &v)) {
         return true;
     }
     if (v == 0) {
-        return api_error_set(&r->error, 400, "integer_below_min_value", key,
-                             "Invalid '%s': integer below minimum value. Expected a value >= 1, or "
-                             "-1 for as much as fits, but got 0 instead.",
-                             key);
+        return call_error_set(
+            &r->error, 400, "integer_below_min_value", key,
+            "Invalid '%s': integer below minimum value. Expected a value >= 1, or "
+            "-1 for as much as fits, but got 0 instead.",
+            key);
     }
     r->max_is_asked = v > 0;
     r->has_max_tokens = v > 0;
@@ -287,40 +289,40 @@ static bool read_predict(struct api_request *r, const char *key)
     return true;
 }
 
-bool read_n_predict(struct api_request *r)
+bool read_n_predict(struct request *r)
 {
     return read_predict(r, "n_predict");
 }
 
-bool read_num_predict(struct api_request *r)
+bool read_num_predict(struct request *r)
 {
     return read_predict(r, "num_predict");
 }
 
-bool check_best_of(struct api_request *r)
+bool check_best_of(struct request *r)
 {
     return r->best_of == 1 || r->best_of == r->n
                ? true
-               : api_error_set(&r->error, 400, "unsupported_value", "best_of",
-                               "'best_of' is only supported when it is 1 or equals 'n'.");
+               : call_error_set(&r->error, 400, "unsupported_value", "best_of",
+                                "'best_of' is only supported when it is 1 or equals 'n'.");
 }
 
-bool check_prompt_logprobs(struct api_request *r)
+bool check_prompt_logprobs(struct request *r)
 {
     r->params.prompt_logprobs = true;
     return r->params.prompt_top_logprobs >= 0 // -1 is vLLM's word for the whole vocabulary
                ? true
-               : api_error_set(&r->error, 400, "integer_below_min_value", "prompt_logprobs",
-                               "Invalid 'prompt_logprobs': -1 (the whole vocabulary) is not "
-                               "supported by this server. Expected 0 to %lld.",
-                               (long long)r->model->config->max_logprobs);
+               : call_error_set(&r->error, 400, "integer_below_min_value", "prompt_logprobs",
+                                "Invalid 'prompt_logprobs': -1 (the whole vocabulary) is not "
+                                "supported by this server. Expected 0 to %lld.",
+                                (long long)r->model->config->max_logprobs);
 }
 
 /* ---- the rest ---------------------------------------------------------------------------------
  */
 
 /* A boolean member of an object that is itself a member; absent and null leave *v alone. */
-static bool read_flag(struct api_request *r, const struct json *object, const char *parent,
+static bool read_flag(struct request *r, const struct json *object, const char *parent,
                       const char *key, bool *v)
 {
     const struct json *node = json_get(object, key);
@@ -336,16 +338,16 @@ static bool read_flag(struct api_request *r, const struct json *object, const ch
     return true;
 }
 
-bool read_stream_options(struct api_request *r)
+bool read_stream_options(struct request *r)
 {
     const struct json *options = NULL;
     bool forced = r->model->config->enable_force_include_usage; // in every chunk, as vLLM has it
     r->include_usage = r->continuous_usage = forced;
     if (body_object(&r->body, "stream_options", &options)) {
         if (!r->stream) {
-            return api_error_set(&r->error, 400, "invalid_value", "stream_options",
-                                 "The 'stream_options' parameter is only allowed when 'stream' is "
-                                 "enabled.");
+            return call_error_set(&r->error, 400, "invalid_value", "stream_options",
+                                  "The 'stream_options' parameter is only allowed when 'stream' is "
+                                  "enabled.");
         }
         bool usage = false;
         if (!read_flag(r, options, "stream_options", "include_usage", &usage) ||
@@ -358,32 +360,33 @@ bool read_stream_options(struct api_request *r)
         r->continuous_usage |= forced;
     }
     if (r->stream && r->params.prompt_logprobs) {
-        return api_error_set(&r->error, 400, "invalid_value", "prompt_logprobs",
-                             "'prompt_logprobs' is not available when 'stream' is enabled.");
+        return call_error_set(&r->error, 400, "invalid_value", "prompt_logprobs",
+                              "'prompt_logprobs' is not available when 'stream' is enabled.");
     }
     return r->error.status == 0;
 }
 
 /* As a header of that name may be: it becomes part of ids, log lines and a header. */
-bool check_request_id(struct api_request *r)
+bool check_request_id(struct request *r)
 {
     return words_is_id(r->request_id, strlen(r->request_id))
                ? true
-               : api_error_set(&r->error, 400, "invalid_value", "request_id",
-                               "Invalid 'request_id': expected 1 to 128 letters, digits, '.', '_', "
-                               "':' or '-'.");
+               : call_error_set(
+                     &r->error, 400, "invalid_value", "request_id",
+                     "Invalid 'request_id': expected 1 to 128 letters, digits, '.', '_', "
+                     "':' or '-'.");
 }
 
-bool check_salt(struct api_request *r)
+bool check_salt(struct request *r)
 {
     size_t n = strlen(r->cache_salt);
     return n > 0 && n <= MAX_SALT_BYTES
                ? true
-               : api_error_set(&r->error, 400, "invalid_value", "cache_salt",
-                               "Invalid 'cache_salt': expected 1 to %d bytes.", MAX_SALT_BYTES);
+               : call_error_set(&r->error, 400, "invalid_value", "cache_salt",
+                                "Invalid 'cache_salt': expected 1 to %d bytes.", MAX_SALT_BYTES);
 }
 
-void request_begin(struct api_request *r)
+void request_begin(struct request *r)
 {
     r->n = 1;
     r->params = r->model->defaults;
@@ -398,7 +401,7 @@ void request_begin(struct api_request *r)
     r->tokens_as_ids = r->model->config->return_tokens_as_token_ids;
 }
 
-void request_end(struct api_request *r)
+void request_end(struct request *r)
 {
     if (r->params.top_p <= 0) { // nothing but the most likely token
         r->params.top_p = 1;
@@ -407,7 +410,7 @@ void request_end(struct api_request *r)
     r->output.min_tokens = r->params.min_tokens;
 }
 
-void api_request_deinit(struct api_request *r)
+void request_deinit(struct request *r)
 {
     if (r->grammar) {
         grammars_give(r->model->grammars, r->grammar);

@@ -14,56 +14,56 @@
 #include "server/chat/output.h"
 #include "server/store/store.h"
 
-enum api_kind {
-    API_CHAT,
-    API_COMPLETIONS,
-    API_EMBEDDINGS,
-    API_RESPONSES,
-    API_RESPONSES_INPUT_TOKENS,
-    API_MESSAGES,
-    API_COUNT_TOKENS,
-    API_TOKENIZE,
-    API_DETOKENIZE,
-    API_GENERATE, // a line of `sluice generate`
-    API_SCORE,
-    API_RERANK,
-    API_OLLAMA_CHAT,
-    API_OLLAMA_GENERATE,
-    API_OLLAMA_EMBED,
-    API_OLLAMA_LOAD, // what the first two become without messages or a prompt
-    API_NATIVE,      // llama.cpp's
-    API_INFILL,
-    API_NATIVE_EMBED,
-    API_APPLY_TEMPLATE,
-    API_INVOCATIONS, // SageMaker's: becomes the kind whose members the body has
-    N_API_KINDS,
+enum request_kind {
+    KIND_CHAT,
+    KIND_COMPLETIONS,
+    KIND_EMBEDDINGS,
+    KIND_RESPONSES,
+    KIND_RESPONSES_INPUT_TOKENS,
+    KIND_MESSAGES,
+    KIND_COUNT_TOKENS,
+    KIND_TOKENIZE,
+    KIND_DETOKENIZE,
+    KIND_GENERATE, // a line of `sluice generate`
+    KIND_SCORE,
+    KIND_RERANK,
+    KIND_OLLAMA_CHAT,
+    KIND_OLLAMA_GENERATE,
+    KIND_OLLAMA_EMBED,
+    KIND_OLLAMA_LOAD, // what the first two become without messages or a prompt
+    KIND_NATIVE,      // llama.cpp's
+    KIND_INFILL,
+    KIND_NATIVE_EMBED,
+    KIND_APPLY_TEMPLATE,
+    KIND_INVOCATIONS, // SageMaker's: becomes the kind whose members the body has
+    N_REQUEST_KINDS,
 };
 
 /* What a body may look like, as bits: an endpoint's kind, but /tokenize has two. */
 enum {
-    FORM_CHAT = 1 << API_CHAT,
-    FORM_COMPLETIONS = 1 << API_COMPLETIONS,
-    FORM_EMBEDDINGS = 1 << API_EMBEDDINGS,
-    FORM_RESPONSES = 1 << API_RESPONSES | 1 << API_RESPONSES_INPUT_TOKENS,
-    FORM_MESSAGES = 1 << API_MESSAGES,
-    FORM_COUNT_TOKENS = 1 << API_COUNT_TOKENS,
-    FORM_TOKENIZE_TEXT = 1 << API_TOKENIZE,
-    FORM_DETOKENIZE = 1 << API_DETOKENIZE,
-    FORM_GENERATE = 1 << API_GENERATE,
-    FORM_SCORE = 1 << API_SCORE,
-    FORM_RERANK = 1 << API_RERANK,
-    FORM_OLLAMA_CHAT = 1 << API_OLLAMA_CHAT,
-    FORM_OLLAMA_GENERATE = 1 << API_OLLAMA_GENERATE,
-    FORM_OLLAMA_EMBED = 1 << API_OLLAMA_EMBED,
-    FORM_NATIVE = 1 << API_NATIVE,
-    FORM_INFILL = 1 << API_INFILL,
-    FORM_NATIVE_EMBED = 1 << API_NATIVE_EMBED,
-    FORM_TOKENIZE_CHAT = 1 << N_API_KINDS,
+    FORM_CHAT = 1 << KIND_CHAT,
+    FORM_COMPLETIONS = 1 << KIND_COMPLETIONS,
+    FORM_EMBEDDINGS = 1 << KIND_EMBEDDINGS,
+    FORM_RESPONSES = 1 << KIND_RESPONSES | 1 << KIND_RESPONSES_INPUT_TOKENS,
+    FORM_MESSAGES = 1 << KIND_MESSAGES,
+    FORM_COUNT_TOKENS = 1 << KIND_COUNT_TOKENS,
+    FORM_TOKENIZE_TEXT = 1 << KIND_TOKENIZE,
+    FORM_DETOKENIZE = 1 << KIND_DETOKENIZE,
+    FORM_GENERATE = 1 << KIND_GENERATE,
+    FORM_SCORE = 1 << KIND_SCORE,
+    FORM_RERANK = 1 << KIND_RERANK,
+    FORM_OLLAMA_CHAT = 1 << KIND_OLLAMA_CHAT,
+    FORM_OLLAMA_GENERATE = 1 << KIND_OLLAMA_GENERATE,
+    FORM_OLLAMA_EMBED = 1 << KIND_OLLAMA_EMBED,
+    FORM_NATIVE = 1 << KIND_NATIVE,
+    FORM_INFILL = 1 << KIND_INFILL,
+    FORM_NATIVE_EMBED = 1 << KIND_NATIVE_EMBED,
+    FORM_TOKENIZE_CHAT = 1 << N_REQUEST_KINDS,
 };
 
 enum { MAX_INPUTS = 2048 /* OpenAI's bound of an embedding's inputs */ };
 
-struct api_prompt {
+struct request_prompt {
     const int32_t *ids;
     int32_t n;
     const char *text; // as given or rendered; NULL if ids were given, or it was cut
@@ -92,7 +92,7 @@ enum tool_mode {
     TOOLS_MUST, // a call
 };
 
-struct api_tool {
+struct request_tool {
     const char *name;
     const char *schema; // of the parameters, as it stands in the body; NULL: none is said
     size_t schema_bytes;
@@ -101,10 +101,10 @@ struct api_tool {
     bool custom, strict, allowed;
 };
 
-struct api_request {
+struct request {
     /* Input. */
-    enum api_kind kind;
-    const struct api_model *model;
+    enum request_kind kind;
+    const struct call_model *model;
     char *text; // the body; changed while it is read
     size_t n_bytes;
     uint64_t seed;       // for a request that gives none
@@ -112,17 +112,17 @@ struct api_request {
     const char *owner;   // whose responses it may see
 
     /* Result. */
-    struct api_error error; // status 0: all is well
-    bool generates, pools;  // by kind, see prepare.c; neither: only the prompts' ids are wanted
-    unsigned form;          // one bit
-    struct arena arena;     // holds what follows
-    struct api_body body;
+    struct call_error error; // status 0: all is well
+    bool generates, pools;   // by kind, see prepare.c; neither: only the prompts' ids are wanted
+    unsigned form;           // one bit
+    struct arena arena;      // holds what follows
+    struct body body;
     const char *model_name;
     struct sampling_params params;
     bool has_max_tokens, max_is_asked; // else as much as fits; else a default, cut to what fits
     int64_t max_tokens;
     int32_t n, best_of;
-    struct api_prompt *prompts;
+    struct request_prompt *prompts;
     size_t n_prompts;
     struct ids ids; // of prompts that were tokenised
 
@@ -170,11 +170,11 @@ struct api_request {
     /* Chat, responses and messages. */
     const char *messages, *tools, *kwargs; // JSON text
     size_t messages_bytes, tools_bytes, kwargs_bytes;
-    const struct json *tools_json; // for the parsers
-    struct json *own_tools;        // tools_json, where it was made here
-    bool raw;                      // Ollama: the prompt is no message
-    bool old_calls;                // asked for with "functions": one call, as "function_call"
-    struct api_tool *tool_list;    // [n_tool_list], in the arena
+    const struct json *tools_json;  // for the parsers
+    struct json *own_tools;         // tools_json, where it was made here
+    bool raw;                       // Ollama: the prompt is no message
+    bool old_calls;                 // asked for with "functions": one call, as "function_call"
+    struct request_tool *tool_list; // [n_tool_list], in the arena
     size_t n_tool_list;
     enum tool_mode tool_mode;
     const char *tool_param;       // what says it; static text
@@ -196,14 +196,14 @@ struct api_request {
     const char *repeated; // responses: the members that the answer repeats, as JSON text
 };
 
-bool request_check_n_tools(struct api_request *r, const char *key, size_t n);
+bool request_check_n_tools(struct request *r, const char *key, size_t n);
 
 /* The custom tool of this name, NULL if there is none. */
-const struct api_tool *request_custom_tool(const struct api_request *r, const char *name);
+const struct request_tool *request_custom_tool(const struct request *r, const char *name);
 
 /* Out of memory for the request's own data: 413. */
-bool request_too_large(struct api_request *r);
+bool request_too_large(struct request *r);
 
-void api_request_deinit(struct api_request *r); // accepts a zeroed struct
+void request_deinit(struct request *r); // accepts a zeroed struct
 
 #endif

@@ -7,20 +7,20 @@
 #include <string.h>
 
 struct biases {
-    struct api_request *r;
+    struct request *r;
     struct logit_bias *list; // [MAX_BIAS]
 };
 
-static bool too_many(struct api_request *r)
+static bool too_many(struct request *r)
 {
-    return api_error_set(&r->error, 400, "array_above_max_length", "logit_bias",
-                         "Invalid 'logit_bias': too many entries. Expected at most %d.", MAX_BIAS);
+    return call_error_set(&r->error, 400, "array_above_max_length", "logit_bias",
+                          "Invalid 'logit_bias': too many entries. Expected at most %d.", MAX_BIAS);
 }
 
-static bool bad_id(struct api_request *r, const char *text)
+static bool bad_id(struct request *r, const char *text)
 {
-    return api_error_set(&r->error, 400, "invalid_value", "logit_bias",
-                         "Invalid 'logit_bias': token id %.40s is out of vocabulary.", text);
+    return call_error_set(&r->error, 400, "invalid_value", "logit_bias",
+                          "Invalid 'logit_bias': token id %.40s is out of vocabulary.", text);
 }
 
 static bool put(struct biases *b, int32_t id, double value)
@@ -53,7 +53,7 @@ static bool put_text(struct biases *b, const char *text, double value)
     return good;
 }
 
-static bool read_value(struct api_request *r, const struct json *v, double *value)
+static bool read_value(struct request *r, const struct json *v, double *value)
 {
     bool never =
         json_is(v, JSON_BOOL) && !json_bool(v, true) && (r->form & (FORM_NATIVE | FORM_INFILL));
@@ -62,7 +62,7 @@ static bool read_value(struct api_request *r, const struct json *v, double *valu
     }
     *value = never ? -100 : json_number(v, 0);
     if (!(*value >= -100 && *value <= 100)) {
-        return api_error_set(
+        return call_error_set(
             &r->error, 400, *value < 0 ? "decimal_below_min_value" : "decimal_above_max_value",
             "logit_bias", "Invalid 'logit_bias': expected values from -100 to 100.");
     }
@@ -105,7 +105,7 @@ static bool read_pair(struct biases *b, const struct json *pair)
     return read_value(b->r, v, &value) && put(b, (int32_t)id, value);
 }
 
-bool read_bias(struct api_request *r)
+bool read_bias(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "logit_bias");
     struct biases b = {.r = r};

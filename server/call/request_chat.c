@@ -17,15 +17,15 @@ static const char *at(char *text, size_t n_bytes, size_t message, const char *fi
 }
 
 /* A field that has to be a string; json_get_string says that it is not. */
-static bool no_string(struct api_request *r, const struct json *object, const char *field,
+static bool no_string(struct request *r, const struct json *object, const char *field,
                       const char *where)
 {
     const struct json *v = json_get(object, field);
-    return json_type(v) == JSON_NULL ? api_missing(&r->error, where)
+    return json_type(v) == JSON_NULL ? call_error_missing(&r->error, where)
                                      : body_wrong_type(&r->error, where, "a string", v);
 }
 
-static bool check_part(struct api_request *r, const struct json *part, size_t index, size_t k)
+static bool check_part(struct request *r, const struct json *part, size_t index, size_t k)
 {
     char where[80];
     const char *type = json_get_string(part, "type");
@@ -40,8 +40,8 @@ static bool check_part(struct api_request *r, const struct json *part, size_t in
     bool text = strcmp(type, "text") == 0 || strcmp(type, "input_text") == 0 ||
                 strcmp(type, "output_text") == 0;
     if (strcmp(type, "refusal") != 0 && !text) {
-        return api_text_only(&r->error, at(where, sizeof where, index, "content"), "content parts",
-                             type);
+        return call_error_text_only(&r->error, at(where, sizeof where, index, "content"),
+                                    "content parts", type);
     }
     const char *field = text ? "text" : "refusal";
     if (!json_get_string(part, field)) {
@@ -51,8 +51,7 @@ static bool check_part(struct api_request *r, const struct json *part, size_t in
     return true;
 }
 
-static bool check_content(struct api_request *r, const struct json *m, const char *role,
-                          size_t index)
+static bool check_content(struct request *r, const struct json *m, const char *role, size_t index)
 {
     char where[64];
     const struct json *content = json_get(m, "content");
@@ -67,7 +66,7 @@ static bool check_content(struct api_request *r, const struct json *m, const cha
         bool empty = assistant || strcmp(role, "function") == 0;
         return filled || (empty && content)
                    ? true
-                   : api_missing(&r->error, at(where, sizeof where, index, "content"));
+                   : call_error_missing(&r->error, at(where, sizeof where, index, "content"));
     }
     if (!json_is(content, JSON_ARRAY)) {
         return body_wrong_type(&r->error, at(where, sizeof where, index, "content"),
@@ -82,7 +81,7 @@ static bool check_content(struct api_request *r, const struct json *m, const cha
     return true;
 }
 
-static bool check_call(struct api_request *r, const struct json *call, size_t index, size_t k)
+static bool check_call(struct request *r, const struct json *call, size_t index, size_t k)
 {
     char where[80];
     const struct json *function = json_get(call, "function"), *custom = json_get(call, "custom");
@@ -94,8 +93,8 @@ static bool check_call(struct api_request *r, const struct json *call, size_t in
     if (custom && !function) { // chat/messages.c makes a function's of it
         bool whole = json_get_string(custom, "name") && json_get_string(custom, "input");
         snprintf(where + n, sizeof where - (size_t)n, ".custom");
-        return whole || api_error_set(&r->error, 400, "invalid_value", where,
-                                      "Invalid '%s': expected 'name' and 'input'.", where);
+        return whole || call_error_set(&r->error, 400, "invalid_value", where,
+                                       "Invalid '%s': expected 'name' and 'input'.", where);
     }
     if (!json_get_string(function, "name")) {
         snprintf(where + n, sizeof where - (size_t)n, ".function.name");
@@ -103,7 +102,7 @@ static bool check_call(struct api_request *r, const struct json *call, size_t in
     }
     snprintf(where + n, sizeof where - (size_t)n, ".function.arguments");
     if (!arguments) {
-        return api_missing(&r->error, where);
+        return call_error_missing(&r->error, where);
     }
     if (!json_is(arguments, JSON_STRING) && !json_is(arguments, JSON_OBJECT)) {
         return body_wrong_type(&r->error, where, "a string", arguments);
@@ -111,7 +110,7 @@ static bool check_call(struct api_request *r, const struct json *call, size_t in
     return true;
 }
 
-static bool check_calls(struct api_request *r, const struct json *m, size_t index)
+static bool check_calls(struct request *r, const struct json *m, size_t index)
 {
     char where[64];
     const struct json *calls = json_get(m, "tool_calls");
@@ -137,19 +136,19 @@ bool chat_is_role(const char *role)
     return n > 0 && role[n] == '\0';
 }
 
-static bool bad_role(struct api_request *r, size_t index, const char *role)
+static bool bad_role(struct request *r, size_t index, const char *role)
 {
     char where[64];
-    return api_error_set(&r->error, 400, "invalid_value", at(where, sizeof where, index, "role"),
-                         "Invalid value: '%.40s'. Supported values are: 'developer', 'system', "
-                         "'user', 'assistant', 'tool' and 'function', and what the model's chat "
-                         "template has a place for.",
-                         role);
+    return call_error_set(&r->error, 400, "invalid_value", at(where, sizeof where, index, "role"),
+                          "Invalid value: '%.40s'. Supported values are: 'developer', 'system', "
+                          "'user', 'assistant', 'tool' and 'function', and what the model's chat "
+                          "template has a place for.",
+                          role);
 }
 
 /* A template may pass over messages of a role that it does not know, and the answer would be one
  * to another conversation. One that takes any role writes it into the text. */
-bool chat_check_roles(struct api_request *r, const char *text, size_t n_bytes)
+bool chat_check_roles(struct request *r, const char *text, size_t n_bytes)
 {
     bool chat = r->form == FORM_CHAT || r->form == FORM_TOKENIZE_CHAT;
     const struct body_member *m = chat ? body_get(&r->body, "messages") : NULL;
@@ -164,20 +163,20 @@ bool chat_check_roles(struct api_request *r, const char *text, size_t n_bytes)
     return true;
 }
 
-bool read_messages(struct api_request *r)
+bool read_messages(struct request *r)
 {
     const struct json *messages = NULL;
     if (!body_array(&r->body, "messages", &messages)) {
-        return r->error.status == 0 ? api_missing(&r->error, "messages") : false;
+        return r->error.status == 0 ? call_error_missing(&r->error, "messages") : false;
     }
     size_t n = json_count(messages), i = 0;
     if (n == 0) {
-        return api_empty(&r->error, "messages");
+        return call_error_empty(&r->error, "messages");
     }
     if (n > MAX_MESSAGES) {
-        return api_error_set(&r->error, 400, "array_above_max_length", "messages",
-                             "Invalid 'messages': array too long. Expected at most %d items.",
-                             MAX_MESSAGES);
+        return call_error_set(&r->error, 400, "array_above_max_length", "messages",
+                              "Invalid 'messages': array too long. Expected at most %d items.",
+                              MAX_MESSAGES);
     }
     for (const struct json *m = json_first(messages); m; m = json_next(m), i++) {
         char where[64];
@@ -189,13 +188,13 @@ bool read_messages(struct api_request *r)
             return json_get(m, "role")
                        ? body_wrong_type(&r->error, at(where, sizeof where, i, "role"), "a string",
                                          json_get(m, "role"))
-                       : api_missing(&r->error, at(where, sizeof where, i, "role"));
+                       : call_error_missing(&r->error, at(where, sizeof where, i, "role"));
         }
         if (!chat_is_role(role)) {
             return bad_role(r, i, role);
         }
         if (strcmp(role, "tool") == 0 && !json_get_string(m, "tool_call_id")) {
-            return api_missing(&r->error, at(where, sizeof where, i, "tool_call_id"));
+            return call_error_missing(&r->error, at(where, sizeof where, i, "tool_call_id"));
         }
         const struct json *name = json_get(m, "name");
         if (json_type(name) != JSON_NULL && !json_is(name, JSON_STRING)) {
@@ -239,7 +238,7 @@ static bool is_text(const struct json *node)
 }
 
 /* The object of the Responses API and of some chat clients. */
-bool read_reasoning(struct api_request *r)
+bool read_reasoning(struct request *r)
 {
     static const char *const others[] = {"max_tokens", "enabled", "exclude"};
     const struct json *reasoning = NULL;
@@ -250,35 +249,35 @@ bool read_reasoning(struct api_request *r)
         if (json_type(json_get(reasoning, others[i])) != JSON_NULL) {
             char where[40];
             snprintf(where, sizeof where, "reasoning.%s", others[i]);
-            return api_unsupported(&r->error, where);
+            return call_error_unsupported(&r->error, where);
         }
     }
     const char *effort = json_get_string(reasoning, "effort");
     if (effort && words_find("none|minimal|low|medium|high|xhigh", effort) < 0) {
-        return api_error_set(&r->error, 400, "invalid_value", "reasoning.effort",
-                             "Invalid value: '%.40s'. Supported values are: 'none', 'minimal', "
-                             "'low', 'medium', 'high' and 'xhigh'.",
-                             effort);
+        return call_error_set(&r->error, 400, "invalid_value", "reasoning.effort",
+                              "Invalid value: '%.40s'. Supported values are: 'none', 'minimal', "
+                              "'low', 'medium', 'high' and 'xhigh'.",
+                              effort);
     }
     r->effort = effort ? effort : r->effort;
     return true;
 }
 
-bool read_thinking(struct api_request *r)
+bool read_thinking(struct request *r)
 {
     const struct json *thinking = NULL;
     if (!body_object(&r->body, "thinking", &thinking) || json_count(thinking) == 0) {
         return true;
     }
     if (json_type(json_get(thinking, "budget_tokens")) != JSON_NULL) {
-        return api_unsupported(&r->error, "thinking.budget_tokens");
+        return call_error_unsupported(&r->error, "thinking.budget_tokens");
     }
     const char *type = json_get_string(thinking, "type");
     int which = type ? words_find("disabled|enabled", type) : -1;
     if (which < 0) {
-        return api_error_set(&r->error, 400, "invalid_value", "thinking.type",
-                             "Invalid 'thinking.type': supported values are 'enabled' and "
-                             "'disabled'.");
+        return call_error_set(&r->error, 400, "invalid_value", "thinking.type",
+                              "Invalid 'thinking.type': supported values are 'enabled' and "
+                              "'disabled'.");
     }
     r->thinks = which == 1;
     r->has_thinks = true;
@@ -286,7 +285,7 @@ bool read_thinking(struct api_request *r)
 }
 
 /* The word for the template: the operator may have one of his own for each effort. */
-static const char *mapped_effort(struct api_request *r)
+static const char *mapped_effort(struct request *r)
 {
     const char *map = r->model->config->reasoning_effort_map, *word = NULL;
     struct json *root = NULL;
@@ -298,7 +297,7 @@ static const char *mapped_effort(struct api_request *r)
     return word ? word : r->effort;
 }
 
-bool read_template_variables(struct api_request *r)
+bool read_template_variables(struct request *r)
 {
     const struct json *own = NULL;
     const char *defaults = r->model->config->default_chat_template_kwargs;
@@ -327,7 +326,7 @@ bool read_template_variables(struct api_request *r)
         const struct body_member *m = body_get(&r->body, "chat_template_kwargs");
         if (json_get(own, "chat_template")) {
             buf_deinit(&out);
-            return api_unsupported(&r->error, "chat_template_kwargs.chat_template");
+            return call_error_unsupported(&r->error, "chat_template_kwargs.chat_template");
         }
         put_members(&out, m->start, m->n_bytes);
     }
@@ -342,11 +341,11 @@ bool read_template_variables(struct api_request *r)
     return good ? r->error.status == 0 : request_too_large(r);
 }
 
-bool read_chat_template(struct api_request *r)
+bool read_chat_template(struct request *r)
 {
     const struct body_member *own = body_get(&r->body, "chat_template");
     if (own && !r->model->config->trust_request_chat_template) {
-        return api_unsupported(&r->error, "chat_template");
+        return call_error_unsupported(&r->error, "chat_template");
     }
     if (own && !is_text(own->node)) {
         return body_wrong_type(&r->error, "chat_template", "a string", own->node);
@@ -355,13 +354,13 @@ bool read_chat_template(struct api_request *r)
     return true;
 }
 
-bool check_continue(struct api_request *r)
+bool check_continue(struct request *r)
 {
     if (r->continue_final_message && r->add_generation_prompt) {
         if (body_has(&r->body, "add_generation_prompt")) {
-            return api_error_set(&r->error, 400, "invalid_value", "continue_final_message",
-                                 "Cannot set both 'add_generation_prompt' and "
-                                 "'continue_final_message' to true.");
+            return call_error_set(&r->error, 400, "invalid_value", "continue_final_message",
+                                  "Cannot set both 'add_generation_prompt' and "
+                                  "'continue_final_message' to true.");
         }
         r->add_generation_prompt = false;
     }
@@ -369,30 +368,30 @@ bool check_continue(struct api_request *r)
 }
 
 /* "modalities" may name text alone. */
-bool read_modalities(struct api_request *r)
+bool read_modalities(struct request *r)
 {
     const struct json *list = NULL;
     body_array(&r->body, "modalities", &list);
     for (const struct json *m = json_first(list); m; m = json_next(m)) {
         if (!is_text(m) || strcmp(json_string(m), "text") != 0) {
-            return api_error_set(&r->error, 400, "unsupported_value", "modalities",
-                                 "Unsupported value: 'modalities' other than 'text' are not "
-                                 "supported by this server.");
+            return call_error_set(&r->error, 400, "unsupported_value", "modalities",
+                                  "Unsupported value: 'modalities' other than 'text' are not "
+                                  "supported by this server.");
         }
     }
     return r->error.status == 0;
 }
 
-bool check_top_logprobs(struct api_request *r)
+bool check_top_logprobs(struct request *r)
 {
     return r->logprobs || r->n_top == 0
                ? true
-               : api_error_set(&r->error, 400, "invalid_value", "top_logprobs",
-                               "The 'top_logprobs' parameter is only allowed when 'logprobs' is "
-                               "enabled.");
+               : call_error_set(&r->error, 400, "invalid_value", "top_logprobs",
+                                "The 'top_logprobs' parameter is only allowed when 'logprobs' is "
+                                "enabled.");
 }
 
-void chat_begin(struct api_request *r)
+void chat_begin(struct request *r)
 {
     r->has_max_tokens = r->model->has_default_max_tokens;
     r->max_tokens = r->model->defaults.max_tokens;
@@ -401,7 +400,7 @@ void chat_begin(struct api_request *r)
 }
 
 /* What an answer with echo begins with: the text that the client has begun for the assistant. */
-static bool find_echo(struct api_request *r)
+static bool find_echo(struct request *r)
 {
     const struct json *last = NULL;
     const struct body_member *messages = body_get(&r->body, "messages");
@@ -431,7 +430,7 @@ static bool find_echo(struct api_request *r)
     return r->echoed ? true : request_too_large(r);
 }
 
-bool chat_end(struct api_request *r)
+bool chat_end(struct request *r)
 {
     if (!find_echo(r)) {
         return false;

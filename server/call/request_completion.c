@@ -7,32 +7,32 @@
 #include <string.h>
 
 /* The next string of a text that has another. */
-static bool next_text(struct api_request *r, struct json_scan *sc, struct api_prompt *p)
+static bool next_text(struct request *r, struct json_scan *sc, struct request_prompt *p)
 {
     struct buf text;
     while (json_scan_next(sc) != JSON_TOKEN_STRING) {
     }
     buf_init(&text, sc->text_bytes + 1);
     json_scan_unescape(sc, &text);
-    *p = (struct api_prompt){.text_bytes = text.n_bytes};
+    *p = (struct request_prompt){.text_bytes = text.n_bytes};
     p->text =
         text.failed ? NULL : arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
     buf_deinit(&text);
     return p->text ? true : request_too_large(r);
 }
 
-bool request_read_prompts(struct api_request *r, const char *key, size_t max_prompts)
+bool request_read_prompts(struct request *r, const char *key, size_t max_prompts)
 {
     const struct body_member *m = body_get(&r->body, key);
     if (!m) {
-        return api_missing(&r->error, key);
+        return call_error_missing(&r->error, key);
     }
     struct id_list *lists;
     size_t n;
     if (body_id_lists(&r->body, key, max_prompts, &lists, &n)) {
         r->prompts = arena_alloc(&r->arena, n + 1, sizeof r->prompts[0]);
         for (size_t i = 0; r->prompts && i < n; i++) {
-            r->prompts[i] = (struct api_prompt){.ids = lists[i].ids, .n = (int32_t)lists[i].n};
+            r->prompts[i] = (struct request_prompt){.ids = lists[i].ids, .n = (int32_t)lists[i].n};
         }
         r->n_prompts = n;
         return r->prompts ? true : request_too_large(r);
@@ -47,10 +47,10 @@ bool request_read_prompts(struct api_request *r, const char *key, size_t max_pro
     }
     n = list ? json_count(m->node) : 1;
     if (n == 0) {
-        return api_empty(&r->error, key);
+        return call_error_empty(&r->error, key);
     }
     if (n > max_prompts) {
-        return api_error_set(
+        return call_error_set(
             &r->error, 400, "array_above_max_length", key,
             "Invalid '%s': array too long. Expected at most %zu items, but got %zu "
             "instead.",
@@ -65,7 +65,7 @@ bool request_read_prompts(struct api_request *r, const char *key, size_t max_pro
     for (const struct json *s = list ? json_first(m->node) : m->node; s;
          s = list ? json_next(s) : NULL) {
         if (json_is(s, JSON_ARRAY) && json_count(s) == 0) {
-            return api_empty(&r->error, key);
+            return call_error_empty(&r->error, key);
         }
         if (!json_is(s, JSON_STRING)) {
             return body_wrong_type(&r->error, key, "a string", s);
@@ -77,13 +77,13 @@ bool request_read_prompts(struct api_request *r, const char *key, size_t max_pro
     return true;
 }
 
-static bool refuse_empty(struct api_request *r, const char *key)
+static bool refuse_empty(struct request *r, const char *key)
 {
     for (size_t i = 0; i < r->n_prompts; i++) {
         bool empty = r->prompts[i].text ? r->prompts[i].text_bytes == 0 : r->prompts[i].n == 0;
         if (empty) {
-            return api_error_set(&r->error, 400, "invalid_value", key,
-                                 "Invalid '%s': it must not be empty.", key);
+            return call_error_set(&r->error, 400, "invalid_value", key,
+                                  "Invalid '%s': it must not be empty.", key);
         }
     }
     return true;
@@ -92,7 +92,7 @@ static bool refuse_empty(struct api_request *r, const char *key)
 /* ---- completions ------------------------------------------------------------------------------
  */
 
-bool read_completion_logprobs(struct api_request *r)
+bool read_completion_logprobs(struct request *r)
 {
     int64_t v;
     const struct body_member *m = body_get(&r->body, "logprobs");
@@ -106,7 +106,7 @@ bool read_completion_logprobs(struct api_request *r)
     return true;
 }
 
-bool read_completion_max(struct api_request *r)
+bool read_completion_max(struct request *r)
 {
     const struct body_member *max = NULL;
     for (size_t i = 0; i < r->body.n_members; i++) {
@@ -120,19 +120,19 @@ bool read_completion_max(struct api_request *r)
     return true;
 }
 
-bool read_prompt(struct api_request *r)
+bool read_prompt(struct request *r)
 {
     return request_read_prompts(r, "prompt", (size_t)r->model->config->max_prompts);
 }
 
-void completion_begin(struct api_request *r)
+void completion_begin(struct request *r)
 {
     r->max_tokens = r->model->has_default_max_tokens ? r->model->defaults.max_tokens : 16;
     r->has_max_tokens = true;
     r->add_special = true;
 }
 
-bool completion_end(struct api_request *r)
+bool completion_end(struct request *r)
 {
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;
@@ -146,16 +146,16 @@ bool completion_end(struct api_request *r)
 /* ---- embeddings -------------------------------------------------------------------------------
  */
 
-bool check_dimensions(struct api_request *r)
+bool check_dimensions(struct request *r)
 {
     return r->dimensions == r->model->info->hidden
                ? true
-               : api_error_set(&r->error, 400, "unsupported_value", "dimensions",
-                               "This model does not support other 'dimensions' than %d.",
-                               r->model->info->hidden);
+               : call_error_set(&r->error, 400, "unsupported_value", "dimensions",
+                                "This model does not support other 'dimensions' than %d.",
+                                r->model->info->hidden);
 }
 
-bool read_embd_normalize(struct api_request *r)
+bool read_embd_normalize(struct request *r)
 {
     int64_t v;
     if (!body_int(&r->body, "embd_normalize", -1, INT32_MAX, &v)) {
@@ -164,23 +164,23 @@ bool read_embd_normalize(struct api_request *r)
     r->normalize = v == 2;
     return v == 2 || v == -1
                ? true
-               : api_error_set(&r->error, 400, "unsupported_value", "embd_normalize",
-                               "Unsupported value: 'embd_normalize' may be 2 (length 1) or -1 (as "
-                               "they are).");
+               : call_error_set(&r->error, 400, "unsupported_value", "embd_normalize",
+                                "Unsupported value: 'embd_normalize' may be 2 (length 1) or -1 (as "
+                                "they are).");
 }
 
-bool read_input(struct api_request *r)
+bool read_input(struct request *r)
 {
     return request_read_prompts(r, "input", MAX_INPUTS);
 }
 
-void embeddings_begin(struct api_request *r)
+void embeddings_begin(struct request *r)
 {
     r->normalize = r->model->normalize;
     r->add_special = true;
 }
 
-bool embeddings_end(struct api_request *r)
+bool embeddings_end(struct request *r)
 {
     r->stream = r->params.prompt_logprobs = false; // nothing is drawn
     r->params.min_tokens = 0;
@@ -191,17 +191,18 @@ bool embeddings_end(struct api_request *r)
 /* ---- the tokenizer ----------------------------------------------------------------------------
  */
 
-static bool no_tokenizer(struct api_request *r)
+static bool no_tokenizer(struct request *r)
 {
-    return api_error_set(&r->error, 400, "unsupported_model", NULL, "This model has no tokenizer.");
+    return call_error_set(&r->error, 400, "unsupported_model", NULL,
+                          "This model has no tokenizer.");
 }
 
-bool read_one_prompt(struct api_request *r)
+bool read_one_prompt(struct request *r)
 {
     return request_read_prompts(r, "prompt", 1);
 }
 
-bool read_add_special(struct api_request *r)
+bool read_add_special(struct request *r)
 {
     if (!r->has_add_special) {
         body_bool(&r->body, "add_special", &r->add_special);
@@ -209,7 +210,7 @@ bool read_add_special(struct api_request *r)
     return true;
 }
 
-void tokenize_begin(struct api_request *r)
+void tokenize_begin(struct request *r)
 {
     if (body_has(&r->body, "messages")) {
         r->form = FORM_TOKENIZE_CHAT;
@@ -225,20 +226,20 @@ void tokenize_begin(struct api_request *r)
     }
 }
 
-bool tokenize_end(struct api_request *r)
+bool tokenize_end(struct request *r)
 {
     bool chat = r->form == FORM_TOKENIZE_CHAT;
     r->stream = false;
     return (!chat || chat_end(r)) && (r->model->tok || no_tokenizer(r));
 }
 
-bool read_tokens(struct api_request *r)
+bool read_tokens(struct request *r)
 {
     struct id_list *lists;
     size_t n;
     const struct body_member *m = body_get(&r->body, "tokens");
     if (!m) {
-        return api_missing(&r->error, "tokens");
+        return call_error_missing(&r->error, "tokens");
     }
     if (!r->model->tok) {
         return no_tokenizer(r);
@@ -258,9 +259,9 @@ bool read_tokens(struct api_request *r)
     }
     for (size_t i = 0; i < lists->n; i++) {
         if (lists->ids[i] >= r->model->info->vocab) {
-            return api_error_set(&r->error, 400, "invalid_value", "tokens",
-                                 "Invalid 'tokens': token id %d is out of vocabulary.",
-                                 lists->ids[i]);
+            return call_error_set(&r->error, 400, "invalid_value", "tokens",
+                                  "Invalid 'tokens': token id %d is out of vocabulary.",
+                                  lists->ids[i]);
         }
     }
     struct buf text;
@@ -272,7 +273,7 @@ bool read_tokens(struct api_request *r)
     return r->detokenized ? true : request_too_large(r);
 }
 
-bool detokenize_end(struct api_request *r)
+bool detokenize_end(struct request *r)
 {
     r->stream = false;
     return true;

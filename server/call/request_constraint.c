@@ -12,14 +12,14 @@
  */
 
 /* A request has one constraint at most. */
-static bool constrain(struct api_request *r, const char *param, struct grammar_source source)
+static bool constrain(struct request *r, const char *param, struct grammar_source source)
 {
     if (r->constraint_param) {
         bool twice = strcmp(param, r->constraint_param) == 0;
-        return api_error_set(&r->error, 400, "invalid_value", param,
-                             "Invalid '%s': %s%s%s; a request may have one constraint.", param,
-                             twice ? "it asks for two" : "'", twice ? "" : r->constraint_param,
-                             twice ? "" : "' asks for one already");
+        return call_error_set(&r->error, 400, "invalid_value", param,
+                              "Invalid '%s': %s%s%s; a request may have one constraint.", param,
+                              twice ? "it asks for two" : "'", twice ? "" : r->constraint_param,
+                              twice ? "" : "' asks for one already");
     }
     if (!source.text) {
         return request_too_large(r);
@@ -29,20 +29,20 @@ static bool constrain(struct api_request *r, const char *param, struct grammar_s
     return true;
 }
 
-static bool constrain_text(struct api_request *r, const char *param, enum grammar_kind kind,
+static bool constrain_text(struct request *r, const char *param, enum grammar_kind kind,
                            const char *text)
 {
     return constrain(r, param,
                      (struct grammar_source){.kind = kind, .text = text, .n_bytes = strlen(text)});
 }
 
-static bool constrain_json(struct api_request *r, const char *param)
+static bool constrain_json(struct request *r, const char *param)
 {
     return constrain_text(r, param, GRAMMAR_SCHEMA, "{\"type\":\"object\"}");
 }
 
 /* What stands at `path` of the member `key`, as a schema or another grammar that is JSON. */
-static bool constrain_at(struct api_request *r, const char *param, enum grammar_kind kind,
+static bool constrain_at(struct request *r, const char *param, enum grammar_kind kind,
                          const char *key, const char *path)
 {
     const struct body_member *m = body_get(&r->body, key);
@@ -51,7 +51,7 @@ static bool constrain_at(struct api_request *r, const char *param, enum grammar_
 }
 
 /* One of some texts, as a regular expression. */
-static bool constrain_choice(struct api_request *r, const char *param, const struct json *list)
+static bool constrain_choice(struct request *r, const char *param, const struct json *list)
 {
     size_t room = 8;
     for (const struct json *i = json_first(list); i; i = json_next(i)) {
@@ -64,7 +64,7 @@ static bool constrain_choice(struct api_request *r, const char *param, const str
         return body_wrong_type(&r->error, param, "an array of strings", list);
     }
     if (json_count(list) == 0) {
-        return api_empty(&r->error, param);
+        return call_error_empty(&r->error, param);
     }
     char *text = arena_alloc(&r->arena, room, 1), *at = text, before = '(';
     if (!text) {
@@ -85,7 +85,7 @@ static bool constrain_choice(struct api_request *r, const char *param, const str
     return constrain_text(r, param, GRAMMAR_REGEX, text);
 }
 
-static bool constrain_grammar(struct api_request *r, const char *param, const char *text)
+static bool constrain_grammar(struct request *r, const char *param, const char *text)
 {
     return constrain_text(r, param, strstr(text, "::=") ? GRAMMAR_GBNF : GRAMMAR_LARK, text);
 }
@@ -94,7 +94,7 @@ static bool constrain_grammar(struct api_request *r, const char *param, const ch
  */
 
 /* `format` lies at `path` of the member `key`; a schema in it at `schema_path` of that member. */
-static bool read_format(struct api_request *r, const struct json *format, const char *param,
+static bool read_format(struct request *r, const struct json *format, const char *param,
                         const char *key, const char *path, const struct json *schema,
                         const char *schema_path)
 {
@@ -109,22 +109,22 @@ static bool read_format(struct api_request *r, const struct json *format, const 
         return constrain_at(r, param, GRAMMAR_TAGS, key, path);
     }
     if (strcmp(type, "json_schema") != 0) {
-        return api_error_set(&r->error, 400, "unsupported_value", param,
-                             "Unsupported value: '%s' of type '%.40s' is not supported by this "
-                             "server; it may be 'text', 'json_object', 'json_schema' or "
-                             "'structural_tag'.",
-                             param, type);
+        return call_error_set(&r->error, 400, "unsupported_value", param,
+                              "Unsupported value: '%s' of type '%.40s' is not supported by this "
+                              "server; it may be 'text', 'json_object', 'json_schema' or "
+                              "'structural_tag'.",
+                              param, type);
     }
     if (json_type(schema) == JSON_NULL) {
         char place[64];
         snprintf(place, sizeof place, "%s.%sschema", param,
                  strcmp(param, "response_format") == 0 ? "json_schema." : "");
-        return api_missing(&r->error, place);
+        return call_error_missing(&r->error, place);
     }
     return constrain_at(r, param, GRAMMAR_SCHEMA, key, schema_path);
 }
 
-bool read_response_format(struct api_request *r)
+bool read_response_format(struct request *r)
 {
     const struct json *format = NULL;
     if (!body_object(&r->body, "response_format", &format)) {
@@ -132,7 +132,7 @@ bool read_response_format(struct api_request *r)
     }
     const char *type = json_get_string(format, "type");
     if (!type) {
-        return api_missing(&r->error, "response_format.type");
+        return call_error_missing(&r->error, "response_format.type");
     }
     const struct json *own = json_get(format, "schema"), *inner = json_get(format, "json_schema");
     if (json_is(own, JSON_OBJECT) && strcmp(type, "json_object") == 0) { // llama.cpp's way
@@ -145,7 +145,7 @@ bool read_response_format(struct api_request *r)
                        json_get(inner, "schema"), "json_schema/schema");
 }
 
-bool read_text_format(struct api_request *r)
+bool read_text_format(struct request *r)
 {
     const struct json *text = NULL;
     body_object(&r->body, "text", &text);
@@ -155,7 +155,7 @@ bool read_text_format(struct api_request *r)
     }
     if (!json_get_string(format, "type")) {
         return json_is(format, JSON_OBJECT)
-                   ? api_missing(&r->error, "text.format.type")
+                   ? call_error_missing(&r->error, "text.format.type")
                    : body_wrong_type(&r->error, "text.format", "an object", format);
     }
     return read_format(r, format, "text.format", "text", "format", json_get(format, "schema"),
@@ -165,7 +165,7 @@ bool read_text_format(struct api_request *r)
 /* ---- Anthropic's and Ollama's ------------------------------------------------------------------
  */
 
-bool request_read_output_format(struct api_request *r, const char *key, const char *path,
+bool request_read_output_format(struct request *r, const char *key, const char *path,
                                 const struct json *format)
 {
     const char *type = json_get_string(format, "type");
@@ -173,16 +173,16 @@ bool request_read_output_format(struct api_request *r, const char *key, const ch
     snprintf(place, sizeof place, "%s%s%s", key, *path ? "." : "", path);
     snprintf(schema_path, sizeof schema_path, "%s%sschema", path, *path ? "/" : "");
     if (!type || strcmp(type, "json_schema") != 0) {
-        return api_error_set(&r->error, 400, "unsupported_value", place,
-                             "Unsupported value: '%s' has the type 'json_schema' and a 'schema'.",
-                             place);
+        return call_error_set(&r->error, 400, "unsupported_value", place,
+                              "Unsupported value: '%s' has the type 'json_schema' and a 'schema'.",
+                              place);
     }
     return json_type(json_get(format, "schema")) != JSON_NULL
                ? constrain_at(r, key, GRAMMAR_SCHEMA, key, schema_path)
-               : api_missing(&r->error, place);
+               : call_error_missing(&r->error, place);
 }
 
-bool read_output_format(struct api_request *r)
+bool read_output_format(struct request *r)
 {
     const struct json *format = NULL;
     return body_object(&r->body, "output_format", &format)
@@ -191,7 +191,7 @@ bool read_output_format(struct api_request *r)
 }
 
 /* "json", or a schema; an empty text, false and an empty list ask for nothing. */
-bool read_ollama_format(struct api_request *r)
+bool read_ollama_format(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "format");
     const char *word = m ? json_string(m->node) : "";
@@ -206,8 +206,8 @@ bool read_ollama_format(struct api_request *r)
                    : body_wrong_type(&r->error, "format", "\"json\" or an object", m->node);
     }
     if (*word && strcmp(word, "json") != 0) {
-        return api_error_set(&r->error, 400, "invalid_value", "format",
-                             "Invalid value: '%.40s'. 'format' is 'json' or a JSON schema.", word);
+        return call_error_set(&r->error, 400, "invalid_value", "format",
+                              "Invalid value: '%.40s'. 'format' is 'json' or a JSON schema.", word);
     }
     return *word ? constrain_json(r, "format") : true;
 }
@@ -216,14 +216,14 @@ bool read_ollama_format(struct api_request *r)
  */
 
 /* JSON as it stands, or as text. */
-static bool read_json(struct api_request *r, const char *key, const char *path,
-                      const struct json *v, enum grammar_kind kind)
+static bool read_json(struct request *r, const char *key, const char *path, const struct json *v,
+                      enum grammar_kind kind)
 {
     const char *text = json_string(v);
     return text ? constrain_text(r, key, kind, text) : constrain_at(r, key, kind, key, path);
 }
 
-bool read_structured_outputs(struct api_request *r)
+bool read_structured_outputs(struct request *r)
 {
     static const char key[] = "structured_outputs";
     const struct json *o = NULL;
@@ -241,38 +241,38 @@ bool read_structured_outputs(struct api_request *r)
     good = good &&
            (json_type(tag) == JSON_NULL || read_json(r, key, "structural_tag", tag, GRAMMAR_TAGS));
     if (good && !r->constraint_param && json_count(o) > 0) {
-        return api_error_set(&r->error, 400, "invalid_value", key,
-                             "Invalid 'structured_outputs': expected one of 'json', 'regex', "
-                             "'choice', 'grammar', 'json_object' and 'structural_tag'.");
+        return call_error_set(&r->error, 400, "invalid_value", key,
+                              "Invalid 'structured_outputs': expected one of 'json', 'regex', "
+                              "'choice', 'grammar', 'json_object' and 'structural_tag'.");
     }
     r->constraint.disable_any_whitespace = json_get_bool(o, "disable_any_whitespace", false);
     r->constraint.whitespace_pattern = json_get_string(o, "whitespace_pattern");
     return good;
 }
 
-static bool read_whole(struct api_request *r, const char *key, enum grammar_kind kind)
+static bool read_whole(struct request *r, const char *key, enum grammar_kind kind)
 {
     const struct body_member *m = body_get(&r->body, key);
     return !m || read_json(r, key, "", m->node, kind);
 }
 
-bool read_guided_json(struct api_request *r)
+bool read_guided_json(struct request *r)
 {
     return read_whole(r, "guided_json", GRAMMAR_SCHEMA);
 }
 
-bool read_json_schema(struct api_request *r)
+bool read_json_schema(struct request *r)
 {
     return read_whole(r, "json_schema", GRAMMAR_SCHEMA);
 }
 
-bool read_structural_tag(struct api_request *r)
+bool read_structural_tag(struct request *r)
 {
     return read_whole(r, "structural_tag", GRAMMAR_TAGS);
 }
 
 /* Of the schema beside it; by itself it says nothing. */
-bool read_guided_space(struct api_request *r)
+bool read_guided_space(struct request *r)
 {
     const char *pattern = NULL;
     if (body_string(&r->body, "guided_whitespace_pattern", &pattern)) {
@@ -281,14 +281,14 @@ bool read_guided_space(struct api_request *r)
     return r->error.status == 0;
 }
 
-bool read_guided_choice(struct api_request *r)
+bool read_guided_choice(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "guided_choice");
     return !m || constrain_choice(r, "guided_choice", m->node);
 }
 
 /* A member that is a text; an empty one asks for nothing. */
-static bool read_source(struct api_request *r, const char *key, enum grammar_kind kind)
+static bool read_source(struct request *r, const char *key, enum grammar_kind kind)
 {
     const char *text = NULL;
     if (!body_string(&r->body, key, &text) || *text == '\0') {
@@ -297,27 +297,27 @@ static bool read_source(struct api_request *r, const char *key, enum grammar_kin
     return constrain_text(r, key, kind, text);
 }
 
-bool read_guided_regex(struct api_request *r)
+bool read_guided_regex(struct request *r)
 {
     return read_source(r, "guided_regex", GRAMMAR_REGEX);
 }
 
-bool read_regex(struct api_request *r)
+bool read_regex(struct request *r)
 {
     return read_source(r, "regex", GRAMMAR_REGEX);
 }
 
-bool read_grammar(struct api_request *r)
+bool read_grammar(struct request *r)
 {
     return read_source(r, "grammar", GRAMMAR_GBNF);
 }
 
-bool read_ebnf(struct api_request *r)
+bool read_ebnf(struct request *r)
 {
     return read_source(r, "ebnf", GRAMMAR_GBNF);
 }
 
-bool read_guided_grammar(struct api_request *r)
+bool read_guided_grammar(struct request *r)
 {
     const char *text = NULL;
     return body_string(&r->body, "guided_grammar", &text)

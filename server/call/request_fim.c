@@ -6,7 +6,7 @@
 #include <string.h>
 
 struct hole {
-    struct api_request *r;
+    struct request *r;
     struct ids ids;
     bool good;
 };
@@ -67,7 +67,7 @@ static void put_files(struct hole *h)
     }
 }
 
-static void put_prefix(struct hole *h, const struct api_prompt *p)
+static void put_prefix(struct hole *h, const struct request_prompt *p)
 {
     put(h, h->r->model->fim.prefix);
     put_text(h, h->r->prefix ? h->r->prefix : "", h->r->prefix_bytes);
@@ -88,7 +88,7 @@ static void put_suffix(struct hole *h)
     put_text(h, h->r->suffix, h->r->suffix_bytes);
 }
 
-static bool wrap(struct api_request *r, struct api_prompt *p)
+static bool wrap(struct request *r, struct request_prompt *p)
 {
     const struct fim *f = &r->model->fim;
     struct hole h = {.r = r, .good = true};
@@ -109,14 +109,14 @@ static bool wrap(struct api_request *r, struct api_prompt *p)
     int32_t *ids = h.good ? arena_alloc(&r->arena, h.ids.n + 1, sizeof ids[0]) : NULL;
     if (ids) {
         memcpy(ids, h.ids.v, h.ids.n * sizeof ids[0]);
-        *p = (struct api_prompt){.ids = ids, .n = (int32_t)h.ids.n};
+        *p = (struct request_prompt){.ids = ids, .n = (int32_t)h.ids.n};
     }
     ids_deinit(&h.ids);
     return ids ? true : request_too_large(r);
 }
 
 /* Tokens that end a hole's text beside those that end any. */
-static bool add_ends(struct api_request *r)
+static bool add_ends(struct request *r)
 {
     const struct fim *f = &r->model->fim;
     struct sampling_params *p = &r->params;
@@ -134,12 +134,12 @@ static bool add_ends(struct api_request *r)
     return true;
 }
 
-bool request_fill_hole(struct api_request *r)
+bool request_fill_hole(struct request *r)
 {
     if (!r->model->fim.there) {
-        return api_error_set(&r->error, 400, "unsupported_value", "suffix",
-                             "Unsupported value: this model's tokenizer has no tokens for a text "
-                             "with a hole, so that nothing can be put in front of a 'suffix'.");
+        return call_error_set(&r->error, 400, "unsupported_value", "suffix",
+                              "Unsupported value: this model's tokenizer has no tokens for a text "
+                              "with a hole, so that nothing can be put in front of a 'suffix'.");
     }
     for (size_t i = 0; i < r->n_prompts; i++) {
         if (!wrap(r, &r->prompts[i])) {
@@ -149,7 +149,7 @@ bool request_fill_hole(struct api_request *r)
     return add_ends(r);
 }
 
-bool read_suffix(struct api_request *r)
+bool read_suffix(struct request *r)
 {
     const char *suffix = NULL;
     if (body_string(&r->body, "suffix", &suffix) && *suffix) {

@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* true, false, or how many others beside the token itself. */
-static void read_count(struct api_request *r, const char *key, bool *on, int32_t *n)
+static void read_count(struct request *r, const char *key, bool *on, int32_t *n)
 {
     const struct body_member *m = body_get(&r->body, key);
     int64_t v = 0;
@@ -20,20 +20,20 @@ static void read_count(struct api_request *r, const char *key, bool *on, int32_t
     *n = (int32_t)v;
 }
 
-bool read_line_logprobs(struct api_request *r)
+bool read_line_logprobs(struct request *r)
 {
     read_count(r, "logprobs", &r->logprobs, &r->n_top);
     return true;
 }
 
-bool read_line_prompt_logprobs(struct api_request *r)
+bool read_line_prompt_logprobs(struct request *r)
 {
     read_count(r, "prompt_logprobs", &r->params.prompt_logprobs, &r->params.prompt_top_logprobs);
     return true;
 }
 
 /* Appends a word's ids to those of the words before it. */
-static bool put_bad_word(struct api_request *r, const struct json *word, int32_t *lengths,
+static bool put_bad_word(struct request *r, const struct json *word, int32_t *lengths,
                          int32_t *tokens, size_t *n_tokens)
 {
     if (!json_is(word, JSON_ARRAY)) {
@@ -43,10 +43,11 @@ static bool put_bad_word(struct api_request *r, const struct json *word, int32_t
     for (const struct json *item = json_first(word); item; item = json_next(item)) {
         int64_t id;
         if (!json_int64(item, &id) || id < 0 || id > INT32_MAX || *n_tokens == MAX_BAD_TOKENS) {
-            return api_error_set(&r->error, 400, "invalid_value", "bad_words",
-                                 "Invalid 'bad_words': expected at most %d token ids, of all words "
-                                 "together.",
-                                 MAX_BAD_TOKENS);
+            return call_error_set(
+                &r->error, 400, "invalid_value", "bad_words",
+                "Invalid 'bad_words': expected at most %d token ids, of all words "
+                "together.",
+                MAX_BAD_TOKENS);
         }
         tokens[(*n_tokens)++] = (int32_t)id;
         lengths[r->params.n_bad_words]++;
@@ -56,7 +57,7 @@ static bool put_bad_word(struct api_request *r, const struct json *word, int32_t
 }
 
 /* Words as a server's request has them, or arrays of ids. */
-bool read_line_bad_words(struct api_request *r)
+bool read_line_bad_words(struct request *r)
 {
     const struct json *words = NULL;
     size_t n_tokens = 0;
@@ -65,8 +66,8 @@ bool read_line_bad_words(struct api_request *r)
     }
     size_t n = json_count(words);
     if (n > MAX_BAD_WORDS) {
-        return api_error_set(&r->error, 400, "array_above_max_length", "bad_words",
-                             "Invalid 'bad_words': expected at most %d words.", MAX_BAD_WORDS);
+        return call_error_set(&r->error, 400, "array_above_max_length", "bad_words",
+                              "Invalid 'bad_words': expected at most %d words.", MAX_BAD_WORDS);
     }
     int32_t *lengths = arena_alloc(&r->arena, n, sizeof lengths[0]);
     int32_t *tokens = arena_alloc(&r->arena, MAX_BAD_TOKENS, sizeof tokens[0]);
@@ -83,20 +84,20 @@ bool read_line_bad_words(struct api_request *r)
     return true;
 }
 
-bool read_line_prompt(struct api_request *r)
+bool read_line_prompt(struct request *r)
 {
     const struct body_member *ids = body_get(&r->body, "prompt_token_ids");
     if (ids && ids->node && !(json_is(ids->node, JSON_ARRAY) && json_count(ids->node) == 0)) {
         return body_wrong_type(&r->error, "prompt_token_ids", "an array of token ids", ids->node);
     }
     if (ids && body_has(&r->body, "prompt")) {
-        return api_error_set(&r->error, 400, "invalid_value", "prompt_token_ids",
-                             "'prompt' and 'prompt_token_ids' are both there.");
+        return call_error_set(&r->error, 400, "invalid_value", "prompt_token_ids",
+                              "'prompt' and 'prompt_token_ids' are both there.");
     }
     return request_read_prompts(r, ids ? "prompt_token_ids" : "prompt", 1);
 }
 
-bool read_pool(struct api_request *r)
+bool read_pool(struct request *r)
 {
     int index;
     if (body_choice(&r->body, "pool", "mean|last", &index)) {
@@ -107,17 +108,17 @@ bool read_pool(struct api_request *r)
     return true;
 }
 
-void generate_begin(struct api_request *r)
+void generate_begin(struct request *r)
 {
     r->params.seed = r->model->defaults.seed; // the same in each run
     r->output.include_stop = true;            // the text of all token_ids
     r->max_tokens = r->model->info->defaults.max_tokens;
     r->has_max_tokens = true;
     r->add_special = true;
-    r->model_name = api_model_name(r->model, NULL); // whatever the line says: there is one
+    r->model_name = call_model_name(r->model, NULL); // whatever the line says: there is one
 }
 
-bool generate_end(struct api_request *r)
+bool generate_end(struct request *r)
 {
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;

@@ -7,14 +7,14 @@
 
 enum { MAX_BYTES = 64 << 20, MAX_RESPONSES = 4096 /* chosen */ };
 
-static bool missing(struct api_request *r, const char *id)
+static bool missing(struct request *r, const char *id)
 {
-    return api_error_set(&r->error, 404, "not_found", "previous_response_id",
-                         "No such Response object: %.80s", id);
+    return call_error_set(&r->error, 404, "not_found", "previous_response_id",
+                          "No such Response object: %.80s", id);
 }
 
 /* The response's items go before those that are there already. */
-static bool put_before(struct api_request *r, struct buf *items, const struct stored_response *s)
+static bool put_before(struct request *r, struct buf *items, const struct stored_response *s)
 {
     struct buf all;
     buf_init(&all, MAX_BYTES);
@@ -29,7 +29,7 @@ static bool put_before(struct api_request *r, struct buf *items, const struct st
 }
 
 /* From the latest to the first: each names the one before it. */
-static bool collect(struct api_request *r, const char *id, struct buf *items)
+static bool collect(struct request *r, const char *id, struct buf *items)
 {
     char next[STORE_RESPONSE_ID_BYTES];
     struct err err = {""};
@@ -41,15 +41,15 @@ static bool collect(struct api_request *r, const char *id, struct buf *items)
     for (int i = 0; next[0]; i++) {
         struct stored_response s;
         if (i == MAX_RESPONSES) {
-            return api_error_set(&r->error, 400, "invalid_value", "previous_response_id",
-                                 "Invalid 'previous_response_id': more than %d responses are "
-                                 "before this one.",
-                                 MAX_RESPONSES);
+            return call_error_set(&r->error, 400, "invalid_value", "previous_response_id",
+                                  "Invalid 'previous_response_id': more than %d responses are "
+                                  "before this one.",
+                                  MAX_RESPONSES);
         }
         if (!store_response_find(r->store, r->owner, next, &s, &st, &err)) {
             return st == OK ? missing(r, next)
-                            : api_error_set(&r->error, 500, "internal_error", NULL,
-                                            "The server could not read a stored response.");
+                            : call_error_set(&r->error, 500, "internal_error", NULL,
+                                             "The server could not read a stored response.");
         }
         bool good = put_before(r, items, &s);
         memcpy(next, s.previous, sizeof next);
@@ -61,7 +61,7 @@ static bool collect(struct api_request *r, const char *id, struct buf *items)
     return true;
 }
 
-bool read_previous(struct api_request *r)
+bool read_previous(struct request *r)
 {
     const char *id = NULL;
     if (!body_string(&r->body, "previous_response_id", &id)) {

@@ -17,7 +17,7 @@ enum turn_role { ROLE_USER, ROLE_ASSISTANT, ROLE_SYSTEM, ROLE_NONE };
 static const char *const role_names[] = {"user", "assistant", "system"};
 
 struct turns {
-    struct api_request *r;
+    struct request *r;
     struct buf out; // the array's text
     /* The message that is not written yet. */
     enum turn_role role;
@@ -131,7 +131,7 @@ static const char *string_of(struct turns *t, const struct json *block, const ch
 {
     const struct json *v = json_get(block, field);
     if (json_type(v) == JSON_NULL) {
-        api_missing(&t->r->error, where(t, field));
+        call_error_missing(&t->r->error, where(t, field));
     } else if (!json_is(v, JSON_STRING)) {
         body_wrong_type(&t->r->error, where(t, field), "a string", v);
     }
@@ -176,7 +176,7 @@ static bool read_call(struct turns *t, const struct json *block, enum turn_role 
         return false;
     }
     if (json_type(input) == JSON_NULL) {
-        return api_missing(&t->r->error, where(t, "input"));
+        return call_error_missing(&t->r->error, where(t, "input"));
     }
     if (!json_is(input, JSON_OBJECT)) {
         return body_wrong_type(&t->r->error, where(t, "input"), "an object", input);
@@ -195,11 +195,12 @@ static bool read_call(struct turns *t, const struct json *block, enum turn_role 
 
 static bool unsupported_block(struct turns *t, const char *field, const char *type)
 {
-    return api_error_set(&t->r->error, 400, "unsupported_value", where(t, field),
-                         "Unsupported value: content blocks of type '%.40s' are not supported: the "
-                         "server takes text only for this model, and beside it tool calls, their "
-                         "results and thoughts.",
-                         type);
+    return call_error_set(
+        &t->r->error, 400, "unsupported_value", where(t, field),
+        "Unsupported value: content blocks of type '%.40s' are not supported: the "
+        "server takes text only for this model, and beside it tool calls, their "
+        "results and thoughts.",
+        type);
 }
 
 /* A string, or blocks of text, as one text. */
@@ -220,7 +221,7 @@ static bool put_result(struct turns *t, const struct json *content)
         if (!type || strcmp(type, "text") != 0) {
             good = unsupported_block(t, "content", type ? type : "(none)");
         } else if (!part) {
-            good = api_missing(&t->r->error, where(t, "content.text"));
+            good = call_error_missing(&t->r->error, where(t, "content.text"));
         } else {
             buf_puts(&text, text.n_bytes ? "\n" : "");
             buf_puts(&text, part);
@@ -272,9 +273,9 @@ static bool read_block(struct turns *t, const struct json *block, enum turn_role
             continue;
         }
         if (!(blocks[i].roles & 1u << role)) {
-            return api_error_set(&t->r->error, 400, "invalid_value", where(t, "type"),
-                                 "Invalid value: blocks of type '%s' do not belong to role '%s'.",
-                                 type, role_names[role]);
+            return call_error_set(&t->r->error, 400, "invalid_value", where(t, "type"),
+                                  "Invalid value: blocks of type '%s' do not belong to role '%s'.",
+                                  type, role_names[role]);
         }
         return blocks[i].read(t, block, role);
     }
@@ -283,7 +284,7 @@ static bool read_block(struct turns *t, const struct json *block, enum turn_role
 
 static bool read_turn(struct turns *t, const struct json *turn)
 {
-    struct api_error *e = &t->r->error;
+    struct call_error *e = &t->r->error;
     const struct json *content = json_get(turn, "content");
     const char *word = json_get_string(turn, "role");
     if (!json_is(turn, JSON_OBJECT)) {
@@ -291,20 +292,20 @@ static bool read_turn(struct turns *t, const struct json *turn)
     }
     int role = word ? words_find(ROLES, word) : ROLE_NONE;
     if (!word) {
-        return api_missing(e, where_turn(t, "role"));
+        return call_error_missing(e, where_turn(t, "role"));
     }
     if (role < 0) {
-        return api_error_set(e, 400, "invalid_value", where_turn(t, "role"),
-                             "Invalid value: '%.40s'. Supported values are: 'user', 'assistant' "
-                             "and 'system'.",
-                             word);
+        return call_error_set(e, 400, "invalid_value", where_turn(t, "role"),
+                              "Invalid value: '%.40s'. Supported values are: 'user', 'assistant' "
+                              "and 'system'.",
+                              word);
     }
     if (json_is(content, JSON_STRING)) {
         add_text(t, (enum turn_role)role, json_string(content));
         return true;
     }
     if (json_type(content) == JSON_NULL) {
-        return api_missing(e, where_turn(t, "content"));
+        return call_error_missing(e, where_turn(t, "content"));
     }
     if (!json_is(content, JSON_ARRAY)) {
         return body_wrong_type(e, where_turn(t, "content"), "a string or an array of blocks",
@@ -337,7 +338,7 @@ static bool begins_with_any(const char *line, const struct string_list *prefixes
 
 /* Without the lines that the operator has named: one that changes with each request, at the top of
  * the prompt, would keep the rest out of the cache. */
-static void put_stripped(struct api_request *r, struct buf *out, const char *text)
+static void put_stripped(struct request *r, struct buf *out, const char *text)
 {
     size_t before = out->n_bytes;
     while (*text) {
@@ -357,7 +358,7 @@ static void put_stripped(struct api_request *r, struct buf *out, const char *tex
 
 static bool put_system(struct turns *t)
 {
-    struct api_request *r = t->r;
+    struct request *r = t->r;
     const struct body_member *m = body_get(&r->body, "system");
     struct buf text;
     size_t i = 0;
@@ -378,8 +379,8 @@ static bool put_system(struct turns *t)
         char place[48];
         if (!part || !type || strcmp(type, "text") != 0) {
             snprintf(place, sizeof place, "system[%zu]", i);
-            api_error_set(&r->error, 400, "invalid_value", place,
-                          "Invalid '%s': expected a block of type 'text' with its 'text'.", place);
+            call_error_set(&r->error, 400, "invalid_value", place,
+                           "Invalid '%s': expected a block of type 'text' with its 'text'.", place);
             break;
         }
         put_stripped(r, &text, part);
@@ -399,18 +400,18 @@ static bool put_system(struct turns *t)
 
 static bool put_turns(struct turns *t)
 {
-    struct api_error *e = &t->r->error;
+    struct call_error *e = &t->r->error;
     const struct json *turns = NULL;
     if (!body_array(&t->r->body, "messages", &turns)) {
-        return e->status == 0 ? api_missing(e, "messages") : false;
+        return e->status == 0 ? call_error_missing(e, "messages") : false;
     }
     if (!json_first(turns)) {
-        return api_empty(e, "messages");
+        return call_error_empty(e, "messages");
     }
     if (json_count(turns) > MAX_TURNS) {
-        return api_error_set(e, 400, "array_above_max_length", "messages",
-                             "Invalid 'messages': array too long. Expected at most %d items.",
-                             MAX_TURNS);
+        return call_error_set(e, 400, "array_above_max_length", "messages",
+                              "Invalid 'messages': array too long. Expected at most %d items.",
+                              MAX_TURNS);
     }
     for (const struct json *turn = json_first(turns); turn; turn = json_next(turn), t->turn++) {
         if (!read_turn(t, turn)) {
@@ -425,7 +426,7 @@ static bool put_turns(struct turns *t)
     return true;
 }
 
-bool read_turns(struct api_request *r)
+bool read_turns(struct request *r)
 {
     struct turns t = {.r = r, .role = ROLE_NONE};
     struct buf *all[] = {&t.out, &t.parts, &t.text, &t.reasoning, &t.calls};
@@ -449,7 +450,7 @@ bool read_turns(struct api_request *r)
  * ------------------------------------------------------------------------------------ */
 
 /* Templates have a switch and no budget: of the types, all but one turn it on. */
-bool read_typed_thinking(struct api_request *r)
+bool read_typed_thinking(struct request *r)
 {
     const struct json *thinking = NULL;
     if (!body_object(&r->body, "thinking", &thinking)) {
@@ -459,15 +460,16 @@ bool read_typed_thinking(struct api_request *r)
     const char *display = json_get_string(thinking, "display");
     int which = type ? words_find("disabled|enabled|adaptive|between_tools", type) : -1;
     if (which < 0) {
-        return api_error_set(&r->error, 400, "invalid_value", "thinking.type",
-                             "Invalid 'thinking.type': supported values are 'enabled', 'adaptive', "
-                             "'between_tools' and 'disabled'.");
+        return call_error_set(
+            &r->error, 400, "invalid_value", "thinking.type",
+            "Invalid 'thinking.type': supported values are 'enabled', 'adaptive', "
+            "'between_tools' and 'disabled'.");
     }
     const struct json *budget = json_get(thinking, "budget_tokens");
     int64_t n;
     if (json_type(budget) != JSON_NULL && (!json_int64(budget, &n) || n < 1)) {
-        return api_error_set(&r->error, 400, "invalid_value", "thinking.budget_tokens",
-                             "Invalid 'thinking.budget_tokens': expected an integer above 0.");
+        return call_error_set(&r->error, 400, "invalid_value", "thinking.budget_tokens",
+                              "Invalid 'thinking.budget_tokens': expected an integer above 0.");
     }
     r->thinks = which > 0;
     r->has_thinks = true;
@@ -475,7 +477,7 @@ bool read_typed_thinking(struct api_request *r)
     return true;
 }
 
-bool read_output_config(struct api_request *r)
+bool read_output_config(struct request *r)
 {
     const struct json *output = NULL;
     if (!body_object(&r->body, "output_config", &output)) {
@@ -488,16 +490,16 @@ bool read_output_config(struct api_request *r)
         return false;
     }
     if (effort && words_find("low|medium|high|xhigh|max", effort) < 0) {
-        return api_error_set(&r->error, 400, "invalid_value", "output_config.effort",
-                             "Invalid value: '%.40s'. Supported values are: 'low', 'medium', "
-                             "'high', 'xhigh' and 'max'.",
-                             effort);
+        return call_error_set(&r->error, 400, "invalid_value", "output_config.effort",
+                              "Invalid value: '%.40s'. Supported values are: 'low', 'medium', "
+                              "'high', 'xhigh' and 'max'.",
+                              effort);
     }
     r->effort = effort ? effort : r->effort;
     return true;
 }
 
-bool read_metadata(struct api_request *r)
+bool read_metadata(struct request *r)
 {
     const struct json *metadata = NULL;
     if (body_object(&r->body, "metadata", &metadata)) {
@@ -506,20 +508,20 @@ bool read_metadata(struct api_request *r)
     return r->error.status == 0;
 }
 
-void messages_begin(struct api_request *r)
+void messages_begin(struct request *r)
 {
     r->add_generation_prompt = true;
     r->output.in_items = true;
 }
 
-bool messages_end(struct api_request *r)
+bool messages_end(struct request *r)
 {
     if (r->n != 1) {
-        return api_error_set(&r->error, 400, "unsupported_value", "n",
-                             "Unsupported value: a message is one answer; 'n' may only be 1.");
+        return call_error_set(&r->error, 400, "unsupported_value", "n",
+                              "Unsupported value: a message is one answer; 'n' may only be 1.");
     }
-    if (r->kind == API_MESSAGES && !r->max_is_asked) {
-        return api_missing(&r->error, "max_tokens");
+    if (r->kind == KIND_MESSAGES && !r->max_is_asked) {
+        return call_error_missing(&r->error, "max_tokens");
     }
     /* Clients of this API ask for the most that a model can write, whatever the prompt's length:
      * the answer ends where the context does, and its stop reason says so. */

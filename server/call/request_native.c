@@ -11,7 +11,7 @@
 enum { MAX_PROMPT_IDS = 16 << 20 };
 
 struct mixed {
-    struct api_request *r;
+    struct request *r;
     const char *key;
     struct json_scan sc;
     struct ids ids; // of the prompt that is being read
@@ -20,7 +20,7 @@ struct mixed {
 
 static bool wrong(struct mixed *m)
 {
-    return api_error_set(
+    return call_error_set(
         &m->r->error, 400, "invalid_type", m->key,
         "Invalid type for '%s': expected a string, token ids, both mixed, or a list "
         "of such.",
@@ -35,8 +35,8 @@ static bool put_text(struct mixed *m, const char *text, size_t n_bytes)
                                     .parse_special = m->r->parse_special};
     m->first = false;
     if (!m->r->model->tok) {
-        return api_error_set(&m->r->error, 400, "unsupported_value", m->key,
-                             "This model has no tokenizer: '%s' must be token ids.", m->key);
+        return call_error_set(&m->r->error, 400, "unsupported_value", m->key,
+                              "This model has no tokenizer: '%s' must be token ids.", m->key);
     }
     return tokenizer_encode(m->r->model->tok, &span, 1, flags, &m->ids, NULL) == OK ||
            request_too_large(m->r);
@@ -60,9 +60,9 @@ static bool put_id(struct mixed *m)
         return wrong(m);
     }
     if (id < 0 || id >= m->r->model->info->vocab) {
-        return api_error_set(&m->r->error, 400, "invalid_value", m->key,
-                             "Invalid '%s': token id %lld is out of vocabulary.", m->key,
-                             (long long)id);
+        return call_error_set(&m->r->error, 400, "invalid_value", m->key,
+                              "Invalid '%s': token id %lld is out of vocabulary.", m->key,
+                              (long long)id);
     }
     return ids_put(&m->ids, (int32_t)id) || request_too_large(m->r);
 }
@@ -75,7 +75,7 @@ static bool put_object(struct mixed *m, const char *text, size_t n_bytes)
     const char *string = json_get_string(root, "prompt_string");
     const struct json *parts = json_get(root, "content");
     if (json_get(root, "multimodal_data")) {
-        api_unsupported(&m->r->error, "multimodal_data");
+        call_error_unsupported(&m->r->error, "multimodal_data");
     } else if (string) {
         put_text(m, string, strlen(string));
     } else if (!good || !json_is(parts, JSON_ARRAY) || !json_first(parts)) {
@@ -100,7 +100,7 @@ static bool put_object(struct mixed *m, const char *text, size_t n_bytes)
 /* The prompt that has been read becomes one of the request's. */
 static bool end_prompt(struct mixed *m)
 {
-    struct api_request *r = m->r;
+    struct request *r = m->r;
     int32_t *ids = arena_alloc(&r->arena, m->ids.n + 1, sizeof ids[0]);
     if (!ids) {
         return request_too_large(r);
@@ -108,7 +108,7 @@ static bool end_prompt(struct mixed *m)
     if (m->ids.n > 0) {
         memcpy(ids, m->ids.v, m->ids.n * sizeof ids[0]);
     }
-    r->prompts[r->n_prompts++] = (struct api_prompt){.ids = ids, .n = (int32_t)m->ids.n};
+    r->prompts[r->n_prompts++] = (struct request_prompt){.ids = ids, .n = (int32_t)m->ids.n};
     m->ids.n = 0;
     m->first = true;
     return true;
@@ -161,16 +161,16 @@ static bool put_prompts(struct mixed *m, size_t most)
 {
     for (enum json_token t; (t = json_scan_next(&m->sc)) != JSON_TOKEN_ARRAY_END;) {
         if (m->r->n_prompts == most) {
-            return api_error_set(&m->r->error, 400, "array_above_max_length", m->key,
-                                 "Invalid '%s': array too long. Expected at most %zu items.",
-                                 m->key, most);
+            return call_error_set(&m->r->error, 400, "array_above_max_length", m->key,
+                                  "Invalid '%s': array too long. Expected at most %zu items.",
+                                  m->key, most);
         }
         bool good = t == JSON_TOKEN_ARRAY ? put_list(m) : put_value(m, t);
         if (!good || !end_prompt(m)) {
             return false;
         }
     }
-    return m->r->n_prompts > 0 || api_empty(&m->r->error, m->key);
+    return m->r->n_prompts > 0 || call_error_empty(&m->r->error, m->key);
 }
 
 static size_t count_commas(const struct body_member *v)
@@ -182,7 +182,7 @@ static size_t count_commas(const struct body_member *v)
     return n;
 }
 
-bool request_read_mixed(struct api_request *r, const char *key, size_t most)
+bool request_read_mixed(struct request *r, const char *key, size_t most)
 {
     const struct body_member *v = body_get(&r->body, key);
     struct mixed m = {.r = r, .key = key, .first = true};
@@ -213,13 +213,13 @@ bool request_read_mixed(struct api_request *r, const char *key, size_t most)
 /* ---- completions
  * --------------------------------------------------------------------------------- */
 
-bool read_native_prompt(struct api_request *r)
+bool read_native_prompt(struct request *r)
 {
     return request_read_mixed(r, "prompt", (size_t)r->model->config->max_prompts);
 }
 
 /* How many others beside each token; they are told under llama.cpp's names. */
-bool read_n_probs(struct api_request *r)
+bool read_n_probs(struct request *r)
 {
     int64_t v;
     if (body_int(&r->body, "n_probs", 0, r->model->config->max_logprobs, &v) && v > 0) {
@@ -229,7 +229,7 @@ bool read_n_probs(struct api_request *r)
     return true;
 }
 
-bool read_response_fields(struct api_request *r)
+bool read_response_fields(struct request *r)
 {
     const struct json *fields = NULL;
     if (!body_array(&r->body, "response_fields", &fields)) {
@@ -244,14 +244,14 @@ bool read_response_fields(struct api_request *r)
     return true;
 }
 
-void native_begin(struct api_request *r)
+void native_begin(struct request *r)
 {
     r->has_max_tokens = r->model->has_default_max_tokens;
     r->max_tokens = r->model->defaults.max_tokens;
     r->add_special = true;
 }
 
-bool native_end(struct api_request *r)
+bool native_end(struct request *r)
 {
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;
@@ -262,20 +262,20 @@ bool native_end(struct api_request *r)
 /* ---- a text with a hole
  * -------------------------------------------------------------------------- */
 
-static bool read_file(struct api_request *r, const struct json *extra, struct fim_file *file)
+static bool read_file(struct request *r, const struct json *extra, struct fim_file *file)
 {
     const char *text = json_get_string(extra, "text"), *name = json_get_string(extra, "filename");
     bool bad_name = json_type(json_get(extra, "filename")) != JSON_NULL && !name;
     if (!text || bad_name) {
-        return api_error_set(&r->error, 400, "invalid_type", "input_extra",
-                             "Invalid 'input_extra': expected objects with a 'text' and a "
-                             "'filename'.");
+        return call_error_set(&r->error, 400, "invalid_type", "input_extra",
+                              "Invalid 'input_extra': expected objects with a 'text' and a "
+                              "'filename'.");
     }
     *file = (struct fim_file){.name = name ? name : "tmp", .text = text, .n_bytes = strlen(text)};
     return true;
 }
 
-static bool read_files(struct api_request *r)
+static bool read_files(struct request *r)
 {
     const struct json *extra = NULL;
     if (!body_array(&r->body, "input_extra", &extra)) {
@@ -293,13 +293,13 @@ static bool read_files(struct api_request *r)
     return true;
 }
 
-bool read_hole(struct api_request *r)
+bool read_hole(struct request *r)
 {
     const char *prefix = NULL, *suffix = NULL;
     if (!body_string(&r->body, "input_prefix", &prefix) ||
         !body_string(&r->body, "input_suffix", &suffix)) {
         return r->error.status == 0
-                   ? api_missing(&r->error, prefix ? "input_suffix" : "input_prefix")
+                   ? call_error_missing(&r->error, prefix ? "input_suffix" : "input_prefix")
                    : false;
     }
     r->prefix = body_text(&r->body, prefix, &r->prefix_bytes);
@@ -315,12 +315,12 @@ bool read_hole(struct api_request *r)
     if (!r->prompts) {
         return request_too_large(r);
     }
-    r->prompts[0] = (struct api_prompt){.text = ""};
+    r->prompts[0] = (struct request_prompt){.text = ""};
     r->n_prompts = 1;
     return read_files(r);
 }
 
-bool infill_end(struct api_request *r)
+bool infill_end(struct request *r)
 {
     return native_end(r) && request_fill_hole(r);
 }
@@ -328,7 +328,7 @@ bool infill_end(struct api_request *r)
 /* ---- the rest
  * ------------------------------------------------------------------------------------ */
 
-static void rename(struct api_request *r, const char *from, const char *to)
+static void rename(struct request *r, const char *from, const char *to)
 {
     for (size_t i = 0; i < r->body.n_members && !body_has(&r->body, to); i++) {
         if (strcmp(r->body.members[i].key, from) == 0) {
@@ -337,18 +337,18 @@ static void rename(struct api_request *r, const char *from, const char *to)
     }
 }
 
-void native_embed_begin(struct api_request *r)
+void native_embed_begin(struct request *r)
 {
     rename(r, "content", "input");
     embeddings_begin(r);
 }
 
-bool read_mixed_input(struct api_request *r)
+bool read_mixed_input(struct request *r)
 {
     return request_read_mixed(r, "input", MAX_INPUTS);
 }
 
-void apply_begin(struct api_request *r)
+void apply_begin(struct request *r)
 {
     r->form = FORM_TOKENIZE_CHAT;
     chat_begin(r);

@@ -12,7 +12,7 @@
 enum { MAX_BYTES = 64 << 20, MAX_MESSAGES = 4096 };
 
 struct ollama {
-    struct api_request *r;
+    struct request *r;
     struct buf out;
     size_t index;              // of the message
     size_t n_calls, n_results; // so far; results come in the order of the calls
@@ -45,7 +45,7 @@ static bool put_call(struct ollama *o, const struct json *call)
     const struct json *arguments = json_get(function, "arguments");
     const char *name = json_get_string(function, "name");
     if (!name || !*name) {
-        return api_missing(&o->r->error, where(o, "tool_calls.function.name"));
+        return call_error_missing(&o->r->error, where(o, "tool_calls.function.name"));
     }
     if (json_type(arguments) != JSON_NULL && !json_is(arguments, JSON_OBJECT)) {
         return body_wrong_type(&o->r->error, where(o, "tool_calls.function.arguments"), "an object",
@@ -101,7 +101,7 @@ static bool put_result(struct ollama *o, const struct json *m)
 
 static bool put_message(struct ollama *o, const struct json *m)
 {
-    struct api_error *e = &o->r->error;
+    struct call_error *e = &o->r->error;
     if (!json_is(m, JSON_OBJECT)) {
         return body_wrong_type(e, where(o, ""), "an object", m);
     }
@@ -111,12 +111,12 @@ static bool put_message(struct ollama *o, const struct json *m)
         return false;
     }
     if (!role || !chat_is_role(role)) {
-        return role ? api_error_set(e, 400, "invalid_value", where(o, "role"),
-                                    "Invalid value: '%.40s' is no role.", role)
-                    : api_missing(e, where(o, "role"));
+        return role ? call_error_set(e, 400, "invalid_value", where(o, "role"),
+                                     "Invalid value: '%.40s' is no role.", role)
+                    : call_error_missing(e, where(o, "role"));
     }
     if (json_count(json_get(m, "images")) > 0) {
-        return api_unsupported(e, where(o, "images"));
+        return call_error_unsupported(e, where(o, "images"));
     }
     buf_puts(&o->out, o->index ? ",{\"role\":" : "{\"role\":");
     convert_text(&o->out, role);
@@ -139,21 +139,21 @@ static bool end_messages(struct ollama *o, bool good)
     return good;
 }
 
-bool read_ollama_messages(struct api_request *r)
+bool read_ollama_messages(struct request *r)
 {
     struct ollama o = {.r = r};
     const struct json *messages = NULL;
     const char *last = NULL;
-    if (r->kind == API_OLLAMA_LOAD) {
+    if (r->kind == KIND_OLLAMA_LOAD) {
         return true;
     }
     if (!body_array(&r->body, "messages", &messages)) {
-        return r->error.status == 0 ? api_missing(&r->error, "messages") : false;
+        return r->error.status == 0 ? call_error_missing(&r->error, "messages") : false;
     }
     if (json_count(messages) > MAX_MESSAGES) {
-        return api_error_set(&r->error, 400, "array_above_max_length", "messages",
-                             "Invalid 'messages': array too long. Expected at most %d items.",
-                             MAX_MESSAGES);
+        return call_error_set(&r->error, 400, "array_above_max_length", "messages",
+                              "Invalid 'messages': array too long. Expected at most %d items.",
+                              MAX_MESSAGES);
     }
     bool good = true;
     buf_init(&o.out, MAX_BYTES);
@@ -172,10 +172,10 @@ bool read_ollama_messages(struct api_request *r)
  * ------------------------------------------------------------------------------------ */
 
 /* Raw it is a text to be continued; else the user's message, behind the system's. */
-bool read_generated_prompt(struct api_request *r)
+bool read_generated_prompt(struct request *r)
 {
     const char *prompt = NULL, *system = NULL;
-    if (r->kind == API_OLLAMA_LOAD) {
+    if (r->kind == KIND_OLLAMA_LOAD) {
         return true;
     }
     if (r->raw || r->suffix) {
@@ -203,7 +203,7 @@ bool read_generated_prompt(struct api_request *r)
 /* ---- other members
  * ------------------------------------------------------------------------------- */
 
-bool read_ollama_tools(struct api_request *r)
+bool read_ollama_tools(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "tools");
     bool none = m && json_is(m->node, JSON_ARRAY) && !json_first(m->node);
@@ -211,7 +211,7 @@ bool read_ollama_tools(struct api_request *r)
 }
 
 /* true, false, or how much. */
-bool read_think(struct api_request *r)
+bool read_think(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "think");
     if (!m) {
@@ -231,7 +231,7 @@ bool read_think(struct api_request *r)
 /* ---- the beginning and the end
  * ------------------------------------------------------------------- */
 
-static bool is_empty(const struct api_request *r, const char *key)
+static bool is_empty(const struct request *r, const char *key)
 {
     const struct body_member *m = body_get(&r->body, key);
     const char *text = m ? json_string(m->node) : NULL;
@@ -239,11 +239,11 @@ static bool is_empty(const struct api_request *r, const char *key)
     return !m || (text && !*text) || (list && json_count(m->node) == 0);
 }
 
-static void begin(struct api_request *r, const char *key)
+static void begin(struct request *r, const char *key)
 {
     body_lift(&r->body, "options");
     if (is_empty(r, key)) {
-        r->kind = API_OLLAMA_LOAD;
+        r->kind = KIND_OLLAMA_LOAD;
         r->generates = false;
         return;
     }
@@ -251,40 +251,40 @@ static void begin(struct api_request *r, const char *key)
     r->stream = true;
 }
 
-void ollama_chat_begin(struct api_request *r)
+void ollama_chat_begin(struct request *r)
 {
     begin(r, "messages");
 }
 
-void ollama_generate_begin(struct api_request *r)
+void ollama_generate_begin(struct request *r)
 {
     begin(r, "prompt");
     const struct body_member *raw = body_get(&r->body, "raw");
     r->add_special = (raw && json_bool(raw->node, false)) || !is_empty(r, "suffix");
 }
 
-bool ollama_end(struct api_request *r)
+bool ollama_end(struct request *r)
 {
     r->n = 1; // there is no other
     r->parallel_tool_calls = true;
     return chat_end(r) && (!r->suffix || request_fill_hole(r));
 }
 
-bool ollama_load_end(struct api_request *r)
+bool ollama_load_end(struct request *r)
 {
     r->messages = NULL;
     r->n_prompts = 0;
     return true;
 }
 
-void ollama_embed_begin(struct api_request *r)
+void ollama_embed_begin(struct request *r)
 {
     body_lift(&r->body, "options");
     embeddings_begin(r);
     r->truncate = -1;
 }
 
-bool read_truncates(struct api_request *r)
+bool read_truncates(struct request *r)
 {
     bool truncates;
     if (body_bool(&r->body, "truncate", &truncates)) {

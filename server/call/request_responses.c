@@ -13,7 +13,7 @@
 enum { MAX_BYTES = 64 << 20 };
 
 struct messages {
-    struct api_request *r;
+    struct request *r;
     struct buf out;       // the array's text
     struct buf calls;     // tool calls of an assistant message that is not written yet
     struct buf reasoning; // and its reasoning
@@ -60,13 +60,13 @@ static const char *where(struct messages *m, const char *field)
 /* A string, or parts that hold text. */
 static bool put_content(struct messages *m, const struct json *content, const char *field)
 {
-    struct api_error *e = &m->r->error;
+    struct call_error *e = &m->r->error;
     if (json_is(content, JSON_STRING)) {
         convert_text(&m->out, json_string(content));
         return true;
     }
     if (!content) {
-        return api_missing(e, where(m, field));
+        return call_error_missing(e, where(m, field));
     }
     if (!json_is(content, JSON_ARRAY)) {
         return body_wrong_type(e, where(m, field), "a string or an array", content);
@@ -80,12 +80,13 @@ static bool put_content(struct messages *m, const struct json *content, const ch
         bool known = type && (strcmp(type, "input_text") == 0 || strcmp(type, "text") == 0 ||
                               strcmp(type, "output_text") == 0 || strcmp(type, "refusal") == 0);
         if (!known) {
-            return api_text_only(e, where(m, field), "content parts", type ? type : "(none)");
+            return call_error_text_only(e, where(m, field), "content parts",
+                                        type ? type : "(none)");
         }
         if (!text) {
             char place[64];
             snprintf(place, sizeof place, "%s[%d].text", field, n);
-            return api_missing(e, where(m, place));
+            return call_error_missing(e, where(m, place));
         }
         buf_puts(&m->out, n++ ? ",{\"type\":\"text\",\"text\":" : "{\"type\":\"text\",\"text\":");
         convert_text(&m->out, text);
@@ -99,13 +100,13 @@ static bool put_message(struct messages *m, const struct json *item)
 {
     const char *role = json_get_string(item, "role");
     if (!role) {
-        return api_missing(&m->r->error, where(m, "role"));
+        return call_error_missing(&m->r->error, where(m, "role"));
     }
     if (words_find("user|assistant|system|developer", role) < 0) {
-        return api_error_set(&m->r->error, 400, "invalid_value", where(m, "role"),
-                             "Invalid value: '%.40s'. Supported values are: 'user', 'assistant', "
-                             "'system' and 'developer'.",
-                             role);
+        return call_error_set(&m->r->error, 400, "invalid_value", where(m, "role"),
+                              "Invalid value: '%.40s'. Supported values are: 'user', 'assistant', "
+                              "'system' and 'developer'.",
+                              role);
     }
     flush_calls(m);
     open_message(m, role);
@@ -126,7 +127,7 @@ static bool put_call(struct messages *m, const struct json *item)
     const char *const fields[] = {"call_id", "name", custom ? "input" : "arguments"};
     for (int i = 0; i < 3; i++) {
         if (!json_get_string(item, fields[i])) {
-            return api_missing(&m->r->error, where(m, fields[i]));
+            return call_error_missing(&m->r->error, where(m, fields[i]));
         }
     }
     buf_puts(&m->calls, m->calls.n_bytes ? ",{\"type\":\"function\",\"id\":"
@@ -144,7 +145,7 @@ static bool put_output(struct messages *m, const struct json *item)
 {
     const char *id = json_get_string(item, "call_id");
     if (!id) {
-        return api_missing(&m->r->error, where(m, "call_id"));
+        return call_error_missing(&m->r->error, where(m, "call_id"));
     }
     flush_calls(m);
     open_message(m, "tool");
@@ -185,17 +186,18 @@ static bool put_item(struct messages *m, const struct json *item)
         keep_reasoning(m, item);
         return true;
     }
-    return api_error_set(&m->r->error, 400, "unsupported_value", where(m, "type"),
-                         "Unsupported value: input items of type '%.40s' are not supported by this "
-                         "server.",
-                         type);
+    return call_error_set(
+        &m->r->error, 400, "unsupported_value", where(m, "type"),
+        "Unsupported value: input items of type '%.40s' are not supported by this "
+        "server.",
+        type);
 }
 
 static bool put_input(struct messages *m)
 {
     const struct body_member *input = body_get(&m->r->body, "input");
     if (!input) {
-        return api_missing(&m->r->error, "input");
+        return call_error_missing(&m->r->error, "input");
     }
     if (json_is(input->node, JSON_STRING)) { // as it is written
         open_message(m, "user");
@@ -212,7 +214,7 @@ static bool put_input(struct messages *m)
         return body_wrong_type(&m->r->error, "input", "a string or an array of items", input->node);
     }
     if (!json_first(input->node)) {
-        return api_empty(&m->r->error, "input");
+        return call_error_empty(&m->r->error, "input");
     }
     for (const struct json *item = json_first(input->node); item; item = json_next(item)) {
         if (!put_item(m, item)) {
@@ -228,7 +230,7 @@ static bool put_input(struct messages *m)
 /* What was said before, in the words that were kept of it. */
 static bool put_history(struct messages *m)
 {
-    struct api_request *r = m->r;
+    struct request *r = m->r;
     const struct json_limits limits = {.max_depth = 256};
     struct json *items = NULL;
     if (!r->history) {
@@ -240,9 +242,9 @@ static bool put_history(struct messages *m)
     }
     if (!body_hide_nuls(&r->body, r->text, r->n_bytes, text, r->history_bytes) ||
         json_parse(text, r->history_bytes, &limits, &items, NULL) != OK) {
-        return api_error_set(&m->r->error, 400, "invalid_value", "previous_response_id",
-                             "Invalid 'previous_response_id': the conversation before this input "
-                             "has too many items.");
+        return call_error_set(&m->r->error, 400, "invalid_value", "previous_response_id",
+                              "Invalid 'previous_response_id': the conversation before this input "
+                              "has too many items.");
     }
     bool good = true;
     for (const struct json *item = json_first(items); good && item; item = json_next(item)) {
@@ -255,7 +257,7 @@ static bool put_history(struct messages *m)
 /* Items that came by themselves are kept for a response that goes on from this one. */
 static bool keep_items(struct messages *m)
 {
-    struct api_request *r = m->r;
+    struct request *r = m->r;
     if (!r->store) {
         return true;
     }
@@ -265,7 +267,7 @@ static bool keep_items(struct messages *m)
     return r->items ? true : request_too_large(r);
 }
 
-bool read_items(struct api_request *r)
+bool read_items(struct request *r)
 {
     struct messages m = {.r = r};
     buf_init(&m.out, MAX_BYTES);
@@ -289,19 +291,19 @@ bool read_items(struct api_request *r)
     return good;
 }
 
-bool read_truncation(struct api_request *r)
+bool read_truncation(struct request *r)
 {
     int choice = 1;
     body_choice(&r->body, "truncation", "auto|disabled", &choice);
     if (choice == 0) {
-        return api_error_set(&r->error, 400, "unsupported_value", "truncation",
-                             "Unsupported value: this server drops no items of an input that is "
-                             "too long; 'truncation' may only be 'disabled'.");
+        return call_error_set(&r->error, 400, "unsupported_value", "truncation",
+                              "Unsupported value: this server drops no items of an input that is "
+                              "too long; 'truncation' may only be 'disabled'.");
     }
     return r->error.status == 0;
 }
 
-bool read_include(struct api_request *r)
+bool read_include(struct request *r)
 {
     const struct json *include = NULL;
     body_array(&r->body, "include", &include);
@@ -313,7 +315,7 @@ bool read_include(struct api_request *r)
 }
 
 /* The answer repeats what was asked for; the body itself is gone by then. */
-static bool make_echo(struct api_request *r)
+static bool make_echo(struct request *r)
 {
     static const struct {
         const char *key, *otherwise;
@@ -356,7 +358,7 @@ static bool make_echo(struct api_request *r)
     return r->repeated ? true : request_too_large(r);
 }
 
-void responses_begin(struct api_request *r)
+void responses_begin(struct request *r)
 {
     r->has_max_tokens = r->model->has_default_max_tokens;
     r->max_tokens = r->model->defaults.max_tokens;
@@ -365,13 +367,13 @@ void responses_begin(struct api_request *r)
     r->stores = r->store != NULL;
 }
 
-bool responses_end(struct api_request *r)
+bool responses_end(struct request *r)
 {
     if (r->n != 1) {
-        return api_error_set(&r->error, 400, "unsupported_value", "n",
-                             "Unsupported value: a response is one answer; 'n' may only be 1.");
+        return call_error_set(&r->error, 400, "unsupported_value", "n",
+                              "Unsupported value: a response is one answer; 'n' may only be 1.");
     }
-    r->stores = r->stores && r->store && r->kind == API_RESPONSES;
+    r->stores = r->stores && r->store && r->kind == KIND_RESPONSES;
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->logprobs ? r->n_top : 0;
     r->has_max_tokens |= r->max_is_asked;

@@ -15,14 +15,14 @@ struct texts {
 /* ---- texts --------------------------------------------------------------------------------------
  */
 
-static bool keep(struct api_request *r, struct scored_text *t, const char *string)
+static bool keep(struct request *r, struct scored_text *t, const char *string)
 {
     t->text = body_text(&r->body, string, &t->n_bytes);
     return t->text ? true : request_too_large(r);
 }
 
 /* {"content": [{"type": "text", "text": ...}, ...]} as one text. */
-static bool keep_parts(struct api_request *r, struct scored_text *t, const struct json *parts,
+static bool keep_parts(struct request *r, struct scored_text *t, const struct json *parts,
                        const char *key)
 {
     struct buf all;
@@ -35,15 +35,15 @@ static bool keep_parts(struct api_request *r, struct scored_text *t, const struc
     }
     if (!good || !json_first(parts)) {
         buf_deinit(&all);
-        return api_error_set(&r->error, 400, "unsupported_value", key,
-                             "Unsupported value: content parts of '%s' may only be texts.", key);
+        return call_error_set(&r->error, 400, "unsupported_value", key,
+                              "Unsupported value: content parts of '%s' may only be texts.", key);
     }
     const char *copy = all.failed ? NULL : arena_strndup(&r->arena, all.data, all.n_bytes);
     buf_deinit(&all);
     return copy ? keep(r, t, copy) : request_too_large(r);
 }
 
-static bool keep_text(struct api_request *r, struct scored_text *t, const struct json *node,
+static bool keep_text(struct request *r, struct scored_text *t, const struct json *node,
                       const char *key)
 {
     const struct json *content = json_get(node, "content");
@@ -59,7 +59,7 @@ static bool keep_text(struct api_request *r, struct scored_text *t, const struct
 }
 
 /* A text or several; false without an error: the member is not there. */
-static bool read_texts(struct api_request *r, const char *key, struct texts *out)
+static bool read_texts(struct request *r, const char *key, struct texts *out)
 {
     const struct body_member *m = body_get(&r->body, key);
     if (!m) {
@@ -68,13 +68,14 @@ static bool read_texts(struct api_request *r, const char *key, struct texts *out
     bool list = json_is(m->node, JSON_ARRAY);
     size_t n = list ? json_count(m->node) : 1;
     if (n == 0) {
-        return api_empty(&r->error, key);
+        return call_error_empty(&r->error, key);
     }
     if (n > MAX_INPUTS) {
-        return api_error_set(&r->error, 400, "array_above_max_length", key,
-                             "Invalid '%s': array too long. Expected at most %d items, but got %zu "
-                             "instead.",
-                             key, MAX_INPUTS, n);
+        return call_error_set(
+            &r->error, 400, "array_above_max_length", key,
+            "Invalid '%s': array too long. Expected at most %d items, but got %zu "
+            "instead.",
+            key, MAX_INPUTS, n);
     }
     out->items = arena_alloc(&r->arena, n, sizeof out->items[0]);
     if (!out->items) {
@@ -89,7 +90,7 @@ static bool read_texts(struct api_request *r, const char *key, struct texts *out
     return true;
 }
 
-static void take(struct api_request *r, const struct texts *queries, const struct texts *documents)
+static void take(struct request *r, const struct texts *queries, const struct texts *documents)
 {
     r->queries = queries->items;
     r->n_queries = queries->n;
@@ -97,26 +98,26 @@ static void take(struct api_request *r, const struct texts *queries, const struc
     r->n_documents = documents->n;
 }
 
-bool read_documents(struct api_request *r)
+bool read_documents(struct request *r)
 {
     struct texts query = {NULL, 0}, documents = {NULL, 0};
     if (!read_texts(r, "query", &query)) {
-        return r->error.status == 0 ? api_missing(&r->error, "query") : false;
+        return r->error.status == 0 ? call_error_missing(&r->error, "query") : false;
     }
     if (query.n != 1) {
-        return api_error_set(&r->error, 400, "invalid_value", "query",
-                             "Invalid 'query': expected one text.");
+        return call_error_set(&r->error, 400, "invalid_value", "query",
+                              "Invalid 'query': expected one text.");
     }
     r->bare_list = !body_has(&r->body, "documents") && body_has(&r->body, "texts");
     if (!read_texts(r, r->bare_list ? "texts" : "documents", &documents)) {
-        return r->error.status == 0 ? api_missing(&r->error, "documents") : false;
+        return r->error.status == 0 ? call_error_missing(&r->error, "documents") : false;
     }
     take(r, &query, &documents);
     return true;
 }
 
 /* vLLM has four pairs of names for the same. */
-bool read_score_texts(struct api_request *r)
+bool read_score_texts(struct request *r)
 {
     static const char *const names[][2] = {
         {"queries", "documents"}, {"queries", "items"}, {"text_1", "text_2"}, {"data_1", "data_2"}};
@@ -127,16 +128,16 @@ bool read_score_texts(struct api_request *r)
     }
     if (i == n) {
         bool first = body_has(&r->body, "text_1");
-        return api_missing(&r->error, first ? "text_2" : "text_1");
+        return call_error_missing(&r->error, first ? "text_2" : "text_1");
     }
     if (!read_texts(r, names[i][0], &queries) || !read_texts(r, names[i][1], &documents)) {
         return false;
     }
     if (queries.n != 1 && queries.n != documents.n) {
-        return api_error_set(&r->error, 400, "invalid_value", names[i][0],
-                             "Invalid '%s': expected one text, or as many as '%s' has, which are "
-                             "%zu.",
-                             names[i][0], names[i][1], documents.n);
+        return call_error_set(&r->error, 400, "invalid_value", names[i][0],
+                              "Invalid '%s': expected one text, or as many as '%s' has, which are "
+                              "%zu.",
+                              names[i][0], names[i][1], documents.n);
     }
     take(r, &queries, &documents);
     return true;
@@ -146,7 +147,7 @@ bool read_score_texts(struct api_request *r)
  * --------------------------------------------------------------------- */
 
 /* Cut to its first tokens, as text again. */
-static bool cut(struct api_request *r, struct scored_text *t, int64_t most)
+static bool cut(struct request *r, struct scored_text *t, int64_t most)
 {
     struct ids ids;
     struct text_span span = {t->text, t->n_bytes, true};
@@ -168,7 +169,7 @@ static bool cut(struct api_request *r, struct scored_text *t, int64_t most)
     return good;
 }
 
-static bool cut_all(struct api_request *r)
+static bool cut_all(struct request *r)
 {
     for (size_t i = 0; i < r->n_queries && r->max_query_tokens > 0; i++) {
         if (!cut(r, &r->queries[i], r->max_query_tokens)) {
@@ -194,8 +195,8 @@ static void put_message(struct buf *b, const char *role, const struct scored_tex
 }
 
 /* The prompt of a pair, with the provenance of its parts. */
-static bool render_pair(struct api_request *r, const char *messages, size_t n_bytes,
-                        struct api_prompt *p)
+static bool render_pair(struct request *r, const char *messages, size_t n_bytes,
+                        struct request_prompt *p)
 {
     struct err err = {""};
     struct chat_output out;
@@ -206,7 +207,7 @@ static bool render_pair(struct api_request *r, const char *messages, size_t n_by
                             .raw = true,
                             .local_us = chat_clock_us()};
     if (chat_template_render(r->model->scoring.pair, &in, &out, &err) != OK) {
-        return api_error_set(&r->error, 400, "invalid_messages", NULL, "%s", err.text);
+        return call_error_set(&r->error, 400, "invalid_messages", NULL, "%s", err.text);
     }
     char *text = arena_strndup(&r->arena, out.text, out.n_bytes);
     struct text_span *spans = arena_alloc(&r->arena, out.n_spans + 1, sizeof spans[0]);
@@ -214,13 +215,13 @@ static bool render_pair(struct api_request *r, const char *messages, size_t n_by
         spans[i] = out.spans[i];
         spans[i].text = text + (out.spans[i].text - out.text);
     }
-    *p = (struct api_prompt){
+    *p = (struct request_prompt){
         .text = text, .text_bytes = out.n_bytes, .spans = spans, .n_spans = out.n_spans};
     chat_output_deinit(&out);
     return text && spans ? true : request_too_large(r);
 }
 
-static bool make_pairs(struct api_request *r)
+static bool make_pairs(struct request *r)
 {
     struct buf messages;
     bool good = true;
@@ -240,18 +241,18 @@ static bool make_pairs(struct api_request *r)
     return good;
 }
 
-static bool put_prompt(struct api_request *r, const struct scored_text *t, const char *key)
+static bool put_prompt(struct request *r, const struct scored_text *t, const char *key)
 {
     if (t->n_bytes == 0) {
-        return api_error_set(&r->error, 400, "invalid_value", key,
-                             "Invalid '%s': it must not be empty.", key);
+        return call_error_set(&r->error, 400, "invalid_value", key,
+                              "Invalid '%s': it must not be empty.", key);
     }
-    r->prompts[r->n_prompts++] = (struct api_prompt){.text = t->text, .text_bytes = t->n_bytes};
+    r->prompts[r->n_prompts++] = (struct request_prompt){.text = t->text, .text_bytes = t->n_bytes};
     return true;
 }
 
 /* One prompt for each text: the queries, then the documents. */
-static bool make_texts(struct api_request *r)
+static bool make_texts(struct request *r)
 {
     const char *keys[] = {"query", "documents"};
     for (size_t i = 0; i < r->n_queries; i++) {
@@ -268,7 +269,7 @@ static bool make_texts(struct api_request *r)
 }
 
 /* Both answers of a judge are drawn, and nothing but their log probabilities is looked at. */
-static void ask_for_both(struct api_request *r)
+static void ask_for_both(struct request *r)
 {
     r->params = sampling_params_default();
     r->params.temperature = 0;
@@ -283,7 +284,7 @@ static void ask_for_both(struct api_request *r)
     r->has_max_tokens = true;
 }
 
-void score_begin(struct api_request *r)
+void score_begin(struct request *r)
 {
     r->generates = r->model->scoring.judges;
     r->pools = !r->generates;
@@ -291,12 +292,12 @@ void score_begin(struct api_request *r)
     r->activates = r->returns_documents = true;
 }
 
-bool score_end(struct api_request *r)
+bool score_end(struct request *r)
 {
     size_t n = r->n_queries + r->n_documents;
     if (!r->model->tok) {
-        return api_error_set(&r->error, 400, "unsupported_model", "model",
-                             "This model has no tokenizer: it scores no texts.");
+        return call_error_set(&r->error, 400, "unsupported_model", "model",
+                              "This model has no tokenizer: it scores no texts.");
     }
     r->prompts = arena_alloc(&r->arena, n, sizeof r->prompts[0]);
     if (!r->prompts) {
@@ -313,7 +314,7 @@ bool score_end(struct api_request *r)
 }
 
 /* The template's variables: the request's own, of which an instruction has a name of its own. */
-bool read_instruction(struct api_request *r)
+bool read_instruction(struct request *r)
 {
     const char *instruction = NULL;
     const struct json *own = NULL;

@@ -30,8 +30,8 @@ enum { SHAPE_CHAT, SHAPE_FUNCTIONS, SHAPE_RESPONSES, SHAPE_MESSAGES };
  */
 
 /* {"type":"grammar"} has syntax and definition, or holds them in "grammar". */
-static bool read_custom_format(struct api_request *r, const struct json *custom,
-                               struct api_tool *tool)
+static bool read_custom_format(struct request *r, const struct json *custom,
+                               struct request_tool *tool)
 {
     const struct json *format = json_get(custom, "format"), *inner = json_get(format, "grammar");
     const char *type = json_get_string(format, "type");
@@ -44,7 +44,7 @@ static bool read_custom_format(struct api_request *r, const struct json *custom,
     }
     if (!type || strcmp(type, "grammar") != 0 || !definition || !syntax ||
         words_find("lark|regex", syntax) < 0) {
-        return api_error_set(
+        return call_error_set(
             &r->error, 400, "invalid_value", tool->place,
             "Invalid '%s': expected type 'text', or 'grammar' with 'syntax' 'lark' "
             "or 'regex' and 'definition'.",
@@ -95,7 +95,7 @@ static void put_custom(struct buf *out, const struct json *custom)
  */
 
 struct reader {
-    struct api_request *r;
+    struct request *r;
     const struct shape *shape;
     struct buf out; // the tools as templates read them
     size_t index;
@@ -106,7 +106,7 @@ static bool bad_type(struct reader *t, const char *type)
 {
     char place[48];
     snprintf(place, sizeof place, "%s[%zu].type", t->shape->key, t->index);
-    return api_error_set(
+    return call_error_set(
         &t->r->error, 400,
         t->shape == &shapes[SHAPE_RESPONSES] ? "unsupported_parameter" : "unsupported_value", place,
         "Unsupported value: tools of type '%.40s' are not supported by this "
@@ -133,7 +133,7 @@ static bool check_schema(struct reader *t, const struct json *function, const ch
 {
     const struct json *schema = json_get(function, t->shape->schema);
     if (json_type(schema) == JSON_NULL) {
-        return t->shape == &shapes[SHAPE_MESSAGES] ? api_missing(&t->r->error, place) : true;
+        return t->shape == &shapes[SHAPE_MESSAGES] ? call_error_missing(&t->r->error, place) : true;
     }
     return json_is(schema, JSON_OBJECT) ? true
                                         : body_wrong_type(&t->r->error, place, "an object", schema);
@@ -141,7 +141,7 @@ static bool check_schema(struct reader *t, const struct json *function, const ch
 
 /* `text` is the tool's own, `function` may be a part of it. */
 static bool read_function(struct reader *t, const struct json *function, struct slice text,
-                          const struct json *tool, struct api_tool *to)
+                          const struct json *tool, struct request_tool *to)
 {
     struct slice inner = slice_at(text, t->shape->function);
     struct slice schema = slice_at(inner, t->shape->schema);
@@ -161,7 +161,7 @@ static bool read_function(struct reader *t, const struct json *function, struct 
 }
 
 static bool read_tool(struct reader *t, const struct json *tool, struct slice text,
-                      struct api_tool *to)
+                      struct request_tool *to)
 {
     char where[48], place[64];
     bool custom;
@@ -179,7 +179,7 @@ static bool read_tool(struct reader *t, const struct json *tool, struct slice te
     }
     if (!json_is(function, JSON_OBJECT)) {
         return function ? body_wrong_type(&t->r->error, where, "an object", function)
-                        : api_missing(&t->r->error, where);
+                        : call_error_missing(&t->r->error, where);
     }
     to->name = json_get_string(function, "name");
     to->custom = custom;
@@ -187,7 +187,7 @@ static bool read_tool(struct reader *t, const struct json *tool, struct slice te
     snprintf(to->place, sizeof to->place, "%s.%s", where, custom ? "format" : t->shape->schema);
     if (!to->name || !*to->name) {
         snprintf(place, sizeof place, "%s.name", where);
-        return api_missing(&t->r->error, place);
+        return call_error_missing(&t->r->error, place);
     }
     if (custom) {
         t->has_custom = true;
@@ -201,7 +201,7 @@ static bool read_tool(struct reader *t, const struct json *tool, struct slice te
 /* ---- all of them ------------------------------------------------------------------------------
  */
 
-static bool read_shape(struct api_request *r, const struct shape *shape)
+static bool read_shape(struct request *r, const struct shape *shape)
 {
     const struct body_member *m = body_get(&r->body, shape->key);
     struct reader t = {.r = r, .shape = shape};
@@ -236,12 +236,12 @@ static bool read_shape(struct api_request *r, const struct shape *shape)
 }
 
 /* Chat's tools, or the older functions. */
-bool read_tools(struct api_request *r)
+bool read_tools(struct request *r)
 {
     const struct json *list = NULL;
     if (body_array(&r->body, "tools", &list)) {
         return json_count(list) > 0 ? read_shape(r, &shapes[SHAPE_CHAT])
-                                    : api_empty(&r->error, "tools");
+                                    : call_error_empty(&r->error, "tools");
     }
     if (r->error.status != 0 || !body_array(&r->body, "functions", &list) ||
         json_count(list) == 0) {
@@ -251,14 +251,14 @@ bool read_tools(struct api_request *r)
     return read_shape(r, &shapes[SHAPE_FUNCTIONS]);
 }
 
-bool read_flat_tools(struct api_request *r)
+bool read_flat_tools(struct request *r)
 {
     const struct json *list = NULL;
     bool some = body_array(&r->body, "tools", &list) && json_count(list) > 0;
     return some ? read_shape(r, &shapes[SHAPE_RESPONSES]) : r->error.status == 0;
 }
 
-bool read_schema_tools(struct api_request *r)
+bool read_schema_tools(struct request *r)
 {
     const struct json *list = NULL;
     bool some = body_array(&r->body, "tools", &list) && json_count(list) > 0;
@@ -268,7 +268,7 @@ bool read_schema_tools(struct api_request *r)
 /* ---- the choice -------------------------------------------------------------------------------
  */
 
-static struct api_tool *find_tool(struct api_request *r, const char *name)
+static struct request_tool *find_tool(struct request *r, const char *name)
 {
     for (size_t i = 0; name && i < r->n_tool_list; i++) {
         if (strcmp(r->tool_list[i].name, name) == 0) {
@@ -278,7 +278,7 @@ static struct api_tool *find_tool(struct api_request *r, const char *name)
     return NULL;
 }
 
-const struct api_tool *request_custom_tool(const struct api_request *r, const char *name)
+const struct request_tool *request_custom_tool(const struct request *r, const char *name)
 {
     for (size_t i = 0; i < r->n_tool_list; i++) {
         if (r->tool_list[i].custom && strcmp(r->tool_list[i].name, name) == 0) {
@@ -296,21 +296,21 @@ static const char *name_of(const struct json *v)
     return name ? name : json_get_string(json_get(v, "custom"), "name");
 }
 
-static bool no_such_tool(struct api_request *r, const char *key, const char *name)
+static bool no_such_tool(struct request *r, const char *key, const char *name)
 {
-    return api_error_set(&r->error, 400, "invalid_value", key,
-                         "Invalid '%s': no tool of the name '%.64s' in 'tools'.", key,
-                         name ? name : "");
+    return call_error_set(&r->error, 400, "invalid_value", key,
+                          "Invalid '%s': no tool of the name '%.64s' in 'tools'.", key,
+                          name ? name : "");
 }
 
-static void allow_none(struct api_request *r)
+static void allow_none(struct request *r)
 {
     for (size_t i = 0; i < r->n_tool_list; i++) {
         r->tool_list[i].allowed = false;
     }
 }
 
-static bool allow_list(struct api_request *r, const char *key, const struct json *choice)
+static bool allow_list(struct request *r, const char *key, const struct json *choice)
 {
     const struct json *inner = json_get(choice, "allowed_tools");
     choice = inner ? inner : choice;
@@ -318,7 +318,7 @@ static bool allow_list(struct api_request *r, const char *key, const struct json
     const char *mode = json_get_string(choice, "mode");
     int which = mode ? words_find("auto|required", mode) : 0;
     if (which < 0 || !json_is(list, JSON_ARRAY) || json_count(list) == 0) {
-        return api_error_set(
+        return call_error_set(
             &r->error, 400, "invalid_value", key,
             "Invalid '%s': 'allowed_tools' has a mode ('auto' or 'required') and a "
             "list of tools.",
@@ -326,7 +326,7 @@ static bool allow_list(struct api_request *r, const char *key, const struct json
     }
     allow_none(r);
     for (const struct json *v = json_first(list); v; v = json_next(v)) {
-        struct api_tool *tool = find_tool(r, name_of(v));
+        struct request_tool *tool = find_tool(r, name_of(v));
         if (!tool) {
             return no_such_tool(r, key, name_of(v));
         }
@@ -337,9 +337,9 @@ static bool allow_list(struct api_request *r, const char *key, const struct json
     return true;
 }
 
-static bool allow_one(struct api_request *r, const char *key, const char *name)
+static bool allow_one(struct request *r, const char *key, const char *name)
 {
-    struct api_tool *tool = find_tool(r, name);
+    struct request_tool *tool = find_tool(r, name);
     if (!tool) {
         return no_such_tool(r, key, name);
     }
@@ -350,7 +350,7 @@ static bool allow_one(struct api_request *r, const char *key, const char *name)
     return true;
 }
 
-static bool choose(struct api_request *r, const char *key, const struct json *v)
+static bool choose(struct request *r, const char *key, const struct json *v)
 {
     const char *word = json_string(v), *type = json_get_string(v, "type");
     int which = word ? words_find("none|auto|required", word) : 1;
@@ -358,15 +358,15 @@ static bool choose(struct api_request *r, const char *key, const struct json *v)
         return body_wrong_type(&r->error, key, "a string or an object", v);
     }
     if (which < 0) {
-        return api_error_set(&r->error, 400, "invalid_value", key,
-                             "Invalid value: '%.40s'. Supported values are: 'none', 'auto' and "
-                             "'required'.",
-                             word);
+        return call_error_set(&r->error, 400, "invalid_value", key,
+                              "Invalid value: '%.40s'. Supported values are: 'none', 'auto' and "
+                              "'required'.",
+                              word);
     }
     if (!r->tools_json && (which == 2 || !word || r->form & (FORM_CHAT | FORM_TOKENIZE_CHAT))) {
         return which == 0 ? true
-                          : api_error_set(&r->error, 400, "invalid_value", key,
-                                          "'%s' is only allowed when 'tools' are specified.", key);
+                          : call_error_set(&r->error, 400, "invalid_value", key,
+                                           "'%s' is only allowed when 'tools' are specified.", key);
     }
     if (word) {
         static const enum tool_mode modes[] = {TOOLS_OFF, TOOLS_AUTO, TOOLS_MUST};
@@ -377,15 +377,15 @@ static bool choose(struct api_request *r, const char *key, const struct json *v)
         return allow_list(r, key, v);
     }
     if (type && words_find("function|custom", type) < 0) {
-        return api_error_set(&r->error, 400, "unsupported_value", key,
-                             "Unsupported value: '%s' of type '%.40s' is not supported by this "
-                             "server.",
-                             key, type);
+        return call_error_set(&r->error, 400, "unsupported_value", key,
+                              "Unsupported value: '%s' of type '%.40s' is not supported by this "
+                              "server.",
+                              key, type);
     }
     return allow_one(r, key, name_of(v));
 }
 
-static bool use_tools(struct api_request *r)
+static bool use_tools(struct request *r)
 {
     if (r->tool_mode == TOOLS_OFF && r->model->config->exclude_tools_when_tool_choice_none &&
         r->form & (FORM_CHAT | FORM_TOKENIZE_CHAT)) {
@@ -397,7 +397,7 @@ static bool use_tools(struct api_request *r)
     return r->error.status == 0;
 }
 
-bool read_tool_choice(struct api_request *r)
+bool read_tool_choice(struct request *r)
 {
     const char *key = body_has(&r->body, "tool_choice") ? "tool_choice" : "function_call";
     const struct body_member *m = body_get(&r->body, key);
@@ -410,7 +410,7 @@ bool read_tool_choice(struct api_request *r)
     return use_tools(r);
 }
 
-bool read_flat_choice(struct api_request *r)
+bool read_flat_choice(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "tool_choice");
     r->tool_mode = r->tools_json ? TOOLS_AUTO : TOOLS_OFF;
@@ -419,7 +419,7 @@ bool read_flat_choice(struct api_request *r)
 }
 
 /* {"type": "auto", "any", "tool" or "none"} */
-bool read_typed_choice(struct api_request *r)
+bool read_typed_choice(struct request *r)
 {
     enum { CHOICE_AUTO, CHOICE_NONE, CHOICE_ANY, CHOICE_TOOL };
     const struct json *choice = NULL;
@@ -430,18 +430,18 @@ bool read_typed_choice(struct api_request *r)
     }
     const char *type = json_get_string(choice, "type");
     if (!type) {
-        return api_missing(&r->error, "tool_choice.type");
+        return call_error_missing(&r->error, "tool_choice.type");
     }
     int which = words_find("auto|none|any|tool", type);
     if (which < 0) {
-        return api_error_set(&r->error, 400, "invalid_value", "tool_choice.type",
-                             "Invalid value: '%.40s'. Supported values are: 'auto', 'any', 'tool' "
-                             "and 'none'.",
-                             type);
+        return call_error_set(&r->error, 400, "invalid_value", "tool_choice.type",
+                              "Invalid value: '%.40s'. Supported values are: 'auto', 'any', 'tool' "
+                              "and 'none'.",
+                              type);
     }
     if (which != CHOICE_NONE && !r->tools_json) {
-        return api_error_set(&r->error, 400, "invalid_value", "tool_choice",
-                             "'tool_choice' is only allowed when 'tools' are specified.");
+        return call_error_set(&r->error, 400, "invalid_value", "tool_choice",
+                              "'tool_choice' is only allowed when 'tools' are specified.");
     }
     r->tool_mode = which == CHOICE_NONE ? TOOLS_OFF : r->tool_mode;
     r->tool_mode = which == CHOICE_ANY ? TOOLS_MUST : r->tool_mode;
@@ -449,7 +449,7 @@ bool read_typed_choice(struct api_request *r)
     if (which == CHOICE_TOOL) {
         const char *name = json_get_string(choice, "name");
         if (!name) {
-            return api_missing(&r->error, "tool_choice.name");
+            return call_error_missing(&r->error, "tool_choice.name");
         }
         return allow_one(r, "tool_choice", name) && use_tools(r);
     }

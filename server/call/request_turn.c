@@ -13,7 +13,7 @@
 enum { MAX_BYTES = 16 << 20 };
 
 struct plan {
-    struct api_request *r;
+    struct request *r;
     struct turn turn;
     struct tool_calls calls;
     struct buf answer, text;
@@ -40,29 +40,29 @@ static enum status compiles(const struct grammar_source *source, struct err *err
     return st;
 }
 
-static bool refuse_tool(struct api_request *r, size_t index, enum status st, const struct err *err)
+static bool refuse_tool(struct request *r, size_t index, enum status st, const struct err *err)
 {
-    const struct api_tool *tool = &r->tool_list[index];
-    return api_error_set(
+    const struct request_tool *tool = &r->tool_list[index];
+    return call_error_set(
         &r->error, 400, tool->custom ? code_of(st, GRAMMAR_LARK) : "invalid_function_parameters",
         tool->place, "Invalid %s '%.64s': %s",
         tool->custom ? "format of the tool" : "schema for function", tool->name, err->text);
 }
 
 /* The whole was refused: the part that is to blame, with its own place, if one is. */
-static bool blame(struct api_request *r, enum status whole, const struct err *why)
+static bool blame(struct request *r, enum status whole, const struct err *why)
 {
     struct err err = {""};
     if (r->constraint_param) {
         enum status st = compiles(&r->constraint, &err);
         if (st != OK) {
-            return api_error_set(&r->error, 400, code_of(st, r->constraint.kind),
-                                 r->constraint_param, "Invalid '%s': %s", r->constraint_param,
-                                 err.text);
+            return call_error_set(&r->error, 400, code_of(st, r->constraint.kind),
+                                  r->constraint_param, "Invalid '%s': %s", r->constraint_param,
+                                  err.text);
         }
     }
     for (size_t i = 0; i < r->n_tool_list; i++) {
-        const struct api_tool *t = &r->tool_list[i];
+        const struct request_tool *t = &r->tool_list[i];
         struct grammar_source source = {
             .kind = GRAMMAR_SCHEMA, .text = t->schema, .n_bytes = t->schema_bytes};
         if (t->custom) {
@@ -75,15 +75,15 @@ static bool blame(struct api_request *r, enum status whole, const struct err *wh
         }
     }
     const char *param = r->constraint_param ? r->constraint_param : "tools";
-    return api_error_set(&r->error, 400, code_of(whole, r->constraint.kind), param,
-                         "Invalid '%s': %s", param, why->text);
+    return call_error_set(&r->error, 400, code_of(whole, r->constraint.kind), param,
+                          "Invalid '%s': %s", param, why->text);
 }
 
 /* ---- calls ------------------------------------------------------------------------------------
  */
 
 /* Whether the grammar has to know of calls. */
-static bool watches_calls(const struct api_request *r)
+static bool watches_calls(const struct request *r)
 {
     bool some = r->tool_mode == TOOLS_MUST;
     for (size_t i = 0; i < r->n_tool_list && r->tool_mode == TOOLS_AUTO; i++) {
@@ -95,14 +95,14 @@ static bool watches_calls(const struct api_request *r)
 /* Forced calls and those of strict tools fit the schema; others are any object. */
 static bool list_tools(struct plan *p)
 {
-    struct api_request *r = p->r;
+    struct request *r = p->r;
     struct tool_to_write *list = arena_alloc(&r->arena, r->n_tool_list, sizeof *list);
     size_t n = 0;
     if (!list) {
         return request_too_large(r);
     }
     for (size_t i = 0; i < r->n_tool_list; i++) {
-        const struct api_tool *t = &r->tool_list[i];
+        const struct request_tool *t = &r->tool_list[i];
         bool fits = t->strict || r->tool_mode == TOOLS_MUST || p->calls.writing->by_schema;
         if (!t->allowed) {
             continue;
@@ -122,7 +122,7 @@ static bool list_tools(struct plan *p)
 
 static bool plan_calls(struct plan *p)
 {
-    struct api_request *r = p->r;
+    struct request *r = p->r;
     const struct tool_parser *parser = r->model->parser;
     const struct tool_writing *w = parser ? parser->writing : NULL;
     if (!watches_calls(r) || (!parser && r->tool_mode == TOOLS_AUTO)) {
@@ -132,11 +132,11 @@ static bool plan_calls(struct plan *p)
         return true; // no calls beside a constrained answer
     }
     if (!w) {
-        return api_error_set(&r->error, 400, "unsupported_value",
-                             r->tool_mode == TOOLS_MUST ? r->tool_param : "tools",
-                             "Unsupported value: this server does not know how this model writes "
-                             "calls (--tool-call-parser), so that it cannot keep them to '%s'.",
-                             r->tool_mode == TOOLS_MUST ? r->tool_param : "strict");
+        return call_error_set(&r->error, 400, "unsupported_value",
+                              r->tool_mode == TOOLS_MUST ? r->tool_param : "tools",
+                              "Unsupported value: this server does not know how this model writes "
+                              "calls (--tool-call-parser), so that it cannot keep them to '%s'.",
+                              r->tool_mode == TOOLS_MUST ? r->tool_param : "strict");
     }
     p->calls.writing = turn_writing(parser, r->model->tok);
     p->calls.one = !r->parallel_tool_calls;
@@ -162,7 +162,7 @@ static bool is_json(const char *s, size_t n)
 /* The constraint as a format. False: it is refused already. */
 static bool put_answer(struct plan *p)
 {
-    struct api_request *r = p->r;
+    struct request *r = p->r;
     const struct grammar_source *s = &r->constraint;
     struct buf *out = &p->answer;
     bool regex = s->kind == GRAMMAR_REGEX, json = s->kind == GRAMMAR_SCHEMA;
@@ -197,10 +197,10 @@ static bool put_answer(struct plan *p)
 /* ---- what comes before it ---------------------------------------------------------------------
  */
 
-static bool thinks(const struct api_request *r)
+static bool thinks(const struct request *r)
 {
     bool off = (r->has_thinks && !r->thinks) || (r->effort && strcmp(r->effort, "none") == 0);
-    const struct api_prompt *p = &r->prompts[0];
+    const struct request_prompt *p = &r->prompts[0];
     bool closed = p->text && reasoning_is_closed(r->output.reasoning, p->text, p->text_bytes);
     return r->messages && !off && !closed && !r->continue_final_message;
 }
@@ -209,7 +209,7 @@ static bool thinks(const struct api_request *r)
  * no masks are needed. */
 static void plan_reasoning(struct plan *p)
 {
-    struct api_request *r = p->r;
+    struct request *r = p->r;
     struct turn *t = &p->turn;
     t->reasoning = r->output.reasoning;
     t->opened = r->output.starts_in_reasoning;
@@ -228,7 +228,7 @@ static void plan_reasoning(struct plan *p)
 /* ---- the whole --------------------------------------------------------------------------------
  */
 
-static bool compile(struct api_request *r, const struct grammar_source *source)
+static bool compile(struct request *r, const struct grammar_source *source)
 {
     struct err err = {""};
     enum status st =
@@ -238,7 +238,7 @@ static bool compile(struct api_request *r, const struct grammar_source *source)
 
 static bool constrain(struct plan *p)
 {
-    struct api_request *r = p->r;
+    struct request *r = p->r;
     if (!plan_calls(p)) {
         return false;
     }
@@ -267,7 +267,7 @@ static bool constrain(struct plan *p)
                           .kind = GRAMMAR_TAGS, .text = p->text.data, .n_bytes = p->text.n_bytes});
 }
 
-bool request_constrain(struct api_request *r)
+bool request_constrain(struct request *r)
 {
     struct plan p = {.r = r};
     if (!r->generates || (!r->constraint_param && !watches_calls(r))) {
@@ -275,8 +275,8 @@ bool request_constrain(struct api_request *r)
     }
     if (!r->model->tok) {
         const char *param = r->constraint_param ? r->constraint_param : r->tool_param;
-        return api_error_set(&r->error, 400, "unsupported_value", param,
-                             "This model has no tokenizer: its answers cannot be constrained.");
+        return call_error_set(&r->error, 400, "unsupported_value", param,
+                              "This model has no tokenizer: its answers cannot be constrained.");
     }
     buf_init(&p.answer, MAX_BYTES);
     buf_init(&p.text, MAX_BYTES);

@@ -12,26 +12,26 @@
 enum { OUTPUT_MAX_BYTES = 1 << 30 };
 
 /* More than any server would give it. */
-static bool too_large(struct api_error *e)
+static bool too_large(struct call_error *e)
 {
-    return api_error_set(e, 400, "invalid_value", "max_tokens",
-                         "The answers that this request asks for would not fit in memory; ask for "
-                         "fewer or shorter ones, or for fewer logprobs.");
+    return call_error_set(e, 400, "invalid_value", "max_tokens",
+                          "The answers that this request asks for would not fit in memory; ask for "
+                          "fewer or shorter ones, or for fewer logprobs.");
 }
 
 /* What others give back may be enough for it later. */
-static bool no_memory(struct api_error *e)
+static bool no_memory(struct call_error *e)
 {
     e->type = "server_error";
     e->retry_after_s = 5;
-    return api_error_set(e, 503, "out_of_memory", NULL,
-                         "The server has no memory for the answers of this request now.");
+    return call_error_set(e, 503, "out_of_memory", NULL,
+                          "The server has no memory for the answers of this request now.");
 }
 
 /* One block for the outputs of all samples: tokens, then logprobs with their lists. */
-static bool make_outputs(struct call *c, struct api_error *e)
+static bool make_outputs(struct call *c, struct call_error *e)
 {
-    const struct api_request *r = &c->request;
+    const struct request *r = &c->request;
     size_t per = sizeof(int32_t), n_top = (size_t)r->params.top_logprobs, total = 0;
     if (r->params.logprobs) {
         per += sizeof(struct token_logprobs) + n_top * (sizeof(int32_t) + sizeof(float));
@@ -78,7 +78,7 @@ static bool make_outputs(struct call *c, struct api_error *e)
 }
 
 /* Lists for the prompt's own log-probabilities. */
-static bool make_prompt_logprobs(struct call *c, struct engine_request *r, struct api_error *e)
+static bool make_prompt_logprobs(struct call *c, struct engine_request *r, struct call_error *e)
 {
     size_t n_top = (size_t)c->request.params.prompt_top_logprobs, n = (size_t)r->n_prompt;
     size_t per = sizeof(struct token_logprobs) + n_top * (sizeof(int32_t) + sizeof(float));
@@ -97,9 +97,9 @@ static bool make_prompt_logprobs(struct call *c, struct engine_request *r, struc
     return true;
 }
 
-static bool make_requests(struct call *c, struct api_error *e)
+static bool make_requests(struct call *c, struct call_error *e)
 {
-    const struct api_request *r = &c->request;
+    const struct request *r = &c->request;
     if (!make_outputs(c, e)) {
         return false;
     }
@@ -154,7 +154,7 @@ int64_t call_queue_length(const struct call_server *s, const struct engine_stats
 }
 
 /* Admission: by requests and by prompt tokens that wait. */
-static bool admit(struct call *c, struct api_error *e)
+static bool admit(struct call *c, struct call_error *e)
 {
     struct engine_stats s;
     const struct config *config = c->server->config;
@@ -165,10 +165,11 @@ static bool admit(struct call *c, struct api_error *e)
     }
     int32_t most = c->request.model->info->max_sequences;
     if (sequences > most) {
-        return api_error_set(e, 400, "invalid_value", NULL,
-                             "This request asks for %lld samples, of all prompts together; at most "
-                             "%d may wait and run at once here.",
-                             (long long)sequences, most);
+        return call_error_set(
+            e, 400, "invalid_value", NULL,
+            "This request asks for %lld samples, of all prompts together; at most "
+            "%d may wait and run at once here.",
+            (long long)sequences, most);
     }
     if (c->offline) {
         return true;
@@ -193,18 +194,18 @@ static bool admit(struct call *c, struct api_error *e)
     e->retry_after_s = retry_after(&s);
     c->server->counts.rejected[REJECT_QUEUE_FULL]++;
     e->type = "server_error";
-    return api_error_set(e, (int)config->overload_status, "server_overloaded", NULL,
-                         "The server is overloaded: too many requests are waiting.");
+    return call_error_set(e, (int)config->overload_status, "server_overloaded", NULL,
+                          "The server is overloaded: too many requests are waiting.");
 }
 
-bool call_make_requests(struct call *c, struct api_error *e)
+bool call_make_requests(struct call *c, struct call_error *e)
 {
     return admit(c, e) && make_requests(c, e);
 }
 
 /* Why the engine did not take a request. */
 static enum status refused(struct call *c, enum status st, const struct err *why,
-                           struct api_error *e)
+                           struct call_error *e)
 {
     struct call_server *s = c->server;
     struct engine_stats stats;
@@ -213,18 +214,18 @@ static enum status refused(struct call *c, enum status st, const struct err *why
         e->retry_after_s = retry_after(&stats);
         e->type = "server_error";
         s->counts.rejected[REJECT_QUEUE_FULL]++;
-        api_error_set(e, (int)s->config->overload_status, "server_overloaded", NULL,
-                      "The server is overloaded: its queue is full.");
+        call_error_set(e, (int)s->config->overload_status, "server_overloaded", NULL,
+                       "The server is overloaded: its queue is full.");
     } else if (st == ERR_INVALID) {
-        api_error_set(e, 400, "invalid_value", NULL, "%s", why->text);
+        call_error_set(e, 400, "invalid_value", NULL, "%s", why->text);
     } else if (st != ERR_BUSY) {
         s->counts.rejected[REJECT_DEAD]++;
-        api_error_set(e, 503, "engine_dead", NULL, "The engine does not take requests.");
+        call_error_set(e, 503, "engine_dead", NULL, "The engine does not take requests.");
     }
     return st;
 }
 
-enum status call_submit(struct call *c, struct api_error *e)
+enum status call_submit(struct call *c, struct call_error *e)
 {
     while (c->n_submitted < c->n_requests) {
         struct err err = {""};

@@ -218,19 +218,19 @@ void tenant_set_limits(struct tenant *t, const struct tenant_limits *l)
 }
 
 /* OpenAI's words for it; the type says of what there was too much. */
-static bool refuse(struct api_error *e, const char *type, int64_t after_ns, const char *what,
+static bool refuse(struct call_error *e, const char *type, int64_t after_ns, const char *what,
                    int64_t limit)
 {
     e->type = type;
     e->retry_after_s = (int)ceil((double)after_ns * 1e-9);
     e->retry_after_s = e->retry_after_s > 0 ? e->retry_after_s : 1;
-    return api_error_set(e, 429, "rate_limit_exceeded", NULL,
-                         "Rate limit reached: this API key may have %" PRId64 " %s. Please try "
-                         "again in %d s.",
-                         limit, what, e->retry_after_s);
+    return call_error_set(e, 429, "rate_limit_exceeded", NULL,
+                          "Rate limit reached: this API key may have %" PRId64 " %s. Please try "
+                          "again in %d s.",
+                          limit, what, e->retry_after_s);
 }
 
-bool tenant_enter(struct tenant *t, int64_t now_ns, struct api_error *e)
+bool tenant_enter(struct tenant *t, int64_t now_ns, struct call_error *e)
 {
     const struct tenant_limits *l = &t->limits;
     if (l->concurrent > 0 && t->n_calls >= l->concurrent) {
@@ -254,7 +254,7 @@ void tenant_leave(struct tenant *t)
 }
 
 bool tenant_admits(struct tenant *t, int64_t prompt_tokens, int64_t sequences, int64_t queued,
-                   int64_t max_queued, int64_t now_ns, struct api_error *e)
+                   int64_t max_queued, int64_t now_ns, struct call_error *e)
 {
     const struct tenant_limits *l = &t->limits;
     if (l->tokens_per_minute > 0) {
@@ -273,7 +273,7 @@ bool tenant_admits(struct tenant *t, int64_t prompt_tokens, int64_t sequences, i
     return true;
 }
 
-bool tenant_check_priority(const struct tenant *t, int32_t *priority, struct api_error *e)
+bool tenant_check_priority(const struct tenant *t, int32_t *priority, struct call_error *e)
 {
     int32_t least = t->limits.min_priority, most = t->limits.max_priority;
     if (*priority >= least && *priority <= most) {
@@ -283,9 +283,9 @@ bool tenant_check_priority(const struct tenant *t, int32_t *priority, struct api
         *priority = least > 0 ? least : most;
         return true;
     }
-    return api_error_set(e, 400, "invalid_value", "priority",
-                         "Invalid 'priority': %d. It may be from %d to %d here.", *priority, least,
-                         most);
+    return call_error_set(e, 400, "invalid_value", "priority",
+                          "Invalid 'priority': %d. It may be from %d to %d here.", *priority, least,
+                          most);
 }
 
 void tenant_charge(struct tenant *t, int64_t n_tokens, int64_t now_ns)

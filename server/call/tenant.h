@@ -52,16 +52,16 @@ void tenant_drop(struct tenant *t); // the last one frees it; accepts NULL
 void tenant_set_limits(struct tenant *t, const struct tenant_limits *limits);
 
 /* A call begins. False: it may not, and *e is a 429; else tenant_leave must follow. */
-bool tenant_enter(struct tenant *t, int64_t now_ns, struct api_error *e);
+bool tenant_enter(struct tenant *t, int64_t now_ns, struct call_error *e);
 void tenant_leave(struct tenant *t);
 
 /* Whether a call with such prompts may go to the engine, where `queued` sequences wait already, of
  * max_queued. It takes nothing. */
 bool tenant_admits(struct tenant *t, int64_t prompt_tokens, int64_t sequences, int64_t queued,
-                   int64_t max_queued, int64_t now_ns, struct api_error *e);
+                   int64_t max_queued, int64_t now_ns, struct call_error *e);
 /* The priority that a request gets: 0, which is also that of one that says none, goes to the
  * nearest that is allowed. False: *e is set. */
-bool tenant_check_priority(const struct tenant *t, int32_t *priority, struct api_error *e);
+bool tenant_check_priority(const struct tenant *t, int32_t *priority, struct call_error *e);
 /* What a request's cached blocks are shared under, given its own cache_salt or NULL; NULL: nothing.
  * *made is the caller's to free, and NULL if the salt is the request's own. */
 const char *tenant_cache_salt(const struct tenant *t, const char *asked, char **made);

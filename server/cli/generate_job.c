@@ -48,7 +48,7 @@ static void whole(struct call *c, struct buf *json)
     *json = (struct buf){0};
 }
 
-static void error(struct call *c, const struct api_error *e)
+static void error(struct call *c, const struct call_error *e)
 {
     bool named = e->param[0] == '\0' || strstr(e->message, e->param); // an answer has no "param"
     char text[sizeof e->param + sizeof e->message + 2];
@@ -100,7 +100,7 @@ static void end_text(struct call *c, bool done)
     (void)done;
 }
 
-static void tell(struct call *c, const struct api_error *e)
+static void tell(struct call *c, const struct call_error *e)
 {
     of(c)->failed = true;
     fprintf(stderr, "%ssluice: %s\n", of(c)->has_begun ? "\n" : "", e->message);
@@ -126,7 +126,7 @@ void generate_job_start(struct generate_job *job, struct call_server *s, const c
     job->call.sink = to_person ? &person_sink : &line_sink;
     job->call.format = &generate_line_format;
     job->call.offline = true;
-    job->call.request.kind = API_GENERATE;
+    job->call.request.kind = KIND_GENERATE;
     job->call.request.text = text;
     job->call.request.n_bytes = n_bytes;
     job->call.t_arrived_ns = clock_now_ns();

@@ -7,7 +7,7 @@
 
 #include "server/call/format.h"
 
-extern const struct call_format generate_line_format; // of calls of the kind API_GENERATE
+extern const struct call_format generate_line_format; // of calls of the kind KIND_GENERATE
 
 /* {"error":"..."} and a newline. */
 void generate_line_put_error(struct buf *out, const char *text);

@@ -57,7 +57,7 @@ static enum status open_pipe(struct local_engine *l, struct err *err)
 }
 
 static enum status open_engine(struct local_engine *l, const char *command,
-                               enum status (*open_model)(struct api_model *, const struct config *,
+                               enum status (*open_model)(struct call_model *, const struct config *,
                                                          const struct engine_info *, struct err *),
                                struct err *err)
 {
@@ -81,7 +81,7 @@ static enum status open_engine(struct local_engine *l, const char *command,
 }
 
 enum status local_engine_open(struct local_engine *l, int argc, char **argv, const char *command,
-                              enum status (*open_model)(struct api_model *, const struct config *,
+                              enum status (*open_model)(struct call_model *, const struct config *,
                                                         const struct engine_info *, struct err *),
                               struct err *err)
 {
@@ -107,7 +107,7 @@ int local_engine_close(struct local_engine *l, int rc)
     }
     engine_close(l->calls.engine);
     devices_release(&l->options);
-    api_model_close(&l->calls.model);
+    call_model_close(&l->calls.model);
     call_server_deinit(&l->calls);
     config_deinit(&l->config);
     close(l->out);

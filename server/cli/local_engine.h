@@ -14,10 +14,10 @@ struct local_engine {
     atomic_bool awake; // a byte is in it
 };
 
-/* Reads the options and loads the model, its tokenizer and the like with api_model_open or
- * api_model_open_prompts. command: what an error calls it. local_engine_close in any case. */
+/* Reads the options and loads the model, its tokenizer and the like with call_model_open or
+ * call_model_open_prompts. command: what an error calls it. local_engine_close in any case. */
 enum status local_engine_open(struct local_engine *l, int argc, char **argv, const char *command,
-                              enum status (*open_model)(struct api_model *, const struct config *,
+                              enum status (*open_model)(struct call_model *, const struct config *,
                                                         const struct engine_info *, struct err *),
                               struct err *err);
 /* Makes the next wait return at once. */

@@ -39,7 +39,7 @@ struct slice {
     size_t n_bytes;
 };
 
-struct request {
+struct rendered {
     struct slice messages, tools, clock;
     struct buf kwargs;
     bool add_generation_prompt, continue_final;
@@ -50,7 +50,7 @@ static bool slice_is(struct slice s, const char *word)
     return s.n_bytes == strlen(word) && memcmp(s.s, word, s.n_bytes) == 0;
 }
 
-static void keep(struct request *rq, const char *key, size_t n_key, struct slice value)
+static void keep(struct rendered *rq, const char *key, size_t n_key, struct slice value)
 {
     buf_puts(&rq->kwargs, rq->kwargs.n_bytes > 1 ? ",\"" : "\"");
     buf_put(&rq->kwargs, key, n_key);
@@ -58,7 +58,7 @@ static void keep(struct request *rq, const char *key, size_t n_key, struct slice
     buf_put(&rq->kwargs, value.s, value.n_bytes);
 }
 
-static void take_member(const struct render *r, struct request *rq, const struct json_scan *key,
+static void take_member(const struct render *r, struct rendered *rq, const struct json_scan *key,
                         struct slice value)
 {
     bool null = slice_is(value, "null");
@@ -78,7 +78,7 @@ static void take_member(const struct render *r, struct request *rq, const struct
 }
 
 static enum status read_request(const struct render *r, const char *line, size_t n_bytes,
-                                struct request *rq, struct err *err)
+                                struct rendered *rq, struct err *err)
 {
     struct json_scan sc;
     json_scan_init(&sc, line, n_bytes, MAX_LINE_DEPTH);
@@ -153,7 +153,7 @@ static void put_result(const struct render *r, const struct chat_output *o, stru
 
 static void render_line(const struct render *r, const char *line, size_t n_bytes, struct buf *out)
 {
-    struct request rq = {0};
+    struct rendered rq = {0};
     struct chat_output o = {0};
     struct err err = r->err;
     buf_init(&rq.kwargs, n_bytes * 2 + 64);

@@ -37,7 +37,7 @@ struct serve {
     struct store *store;
     struct engine_options options;
     struct engine *engine;
-    struct api_model model;
+    struct call_model model;
     enum status load_status;
     struct err load_error;
     bool loading;
@@ -78,7 +78,7 @@ static void load(void *arg)
     s->options.callback_arg = s;
     s->load_status = engine_open(&s->options, &s->engine, &s->load_error);
     if (s->load_status == OK) {
-        s->load_status = api_model_open(&s->model, c, engine_info(s->engine), &s->load_error);
+        s->load_status = call_model_open(&s->model, c, engine_info(s->engine), &s->load_error);
     }
     if (s->load_status == OK && s->model.tok) {
         engine_add_eos(s->engine, tokenizer_eos(s->model.tok));
@@ -253,7 +253,7 @@ static enum status open_store(struct serve *s, struct err *err)
 static enum status prepare(struct serve *s, struct err *err)
 {
     TRY(engine_config_check(&s->config, err));
-    TRY(api_model_check(&s->config, err));
+    TRY(call_model_check(&s->config, err));
     TRY(keys_open(&s->config, &s->api.keys, err));
     TRY(open_store(s, err));
     return listen_now(s, err);
@@ -297,7 +297,7 @@ static int run(struct serve *s)
         engine_close(s->engine);
     }
     devices_release(&s->options);
-    api_model_close(&s->model);
+    call_model_close(&s->model);
     http_server_close(s->http);
     api_deinit(&s->api);
     store_close(s->store);

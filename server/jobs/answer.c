@@ -31,12 +31,12 @@ void answer_put_body(struct buf *out, const char *id, const char *custom_id, con
 }
 
 void answer_put_refusal(struct buf *out, const char *id, const char *custom_id,
-                        const struct api_error *e)
+                        const struct call_error *e)
 {
     put_head(out, id, custom_id);
     buf_printf(out, ",\"response\":{\"status_code\":%d,\"request_id\":\"%s\",\"body\":", e->status,
                id);
-    api_error_put(out, e);
+    call_error_put(out, e);
     buf_puts(out, "},\"error\":null}");
 }
 

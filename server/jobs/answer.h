@@ -20,7 +20,7 @@ void answer_put_body(struct buf *out, const char *id, const char *custom_id, con
                      size_t n_bytes);
 /* A request that was refused, or failed. */
 void answer_put_refusal(struct buf *out, const char *id, const char *custom_id,
-                        const struct api_error *e);
+                        const struct call_error *e);
 /* A request that was never made: "batch_expired" and the like. */
 void answer_put_unmade(struct buf *out, const char *id, const char *custom_id, const char *code,
                        const char *message);

@@ -72,10 +72,10 @@ static void fetched(void *arg)
 /* Its input could not be read. */
 static void refuse_fetched(struct job *j, struct fetched *f)
 {
-    struct api_error e = {0};
+    struct call_error e = {0};
     char new_id[ANSWER_ID_BYTES];
     answer_make_id(new_id);
-    api_error_set(&e, 500, "internal_error", NULL, "The line could not be read again.");
+    call_error_set(&e, 500, "internal_error", NULL, "The line could not be read again.");
     buf_deinit(&f->text);
     job_refuse_line(j, f->member.line, new_id, &e);
 }

@@ -39,7 +39,7 @@ void job_answer_line(struct job *j, int32_t line, bool failed, struct buf *text,
     j->progress.output_tokens += one.output_tokens;
 }
 
-void job_refuse_line(struct job *j, int32_t line, const char *id, const struct api_error *e)
+void job_refuse_line(struct job *j, int32_t line, const char *id, const struct call_error *e)
 {
     struct buf text;
     buf_init(&text, MAX_ANSWER_BYTES);

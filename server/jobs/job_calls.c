@@ -39,9 +39,9 @@ static void whole(struct call *c, struct buf *json)
     answer_put_body(&text, jc->id, job_line_id(j->options.lines, jc->member.line), json->data,
                     json->n_bytes);
     if (json->failed || text.failed) {
-        struct api_error e = {0};
+        struct call_error e = {0};
         buf_deinit(&text);
-        api_error_set(&e, 500, "internal_error", NULL, "The answer is too large.");
+        call_error_set(&e, 500, "internal_error", NULL, "The answer is too large.");
         job_refuse_line(j, jc->member.line, jc->id, &e);
     } else {
         job_answer_line(j, jc->member.line, false, &text, &c->record);
@@ -52,7 +52,7 @@ static void whole(struct call *c, struct buf *json)
 }
 
 /* The engine, not the line, is at fault: another time it may do. */
-static bool is_end_of_engine(const struct call *c, const struct api_error *e)
+static bool is_end_of_engine(const struct call *c, const struct call_error *e)
 {
     struct engine_stats stats;
     if (e->status < 500) {
@@ -63,7 +63,7 @@ static bool is_end_of_engine(const struct call *c, const struct api_error *e)
            strcmp(e->code, "engine_dead") == 0;
 }
 
-static void error(struct call *c, const struct api_error *e)
+static void error(struct call *c, const struct call_error *e)
 {
     struct job_call *jc = of(c);
     if (!is_end_of_engine(c, e)) {
@@ -172,7 +172,7 @@ void job_start_call(struct job *j, struct fetched *f)
     jc->call.sink = &sink;
     jc->call.offline = true;
     jc->call.t_arrived_ns = clock_now_ns();
-    jc->call.request.kind = (enum api_kind)j->options.lines->lines[f->member.line].kind;
+    jc->call.request.kind = (enum request_kind)j->options.lines->lines[f->member.line].kind;
     jc->call.request.text = jc->text;
     jc->call.request.n_bytes = f->text.n_bytes;
     f->text = (struct buf){0};

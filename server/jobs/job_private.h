@@ -102,7 +102,7 @@ static inline void job_run(struct job *j, void (*work)(void *arg), void (*done)(
 /* The answer of a line; takes the text's memory. record: NULL if there was no call. */
 void job_answer_line(struct job *j, int32_t line, bool failed, struct buf *text,
                      const struct call_record *record);
-void job_refuse_line(struct job *j, int32_t line, const char *id, const struct api_error *e);
+void job_refuse_line(struct job *j, int32_t line, const char *id, const struct call_error *e);
 /* Hands what there is to `keep`, unless it is at it or has failed. */
 void job_keep_answers(struct job *j);
 /* The rest, on this thread, and frees all. */

@@ -18,15 +18,15 @@ enum {
 
 static const struct {
     const char *url;
-    enum api_kind kind;
+    enum request_kind kind;
 } endpoints[] = {
-    {"/v1/chat/completions", API_CHAT},
-    {"/v1/completions", API_COMPLETIONS},
-    {"/v1/embeddings", API_EMBEDDINGS},
-    {"/v1/responses", API_RESPONSES},
+    {"/v1/chat/completions", KIND_CHAT},
+    {"/v1/completions", KIND_COMPLETIONS},
+    {"/v1/embeddings", KIND_EMBEDDINGS},
+    {"/v1/responses", KIND_RESPONSES},
 };
 
-bool job_endpoint_kind(const char *url, enum api_kind *kind)
+bool job_endpoint_kind(const char *url, enum request_kind *kind)
 {
     for (size_t i = 0; i < sizeof endpoints / sizeof endpoints[0]; i++) {
         if (strcmp(endpoints[i].url, url) == 0) {
@@ -95,7 +95,7 @@ static void PRINTF_LIKE(4, 5)
 }
 
 /* A member that must be there and a string; NULL: the error is noted. */
-static const char *string_of(struct reader *r, const struct api_body *b, const char *key)
+static const char *string_of(struct reader *r, const struct body *b, const char *key)
 {
     const struct body_member *m = body_get(b, key);
     const char *v = m ? json_string(m->node) : NULL;
@@ -107,7 +107,7 @@ static const char *string_of(struct reader *r, const struct api_body *b, const c
     return v;
 }
 
-static bool check_url(struct reader *r, const char *url, enum api_kind *kind)
+static bool check_url(struct reader *r, const char *url, enum request_kind *kind)
 {
     const char *endpoint = r->limits->endpoint;
     if (endpoint && strcmp(url, endpoint) != 0) {
@@ -122,7 +122,7 @@ static bool check_url(struct reader *r, const char *url, enum api_kind *kind)
     return true;
 }
 
-static const struct body_member *check_body(struct reader *r, const struct api_body *b)
+static const struct body_member *check_body(struct reader *r, const struct body *b)
 {
     const struct body_member *m = body_get(b, "body");
     if (!m) {
@@ -159,7 +159,7 @@ static bool check_id(struct reader *r, const char *id)
 }
 
 static void add(struct reader *r, const char *id, int64_t body_at, int32_t body_bytes,
-                enum api_kind kind)
+                enum request_kind kind)
 {
     struct job_lines *l = r->out;
     if (l->n == l->cap) {
@@ -173,9 +173,9 @@ static void add(struct reader *r, const char *id, int64_t body_at, int32_t body_
     l->n++;
 }
 
-static void check_line(struct reader *r, const struct api_body *b, const char *text, int64_t at)
+static void check_line(struct reader *r, const struct body *b, const char *text, int64_t at)
 {
-    enum api_kind kind = API_CHAT;
+    enum request_kind kind = KIND_CHAT;
     const char *id = string_of(r, b, "custom_id");
     const char *method = id ? string_of(r, b, "method") : NULL;
     const char *url = method ? string_of(r, b, "url") : NULL;
@@ -206,8 +206,8 @@ static void refuse_length(struct reader *r, const char *more)
 /* `text` is changed. */
 static void take_line(struct reader *r, char *text, size_t n_bytes, int64_t at)
 {
-    struct api_error why = {0};
-    struct api_body b = {0};
+    struct call_error why = {0};
+    struct body b = {0};
     struct arena arena;
     if (n_bytes > r->limits->max_line_bytes) {
         refuse_length(r, "");

@@ -25,7 +25,7 @@ struct job_line {
     int64_t body_at; // offset of the body in the input
     int32_t body_bytes;
     uint32_t id_at; // of the custom_id, in job_lines.ids
-    uint8_t kind;   // enum api_kind
+    uint8_t kind;   // enum request_kind
     bool is_answered;
 };
 
@@ -53,7 +53,7 @@ struct job_lines_limits {
 };
 
 /* The kind of call behind "/v1/chat/completions" and the like; false: no job may ask for it. */
-bool job_endpoint_kind(const char *url, enum api_kind *kind);
+bool job_endpoint_kind(const char *url, enum request_kind *kind);
 
 /* OK also when lines are wrong: look at n_errors. job_lines_deinit in any case. */
 enum status job_lines_read(const struct job_input *in, const struct job_lines_limits *limits,

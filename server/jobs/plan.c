@@ -29,7 +29,7 @@ struct prepared {
 
 /* ---- preparing ------------------------------------------------------------------------------- */
 
-static void take_request(struct prepared *p, const struct api_request *r)
+static void take_request(struct prepared *p, const struct request *r)
 {
     if (r->n_prompts == 0 || r->prompts[0].n <= 0) {
         return;
@@ -50,7 +50,7 @@ static void take_request(struct prepared *p, const struct api_request *r)
     p->max_output *= r->n > 0 ? r->n : 1;
 }
 
-static enum status prepare_line(struct prepared *p, const struct api_model *model,
+static enum status prepare_line(struct prepared *p, const struct call_model *model,
                                 const struct job_input *in, const struct job_lines *lines,
                                 struct err *err)
 {
@@ -59,15 +59,15 @@ static enum status prepare_line(struct prepared *p, const struct api_model *mode
     buf_init(&text, (size_t)l->body_bytes + 1);
     enum status st = in->read(in->arg, l->body_at, (size_t)l->body_bytes, &text, err);
     if (st == OK && text.data) {
-        struct api_request r = {.kind = (enum api_kind)l->kind,
-                                .model = model,
-                                .text = text.data,
-                                .n_bytes = text.n_bytes};
+        struct request r = {.kind = (enum request_kind)l->kind,
+                            .model = model,
+                            .text = text.data,
+                            .n_bytes = text.n_bytes};
         prepare_request(&r);
         if (r.error.status == 0) {
             take_request(p, &r);
         }
-        api_request_deinit(&r);
+        request_deinit(&r);
     }
     buf_deinit(&text);
     return st;
@@ -75,7 +75,7 @@ static enum status prepare_line(struct prepared *p, const struct api_model *mode
 
 /* Lines that several threads prepare. */
 struct slice {
-    const struct api_model *model;
+    const struct call_model *model;
     const struct job_input *in;
     const struct job_lines *lines;
     struct prepared *items;

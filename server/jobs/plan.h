@@ -41,7 +41,7 @@ struct job_plan {
 };
 
 struct job_plan_options {
-    const struct api_model *model;
+    const struct call_model *model;
     int32_t block_tokens; // of the KV cache
     enum job_order order;
     int64_t max_tokens;          // of a part; 0: the default

@@ -8,7 +8,7 @@
 #include "test/fuzz/fuzz.h"
 
 static struct config config;
-static struct api_model model;
+static struct call_model model;
 static struct engine_info info = {.hidden = 8, .max_model_len = 64, .n_eos = 1, .eos = {2}};
 
 static void open_model(void)
@@ -18,19 +18,19 @@ static void open_model(void)
     info.vocab = 4096;
     info.defaults = sampling_params_default();
     if (config_load(&config, 2, (char **)argv, NULL, &err) != OK ||
-        api_model_open(&model, &config, &info, &err) != OK) {
+        call_model_open(&model, &config, &info, &err) != OK) {
         fprintf(stderr, "%s\n", err.text);
         abort();
     }
 }
 
 /* Ids alone, a model to be loaded, a template that is only rendered: nothing is to run. */
-static bool has_prompts(enum api_kind kind)
+static bool has_prompts(enum request_kind kind)
 {
-    return kind != API_DETOKENIZE && kind != API_OLLAMA_LOAD && kind != API_APPLY_TEMPLATE;
+    return kind != KIND_DETOKENIZE && kind != KIND_OLLAMA_LOAD && kind != KIND_APPLY_TEMPLATE;
 }
 
-static void check_runs(const struct api_request *r)
+static void check_runs(const struct request *r)
 {
     ASSERT(r->n_prompts > 0 && r->n >= 1);
     for (size_t i = 0; i < r->n_prompts; i++) {
@@ -54,18 +54,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     char *text = malloc(size);
     memcpy(text, data + 1, size - 1);
     text[size - 1] = '\0'; // as http_body has it
-    struct api_request r = {.kind = (enum api_kind)(data[0] % N_API_KINDS),
-                            .model = &model,
-                            .text = text,
-                            .n_bytes = size - 1,
-                            .seed = 1};
+    struct request r = {.kind = (enum request_kind)(data[0] % N_REQUEST_KINDS),
+                        .model = &model,
+                        .text = text,
+                        .n_bytes = size - 1,
+                        .seed = 1};
     prepare_request(&r);
     if (r.error.status) {
         ASSERT(r.error.status >= 400 && r.error.status < 600 && r.error.message[0]);
     } else if (has_prompts(r.kind)) {
         check_runs(&r);
     }
-    api_request_deinit(&r);
+    request_deinit(&r);
     free(text);
     return 0;
 }
@@ -98,7 +98,7 @@ int main(void)
         "\007{\"prompt\":\"a\",\"pool\":\"mean\",\"prompt_logprobs\":2,\"model\":\"x\",\"seed\":1}",
     };
     int rc = fuzz_main(seeds, sizeof seeds / sizeof seeds[0], 60000);
-    api_model_close(&model);
+    call_model_close(&model);
     config_deinit(&config);
     return rc;
 }

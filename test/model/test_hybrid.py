@@ -159,8 +159,6 @@ def test_a_conversation_goes_on_with_what_its_answers_left(family):
 
 
 def test_usage_and_metrics_say_what_was_computed_again(tmp_path):
-    import sys
-    sys.path.insert(0, os.path.join(golden.ROOT, "test", "demo"))
     from test_demo_server import Server, can_serve
     if not can_serve():
         pytest.skip("built without the server")

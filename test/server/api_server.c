@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice serve` on an engine that says what it is told, for test_api*.py: the same server, config
- * and tokenizer, and this file in place of engine.c. The environment gives
+/* `sluice serve` on an engine that says what it is told, for the tests of all rooms: the same
+ * server, config and tokenizer, and this file in place of engine.c. The environment gives
  *
  *     FAKE_SCRIPTS  a file; line N holds the ids that a request with seed N gets, then eos
  *     FAKE_STEP_US  time of a step (2000)      FAKE_GROUP  tokens of a step (1)

@@ -10,7 +10,7 @@ struct taken {
     struct call call; // first
     char text[1024];
     struct buf answer; // the whole, or the events joined
-    struct api_error error;
+    struct call_error error;
     int64_t deadline_ms;
     int n_events, n_ends, n_over;
     bool full, is_stream, dropped;
@@ -41,7 +41,7 @@ static void whole(struct call *c, struct buf *json)
     of(c)->answer = *json;
 }
 
-static void error(struct call *c, const struct api_error *e)
+static void error(struct call *c, const struct call_error *e)
 {
     ends(c);
     of(c)->error = *e;
@@ -134,7 +134,7 @@ static bool open_server(int32_t max_waiting, bool are_offline)
     offline = are_offline;
     call_server_init(&server, &config, &host);
     server.engine = bed.e;
-    enum status st = api_model_open(&server.model, &config, engine_info(bed.e), &err);
+    enum status st = call_model_open(&server.model, &config, engine_info(bed.e), &err);
     if (st != OK) {
         CHECK_FAIL("%s", err.text);
     }
@@ -147,12 +147,12 @@ static void close_server(void)
     call_on_wake(&server);
     CHECK_EQ(server.n_calls, 0);
     engine_close(bed.e);
-    api_model_close(&server.model);
+    call_model_close(&server.model);
     call_server_deinit(&server);
     config_deinit(&config);
 }
 
-static void take_of(struct taken *t, const struct call_sink *sink, enum api_kind kind,
+static void take_of(struct taken *t, const struct call_sink *sink, enum request_kind kind,
                     const char *body, const char *owner)
 {
     *t = (struct taken){.call = {.sink = sink, .offline = offline}};
@@ -165,7 +165,7 @@ static void take_of(struct taken *t, const struct call_sink *sink, enum api_kind
     call_start(&server, &t->call);
 }
 
-static void take(struct taken *t, const struct call_sink *sink, enum api_kind kind,
+static void take(struct taken *t, const struct call_sink *sink, enum request_kind kind,
                  const char *body)
 {
     take_of(t, sink, kind, body, "");
@@ -191,25 +191,25 @@ static bool has(const struct taken *t, const char *part)
 TEST(every_endpoint_answers_a_line_whole)
 {
     static const struct {
-        enum api_kind kind;
+        enum request_kind kind;
         const char *body, *object, *id;
     } cases[] = {
-        {API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":4}",
+        {KIND_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":4}",
          "\"object\":\"chat.completion\"", "\"id\":\"chatcmpl-line-1\""},
-        {API_CHAT,
+        {KIND_CHAT,
          "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":4,\"stream\":true,"
          "\"request_id\":\"mine\"}",
          "\"object\":\"chat.completion\"", "\"id\":\"chatcmpl-mine\""},
-        {API_COMPLETIONS, "{\"prompt\":[\"a b\",\"c\"],\"max_tokens\":4,\"logprobs\":1}",
+        {KIND_COMPLETIONS, "{\"prompt\":[\"a b\",\"c\"],\"max_tokens\":4,\"logprobs\":1}",
          "\"object\":\"text_completion\"", "\"id\":\"cmpl-line-1\""},
-        {API_RESPONSES, "{\"input\":\"hello\",\"max_output_tokens\":16}", "\"object\":\"response\"",
-         "\"id\":\"resp_line-1\""},
-        {API_MESSAGES, "{\"max_tokens\":4,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}",
+        {KIND_RESPONSES, "{\"input\":\"hello\",\"max_output_tokens\":16}",
+         "\"object\":\"response\"", "\"id\":\"resp_line-1\""},
+        {KIND_MESSAGES, "{\"max_tokens\":4,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}",
          "\"type\":\"message\"", "\"id\":\"msg_line-1\""},
-        {API_COUNT_TOKENS, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}",
+        {KIND_COUNT_TOKENS, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}",
          "{\"input_tokens\":", "}"},
-        {API_EMBEDDINGS, "{\"input\":[5,6,7]}", "\"object\":\"list\"", "\"embedding\":["},
-        {API_RESPONSES_INPUT_TOKENS, "{\"input\":\"hello\"}",
+        {KIND_EMBEDDINGS, "{\"input\":[5,6,7]}", "\"object\":\"list\"", "\"embedding\":["},
+        {KIND_RESPONSES_INPUT_TOKENS, "{\"input\":\"hello\"}",
          "\"object\":\"response.input_tokens\"", "\"input_tokens\":"},
     };
     REQUIRE(open_server(0, false));
@@ -255,9 +255,9 @@ TEST(a_stream_has_the_text_of_the_whole_also_when_it_was_full_on_its_way)
     REQUIRE(open_server(0, false));
     buf_init(&want, 1 << 16);
     buf_init(&have, 1 << 16);
-    take(&all, &line_sink, API_COMPLETIONS, whole_body);
+    take(&all, &line_sink, KIND_COMPLETIONS, whole_body);
     turns(60);
-    take(&t, &stream_sink, API_COMPLETIONS, body);
+    take(&t, &stream_sink, KIND_COMPLETIONS, body);
     turns(12);
     int n_events = t.n_events;
     t.full = true;
@@ -281,11 +281,11 @@ TEST(what_is_refused_ends_at_once_with_its_reason)
 {
     struct taken t;
     REQUIRE(open_server(0, false));
-    take(&t, &line_sink, API_COMPLETIONS, "{\"prompt\":[5],\"max_tokens\":-1}");
+    take(&t, &line_sink, KIND_COMPLETIONS, "{\"prompt\":[5],\"max_tokens\":-1}");
     CHECK_EQ(t.error.status, 400);
     CHECK_STR(t.error.param, "max_tokens");
     CHECK_EQ(t.n_over, 1);
-    take(&t, &stream_sink, API_CHAT, "{");
+    take(&t, &stream_sink, KIND_CHAT, "{");
     CHECK_STR(t.error.code, "json_parse_error");
     CHECK_EQ(t.n_over, 1);
     close_server();
@@ -299,7 +299,7 @@ TEST(a_full_engine_refuses_or_keeps_waiting_in_order)
     static struct taken t[N];
     REQUIRE(open_server(1, false)); // two run and one waits
     for (int i = 0; i < N; i++) {
-        take(&t[i], &line_sink, API_COMPLETIONS, one);
+        take(&t[i], &line_sink, KIND_COMPLETIONS, one);
         CHECK_EQ(t[i].error.status, i < 3 ? 0 : config.overload_status);
     }
     CHECK_EQ(server.counts.rejected[REJECT_QUEUE_FULL], N - 3);
@@ -311,7 +311,7 @@ TEST(a_full_engine_refuses_or_keeps_waiting_in_order)
     close_server();
     REQUIRE(open_server(1, true));
     for (int i = 0; i < N; i++) {
-        take(&t[i], &line_sink, API_COMPLETIONS, one);
+        take(&t[i], &line_sink, KIND_COMPLETIONS, one);
     }
     CHECK(server.queue == &t[3].call);
     call_gone(&t[4].call, ABORT_DISCONNECT); // while it waits
@@ -336,7 +336,7 @@ TEST(who_has_gone_gets_nothing_and_the_engine_is_free_again)
 {
     struct taken t;
     REQUIRE(open_server(0, false));
-    take(&t, &stream_sink, API_COMPLETIONS,
+    take(&t, &stream_sink, KIND_COMPLETIONS,
          "{\"prompt\":[5,6],\"max_tokens\":100,\"ignore_eos\":true,\"stream\":true}");
     turns(4);
     int n_events = t.n_events;
@@ -354,7 +354,7 @@ TEST(a_deadline_ends_a_call_once)
 {
     struct taken t;
     REQUIRE(open_server(0, false));
-    take(&t, &line_sink, API_COMPLETIONS, one);
+    take(&t, &line_sink, KIND_COMPLETIONS, one);
     CHECK(t.deadline_ms > 0 && t.deadline_ms <= 600000); // for its first token
     turns(2);
     call_on_deadline(&t.call);
@@ -363,9 +363,9 @@ TEST(a_deadline_ends_a_call_once)
     call_on_deadline(&t.call);
     turns(3);
     CHECK_EQ(t.n_over, 1);
-    take(&t, &line_sink, API_COMPLETIONS, one);
-    struct api_error e = {0};
-    api_error_set(&e, 503, "server_draining", NULL, "The server is shutting down.");
+    take(&t, &line_sink, KIND_COMPLETIONS, one);
+    struct call_error e = {0};
+    call_error_set(&e, 503, "server_draining", NULL, "The server is shutting down.");
     call_abort_all(&server, &e);
     CHECK_STR(t.error.code, "server_draining");
     turns(3);
@@ -428,7 +428,7 @@ TEST(a_response_is_kept_before_its_end_is_told_also_when_nobody_waits_any_more)
     for (int leaves = 0; leaves < 2; leaves++) {
         struct taken t;
         const char *owner = leaves ? "ann" : "bob";
-        take_of(&t, &line_sink, API_RESPONSES, body, owner);
+        take_of(&t, &line_sink, KIND_RESPONSES, body, owner);
         run_jobs(); // it is read
         turns(40);
         CHECK_EQ(n_jobs, 1);

@@ -25,7 +25,7 @@ TEST(rows_are_whole)
         CHECK((m->use == MEMBER_REFUSED) == (m->off != NULL));
         CHECK((m->type == MEMBER_CHOICE) == (m->choices != NULL));
         CHECK(!m->flag || m->size > 0);
-        CHECK(m->offset + m->size <= sizeof(struct api_request));
+        CHECK(m->offset + m->size <= sizeof(struct request));
     }
 }
 

@@ -5,7 +5,7 @@
 
 #include "test/check.h"
 
-static struct api_model model;
+static struct call_model model;
 static struct config config;
 static struct engine_info info = {
     .vocab = 4096, .hidden = 8, .max_model_len = 64, .n_eos = 1, .eos = {2}};
@@ -21,20 +21,20 @@ static void open_model(void)
         CHECK_FAIL("%s", err.text);
     }
     info.defaults = sampling_params_default();
-    if (api_model_open(&model, &config, &info, &err) != OK) {
+    if (call_model_open(&model, &config, &info, &err) != OK) {
         CHECK_FAIL("%s", err.text);
     }
     info.vocab = tokenizer_vocab_size(model.tok);
 }
 
 /* Prepares a body of exactly its size, so that ASan sees an overrun. */
-static struct api_request prepared(enum api_kind kind, const char *body, char **text)
+static struct request prepared(enum request_kind kind, const char *body, char **text)
 {
     open_model();
     size_t n = strlen(body);
     *text = malloc(n + 1);
     memcpy(*text, body, n + 1);
-    struct api_request r = {.kind = kind, .model = &model, .text = *text, .n_bytes = n, .seed = 9};
+    struct request r = {.kind = kind, .model = &model, .text = *text, .n_bytes = n, .seed = 9};
     prepare_request(&r);
     return r;
 }
@@ -42,24 +42,24 @@ static struct api_request prepared(enum api_kind kind, const char *body, char **
 #define REFUSES(kind, body, code_, param_)                                                         \
     do {                                                                                           \
         char *text;                                                                                \
-        struct api_request r = prepared(kind, body, &text);                                        \
+        struct request r = prepared(kind, body, &text);                                            \
         CHECK(r.error.status >= 400);                                                              \
         CHECK_STR(r.error.code ? r.error.code : "", code_);                                        \
         CHECK_STR(r.error.param, param_);                                                          \
         CHECK(r.error.message[0] != '\0');                                                         \
-        api_request_deinit(&r);                                                                    \
+        request_deinit(&r);                                                                        \
         free(text);                                                                                \
     } while (0)
 
 #define ACCEPTS(kind, body)                                                                        \
     char *text;                                                                                    \
-    struct api_request r = prepared(kind, body, &text);                                            \
+    struct request r = prepared(kind, body, &text);                                                \
     CHECK_STR(r.error.message, "");                                                                \
     REQUIRE(r.error.status == 0)
 
 #define DONE()                                                                                     \
     do {                                                                                           \
-        api_request_deinit(&r);                                                                    \
+        request_deinit(&r);                                                                        \
         free(text);                                                                                \
     } while (0)
 
@@ -67,11 +67,11 @@ static struct api_request prepared(enum api_kind kind, const char *body, char **
 
 TEST(bodies_that_are_not_objects)
 {
-    REFUSES(API_CHAT, "", "json_parse_error", "");
-    REFUSES(API_CHAT, "[1]", "json_parse_error", "");
-    REFUSES(API_CHAT, "{\"a\":1} x", "json_parse_error", "");
-    REFUSES(API_CHAT, "{\"a\":\"\\ud800\xff\"}", "json_parse_error", "");
-    REFUSES(API_CHAT,
+    REFUSES(KIND_CHAT, "", "json_parse_error", "");
+    REFUSES(KIND_CHAT, "[1]", "json_parse_error", "");
+    REFUSES(KIND_CHAT, "{\"a\":1} x", "json_parse_error", "");
+    REFUSES(KIND_CHAT, "{\"a\":\"\\ud800\xff\"}", "json_parse_error", "");
+    REFUSES(KIND_CHAT,
             "{\"messages\":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["
             "[[[[[[[[[[[[",
             "json_parse_error", "");
@@ -79,20 +79,20 @@ TEST(bodies_that_are_not_objects)
 
 TEST(a_nul_in_a_string_is_told_from_what_is_no_json)
 {
-    REFUSES(API_CHAT, "{" HI ",\"user\":\"a\\u0000\"}", "invalid_value", "");
-    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
+    REFUSES(KIND_CHAT, "{" HI ",\"user\":\"a\\u0000\"}", "invalid_value", "");
+    REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
             "invalid_value", "messages[0].role");
-    REFUSES(API_RESPONSES, "{\"input\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
+    REFUSES(KIND_RESPONSES, "{\"input\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
             "invalid_value", "input[0].role");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"\\u0000\":1}", "invalid_value", "");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\\ud800\"}", "json_parse_error", "");
-    ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\\\\u0000\"}");
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"\\u0000\":1}", "invalid_value", "");
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":\"a\\ud800\"}", "json_parse_error", "");
+    ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":\"a\\\\u0000\"}");
     CHECK_STR(r.prompts[0].text, "a\\u0000");
     DONE();
 }
 
 /* The ids of a text as the tokenizer alone has them. */
-static void check_ids_are(const struct api_prompt *p, const char *text, size_t n_bytes)
+static void check_ids_are(const struct request_prompt *p, const char *text, size_t n_bytes)
 {
     struct ids ids;
     ids_init(&ids, 1 << 10);
@@ -107,14 +107,14 @@ static void check_ids_are(const struct api_prompt *p, const char *text, size_t n
 TEST(a_nul_in_a_text_reaches_the_tokenizer)
 {
     {
-        ACCEPTS(API_TOKENIZE, "{\"prompt\":\"a\\u0000b\\u0000\",\"add_special_tokens\":false}");
+        ACCEPTS(KIND_TOKENIZE, "{\"prompt\":\"a\\u0000b\\u0000\",\"add_special_tokens\":false}");
         CHECK_EQ(r.prompts[0].text_bytes, 4);
         CHECK(memcmp(r.prompts[0].text, "a\0b\0", 4) == 0);
         check_ids_are(&r.prompts[0], "a\0b\0", 4);
         DONE();
     }
     {
-        ACCEPTS(API_EMBEDDINGS, "{\"input\":[\"\\u0000\",\"\\\\u0000\",\"x\\n\"]}");
+        ACCEPTS(KIND_EMBEDDINGS, "{\"input\":[\"\\u0000\",\"\\\\u0000\",\"x\\n\"]}");
         CHECK_EQ(r.n_prompts, 3);
         CHECK_EQ(r.prompts[0].text_bytes, 1);
         CHECK_STR(r.prompts[1].text, "\\u0000");
@@ -122,14 +122,14 @@ TEST(a_nul_in_a_text_reaches_the_tokenizer)
         DONE();
     }
     {
-        ACCEPTS(API_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]}");
-        const struct api_prompt *p = &r.prompts[0];
+        ACCEPTS(KIND_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\\u0000b\"}]}");
+        const struct request_prompt *p = &r.prompts[0];
         CHECK(memmem(p->text, p->text_bytes, "user\na\0b", 8) != NULL);
         check_ids_are(p, p->text, p->text_bytes);
         DONE();
     }
     {
-        ACCEPTS(API_RESPONSES, "{\"input\":\"a\\u0000b\"}");
+        ACCEPTS(KIND_RESPONSES, "{\"input\":\"a\\u0000b\"}");
         CHECK(memmem(r.prompts[0].text, r.prompts[0].text_bytes, "user\na\0b", 8) != NULL);
         DONE();
     }
@@ -153,7 +153,7 @@ TEST(the_last_of_many_keys_is_read_and_too_many_are_refused)
         buf_init(&b, 1 << 20);
         many_keys(&b, counts[i]);
         bool fits = counts[i] <= 256;
-        REFUSES(API_CHAT, b.data, fits ? "decimal_below_min_value" : "json_parse_error",
+        REFUSES(KIND_CHAT, b.data, fits ? "decimal_below_min_value" : "json_parse_error",
                 fits ? "temperature" : "");
         buf_deinit(&b);
     }
@@ -161,131 +161,133 @@ TEST(the_last_of_many_keys_is_read_and_too_many_are_refused)
 
 TEST(scalars_out_of_range_name_their_parameter)
 {
-    REFUSES(API_CHAT, "{" HI ",\"temperature\":-1}", "decimal_below_min_value", "temperature");
-    REFUSES(API_CHAT, "{" HI ",\"temperature\":\"1\"}", "invalid_type", "temperature");
-    REFUSES(API_CHAT, "{" HI ",\"temperature\":1e400}", "decimal_above_max_value", "temperature");
-    REFUSES(API_CHAT, "{" HI ",\"top_p\":1.5}", "decimal_above_max_value", "top_p");
-    REFUSES(API_CHAT, "{" HI ",\"top_k\":-2}", "integer_below_min_value", "top_k");
-    REFUSES(API_CHAT, "{" HI ",\"n\":0}", "integer_below_min_value", "n");
-    REFUSES(API_CHAT, "{" HI ",\"n\":1.5}", "invalid_type", "n");
-    REFUSES(API_CHAT, "{" HI ",\"n\":129}", "integer_above_max_value", "n");
-    REFUSES(API_CHAT, "{" HI ",\"max_tokens\":0}", "integer_below_min_value", "max_tokens");
-    REFUSES(API_CHAT, "{" HI ",\"max_tokens\":4294967297}", "integer_above_max_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"temperature\":-1}", "decimal_below_min_value", "temperature");
+    REFUSES(KIND_CHAT, "{" HI ",\"temperature\":\"1\"}", "invalid_type", "temperature");
+    REFUSES(KIND_CHAT, "{" HI ",\"temperature\":1e400}", "decimal_above_max_value", "temperature");
+    REFUSES(KIND_CHAT, "{" HI ",\"top_p\":1.5}", "decimal_above_max_value", "top_p");
+    REFUSES(KIND_CHAT, "{" HI ",\"top_k\":-2}", "integer_below_min_value", "top_k");
+    REFUSES(KIND_CHAT, "{" HI ",\"n\":0}", "integer_below_min_value", "n");
+    REFUSES(KIND_CHAT, "{" HI ",\"n\":1.5}", "invalid_type", "n");
+    REFUSES(KIND_CHAT, "{" HI ",\"n\":129}", "integer_above_max_value", "n");
+    REFUSES(KIND_CHAT, "{" HI ",\"max_tokens\":0}", "integer_below_min_value", "max_tokens");
+    REFUSES(KIND_CHAT, "{" HI ",\"max_tokens\":4294967297}", "integer_above_max_value",
             "max_tokens");
-    REFUSES(API_CHAT, "{" HI ",\"max_tokens\":64}", "context_length_exceeded", "messages");
-    REFUSES(API_CHAT, "{" HI ",\"stream\":1}", "invalid_type", "stream");
-    REFUSES(API_CHAT, "{" HI ",\"stream_options\":{}}", "invalid_value", "stream_options");
-    REFUSES(API_CHAT, "{" HI ",\"top_logprobs\":3}", "invalid_value", "top_logprobs");
-    REFUSES(API_CHAT, "{" HI ",\"logprobs\":true,\"top_logprobs\":21}", "integer_above_max_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"max_tokens\":64}", "context_length_exceeded", "messages");
+    REFUSES(KIND_CHAT, "{" HI ",\"stream\":1}", "invalid_type", "stream");
+    REFUSES(KIND_CHAT, "{" HI ",\"stream_options\":{}}", "invalid_value", "stream_options");
+    REFUSES(KIND_CHAT, "{" HI ",\"top_logprobs\":3}", "invalid_value", "top_logprobs");
+    REFUSES(KIND_CHAT, "{" HI ",\"logprobs\":true,\"top_logprobs\":21}", "integer_above_max_value",
             "top_logprobs");
-    REFUSES(API_CHAT, "{" HI ",\"stop\":[\"\"]}", "invalid_value", "stop");
-    REFUSES(API_CHAT, "{" HI ",\"stop\":5}", "invalid_type", "stop");
-    REFUSES(API_CHAT, "{" HI ",\"logit_bias\":{\"x\":1}}", "invalid_value", "logit_bias");
-    REFUSES(API_CHAT, "{" HI ",\"logit_bias\":{\"5\":101}}", "decimal_above_max_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"stop\":[\"\"]}", "invalid_value", "stop");
+    REFUSES(KIND_CHAT, "{" HI ",\"stop\":5}", "invalid_type", "stop");
+    REFUSES(KIND_CHAT, "{" HI ",\"logit_bias\":{\"x\":1}}", "invalid_value", "logit_bias");
+    REFUSES(KIND_CHAT, "{" HI ",\"logit_bias\":{\"5\":101}}", "decimal_above_max_value",
             "logit_bias");
-    REFUSES(API_CHAT, "{" HI ",\"logit_bias\":{\"99999999\":1}}", "invalid_value", "logit_bias");
-    REFUSES(API_CHAT, "{" HI ",\"min_tokens\":50,\"max_tokens\":9}", "invalid_value", "min_tokens");
-    REFUSES(API_CHAT, "{" HI ",\"best_of\":3}", "unsupported_value", "best_of");
-    REFUSES(API_CHAT, "{" HI ",\"cache_salt\":\"\"}", "invalid_value", "cache_salt");
-    REFUSES(API_CHAT, "{" HI ",\"seed\":99999999999999999999}", "invalid_value", "seed");
-    REFUSES(API_CHAT, "{" HI ",\"model\":\"other\"}", "model_not_found", "model");
-    REFUSES(API_CHAT, "{" HI ",\"reasoning_effort\":\"vast\"}", "invalid_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"logit_bias\":{\"99999999\":1}}", "invalid_value", "logit_bias");
+    REFUSES(KIND_CHAT, "{" HI ",\"min_tokens\":50,\"max_tokens\":9}", "invalid_value",
+            "min_tokens");
+    REFUSES(KIND_CHAT, "{" HI ",\"best_of\":3}", "unsupported_value", "best_of");
+    REFUSES(KIND_CHAT, "{" HI ",\"cache_salt\":\"\"}", "invalid_value", "cache_salt");
+    REFUSES(KIND_CHAT, "{" HI ",\"seed\":99999999999999999999}", "invalid_value", "seed");
+    REFUSES(KIND_CHAT, "{" HI ",\"model\":\"other\"}", "model_not_found", "model");
+    REFUSES(KIND_CHAT, "{" HI ",\"reasoning_effort\":\"vast\"}", "invalid_value",
             "reasoning_effort");
 }
 
 TEST(what_is_not_here_is_refused_by_name)
 {
-    REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"grammar\"}}", "unsupported_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"response_format\":{\"type\":\"grammar\"}}", "unsupported_value",
             "response_format");
-    REFUSES(API_CHAT, "{" HI ",\"structured_outputs\":{\"structural_tag\":\"a\"}}",
+    REFUSES(KIND_CHAT, "{" HI ",\"structured_outputs\":{\"structural_tag\":\"a\"}}",
             "invalid_grammar", "structured_outputs");
-    REFUSES(API_CHAT, "{" HI ",\"chat_template\":\"x\"}", "unsupported_parameter", "chat_template");
-    REFUSES(API_CHAT, "{" HI ",\"audio\":{\"voice\":\"x\"}}", "unsupported_parameter", "audio");
-    REFUSES(API_CHAT, "{" HI ",\"modalities\":[\"text\",\"audio\"]}", "unsupported_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"chat_template\":\"x\"}", "unsupported_parameter",
+            "chat_template");
+    REFUSES(KIND_CHAT, "{" HI ",\"audio\":{\"voice\":\"x\"}}", "unsupported_parameter", "audio");
+    REFUSES(KIND_CHAT, "{" HI ",\"modalities\":[\"text\",\"audio\"]}", "unsupported_value",
             "modalities");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"suffix\":\"b\"}", "unsupported_value", "suffix");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"use_beam_search\":true}", "unsupported_parameter",
-            "use_beam_search");
-    REFUSES(API_RESPONSES, "{\"input\":\"a\",\"previous_response_id\":\"resp_1\"}", "not_found",
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"suffix\":\"b\"}", "unsupported_value", "suffix");
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"use_beam_search\":true}",
+            "unsupported_parameter", "use_beam_search");
+    REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"previous_response_id\":\"resp_1\"}", "not_found",
             "previous_response_id");
-    REFUSES(API_RESPONSES, "{\"input\":\"a\",\"tools\":[{\"type\":\"web_search\"}]}",
+    REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"tools\":[{\"type\":\"web_search\"}]}",
             "unsupported_parameter", "tools[0].type");
 }
 
 TEST(messages_and_tools_are_checked)
 {
-    REFUSES(API_CHAT, "{}", "missing_required_parameter", "messages");
-    REFUSES(API_CHAT, "{\"messages\":[]}", "empty_array", "messages");
-    REFUSES(API_CHAT, "{\"messages\":[5]}", "invalid_type", "messages[0]");
-    REFUSES(API_CHAT, "{\"messages\":[{\"content\":\"x\"}]}", "missing_required_parameter",
+    REFUSES(KIND_CHAT, "{}", "missing_required_parameter", "messages");
+    REFUSES(KIND_CHAT, "{\"messages\":[]}", "empty_array", "messages");
+    REFUSES(KIND_CHAT, "{\"messages\":[5]}", "invalid_type", "messages[0]");
+    REFUSES(KIND_CHAT, "{\"messages\":[{\"content\":\"x\"}]}", "missing_required_parameter",
             "messages[0].role");
-    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"user\"}]}", "missing_required_parameter",
+    REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"user\"}]}", "missing_required_parameter",
             "messages[0].content");
-    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"boss\",\"content\":\"x\"}]}", "invalid_value",
+    REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"boss\",\"content\":\"x\"}]}", "invalid_value",
             "messages[0].role");
-    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"\",\"content\":\"x\"}]}", "invalid_value",
+    REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"\",\"content\":\"x\"}]}", "invalid_value",
             "messages[0].role");
-    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"a b\",\"content\":\"x\"}]}", "invalid_value",
+    REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"a b\",\"content\":\"x\"}]}", "invalid_value",
             "messages[0].role");
-    REFUSES(API_CHAT, "{\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}",
+    REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}",
             "missing_required_parameter", "messages[0].tool_call_id");
 #define PARTS(parts) "{\"messages\":[{\"role\":\"user\",\"content\":[" parts "]}]}"
-    REFUSES(API_CHAT, PARTS("{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\"}"),
+    REFUSES(KIND_CHAT, PARTS("{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\"}"),
             "missing_required_parameter", "messages[0].content[1].text");
-    REFUSES(API_CHAT, PARTS("{\"type\":\"text\",\"text\":5}"), "invalid_type",
+    REFUSES(KIND_CHAT, PARTS("{\"type\":\"text\",\"text\":5}"), "invalid_type",
             "messages[0].content[0].text");
-    REFUSES(API_CHAT, PARTS("{}"), "missing_required_parameter", "messages[0].content[0].type");
-    REFUSES(API_CHAT, PARTS("\"hi\""), "invalid_type", "messages[0].content[0]");
+    REFUSES(KIND_CHAT, PARTS("{}"), "missing_required_parameter", "messages[0].content[0].type");
+    REFUSES(KIND_CHAT, PARTS("\"hi\""), "invalid_type", "messages[0].content[0]");
 #define CALLS(calls) "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[" calls "]}]}"
-    REFUSES(API_CHAT, CALLS("{\"function\":{\"name\":\"f\",\"arguments\":\"\"}},{}"),
+    REFUSES(KIND_CHAT, CALLS("{\"function\":{\"name\":\"f\",\"arguments\":\"\"}},{}"),
             "missing_required_parameter", "messages[0].tool_calls[1].function.name");
-    REFUSES(API_CHAT, CALLS("{\"function\":{\"name\":5}}"), "invalid_type",
+    REFUSES(KIND_CHAT, CALLS("{\"function\":{\"name\":5}}"), "invalid_type",
             "messages[0].tool_calls[0].function.name");
-    REFUSES(API_CHAT, CALLS("{\"function\":{\"name\":\"f\",\"arguments\":[]}}"), "invalid_type",
+    REFUSES(KIND_CHAT, CALLS("{\"function\":{\"name\":\"f\",\"arguments\":[]}}"), "invalid_type",
             "messages[0].tool_calls[0].function.arguments");
-    REFUSES(API_CHAT, CALLS("5"), "invalid_type", "messages[0].tool_calls[0]");
-    REFUSES(API_RESPONSES, "{\"input\":[{\"role\":\"user\"}]}", "missing_required_parameter",
+    REFUSES(KIND_CHAT, CALLS("5"), "invalid_type", "messages[0].tool_calls[0]");
+    REFUSES(KIND_RESPONSES, "{\"input\":[{\"role\":\"user\"}]}", "missing_required_parameter",
             "input[0].content");
-    REFUSES(API_RESPONSES,
+    REFUSES(KIND_RESPONSES,
             "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\"}]}]}",
             "missing_required_parameter", "input[0].content[0].text");
-    REFUSES(API_CHAT, "{" HI ",\"tools\":[]}", "empty_array", "tools");
-    REFUSES(API_CHAT, "{" HI ",\"tools\":[{\"type\":\"custom\"}]}", "missing_required_parameter",
+    REFUSES(KIND_CHAT, "{" HI ",\"tools\":[]}", "empty_array", "tools");
+    REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"type\":\"custom\"}]}", "missing_required_parameter",
             "tools[0].custom");
-    REFUSES(API_CHAT, "{" HI ",\"tools\":[{\"type\":\"web_search\"}]}", "unsupported_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"type\":\"web_search\"}]}", "unsupported_value",
             "tools[0].type");
-    REFUSES(API_CHAT, "{" HI ",\"tools\":[{\"function\":{}}]}", "missing_required_parameter",
+    REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"function\":{}}]}", "missing_required_parameter",
             "tools[0].function.name");
-    REFUSES(API_CHAT, "{" HI ",\"tool_choice\":\"auto\"}", "invalid_value", "tool_choice");
+    REFUSES(KIND_CHAT, "{" HI ",\"tool_choice\":\"auto\"}", "invalid_value", "tool_choice");
 #define TOOL ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}]"
-    REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":\"always\"}", "invalid_value", "tool_choice");
-    REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"allowed_tools\"}}", "invalid_value",
-            "tool_choice");
-    REFUSES(API_CHAT,
+    REFUSES(KIND_CHAT, "{" HI TOOL ",\"tool_choice\":\"always\"}", "invalid_value", "tool_choice");
+    REFUSES(KIND_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"allowed_tools\"}}",
+            "invalid_value", "tool_choice");
+    REFUSES(KIND_CHAT,
             "{" HI TOOL ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":"
             "\"g\"}}}",
             "invalid_value", "tool_choice");
-    REFUSES(API_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"mcp\"}}", "unsupported_value",
+    REFUSES(KIND_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"mcp\"}}", "unsupported_value",
             "tool_choice");
 }
 
 TEST(prompts_in_all_four_forms)
 {
     {
-        ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"hello\"}");
+        ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":\"hello\"}");
         CHECK_EQ(r.n_prompts, 1);
         CHECK(r.prompts[0].n > 0 && r.prompts[0].max_tokens == 16);
         CHECK_STR(r.prompts[0].text, "hello");
         DONE();
     }
     {
-        ACCEPTS(API_COMPLETIONS, "{\"prompt\":[\"a\",\"b c\"],\"n\":2,\"best_of\":2}");
+        ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":[\"a\",\"b c\"],\"n\":2,\"best_of\":2}");
         CHECK_EQ(r.n_prompts, 2);
         CHECK_STR(r.prompts[1].text, "b c");
         DONE();
     }
     {
-        ACCEPTS(API_COMPLETIONS, "{\"prompt\":[5, 6,7],\"max_tokens\":null}");
+        ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":[5, 6,7],\"max_tokens\":null}");
         CHECK_EQ(r.n_prompts, 1);
         CHECK_EQ(r.prompts[0].n, 3);
         CHECK_EQ(r.prompts[0].ids[2], 7);
@@ -294,33 +296,33 @@ TEST(prompts_in_all_four_forms)
         DONE();
     }
     {
-        ACCEPTS(API_COMPLETIONS, "{\"prompt\":[[5],[6,7]],\"max_tokens\":0,\"echo\":true,"
-                                 "\"logprobs\":1}");
+        ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":[[5],[6,7]],\"max_tokens\":0,\"echo\":true,"
+                                  "\"logprobs\":1}");
         CHECK_EQ(r.n_prompts, 2);
         CHECK_EQ(r.prompts[1].ids[1], 7);
         CHECK_EQ(r.prompts[1].max_tokens, 0);
         CHECK(r.params.prompt_logprobs && r.params.prompt_top_logprobs == 1);
         DONE();
     }
-    REFUSES(API_COMPLETIONS, "{\"prompt\":[]}", "empty_array", "prompt");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":[5,\"a\"]}", "invalid_type", "prompt");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":[[5],6]}", "invalid_type", "prompt");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":[99999999]}", "invalid_value", "prompt");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":[-1]}", "invalid_value", "prompt");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":\"\"}", "invalid_value", "prompt");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":[[]]}", "empty_array", "prompt");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":[1.5]}", "invalid_type", "prompt");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":{}}", "invalid_type", "prompt");
-    REFUSES(API_EMBEDDINGS, "{\"input\":\"\"}", "invalid_value", "input");
-    REFUSES(API_EMBEDDINGS, "{\"input\":\"a\",\"dimensions\":3}", "unsupported_value",
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":[]}", "empty_array", "prompt");
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":[5,\"a\"]}", "invalid_type", "prompt");
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":[[5],6]}", "invalid_type", "prompt");
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":[99999999]}", "invalid_value", "prompt");
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":[-1]}", "invalid_value", "prompt");
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":\"\"}", "invalid_value", "prompt");
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":[[]]}", "empty_array", "prompt");
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":[1.5]}", "invalid_type", "prompt");
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":{}}", "invalid_type", "prompt");
+    REFUSES(KIND_EMBEDDINGS, "{\"input\":\"\"}", "invalid_value", "input");
+    REFUSES(KIND_EMBEDDINGS, "{\"input\":\"a\",\"dimensions\":3}", "unsupported_value",
             "dimensions");
 }
 
 TEST(numbers_keep_their_bits_and_null_is_absent)
 {
     {
-        ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\",\"seed\":9007199254740993,\"n\":2.0,"
-                                 "\"temperature\":null,\"stop\":null,\"logprobs\":null}");
+        ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"seed\":9007199254740993,\"n\":2.0,"
+                                  "\"temperature\":null,\"stop\":null,\"logprobs\":null}");
         CHECK(r.params.seed == 9007199254740993ULL);
         CHECK_EQ(r.n, 2);
         CHECK_NEAR(r.params.temperature, 1, 0);
@@ -328,21 +330,21 @@ TEST(numbers_keep_their_bits_and_null_is_absent)
         DONE();
     }
     {
-        ACCEPTS(API_COMPLETIONS,
+        ACCEPTS(KIND_COMPLETIONS,
                 "{\"prompt\":\"a\",\"seed\":-3,\"top_p\":0,\"unknown\":{\"x\":[]}}");
         CHECK(r.params.seed == (uint64_t)-3);
         CHECK_EQ(r.params.top_k, 1);
         DONE();
     }
     {
-        ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\"}");
+        ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":\"a\"}");
         CHECK(r.params.seed == 9);
         CHECK_EQ(r.params.n_stop_ids, 1);
         DONE();
     }
     {
-        ACCEPTS(API_COMPLETIONS, "{\"prompt\":\"a\",\"ignore_eos\":true,\"stop_token_ids\":[7],"
-                                 "\"stop\":[\"x\",\"y\"],\"n\":1,\"n\":3}");
+        ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"ignore_eos\":true,\"stop_token_ids\":[7],"
+                                  "\"stop\":[\"x\",\"y\"],\"n\":1,\"n\":3}");
         CHECK_EQ(r.params.n_stop_ids, 1);
         CHECK_EQ(r.params.stop_ids[0], 7);
         CHECK_EQ(r.output.n_stop, 2);
@@ -354,7 +356,7 @@ TEST(numbers_keep_their_bits_and_null_is_absent)
 
 TEST(prompts_are_cut_where_asked)
 {
-    ACCEPTS(API_COMPLETIONS, "{\"prompt\":[1,2,3,4,5],\"truncate_prompt_tokens\":2}");
+    ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":[1,2,3,4,5],\"truncate_prompt_tokens\":2}");
     CHECK_EQ(r.prompts[0].n, 2);
     CHECK_EQ(r.prompts[0].ids[0], 4);
     DONE();
@@ -363,13 +365,13 @@ TEST(prompts_are_cut_where_asked)
 TEST(responses_become_messages)
 {
     {
-        ACCEPTS(API_RESPONSES, "{\"instructions\":\"be \\\"x\\\"\",\"input\":\"hi\"}");
+        ACCEPTS(KIND_RESPONSES, "{\"instructions\":\"be \\\"x\\\"\",\"input\":\"hi\"}");
         CHECK_STR(r.messages, "[{\"role\":\"system\",\"content\":\"be \\\"x\\\"\"},"
                               "{\"role\":\"user\",\"content\":\"hi\"}]");
         DONE();
     }
     {
-        ACCEPTS(API_RESPONSES,
+        ACCEPTS(KIND_RESPONSES,
                 "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":"
                 "\"q\"}]},{\"type\":\"reasoning\",\"content\":[{\"type\":\"reasoning_text\","
                 "\"text\":\"hm\"}]},{\"type\":\"function_call\",\"call_id\":\"c1\",\"name\":\"f\","
@@ -383,17 +385,18 @@ TEST(responses_become_messages)
                   "\"content\":\"ok\"}]");
         DONE();
     }
-    REFUSES(API_RESPONSES, "{}", "missing_required_parameter", "input");
-    REFUSES(API_RESPONSES, "{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}",
+    REFUSES(KIND_RESPONSES, "{}", "missing_required_parameter", "input");
+    REFUSES(KIND_RESPONSES, "{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}",
             "unsupported_value", "input[0].type");
-    REFUSES(API_RESPONSES, "{\"input\":\"a\",\"text\":{\"format\":{\"type\":\"json_schema\"}}}",
+    REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"text\":{\"format\":{\"type\":\"json_schema\"}}}",
             "missing_required_parameter", "text.format.schema");
 }
 
 TEST(template_variables_are_joined)
 {
-    ACCEPTS(API_CHAT, "{" HI ",\"reasoning_effort\":\"none\",\"chat_template_kwargs\":{ \"a\": 1 },"
-                      "\"documents\":[]}");
+    ACCEPTS(KIND_CHAT,
+            "{" HI ",\"reasoning_effort\":\"none\",\"chat_template_kwargs\":{ \"a\": 1 },"
+            "\"documents\":[]}");
     CHECK_STR(r.kwargs, "{\"reasoning_effort\":\"none\",\"enable_thinking\":false,"
                         "\"documents\":[],\"a\": 1 }");
     DONE();
@@ -403,9 +406,9 @@ TEST(template_variables_are_joined)
 TEST(names_of_other_servers)
 {
     {
-        ACCEPTS(API_CHAT, "{" HI ",\"num_predict\":7,\"repeat_penalty\":1.5,\"random_seed\":4,"
-                          "\"min_new_tokens\":2,\"n_cmpl\":3,\"no_stop_trim\":true,"
-                          "\"temperature\":1000,\"best_of\":1}");
+        ACCEPTS(KIND_CHAT, "{" HI ",\"num_predict\":7,\"repeat_penalty\":1.5,\"random_seed\":4,"
+                           "\"min_new_tokens\":2,\"n_cmpl\":3,\"no_stop_trim\":true,"
+                           "\"temperature\":1000,\"best_of\":1}");
         CHECK_EQ(r.prompts[0].max_tokens, 7);
         CHECK_NEAR(r.params.repetition_penalty, 1.5, 0);
         CHECK_NEAR(r.params.temperature, 1000, 0);
@@ -413,92 +416,92 @@ TEST(names_of_other_servers)
         DONE();
     }
     {
-        ACCEPTS(API_COMPLETIONS, "{\"prompt\":[1,2],\"n_predict\":-1}");
+        ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":[1,2],\"n_predict\":-1}");
         CHECK_EQ(r.prompts[0].max_tokens, 62);
         CHECK(!r.max_is_asked);
         DONE();
     }
     {
-        ACCEPTS(API_COMPLETIONS, "{\"prompt\":[1,2],\"n_predict\":5,\"max_tokens\":3}");
+        ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":[1,2],\"n_predict\":5,\"max_tokens\":3}");
         CHECK_EQ(r.prompts[0].max_tokens, 3); // the endpoint's own name counts
         DONE();
     }
     {
-        ACCEPTS(API_COMPLETIONS, "{\"prompt\":[1,2],\"max_new_tokens\":5}");
+        ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":[1,2],\"max_new_tokens\":5}");
         CHECK_EQ(r.prompts[0].max_tokens, 5);
         DONE();
     }
     {
-        ACCEPTS(API_RESPONSES, "{\"input\":\"a\",\"max_tokens\":5,\"reasoning_effort\":\"low\","
-                               "\"n\":1,\"logprobs\":true}");
+        ACCEPTS(KIND_RESPONSES, "{\"input\":\"a\",\"max_tokens\":5,\"reasoning_effort\":\"low\","
+                                "\"n\":1,\"logprobs\":true}");
         CHECK_EQ(r.prompts[0].max_tokens, 5);
         CHECK_STR(r.kwargs, "{\"reasoning_effort\":\"low\",\"enable_thinking\":true}");
         CHECK(r.params.logprobs);
         DONE();
     }
     {
-        ACCEPTS(API_CHAT, "{" HI ",\"thinking\":{\"type\":\"disabled\"},\"reasoning\":{"
-                          "\"effort\":\"high\"}}");
+        ACCEPTS(KIND_CHAT, "{" HI ",\"thinking\":{\"type\":\"disabled\"},\"reasoning\":{"
+                           "\"effort\":\"high\"}}");
         CHECK_STR(r.kwargs, "{\"reasoning_effort\":\"high\",\"enable_thinking\":true,"
                             "\"enable_thinking\":false}");
         DONE();
     }
     {
-        ACCEPTS(API_CHAT, "{" HI ",\"think\":true}");
+        ACCEPTS(KIND_CHAT, "{" HI ",\"think\":true}");
         CHECK_STR(r.kwargs, "{\"enable_thinking\":true}");
         DONE();
     }
     {
-        ACCEPTS(API_EMBEDDINGS, "{\"input\":\"a\",\"embd_normalize\":-1}");
+        ACCEPTS(KIND_EMBEDDINGS, "{\"input\":\"a\",\"embd_normalize\":-1}");
         CHECK(!r.normalize);
         DONE();
     }
     {
-        ACCEPTS(API_CHAT, "{" HI ",\"repeat_last_n\":64,\"penalize_nl\":false}");
+        ACCEPTS(KIND_CHAT, "{" HI ",\"repeat_last_n\":64,\"penalize_nl\":false}");
         DONE();
     }
-    REFUSES(API_CHAT, "{" HI ",\"repeat_last_n\":64,\"repeat_penalty\":1.1}", "unsupported_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"repeat_last_n\":64,\"repeat_penalty\":1.1}", "unsupported_value",
             "repeat_last_n");
-    REFUSES(API_CHAT, "{" HI ",\"penalize_nl\":false,\"presence_penalty\":1}", "unsupported_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"penalize_nl\":false,\"presence_penalty\":1}", "unsupported_value",
             "penalize_nl");
-    REFUSES(API_CHAT, "{" HI ",\"n_predict\":0}", "integer_below_min_value", "n_predict");
-    REFUSES(API_CHAT, "{" HI ",\"num_predict\":\"9\"}", "invalid_type", "num_predict");
-    REFUSES(API_CHAT, "{" HI ",\"temperature\":1e31}", "decimal_above_max_value", "temperature");
-    REFUSES(API_CHAT, "{" HI ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":5}}",
+    REFUSES(KIND_CHAT, "{" HI ",\"n_predict\":0}", "integer_below_min_value", "n_predict");
+    REFUSES(KIND_CHAT, "{" HI ",\"num_predict\":\"9\"}", "invalid_type", "num_predict");
+    REFUSES(KIND_CHAT, "{" HI ",\"temperature\":1e31}", "decimal_above_max_value", "temperature");
+    REFUSES(KIND_CHAT, "{" HI ",\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":5}}",
             "unsupported_parameter", "thinking.budget_tokens");
-    REFUSES(API_CHAT, "{" HI ",\"thinking\":{\"type\":\"some\"}}", "invalid_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"thinking\":{\"type\":\"some\"}}", "invalid_value",
             "thinking.type");
-    REFUSES(API_CHAT, "{" HI ",\"reasoning\":{\"max_tokens\":5}}", "unsupported_parameter",
+    REFUSES(KIND_CHAT, "{" HI ",\"reasoning\":{\"max_tokens\":5}}", "unsupported_parameter",
             "reasoning.max_tokens");
-    REFUSES(API_RESPONSES, "{\"input\":\"a\",\"n\":2}", "unsupported_value", "n");
-    REFUSES(API_EMBEDDINGS, "{\"input\":\"a\",\"embd_normalize\":0}", "unsupported_value",
+    REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"n\":2}", "unsupported_value", "n");
+    REFUSES(KIND_EMBEDDINGS, "{\"input\":\"a\",\"embd_normalize\":0}", "unsupported_value",
             "embd_normalize");
 }
 
 /* A body of `form` with one more member. */
 static char *body_with(unsigned form, const char *key, const char *value, size_t n_value,
-                       enum api_kind *kind)
+                       enum request_kind *kind)
 {
     struct buf b;
     buf_init(&b, 1 << 16);
     buf_puts(&b, "{");
     if (form & FORM_CHAT) {
-        *kind = API_CHAT;
+        *kind = KIND_CHAT;
         buf_puts(&b, HI);
     } else if (form & FORM_COMPLETIONS) {
-        *kind = API_COMPLETIONS;
+        *kind = KIND_COMPLETIONS;
         buf_puts(&b, "\"prompt\":\"a\"");
     } else if (form & FORM_RESPONSES) {
-        *kind = API_RESPONSES;
+        *kind = KIND_RESPONSES;
         buf_puts(&b, "\"input\":\"a\"");
     } else if (form & FORM_OLLAMA_GENERATE) {
-        *kind = API_OLLAMA_GENERATE;
+        *kind = KIND_OLLAMA_GENERATE;
         buf_puts(&b, "\"prompt\":\"a\"");
     } else if (form & FORM_OLLAMA_CHAT) {
-        *kind = API_OLLAMA_CHAT;
+        *kind = KIND_OLLAMA_CHAT;
         buf_puts(&b, HI);
     } else {
-        *kind = API_MESSAGES;
+        *kind = KIND_MESSAGES;
         buf_puts(&b, "\"max_tokens\":9," HI);
     }
     buf_printf(&b, ",\"%s\":", key);
@@ -511,7 +514,7 @@ TEST(refused_members_are_refused_unless_they_ask_for_nothing)
 {
     for (size_t i = 0; i < n_members; i++) {
         const struct member *m = &members[i];
-        enum api_kind kind;
+        enum request_kind kind;
         if (m->use != MEMBER_REFUSED) {
             continue;
         }
@@ -583,46 +586,47 @@ TEST(constraints_of_all_apis)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char body[512];
         snprintf(body, sizeof body, "{" HI ",%s}", rows[i].member);
-        ACCEPTS(API_CHAT, body);
+        ACCEPTS(KIND_CHAT, body);
         CHECK_STR(r.constraint_param, rows[i].param);
         CHECK_EQ(r.constraint.kind, rows[i].kind);
         CHECK_EQ(r.constraint.n_bytes, strlen(rows[i].text));
         CHECK(memcmp(r.constraint.text, rows[i].text, r.constraint.n_bytes) == 0);
         CHECK(r.grammar != NULL);
         char *again;
-        struct api_request twin = prepared(API_CHAT, body, &again);
+        struct request twin = prepared(KIND_CHAT, body, &again);
         CHECK(twin.grammar == r.grammar); // compiled once
-        api_request_deinit(&twin);
+        request_deinit(&twin);
         free(again);
         DONE();
     }
-    ACCEPTS(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"text\"},\"structured_outputs\":{}}");
+    ACCEPTS(KIND_CHAT,
+            "{" HI ",\"response_format\":{\"type\":\"text\"},\"structured_outputs\":{}}");
     CHECK(r.grammar == NULL);
     DONE();
 }
 
 TEST(constraints_that_are_refused)
 {
-    REFUSES(API_CHAT, "{" HI ",\"guided_regex\":\"a\",\"guided_choice\":[\"b\"]}", "invalid_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"guided_regex\":\"a\",\"guided_choice\":[\"b\"]}", "invalid_value",
             "guided_choice");
-    REFUSES(API_CHAT, "{" HI ",\"structured_outputs\":{\"regex\":\"a\",\"choice\":[\"b\"]}}",
+    REFUSES(KIND_CHAT, "{" HI ",\"structured_outputs\":{\"regex\":\"a\",\"choice\":[\"b\"]}}",
             "invalid_value", "structured_outputs");
-    REFUSES(API_CHAT, "{" HI ",\"guided_choice\":[]}", "empty_array", "guided_choice");
-    REFUSES(API_CHAT, "{" HI ",\"guided_choice\":[\"a\",1]}", "invalid_type", "guided_choice");
-    REFUSES(API_CHAT, "{" HI ",\"guided_json\":[]}", "invalid_schema", "guided_json");
-    REFUSES(API_CHAT, "{" HI ",\"guided_json\":\"{\"}", "invalid_schema", "guided_json");
-    REFUSES(API_CHAT, "{" HI ",\"regex\":\"(\"}", "invalid_regex", "regex");
-    REFUSES(API_CHAT, "{" HI ",\"regex\":\"(?=a)\"}", "invalid_regex", "regex");
-    REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":5}}",
+    REFUSES(KIND_CHAT, "{" HI ",\"guided_choice\":[]}", "empty_array", "guided_choice");
+    REFUSES(KIND_CHAT, "{" HI ",\"guided_choice\":[\"a\",1]}", "invalid_type", "guided_choice");
+    REFUSES(KIND_CHAT, "{" HI ",\"guided_json\":[]}", "invalid_schema", "guided_json");
+    REFUSES(KIND_CHAT, "{" HI ",\"guided_json\":\"{\"}", "invalid_schema", "guided_json");
+    REFUSES(KIND_CHAT, "{" HI ",\"regex\":\"(\"}", "invalid_regex", "regex");
+    REFUSES(KIND_CHAT, "{" HI ",\"regex\":\"(?=a)\"}", "invalid_regex", "regex");
+    REFUSES(KIND_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":5}}",
             "invalid_type", "response_format.json_schema");
-    REFUSES(API_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\"}}",
+    REFUSES(KIND_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\"}}",
             "missing_required_parameter", "response_format.json_schema.schema");
-    REFUSES(API_CHAT,
+    REFUSES(KIND_CHAT,
             "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{"
             "\"schema\":{\"$ref\":\"#/$defs/a\"}}}}",
             "invalid_schema", "response_format");
-    REFUSES(API_CHAT, "{" HI ",\"format\":\"yaml\"}", "invalid_value", "format");
-    REFUSES(API_CHAT, "{" HI ",\"structured_outputs\":{\"json_object\":false}}", "invalid_value",
+    REFUSES(KIND_CHAT, "{" HI ",\"format\":\"yaml\"}", "invalid_value", "format");
+    REFUSES(KIND_CHAT, "{" HI ",\"structured_outputs\":{\"json_object\":false}}", "invalid_value",
             "structured_outputs");
 }
 
@@ -655,14 +659,14 @@ TEST(values_that_change_the_answer_are_never_passed_over)
         {"previous_response_id", "\"resp_1\""},
     };
     for (size_t i = 0; i < sizeof asks / sizeof asks[0]; i++) {
-        enum api_kind kind;
+        enum request_kind kind;
         char *body = body_with(FORM_CHAT, asks[i][0], asks[i][1], strlen(asks[i][1]), &kind);
         REFUSES(kind, body, "unsupported_parameter", asks[i][0]);
         free(body);
     }
-    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"tools\":[{\"type\":\"function\"}]}",
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"tools\":[{\"type\":\"function\"}]}",
             "unsupported_parameter", "tools");
-    REFUSES(API_COMPLETIONS, "{\"prompt\":\"a\",\"top_logprobs\":3}", "unsupported_parameter",
+    REFUSES(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"top_logprobs\":3}", "unsupported_parameter",
             "top_logprobs");
 }
 
@@ -670,7 +674,7 @@ TEST(values_that_change_the_answer_are_never_passed_over)
 TEST(turns_of_blocks_are_a_chat)
 {
     {
-        ACCEPTS(API_MESSAGES,
+        ACCEPTS(KIND_MESSAGES,
                 "{\"max_tokens\":5,\"system\":[{\"type\":\"text\",\"text\":\"x-anthropic-billing-"
                 "header: 1\\nA\"},"
                 "{\"type\":\"text\",\"text\":\"B\"}],\"messages\":["
@@ -692,33 +696,33 @@ TEST(turns_of_blocks_are_a_chat)
         DONE();
     }
     {
-        ACCEPTS(API_MESSAGES,
+        ACCEPTS(KIND_MESSAGES,
                 "{\"max_tokens\":100000,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},"
                 "{\"role\":\"assistant\",\"content\":\"It is\"}]}");
         CHECK(!r.add_generation_prompt && r.continue_final_message);
         CHECK_EQ(r.prompts[0].max_tokens, info.max_model_len - r.prompts[0].n);
         DONE();
     }
-    REFUSES(API_MESSAGES, "{" HI "}", "missing_required_parameter", "max_tokens");
+    REFUSES(KIND_MESSAGES, "{" HI "}", "missing_required_parameter", "max_tokens");
     REFUSES(
-        API_MESSAGES,
+        KIND_MESSAGES,
         "{\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}",
         "unsupported_value", "messages[0].content[0].type");
-    REFUSES(API_COUNT_TOKENS, "{" HI ",\"tool_choice\":{\"type\":\"any\"}}", "invalid_value",
+    REFUSES(KIND_COUNT_TOKENS, "{" HI ",\"tool_choice\":{\"type\":\"any\"}}", "invalid_value",
             "tool_choice");
 }
 
 TEST(usage_in_each_event_needs_usage)
 {
     {
-        ACCEPTS(API_CHAT, "{" HI ",\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":"
-                          "true}}");
+        ACCEPTS(KIND_CHAT, "{" HI ",\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":"
+                           "true}}");
         CHECK(!r.include_usage && !r.continuous_usage);
         DONE();
     }
     {
-        ACCEPTS(API_CHAT, "{" HI ",\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":"
-                          "true,\"include_usage\":true}}");
+        ACCEPTS(KIND_CHAT, "{" HI ",\"stream\":true,\"stream_options\":{\"continuous_usage_stats\":"
+                           "true,\"include_usage\":true}}");
         CHECK(r.include_usage && r.continuous_usage);
         DONE();
     }
@@ -734,21 +738,21 @@ TEST(roles_that_the_template_takes)
     "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"boss\",\"content\":\"x\"}]" \
     "}"
     struct err err;
-    REFUSES(API_CHAT, BOSS, "invalid_value", "messages[1].role"); // the model's template raises
+    REFUSES(KIND_CHAT, BOSS, "invalid_value", "messages[1].role"); // the model's template raises
     struct chat_template *own = model.template;
     REQUIRE(chat_template_compile(open, strlen(open), "open", &model.template, &err) == OK);
     {
-        ACCEPTS(API_CHAT, BOSS);
+        ACCEPTS(KIND_CHAT, BOSS);
         CHECK_STR(r.prompts[0].text, "<user>hi<boss>x");
         DONE();
     }
     {
-        ACCEPTS(API_RESPONSES, "{\"input\":\"a\",\"messages\":[5,{\"role\":\"boss\"}]}");
+        ACCEPTS(KIND_RESPONSES, "{\"input\":\"a\",\"messages\":[5,{\"role\":\"boss\"}]}");
         DONE();
     }
     chat_template_free(model.template);
     REQUIRE(chat_template_compile(deaf, strlen(deaf), "deaf", &model.template, &err) == OK);
-    REFUSES(API_CHAT, BOSS, "invalid_value", "messages[1].role");
+    REFUSES(KIND_CHAT, BOSS, "invalid_value", "messages[1].role");
     chat_template_free(model.template);
     model.template = own;
 }
@@ -756,7 +760,7 @@ TEST(roles_that_the_template_takes)
 /* Members that other endpoints know cost nothing where they mean nothing. */
 TEST(an_embedding_has_one_sample)
 {
-    ACCEPTS(API_EMBEDDINGS,
+    ACCEPTS(KIND_EMBEDDINGS,
             "{\"input\":[\"a\",\"b\"],\"n\":7,\"prompt_logprobs\":3,\"min_tokens\":5}");
     CHECK_EQ(r.n, 1);
     CHECK(!r.params.prompt_logprobs);
@@ -766,7 +770,7 @@ TEST(an_embedding_has_one_sample)
 
 TEST(what_would_be_sampled_is_nothing_to_a_count)
 {
-    ACCEPTS(API_TOKENIZE, "{" HI ",\"min_tokens\":5,\"max_tokens\":9}");
+    ACCEPTS(KIND_TOKENIZE, "{" HI ",\"min_tokens\":5,\"max_tokens\":9}");
     CHECK(!r.generates && !r.pools && r.prompts[0].n > 0);
     DONE();
 }
@@ -783,12 +787,12 @@ TEST(a_text_beyond_every_context)
     }
     buf_puts(&b, "\"}");
     {
-        ACCEPTS(API_TOKENIZE, b.data);
+        ACCEPTS(KIND_TOKENIZE, b.data);
         CHECK(r.prompts[0].n >= 20000);
         DONE();
     }
     char *text;
-    struct api_request r = prepared(API_COMPLETIONS, b.data, &text);
+    struct request r = prepared(KIND_COMPLETIONS, b.data, &text);
     CHECK_STR(r.error.code, "context_length_exceeded");
     CHECK(strstr(r.error.message, "you requested at least ") != NULL);
     CHECK_EQ(r.error.n_prompt, 0);
@@ -805,10 +809,10 @@ TEST(messages_that_the_template_refuses)
     open_model();
     struct chat_template *own = model.template;
     REQUIRE(chat_template_compile(strict, strlen(strict), "strict", &model.template, &err) == OK);
-    REFUSES(API_CHAT, "{" HI "}", "invalid_messages", "messages");
-    REFUSES(API_TOKENIZE, "{" HI "}", "invalid_messages", "messages");
-    REFUSES(API_RESPONSES, "{\"input\":\"a\"}", "invalid_messages", "input");
-    REFUSES(API_RESPONSES_INPUT_TOKENS, "{\"input\":\"a\"}", "invalid_messages", "input");
+    REFUSES(KIND_CHAT, "{" HI "}", "invalid_messages", "messages");
+    REFUSES(KIND_TOKENIZE, "{" HI "}", "invalid_messages", "messages");
+    REFUSES(KIND_RESPONSES, "{\"input\":\"a\"}", "invalid_messages", "input");
+    REFUSES(KIND_RESPONSES_INPUT_TOKENS, "{\"input\":\"a\"}", "invalid_messages", "input");
     chat_template_free(model.template);
     model.template = own;
 }
@@ -823,9 +827,9 @@ TEST(mutated_bodies_never_crash)
         "\"name\":\"f\"}],\"reasoning\":{\"effort\":\"low\"}}",
     };
     static const char bytes[] = "{}[],:\"\\0159-.eEtfn ux\xc3\xff";
-    static const enum api_kind kinds[] = {API_CHAT,       API_COMPLETIONS, API_RESPONSES,
-                                          API_EMBEDDINGS, API_TOKENIZE,    API_DETOKENIZE,
-                                          API_GENERATE};
+    static const enum request_kind kinds[] = {KIND_CHAT,       KIND_COMPLETIONS, KIND_RESPONSES,
+                                              KIND_EMBEDDINGS, KIND_TOKENIZE,    KIND_DETOKENIZE,
+                                              KIND_GENERATE};
     uint64_t x = 1;
     for (int i = 0; i < 20000; i++) {
         char body[512], *text;
@@ -841,9 +845,9 @@ TEST(mutated_bodies_never_crash)
                 body[at] = bytes[(x >> 50) % (sizeof bytes - 1)];
             }
         }
-        struct api_request r = prepared(kinds[(x >> 40) % 7], body, &text);
+        struct request r = prepared(kinds[(x >> 40) % 7], body, &text);
         CHECK(r.error.status == 0 || r.error.message[0]);
-        api_request_deinit(&r);
+        request_deinit(&r);
         free(text);
     }
 }
@@ -852,7 +856,7 @@ TEST(mutated_bodies_never_crash)
 TEST(a_line_of_generate_has_members_of_its_own)
 {
     {
-        ACCEPTS(API_GENERATE,
+        ACCEPTS(KIND_GENERATE,
                 "{\"prompt_token_ids\":[5,6,7],\"logprobs\":true,\"prompt_logprobs\":3,"
                 "\"temperature\":9,\"bad_words\":[[1],[2,3]],\"max_tokens\":5000,"
                 "\"model\":\"another\",\"stop\":\"x\",\"max_token\":1}");
@@ -866,25 +870,25 @@ TEST(a_line_of_generate_has_members_of_its_own)
         DONE();
     }
     {
-        ACCEPTS(API_GENERATE,
+        ACCEPTS(KIND_GENERATE,
                 "{\"prompt\":\"a\",\"pool\":\"last\",\"n\":3,\"min_tokens\":4,\"seed\":8}");
         CHECK(r.pools && !r.generates && r.pooling == POOL_LAST && r.n == 1);
         CHECK(r.params.min_tokens == 0 && r.params.seed == 8);
         DONE();
     }
-    REFUSES(API_GENERATE, "{\"prompt\":\"a\",\"prompt_token_ids\":[1]}", "invalid_value",
+    REFUSES(KIND_GENERATE, "{\"prompt\":\"a\",\"prompt_token_ids\":[1]}", "invalid_value",
             "prompt_token_ids");
-    REFUSES(API_GENERATE, "{\"prompt_token_ids\":\"a\"}", "invalid_type", "prompt_token_ids");
-    REFUSES(API_GENERATE, "{\"prompt\":\"a\",\"bad_words\":[[1],\"a\"]}", "invalid_type",
+    REFUSES(KIND_GENERATE, "{\"prompt_token_ids\":\"a\"}", "invalid_type", "prompt_token_ids");
+    REFUSES(KIND_GENERATE, "{\"prompt\":\"a\",\"bad_words\":[[1],\"a\"]}", "invalid_type",
             "bad_words");
-    REFUSES(API_GENERATE, "{\"prompt\":\"a\",\"response_format\":{\"type\":\"grammar\"}}",
+    REFUSES(KIND_GENERATE, "{\"prompt\":\"a\",\"response_format\":{\"type\":\"grammar\"}}",
             "unsupported_value", "response_format");
 }
 
 int main(int argc, char **argv)
 {
     int rc = check_main(argc, argv);
-    api_model_close(&model);
+    call_model_close(&model);
     config_deinit(&config);
     return rc;
 }

@@ -14,8 +14,7 @@ import time
 
 import pytest
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from stand_in import COMMIT, NEWER, Hub, git_hash  # noqa: E402
+from stand_in import COMMIT, NEWER, Hub, git_hash
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 SLUICE = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"), "sluice")
@@ -528,7 +527,6 @@ def test_certificates_are_checked_and_encryption_is_not_left(hub, env, tmp_path)
 
 
 def test_a_server_of_a_name(hub, env, tmp_path):
-    sys.path.insert(0, os.path.join(ROOT, "test/server"))
     import urllib.request
     hub.add("org/demo", demo_files(), revision="v1")
     log = open(tmp_path / "log", "w+")

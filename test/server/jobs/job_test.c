@@ -76,7 +76,7 @@ static bool open_server(int32_t n_blocks, int32_t max_waiting, int32_t lanes)
     }
     call_server_init(&server, &config, &host);
     server.engine = bed.e;
-    return api_model_open(&server.model, &config, engine_info(bed.e), &err) == OK;
+    return call_model_open(&server.model, &config, engine_info(bed.e), &err) == OK;
 }
 
 static void close_server(void)
@@ -85,7 +85,7 @@ static void close_server(void)
     call_on_wake(&server);
     CHECK_EQ(server.n_calls, 0);
     engine_close(bed.e);
-    api_model_close(&server.model);
+    call_model_close(&server.model);
     call_server_deinit(&server);
     config_deinit(&config);
 }
@@ -464,7 +464,7 @@ static void online_whole(struct call *c, struct buf *json)
     buf_deinit(json);
 }
 
-static void online_error(struct call *c, const struct api_error *e)
+static void online_error(struct call *c, const struct call_error *e)
 {
     (void)c;
     CHECK_FAIL("%s", e->message);
@@ -497,7 +497,7 @@ TEST(a_request_passes_a_job_that_holds_every_lane_and_block)
     CHECK(!turns(&b, 20));
     q = (struct online){.call = {.sink = &sink}};
     snprintf(q.text, sizeof q.text, "{\"prompt\":[5,6,7],\"max_tokens\":3,\"ignore_eos\":true}");
-    q.call.request.kind = API_COMPLETIONS;
+    q.call.request.kind = KIND_COMPLETIONS;
     q.call.request.text = q.text;
     q.call.request.n_bytes = strlen(q.text);
     call_start(&server, &q.call);

@@ -82,7 +82,7 @@ def test_prometheus_takes_it():
 def test_alerts_fire_when_they_should(tmp_path):
     promtool = tool("promtool")
     shutil.copy(os.path.join(CONFIGS, "prometheus/alerts.yml"), tmp_path)
-    shutil.copy(os.path.join(ROOT, "test/server/alerts_cases.yml"), tmp_path)
+    shutil.copy(os.path.join(ROOT, "test/configs/alerts_cases.yml"), tmp_path)
     rc, text = run(promtool, "test", "rules", tmp_path / "alerts_cases.yml")
     assert rc == 0, text
 

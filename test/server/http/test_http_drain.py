@@ -179,7 +179,7 @@ def test_systemd_sockets_are_taken():
     waiting.sendall(request("GET", "/hello"))  # before anybody runs: it waits in the backlog
     start = ("import os,sys; os.dup2(int(sys.argv[1]), 3); os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()));"
              "os.execv(sys.argv[2], sys.argv[2:])")
-    binary = os.path.join(BUILD, "test/server/front_server")
+    binary = os.path.join(BUILD, "test/server/http/front_server")
     os.set_inheritable(passed.fileno(), True)
     p = subprocess.Popen([sys.executable, "-c", start, str(passed.fileno()), binary], close_fds=False,
                          stdout=subprocess.PIPE)

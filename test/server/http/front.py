@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts front_server (test/server/front_server.c) and speaks to it over raw sockets."""
+"""Starts front_server (test/server/http/front_server.c) and speaks to it over raw sockets."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 BUILD = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"))
 SLOW = "asan" in BUILD or "tsan" in BUILD  # sanitizers: times are not judged
 
@@ -18,7 +18,7 @@ class Front:
     """One front_server; keyword arguments are its options."""
 
     def __init__(self, listen=("127.0.0.1:0",), env=None, pass_fds=(), preexec=None, log=None, wait=True, **options):
-        args = [os.path.join(BUILD, "test/server/front_server")]
+        args = [os.path.join(BUILD, "test/server/http/front_server")]
         for l in listen:
             args += ["--listen", l]
         for name, value in options.items():

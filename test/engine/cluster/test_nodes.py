@@ -16,10 +16,9 @@ import urllib.request
 
 import pytest
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "model"))
-import golden  # noqa: E402
-import test_cube as cube  # noqa: E402
-import test_hybrid as hybrid  # noqa: E402
+import golden
+import test_cube as cube
+import test_hybrid as hybrid
 
 LLAMA = os.path.join(golden.GOLDEN, "llama-3")
 

@@ -135,7 +135,7 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
         j->cancelled = true;
         return;
     }
-    struct api_error e = {.status = 503, .code = "cancelled"};
+    struct call_error e = {.status = 503, .code = "cancelled"};
     if (j->n_tokens >= 0) {
         http_stream_end(req);
     } else {
@@ -174,7 +174,7 @@ static void send_token(struct job *j)
 /* Takes what the engine has made for one stream; false if that ended it. */
 static bool advance(struct job *j, long n_made)
 {
-    struct api_error e = {.status = 500, .code = "internal_error", .message = "token failed"};
+    struct call_error e = {.status = 500, .code = "internal_error", .message = "token failed"};
     while (j->n_sent < n_made) {
         if (j->fail_at >= 0 && j->n_sent == j->fail_at) {
             reply_stream_end(j->req, &e, true);
@@ -290,7 +290,7 @@ static void refuse_due(struct http_timer *timer, void *arg)
 {
     (void)timer;
     struct job *j = arg;
-    struct api_error e = {.status = 503, .code = "server_overloaded", .retry_after_s = 7};
+    struct call_error e = {.status = 503, .code = "server_overloaded", .retry_after_s = 7};
     reply_stream_end(j->req, &e, true);
     end_job(j);
 }
@@ -372,7 +372,7 @@ static void get_health(struct http_request *req, void *arg)
 static void on_drain_deadline(void *arg)
 {
     (void)arg;
-    struct api_error e = {.status = 503, .code = "server_draining", .message = "shutting down"};
+    struct call_error e = {.status = 503, .code = "server_draining", .message = "shutting down"};
     pthread_mutex_lock(&app.lock);
     while (app.jobs) {
         struct job *j = app.jobs;

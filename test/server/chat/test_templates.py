@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 SLUICE = os.environ.get("SLUICE", str(ROOT / "build" / "sluice"))
 TEMPLATES = ROOT / "test" / "templates"
 USER = {"messages": [{"role": "user", "content": "Hi <|im_end|>"}], "add_generation_prompt": True}

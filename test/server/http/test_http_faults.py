@@ -13,9 +13,9 @@ from front import BUILD, ROOT, SLOW, Front, Reader, events, request
 
 @pytest.mark.skipif(SLOW, reason="a sanitizer does not share the process with another preloaded library")
 def test_the_server_outlives_failing_system_calls():
-    lib = os.path.join(BUILD, "test/server/faults.so")
+    lib = os.path.join(BUILD, "test/server/http/faults.so")
     subprocess.run([*os.environ.get("CC", "cc").split(), "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC", "-o", lib,
-                    os.path.join(ROOT, "test/server/faults.c"), "-ldl"], check=True)
+                    os.path.join(ROOT, "test/server/http/faults.c"), "-ldl"], check=True)
     done, failed = [], []
 
     def work(f, seed):

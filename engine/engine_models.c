@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Which models are opened: what their folders and the options say, before anything is loaded. */
+#include "engine/engine_state.h"
+
+#include "engine/base/log.h"
+#include "engine/base/mem.h"
+#include "engine/model/check.h"
+#include "engine/tokenizer/tokenizer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static enum status read_config(struct engine *e, struct err *err)
+{
+    TRY(model_config_load_over(e->model_dir, e->options.hf_overrides, &e->config, err));
+    const struct model_config *c = &e->config;
+    struct engine_info *info = &e->info;
+    memcpy(info->model_type, c->model_type, sizeof info->model_type);
+    info->vocab = c->vocab;
+    info->hidden = c->hidden;
+    info->n_eos = c->n_eos;
+    memcpy(info->eos, c->eos, sizeof info->eos);
+    info->defaults = c->defaults;
+    info->max_model_len = engine_asked(e->options.max_model_len, c->max_pos);
+    if (info->max_model_len > c->max_pos) {
+        log_warn("max-model-len %d is more than the %d positions that this model was made for: "
+                 "longer texts may turn into nonsense",
+                 info->max_model_len, c->max_pos);
+    }
+    model_config_fit(&e->config, info->max_model_len);
+    return OK;
+}
+
+/* Drafts are never longer than the text, nor than what their model was made for. */
+bool engine_fit_draft(struct engine *e, int32_t draft)
+{
+    struct model_config *c = e->draft_config[draft];
+    int32_t served = e->info.max_model_len;
+    return model_config_fit(c, c->max_pos < served ? c->max_pos : served);
+}
+
+/* Random weights: there are no files but config.json. */
+static bool is_dummy(const struct engine_options *o)
+{
+    return o->load_format && strcmp(o->load_format, "dummy") == 0;
+}
+
+/* The operator's word, else config.json's, else that of the weights themselves. */
+static enum status choose_dtype(const struct engine *e, enum dtype *out, struct err *err)
+{
+    const struct model_config *c = &e->config;
+    const char *asked = e->options.dtype ? e->options.dtype : "auto";
+    if (strcmp(asked, "auto") != 0) {
+        return dtype_find(asked, out)
+                   ? OK
+                   : err_set(err, ERR_UNSUPPORTED, "dtype: '%.60s' is not supported", asked);
+    }
+    bool says = c->dtype_is_set || !e->checkpoint;
+    *out = says ? c->dtype : model_stored_dtype(c, e->checkpoint);
+    return OK;
+}
+
+/* Both must mean the same by every id: the same number of them, and the same spelling where both
+ * folders have a tokenizer. */
+static enum status same_vocabulary(const struct engine *e, int32_t draft, struct err *err)
+{
+    if (e->draft_config[draft]->vocab != e->config.vocab) {
+        return err_set(err, ERR_INVALID, "the draft model's vocabulary has %d ids, the model's %d",
+                       e->draft_config[draft]->vocab, e->config.vocab);
+    }
+    struct tokenizer *a = NULL, *b = NULL;
+    enum status st = OK;
+    if (tokenizer_load(e->model_dir, &a, NULL) == OK &&
+        tokenizer_load(e->spec.options.models[draft], &b, NULL) == OK) {
+        for (int32_t id = 0; id < e->config.vocab && st == OK; id++) {
+            size_t n, m;
+            const char *x = tokenizer_token_text(a, id, &n), *y = tokenizer_token_text(b, id, &m);
+            if ((x == NULL) != (y == NULL) || (x && (n != m || memcmp(x, y, n) != 0))) {
+                st = err_set(err, ERR_INVALID, "the draft model's tokenizer differs at id %d", id);
+            }
+        }
+    }
+    tokenizer_free(a);
+    tokenizer_free(b);
+    return st;
+}
+
+static enum status read_drafts(struct engine *e, struct err *err)
+{
+    for (int32_t i = 0; i < e->spec.options.n_models; i++) {
+        const char *folder = e->spec.options.models[i];
+        struct model_config *c = e->draft_config[i] = xcalloc(1, sizeof *c);
+        enum status st = model_config_load(folder, c, err);
+        if (st != OK) {
+            return err_prefix(err, st, "the draft model");
+        }
+        engine_fit_draft(e, i);
+        TRY(same_vocabulary(e, i, err));
+        if (c->max_pos < e->spec.options.draft_max_len) {
+            e->spec.options.draft_max_len = c->max_pos;
+        }
+        if (!is_dummy(&e->options)) {
+            TRY(checkpoint_open(folder, &e->draft_checkpoint[i], err));
+            TRY(checkpoint_check_weights(e->draft_checkpoint[i], folder,
+                                         check_depth_of(e->options.check_weights), err));
+        }
+    }
+    return OK;
+}
+
+/* The number of ranks and nodes, which must divide the models. */
+static enum status read_ranks(struct engine *e, struct err *err)
+{
+    int32_t n_ranks = engine_asked(e->options.tensor_parallel_size, 1);
+    if (n_ranks > MAX_RANKS) {
+        return err_set(err, ERR_INVALID, "tensor-parallel-size: at most %d", MAX_RANKS);
+    }
+    int32_t n_nodes = e->options.nodes ? nodes_count(e->options.nodes) : 1;
+    if (n_ranks % n_nodes != 0) {
+        return err_set(err, ERR_INVALID,
+                       "tensor-parallel-size: %d ranks do not divide among %d "
+                       "nodes",
+                       n_ranks, n_nodes);
+    }
+    e->info.n_ranks = n_ranks;
+    e->info.n_nodes = n_nodes;
+    struct model_shard shard;
+    TRY(model_shard_of(&e->config, 0, n_ranks, &shard, err));
+    const struct spec_options *o = &e->spec.options;
+    if (o->n_models > 0 && o->draft_ranks != 1 && o->draft_ranks != n_ranks) {
+        return err_set(err, ERR_INVALID,
+                       "speculative-config: draft_tensor_parallel_size must be 1 "
+                       "or the tensor-parallel-size, which is %d",
+                       n_ranks);
+    }
+    for (int32_t i = 0; i < e->spec.options.n_models; i++) {
+        TRY(model_shard_of(e->draft_config[i], 0, e->spec.options.draft_ranks, &shard, err));
+    }
+    return OK;
+}
+
+enum status engine_check(const struct engine_options *options, struct err *err)
+{
+    struct model_config *c = xcalloc(1, sizeof *c);
+    log_mute(true); // engine_open says what there is to say
+    enum status st = model_config_load_over(options->model, options->hf_overrides, c, err);
+    log_mute(false);
+    free(c);
+    if (st == OK && !is_dummy(options)) {
+        st = checkpoint_check(options->model, err);
+    }
+    return st;
+}
+
+enum status engine_read_models(struct engine *e, struct err *err)
+{
+    snprintf(e->model_dir, sizeof e->model_dir, "%s", e->options.model);
+    TRY(read_config(e, err));
+    TRY(spec_init(&e->spec, e->options.speculative_config, err));
+    e->info.n_spec_tokens = e->spec.options.k;
+    if (e->spec.options.rejection == REJECT_SYNTHETIC && !e->options.synthetic) {
+        return err_set(err, ERR_INVALID,
+                       "speculative-config: synthetic acceptance makes up text; it "
+                       "is for measuring speed, with --load-format dummy or `sluice bench-engine`");
+    }
+    TRY(read_drafts(e, err));
+    TRY(read_ranks(e, err));
+    if (!is_dummy(&e->options)) {
+        TRY(checkpoint_open(e->model_dir, &e->checkpoint, err));
+        TRY(checkpoint_check_weights(e->checkpoint, e->model_dir,
+                                     check_depth_of(e->options.check_weights), err));
+    }
+    return choose_dtype(e, &e->info.dtype, err);
+}

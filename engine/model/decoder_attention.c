@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Attention of a layer, from its normed input to the heads' outputs. */
+#include "engine/model/decoder.h"
+
+/* The heads' outputs, `width` elements each, times what lies in qkv behind `n_heads` of `head`. */
+static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t head, int32_t width)
+{
+    struct model *m = f->m;
+    if (m->config->attn_gate == ATTN_GATE_NONE) {
+        return OK;
+    }
+    struct gate_args a = {.x = m->attn,
+                          .out = m->attn,
+                          .gate = m->qkv,
+                          .n_rows = f->n_rows,
+                          .width = m->shard.n_heads * width,
+                          .group = width,
+                          .act = GATE_SIGMOID,
+                          .per_group = m->config->attn_gate == ATTN_GATE_HEADS,
+                          .scale = 1.0f};
+    size_t at = (size_t)n_heads * (size_t)head;
+    a.gate.mem = dmem_at(m->qkv.mem, at * dtype_bytes(m->qkv.dtype));
+    return f->ops->gate(f->be, &a);
+}
+
+/* x[T, D] -> qkv[T, (H + 2K) d] -> attn[T, H d] */
+enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->layers[layer];
+    const struct layer_config *lc = &c->layers[layer];
+    const int32_t n_kv_heads = model_layer_share(c, &m->shard, layer).n_kv_heads;
+    struct rope_store_args store = {
+        .qkv = m->qkv,
+        .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL,
+        .n_rows = f->n_rows,
+        .layer = lc->kv,
+        .n_heads = m->shard.n_heads,
+        .n_kv_heads = lc->kv_of == layer ? n_kv_heads : 0, // else what it reads is stored
+        .head_dim = lc->head_dim,
+        .qk_norm = lc->plain_qk ? QK_NORM_NONE : c->qk_norm,
+        .qk_norm_kind = c->qk_norm_kind,
+        .norm_after_rope = c->qk_norm_after_rope,
+        .q_norm = w->q_norm,
+        .k_norm = w->k_norm,
+        .v_norm = c->v_norm,
+        .eps = c->norm_eps,
+        .norm_offset = c->norm_offset,
+        .growth = lc->growth};
+    bool left = c->attn_gate == ATTN_GATE_NONE && ops_rope_store_adds_sums(f->be, &store);
+    struct product_sums *sums = left ? &store.sums : NULL;
+    TRY(flow_linear(f, w->qkv, in, m->qkv, sums));
+    if (flow_stores_only(f, layer)) {
+        return f->ops->rope_store(f->be, &store);
+    }
+    struct attention_args a = {.q = m->qkv,
+                               .out = m->attn,
+                               .n_rows = f->n_rows,
+                               .layer = lc->kv,
+                               .n_heads = m->shard.n_heads,
+                               .n_kv_heads = n_kv_heads,
+                               .head_dim_k = lc->head_dim,
+                               .head_dim_v = lc->head_dim,
+                               .scale = c->attn_scale,
+                               .window = lc->window,
+                               .chunk = lc->chunk,
+                               .softcap = c->attn_softcap,
+                               .sinks = w->sinks};
+    TRY(ops_rope_attention(f->be, &store, &a));
+    return gate_heads(f, m->shard.n_heads + 2 * n_kv_heads, lc->head_dim, lc->head_dim);
+}
+
+/* MLA with the key and value products absorbed into q and the output: one shared key head of
+ * kv_lora + rope_dim, whose first kv_lora elements are also the value. */
+enum status decoder_mla(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->layers[layer];
+    int32_t q_head = c->nope_dim + c->rope_dim, key = c->kv_lora + c->rope_dim;
+    struct tensor q_in = in;
+    if (w->q_a) { // [T, D] -> [T, q_lora]
+        TRY(flow_linear(f, w->q_a, in, m->low, NULL));
+        struct norm_args norm = {.x = m->low,
+                                 .delta = no_tensor,
+                                 .out = m->low,
+                                 .weight = w->q_a_norm,
+                                 .n_rows = f->n_rows,
+                                 .width = c->q_lora,
+                                 .eps = c->mla_norm_eps};
+        TRY(f->ops->norm(f->be, &norm));
+        q_in = m->low;
+    }
+    TRY(flow_linear(f, w->qkv, q_in, m->qkv, NULL)); // [T, H (nope + rope)]
+    TRY(flow_linear(f, w->kv_a, in, m->low, NULL));  // [T, kv_lora + rope]
+    struct mla_store_args store = {.q = m->qkv,
+                                   .kv = m->low,
+                                   .q_out = m->q_abs,
+                                   .rope = c->layers[layer].rope >= 0 ? m->ropes[0] : NULL,
+                                   .n_rows = f->n_rows,
+                                   .layer = c->layers[layer].kv,
+                                   .n_heads = m->shard.n_heads,
+                                   .q_head = q_head,
+                                   .q_rope_offset = c->nope_dim,
+                                   .rope_dim = c->rope_dim,
+                                   .kv_lora = c->kv_lora,
+                                   .q_out_head = key,
+                                   .q_out_offset = c->kv_lora,
+                                   .kv_norm = w->kv_a_norm,
+                                   .eps = c->mla_norm_eps,
+                                   .growth = c->layers[layer].growth};
+    TRY(f->ops->mla_store(f->be, &store));
+    if (flow_stores_only(f, layer)) {
+        return OK;
+    }
+    struct linear_heads_args absorb = {.weight = w->w_uk,
+                                       .x = m->qkv,
+                                       .y = m->q_abs,
+                                       .n_rows = f->n_rows,
+                                       .x_head = q_head,
+                                       .y_head = key};
+    TRY(f->ops->linear_heads(f->be, &absorb)); // [T, H, nope] -> [T, H, kv_lora]
+    struct attention_args a = {.q = m->q_abs,
+                               .out = m->attn_v,
+                               .n_rows = f->n_rows,
+                               .layer = c->layers[layer].kv,
+                               .n_heads = m->shard.n_heads,
+                               .n_kv_heads = 1,
+                               .head_dim_k = key,
+                               .head_dim_v = c->kv_lora,
+                               .scale = c->attn_scale,
+                               .window = c->layers[layer].window,
+                               .softcap = c->attn_softcap};
+    TRY(f->ops->attention(f->be, &a));
+    struct linear_heads_args expand = {.weight = w->w_uv,
+                                       .x = m->attn_v,
+                                       .y = m->attn,
+                                       .n_rows = f->n_rows,
+                                       .x_head = c->kv_lora,
+                                       .y_head = c->v_dim};
+    TRY(f->ops->linear_heads(f->be, &expand)); // [T, H, kv_lora] -> [T, H, v]
+    return gate_heads(f, m->shard.n_heads, q_head, c->v_dim);
+}

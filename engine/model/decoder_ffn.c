@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The feed-forward half of a layer: an MLP, experts, shared experts, or several of them. */
+#include "engine/model/decoder.h"
+
+/* An MLP whose gates have a factor. */
+static enum status scaled_mlp(struct flow *f, const struct linear_args *up,
+                              const struct activation_args *act, const struct linear_args *down)
+{
+    struct gate_args gate = {.x = act->x,
+                             .gate = act->x,
+                             .out = act->out,
+                             .n_rows = act->n_rows,
+                             .width = act->width,
+                             .group = act->width,
+                             .act = GATE_SILU,
+                             .scale = f->m->config->ffn_gate_scale};
+    gate.x.mem = dmem_at(act->x.mem, (size_t)act->width * dtype_bytes(act->x.dtype));
+    TRY(flow_linear(f, up->weight, up->x, up->y, NULL));
+    TRY(f->ops->gate(f->be, &gate));
+    return f->ops->linear(f->be, down);
+}
+
+/* down(act(gate_up(in))) into delta, as this rank's partial sum. sums: as linear's. */
+static enum status mlp(struct flow *f, const struct weight *gate_up, const struct weight *down,
+                       int32_t width, struct tensor in, struct product_sums *sums)
+{
+    struct model *m = f->m;
+    struct linear_args up = {.weight = gate_up, .x = in, .y = m->ff_in, .n_rows = f->n_rows};
+    struct activation_args act = {.x = m->ff_in,
+                                  .out = m->ff,
+                                  .n_rows = f->n_rows,
+                                  .width = width,
+                                  .kind = m->config->act,
+                                  .gated = m->config->gated,
+                                  .shape = m->config->act_shape};
+    struct linear_args a = {.weight = down,
+                            .x = m->ff,
+                            .y = m->delta,
+                            .n_rows = f->n_rows,
+                            .partial = true,
+                            .sums = sums};
+    if (m->config->ffn_gate_scale != 0.0f) {
+        return scaled_mlp(f, &up, &act, &a);
+    }
+    if (f->norm_waits) {
+        f->norm_waits = false;
+        return ops_norm_linear(f->be, &f->norm, &up, &act, &a);
+    }
+    return ops_mlp(f->be, &up, &act, &a);
+}
+
+/* The shared experts, into delta: as this rank's partial sum, or whole. */
+static enum status shared_experts(struct flow *f, const struct layer_weights *w, struct tensor in,
+                                  bool whole)
+{
+    struct model *m = f->m;
+    TRY(mlp(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, NULL));
+    struct reduce_args reduce = {.y = m->delta,
+                                 .n_rows = f->n_rows,
+                                 .width = m->config->hidden,
+                                 .whole = m->shard.n_ranks == 1,
+                                 .linear = w->shared_down};
+    if (whole) {
+        TRY(f->ops->reduce(f->be, &reduce));
+    }
+    if (!w->shared_router) {
+        return OK;
+    }
+    struct row_gate_args gate = {.x = in,
+                                 .y = m->delta,
+                                 .weight = w->shared_router,
+                                 .n_rows = f->n_rows,
+                                 .x_width = m->config->hidden,
+                                 .y_width = m->config->hidden};
+    return f->ops->row_gate(f->be, &gate);
+}
+
+/* delta += routed, both whole. */
+static enum status join_routed(struct flow *f)
+{
+    struct model *m = f->m;
+    struct norm_args add = {.x = m->delta,
+                            .delta = m->routed,
+                            .out = no_tensor,
+                            .n_rows = f->n_rows,
+                            .width = m->config->hidden,
+                            .delta_scale = 1.0f};
+    return f->ops->norm(f->be, &add);
+}
+
+static enum status route(struct flow *f, const struct layer_weights *w, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    struct moe_route_args a = {.router = w->router,
+                               .correction = w->correction,
+                               .expert_scale = w->expert_scale,
+                               .x = in,
+                               .ids = m->route_ids,
+                               .weights = m->route_weights,
+                               .n_rows = f->n_rows,
+                               .n_experts = c->n_experts,
+                               .k = c->experts_per_token,
+                               .scoring = c->scoring,
+                               .renormalise = c->renormalise,
+                               .scale = c->routed_scale,
+                               .n_group = c->n_group,
+                               .topk_group = c->topk_group};
+    return f->ops->moe_route(f->be, &a);
+}
+
+static struct moe_ffn_args experts_of(const struct flow *f, const struct layer_weights *w,
+                                      struct tensor in, struct tensor y)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    return (struct moe_ffn_args){.gate_up = w->experts_gate_up,
+                                 .down = w->experts_down,
+                                 .x = in,
+                                 .y = y,
+                                 .ids = m->route_ids,
+                                 .weights = m->route_weights,
+                                 .n_rows = f->n_rows,
+                                 .n_experts = c->n_experts,
+                                 .k = c->experts_per_token,
+                                 .ffn = m->shard.moe_ffn,
+                                 .kind = c->act,
+                                 .partial = true,
+                                 .weigh_inputs = c->weigh_inputs,
+                                 .plain = !c->gated,
+                                 .shape = c->act_shape};
+}
+
+/* The experts between two products: their whole sum, brought back to the hidden width, into y. */
+static enum status latent_experts(struct flow *f, const struct layer_weights *w, struct tensor in,
+                                  struct tensor y)
+{
+    struct model *m = f->m;
+    TRY(flow_linear(f, w->latent_in, in, m->latent, NULL));
+    struct moe_ffn_args ffn = experts_of(f, w, m->latent, m->latent_y);
+    TRY(f->ops->moe_ffn(f->be, &ffn));
+    struct reduce_args reduce = {.y = m->latent_y,
+                                 .n_rows = f->n_rows,
+                                 .width = m->config->moe_latent,
+                                 .whole = m->shard.n_ranks == 1,
+                                 .moe = &ffn};
+    TRY(f->ops->reduce(f->be, &reduce));
+    return flow_linear(f, w->latent_out, m->latent_y, y, NULL);
+}
+
+static enum status moe(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->layers[layer];
+    const bool shared = w->shared_gate_up != NULL, latent = w->latent_in != NULL;
+    const bool apart = latent || (shared && m->exact_ranks);
+    if (shared) {
+        TRY(shared_experts(f, w, in, apart));
+    }
+    TRY(route(f, w, in));
+    if (latent) {
+        TRY(latent_experts(f, w, in, shared ? m->routed : m->delta));
+        TRY(shared ? join_routed(f) : OK);
+        return flow_finish_delta(f, NULL, w->ffn_post_norm);
+    }
+    struct moe_ffn_args ffn = experts_of(f, w, in, apart ? m->routed : m->delta);
+    ffn.accumulate = shared && !apart;
+    TRY(f->ops->moe_ffn(f->be, &ffn));
+    struct reduce_args reduce = {.y = ffn.y,
+                                 .n_rows = f->n_rows,
+                                 .width = c->hidden,
+                                 .whole = m->shard.n_ranks == 1,
+                                 .moe = &ffn};
+    if (!apart) {
+        reduce.linear = w->shared_down; // in y too; where it is gated it has no bias
+        return flow_finish_delta(f, &reduce, w->ffn_post_norm);
+    }
+    TRY(f->ops->reduce(f->be, &reduce));
+    TRY(join_routed(f));
+    return flow_finish_delta(f, NULL, w->ffn_post_norm);
+}
+
+/* An MLP on `in` and experts beside it, with norms of their own in front and behind: router and
+ * experts read x. */
+static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const struct layer_weights *w = &m->layers[layer];
+    const bool whole = m->shard.n_ranks == 1;
+    const int32_t ffn = model_layer_share(c, &m->shard, layer).ffn;
+    TRY(mlp(f, w->gate_up, w->down, ffn, in, NULL));
+    struct reduce_args reduce = {
+        .y = m->delta, .n_rows = f->n_rows, .width = c->hidden, .whole = whole, .linear = w->down};
+    TRY(f->ops->reduce(f->be, &reduce));
+    TRY(flow_own_norm(f, m->delta, w->mlp_post_norm, m->delta));
+    TRY(flow_own_norm(f, f->x, w->router_norm, f->h));
+    TRY(route(f, w, f->h));
+    TRY(flow_own_norm(f, f->x, w->experts_norm, f->h));
+    struct moe_ffn_args experts = experts_of(f, w, f->h, m->routed);
+    TRY(f->ops->moe_ffn(f->be, &experts));
+    reduce = (struct reduce_args){
+        .y = m->routed, .n_rows = f->n_rows, .width = c->hidden, .whole = whole, .moe = &experts};
+    TRY(f->ops->reduce(f->be, &reduce));
+    TRY(flow_own_norm(f, m->routed, w->experts_post_norm, m->routed));
+    TRY(join_routed(f));
+    return flow_finish_delta(f, NULL, w->ffn_post_norm);
+}
+
+enum status decoder_ffn(struct flow *f, int32_t layer, struct tensor in)
+{
+    struct model *m = f->m;
+    const struct layer_weights *w = &m->layers[layer];
+    if (m->config->layers[layer].moe) {
+        return w->experts_norm ? mlp_and_experts(f, layer, in) : moe(f, layer, in);
+    }
+    const int32_t ffn = model_layer_share(m->config, &m->shard, layer).ffn;
+    TRY(mlp(f, w->gate_up, w->down, ffn, in, flow_sums_for_norm(f, w->ffn_post_norm)));
+    struct reduce_args reduce = {.y = m->delta,
+                                 .n_rows = f->n_rows,
+                                 .width = m->config->hidden,
+                                 .whole = m->shard.n_ranks == 1,
+                                 .linear = w->down};
+    return flow_finish_delta(f, &reduce, w->ffn_post_norm);
+}

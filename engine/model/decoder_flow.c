@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a pass hands from one sub-layer to the next: x, and the delta that has yet to join it. */
+#include "engine/model/decoder.h"
+
+enum status flow_join_norm(struct flow *f, const struct weight *weight, const struct weight *bias,
+                             bool once, struct tensor *input)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    *input = weight ? f->h : f->x;
+    if (!weight && !f->pending) {
+        return OK;
+    }
+    struct norm_args a = {.x = f->x,
+                          .delta = f->pending ? m->delta : no_tensor,
+                          .out = weight ? f->h : no_tensor,
+                          .weight = weight,
+                          .bias = bias,
+                          .n_rows = f->n_rows,
+                          .width = c->hidden,
+                          .kind = c->norm_kind,
+                          .eps = c->norm_eps,
+                          .weight_offset = c->norm_offset,
+                          .delta_scale = f->delta_scale,
+                          .x_scale = f->x_scale,
+                          .delta_sums = f->delta_sums};
+    bool partial = f->partial && f->delta_sums.n == 0; // of what is left as sums nothing is reduced
+    bool waits = once && weight && f->ops->norm_linear;
+    bool joins = partial && f->ops->reduce_norm && !(waits && f->reduce.whole);
+    f->pending = f->partial = false;
+    f->x_scale = 0.0f;
+    f->delta_sums = (struct product_sums){.n = 0};
+    if (!waits || joins) {
+        return partial ? ops_reduce_norm(f->be, &f->reduce, &a) : f->ops->norm(f->be, &a);
+    }
+    f->norm_waits = true;
+    f->norm = a;
+    return partial ? f->ops->reduce(f->be, &f->reduce) : OK;
+}
+
+enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight *weight,
+                            struct tensor out)
+{
+    const struct model_config *c = f->m->config;
+    struct norm_args a = {.x = in,
+                          .delta = no_tensor,
+                          .out = out,
+                          .weight = weight,
+                          .n_rows = f->n_rows,
+                          .width = c->hidden,
+                          .kind = c->norm_kind,
+                          .eps = c->norm_eps,
+                          .weight_offset = c->norm_offset};
+    return f->ops->norm(f->be, &a);
+}
+
+enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
+                                const struct weight *post_norm)
+{
+    struct model *m = f->m;
+    f->pending = true;
+    f->delta_scale = m->config->residual_scale;
+    if (reduce && !post_norm) {
+        f->partial = true;
+        f->reduce = *reduce;
+        if (reduce->moe) {
+            f->moe = *reduce->moe;
+            f->reduce.moe = &f->moe;
+        }
+        return OK;
+    }
+    if (reduce) {
+        TRY(f->ops->reduce(f->be, reduce));
+    }
+    if (!post_norm) {
+        return OK;
+    }
+    return flow_own_norm(f, m->delta, post_norm, m->delta);
+}
+
+struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *post_norm)
+{
+    struct model *m = f->m;
+    struct norm_args next = {.x = f->x,
+                             .delta = m->delta,
+                             .out = f->h,
+                             .n_rows = f->n_rows,
+                             .width = m->config->hidden,
+                             .kind = m->config->norm_kind};
+    return !post_norm && ops_norm_adds_sums(f->be, &next) ? &f->delta_sums : NULL;
+}
+
+enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y,
+                          struct product_sums *sums)
+{
+    struct linear_args a = {.weight = w, .x = x, .y = y, .n_rows = f->n_rows, .sums = sums};
+    if (f->norm_waits) {
+        f->norm_waits = false;
+        return ops_norm_linear(f->be, &f->norm, &a, NULL, NULL);
+    }
+    return f->ops->linear(f->be, &a);
+}
+
+bool flow_stores_only(const struct flow *f, int32_t layer)
+{
+    return f->n_out == 0 && layer == f->m->config->last_store;
+}
