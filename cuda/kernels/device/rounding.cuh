@@ -54,8 +54,7 @@ __device__ __forceinline__ float round_factor(float scale)
 /* Two neighbours, the first one in the low byte. */
 __device__ __forceinline__ __nv_fp8x2_storage_t round_pair(float a, float b, float factor)
 {
-    return __nv_cvt_float2_to_fp8x2(make_float2(a * factor, b * factor), __NV_SATFINITE,
-                                    __NV_E4M3);
+    return __nv_cvt_float2_to_fp8x2(make_float2(a * factor, b * factor), __NV_SATFINITE, __NV_E4M3);
 }
 
 template <typename T>

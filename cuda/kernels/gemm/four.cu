@@ -7,9 +7,10 @@
  * rows of x, a band of up to 16 (of more than 64 rows 8) tile rows of the weight, and a run of K. A
  * warp makes numbers of one tile row of 16 features, exactly, and of the four of its warpgroup one
  * operand; sums over a group are scaled in fp32 and added up. A warp loads codes, scales and zeros
- * by bulk copies and a thread x by a tensor map, through a ring that fills the shared memory. A copy
- * costs some 60 ns whatever its size, so a stage is several chunks of 128 inputs. Where there are fewer bands than multiprocessors K is cut into runs, whose
- * sums are left in fp32 for the kernel that reads the product.
+ * by bulk copies and a thread x by a tensor map, through a ring that fills the shared memory. A
+ * copy costs some 60 ns whatever its size, so a stage is several chunks of 128 inputs. Where there
+ * are fewer bands than multiprocessors K is cut into runs, whose sums are left in fp32 for the
+ * kernel that reads the product.
  *
  * Gated, a band has as many tile rows of each half of the weight, and a warp 8 features of the gate
  * and their partners, so that a thread has both factors of what is stored.
@@ -54,7 +55,7 @@ template <enum dtype CODE, int PER_GROUP, int N, int GROUPS> struct four_shape {
     static constexpr int SCALE_BYTES = CODED_ROWS * SCALES * (CODE == DT_E2M1 ? 1 : 4);
     static constexpr int ZERO_BYTES = CODE == DT_U4 ? CODED_ROWS * SCALES : 0;
     static constexpr int X_BYTES = N * CHUNK * 2, CODES = CHUNKS * X_BYTES;
-    static constexpr int ROW_BYTES = CHUNKS * CODED_TILE_BYTES; // of a tile row
+    static constexpr int ROW_BYTES = CHUNKS * CODED_TILE_BYTES;   // of a tile row
     static constexpr int BOXES_BYTES = CODES + TILES * ROW_BYTES; // a multiple of 1,024
     static constexpr int SMALL_BYTES = TILES * CHUNKS * (SCALE_BYTES + ZERO_BYTES);
     static constexpr int FIT = (RING_BYTES - 1024) / (BOXES_BYTES + SMALL_BYTES);
@@ -76,8 +77,7 @@ struct four_walk {
         chunk = (int32_t)((int64_t)run * p.m.n_chunks / p.n_runs);
         end = (int32_t)((int64_t)(run + 1) * p.m.n_chunks / p.n_runs);
     }
-    __device__ __forceinline__ explicit four_walk(const struct four_params &p)
-        : stage(0), parity(0)
+    __device__ __forceinline__ explicit four_walk(const struct four_params &p) : stage(0), parity(0)
     {
         enter(p, (int32_t)blockIdx.x);
     }
@@ -218,18 +218,20 @@ template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct four_co
         const int lane = threadIdx.x & 31, g = lane >> 2, groups = p.m.record_groups;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint4 v = *(const uint4 *)(codes + places[h] * S::ROW_BYTES +
-                                             chunk * CODED_TILE_BYTES + halves[h] * 512 + lane * 16);
+            const uint4 v =
+                *(const uint4 *)(codes + places[h] * S::ROW_BYTES + chunk * CODED_TILE_BYTES +
+                                 halves[h] * 512 + lane * 16);
             words[h][0] = v.x, words[h][1] = v.y, words[h][2] = v.z, words[h][3] = v.w;
             const char *scales =
                 small + places[h] * S::CHUNKS * S::SCALE_BYTES + record * p.m.record_bytes;
-            const uint8_t *zeros = (const uint8_t *)small +
-                                   S::CHUNKS * (S::TILES * S::SCALE_BYTES + places[h] * S::ZERO_BYTES) +
-                                   record * CODED_ROWS * groups;
+            const uint8_t *zeros =
+                (const uint8_t *)small +
+                S::CHUNKS * (S::TILES * S::SCALE_BYTES + places[h] * S::ZERO_BYTES) +
+                record * CODED_ROWS * groups;
 #pragma unroll
             for (int i = 0; i < N_SCALES; i++) {
-                const int at =
-                    PER_GROUP == 4 ? halves[h] * 8 + g : (halves[h] * 8 + g) * groups + i * groups / 4;
+                const int at = PER_GROUP == 4 ? halves[h] * 8 + g
+                                              : (halves[h] * 8 + g) * groups + i * groups / 4;
                 scale[i][h] = scale_at<CODE>(scales, at);
                 if (CODE == DT_U4) {
                     zero[i][h] = zero_pair<T>(p.m.zeros ? zeros[at] : p.m.zero);
@@ -246,8 +248,8 @@ template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct four_co
         for (int k = 0; k < 2; k++) {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                a[2 * k + h] =
-                    pair_of<T, CODE>(words[h][word], i % 2 * 2 + k, CODE == DT_U4 ? zero[group][h] : 0);
+                a[2 * k + h] = pair_of<T, CODE>(words[h][word], i % 2 * 2 + k,
+                                                CODE == DT_U4 ? zero[group][h] : 0);
             }
         }
     }
@@ -269,8 +271,7 @@ __device__ __forceinline__ void add_chunk(const C &codes, uint32_t x, float (&su
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int step = 2 * word + i;
-            wgmma<T, N>::rk(d, a[step],
-                            wgmma_operand(x + step / 4 * BOX_BYTES + step % 4 * 32, 0),
+            wgmma<T, N>::rk(d, a[step], wgmma_operand(x + step / 4 * BOX_BYTES + step % 4 * 32, 0),
                             word % PER_GROUP > 0 || i > 0);
         }
         wgmma_commit();

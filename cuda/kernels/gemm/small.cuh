@@ -46,7 +46,7 @@ struct small_params {
     int32_t n_stages;   // of the ring
     int32_t n_prefetch; // stages that are called to the L2 cache beyond those
     bool accumulate;
-    bool plain; // no bias, nothing to add to, and pairs of features are aligned
+    bool plain;                   // no bias, nothing to add to, and pairs of features are aligned
     struct product_scales scales; // of codes
 };
 
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(T) == 1 ? 1 : 2)
 /* ---- host ---------------------------------------------------------------------------------- */
 
 static inline cudaError_t small_maps(const struct gemm_args *a, uint32_t w_rows, uint32_t x_rows,
-                           CUtensorMap *w, CUtensorMap *x)
+                                     CUtensorMap *w, CUtensorMap *x)
 {
     const uint64_t n_in = (uint64_t)a->n_in, stride = (uint64_t)a->x_stride;
     const uint64_t w_stride = a->w_stride ? (uint64_t)a->w_stride : n_in;

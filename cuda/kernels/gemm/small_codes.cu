@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* gemm_small's products of codes (E4M3) with codes (small.cuh). The tensor cores sum over 128 inputs,
- * for their sums of codes keep fewer bits than fp32 has; a stage's are made one behind the other
- * while those before are scaled and added to the whole in fp32. */
+/* gemm_small's products of codes (E4M3) with codes (small.cuh). The tensor cores sum over 128
+ * inputs, for their sums of codes keep fewer bits than fp32 has; a stage's are made one behind the
+ * other while those before are scaled and added to the whole in fp32. */
 #include "cuda/kernels/gemm/small.cuh"
 
 #if HAVE_SM90A
