@@ -38,6 +38,10 @@ static enum status block_bytes(struct engine *e, size_t *out)
         TRY(set_bytes(e, &r->draft[i], &drafts));
         *out += drafts;
     }
+    if (r->target.drafter) {
+        *out += hidden_block_bytes(r->target.drafter->config->hidden, e->info.dtype,
+                                   e->info.block_tokens);
+    }
     return OK;
 }
 
@@ -290,4 +294,3 @@ struct step_sizes engine_step_sizes(const struct engine *e)
                                .max_masks = max_masks_of(e),
                                .trees = spec_has_trees(&e->spec)};
 }
-

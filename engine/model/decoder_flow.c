@@ -3,7 +3,7 @@
 #include "engine/model/decoder.h"
 
 enum status flow_join_norm(struct flow *f, const struct weight *weight, const struct weight *bias,
-                             bool once, struct tensor *input)
+                           bool once, struct tensor *input)
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
@@ -39,7 +39,7 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
 }
 
 enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight *weight,
-                            struct tensor out)
+                          struct tensor out)
 {
     const struct model_config *c = f->m->config;
     struct norm_args a = {.x = in,
@@ -55,7 +55,7 @@ enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight 
 }
 
 enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
-                                const struct weight *post_norm)
+                              const struct weight *post_norm)
 {
     struct model *m = f->m;
     f->pending = true;
@@ -91,7 +91,7 @@ struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *pos
 }
 
 enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y,
-                          struct product_sums *sums)
+                        struct product_sums *sums)
 {
     struct linear_args a = {.weight = w, .x = x, .y = y, .n_rows = f->n_rows, .sums = sums};
     if (f->norm_waits) {
@@ -103,5 +103,5 @@ enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x,
 
 bool flow_stores_only(const struct flow *f, int32_t layer)
 {
-    return f->n_out == 0 && layer == f->m->config->last_store;
+    return f->n_out == 0 && f->n_unfed == 0 && layer == f->m->config->last_store;
 }
