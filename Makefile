@@ -1,5 +1,5 @@
 # sluice: `make` builds build/sluice; `make help` lists the rest.
-# Flavours have trees of their own: FLAVOUR=release (default), asan, tsan.
+# Flavours have trees of their own: FLAVOUR=release (default), asan, tsan, fuzz (with CC=clang).
 # CUDA=1|0 (default: 1 if nvcc is found), CUARCH="80 90a". What else can be left out: scripts/parts.mk.
 
 FLAVOUR ?= release
@@ -12,19 +12,22 @@ CC      ?= cc
 VERSION := 0.1.0
 
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Wstrict-prototypes \
-        -Wmissing-prototypes -Wvla -Wundef -Wwrite-strings -Wformat=2 -Wno-format-truncation
+        -Wmissing-prototypes -Wvla -Wundef -Wwrite-strings -Wformat=2 $(if $(findstring clang,$(CC)),,-Wno-format-truncation)
 ifeq ($(CI),true)
 WARN += -Werror
 endif
 OPT_release := -O2
 OPT_asan    := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 OPT_tsan    := -O1 -fsanitize=thread
+OPT_fuzz    := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 OPT         := $(OPT_$(FLAVOUR))
 CFLAGS  += -std=c11 -D_GNU_SOURCE -I. -g -fno-omit-frame-pointer $(OPT) $(WARN) -DSLUICE_VERSION='"$(VERSION)"'
 # One file per instruction set of the CPU backend; which of them runs is decided at run time.
 ifneq ($(filter x86_64%,$(shell $(CC) -dumpmachine)),)
-AVX2   := -O3 -mavx2 -mfma -mf16c
-AVX512 := -O3 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
+# A fuzzer looks for nothing in the kernels, which take minutes to instrument.
+KERNEL := $(if $(filter fuzz,$(FLAVOUR)),-fno-sanitize=all) -O3
+AVX2   := $(KERNEL) -mavx2 -mfma -mf16c
+AVX512 := $(KERNEL) -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
 CFLAGS_cpu_cpu_kernels_avx2       := $(AVX2)
 CFLAGS_cpu_cpu_kernels_avx512     := $(AVX512)
 CFLAGS_cpu_cpu_kernels_avx512bf16 := $(AVX512) -mavx512bf16

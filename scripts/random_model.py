@@ -43,7 +43,8 @@ def tokenizer(shape):
 
 
 def write_folder(folder, shape):
-    for name, content in (("config.json", config(shape)), ("tokenizer.json", tokenizer(shape))):
+    fast = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    for name, content in (("config.json", config(shape)), ("tokenizer.json", tokenizer(shape)), ("tokenizer_config.json", fast)):
         with open(os.path.join(folder, name), "w") as f:
             json.dump(content, f)
 
@@ -56,13 +57,13 @@ def is_up(port):
 
 
 @contextlib.contextmanager
-def serving(command, port):
-    """The command's server while it is up; None if it did not start, which is said."""
+def serving(command, port, start_s=START_S):
+    """The command's server while it is up; None if it did not start within start_s, which is said."""
     print("== %s" % " ".join(command), flush=True)
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)
         try:
-            end = time.monotonic() + START_S
+            end = time.monotonic() + start_s
             while not is_up(port) and server.poll() is None and time.monotonic() < end:
                 time.sleep(0.1)
             if not is_up(port):

@@ -37,9 +37,9 @@ class Reply:
 
 
 class Server:
-    """Keyword arguments are options (max_model_len=2048), True for a flag alone."""
+    """Keyword arguments are options (max_model_len=2048), True for a flag alone; `more` comes after them as it is."""
 
-    def __init__(self, real=False, model=DEMO, env=None, wait=True, port=0, cwd=None, **options):
+    def __init__(self, real=False, model=DEMO, env=None, wait=True, port=0, cwd=None, more=(), **options):
         args = [os.path.join(BUILD, "sluice"), "serve"] if real else [os.path.join(BUILD, "test/server/api_server")]
         args += [model, "--port", str(port)]
         if real:
@@ -47,6 +47,7 @@ class Server:
         options.setdefault("drain_delay", "0")
         for name, value in options.items():
             args += ["--" + name.replace("_", "-")] + ([] if value is True else [str(value)])
+        args += more
         self.log = tempfile.TemporaryFile()
         self.err = tempfile.TemporaryFile()
         self.process = subprocess.Popen(args, stdout=self.log, stderr=self.err, cwd=cwd, env={**os.environ, **(env or {})})
