@@ -108,12 +108,29 @@ static enum status open_states(struct backend *be, int32_t set, const struct sta
     return OK;
 }
 
-/* What lies by slot: pages, and the raw rows of recurrent layers. */
+/* What lies by slot: pages, the raw rows of recurrent layers, and with set 0 hidden states. */
 static enum status move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
                               int32_t set)
 {
     TRY(cpu_move_slots(be, n, moves, set));
     cpu_state_move_slots(cpu_of(be), n, moves, set);
+    if (set == 0) {
+        cpu_hidden_move(cpu_of(be), n, moves);
+    }
+    return OK;
+}
+
+static enum status copy_blocks(struct backend *be, int32_t n, const struct block_copy *copies)
+{
+    TRY(cpu_copy_blocks(be, n, copies));
+    cpu_hidden_copy(cpu_of(be), n, copies);
+    return OK;
+}
+
+static enum status poison_blocks(struct backend *be, int32_t n, const int32_t *blocks)
+{
+    TRY(cpu_poison_blocks(be, n, blocks));
+    cpu_hidden_poison(cpu_of(be), n, blocks);
     return OK;
 }
 
@@ -130,9 +147,9 @@ static const struct backend_ops cpu_ops = {
     .lane_tokens = cpu_lane_tokens,
     .lane_blocks = cpu_lane_blocks,
     .lane_params = cpu_lane_params,
-    .copy_blocks = cpu_copy_blocks,
+    .copy_blocks = copy_blocks,
     .move_slots = move_slots,
-    .poison_blocks = cpu_poison_blocks,
+    .poison_blocks = poison_blocks,
     .pass_begin = cpu_pass_begin,
     .pass_end = cpu_pass_end,
     .step_end = cpu_step_end,
@@ -163,6 +180,9 @@ static const struct backend_ops cpu_ops = {
     .short_conv = cpu_short_conv,
     .recurrence = cpu_recurrence,
     .gate = cpu_gate,
+    .hidden_open = cpu_hidden_open,
+    .hidden_store = cpu_hidden_store,
+    .hidden_load = cpu_hidden_load,
     .write = cpu_write,
     .read = cpu_read,
 };

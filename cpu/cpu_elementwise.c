@@ -175,10 +175,29 @@ static void logits_item(void *arg, int32_t row, int32_t thread)
     }
 }
 
+/* The logits of a few ids, each to its place among all. */
+static void spread_logits(const struct cpu_backend *cpu, const struct logits_args *a)
+{
+    const int32_t *ids = a->ids.p;
+    for (int32_t i = 0; i < a->n_out; i++) {
+        const float *from = tensor_row(&a->local, i);
+        float *to = tensor_row(&a->logits, i);
+        for (int32_t id = 0; id < a->vocab; id++) {
+            to[id] = -INFINITY;
+        }
+        for (int32_t k = 0; k < a->n_ids; k++) {
+            ASSERT(ids[k] >= 0 && ids[k] < cpu->limits.vocab);
+            to[ids[k]] = from[k];
+        }
+    }
+}
+
 enum status cpu_logits(struct backend *be, const struct logits_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
-    if (cpu->base.n_ranks > 1 && a->local.mem.p != a->logits.mem.p) {
+    if (a->ids.p) {
+        spread_logits(cpu, a);
+    } else if (cpu->base.n_ranks > 1 && a->local.mem.p != a->logits.mem.p) {
         ASSERT(a->vocab % cpu->base.n_ranks == 0);
         if (!cpu_comm_gather(cpu, tensor_row(&a->local, 0), a->local.stride,
                              tensor_row(&a->logits, 0), a->logits.stride, a->n_out,
@@ -187,8 +206,8 @@ enum status cpu_logits(struct backend *be, const struct logits_args *a)
             return ERR_DEVICE;
         }
     }
-    for (int32_t i = 0; cpu->base.n_ranks == 1 && a->local.mem.p != a->logits.mem.p && i < a->n_out;
-         i++) {
+    const bool copies = !a->ids.p && cpu->base.n_ranks == 1 && a->local.mem.p != a->logits.mem.p;
+    for (int32_t i = 0; copies && i < a->n_out; i++) {
         memcpy(tensor_row(&a->logits, i), tensor_row(&a->local, i),
                (size_t)a->vocab * sizeof(float));
     }

@@ -110,6 +110,14 @@ struct kv_set {
     struct kv_pages *layers;
 };
 
+/* Hidden states by slot: rows of `width` numbers, a block's one behind the other (cpu_hidden.c). */
+struct hidden_rows {
+    char *base; // NULL: there are none
+    int32_t width;
+    enum dtype dtype;
+    size_t row_bytes;
+};
+
 struct lane {
     int32_t *history; // [history_len]
     int32_t *blocks;  // [max_blocks_per_lane]
@@ -151,7 +159,8 @@ struct cpu_backend {
     struct rope_table *ropes;
     struct kv_set kv_sets[MAX_KV_SETS];
     struct state_set *states[MAX_KV_SETS]; // cpu_state.h; NULL: none
-    int64_t max_k_bytes;                   // packed bytes of the widest row of activations
+    struct hidden_rows hidden;
+    int64_t max_k_bytes; // packed bytes of the widest row of activations
     int64_t max_moe_k, max_moe_n;
     int32_t max_moe_segments;
     float *ranges; // see cpu_share_ranges
@@ -361,6 +370,14 @@ enum status cpu_copy_blocks(struct backend *be, int32_t n, const struct block_co
 enum status cpu_move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
                            int32_t kv_set);
 enum status cpu_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks);
+
+/* cpu_hidden.c; the last three are its parts of copy_blocks, move_slots and poison_blocks. */
+enum status cpu_hidden_open(struct backend *be, int32_t width, enum dtype dtype, struct err *err);
+enum status cpu_hidden_store(struct backend *be, const struct hidden_args *a);
+enum status cpu_hidden_load(struct backend *be, const struct hidden_args *a);
+void cpu_hidden_copy(struct cpu_backend *cpu, int32_t n, const struct block_copy *copies);
+void cpu_hidden_move(struct cpu_backend *cpu, int32_t n, const struct slot_move *moves);
+void cpu_hidden_poison(struct cpu_backend *cpu, int32_t n, const int32_t *blocks);
 
 enum status cpu_setup(struct backend *be, const struct backend_limits *limits, struct err *err);
 enum status cpu_step_begin(struct backend *be, int32_t slot);

@@ -32,6 +32,8 @@ static inline int32_t attention_few_keys(int32_t n_rows)
 /* The largest of a KV set's layers. */
 struct attention_shape {
     int32_t n_heads, n_kv_heads, head_dim_v;
+    int32_t blocks_per_sm; // that work off items side by side
+    int32_t run_pages;     // there is room for, expanded; 0: nothing is
 };
 
 struct attention_limits {
@@ -40,6 +42,8 @@ struct attention_limits {
     int32_t sm;         // compute capability, 80, 90...
     bool deterministic; // KV is cut at fixed places counted from 0, whatever else is in the batch
     int32_t max_paths;  // of trees of KV set 0, laid out anew (attention_plan.h); 0: never
+    int32_t max_runs;   // of prompts' codes, expanded (attention_plan.h); 0: never
+    size_t run_bytes;   // of the memory they are expanded into
     /* What attention_learn was told of each KV set's layers. A plan for a set of which nothing is
      * known neither splits nor shares: right, and slow. */
     struct attention_shape shapes[MAX_KV_SETS];
@@ -55,7 +59,10 @@ struct attention_launch {
     int32_t n_rows, n_heads; // rows of the bucket
     /* Of this pass, and so unused with up to ATTENTION_CAPTURED_ROWS. */
     int32_t n_seqs;    // 0: not known
-    bool has_no_slots; // attention_plan_slots said 0
+    bool has_no_slots; // attention_plan_facts said 0
+    int32_t n_runs;    // what that said, too
+    bool has_others;
+    void *run_memory; // limits->run_bytes
     float scale;
     int32_t window, chunk;
     float softcap;
@@ -72,12 +79,18 @@ size_t attention_plan_bytes(const struct attention_limits *limits, int32_t n_row
 enum status attention_plan(const struct attention_limits *limits, const struct pass *pass,
                            int32_t n_rows, void *out, size_t *used);
 
-/* Of a plan just made, in host memory: the partial results that a launch will have to join. */
-int32_t attention_plan_slots(const void *plan);
+/* Of a plan just made, in host memory: the partial results that a launch will have to join, the
+ * runs that it expands, and whether any item reads anything else. */
+struct attention_plan_facts {
+    int32_t n_slots, n_runs;
+    bool has_others;
+};
+struct attention_plan_facts attention_plan_facts(const void *plan);
 
 size_t attention_workspace_bytes(const struct attention_limits *limits);
 
-/* To be called for each layer of a KV set before the first plan for it: plans suit its layers. */
+/* To be called for each layer of a KV set before the first plan for it: plans suit its layers.
+ * run_bytes is known by then. */
 void attention_learn(struct attention_limits *limits, int32_t kv_set, int32_t n_heads,
                      const struct kv_view *kv);
 

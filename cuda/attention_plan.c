@@ -26,6 +26,8 @@ struct planner {
     int32_t n_tiles, most_rows; // most_rows: of a tile
     struct attention_path *paths;
     int32_t n_paths;
+    struct attention_run *runs;
+    int32_t n_runs, n_run_pages;
 };
 
 static int32_t min_i32(int32_t a, int32_t b)
@@ -66,10 +68,16 @@ static size_t paths_offset(int32_t n_rows)
                    (size_t)n_rows * sizeof(struct attention_row));
 }
 
-static size_t items_offset(const struct attention_limits *limits, int32_t n_rows)
+static size_t runs_offset(const struct attention_limits *limits, int32_t n_rows)
 {
     return align16(paths_offset(n_rows) +
                    (size_t)limits->max_paths * sizeof(struct attention_path));
+}
+
+static size_t items_offset(const struct attention_limits *limits, int32_t n_rows)
+{
+    return align16(runs_offset(limits, n_rows) +
+                   (size_t)limits->max_runs * sizeof(struct attention_run));
 }
 
 size_t attention_plan_bytes(const struct attention_limits *limits, int32_t n_rows)
@@ -109,6 +117,19 @@ static int32_t max_slots_of(const struct attention_limits *limits,
                      (attention_slot_floats(shape->n_heads, shape->head_dim_v) * sizeof(float)));
 }
 
+/* Whether the layer's codes can be expanded for kernels that read numbers, and how many pages of
+ * them there is room for. */
+static int32_t run_pages(const struct attention_limits *limits, const struct kv_view *kv)
+{
+    const int32_t d = kv->head_dim_k, bt = kv->block_tokens;
+    if (limits->max_runs == 0 || kv->codes.format == KV_PLAIN || kv->codes.tokens != 16 ||
+        kv->v_offset == 0 || d != kv->head_dim_v || d % 8 != 0 || d > 256 ||
+        (bt != 16 && bt != 32 && bt != 64) || (kv->dtype != DT_BF16 && kv->dtype != DT_F16)) {
+        return 0;
+    }
+    return (int32_t)(limits->run_bytes / ((size_t)kv->n_kv_heads * 2 * (size_t)d * (size_t)bt * 2));
+}
+
 void attention_learn(struct attention_limits *limits, int32_t kv_set, int32_t n_heads,
                      const struct kv_view *kv)
 {
@@ -116,11 +137,14 @@ void attention_learn(struct attention_limits *limits, int32_t kv_set, int32_t n_
         return;
     }
     struct attention_shape *s = &limits->shapes[kv_set];
+    const int32_t pages = run_pages(limits, kv);
+    s->run_pages = s->n_heads == 0 || pages < s->run_pages ? pages : s->run_pages;
     if (n_heads > s->n_heads) {
         s->n_heads = n_heads;
         s->n_kv_heads = kv->n_kv_heads;
     }
     s->head_dim_v = kv->head_dim_v > s->head_dim_v ? kv->head_dim_v : s->head_dim_v;
+    s->blocks_per_sm = kv->codes.format == KV_PLAIN ? 1 : ATTENTION_CODE_BLOCKS;
 }
 
 /* ---- tiles --------------------------------------------------------------------------------- */
@@ -138,6 +162,22 @@ static void add_tiles(struct planner *p, struct attention_item tile, int32_t fir
             t->kv_end = tile.n_past + (t->first_row - tile.seq_row) + t->n_rows;
         }
     }
+}
+
+/* The lane whose table the rows read those keys through: one of a run's, where many rows read
+ * codes and there is room. */
+static int32_t lane_of_keys(struct planner *p, struct attention_run run, int32_t n_rows)
+{
+    const int32_t bt = p->limits->block_tokens;
+    const int32_t n_pages = ceil_div(run.end, bt) - run.begin / bt;
+    if (p->n_rows <= ATTENTION_CAPTURED_ROWS || n_rows < ATTENTION_RUN_ROWS ||
+        p->n_runs == p->limits->max_runs || p->n_run_pages + n_pages > p->shape.run_pages) {
+        return run.lane;
+    }
+    run.first_page = p->n_run_pages;
+    p->n_run_pages += n_pages;
+    p->runs[p->n_runs] = run;
+    return p->limits->max_lanes + 1 + p->n_runs++;
 }
 
 /* The keys of the group that all its rows read as their past, or 0 if sharing does not pay. */
@@ -250,10 +290,12 @@ static void tile_seq(struct planner *p, const struct pass_seq *s, int32_t shared
     if (s->tree && tile_tree(p, s, shared)) {
         return;
     }
+    const struct attention_run run = {
+        .lane = s->lane, .begin = shared, .end = s->n_past + s->n_rows, .low_pos = s->n_past};
     const struct attention_item tile = {
         .mask = s->tree ? ATTENTION_TREE : ATTENTION_CAUSAL,
         .fold = shared > 0,
-        .lane = s->lane,
+        .lane = lane_of_keys(p, run, s->n_rows),
         .kv_begin = shared,
         .kv_end = s->n_past + s->n_rows,
         .n_past = s->n_past,
@@ -266,7 +308,7 @@ static void make_tiles(struct planner *p, bool with_groups)
 {
     const struct pass *pass = p->pass;
     int32_t s = 0;
-    p->n_tiles = p->n_paths = 0;
+    p->n_tiles = p->n_paths = p->n_runs = p->n_run_pages = 0;
     for (int32_t g = 0; with_groups && g < pass->n_groups; g++) {
         const struct pass_group *group = &pass->groups[g];
         const int32_t shared = group->first_seq >= s ? shared_keys(p, group) : 0;
@@ -278,15 +320,18 @@ static void make_tiles(struct planner *p, bool with_groups)
         }
         const struct pass_seq *first = &pass->seqs[s];
         const struct pass_seq *last = &pass->seqs[s + group->n_seqs - 1];
+        const int32_t n_rows = last->first_row + last->n_rows - first->first_row;
+        /* Every row's position is behind the prefix. */
+        const struct attention_run run = {.lane = first->lane, .end = shared, .low_pos = shared};
         const struct attention_item prefix = {
             .mask = ATTENTION_ALL,
             .fold = 1,
-            .lane = first->lane,
+            .lane = lane_of_keys(p, run, n_rows),
             .kv_end = shared,
             .n_past = shared,
             .seq_row = first->first_row,
         };
-        add_tiles(p, prefix, first->first_row, last->first_row + last->n_rows - first->first_row);
+        add_tiles(p, prefix, first->first_row, n_rows);
         for (int32_t i = 0; i < group->n_seqs; i++, s++) {
             tile_seq(p, &pass->seqs[s], shared);
         }
@@ -326,8 +371,14 @@ static struct cut cut_of(const struct planner *p, const struct attention_item *t
     return c;
 }
 
+/* That work off items side by side. */
+static int64_t blocks_of(const struct planner *p)
+{
+    return (int64_t)at_least_1(p->limits->n_sms) * at_least_1(p->shape.blocks_per_sm);
+}
+
 struct estimate {
-    int64_t cost;  // in keys, of the busiest multiprocessor
+    int64_t cost;  // in keys, of the busiest block
     int64_t level; // the same if all were equally busy
     int64_t n_items, n_slots;
 };
@@ -356,10 +407,10 @@ static struct estimate estimate(const struct planner *p, int32_t split)
         /* The last tile of a row counts its slots: a prefix's tile leaves them to the rows' own. */
         e.n_slots += slots > 1 && t->mask != ATTENTION_ALL ? (int64_t)slots * t->n_rows : 0;
     }
-    const int64_t n_sms = at_least_1(p->limits->n_sms), heads = at_least_1(p->shape.n_kv_heads);
-    const int64_t rounds = (n_big * heads + n_sms - 1) / n_sms;
+    const int64_t n_blocks = blocks_of(p), heads = at_least_1(p->shape.n_kv_heads);
+    const int64_t rounds = (n_big * heads + n_blocks - 1) / n_blocks;
     const int64_t by_rounds = n_big > 0 ? rounds * (big_work / n_big) : 0;
-    e.level = work * heads / n_sms;
+    e.level = work * heads / n_blocks;
     e.cost = e.level > by_rounds ? e.level : by_rounds;
     return e;
 }
@@ -380,9 +431,7 @@ static int32_t choose_split(const struct planner *p)
     if (p->limits->deterministic) {
         const struct estimate apart = estimate(p, 1), whole = estimate(p, 0);
         const int64_t units = whole.n_items * at_least_1(p->shape.n_kv_heads);
-        return fits(p, &apart) && units < 2 * (int64_t)p->limits->n_sms ? 1
-               : fits(p, &whole)                                        ? 0
-                                                                        : -1;
+        return fits(p, &apart) && units < 2 * blocks_of(p) ? 1 : fits(p, &whole) ? 0 : -1;
     }
     int32_t best = -1;
     int64_t best_cost = INT64_MAX;
@@ -483,6 +532,7 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
     };
     p.rows = (struct attention_row *)(p.head + 1);
     p.paths = (struct attention_path *)((char *)out + paths_offset(n_rows));
+    p.runs = (struct attention_run *)((char *)out + runs_offset(limits, n_rows));
     p.items = (struct attention_item *)((char *)out + items_offset(limits, n_rows));
     p.tiles = p.items + p.max_items;
     make_tiles(&p, true);
@@ -499,19 +549,23 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
         .items_offset = (int32_t)items_offset(limits, n_rows),
         .n_paths = p.n_paths,
         .paths_offset = (int32_t)paths_offset(n_rows),
+        .n_runs = p.n_runs,
+        .runs_offset = (int32_t)runs_offset(limits, n_rows),
     };
     give_slots(&p, split);
     place_items(&p, split);
     int64_t n_keys = 0;
     for (int32_t i = 0; i < p.n_tiles; i++) {
         n_keys += p.tiles[i].kv_end - p.tiles[i].kv_begin;
+        p.head->n_others += p.tiles[i].lane <= limits->max_lanes;
     }
     p.head->mean_keys = (int32_t)(n_keys / at_least_1(p.head->n_items));
     *used = items_offset(limits, n_rows) + (size_t)p.head->n_items * sizeof(struct attention_item);
     return OK;
 }
 
-int32_t attention_plan_slots(const void *plan)
+struct attention_plan_facts attention_plan_facts(const void *plan)
 {
-    return ((const struct attention_plan_head *)plan)->n_slots;
+    const struct attention_plan_head *head = plan;
+    return (struct attention_plan_facts){head->n_slots, head->n_runs, head->n_others > 0};
 }

@@ -3,7 +3,8 @@
  * rows against a run of one lane's keys, and for each row the places of its partial results.
  *
  *   struct attention_plan_head | struct attention_row [bucket's rows]
- *       | struct attention_path [max_paths] | struct attention_item [n]
+ *       | struct attention_path [max_paths] | struct attention_run [max_runs]
+ *       | struct attention_item [n]
  *
  * An item is worked off once per KV head, its rows times the heads of the group packed into one
  * tile. A row whose keys are one item is written to the output by that item; otherwise each item
@@ -16,6 +17,10 @@
  * causal items. The others' paths are laid out anew before every layer's attention: in pages of
  * their own behind the trash page, through block tables of their own behind the null lane's, and
  * their rows are causal items of those lanes. The kernels that compute need not know.
+ *
+ * Where pages hold codes, not deterministic, and in passes that are never captured, keys that many
+ * rows read are expanded before every layer's attention, likewise (expand.cu): their items are
+ * those of lanes behind the null lane's, whose tables name pages of numbers.
  * Compiles as C11 and C++17. Thread: plain data. */
 #ifndef SLUICE_CUDA_ATTENTION_PLAN_H
 #define SLUICE_CUDA_ATTENTION_PLAN_H
@@ -35,6 +40,9 @@ enum {
                                  // counted from 0, and the runs joined in order
     ATTENTION_TILE_ROWS = 128,   // packed rows (rows times heads of a group) of a tile, at most
     ATTENTION_MAX_DIM = 512,     // of a value
+    ATTENTION_MAX_RUNS = 64,     // of a pass
+    ATTENTION_RUN_ROWS = 64,     // that read a run, at least
+    ATTENTION_CODE_BLOCKS = 2,   // blocks to a multiprocessor of the kernel that reads codes
 };
 
 enum attention_mask {
@@ -65,13 +73,22 @@ struct attention_path {
     int32_t lane, n_past;
 };
 
+/* Keys [begin, end) of a lane, expanded; run i of the plan has lane max_lanes + 1 + i. */
+struct attention_run {
+    int32_t lane, begin, end;
+    int32_t first_page; // of begin's block
+    int32_t low_pos;    // of the rows that read it
+};
+
 struct attention_plan_head {
     int32_t n_items, tile_rows; // tile_rows: rows of the largest item
     int32_t n_slots;            // 0: nothing to join
     int32_t items_offset;       // bytes from the head
     int32_t mean_keys;          // of an item
     int32_t n_paths, paths_offset;
-    int32_t reserved[9];
+    int32_t n_runs, runs_offset;
+    int32_t n_others; // items of other lanes than runs'
+    int32_t reserved[6];
 };
 
 /* The workspace: scratch of the folding items, then slots. A slot holds, for each head, head_dim_v

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Setup, steps and close: what the table has besides maths, shared out to the state's owners. */
 #include "cuda/cuda_backend.h"
+
+#include "cuda/attention_plan.h"
 #include "cuda/cuda_comm.h"
 #include "cuda/cuda_upload.h"
 #include "cuda/cuda_weights.h"
@@ -52,7 +54,7 @@ static enum status open_owners(struct cuda_backend *be)
     const size_t masks = (size_t)l->max_masks * (size_t)mask_words(l->vocab) * sizeof(uint32_t);
     const size_t staged =
         2 * passes_meta_bytes(&be->attention, l, be->max_draws) + masks + ((size_t)8 << 20);
-    TRY(lanes_open(&be->lanes, device, l, be->attention.max_paths));
+    TRY(lanes_open(&be->lanes, device, l, be->attention.max_paths + be->attention.max_runs));
     TRY(passes_open(&be->passes, device, be->graphs, &be->lanes, l, be->max_draws, &be->attention));
     TRY(open_scratch(be));
     TRY(gemms_setup(&be->gemms, l->vocab, l->max_rows));
@@ -90,6 +92,7 @@ enum status cuda_setup(struct backend *base, const struct backend_limits *limits
         .sm = device->sm,
         .deterministic = device->options.deterministic,
         .max_paths = device->options.deterministic ? limits->max_tree_nodes : 0,
+        .max_runs = !device->options.deterministic && device->sm == 90 ? ATTENTION_MAX_RUNS : 0,
     };
     const enum status st = open_owners(be);
     if (st != OK) {
@@ -110,6 +113,16 @@ enum status cuda_kv_open(struct backend *base, int32_t set, const struct kv_set_
     return kv_open(&be->kv, set, desc, &be->attention, err);
 }
 
+enum status cuda_hidden_open(struct backend *base, int32_t width, enum dtype dtype, struct err *err)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(cuda_enter(&be->device));
+    if (!be->is_set_up) {
+        return err_set(err, ERR_INVALID, "hidden states cannot be opened before the setup");
+    }
+    return kv_open_hidden(&be->kv, width, dtype, err);
+}
+
 enum status cuda_state_open(struct backend *base, int32_t set, const struct state_set_desc *desc,
                             int32_t n_snapshots, struct err *err)
 {
@@ -120,6 +133,7 @@ enum status cuda_state_open(struct backend *base, int32_t set, const struct stat
     }
     TRY(states_open(&be->states, set, desc, n_snapshots, err));
     be->passes.n_state_slots[set] = be->limits.max_lanes + n_snapshots;
+    be->passes.state_block[set] = desc->block;
     return OK;
 }
 
@@ -192,6 +206,12 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
     return passes_begin(&be->passes, &be->steps, &be->lanes, pass, shape);
+}
+
+enum status cuda_pass_draws(struct backend *base, struct pass_shape *shape)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    return passes_draws(&be->passes, &be->lanes, shape);
 }
 
 enum status cuda_pass_end(struct backend *base)

@@ -51,6 +51,7 @@ static inline struct cuda_backend *cuda_backend_of(struct backend *be)
 enum status cuda_setup(struct backend *be, const struct backend_limits *limits, struct err *err);
 enum status cuda_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,
                          struct err *err);
+enum status cuda_hidden_open(struct backend *be, int32_t width, enum dtype dtype, struct err *err);
 enum status cuda_state_open(struct backend *be, int32_t set, const struct state_set_desc *desc,
                             int32_t n_snapshots, struct err *err);
 enum status cuda_copy_states(struct backend *be, int32_t set, int32_t n,
@@ -67,6 +68,7 @@ enum status cuda_move_slots(struct backend *be, int32_t n, const struct slot_mov
                             int32_t set);
 enum status cuda_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks);
 enum status cuda_pass_begin(struct backend *be, const struct pass *pass, struct pass_shape *shape);
+enum status cuda_pass_draws(struct backend *be, struct pass_shape *shape);
 enum status cuda_pass_end(struct backend *be);
 enum status cuda_step_end(struct backend *be);
 enum status cuda_step_wait(struct backend *be, int32_t slot, struct pass_results *results,

@@ -75,6 +75,7 @@ enum status cuda_facts(struct backend *base, struct backend_facts *out)
     out->free_bytes = free_bytes;
     out->preferred_block_tokens = 64;
     out->async = true;
+    out->plain_experts = true;
     out->rounds_inputs = be->options.dtype != DT_F32; // of FP8: cuda_weights.c
     return OK;
 }

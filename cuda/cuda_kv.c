@@ -36,8 +36,8 @@ static struct kv_codes codes_of(const struct kv_layer *l, const struct kv_set_de
 }
 
 /* Numbers one behind the other, or records of codes; pages begin at 16 bytes. */
-static struct kv_view layer_view(const struct kv_layer *l, const struct kv_set_desc *desc,
-                                 int32_t block_tokens, int32_t n_pages, void *base)
+struct kv_view kv_view_make(const struct kv_layer *l, const struct kv_set_desc *desc,
+                            int32_t block_tokens, int32_t n_pages, void *base)
 {
     const bool plain = desc->format == KV_PLAIN;
     const int32_t dims = l->head_dim_k + (l->v_in_k ? 0 : l->head_dim_v);
@@ -71,11 +71,69 @@ enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
         if (!geometry_ok(&desc->layers[i], block_tokens)) {
             return ERR_INVALID;
         }
-        const struct kv_view v = layer_view(&desc->layers[i], desc, block_tokens, 0, NULL);
+        const struct kv_view v = kv_view_make(&desc->layers[i], desc, block_tokens, 0, NULL);
         sum += (size_t)v.page_stride * kv_element_bytes(&v);
     }
     *out = sum;
     return OK;
+}
+
+/* Room for prompts' codes as numbers: less than the pool itself; without it they are slower. */
+static enum status open_runs(struct kv_sets *kv, size_t pool_bytes,
+                             struct attention_limits *attention)
+{
+    const size_t most = (size_t)1 << 30;
+    const size_t n_bytes = pool_bytes < most ? pool_bytes : most;
+    if (attention->max_runs == 0 || kv->run_memory) {
+        return OK;
+    }
+    const enum status st = cuda_alloc(kv->device, n_bytes, &kv->run_memory);
+    attention->run_bytes = st == OK ? n_bytes : 0;
+    return st == ERR_NOMEM ? OK : st;
+}
+
+/* The regions of a set's layers to the device. */
+static enum status send_regions(struct kv_sets *kv, struct kv_set *set,
+                                const struct kv_region *regions)
+{
+    struct cuda *be = kv->device;
+    const size_t n_bytes = (size_t)set->n_layers * sizeof *regions;
+    TRY(cuda_alloc(be, n_bytes, (void **)&set->regions));
+    const enum status result = cuda_check(
+        be, cudaMemcpyAsync(set->regions, regions, n_bytes, cudaMemcpyHostToDevice, be->stream),
+        "KV regions");
+    cudaStreamSynchronize(be->stream);
+    return result;
+}
+
+enum status kv_open_hidden(struct kv_sets *kv, int32_t width, enum dtype dtype, struct err *err)
+{
+    struct kv_set *set = &kv->all[HIDDEN_SET];
+    const size_t page = hidden_block_bytes(width, dtype, kv->block_tokens);
+    const int32_t n_pages = kv->n_blocks + 1; // and the trash page
+    size_t total = 0;
+    if (width <= 0 || set->n_layers > 0 || !mem_mul(page, (size_t)n_pages, &total)) {
+        return err_set(err, ERR_INVALID, "rows of %d hidden states cannot be opened", width);
+    }
+    if (cuda_alloc(kv->device, total, &set->memory) != OK) {
+        return err_set(err, ERR_NOMEM, "no %zu MiB of device memory are left for hidden states",
+                       total >> 20);
+    }
+    set->layers = xcalloc(1, sizeof *set->layers);
+    *set->layers = (struct kv_view){.base = set->memory,
+                                    .dtype = dtype,
+                                    .n_kv_heads = 1,
+                                    .head_dim_k = width,
+                                    .head_dim_v = width,
+                                    .block_tokens = kv->block_tokens,
+                                    .n_pages = n_pages,
+                                    .head_stride = width * kv->block_tokens,
+                                    .v_token_stride = width,
+                                    .page_stride = (int64_t)width * kv->block_tokens,
+                                    .codes = {.format = KV_PLAIN}};
+    set->n_layers = 1;
+    const struct kv_region region = {set->memory, (int64_t)page, *set->layers};
+    return send_regions(kv, set, &region);
 }
 
 enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
@@ -101,12 +159,15 @@ enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc 
         return err_set(err, st, "no %zu MiB of device memory are left for the KV cache",
                        total >> 20);
     }
+    if (desc->format != KV_PLAIN) {
+        TRY(open_runs(kv, total, attention));
+    }
     set->layers = xcalloc((size_t)desc->n_layers, sizeof *set->layers);
     struct kv_region *regions = xcalloc((size_t)desc->n_layers, sizeof *regions);
     char *at = set->memory;
     for (int32_t i = 0; i < desc->n_layers; i++) {
         const struct kv_view v =
-            layer_view(&desc->layers[i], desc, block_tokens, (int32_t)n_pages, at);
+            kv_view_make(&desc->layers[i], desc, block_tokens, (int32_t)n_pages, at);
         set->layers[i] = v;
         regions[i].base = at;
         regions[i].page_bytes = v.page_stride * (int64_t)kv_element_bytes(&v);
@@ -115,21 +176,14 @@ enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc 
         at += (size_t)regions[i].page_bytes * n_pages;
     }
     set->n_layers = desc->n_layers;
-    const size_t n_bytes = (size_t)desc->n_layers * sizeof *regions;
-    enum status result = cuda_alloc(be, n_bytes, (void **)&set->regions);
-    if (result == OK) {
-        result = cuda_check(
-            be, cudaMemcpyAsync(set->regions, regions, n_bytes, cudaMemcpyHostToDevice, be->stream),
-            "KV regions");
-        cudaStreamSynchronize(be->stream);
-    }
+    const enum status result = send_regions(kv, set, regions);
     free(regions);
     return result;
 }
 
 void kv_close(struct kv_sets *kv)
 {
-    for (int32_t i = 0; i < CUDA_MAX_SETS; i++) {
+    for (int32_t i = 0; i <= HIDDEN_SET; i++) {
         free(kv->all[i].layers);
     }
 }
@@ -154,7 +208,7 @@ enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
     }
     void *list = NULL;
     TRY(lanes_send(lanes, copies, (size_t)n * sizeof *copies, &list));
-    for (int32_t s = 0; s < CUDA_MAX_SETS; s++) {
+    for (int32_t s = 0; s <= HIDDEN_SET; s++) {
         if (kv->all[s].n_layers > 0) {
             CUDA_TRY(be,
                      k_copy_blocks(be->stream, kv->all[s].regions, kv->all[s].n_layers, list, n));
@@ -182,6 +236,10 @@ enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct 
     TRY(lanes_send(lanes, moves, (size_t)n * sizeof *moves, &list));
     CUDA_TRY(be, k_move_slots(be->stream, kv->all[index].regions, kv->all[index].n_layers, list, n,
                               view));
+    const struct kv_set *hidden = &kv->all[HIDDEN_SET];
+    if (index == 0 && hidden->n_layers > 0) {
+        CUDA_TRY(be, k_move_slots(be->stream, hidden->regions, 1, list, n, view));
+    }
     return OK;
 }
 
@@ -199,7 +257,7 @@ enum status kv_poison_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
     }
     void *list = NULL;
     TRY(lanes_send(lanes, blocks, (size_t)n * sizeof *blocks, &list));
-    for (int32_t s = 0; s < CUDA_MAX_SETS; s++) {
+    for (int32_t s = 0; s <= HIDDEN_SET; s++) {
         if (kv->all[s].n_layers > 0) {
             CUDA_TRY(be,
                      k_poison_blocks(be->stream, kv->all[s].regions, kv->all[s].n_layers, list, n));

@@ -257,7 +257,10 @@ static struct attention_launch launch_of(const struct cuda_backend *be,
         .n_rows = a->n_rows,
         .n_heads = a->n_heads,
         .n_seqs = be->passes.pass ? be->passes.pass->n_seqs : 0,
-        .has_no_slots = be->passes.pass && be->passes.attention_slots == 0,
+        .has_no_slots = be->passes.pass && be->passes.plan.n_slots == 0,
+        .n_runs = be->passes.pass ? be->passes.plan.n_runs : 0,
+        .has_others = be->passes.plan.has_others,
+        .run_memory = be->kv.run_memory,
         .scale = a->scale,
         .window = a->window,
         .chunk = a->chunk,
@@ -432,8 +435,8 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
     const struct weight *up = a->gate_up, *down = a->down;
     if (!up || !down || up->kind != WEIGHT_EXPERTS || down->kind != WEIGHT_EXPERTS ||
         up->n_experts != a->n_experts || down->n_experts != a->n_experts ||
-        up->n_out != 2 * (int64_t)a->ffn || down->n_in != a->ffn || up->n_in != down->n_out ||
-        up->dtype != down->dtype || (a->weigh_inputs && up->bias) ||
+        up->n_out != (a->plain ? 1 : 2) * (int64_t)a->ffn || down->n_in != a->ffn ||
+        up->n_in != down->n_out || up->dtype != down->dtype || (a->weigh_inputs && up->bias) ||
         !fits(a->x, (int32_t)up->n_in) || !fits(a->y, (int32_t)up->n_in) ||
         a->x.dtype != a->y.dtype || a->k < 1) {
         return ERR_INVALID;
@@ -557,12 +560,34 @@ static struct state_rows_launch state_launch(const struct cuda_backend *be,
     };
 }
 
-static enum status run_windows(struct cuda_backend *be, struct state_rows_launch *l)
+static enum status run_windows(struct cuda_backend *be, struct state_rows_launch *l, int32_t n)
 {
-    const int32_t n = passes_state_windows(&be->passes);
     for (l->window = 0; l->window < n; l->window++) {
         CUDA_TRY(&be->device, k_state_rows(be->device.stream, l));
     }
+    return OK;
+}
+
+/* Whether sequences of many rows go through blocks of the state: not where a row's bits may not
+ * depend on how many come together. */
+static bool in_blocks(const struct cuda_backend *be, const struct state_rows_launch *l)
+{
+    return be->passes.state_work.n_blocks > 0 && !be->device.options.deterministic &&
+           k_state_blocks_takes(l) && k_state_blocks_bytes(&l->state, 1) <= be->scratch.n_bytes;
+}
+
+static enum status run_rows(struct cuda_backend *be, struct state_rows_launch *l)
+{
+    const struct state_work *w = &be->passes.state_work;
+    if (!in_blocks(be, l)) {
+        return run_windows(be, l, w->all_windows);
+    }
+    l->few_alone = true;
+    l->n_chains = w->n_chains;
+    l->n_blocks = w->n_blocks;
+    TRY(run_windows(be, l, w->windows));
+    CUDA_TRY(&be->device,
+             k_state_blocks(be->device.stream, l, be->scratch.memory, be->scratch.n_bytes));
     return OK;
 }
 
@@ -588,7 +613,7 @@ static enum status op_recurrence(struct backend *base, const struct recurrence_a
         return ERR_INVALID;
     }
     struct state_rows_launch l = state_launch(be, s, NULL, a);
-    return run_windows(be, &l);
+    return run_rows(be, &l);
 }
 
 static enum status op_gate(struct backend *base, const struct gate_args *a)
@@ -613,14 +638,15 @@ static enum status op_recurrent(struct backend *base, const struct short_conv_ar
     }
     const struct state_layer *g = &s->geometry;
     struct state_rows_launch l = state_launch(be, s, conv, a);
-    if (gate && (gate->group == g->value_dim || !gate->norm) && gate->x.mem.p == a->out.mem.p &&
-        gate->width == g->n_heads * g->value_dim && !gate->per_group) {
+    if (gate && !in_blocks(be, &l) && (gate->group == g->value_dim || !gate->norm) &&
+        gate->x.mem.p == a->out.mem.p && gate->width == g->n_heads * g->value_dim &&
+        !gate->per_group) {
         l.gate = gate;
         l.vectors.norm = vector(gate->norm);
         l.vectors.norm_is_wide = gate->norm && vector_length(gate->norm) > gate->group;
-        return run_windows(be, &l);
+        return run_rows(be, &l);
     }
-    TRY(run_windows(be, &l));
+    TRY(run_rows(be, &l));
     return gate ? op_gate(base, gate) : OK;
 }
 
@@ -686,6 +712,40 @@ static enum status op_gather(struct backend *base, const struct gather_args *a)
     return OK;
 }
 
+/* The rows of hidden states by slot; NULL: not these. */
+static const struct kv_view *hidden_view(const struct cuda_backend *be, const struct hidden_args *a)
+{
+    const struct kv_view *v = kv_layer(&be->kv, HIDDEN_SET, 0);
+    const bool ok = be->passes.pass && v && v->head_dim_k == a->width && v->dtype == a->x.dtype &&
+                    fits(a->x, a->width);
+    return ok ? v : NULL;
+}
+
+static enum status op_hidden_store(struct backend *base, const struct hidden_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct kv_view *v = hidden_view(be, a);
+    const struct pass_shape *s = &be->passes.shape;
+    if (!v || a->n_rows > (a->out_rows ? s->n_out : s->n_rows)) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(&be->device, k_hidden_store(be->device.stream, a, v, &be->passes.view));
+    return OK;
+}
+
+static enum status op_hidden_load(struct backend *base, const struct hidden_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct kv_view *v = hidden_view(be, a);
+    if (!v || a->n_rows > be->passes.shape.n_rows) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(&be->device, k_hidden_load(be->device.stream, a, v, &be->passes.view));
+    return OK;
+}
+
 static enum status op_logits(struct backend *base, const struct logits_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -695,7 +755,12 @@ static enum status op_logits(struct backend *base, const struct logits_args *a)
         return ERR_INVALID;
     }
     const int32_t n_ranks = be->device.options.n_ranks;
-    if (n_ranks > 1 && a->local.mem.p != a->logits.mem.p) {
+    if (a->ids.p) {
+        if (!fits(a->local, a->n_ids) || a->local.dtype != DT_F32) {
+            return ERR_INVALID;
+        }
+        CUDA_TRY(&be->device, k_spread_logits(be->device.stream, a));
+    } else if (n_ranks > 1 && a->local.mem.p != a->logits.mem.p) {
         const int32_t width = a->vocab / n_ranks;
         const size_t n = (size_t)a->n_out * (size_t)width;
         if (a->local.stride != width || a->vocab % n_ranks != 0 ||
@@ -770,6 +835,7 @@ const struct backend_ops cuda_ops = {
     .move_slots = cuda_move_slots,
     .poison_blocks = cuda_poison_blocks,
     .pass_begin = cuda_pass_begin,
+    .pass_draws = cuda_pass_draws,
     .pass_end = cuda_pass_end,
     .step_end = cuda_step_end,
     .step_wait = cuda_step_wait,
@@ -798,6 +864,9 @@ const struct backend_ops cuda_ops = {
     .recurrence = op_recurrence,
     .gate = op_gate,
     .recurrent = op_recurrent,
+    .hidden_open = cuda_hidden_open,
+    .hidden_store = op_hidden_store,
+    .hidden_load = op_hidden_load,
     .alive = cuda_alive,
     .gather = op_gather,
     .logits = op_logits,

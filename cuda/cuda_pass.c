@@ -224,7 +224,7 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     size_t plan_used = 0;
     if (m.plan_bytes > 0) {
         TRY(attention_plan(ps->attention, p, shape->n_rows, image + m.plan, &plan_used));
-        ps->attention_slots = attention_plan_slots(image + m.plan);
+        ps->plan = attention_plan_facts(image + m.plan);
     }
     size_t n_bytes = m.plan + plan_used;
     if (has_trees) {
@@ -288,27 +288,42 @@ static bool is_few(const struct pass *p, int32_t n_rows)
            (n_rows < WHOLE_FROM || longest < SHORT || (int64_t)longest * LONGEST_SHARE <= sum);
 }
 
-/* Of one sequence. */
-static int32_t most_rows(const struct pass *p)
+static int32_t at_least(int32_t n, int32_t least)
 {
-    int32_t most = 0;
-    for (int32_t i = 0; i < p->n_seqs; i++) {
-        most = p->seqs[i].n_rows > most ? p->seqs[i].n_rows : most;
+    return n > least ? n : least;
+}
+
+static int32_t power_of_two(int32_t n)
+{
+    int32_t p = n > 0;
+    while (p < n) {
+        p *= 2;
     }
-    return most;
+    return p;
 }
 
-/* Whether the recurrent layers' rows, if there are such layers, are one window of each sequence. */
-static bool is_one_window(const struct passes *p, int32_t set)
+/* Counts of passes that may be captured are rounded up, for each has a graph of its own. */
+static struct state_work state_work_of(const struct passes *ps, const struct pass *p, bool captured)
 {
-    return p->n_state_slots[set] > 0 && p->most_rows <= STATE_WINDOW;
-}
-
-int32_t passes_state_windows(const struct passes *p)
-{
-    const bool captured = p->shape.n_rows <= GRAPH_MAX_ROWS && p->pass->model >= 0;
-    const int32_t rows = captured ? p->shape.n_rows : p->most_rows;
-    return is_one_window(p, p->set) ? 1 : (rows + STATE_WINDOW - 1) / STATE_WINDOW;
+    const int32_t block = ps->state_block[p->kv_set];
+    struct state_work w = {0, 0, 0, 0};
+    for (int32_t i = 0; block > 0 && i < p->n_seqs; i++) {
+        const struct pass_seq *s = &p->seqs[i];
+        const int32_t windows = (s->n_rows + STATE_WINDOW - 1) / STATE_WINDOW;
+        w.all_windows = at_least(windows, w.all_windows);
+        if (s->tree || windows == 1) {
+            w.windows = at_least(windows, w.windows);
+        } else {
+            w.n_chains++;
+            w.n_blocks += (s->n_past + s->n_rows - 1) / block - s->n_past / block + 1;
+        }
+    }
+    if (captured) {
+        w.all_windows = power_of_two(w.all_windows);
+        w.n_chains = power_of_two(w.n_chains);
+        w.n_blocks = power_of_two(w.n_blocks);
+    }
+    return w;
 }
 
 /* The engine's buffers end at the limit: the last bucket does too. */
@@ -337,22 +352,28 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
                                      bucket_within(pass->n_draws, p->max_draws), true};
     }
     TRY(lanes_flush(lanes));
-    TRY(send_masks(p, lanes, pass));
+    if (!pass->draws_wait) {
+        TRY(send_masks(p, lanes, pass));
+    }
     TRY(send_meta(p, lanes, pass, shape));
     p->is_few = is_few(pass, shape->n_rows);
-    p->most_rows = most_rows(pass);
-    if (may_capture && !be->options.enforce_eager) {
-        struct graph_key key = {.model = pass->model,
-                                .set = pass->kv_set,
-                                .n_rows = shape->n_rows,
-                                .n_out = shape->n_out,
-                                .n_draws = shape->n_draws,
-                                .is_few = p->is_few,
-                                .one_window = is_one_window(p, pass->kv_set),
-                                .hidden.n = pass->hidden.n};
-        memcpy(key.hidden.ids, pass->hidden.ids, (size_t)pass->hidden.n * sizeof *pass->hidden.ids);
+    p->state_work = state_work_of(p, pass, may_capture);
+    p->captured = may_capture && !be->options.enforce_eager;
+    if (p->captured) {
+        struct graph_key *key = &p->key;
+        *key = (struct graph_key){.model = pass->model,
+                                  .set = pass->kv_set,
+                                  .n_rows = shape->n_rows,
+                                  .n_out = shape->n_out,
+                                  .n_draws = shape->n_draws,
+                                  .is_few = p->is_few,
+                                  .part = pass->draws_wait ? GRAPH_FORWARD : GRAPH_WHOLE,
+                                  .state = p->state_work,
+                                  .hidden.n = pass->hidden.n};
+        memcpy(key->hidden.ids, pass->hidden.ids,
+               (size_t)pass->hidden.n * sizeof *pass->hidden.ids);
         enum graph_use use = GRAPH_NONE;
-        TRY(graphs_begin(p->graphs, &key, &use));
+        TRY(graphs_begin(p->graphs, key, &use));
         shape->issue = use != GRAPH_REPLAY;
     }
     p->pass = pass;
@@ -362,6 +383,29 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     p->shape = *shape;
     if (shape->issue) {
         CUDA_TRY(be, k_pass_begin(be->stream, &p->view));
+    }
+    return OK;
+}
+
+enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shape *shape)
+{
+    struct cuda *be = p->device;
+    if (!p->pass || !p->pass->draws_wait) {
+        return be->lost != OK ? be->lost : ERR_INVALID;
+    }
+    if (be->lost != OK) {
+        graphs_abort(p->graphs);
+        return be->lost;
+    }
+    TRY(graphs_end(p->graphs));
+    TRY(send_masks(p, lanes, p->pass));
+    *shape = p->shape;
+    shape->issue = true;
+    if (p->captured) {
+        enum graph_use use = GRAPH_NONE;
+        p->key.part = GRAPH_DRAWS;
+        TRY(graphs_begin(p->graphs, &p->key, &use));
+        shape->issue = use != GRAPH_REPLAY;
     }
     return OK;
 }

@@ -32,10 +32,13 @@ struct passes {
     int32_t set, n_draws, n_pool;
     struct pass_view view; // of the pass in hand; the lanes' tables always
     struct pass_shape shape;
-    int32_t attention_slots;              // of its plan
+    struct graph_key key; // of the pass in hand, if it is captured
+    bool captured;
+    struct attention_plan_facts plan;
     bool is_few;                          // attention_few.cu may take its rows
-    int32_t most_rows;                    // of one of its sequences
+    struct state_work state_work;         // at least that of the pass
     int32_t n_state_slots[CUDA_MAX_SETS]; // of state sets, with the lanes'; 0: there is no such set
+    int32_t state_block[CUDA_MAX_SETS];
 };
 
 /* attention is read from then on. */
@@ -47,9 +50,8 @@ size_t passes_meta_bytes(const struct attention_limits *attention,
                          const struct backend_limits *limits, int32_t max_draws);
 enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *lanes,
                          const struct pass *pass, struct pass_shape *shape);
-/* Launches of k_state_rows that the pass takes; of passes that may be captured it is told by what
- * the graph's key has. */
-int32_t passes_state_windows(const struct passes *p);
+/* Of a pass whose draws wait, after its forward pass. */
+enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shape *shape);
 enum status passes_end(struct passes *p, struct steps *steps);
 
 #endif

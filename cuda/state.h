@@ -36,6 +36,12 @@ struct state_view {
  * whatever the order of its blocks. */
 enum { STATE_WINDOW = 16 };
 
+/* What a pass asks of recurrent layers: launches of k_state_rows for sequences of few rows and for
+ * trees, and for all; sequences of more rows (chains), and the blocks that those have rows in. */
+struct state_work {
+    int32_t windows, all_windows, n_chains, n_blocks;
+};
+
 /* Vectors of the ops, as device memory. */
 struct state_vectors {
     const float *kernel, *bias; // of the convolution; kernel NULL: x is behind it already
@@ -56,9 +62,23 @@ struct state_rows_launch {
     struct pass_view pass;
     int32_t window;
     int32_t n_seqs; // of the bucket, at most
+    bool few_alone; // not those of more than STATE_WINDOW rows, unless they are trees
+
+    /* k_state_blocks: such sequences, and the blocks of the state that they have rows in, at most
+     */
+    int32_t n_chains, n_blocks;
 };
 bool k_state_rows_takes(const struct state_view *state); // geometry that fits a multiprocessor
 cudaError_t k_state_rows(cudaStream_t stream, const struct state_rows_launch *l);
+
+/* The same of sequences of more than STATE_WINDOW rows that are no trees, a whole block of the
+ * state at a time, without the gate: of 16-bit layers whose convolution comes with it. A row's bits
+ * are not those of k_state_rows, nor the same in whatever pieces a block comes. */
+bool k_state_blocks_takes(const struct state_rows_launch *l);
+size_t k_state_blocks_bytes(const struct state_view *state,
+                            int32_t n_blocks); // scratch; least: of 1
+cudaError_t k_state_blocks(cudaStream_t stream, const struct state_rows_launch *l, void *scratch,
+                           size_t n_bytes);
 cudaError_t k_short_conv(cudaStream_t stream, const struct state_rows_launch *l);
 cudaError_t k_gate(cudaStream_t stream, const struct gate_args *a, const float *norm, bool wide);
 

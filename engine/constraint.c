@@ -76,17 +76,43 @@ static enum status reach(struct constraint *c, const struct sequence *seq)
     return st;
 }
 
-/* The state behind the known tokens and some more. Each call may empty the tables that states lie
- * in, and with them what the one before gave: then once more, with room. */
-static enum status state_behind(struct constraint *c, const struct sequence *seq,
-                                const int32_t *more, int32_t n_more, struct grammar_state *out)
+/* Where the marker ends among tokens that are not known yet: how many come before the grammar's
+ * text, all of them if it does not. ERR_INVALID: inside of one. */
+static enum status look_ahead(const struct constraint *c, const struct sequence *seq,
+                              const int32_t *more, int32_t n_more, int32_t *n_before, bool *ahead)
 {
+    struct constraint probe = *c;
+    *n_before = 0;
+    while (*n_before < n_more && probe.first < 0) {
+        if (!search(&probe, seq->request, more[(*n_before)++])) {
+            return ERR_INVALID;
+        }
+    }
+    *ahead = probe.first < 0;
+    return OK;
+}
+
+/* The state behind the known tokens and some more; none, if with them the text is still *ahead of
+ * its grammar. Each call may empty the tables that states lie in, and with them what the one before
+ * gave: then once more, with room. */
+static enum status state_behind(struct constraint *c, const struct sequence *seq,
+                                const int32_t *more, int32_t n_more, struct grammar_state *out,
+                                bool *ahead)
+{
+    struct grammar *g = seq->request->grammar;
+    bool begins = constraint_is_ahead(c, seq);
+    int32_t first = 0;
     enum status st = ERR_BUSY;
+    *ahead = begins;
+    if (begins) {
+        TRY(look_ahead(c, seq, more, n_more, &first, ahead));
+        st = *ahead ? OK : st;
+    }
     for (int tries = 0; tries < 2 && st == ERR_BUSY; tries++) {
-        st = reach(c, seq);
-        *out = c->state;
-        for (int32_t i = 0; st == OK && i < n_more; i++) {
-            st = grammar_advance_token(seq->request->grammar, out, more[i]);
+        st = begins ? OK : reach(c, seq);
+        *out = begins ? grammar_start(g) : c->state;
+        for (int32_t i = first; st == OK && i < n_more; i++) {
+            st = grammar_advance_token(g, out, more[i]);
         }
         c->n_tokens = st == ERR_BUSY ? -1 : c->n_tokens;
     }
@@ -101,7 +127,12 @@ enum status constraint_mask(struct constraint *c, const struct sequence *seq, co
     enum status st = ERR_BUSY;
     for (int tries = 0; tries < 2 && st == ERR_BUSY; tries++) {
         struct grammar_state s;
-        st = state_behind(c, seq, drafts, n_drafts, &s);
+        bool ahead;
+        st = state_behind(c, seq, drafts, n_drafts, &s, &ahead);
+        if (st == OK && ahead) {
+            memset(words, 0xff, n_words * sizeof *words);
+            return OK;
+        }
         st = st == OK ? grammar_mask(g, s, words) : st;
         c->n_tokens = st == ERR_BUSY ? -1 : c->n_tokens;
     }
@@ -120,11 +151,12 @@ enum status constraint_take(struct constraint *c, const struct sequence *seq, in
 {
     struct grammar *g = seq->request->grammar;
     struct grammar_state s;
+    bool ahead;
     if (constraint_is_ahead(c, seq)) {
         return search(c, seq->request, token) ? OK : ERR_INVALID;
     }
     bool end = grammar_is_end(g, token);
-    enum status st = state_behind(c, seq, &token, end ? 0 : 1, &s);
+    enum status st = state_behind(c, seq, &token, end ? 0 : 1, &s, &ahead);
     if (st == OK && end) {
         return grammar_may_end(g, s) ? OK : ERR_INVALID;
     }
@@ -141,36 +173,37 @@ bool constraint_ends(const struct constraint *c, const struct sequence *seq, int
            grammar_is_end(seq->request->grammar, token);
 }
 
-/* Of drafts in front of the grammar's beginning, those with which it does not begin. */
-static void cut_ahead(const struct constraint *c, const struct sequence *seq, struct proposal *p)
-{
-    struct constraint probe = *c;
-    int32_t n = 0;
-    while (n < p->n_drafts && search(&probe, seq->request, p->drafts[n]) && probe.first < 0) {
-        n++;
-    }
-    p->n_drafts = n;
-}
-
 void constraint_cut(struct constraint *c, const struct sequence *seq, struct proposal *p)
 {
     struct grammar *g = seq->request->grammar;
     int32_t n = 0;
     bool allowed = true;
-    if (constraint_is_ahead(c, seq)) {
-        cut_ahead(c, seq, p);
-        return;
-    }
     while (allowed && n < p->n_drafts) {
         struct grammar_state s;
-        allowed = state_behind(c, seq, p->drafts, n, &s) == OK &&
-                  grammar_allows(g, s, p->drafts[n], &allowed) == OK && allowed;
+        bool ahead;
+        allowed = state_behind(c, seq, p->drafts, n, &s, &ahead) == OK;
+        if (allowed && ahead) { // unless the grammar begins inside of it
+            allowed = state_behind(c, seq, p->drafts, n + 1, &s, &ahead) == OK;
+        } else if (allowed) {
+            allowed = grammar_allows(g, s, p->drafts[n], &allowed) == OK && allowed;
+        }
         n += allowed;
-        if (allowed && grammar_is_end(g, p->drafts[n - 1])) {
+        if (allowed && !ahead && grammar_is_end(g, p->drafts[n - 1])) {
             break; // nothing follows
         }
     }
     p->n_drafts = n;
+}
+
+int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int32_t *ids,
+                          int32_t max)
+{
+    enum { LEAST_BYTES = 4 }; // chosen: less is a token or two that drafts have anyway
+    if (max <= 0 || constraint_is_ahead(c, seq) || reach(c, seq) != OK) {
+        return 0;
+    }
+    return (int32_t)grammar_forced_tokens(seq->request->grammar, c->state, LEAST_BYTES, ids,
+                                          (size_t)max);
 }
 
 const char *constraint_failure(const struct constraint *c)

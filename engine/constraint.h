@@ -21,10 +21,11 @@ struct constraint {
 void constraint_begin(struct constraint *c); // of a new sequence
 
 /* Whether the marker that the grammar begins behind is not among the known tokens. Then what is
- * drawn next is free, and no draft is proposed with which it would begin. */
+ * drawn next is free. */
 bool constraint_is_ahead(struct constraint *c, const struct sequence *seq);
 
-/* The mask behind the known tokens and n_drafts of the drafts. OK, or words are all 0. */
+/* The mask behind the known tokens and these drafts: of everything, where with them the grammar has
+ * not begun. OK, or words are all 0. */
 enum status constraint_mask(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
                             int32_t n_drafts, uint32_t *words);
 
@@ -36,6 +37,10 @@ bool constraint_ends(const struct constraint *c, const struct sequence *seq, int
 
 /* Cuts the drafts before the first that is not allowed. */
 void constraint_cut(struct constraint *c, const struct sequence *seq, struct proposal *p);
+
+/* Text that must follow, as drafts, at most max: how many; 0 where it is short. */
+int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int32_t *ids,
+                          int32_t max);
 
 /* A sentence for the client. */
 const char *constraint_failure(const struct constraint *c);

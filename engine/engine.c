@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The engine thread: inbox -> plan -> submit -> commit -> outbox. Step N + 1 is planned and
- * submitted before step N's results are read. */
+ * submitted before step N's results are read; what grammars allow its draws is told behind them. */
 #include "engine/engine_state.h"
 
 #include "engine/cluster/step_run.h"
@@ -21,6 +21,12 @@ static enum status execute_on_rank(struct rank *r, void *arg)
 {
     const struct engine *e = arg;
     return step_execute(&e->steps[e->next_slot].step, r, e->n_vocab_used);
+}
+
+static enum status execute_draws_on_rank(struct rank *r, void *arg)
+{
+    const struct engine *e = arg;
+    return step_execute_draws(r, e->n_vocab_used);
 }
 
 static void fail_all(struct engine *e, enum status st, const char *text)
@@ -57,6 +63,30 @@ static void fail_constrained(struct engine *e, struct sequence *seq)
     }
 }
 
+static void fail_closed(struct engine *e, const struct planned_step *ps)
+{
+    for (int32_t i = 0; i < ps->n_closed; i++) { // the step has read their parameters by now
+        fail_constrained(e, ps->closed[i]);
+    }
+}
+
+/* Masks and draws of a step whose forward pass is under way, once the tokens before are known. */
+static void submit_draws(struct engine *e)
+{
+    struct planned_step *ps = e->draws_wait;
+    e->draws_wait = NULL;
+    if (!ps || e->failed != OK) {
+        return;
+    }
+    step_fill_masks(ps);
+    enum status status = engine_send_draws(e, &ps->step);
+    status = status == OK ? ranks_run(&e->ranks, execute_draws_on_rank, e) : status;
+    if (status != OK) {
+        fail_with_cause(e, status, "the device failed while draws were submitted");
+    }
+    fail_closed(e, ps);
+}
+
 /* Plans and submits one step; true if there was one. */
 static bool submit_step(struct engine *e)
 {
@@ -80,8 +110,14 @@ static bool submit_step(struct engine *e)
     step_build_lanes(ps, &e->scheduler.holdings);
     step_build_draft(ps, &e->scheduler.holdings, &e->spec);
     enum status status = step_grow_trees(ps, &e->scheduler.limits, &e->spec, &site);
+    status = status == OK ? step_draft_masked(ps, &site) : status;
     step_build(ps, &e->scheduler.holdings);
-    step_build_masks(ps, e->constraints);
+    ps->n_closed = 0;
+    if (step_reserve_masks(ps)) {
+        e->draws_wait = ps;
+    } else {
+        step_fill_masks(ps);
+    }
     status = status == OK ? engine_send_step(e, &ps->step, NULL) : status;
     status = status == OK ? ranks_run(&e->ranks, execute_on_rank, e) : status;
     tree_moves_clear(&e->moves);
@@ -90,9 +126,7 @@ static bool submit_step(struct engine *e)
     if (status != OK) {
         fail_with_cause(e, status, "the device failed while a step was submitted");
     }
-    for (int32_t i = 0; i < ps->n_closed; i++) { // only now: the step has read their parameters
-        fail_constrained(e, ps->closed[i]);
-    }
+    fail_closed(e, ps);
     return true;
 }
 
@@ -430,6 +464,7 @@ void engine_turn(struct engine *e)
         // Nothing fits until something ends: never spin.
         requests_take(e, patience < NAP_NS ? patience : NAP_NS);
     }
+    submit_draws(e);
     publish_stats(e);
 }
 

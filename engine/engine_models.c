@@ -5,6 +5,7 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/model/check.h"
+#include "engine/model/head.h"
 #include "engine/tokenizer/tokenizer.h"
 
 #include <stdio.h>
@@ -86,20 +87,33 @@ static enum status same_vocabulary(const struct engine *e, int32_t draft, struct
     return st;
 }
 
+/* A draft model's config is its folder's; a head's is made for the model. */
+static enum status read_draft_config(struct engine *e, const char *folder, struct model_config *c,
+                                     struct err *err)
+{
+    const enum head_kind head = e->spec.options.head;
+    if (head == HEAD_MTP) {
+        return head_config_mtp(&e->config, c, err);
+    }
+    enum status st = model_config_load(folder, c, err);
+    st = st == OK && head == HEAD_EAGLE3 ? head_config_eagle3(folder, &e->config, c, err) : st;
+    return st == OK ? OK : err_prefix(err, st, "the draft model");
+}
+
 static enum status read_drafts(struct engine *e, struct err *err)
 {
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         const char *folder = e->spec.options.models[i];
         struct model_config *c = e->draft_config[i] = xcalloc(1, sizeof *c);
-        enum status st = model_config_load(folder, c, err);
-        if (st != OK) {
-            return err_prefix(err, st, "the draft model");
-        }
+        TRY(read_draft_config(e, folder, c, err));
         engine_fit_draft(e, i);
-        TRY(same_vocabulary(e, i, err));
         if (c->max_pos < e->spec.options.draft_max_len) {
             e->spec.options.draft_max_len = c->max_pos;
         }
+        if (c->head.kind == HEAD_MTP) {
+            continue; // of the model's own files
+        }
+        TRY(same_vocabulary(e, i, err));
         if (!is_dummy(&e->options)) {
             TRY(checkpoint_open(folder, &e->draft_checkpoint[i], err));
             TRY(checkpoint_check_weights(e->draft_checkpoint[i], folder,
@@ -127,7 +141,8 @@ static enum status read_ranks(struct engine *e, struct err *err)
     e->info.n_nodes = n_nodes;
     struct model_shard shard;
     TRY(model_shard_of(&e->config, 0, n_ranks, &shard, err));
-    const struct spec_options *o = &e->spec.options;
+    struct spec_options *o = &e->spec.options;
+    o->draft_ranks = o->draft_ranks > 0 ? o->draft_ranks : n_ranks;
     if (o->n_models > 0 && o->draft_ranks != 1 && o->draft_ranks != n_ranks) {
         return err_set(err, ERR_INVALID,
                        "speculative-config: draft_tensor_parallel_size must be 1 "

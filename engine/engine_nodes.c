@@ -79,6 +79,12 @@ enum status engine_agree(struct engine *e, int64_t *least, struct err *err)
     return e->options.nodes ? nodes_least(e->options.nodes, least, err) : OK;
 }
 
+static enum status send_wire(struct engine *e)
+{
+    return e->wire.failed ? ERR_LIMIT
+                          : nodes_send_step(e->options.nodes, e->wire.data, e->wire.n_bytes);
+}
+
 enum status engine_send_step(struct engine *e, const struct step *st, const struct pass *level)
 {
     if (!e->options.nodes) {
@@ -86,10 +92,17 @@ enum status engine_send_step(struct engine *e, const struct step *st, const stru
     }
     buf_clear(&e->wire);
     step_encode(st, level, &e->wire);
-    if (e->wire.failed) {
-        return ERR_LIMIT;
+    return send_wire(e);
+}
+
+enum status engine_send_draws(struct engine *e, const struct step *st)
+{
+    if (!e->options.nodes) {
+        return OK;
     }
-    return nodes_send_step(e->options.nodes, e->wire.data, e->wire.n_bytes);
+    buf_clear(&e->wire);
+    step_encode_draws(st, &e->wire);
+    return send_wire(e);
 }
 
 enum status engine_send_level(const struct step *st, const struct pass *level, void *arg)
@@ -117,19 +130,30 @@ static enum status follow_rank(struct rank *r, void *arg)
     return step_execute(f->step, r, f->e->n_vocab_used);
 }
 
-/* One frame: a level of the step's trees, or the step. *number counts steps. */
+static enum status follow_draws(struct rank *r, void *arg)
+{
+    const struct follow *f = arg;
+    return step_execute_draws(r, f->e->n_vocab_used);
+}
+
+/* One frame: a pass of the draft models, the step, or the draws that it lacks. *number counts
+ * steps. */
 static enum status follow_frame(struct engine *e, int64_t *number, const void *bytes,
                                 size_t n_bytes, struct err *err)
 {
     struct step *step = &e->steps[*number % N_STEPS].step;
-    bool level, first = !step->begun;
-    TRY(step_decode(step, &e->moves, &level, &e->sizes, bytes, n_bytes, err));
+    struct follow f = {e, step};
+    enum step_frame frame;
+    bool first = !step->begun && !step->pass.draws_wait;
+    TRY(step_decode(step, &e->moves, &frame, &e->sizes, bytes, n_bytes, err));
     enum status st = first && *number >= N_STEPS ? ranks_run(&e->ranks, wait_slot, step) : OK;
-    if (st == OK && level) {
+    if (st == OK && frame == STEP_LEVEL) {
         st = step_run_ahead(step, &step->level, 1, &e->ranks, e->n_vocab_used, NULL);
     } else if (st == OK) {
-        struct follow f = {e, step};
-        st = ranks_run(&e->ranks, follow_rank, &f);
+        bool rest = frame == STEP_DRAWS;
+        st = ranks_run(&e->ranks, rest ? follow_draws : follow_rank, &f);
+    }
+    if (st == OK && frame != STEP_LEVEL && !step->pass.draws_wait) { // it is whole
         step->begun = false;
         e->n_steps = ++*number;
     }

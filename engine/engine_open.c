@@ -74,15 +74,21 @@ static enum status load_drafts(struct rank *r, void *arg)
 {
     struct engine *e = arg;
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
-        struct model_load_options options = {.config = e->draft_config[i],
-                                             .checkpoint = e->draft_checkpoint[i],
-                                             .dummy_dir = e->spec.options.models[i],
-                                             .dtype = e->info.dtype,
-                                             .inputs_as_they_are = inputs_as_they_are(e),
-                                             .rank = e->spec.options.draft_ranks > 1 ? r->index : 0,
-                                             .n_ranks = e->spec.options.draft_ranks,
-                                             .index = 1 + i};
+        const bool module = e->draft_config[i]->head.kind == HEAD_MTP; // of the model's own files
+        struct model_load_options options = {
+            .config = e->draft_config[i],
+            .target = &r->target,
+            .checkpoint = module ? e->checkpoint : e->draft_checkpoint[i],
+            .dummy_dir = module ? e->model_dir : e->spec.options.models[i],
+            .dtype = e->info.dtype,
+            .inputs_as_they_are = inputs_as_they_are(e),
+            .rank = e->spec.options.draft_ranks > 1 ? r->index : 0,
+            .n_ranks = e->spec.options.draft_ranks,
+            .index = 1 + i};
         TRY(model_load(&options, r->be, &r->draft[i], &r->err));
+        if (e->draft_config[i]->head.kind != HEAD_NONE) {
+            r->target.drafter = &r->draft[i];
+        }
     }
     return OK;
 }
@@ -131,6 +137,9 @@ static enum status setup_rank(struct rank *r, void *arg)
     TRY(open_set(e, &r->target, &r->err));
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         TRY(open_set(e, &r->draft[i], &r->err));
+    }
+    if (r->target.drafter) {
+        TRY(ops->hidden_open(r->be, r->target.drafter->config->hidden, e->info.dtype, &r->err));
     }
     struct tensor logits = {.dtype = DT_F32, .stride = e->config.vocab}, local = logits;
     local.stride = r->target.shard.vocab;
@@ -203,6 +212,7 @@ enum status engine_load(struct engine *e, struct err *err)
     TRY(engine_on_ranks(e, setup_rank, err));
     for (int32_t i = 0; i < N_STEPS; i++) {
         planned_step_init(&e->steps[i], i, &e->sizes);
+        e->steps[i].constraints = e->constraints;
         e->steps[i].ungrouped = e->options.disable_cascade_attn;
         e->steps[i].step.moves = &e->moves;
     }

@@ -3,6 +3,8 @@
  * models' KV lacks of them. */
 #include "engine/engine_state.h"
 
+#include <string.h>
+
 static bool decodes(const struct sequence *seq)
 {
     return seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt - 1;
@@ -49,6 +51,30 @@ static int32_t claim_draft_rows(struct holdings *h, struct sequence *seq)
     return can < lag ? -1 : lag;
 }
 
+/* What a grammar forbids is not proposed, and what it forces comes before guesses. While a token of
+ * forced text is in flight, the rest of it waits for that token. */
+static void propose_constrained(struct engine *e, struct spec_candidate *c)
+{
+    struct constraint *of = &e->constraints[c->seq->index];
+    struct proposal *p = c->proposal;
+    int32_t forced[MAX_DRAFTS], most = c->most < MAX_DRAFTS ? c->most : MAX_DRAFTS;
+    int32_t n = constraint_forced(of, c->seq, forced, most);
+    if (!c->ready) {
+        p->waits_for_token |= n > 2;
+        return;
+    }
+    if (p->n_drafts > 0 && !p->on_device) {
+        constraint_cut(of, c->seq, p);
+    }
+    p->forced = n > 0 && (p->on_device || n >= p->n_drafts);
+    if (p->forced) {
+        memcpy(p->drafts, forced, (size_t)n * sizeof *forced);
+        p->n_drafts = n;
+        p->on_device = false;
+        p->law = 0;
+    }
+}
+
 void engine_propose(struct engine *e)
 {
     struct scheduler *s = &e->scheduler;
@@ -65,9 +91,8 @@ void engine_propose(struct engine *e)
     }
     spec_propose(&e->spec, &v);
     for (int32_t i = 0; i < v.n; i++) {
-        const struct sequence *seq = v.seqs[i].seq;
-        if (seq->request->grammar && v.seqs[i].proposal->n_drafts > 0) {
-            constraint_cut(&e->constraints[seq->index], seq, v.seqs[i].proposal);
+        if (v.seqs[i].seq->request->grammar) {
+            propose_constrained(e, &v.seqs[i]);
         }
     }
 }

@@ -38,6 +38,10 @@ static enum status block_bytes(struct engine *e, size_t *out)
         TRY(set_bytes(e, &r->draft[i], &drafts));
         *out += drafts;
     }
+    if (r->target.drafter) {
+        *out += hidden_block_bytes(r->target.drafter->config->hidden, e->info.dtype,
+                                   e->info.block_tokens);
+    }
     return OK;
 }
 

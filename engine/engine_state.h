@@ -47,8 +47,9 @@ struct engine {
     struct planned_step steps[N_STEPS];
     struct step_sizes sizes; // of every step
     struct tree_moves moves;
-    int32_t n_inflight; // steps submitted and not committed
-    int32_t next_slot;  // of the step to plan
+    int32_t n_inflight;              // steps submitted and not committed
+    int32_t next_slot;               // of the step to plan
+    struct planned_step *draws_wait; // submitted but for its draws; NULL: none is
     int32_t n_vocab_used;
     struct engine_states states;  // constant after open
     struct engine_request **live; // open addressing by order
@@ -147,7 +148,8 @@ enum status engine_on_ranks(struct engine *e, enum status (*work)(struct rank *r
                             struct err *err);
 enum status engine_agree(struct engine *e, int64_t *least, struct err *err);
 enum status engine_send_step(struct engine *e, const struct step *st, const struct pass *level);
-/* The same of a level, for step_grow_trees; arg: the engine. */
+enum status engine_send_draws(struct engine *e, const struct step *st); // of a step that waits
+/* The same as engine_send_step of a level, for step_grow_trees; arg: the engine. */
 enum status engine_send_level(const struct step *st, const struct pass *level, void *arg);
 bool engine_set_lost(struct engine *e, struct err *why);
 /* The state is ENGINE_FAILED and who sees that finds the cause; the first one stays. Any thread. */

@@ -22,6 +22,7 @@ void planned_step_init(struct planned_step *ps, int32_t slot, const struct step_
     ps->sorted = xcalloc(lanes, sizeof *ps->sorted);
     ps->room = xcalloc(lanes, sizeof *ps->room);
     ps->closed = xcalloc(lanes, sizeof *ps->closed);
+    ps->max_masks = sizes->max_masks;
     for (int32_t i = 0; i < sizes->n_draft_passes; i++) {
         ps->draft_owners[i] = xcalloc(lanes, sizeof *ps->draft_owners[i]);
     }

@@ -5,7 +5,7 @@
  *     step_build.c   lanes' news, groups, rows, draws of the target's pass
  *     step_draft.c   the draft models' passes, and what is learnt of their KV
  *     step_tree.c    rows and masks of trees, and their accepted paths
- *     step_mask.c    what grammars allow each draw
+ *     step_mask.c    what grammars allow each draw, of the target's pass and of draft models'
  *     step_grow.c    trees that are grown level by level, each with a pass of its own
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_STEP_BUILD_H
@@ -39,11 +39,17 @@ struct planned_step {
         int32_t first, n;
     } *feeds; // [max_lanes]
     int32_t n_feeds;
+    /* A draft head reads what the target's passes left, so a row can be fed once the one before it
+     * is submitted; and the states of drafts are its own guesses: when they are tokens they are fed
+     * again. */
+    bool reads_target;
     struct sequence **draft_owners[MAX_DRAFTS]; // [max_lanes] each, of the draft passes' draws
     struct spec_grove grove;
-    struct tree_pick *drawn;  // [max_out], of step.level: the node whose children a draw tells
-    uint64_t *level_mask;     // [max_rows, TREE_MASK_WORDS], of step.level
-    uint64_t *mask;           // likewise, of the target's pass
+    struct tree_pick *drawn; // [max_out], of step.level: the node whose children a draw tells
+    uint64_t *level_mask;    // [max_rows, TREE_MASK_WORDS], of step.level
+    uint64_t *mask;          // likewise, of the target's pass
+    struct constraint *constraints; // the engine's, of all sequences by their index
+    int32_t max_masks;
     struct sequence **closed; // [max_lanes]: their grammars allow nothing, or say nothing
     int32_t n_closed;
     struct pass_results results[MAX_STEP_PASSES]; // the drafts' passes, then the target's
@@ -58,7 +64,8 @@ void planned_step_init(struct planned_step *ps, int32_t slot, const struct step_
 void planned_step_deinit(struct planned_step *ps);
 
 /* Fill the arrays from ps->plan, in this order: lanes; with draft models, their passes, and the
- * trees that the plan has; trees that the host grows are grown at once; then the target's pass. */
+ * trees that the plan has; trees that the host grows, and drafts that a grammar restricts, are
+ * drawn at once; then the target's pass. */
 void step_build_lanes(struct planned_step *ps, const struct holdings *h);
 void step_build_draft(struct planned_step *ps, struct holdings *h, const struct spec *sp);
 
@@ -72,9 +79,13 @@ struct step_site {
 };
 enum status step_grow_trees(struct planned_step *ps, const struct scheduler_limits *limits,
                             struct spec *sp, const struct step_site *site);
+/* Chains and combs of which some have a grammar: each draft's mask needs the drafts before it. */
+enum status step_draft_masked(struct planned_step *ps, const struct step_site *site);
 void step_build(struct planned_step *ps, const struct holdings *h);
-/* Then, with the constraints of all sequences by their index. */
-void step_build_masks(struct planned_step *ps, struct constraint *constraints);
+/* Then a mask for each draw of a sequence with a grammar. True: some need tokens that are in
+ * flight, so the draws wait until these are known; else the masks can be filled at once. */
+bool step_reserve_masks(struct planned_step *ps);
+void step_fill_masks(struct planned_step *ps);
 
 /* What the results say of the draft models: ids of the drafts; and how far their KV is right,
  * called after the sequences' tokens were appended. */

@@ -5,6 +5,7 @@
 #include "engine/step_tree.h"
 
 #include "engine/base/assert.h"
+#include "engine/cluster/step_run.h"
 
 static void begin_pass(struct draft_pass *d)
 {
@@ -73,7 +74,7 @@ static void feed(struct planned_step *ps, struct holdings *h, const struct plan_
                  int32_t max_len)
 {
     struct sequence *seq = e->seq;
-    int32_t end = e->first + e->n_rows - e->n_drafts;
+    int32_t end = ps->reads_target ? e->first + 1 : e->first + e->n_rows - e->n_drafts;
     end = end < max_len ? end : max_len;
     int32_t room = h->limits->max_rows - ps->step.draft[0].pass.n_rows;
     int32_t n = holdings_draft_rows(h, seq, end);
@@ -98,6 +99,7 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
 {
     int32_t deepest = 0;
     ps->step.n_draft_passes = ps->n_feeds = ps->grove.n_trees = 0;
+    ps->reads_target = sp->options.head != HEAD_NONE;
     if (spec_passes(sp) == SPEC_NO_PASSES) {
         return;
     }
@@ -123,8 +125,22 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
             const struct plan_entry *e = &ps->plan.entries[i];
             if (chain_of(e) > j && e->seq->proposal.on_device) {
                 add_rows(ps, j, e->seq, e->first + e->n_rows - e->n_drafts + j - 1, 1, true);
-                e->seq->draft_computed += !e->seq->tree; // a tree's path decides
+                e->seq->draft_computed +=
+                    !e->seq->tree && !ps->reads_target; // a tree's path decides
             }
+        }
+    }
+}
+
+/* Pass j's draws, as `results` has them, are draft number j of their sequences. */
+static void name_drafts(struct planned_step *ps, int32_t j, const struct pass_results *results)
+{
+    const struct draft_pass *d = &ps->step.draft[j];
+    for (int32_t i = 0; i < d->pass.n_draws; i++) {
+        struct sequence *seq = ps->draft_owners[j][i];
+        seq->proposal.drafts[j] = results->draws[i].token;
+        if (seq->tree) {
+            tree_name_comb(seq->tree, j, &results->draws[i]);
         }
     }
 }
@@ -132,15 +148,45 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
 void step_commit_draft_ids(struct planned_step *ps)
 {
     for (int32_t j = 0; j < ps->step.n_draft_passes; j++) {
-        const struct draft_pass *d = &ps->step.draft[j];
-        for (int32_t i = 0; i < d->pass.n_draws; i++) {
-            struct sequence *seq = ps->draft_owners[j][i];
-            seq->proposal.drafts[j] = ps->results[j].draws[i].token;
-            if (seq->tree) {
-                tree_name_comb(seq->tree, j, &ps->results[j].draws[i]);
-            }
-        }
+        name_drafts(ps, j, &ps->results[j]);
     }
+}
+
+void step_mask_pass(struct planned_step *ps, int32_t j)
+{
+    struct draft_pass *d = &ps->step.draft[j];
+    for (int32_t i = 0; i < d->pass.n_draws; i++) {
+        const struct sequence *seq = ps->draft_owners[j][i];
+        step_mask_draft(ps, &d->pass, &d->draws[i], seq, seq->proposal.drafts, j);
+    }
+}
+
+enum status step_run_drafts(struct planned_step *ps, const struct draft_pass *passes,
+                            int32_t n_passes, const struct step_site *site)
+{
+    bool begun = ps->step.begun;
+    for (int32_t i = 0; i < n_passes; i++) {
+        TRY(site->send_level(&ps->step, &passes[i].pass, site->send_arg));
+        ps->step.begun = true; // the lanes' news go with the first alone
+    }
+    ps->step.begun = begun;
+    return step_run_ahead(&ps->step, passes, n_passes, site->ranks, site->n_vocab_used,
+                          ps->results);
+}
+
+enum status step_draft_masked(struct planned_step *ps, const struct step_site *site)
+{
+    int32_t n_passes = ps->step.n_draft_passes;
+    if (n_passes == 0 || !step_drafts_masked(ps)) {
+        return OK;
+    }
+    ps->step.n_draft_passes = 0; // they run here
+    for (int32_t j = 0; j < n_passes; j++) {
+        step_mask_pass(ps, j);
+        TRY(step_run_drafts(ps, &ps->step.draft[j], 1, site));
+        name_drafts(ps, j, &ps->results[0]);
+    }
+    return OK;
 }
 
 void step_commit_draft_kv(struct planned_step *ps, struct holdings *h)

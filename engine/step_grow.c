@@ -9,8 +9,6 @@
 
 #include "engine/speculate/shape.h"
 
-#include "engine/cluster/step_run.h"
-
 #include <math.h>
 
 /* ---- a level's pass ----------------------------------------------------------------------- */
@@ -34,6 +32,7 @@ static void add_tree(struct planned_step *ps, struct spec_tree *t)
     const struct sampling_params *params = &t->seq->request->params;
     d->seqs[p->n_seqs++] =
         (struct pass_seq){t->seq->lane, first_row, t->n_fed - skip, t->first + skip, true};
+    int32_t path[MAX_DRAFTS];
     for (int32_t f = skip; f < t->n_fed; f++) {
         const struct tree_node *n = &t->nodes[t->by_fed[f]];
         int32_t row = p->n_rows++, pos = t->first + n->depth;
@@ -43,18 +42,20 @@ static void add_tree(struct planned_step *ps, struct spec_tree *t)
             ps->drawn[p->n_draws] = (struct tree_pick){t, t->by_fed[f]};
             d->out_rows[p->n_out] = row;
             bool judged = t->seq->proposal.law > 0;
-            d->draws[p->n_draws++] =
-                (struct pass_draw){.out_row = p->n_out++,
-                                   .lane = t->seq->lane,
-                                   .pos = pos,
-                                   .n_prompt = t->seq->n_prompt,
-                                   .kind = DRAW_DRAFT,
-                                   .logprobs = !judged,
-                                   .noise = params->temperature > 0.0f,
-                                   .top_n = judged ? 0 : t->top_n,
-                                   .tree_row = row,
-                                   .law = judged ? t->seq->proposal.law + f : 0,
-                                   .more = judged ? t->children[n->depth] - 1 : 0};
+            struct pass_draw *draw = &d->draws[p->n_draws++];
+            *draw = (struct pass_draw){.out_row = p->n_out++,
+                                       .lane = t->seq->lane,
+                                       .pos = pos,
+                                       .n_prompt = t->seq->n_prompt,
+                                       .kind = DRAW_DRAFT,
+                                       .logprobs = !judged,
+                                       .noise = params->temperature > 0.0f,
+                                       .top_n = judged ? 0 : t->top_n,
+                                       .tree_row = row,
+                                       .law = judged ? t->seq->proposal.law + f : 0,
+                                       .more = judged ? t->children[n->depth] - 1 : 0};
+            int32_t n_path = tree_path_tokens(t, t->by_fed[f], path);
+            step_mask_draft(ps, p, draw, t->seq, path, n_path);
         }
     }
     t->n_seen = t->n_fed;
@@ -81,44 +82,39 @@ static void build_level(struct planned_step *ps, const struct scheduler_limits *
     }
 }
 
-/* Runs passes of the draft models, on the other nodes as well, and takes the results. */
-static enum status run_ahead(struct planned_step *ps, const struct draft_pass *passes,
-                             int32_t n_passes, const struct step_site *site)
-{
-    bool begun = ps->step.begun;
-    for (int32_t i = 0; i < n_passes; i++) {
-        TRY(site->send_level(&ps->step, &passes[i].pass, site->send_arg));
-        ps->step.begun = true; // the lanes' news go with the first alone
-    }
-    ps->step.begun = begun;
-    return step_run_ahead(&ps->step, passes, n_passes, site->ranks, site->n_vocab_used,
-                          ps->results);
-}
-
 /* ---- growth ------------------------------------------------------------------------------- */
 
 /* What n-gram lookup finds is a path of candidates like any other. */
-static void look_up(struct spec *sp, struct spec_tree *t)
+static void look_up(const struct planned_step *ps, struct spec *sp, struct spec_tree *t)
 {
-    int32_t found[MAX_DRAFTS], at = 0;
-    int32_t n = ngram_look_up(sp, t->seq, t->depth, found);
-    for (int32_t i = 0; i < n && at >= 0; i++) {
-        at = tree_add(t, at, found[i], t->nodes[at].logp + sp->learnt.lookup_logp);
+    struct proposal found;
+    int32_t at = 0;
+    found.n_drafts = ngram_look_up(sp, t->seq, t->depth, found.drafts);
+    if (t->seq->request->grammar) {
+        constraint_cut(&ps->constraints[t->seq->index], t->seq, &found);
+    }
+    for (int32_t i = 0; i < found.n_drafts && at >= 0; i++) {
+        at = tree_add(t, at, found.drafts[i], t->nodes[at].logp + sp->learnt.lookup_logp);
         t->looked_up = i == 0 ? at : t->looked_up;
     }
 }
 
-/* Children of a node, by draw number `draw` of pass `pass` of all models. */
-static void expand(struct planned_step *ps, const struct spec *sp, struct spec_tree *t,
-                   int32_t node, int32_t pass, int32_t draw)
+/* Children of a node, by draw number `draw` of the pass, which gave `results`, one for each model.
+ */
+static void expand(const struct planned_step *ps, const struct spec *sp, struct spec_tree *t,
+                   int32_t node, const struct pass *pass, const struct pass_results *results,
+                   int32_t draw)
 {
+    struct draw_result told[MAX_DRAFT_MODELS];
     const struct draw_result *drawn[MAX_DRAFT_MODELS];
     if (t->seq->proposal.law > 0) {
-        tree_expand_drawn(t, node, &ps->results[pass].draws[draw]); // of the one model
+        tree_expand_drawn(t, node, &results[0].draws[draw]); // of the one model
         return;
     }
     for (int32_t m = 0; m < ps->step.n_draft_models; m++) {
-        drawn[m] = &ps->results[pass * ps->step.n_draft_models + m].draws[draw];
+        told[m] = results[m].draws[draw];
+        step_filter_drafts(ps, pass, draw, &told[m]);
+        drawn[m] = &told[m];
     }
     tree_expand(t, node, drawn, ps->step.n_draft_models,
                 spec_tree_children(sp, t->nodes[node].depth));
@@ -131,34 +127,50 @@ static int32_t spine_length(const struct spec_tree *t, int32_t n_passes)
     return n < n_passes ? n : n_passes;
 }
 
-/* What the chain of passes gives every tree: its spine, which was fed, and the ids beside it. Where
- * several models draft, the last one's draws are what the next pass reads. */
+/* What pass j of the chain of passes gives every tree: the next node of its spine, which is fed,
+ * and the ids beside it. Where several models draft, the last one's draws are what the next pass
+ * reads. */
+static void grow_spine(struct planned_step *ps, struct spec *sp, int32_t j, int32_t n_passes,
+                       const struct pass_results *results)
+{
+    const struct draft_pass *d = &ps->step.draft[j];
+    int32_t last = ps->step.n_draft_models - 1;
+    for (int32_t i = 0; i < d->pass.n_draws; i++) {
+        struct sequence *seq = ps->draft_owners[j][i];
+        struct spec_tree *t = seq->tree;
+        int32_t node = t->by_fed[t->n_fed - 1]; // the spine's end
+        expand(ps, sp, t, node, &d->pass, results, i);
+        seq->proposal.drafts[j] = results[last].draws[i].token;
+        int32_t next = tree_add(t, node, seq->proposal.drafts[j], -INFINITY);
+        if (next >= 0) {
+            t->nodes[next].spine = true;
+        }
+        if (j + 1 < spine_length(t, n_passes) && next >= 0) {
+            t->nodes[next].fed = t->n_fed;
+            t->by_fed[t->n_fed++] = next;
+            t->n_seen = t->n_fed;
+        }
+    }
+    ps->grove.spent += spec_cost(sp->costs.draft, d->pass.n_draws) + sp->costs.tell;
+}
+
+/* The device feeds each draft to the next pass, and the host reads them all at once; or one by one
+ * where a grammar says what each may be. */
 static enum status grow_spines(struct planned_step *ps, struct spec *sp, int32_t n_passes,
                                const struct step_site *site)
 {
+    int32_t n_at_once = step_drafts_masked(ps) ? 1 : n_passes;
     for (int32_t i = 0; i < ps->grove.n_trees && sp->options.lookup; i++) {
-        look_up(sp, &ps->grove.trees[i]);
+        look_up(ps, sp, &ps->grove.trees[i]);
     }
-    TRY(run_ahead(ps, ps->step.draft, n_passes, site));
-    int32_t last = ps->step.n_draft_models - 1;
-    for (int32_t j = 0; j < n_passes; j++) {
-        const struct draft_pass *d = &ps->step.draft[j];
-        const struct pass_results *r = &ps->results[j * ps->step.n_draft_models + last];
-        for (int32_t i = 0; i < d->pass.n_draws; i++) {
-            struct spec_tree *t = ps->draft_owners[j][i]->tree;
-            int32_t node = t->by_fed[t->n_fed - 1]; // the spine's end
-            expand(ps, sp, t, node, j, i);
-            int32_t next = tree_add(t, node, r->draws[i].token, -INFINITY);
-            if (next >= 0) {
-                t->nodes[next].spine = true;
-            }
-            if (j + 1 < spine_length(t, n_passes) && next >= 0) {
-                t->nodes[next].fed = t->n_fed;
-                t->by_fed[t->n_fed++] = next;
-                t->n_seen = t->n_fed;
-            }
+    for (int32_t j = 0; j < n_passes; j += n_at_once) {
+        if (n_at_once == 1) {
+            step_mask_pass(ps, j);
         }
-        ps->grove.spent += spec_cost(sp->costs.draft, d->pass.n_draws) + sp->costs.tell;
+        TRY(step_run_drafts(ps, &ps->step.draft[j], n_at_once, site));
+        for (int32_t k = 0; k < n_at_once; k++) {
+            grow_spine(ps, sp, j + k, n_passes, ps->results + k * ps->step.n_draft_models);
+        }
     }
     return OK;
 }
@@ -198,9 +210,10 @@ enum status step_grow_trees(struct planned_step *ps, const struct scheduler_limi
         if (ps->step.level.pass.n_draws == 0) {
             continue;
         }
-        status = run_ahead(ps, &ps->step.level, 1, site);
+        status = step_run_drafts(ps, &ps->step.level, 1, site);
         for (int32_t i = 0; i < ps->step.level.pass.n_draws && status == OK; i++) {
-            expand(ps, sp, ps->drawn[i].tree, ps->drawn[i].node, 0, i);
+            expand(ps, sp, ps->drawn[i].tree, ps->drawn[i].node, &ps->step.level.pass, ps->results,
+                   i);
         }
     }
     settle(ps, sp);

@@ -70,8 +70,10 @@ void step_plant_trees(struct planned_step *ps, const struct spec *sp)
     g->grows = spec_passes(sp) == SPEC_LEVEL_PASSES;
     for (int32_t i = 0; i < ps->plan.n_entries; i++) {
         const struct plan_entry *e = &ps->plan.entries[i];
-        if (e->n_drafts == 0 || (!g->grows && e->n_drafts <= e->seq->proposal.depth)) {
-            continue; // an ordinary row, or a chain
+        bool chain =
+            !e->seq->proposal.on_device || (!g->grows && e->n_drafts <= e->seq->proposal.depth);
+        if (e->n_drafts == 0 || chain) {
+            continue;
         }
         struct spec_tree *t = &g->trees[g->n_trees++];
         tree_begin(t, e->seq, sequence_token(e->seq, e->seq->n_known - 1));
@@ -110,7 +112,7 @@ void tree_moves_add(struct tree_moves *m, const struct planned_step *ps, struct 
     for (int32_t i = 0; i < p->n; i++) {
         p->tokens[i] = sequence_token(seq, p->first + i);
     }
-    bool fed = true;
+    bool fed = !ps->reads_target;
     seq->draft_computed = t->first + 1;
     for (int32_t i = 0; i < n_path; i++) {
         const struct tree_node *n = &t->nodes[t->by_row[path[i]]];

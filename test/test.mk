@@ -49,7 +49,7 @@ test-unit: test-binaries  ## the C tests alone
 test-py: all $(SERVERS) $(FAKE_SLUICE) $(FAKE_OPS)  ## the tests that start the program
 	@test/run $(PYTESTS)
 
-.PHONY: test-http test-server test-model test-sim
+.PHONY: test-http test-server test-model test-sim test-masks
 test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain
 	@test/run $(wildcard test/server/http/test_*.py)
 test-server: all $(SERVERS)  ## the server whole: API, SDK, raw sockets, drain, balancers, nodes
@@ -58,6 +58,9 @@ test-model: all  ## what is read from a model's folder, and what generate makes 
 	@SLUICE=$(abspath $(BUILD)/sluice) test/run $(patsubst %,test/model/test_%.py,checkpoint checkpoint_forms layer_keys generate golden sampling)
 test-sim: $(BUILD)/test/engine/sim_test  ## the simulation at length (SIM_RUNS=20000, SIM_SEED=1)
 	@SIM_RUNS=$${SIM_RUNS:-20000} TEST_TIMEOUT=$${TEST_TIMEOUT:-3600} test/run $<
+
+test-masks: $(BUILD)/test/engine/grammar/mask_test  ## masks against slow references at length (MASK_ROUNDS=20000, MASK_SEED=1)
+	@MASK_ROUNDS=$${MASK_ROUNDS:-20000} TEST_TIMEOUT=$${TEST_TIMEOUT:-36000} test/run $<
 
 .PHONY: test-asan test-tsan test-neon
 test-asan:  ## the C tests, the server's and those of model folders under ASan and UBSan

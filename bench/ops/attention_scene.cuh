@@ -7,7 +7,9 @@
 #include "bench/ops/bench.cuh"
 #include "cuda/attention.h"
 #include "cuda/attention_plan.h"
+#include "cuda/cuda_kv.h"
 #include "cuda/gemm.h"
+#include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/kernels.h"
 
 #include <cmath>
@@ -22,6 +24,9 @@ struct scene {
     int block_tokens, window;
     float softcap;
     bool sinks;
+    enum kv_format format; // codes instead of numbers
+    float stored;          // their scale, where tokens have none
+    size_t run_bytes;      // of room for codes as numbers
 
     std::vector<struct pass_seq> seqs;
     std::vector<struct pass_group> groups;
@@ -43,28 +48,46 @@ struct scene {
     }
 };
 
-static __global__ void own_kernel(struct kv_view v, const int32_t *table, int n_slots,
-                                  uint64_t seed)
+/* Number i of a token's K or V as it is before it is stored. */
+__device__ inline float fresh_number(const struct kv_view &v, uint64_t seed, int64_t token, int h,
+                                     bool is_v, int i)
 {
-    const int slot = blockIdx.x, h = blockIdx.y;
-    if (slot >= n_slots) {
-        return;
-    }
-    const int64_t page = table[slot / v.block_tokens];
+    const uint64_t at = (((uint64_t)token * v.n_kv_heads + h) * 2 + is_v) * 1024 + i;
+    return random_normal(seed, at) + (v.codes.format == KV_PLAIN ? 0.0f : is_v ? 1.5f : 0.5f);
+}
+
+/* Tokens [0, n) of K and V, a block for each and each head: those of `table`, or of all pages in
+ * order. */
+static __global__ void own_kernel(struct kv_view v, const int32_t *table, uint64_t seed)
+{
+    __shared__ float x[1024];
+    const int slot = blockIdx.x, h = blockIdx.y, t = slot % v.block_tokens;
+    const int64_t page = table ? table[slot / v.block_tokens] : slot / v.block_tokens;
     const int64_t base = page * v.page_stride + (int64_t)h * v.head_stride;
-    const int t = slot % v.block_tokens;
-    for (int i = threadIdx.x; i < v.head_dim_k + (v.v_offset > 0 ? v.head_dim_v : 0);
-         i += blockDim.x) {
-        const int64_t at =
-            i < v.head_dim_k ? base + (int64_t)t * v.head_dim_k + i
-                             : base + v.v_offset + (int64_t)t * v.v_token_stride + i - v.head_dim_k;
-        const float x = random_normal(seed, (uint64_t)at);
-        if (v.dtype == DT_F32) {
-            ((float *)v.base)[at] = x;
-        } else if (v.dtype == DT_BF16) {
-            ((bf16_t *)v.base)[at] = from_float<bf16_t>(x);
-        } else {
-            ((f16_t *)v.base)[at] = from_float<f16_t>(x);
+    const int64_t token = page * v.block_tokens + t;
+    for (int is_v = 0; is_v < (v.v_offset > 0 ? 2 : 1); is_v++) {
+        const int n = is_v ? v.head_dim_v : v.head_dim_k;
+        __syncthreads();
+        for (int i = threadIdx.x; i < (n + 31) / 32 * 32; i += blockDim.x) {
+            x[i] = i < n ? fresh_number(v, seed, token, h, is_v, i) : 0.0f;
+        }
+        __syncthreads();
+        if (v.codes.format != KV_PLAIN) {
+            if (threadIdx.x < 32) {
+                kv_store_head(v.codes, kv_place_of(v, page, h, t), is_v, x, n);
+            }
+            continue;
+        }
+        const int64_t first = is_v ? base + v.v_offset + (int64_t)t * v.v_token_stride
+                                   : base + (int64_t)t * v.head_dim_k;
+        for (int i = threadIdx.x; i < n; i += blockDim.x) {
+            if (v.dtype == DT_F32) {
+                ((float *)v.base)[first + i] = x[i];
+            } else if (v.dtype == DT_BF16) {
+                ((bf16_t *)v.base)[first + i] = from_float<bf16_t>(x[i]);
+            } else {
+                ((f16_t *)v.base)[first + i] = from_float<f16_t>(x[i]);
+            }
         }
     }
 }
@@ -116,7 +139,7 @@ static inline void build(struct scene &s, int n_layers, uint64_t seed)
     for (int i = s.n_blocks - 1; i > 0; i--) {
         std::swap(ids[i], ids[r.below(i + 1)]);
     }
-    s.tables.assign((size_t)(n_seqs + 1) * s.table_stride, s.n_blocks);
+    s.tables.assign((size_t)(n_seqs + 1 + ATTENTION_MAX_RUNS) * s.table_stride, s.n_blocks);
     for (int i = 0; i < n_seqs; i++) {
         for (int b = 0; b < (s.seqs[i].n_past + s.seqs[i].n_rows + bt - 1) / bt; b++) {
             s.tables[(size_t)i * s.table_stride + b] = ids[--n_pages];
@@ -128,33 +151,33 @@ static inline void build(struct scene &s, int n_layers, uint64_t seed)
                         &s.tables[(size_t)(g.first_seq + i) * s.table_stride]);
         }
     }
-    struct kv_view &v = s.view;
-    v = {};
-    v.dtype = s.dtype;
-    v.n_kv_heads = s.n_kv_heads;
-    v.head_dim_k = s.dim_k;
-    v.head_dim_v = s.dim_v;
-    v.block_tokens = bt;
-    v.v_offset = s.v_in_k ? 0 : bt * s.dim_k;
-    v.v_token_stride = s.v_in_k ? s.dim_k : s.dim_v;
-    v.head_stride = bt * s.dim_k + (s.v_in_k ? 0 : bt * s.dim_v);
-    v.page_stride = (int64_t)v.head_stride * s.n_kv_heads;
-    v.n_pages = s.n_blocks + 1;
+    const struct kv_layer layer = {s.n_heads, s.n_kv_heads, s.dim_k, s.dim_v,
+                                   s.v_in_k,  s.stored,     s.stored};
+    struct kv_set_desc desc = {};
+    desc.n_layers = 1;
+    desc.layers = &layer;
+    desc.dtype = s.dtype;
+    desc.format = s.format;
+    s.view = kv_view_make(&layer, &desc, bt, s.n_blocks + 1, NULL);
     s.n_layers = n_layers;
-    s.layer_bytes = (size_t)(s.n_blocks + 1) * v.page_stride * dtype_bytes(s.dtype);
+    s.layer_bytes = (size_t)(s.n_blocks + 1) * s.view.page_stride * kv_element_bytes(&s.view);
     s.layer_bytes = (s.layer_bytes + 255) / 256 * 256;
     s.kv = device_new<char>(s.layer_bytes * n_layers);
     CHECK(cudaMemset(s.kv, 0xff, s.layer_bytes * n_layers));
     s.d_tables = device_copy(s.tables);
-    v.base = s.kv;
-    if (n_layers > 1) { // timing: everything is random
-        fill(s.kv, s.dtype, (int64_t)(s.layer_bytes * n_layers / dtype_bytes(s.dtype)), seed, 1.0f);
-    } else {
-        for (const struct pass_seq &q : s.seqs) {
+    for (int i = 0; n_layers > 1 && i < n_layers; i++) { // timing: everything is there
+        struct kv_view v = s.view;
+        v.base = s.kv + (size_t)i * s.layer_bytes;
+        own_kernel<<<dim3((s.n_blocks + 1) * bt, s.n_kv_heads), 128>>>(v, nullptr, seed + i);
+    }
+    s.view.base = s.kv;
+    for (const struct pass_seq &q : s.seqs) {
+        if (n_layers == 1) {
             own_kernel<<<dim3(q.n_past + q.n_rows, s.n_kv_heads), 128>>>(
-                v, s.d_tables + (size_t)q.lane * s.table_stride, q.n_past + q.n_rows, seed);
+                s.view, s.d_tables + (size_t)q.lane * s.table_stride, seed);
         }
     }
+    CHECK(cudaGetLastError());
     s.q_stride = (s.n_heads + 2) * s.dim_k;
     s.q = device_new<char>((size_t)s.n_rows() * s.q_stride * dtype_bytes(s.dtype));
     fill(s.q, s.dtype, (int64_t)s.n_rows() * s.q_stride, seed + 1, 1.5f);
@@ -177,12 +200,14 @@ static inline struct attention_limits limits_of(const struct scene &s, bool dete
     cudaDeviceProp prop;
     CHECK(cudaGetDeviceProperties(&prop, 0));
     l.max_rows = 8192;
-    l.max_lanes = 1024;
+    l.max_lanes = (int)s.seqs.size();
     l.max_len = 1 << 20;
     l.block_tokens = s.block_tokens;
     l.n_sms = prop.multiProcessorCount;
     l.sm = prop.major * 10 + prop.minor;
     l.deterministic = deterministic;
+    l.max_runs = deterministic || l.sm != 90 || s.format == KV_PLAIN ? 0 : ATTENTION_MAX_RUNS;
+    l.run_bytes = l.max_runs > 0 ? s.run_bytes : 0;
     attention_learn(&l, 0, s.n_heads, &s.view);
     return l;
 }
@@ -248,7 +273,8 @@ static inline void prepare(struct prepared &p, const struct scene &s, int first_
     }
     plan.resize(used);
     p.n_items = ((struct attention_plan_head *)plan.data())->n_items;
-    p.n_slots = ((struct attention_plan_head *)plan.data())->n_slots;
+    const struct attention_plan_facts facts = attention_plan_facts(plan.data());
+    p.n_slots = facts.n_slots;
     struct pass_counts counts = {n_rows, (int)seqs.size(), (int)groups.size()};
     struct attention_launch &a = p.launch;
     a = {};
@@ -273,6 +299,11 @@ static inline void prepare(struct prepared &p, const struct scene &s, int first_
     a.n_heads = s.n_heads;
     a.n_seqs = (int)seqs.size();
     a.has_no_slots = p.n_slots == 0;
+    a.n_runs = facts.n_runs;
+    a.has_others = facts.has_others;
+    a.run_memory = device_new<char>(p.limits.run_bytes);
+    p.memory.push_back(a.run_memory);
+    CHECK(cudaMemset(a.run_memory, 0xff, p.limits.run_bytes));
     a.scale = 1.0f / sqrtf((float)s.dim_k);
     a.window = s.window;
     a.softcap = s.softcap;

@@ -17,6 +17,21 @@ struct timing {
     double us, tb_s, tflop_s;
 };
 
+/* Of one layer. */
+static double token_bytes(const struct scene &s)
+{
+    const struct kv_layer layer = {s.n_heads, s.n_kv_heads, s.dim_k, s.dim_v,
+                                   s.v_in_k,  s.stored,     s.stored};
+    struct kv_set_desc desc = {};
+    desc.n_layers = 1;
+    desc.layers = &layer;
+    desc.dtype = s.dtype;
+    desc.format = s.format;
+    size_t n_bytes = 0;
+    cuda_kv_bytes(NULL, &desc, s.block_tokens, &n_bytes);
+    return (double)n_bytes / s.block_tokens;
+}
+
 static struct timing time_scene(struct scene &s, const char *name, bool grouped = true,
                                 bool deterministic = false)
 {
@@ -28,7 +43,7 @@ static struct timing time_scene(struct scene &s, const char *name, bool grouped 
     for (const struct pass_group &g : s.groups) {
         keys -= grouped ? (double)(g.n_seqs - 1) * g.n_blocks * s.block_tokens : 0;
     }
-    const double bytes = keys * s.n_kv_heads * (s.v_in_k ? s.dim_k : s.dim_k + s.dim_v) * 2;
+    const double bytes = keys * token_bytes(s);
     const int n_layers = std::max(2, std::min(32, (int)(600e6 / bytes)));
     build(s, n_layers, 7);
     struct prepared p;
@@ -46,6 +61,42 @@ static struct timing time_scene(struct scene &s, const char *name, bool grouped 
     finish(p);
     destroy(s);
     return t;
+}
+
+struct format_time {
+    const char *name;
+    enum kv_format format;
+    float stored;
+};
+
+/* Long texts, and prompts, with each KV format: the lines that have `what` in them. */
+static void time_formats(const char *what)
+{
+    static const struct format_time formats[] = {{"bf16", KV_PLAIN, 0.0f},
+                                                 {"fp8, stored scales", KV_FP8, 0.02f},
+                                                 {"fp8", KV_FP8, 0.0f},
+                                                 {"int8", KV_INT8, 0.0f},
+                                                 {"int4", KV_INT4, 0.0f}};
+    static const int passes[][3] = {{128, 2047, 1}, {8, 32767, 1}, {64, 8191, 1}, {1, 8191, 1},
+                                    {32, 2047, 16}, {1, 0, 2048},  {1, 0, 8192},  {1, 6144, 2048}};
+    for (const auto &pass : passes) {
+        for (const struct format_time &f : formats) {
+            char name[128];
+            snprintf(name, sizeof name, "%s: %d x %d rows after %d", f.name, pass[0], pass[2],
+                     pass[1]);
+            if (!strstr(name, what)) {
+                continue;
+            }
+            struct scene s = llama_8b(16);
+            s.format = f.format;
+            s.stored = f.stored;
+            s.run_bytes = (size_t)1 << 30;
+            for (int i = 0; i < pass[0]; i++) {
+                add_seq(s, pass[1], pass[2], false);
+            }
+            time_scene(s, name);
+        }
+    }
 }
 
 static struct timing time_equal(const char *what, int n_seqs, int n_past, int n_rows,
@@ -222,6 +273,10 @@ void bench_attention_step()
 
 void bench_attention_time()
 {
+    if (getenv("FORMATS")) {
+        time_formats(getenv("FORMATS"));
+        return;
+    }
     if (getenv("SHORT")) {
         for (int n : {1024, 4096}) {
             time_equal("prefill", 1, 0, n);
@@ -294,4 +349,5 @@ void bench_attention_time()
         add_seq(both, 2047, 1, false);
     }
     time_scene(both, "both: 64 decode at 2k + prefill 2048");
+    time_formats("");
 }

@@ -90,7 +90,12 @@ static enum status issue_row_gate(struct bench *b, const struct line *l, int32_t
 
 static enum status issue_logits(struct bench *b, const struct line *l, int32_t i)
 {
-    const struct logits_args a = {b->logits, b->logits, l->n_rows, VOCAB, 1.0f, 30.0f};
+    const struct logits_args a = {.local = b->logits,
+                                  .logits = b->logits,
+                                  .n_out = l->n_rows,
+                                  .vocab = VOCAB,
+                                  .scale = 1.0f,
+                                  .softcap = 30.0f};
     (void)i;
     return b->ops->logits(b->be, &a);
 }

@@ -404,7 +404,11 @@ enum status bench_forward(struct bench *b)
     }
     OP(bench_norm(b, b->norm, b->delta, x, b->out, n));
     OP(bench_head(b));
-    struct logits_args logits = {b->logits, b->logits, n, b->shape.vocab, 1.0f, 0.0f};
+    struct logits_args logits = {.local = b->logits,
+                                 .logits = b->logits,
+                                 .n_out = n,
+                                 .vocab = b->shape.vocab,
+                                 .scale = 1.0f};
     OP(b->ops->logits(b->be, &logits));
     OP(bench_sample(b));
     return OK;

@@ -152,6 +152,30 @@ extern "C" cudaError_t k_scale_logits(cudaStream_t stream, const struct logits_a
                   a->softcap);
 }
 
+/* One block per row: -infinity to every id, then theirs to those that the head knows. */
+__global__ void spread_logits_kernel(const float *local, int64_t local_stride, float *logits,
+                                     int64_t stride, int32_t vocab, const int32_t *ids,
+                                     int32_t n_ids)
+{
+    pdl_wait();
+    pdl_trigger();
+    float *to = logits + blockIdx.x * stride;
+    for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
+        to[i] = -INFINITY;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < n_ids; i += blockDim.x) {
+        to[ids[i]] = local[blockIdx.x * local_stride + i];
+    }
+}
+
+extern "C" cudaError_t k_spread_logits(cudaStream_t stream, const struct logits_args *a)
+{
+    return launch(spread_logits_kernel, dim3(a->n_out), dim3(1024), 0, stream,
+                  (const float *)a->local.mem.p, (int64_t)a->local.stride, (float *)a->logits.mem.p,
+                  (int64_t)a->logits.stride, a->vocab, (const int32_t *)a->ids.p, a->n_ids);
+}
+
 __global__ void join_shards_kernel(const float *shards, float *out, int64_t out_stride,
                                    int32_t n_out, int32_t width)
 {

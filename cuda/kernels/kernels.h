@@ -97,11 +97,18 @@ cudaError_t k_add_bias(cudaStream_t stream, struct tensor y, int32_t n_rows, int
 cudaError_t k_gather(cudaStream_t stream, const struct gather_args *a,
                      const struct pass_view *pass);
 cudaError_t k_scale_logits(cudaStream_t stream, const struct logits_args *a);
+cudaError_t k_spread_logits(cudaStream_t stream, const struct logits_args *a);
 /* Ranks' shards [n_ranks, n_out, width] side by side: [n_out, n_ranks * width]. */
 cudaError_t k_join_shards(cudaStream_t stream, const float *shards, float *out, int32_t out_stride,
                           int32_t n_ranks, int32_t n_out, int32_t width);
 cudaError_t k_pool(cudaStream_t stream, const struct pool_args *a, const struct pass_view *pass,
                    int32_t n_pool, float *results);
+
+/* ---- state/hidden.cu; rows: [slot][width], as K of one head */
+cudaError_t k_hidden_store(cudaStream_t stream, const struct hidden_args *a,
+                           const struct kv_view *rows, const struct pass_view *pass);
+cudaError_t k_hidden_load(cudaStream_t stream, const struct hidden_args *a,
+                          const struct kv_view *rows, const struct pass_view *pass);
 
 /* ---- weights.cu */
 /* n normal numbers of standard deviation `scale`, element i from (seed, i). */

@@ -22,6 +22,7 @@ struct rank {
     int32_t local; // among those of this process
     struct backend *be;
     struct model target, draft[MAX_DRAFT_MODELS]; // as many as the engine says
+    struct pass_shape shape;                      // of the target's pass, while its draws wait
     enum status st;                               // of its last work
     struct err err;
     size_t free_bytes; // of its device, see size_blocks

@@ -34,7 +34,7 @@ void step_init(struct step *st, int32_t slot, const struct step_sizes *sizes)
     for (int32_t i = 0; i < sizes->n_draft_passes; i++) {
         init_pass(&st->draft[i], i == 0 ? rows : lanes, lanes, lanes);
     }
-    if (sizes->trees) {
+    if (sizes->n_draft_passes > 0) {
         init_pass(&st->level, rows, lanes, out);
     }
     st->rows = xcalloc(rows, sizeof *st->rows);

@@ -63,7 +63,7 @@ struct step {
     int32_t n_draft_models; // each has the draft passes
     int32_t n_draft_passes;
     struct draft_pass draft[MAX_DRAFTS]; // pass 0 feeds what was not seen yet, later ones a draft
-    struct draft_pass level;             // of trees; comes before the rest of the step
+    struct draft_pass level;             // comes before the rest of the step: of trees, or masked
 
     struct pass pass; // the target's
     struct model_outputs want;

@@ -15,25 +15,31 @@ static enum status update_lane(struct backend *be, const struct lane_update *u)
                : OK;
 }
 
+static enum status run_forward(const struct pass *pass, struct model *m, struct model_outputs want,
+                               struct pass_shape *shape)
+{
+    TRY(m->be->ops->pass_begin(m->be, pass, shape));
+    want.hidden = pass->hidden;
+    return shape->issue ? model_forward(m, shape, want) : OK;
+}
+
+static enum status run_draws(struct model *m, const struct pass_shape *shape, int32_t n_vocab_used)
+{
+    struct sample_args sample = {.logits = m->logits,
+                                 .n_out = shape->n_out,
+                                 .n_draws = shape->n_draws,
+                                 .n_vocab_used = n_vocab_used,
+                                 .bests = m->bests};
+    return shape->issue ? m->be->ops->sample(m->be, &sample) : OK;
+}
+
 enum status step_run_pass(const struct pass *pass, struct model *m, struct model_outputs want,
                           int32_t n_vocab_used)
 {
-    const struct backend_ops *ops = m->be->ops;
     struct pass_shape shape;
-    TRY(ops->pass_begin(m->be, pass, &shape));
-    if (shape.issue) {
-        want.hidden = pass->hidden;
-        TRY(model_forward(m, &shape, want));
-        if (want.logits) {
-            struct sample_args sample = {.logits = m->logits,
-                                         .n_out = shape.n_out,
-                                         .n_draws = shape.n_draws,
-                                         .n_vocab_used = n_vocab_used,
-                                         .bests = m->bests};
-            TRY(ops->sample(m->be, &sample));
-        }
-    }
-    return ops->pass_end(m->be);
+    TRY(run_forward(pass, m, want, &shape));
+    TRY(want.logits ? run_draws(m, &shape, n_vocab_used) : OK);
+    return m->be->ops->pass_end(m->be);
 }
 
 /* Accepted paths move while the tables are those of the step that computed them. */
@@ -86,7 +92,19 @@ enum status step_execute(const struct step *st, struct rank *r, int32_t n_vocab_
             TRY(run_draft(&st->draft[i].pass, r, m, n_vocab_used));
         }
     }
+    if (st->pass.draws_wait) {
+        return run_forward(&st->pass, &r->target, st->want, &r->shape);
+    }
     TRY(step_run_pass(&st->pass, &r->target, st->want, n_vocab_used));
+    return be->ops->step_end(be);
+}
+
+enum status step_execute_draws(struct rank *r, int32_t n_vocab_used)
+{
+    struct backend *be = r->be;
+    TRY(be->ops->pass_draws ? be->ops->pass_draws(be, &r->shape) : OK);
+    TRY(run_draws(&r->target, &r->shape, n_vocab_used));
+    TRY(be->ops->pass_end(be));
     return be->ops->step_end(be);
 }
 

@@ -73,10 +73,26 @@ static void put_draw(struct buf *b, const struct pass_draw *d)
     buf_put(b, v, sizeof v);
 }
 
+static void put_masks(struct buf *b, const struct pass *p, int32_t vocab)
+{
+    buf_put(b, p->masks, (size_t)p->n_masks * (size_t)mask_words(vocab) * sizeof *p->masks);
+}
+
+static void put_tree(struct buf *b, const struct pass *p)
+{
+    if (p->tree_mask) {
+        if (b->n_bytes % 8 != 0) {
+            put_i32(b, 0); // the words are read in place
+        }
+        buf_put(b, p->tree_mask, (size_t)p->n_rows * TREE_MASK_WORDS * sizeof *p->tree_mask);
+    }
+}
+
 static void put_pass(struct buf *b, const struct pass *p, int32_t vocab)
 {
-    const int32_t counts[] = {p->n_rows,  p->n_seqs, p->n_groups,          p->n_out,   p->n_draws,
-                              p->n_masks, p->n_pool, p->tree_mask != NULL, p->hidden.n};
+    const int32_t counts[] = {
+        p->n_rows,     p->n_seqs, p->n_groups,          p->n_out,   p->n_draws, p->n_masks,
+        p->draws_wait, p->n_pool, p->tree_mask != NULL, p->hidden.n};
     buf_put(b, counts, sizeof counts);
     buf_put(b, p->hidden.ids, (size_t)p->hidden.n * sizeof *p->hidden.ids);
     buf_put(b, p->rows, (size_t)p->n_rows * sizeof *p->rows);
@@ -90,7 +106,9 @@ static void put_pass(struct buf *b, const struct pass *p, int32_t vocab)
     for (int32_t i = 0; i < p->n_draws; i++) {
         put_draw(b, &p->draws[i]);
     }
-    buf_put(b, p->masks, (size_t)p->n_masks * (size_t)mask_words(vocab) * sizeof *p->masks);
+    if (!p->draws_wait) {
+        put_masks(b, p, vocab);
+    }
     for (int32_t i = 0; i < p->n_pool; i++) {
         const struct pass_pool *q = &p->pool[i];
         const int32_t v[] = {q->lane, q->first_out, q->n_out, q->start | q->finish << 1};
@@ -98,12 +116,7 @@ static void put_pass(struct buf *b, const struct pass *p, int32_t vocab)
     }
     put_i32(b, p->n_keeps);
     buf_put(b, p->keeps, (size_t)p->n_keeps * sizeof *p->keeps);
-    if (p->tree_mask) {
-        if (b->n_bytes % 8 != 0) {
-            put_i32(b, 0); // the words are read in place
-        }
-        buf_put(b, p->tree_mask, (size_t)p->n_rows * TREE_MASK_WORDS * sizeof *p->tree_mask);
-    }
+    put_tree(b, p);
 }
 
 static void put_moves(struct buf *b, const struct tree_moves *m)
@@ -136,7 +149,7 @@ static void put_news(struct buf *b, const struct step *st)
 void step_encode(const struct step *st, const struct pass *level, struct buf *out)
 {
     put_i32(out, st->slot);
-    put_i32(out, level != NULL);
+    put_i32(out, level ? STEP_LEVEL : STEP_WHOLE);
     put_i32(out, st->begun);
     if (!st->begun) {
         put_news(out, st);
@@ -151,6 +164,14 @@ void step_encode(const struct step *st, const struct pass *level, struct buf *ou
         put_pass(out, &st->draft[i].pass, st->vocab);
     }
     put_pass(out, &st->pass, st->vocab);
+}
+
+void step_encode_draws(const struct step *st, struct buf *out)
+{
+    put_i32(out, st->slot);
+    put_i32(out, STEP_DRAWS);
+    put_masks(out, &st->pass, st->vocab);
+    put_tree(out, &st->pass);
 }
 
 /* ---- reading ------------------------------------------------------------------------------ */
@@ -375,6 +396,22 @@ struct pass_room {
     int32_t max_rows, max_seqs, max_groups, max_out, max_draws, max_pools, max_masks, max_keeps;
 };
 
+static void get_masks(struct reader *r, struct pass *p)
+{
+    p->masks = take(r, (size_t)p->n_masks * (size_t)mask_words(r->sizes->vocab) * sizeof *p->masks);
+}
+
+/* If there is one, p->tree_mask is not NULL. */
+static void get_tree(struct reader *r, struct pass *p)
+{
+    if (p->tree_mask) {
+        if ((uintptr_t)r->at % 8 != 0) {
+            get(r, 0, 0, "a tree");
+        }
+        p->tree_mask = take(r, (size_t)p->n_rows * TREE_MASK_WORDS * sizeof *p->tree_mask);
+    }
+}
+
 static void get_pass(struct reader *r, struct pass *p, const struct pass_room *room)
 {
     static const uint64_t present;
@@ -391,6 +428,7 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
     p->n_out = get(r, 0, room->max_out, "the number of rows with logits");
     p->n_draws = get(r, 0, room->max_draws, "the number of draws");
     p->n_masks = get(r, 0, room->max_masks, "the number of masks");
+    p->draws_wait = get(r, 0, p->n_masks > 0, "a pass whose draws wait");
     p->n_pool = get(r, 0, room->max_pools, "the number of pools");
     bool tree = get(r, 0, 1, "a tree");
     p->tree_mask = tree ? &present : NULL;
@@ -411,15 +449,12 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
         room->out_rows[i] = get(r, 0, p->n_rows - 1, "a row with logits");
     }
     get_draws(r, p, room->draws);
-    p->masks = take(r, (size_t)p->n_masks * (size_t)mask_words(r->sizes->vocab) * sizeof *p->masks);
+    if (!p->draws_wait) {
+        get_masks(r, p);
+    }
     get_pool(r, p, room->pools);
     get_keeps(r, p, room->keeps, room->max_keeps);
-    if (tree) {
-        if ((uintptr_t)r->at % 8 != 0) {
-            get(r, 0, 0, "a tree");
-        }
-        p->tree_mask = take(r, (size_t)p->n_rows * TREE_MASK_WORDS * sizeof *p->tree_mask);
-    }
+    get_tree(r, p);
 }
 
 static void get_moves(struct reader *r, struct tree_moves *m)
@@ -484,7 +519,7 @@ static void get_level(struct reader *r, struct step *st)
 {
     const struct scheduler_limits *l = r->sizes->limits;
     struct draft_pass *d = &st->level;
-    check(r, r->sizes->trees, true, true, "a tree");
+    check(r, r->sizes->n_draft_passes > 0, true, true, "a draft model's pass");
     if (!r->bad) {
         get_pass(r, &d->pass,
                  &(struct pass_room){.rows = d->rows,
@@ -494,7 +529,8 @@ static void get_level(struct reader *r, struct step *st)
                                      .max_rows = l->max_rows,
                                      .max_seqs = l->max_lanes,
                                      .max_out = l->max_out,
-                                     .max_draws = l->max_out});
+                                     .max_draws = l->max_out,
+                                     .max_masks = r->sizes->max_masks});
     }
 }
 
@@ -522,22 +558,35 @@ static void get_passes(struct reader *r, struct step *st)
                                  l->max_draws, l->max_lanes, r->sizes->max_masks, max_keeps(l)});
 }
 
-enum status step_decode(struct step *st, struct tree_moves *moves, bool *level,
+/* What is left of the step that came before. */
+static void get_rest(struct reader *r, struct step *st)
+{
+    check(r, st->pass.draws_wait, true, true, "draws");
+    if (!r->bad) {
+        get_masks(r, &st->pass);
+        get_tree(r, &st->pass);
+        st->pass.draws_wait = false;
+    }
+}
+
+enum status step_decode(struct step *st, struct tree_moves *moves, enum step_frame *frame,
                         const struct step_sizes *sizes, const void *bytes, size_t n_bytes,
                         struct err *err)
 {
     struct reader r = {.sizes = sizes, .at = bytes, .left = n_bytes};
     get(&r, st->slot, st->slot, "the slot");
-    *level = get(&r, 0, 1, "its kind");
-    bool begun = get(&r, 0, 1, "its kind");
+    *frame = (enum step_frame)get(&r, STEP_WHOLE, STEP_DRAWS, "its kind");
+    bool begun = *frame == STEP_DRAWS ? st->begun : get(&r, 0, 1, "its kind");
     if (begun && !st->begun) {
         refuse(&r, "its beginning");
     }
     st->begun = begun;
-    if (!begun) {
+    if (!begun && *frame != STEP_DRAWS) {
         get_news(&r, st, moves);
     }
-    if (*level) {
+    if (*frame == STEP_DRAWS) {
+        get_rest(&r, st);
+    } else if (*frame == STEP_LEVEL) {
         get_level(&r, st);
     } else {
         get_passes(&r, st);

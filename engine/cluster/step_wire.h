@@ -14,11 +14,17 @@
  * trees still grow, what has not been sent of it yet and this pass of the draft models. */
 void step_encode(const struct step *st, const struct pass *level, struct buf *out);
 
+/* Appends the masks of a step whose draws wait, which was sent without them. */
+void step_encode_draws(const struct step *st, struct buf *out);
+
+enum step_frame { STEP_WHOLE, STEP_LEVEL, STEP_DRAWS };
+
 /* Fills st (from step_init with the same sizes) and `moves` (from tree_moves_init) so that
- * step_execute can run it; or, with *level set, step_run_ahead the pass st->level.pass. Lists of
- * lane updates and masks point into `bytes`, which must be aligned to 8 and stay until that was
- * done. ERR_FORMAT with a sentence when anything is out of bounds; st is then of no use. */
-enum status step_decode(struct step *st, struct tree_moves *moves, bool *level,
+ * step_execute can run it; or step_run_ahead the pass st->level.pass; or, of the step that came
+ * last, step_execute_draws. Lists of lane updates and masks point into `bytes`, which must be
+ * aligned to 8 and stay until that was done. ERR_FORMAT with a sentence when anything is out of
+ * bounds; st is then of no use. */
+enum status step_decode(struct step *st, struct tree_moves *moves, enum step_frame *frame,
                         const struct step_sizes *sizes, const void *bytes, size_t n_bytes,
                         struct err *err);
 

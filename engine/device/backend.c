@@ -22,7 +22,9 @@ enum status backend_check(const struct backend *be, struct err *err)
 #undef OP
     enum {
         N_BASIC = sizeof basic / sizeof basic[0],
-        N_OPTIONAL = 15, // six fused ops, two that add sums, alive, five of states, gate
+        /* Six fused ops, two that add sums, alive, five of states, gate, pass_draws, three of
+         * hidden states by slot. */
+        N_OPTIONAL = 19,
     };
     _Static_assert(N_BASIC + N_OPTIONAL == sizeof *o / sizeof o->facts, "an op has no row above");
     for (size_t i = 0; i < N_BASIC; i++) {

@@ -152,6 +152,20 @@ struct state_keep {
     int32_t lane, pos, slot;
 };
 
+/* ---- hidden states by slot ----------------------------------------------------------------
+ *
+ * What a draft head reads: a row of numbers for each slot of the pages, under the blocks of the
+ * lanes' tables. A pass of the target stores one for each of its rows, a pass of the head one for
+ * each of its out rows, and the head's row takes that of the row before it on its path. So what was
+ * computed for a prefix serves all who share it, copies and moves of set 0 take the rows along,
+ * and a head may be fed any time later. */
+
+/* Bytes of one block. */
+static inline size_t hidden_block_bytes(int32_t width, enum dtype dtype, int32_t block_tokens)
+{
+    return (size_t)block_tokens * (size_t)width * dtype_bytes(dtype);
+}
+
 /* ---- facts and limits --------------------------------------------------------------------- */
 
 struct backend_facts {
@@ -284,6 +298,10 @@ struct pass {
     const struct pass_draw *draws;
     int32_t n_masks;
     const uint32_t *masks; // [n_masks, mask_words(vocab)]: bit i of a row: id i is allowed
+    /* The masks are filled while the forward pass runs: its draws are issued behind pass_draws. A
+     * draw that nobody wants any more has then become a DRAW_SCORE, for its lane's parameters may
+     * point to what is gone. A backend that has taken the draws at pass_begin need not look. */
+    bool draws_wait;
     int32_t n_pool;
     const struct pass_pool *pool;
     struct hidden_layers hidden; // what the model is asked for: see model_forward

@@ -224,6 +224,15 @@ struct row_gate_args {
     int32_t n_rows, x_width, y_width;
 };
 
+/* Rows of a pass and the hidden states by slot (backend.h), which are stored in the dtype that they
+ * were opened with. store: those of the pass's rows, or of its out rows, x's rows being as many.
+ * load: x of each row becomes what is stored for the row before it on its path, 0 at position 0. */
+struct hidden_args {
+    struct tensor x; // [n_rows, width]; act or residual dtype
+    int32_t n_rows, width;
+    bool out_rows; // of store
+};
+
 /* ---- recurrent layers: see "recurrent state" in backend.h. A row's own path is the rows before it
  * that it would see in attention. */
 
@@ -298,11 +307,14 @@ struct gather_args {
 
 /* logits = cap(logits * scale): softcap 0 means none. Ranks hold column shards of the head:
  * `local` [n_out, vocab / n_ranks] is gathered into `logits` [n_out, vocab]; when both are the same
- * memory it is whole already. */
+ * memory it is whole already. With `ids` every rank has all of a head that knows n_ids ids alone:
+ * `local` [n_out, n_ids] is theirs, and every other id's logit is -infinity. */
 struct logits_args {
     struct tensor local, logits; // fp32
     int32_t n_out, vocab;
     float scale, softcap;
+    struct dmem ids; // [n_ids] int32, each another, below vocab; NULL: all
+    int32_t n_ids;
 };
 
 /* The pass's draws from logits [n_out, vocab]; ids at or above n_vocab_used are never drawn.
@@ -371,6 +383,10 @@ struct backend_ops {
     enum status (*poison_blocks)(struct backend *be, int32_t n, const int32_t *blocks);
     enum status (*pass_begin)(struct backend *be, const struct pass *pass,
                               struct pass_shape *shape);
+    /* Of a pass with draws_wait, when its forward pass is issued and its masks are there: *shape
+     * says how the draws must be issued. Between the two calls other steps may be waited for, and
+     * nothing else is asked of the backend. NULL: it has nothing to do here. */
+    enum status (*pass_draws)(struct backend *be, struct pass_shape *shape);
     enum status (*pass_end)(struct backend *be);
     enum status (*step_end)(struct backend *be);
     /* Waits until the slot's step is done. `results` has one entry per pass. */
@@ -438,6 +454,13 @@ struct backend_ops {
      * between them need be left. */
     enum status (*recurrent)(struct backend *be, const struct short_conv_args *conv,
                              const struct recurrence_args *a, const struct gate_args *gate);
+
+    /* ---- hidden states by slot: all of these or none (NULL: there are no draft heads).
+     * hidden_open comes where kv_open does. */
+    enum status (*hidden_open)(struct backend *be, int32_t width, enum dtype dtype,
+                               struct err *err);
+    enum status (*hidden_store)(struct backend *be, const struct hidden_args *a);
+    enum status (*hidden_load)(struct backend *be, const struct hidden_args *a);
 
     /* Optional: ERR_DEVICE when the device is found lost; never waits. */
     enum status (*alive)(struct backend *be);

@@ -6,6 +6,7 @@
 #include "engine/grammar/masks.h"
 #include "engine/grammar/object.h"
 #include "engine/grammar/parsers.h"
+#include "engine/grammar/vocab_split.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -342,19 +343,31 @@ enum status grammar_allows(struct grammar *g, struct grammar_state state, int32_
     return st == ERR_INVALID ? OK : st;
 }
 
+/* The only byte of a class, or -1. */
+static int only_member(const struct exprs *x, int c)
+{
+    int first = x->class_byte[c];
+    for (int b = 0; b < 256; b++) {
+        if (x->class_of[b] == c && b != first) {
+            return -1;
+        }
+    }
+    return first;
+}
+
 /* The only byte that may follow, or -1. */
 static int only_byte(struct grammar *g, uint32_t id)
 {
     int only = -1;
-    for (int b = 0; b < 256; b++) {
-        if (automaton_step(&g->a, id, (uint8_t)b) != STATE_DEAD) {
+    for (int c = 0; c < g->x.n_classes; c++) {
+        if (automaton_step(&g->a, id, g->x.class_byte[c]) != STATE_DEAD) {
             if (only >= 0) {
                 return -1;
             }
-            only = b;
+            only = c;
         }
     }
-    return only;
+    return only >= 0 ? only_member(&g->x, only) : -1;
 }
 
 size_t grammar_forced(struct grammar *g, struct grammar_state state, char *bytes, size_t max)
@@ -377,6 +390,15 @@ size_t grammar_forced(struct grammar *g, struct grammar_state state, char *bytes
         n = 0;
     }
     return n;
+}
+
+size_t grammar_forced_tokens(struct grammar *g, struct grammar_state state, size_t min_bytes,
+                             int32_t *ids, size_t max)
+{
+    enum { MOST = 256 };
+    char bytes[MOST];
+    size_t n = grammar_forced(g, state, bytes, MOST);
+    return n >= min_bytes && g->has_masks ? vocab_split(g->m.vocab, bytes, n, ids, max) : 0;
 }
 
 void grammar_stats(const struct grammar *g, struct grammar_stats *stats)

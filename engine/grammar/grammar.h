@@ -30,9 +30,9 @@
 /* All tokens as bytes, in a trie. Does not change. */
 struct grammar_vocab;
 
-/* Of a tokenizer, for ids below n_ids (the model's logits may be more than the tokenizer's ids).
- * Added tokens that are not special count as their text; special ones have names, by which a
- * grammar of tags asks for them. */
+/* Of a tokenizer, which must live as long, for ids below n_ids (the model's logits may be more than
+ * the tokenizer's ids). Added tokens that are not special count as their text; special ones have
+ * names, by which a grammar of tags asks for them. */
 enum status grammar_vocab_open(const struct tokenizer *tok, int32_t n_ids, const int32_t *end_ids,
                                size_t n_end_ids, struct grammar_vocab **out, struct err *err);
 
@@ -140,6 +140,11 @@ enum status grammar_allows(struct grammar *g, struct grammar_state state, int32_
 /* Writes the bytes that must follow, at most `max`, and says how many. It stops where there is a
  * choice, or where the text may end. */
 size_t grammar_forced(struct grammar *g, struct grammar_state state, char *bytes, size_t max);
+
+/* The same as tokens, as the tokenizer of the vocabulary splits it, if it is at least min_bytes
+ * long: the first of them, at most max. A guess like others: the text may be split otherwise. */
+size_t grammar_forced_tokens(struct grammar *g, struct grammar_state state, size_t min_bytes,
+                             int32_t *ids, size_t max);
 
 struct grammar_stats {
     uint64_t compile_work, most_step_work; // units; the second of one mask or advance

@@ -216,6 +216,9 @@ enum status grammar_vocab_open(const struct tokenizer *tok, int32_t n_ids, const
     }
     enum status st = grammar_vocab_make(tokens, n_ids, end_ids, n_end_ids, out, err);
     free(tokens);
+    if (st == OK) {
+        (*out)->tok = tok;
+    }
     return st;
 }
 

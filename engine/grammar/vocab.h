@@ -19,6 +19,7 @@ struct vocab_node {
 };
 
 struct grammar_vocab {
+    const struct tokenizer *tok; // NULL: made from a list
     int32_t n_ids;
     size_t n_words;       // of a mask
     struct vocab_node *v; // v[0] is the root

@@ -37,6 +37,12 @@ static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_
     return status;
 }
 
+/* What q, k and v read: of an EAGLE-3 head the embedding beside the hidden state. */
+static int64_t input_width(const struct model_config *c)
+{
+    return c->head.kind == HEAD_EAGLE3 ? 2 * (int64_t)c->hidden : c->hidden;
+}
+
 static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -48,7 +54,8 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
     int64_t q_first = s->first_head * hd, q_n = s->n_heads * hd;
     int64_t kv_first = share.first_kv_head * hd, kv_n = share.n_kv_heads * hd;
     char q[NAME_BYTES], k[NAME_BYTES], v[NAME_BYTES];
-    struct stack st = {.n = 3, .n_in = c->hidden, .n_cols = c->hidden, .bias = c->q_bias};
+    const int64_t n_in = input_width(c);
+    struct stack st = {.n = 3, .n_in = n_in, .n_cols = n_in, .bias = c->q_bias};
     if (names->qkv) {
         part_layer_name(names->qkv, layer, q);
         int64_t all = q_all + 2 * kv_all;

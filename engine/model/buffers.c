@@ -99,10 +99,20 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
         p[n++] =
             (struct buffer_plan){NULL, &m->route_weights, DT_F32, c->experts_per_token, max_rows};
     }
+    if (c->head.kind != HEAD_NONE) {
+        p[n++] = (struct buffer_plan){&m->wide, NULL, m->act, 2 * (int64_t)c->hidden, max_rows};
+    }
+    if (c->head.kind == HEAD_EAGLE3) {
+        p[n++] = (struct buffer_plan){&m->fed, NULL, m->act, c->hidden, max_rows};
+    }
+    if (m->draft.ids) {
+        p[n++] = (struct buffer_plan){&m->own_logits, NULL, DT_F32, c->head.n_ids, max_out};
+        p[n++] = (struct buffer_plan){NULL, &m->ids, DT_I32, c->head.n_ids, 1};
+    }
     return n;
 }
 
-enum { MAX_BUFFERS = 27 }; // rows that plan_buffers may write; it fills 26 at most
+enum { MAX_BUFFERS = 31 }; // rows that plan_buffers may write; it fills 30 at most
 
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out)
 {
@@ -135,6 +145,10 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
         } else {
             *p[i].raw = mem;
         }
+    }
+    if (m->draft.ids) {
+        TRY(m->be->ops->write(m->be, m->ids, m->draft.ids,
+                              (size_t)m->config->head.n_ids * sizeof *m->draft.ids));
     }
     m->max_rows = max_rows;
     m->max_out = max_out;

@@ -51,6 +51,17 @@ enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
  * or one for each head, a tensor of its own (MLA without q_lora). */
 enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_WIDE, ATTN_GATE_HEADS };
 
+/* A head drafts from the hidden states of another model, the target (head.h). */
+enum head_kind { HEAD_NONE, HEAD_MTP, HEAD_EAGLE3 };
+struct head_config {
+    enum head_kind kind;      // HEAD_NONE: this is a model of its own
+    int32_t module;           // MTP: the layer that a checkpoint counts it as
+    struct hidden_layers fed; // EAGLE-3: the target's layers behind which states are taken
+    int32_t target_hidden;    // width of those
+    int32_t n_ids;            // EAGLE-3: ids that it knows, of the target's
+    bool norm_before_residual;
+};
+
 struct model_config {
     char model_type[32];
     const struct tensor_names *names;
@@ -105,6 +116,7 @@ struct model_config {
     int32_t n_group, topk_group;
 
     struct state_config state; // of layers with a recurrent state, if there are any
+    struct head_config head;
 
     /* Multi-head latent attention; kv_lora 0: none. */
     int32_t q_lora, kv_lora, nope_dim, rope_dim, v_dim;

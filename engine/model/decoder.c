@@ -3,6 +3,7 @@
  * This file has the order of a pass and of a layer; decoder.h what the layers share. */
 #include "engine/model/decoder.h"
 #include "engine/base/assert.h"
+#include "engine/model/head.h"
 
 #include <math.h>
 
@@ -44,6 +45,11 @@ static bool wants_hidden(const struct flow *f, int32_t layer, struct tensor *out
 static enum status take_hidden(struct flow *f, int32_t layer)
 {
     struct tensor x = f->x, out;
+    if (f->n_unfed > 0) {
+        bool fed;
+        TRY(head_feed(f->m, layer - 1, f->x, f->n_rows, &fed));
+        f->n_unfed -= fed;
+    }
     return wants_hidden(f, layer - 1, &out) ? gather(f, &x, out, f->m->config->hidden) : OK;
 }
 
@@ -54,7 +60,8 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
 {
     struct model *m = f->m;
     const int32_t hidden = m->config->hidden;
-    if (layer < m->config->n_layers - 1 || f->n_out == f->n_rows) {
+    const bool all = f->n_out == f->n_rows || f->n_out == 0 || f->n_unfed > 0;
+    if (layer < m->config->n_layers - 1 || all) {
         return OK;
     }
     TRY(gather(f, &f->x, f->out_x, hidden));
@@ -149,7 +156,11 @@ static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *m
     const bool once = !c->parallel_residual && c->kv_lora == 0 && lc->state < 0;
     struct tensor unused;
     *more = !stores;
-    TRY(flow_join_norm(f, w->attn_norm, w->attn_norm_bias, once, in));
+    if (layer == 0 && f->first_input.mem.p) {
+        *in = f->first_input;
+    } else {
+        TRY(flow_join_norm(f, w->attn_norm, w->attn_norm_bias, once, in));
+    }
     if (lc->kv >= 0) {
         TRY(c->kv_lora ? decoder_mla(f, layer, *in) : decoder_attention(f, layer, *in));
     }
@@ -203,6 +214,53 @@ static enum status layer_forward(struct flow *f, int32_t layer)
     return OK;
 }
 
+/* What the drafter reads behind the last layer, of all rows. */
+static enum status feed_last(struct flow *f)
+{
+    struct model *m = f->m;
+    struct tensor unused;
+    if (f->n_unfed == 0) {
+        return OK;
+    }
+    TRY(flow_join_norm(f, NULL, NULL, false, &unused));
+    TRY(take_hidden(f, m->config->n_layers));
+    if (f->n_unfed == 0) {
+        return OK;
+    }
+    TRY(flow_own_norm(f, f->x, m->final_norm, m->h));
+    f->n_unfed = 0;
+    return head_feed_normed(m, m->h, f->n_rows);
+}
+
+/* The logits of the ids that the model knows, into those of all. */
+static enum status logits_of(struct flow *f)
+{
+    struct model *m = f->m;
+    const struct model_config *c = m->config;
+    const bool few = m->ids.p != NULL;
+    struct tensor y = m->shard.head_sharded ? m->logits_local : m->logits;
+    const bool as_is =
+        !few && !m->shard.head_sharded && c->logit_scale == 1.0f && c->final_softcap <= 0.0f;
+    struct linear_args head = {.weight = m->head,
+                               .x = m->out_h,
+                               .y = few ? m->own_logits : y,
+                               .n_rows = f->n_out,
+                               .head = true,
+                               .n_drawn = as_is ? c->vocab : 0,
+                               .bests = as_is ? &m->bests : NULL};
+    m->bests = (struct logit_bests){.n_bands = 0};
+    TRY(f->ops->linear(f->be, &head));
+    struct logits_args logits = {.local = head.y,
+                                 .logits = m->logits,
+                                 .n_out = f->n_out,
+                                 .vocab = c->vocab,
+                                 .scale = c->logit_scale,
+                                 .softcap = c->final_softcap,
+                                 .ids = m->ids,
+                                 .n_ids = few ? c->head.n_ids : 0};
+    return f->ops->logits(f->be, &logits);
+}
+
 /* The final norm of the out rows, and the head over them. */
 static enum status ends(struct flow *f, struct model_outputs want)
 {
@@ -229,27 +287,10 @@ static enum status ends(struct flow *f, struct model_outputs want)
         struct pool_args pool = {.hidden = m->out_h, .n_out = n_out, .width = c->hidden};
         TRY(f->ops->pool(f->be, &pool));
     }
-    if (!want.logits) {
-        return OK;
+    if (c->head.kind != HEAD_NONE) {
+        TRY(head_leave(m, f->out_x, m->out_h, n_out));
     }
-    struct tensor y = m->shard.head_sharded ? m->logits_local : m->logits;
-    const bool as_is = !m->shard.head_sharded && c->logit_scale == 1.0f && c->final_softcap <= 0.0f;
-    struct linear_args head = {.weight = m->head,
-                               .x = m->out_h,
-                               .y = y,
-                               .n_rows = n_out,
-                               .head = true,
-                               .n_drawn = as_is ? c->vocab : 0,
-                               .bests = as_is ? &m->bests : NULL};
-    m->bests = (struct logit_bests){.n_bands = 0};
-    TRY(f->ops->linear(f->be, &head));
-    struct logits_args logits = {.local = y,
-                                 .logits = m->logits,
-                                 .n_out = n_out,
-                                 .vocab = c->vocab,
-                                 .scale = c->logit_scale,
-                                 .softcap = c->final_softcap};
-    return f->ops->logits(f->be, &logits);
+    return want.logits ? logits_of(f) : OK;
 }
 
 static bool hidden_ok(const struct model *m, const struct hidden_layers *h)
@@ -310,7 +351,8 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
                      .h = m->h,
                      .attn = m->attn,
                      .out_x = m->out_x,
-                     .hidden = want.hidden};
+                     .hidden = want.hidden,
+                     .n_unfed = head_feeds(m)};
     ASSERT(shape->n_rows <= m->max_rows && shape->n_out <= m->max_out);
     if (!hidden_ok(m, &want.hidden)) {
         return ERR_INVALID;
@@ -320,9 +362,13 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
         .table = m->embed, .x = m->x, .n_rows = f.n_rows, .scale = m->embed_scale};
     TRY(f.ops->embed(f.be, &embed));
     TRY(make_inputs(&f));
-    const int32_t n_layers = f.n_out > 0 ? c->n_layers : c->last_store + 1;
-    for (int32_t i = 0; i < n_layers; i++) {
+    TRY(c->head.kind != HEAD_NONE ? head_enter(m, f.n_rows, &f.first_input) : OK);
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        if (f.n_out == 0 && f.n_unfed == 0 && i > c->last_store) {
+            break;
+        }
         TRY(layer_forward(&f, i));
     }
+    TRY(feed_last(&f));
     return f.n_out > 0 ? ends(&f, want) : OK;
 }

@@ -19,11 +19,13 @@ struct flow {
     struct tensor x, h, attn;    // the model's, or from `narrow` on those of the out rows
     struct tensor out_x;         // what `narrow` makes x
     struct hidden_layers hidden; // whose states are asked for
-    struct tensor input;         // of all layers' inputs; from `narrow` on the last layer's alone
-    bool pending;                // delta waits to be added to x
-    float delta_scale;           // times this
-    float x_scale;               // what x is multiplied by then; 0: nothing
-    bool partial;                // and, before that, to be reduced
+    struct tensor first_input;   // of a head: what layer 0 reads, not its norm of x
+    int32_t n_unfed;     // times that the drafter is yet to be fed: all rows are needed until then
+    struct tensor input; // of all layers' inputs; from `narrow` on the last layer's alone
+    bool pending;        // delta waits to be added to x
+    float delta_scale;   // times this
+    float x_scale;       // what x is multiplied by then; 0: nothing
+    bool partial;        // and, before that, to be reduced
     struct product_sums delta_sums; // what delta is left as, where its product is
     struct reduce_args reduce;
     struct moe_ffn_args moe; // what reduce.moe points to

@@ -102,5 +102,5 @@ enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x,
 
 bool flow_stores_only(const struct flow *f, int32_t layer)
 {
-    return f->n_out == 0 && layer == f->m->config->last_store;
+    return f->n_out == 0 && f->n_unfed == 0 && layer == f->m->config->last_store;
 }

@@ -79,25 +79,6 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
     return load_ffn(l, layer, w);
 }
 
-static enum status load_table(struct loader *l, const char *base, int64_t width,
-                              const struct weight **out)
-{
-    char name[NAME_BYTES];
-    snprintf(name, sizeof name, "%s.weight", base);
-    struct weight_part table;
-    TRY(part_of(l, name, (int64_t[]){l->c->vocab, width}, 2, &table));
-    struct weight_desc d = {.name = base,
-                            .kind = WEIGHT_EMBED,
-                            .dtype = l->options->dtype,
-                            .n_out = l->c->vocab,
-                            .n_in = width,
-                            .n_experts = 1,
-                            .n_parts = 1,
-                            .parts = &table,
-                            .k_segments = 1};
-    return part_open(l, &d, out);
-}
-
 /* The inputs of all layers, side by side. */
 static enum status load_inputs(struct loader *l)
 {
@@ -106,7 +87,7 @@ static enum status load_inputs(struct loader *l)
     if (c->layer_input == 0) {
         return OK;
     }
-    TRY(load_table(l, c->names->inputs_embed, all, &l->m->inputs_embed));
+    TRY(part_table(l, c->names->inputs_embed, all, &l->m->inputs_embed));
     struct stack proj = {.pieces = {{c->names->inputs_proj, all, 0, all}},
                          .n = 1,
                          .n_in = c->hidden,
@@ -119,7 +100,7 @@ static enum status load_ends(struct loader *l)
 {
     const struct model_config *c = l->c;
     struct model *m = l->m;
-    TRY(load_table(l, c->names->embed, c->hidden, &m->embed));
+    TRY(part_table(l, c->names->embed, c->hidden, &m->embed));
     TRY(load_inputs(l));
     TRY(part_vector(l, c->names->final_norm, ".weight", c->hidden, &m->final_norm));
     if (c->norm_bias) {
@@ -266,6 +247,9 @@ enum status model_load(const struct model_load_options *options, struct backend 
                        "experts without a gate are not run on this device yet; "
                        "--device cpu has them");
     }
+    if (c->head.kind != HEAD_NONE && !be->ops->hidden_open) {
+        return err_set(err, ERR_UNSUPPORTED, "draft heads are not run on this device");
+    }
     if ((c->n_state_layers > 0 && !be->ops->state_open) ||
         (c->attn_gate != ATTN_GATE_NONE && !be->ops->gate)) {
         return err_set(err, ERR_UNSUPPORTED,
@@ -310,7 +294,9 @@ enum status model_load(const struct model_load_options *options, struct backend 
     const char *kv_cache = quant_kv_cache(quant);
     snprintf(out->kv_cache, sizeof out->kv_cache, "%s", kv_cache ? kv_cache : "");
     part_find_form(&l);
-    st = st == OK ? load_ends(&l) : st;
+    if (st == OK) {
+        st = c->head.kind == HEAD_NONE ? load_ends(&l) : load_head(&l);
+    }
     for (int32_t i = 0; i < c->n_layers && st == OK; i++) {
         st = load_layer(&l, i, &out->layers[i]);
         if (options->on_progress && st == OK) {
@@ -320,7 +306,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
     if (st == OK) {
         st = model_open_ropes(out, err);
     }
-    if (st == OK && l.taken) {
+    if (st == OK && l.taken && c->head.kind != HEAD_MTP) { // that shares the target's files
         part_report_unused(&l);
     }
     quant_close(quant);
@@ -334,5 +320,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
 void model_deinit(struct model *m)
 {
     free(m->layers);
+    free(m->draft.ids);
     m->layers = NULL;
+    m->draft.ids = NULL;
 }

@@ -28,6 +28,15 @@ struct layer_weights {
     float k_scale, v_scale; // of an FP8 cache, as the checkpoint has them; 0: none
 };
 
+/* What a draft head has besides its layer and its ends. */
+struct head_weights {
+    const struct weight *embed_norm, *hidden_norm; // EAGLE-3: embed_norm is the layer's attn_norm
+    const struct weight *fc;                       // MTP: of both, side by side
+    const struct weight *fed[MAX_HIDDEN_LAYERS];   // EAGLE-3: fc's part for each of the target's
+                                                   // layers, which runs in the target's passes
+    int32_t *ids; // EAGLE-3: [head.n_ids] which of the target's ids it knows; NULL: all
+};
+
 /* What this rank holds of each dimension. */
 struct model_shard {
     int32_t rank, n_ranks;
@@ -87,6 +96,14 @@ struct model {
     int32_t max_hidden; // layers that may be asked for: set before model_setup; 0: none
     struct tensor hidden;
     struct dmem route_ids, route_weights;
+
+    /* A target's: the head that its passes store hidden states for. A head's: what it has. */
+    const struct model *drafter; // NULL: none
+    struct head_weights draft;
+    struct tensor wide;       // [rows, 2 hidden]: normed embedding and hidden state
+    struct tensor fed;        // EAGLE-3: what the target's layers add up to
+    struct tensor own_logits; // of the ids that it knows
+    struct dmem ids;
 };
 
 struct model_load_options {
@@ -96,6 +113,7 @@ struct model_load_options {
     enum dtype dtype;
     enum requantise_kind requantise; // of a checkpoint that is not quantised
     bool inputs_as_they_are; // no format rounds a product's inputs; with F32 none does either way
+    const struct model *target; // of a head: whose embedding and lm_head it may share
     int32_t rank, n_ranks, index;
     void (*on_progress)(double share, void *arg);
     void *progress_arg;

@@ -26,8 +26,21 @@ static const struct name_form forms[] = {
     [BARE] = {"", ""},
 };
 
-static void full_name(const struct loader *l, const char *name, char out[NAME_BYTES])
+/* A head's layer, as this checkpoint names it. */
+static const char *named(const struct loader *l, const char *name, char room[NAME_BYTES])
 {
+    static const char first[] = "model.layers.0.";
+    if (!l->layer_name[0] || strncmp(name, first, sizeof first - 1) != 0) {
+        return name;
+    }
+    snprintf(room, NAME_BYTES, "%s%.200s", l->layer_name, name + sizeof first - 1);
+    return room;
+}
+
+static void full_name(const struct loader *l, const char *base, char out[NAME_BYTES])
+{
+    char room[NAME_BYTES];
+    const char *name = named(l, base, room);
     if (strncmp(name, "model.", 6) == 0) {
         snprintf(out, NAME_BYTES, "%s%s", l->form->model, name + 6);
     } else {
@@ -49,6 +62,11 @@ static const struct checkpoint_tensor *part_find(const struct loader *l, const c
         l->taken[t - checkpoint_tensors(ck, &n)] = true;
     }
     return t;
+}
+
+const struct checkpoint_tensor *part_raw(const struct loader *l, const char *name)
+{
+    return part_find(l, name);
 }
 
 static bool is_computed_in(const struct checkpoint_tensor *t)
@@ -185,9 +203,11 @@ bool part_has(const struct loader *l, const char *name)
 
 void part_find_form(struct loader *l)
 {
+    const struct tensor_names *names = l->c->names;
+    const char *sure = l->c->head.kind == HEAD_EAGLE3 ? names->final_norm : names->embed;
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         l->form = &forms[i];
-        if (part_exists(l, l->c->names->embed)) {
+        if (part_exists(l, sure)) {
             return;
         }
     }
@@ -290,8 +310,9 @@ enum status part_number(struct loader *l, const char *name, float *out)
 static enum status read_quantised(struct loader *l, const char *base, int64_t n_experts,
                                   int64_t n_out, int64_t n_in, struct weight_part *out, bool *found)
 {
-    char full[NAME_BYTES];
+    char full[NAME_BYTES], room[NAME_BYTES];
     full_name(l, base, full);
+    base = named(l, base, room);
     struct module m = module_of(l, full);
     m.n_experts = n_experts;
     m.n_out = n_out;
@@ -400,6 +421,24 @@ enum status part_vector(struct loader *l, const char *base, const char *suffix, 
     struct weight_part p;
     TRY(part_of(l, name, &n, 1, &p));
     return part_open_vector(l, name, &p, out);
+}
+
+enum status part_table(struct loader *l, const char *base, int64_t width, const struct weight **out)
+{
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "%s.weight", base);
+    struct weight_part table;
+    TRY(part_of(l, name, (int64_t[]){l->c->vocab, width}, 2, &table));
+    struct weight_desc d = {.name = base,
+                            .kind = WEIGHT_EMBED,
+                            .dtype = l->options->dtype,
+                            .n_out = l->c->vocab,
+                            .n_in = width,
+                            .n_experts = 1,
+                            .n_parts = 1,
+                            .parts = &table,
+                            .k_segments = 1};
+    return part_open(l, &d, out);
 }
 
 /* ---- matrices ----------------------------------------------------------------------------- */

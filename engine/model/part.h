@@ -23,6 +23,7 @@ struct loader {
     struct backend *be;
     struct err *err;
     const struct name_form *form; // this checkpoint's
+    char layer_name[32];          // of a head: what it writes for "model.layers.0."; else ""
     const struct quant *quant;    // NULL: its weights are stored as they are
     struct requantise requantise; // plain matrices, while they load
     float *ones, *zeros;
@@ -96,6 +97,15 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
 
 /* Into how many segments this rank cuts K (struct weight_desc). */
 int32_t part_segments(const struct loader *l, int64_t units_of_rank);
+
+/* A table of a row for each id. */
+enum status part_table(struct loader *l, const char *base, int64_t width,
+                       const struct weight **out);
+/* What is stored under that very name, of whatever type; NULL: nothing. */
+const struct checkpoint_tensor *part_raw(const struct loader *l, const char *name);
+
+/* head.c: a draft head's weights, but for its layer. */
+enum status load_head(struct loader *l);
 
 /* attention.c, recurrent.c and ffn.c: the parts of a layer. */
 enum status load_attention(struct loader *l, int32_t layer, struct layer_weights *w);

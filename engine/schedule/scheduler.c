@@ -132,18 +132,12 @@ static bool is_decoding(const struct sequence *seq)
            sequence_future(seq) - seq->n_computed == 1 && !sequence_waits(seq);
 }
 
-/* What was preempted with a token in flight has rows to compute, but the draw behind them waits. */
-static bool waits_for_grammar(const struct sequence *seq)
-{
-    return seq->request->grammar && sequence_waits(seq);
-}
-
 /* Rows of a step for a prompt, or for what was preempted; without chunks all of them for what no
  * step holds whole. */
 static int32_t rows_owed(const struct scheduler *s, const struct sequence *seq)
 {
     int32_t need = sequence_future(seq) - seq->n_computed, most = s->limits.max_rows;
-    bool ready = seq->state == SEQ_RUNNING && seq->n_verifying == 0 && !waits_for_grammar(seq);
+    bool ready = seq->state == SEQ_RUNNING && seq->n_verifying == 0;
     if (!ready || need < 1 || (need == 1 && seq->n_computed >= seq->n_prompt)) {
         return 0;
     }
@@ -263,7 +257,7 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
                 continue;
             }
         }
-        if (seq->state != SEQ_RUNNING || seq->n_verifying > 0 || waits_for_grammar(seq)) {
+        if (seq->state != SEQ_RUNNING || seq->n_verifying > 0) {
             continue;
         }
         int32_t need = sequence_future(seq) - seq->n_computed;

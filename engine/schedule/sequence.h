@@ -21,6 +21,7 @@ struct proposal {
     int32_t n_drafts;
     int32_t drafts[MAX_DRAFTS];
     bool on_device;       // n_drafts is a count only: draft models draw them in the same step
+    bool forced;          // they are no guess: a grammar has nothing else
     int32_t law;          // 1 + the first of its drafts' laws on the device; 0: none are kept
     int32_t depth;        // of a tree: levels that it may have
     int32_t n_beside;     // of them, n_drafts has so many beside the spine, if it is a comb
@@ -133,10 +134,10 @@ static inline int32_t sequence_sure(const struct sequence *s)
 }
 
 /* True if a token in flight must be known before the next draw can be planned: drafts are guessed
- * from it, or it decides what a grammar allows next. */
+ * from it. (What a grammar allows next may come later: struct pass, draws_wait.) */
 static inline bool sequence_waits(const struct sequence *s)
 {
-    return s->n_flight > 0 && (s->proposal.waits_for_token || s->request->grammar);
+    return s->n_flight > 0 && s->proposal.waits_for_token;
 }
 
 /* True if one more token may be drawn. */

@@ -15,13 +15,15 @@ struct json;
 enum spec_rejection { REJECT_MATCH, REJECT_PROBABILISTIC, REJECT_SYNTHETIC };
 
 struct spec_options {
+    enum head_kind head; // what drafts is a head (model/head.h), the one draft model; or HEAD_NONE
     int32_t n_models;
     char models[MAX_DRAFT_MODELS][4096]; // folders of the draft models
     int32_t k;                           // drafts per step at most; of a tree: its depth
     int32_t min_n, max_n;                // lengths of the suffix that n-gram lookup matches
     int32_t max_batch;                   // more running sequences than this and nothing is proposed
     int32_t draft_max_len;               // longest text of the draft models; set when they are read
-    int32_t draft_ranks;     // 1: every rank has the whole draft models; else all share them
+    int32_t draft_ranks;     // 1: every rank has the whole draft models; else all share them. 0: a
+                             // module of the model is shared as the model is
     char kv_cache_dtype[32]; // of the draft models; "": the target's
     bool fixed;              // always k: for tests and experiments
     enum spec_rejection rejection;

@@ -49,7 +49,7 @@ static enum status read_model(struct spec_options *o, const struct json *j, stru
     return spec_options_read_models(o, j, 1, err);
 }
 
-static void propose(struct spec *sp, const struct spec_view *v)
+void chain_propose(struct spec *sp, const struct spec_view *v)
 {
     struct draft_load load = {0};
     for (int32_t i = 0; i < v->n; i++) {
@@ -60,7 +60,7 @@ static void propose(struct spec *sp, const struct spec_view *v)
     }
 }
 
-static enum spec_passes passes(const struct spec *sp)
+enum spec_passes chain_passes(const struct spec *sp)
 {
     (void)sp;
     return SPEC_CHAIN_PASSES;
@@ -68,6 +68,6 @@ static enum spec_passes passes(const struct spec *sp)
 
 const struct proposer proposer_draft_model = {.name = "draft_model",
                                               .read = read_model,
-                                              .propose = propose,
-                                              .passes = passes,
+                                              .propose = chain_propose,
+                                              .passes = chain_passes,
                                               .observe = chain_observe};

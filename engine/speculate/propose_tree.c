@@ -63,7 +63,7 @@ static void plan_combs(struct spec *sp, const struct spec_view *v)
     }
 }
 
-static void propose(struct spec *sp, const struct spec_view *v)
+void tree_propose(struct spec *sp, const struct spec_view *v)
 {
     struct draft_load load = {0};
     plan_combs(sp, v);
@@ -80,7 +80,7 @@ static void propose(struct spec *sp, const struct spec_view *v)
     }
 }
 
-static enum spec_passes passes(const struct spec *sp)
+enum spec_passes tree_passes(const struct spec *sp)
 {
     return sp->grows ? SPEC_LEVEL_PASSES : SPEC_CHAIN_PASSES;
 }
@@ -148,7 +148,7 @@ static void learn_depths(struct spec *sp, const struct spec_trial *trial)
     }
 }
 
-static void observe(struct spec *sp, const struct spec_trial *trial)
+void tree_observe(struct spec *sp, const struct spec_trial *trial)
 {
     const struct spec_tree *t = trial->tree;
     if (!t) {
@@ -178,6 +178,6 @@ const struct proposer proposer_tree = {.name = "tree",
                                        .read = read_tree,
                                        .open = ngram_open,
                                        .close = ngram_close,
-                                       .propose = propose,
-                                       .passes = passes,
-                                       .observe = observe};
+                                       .propose = tree_propose,
+                                       .passes = tree_passes,
+                                       .observe = tree_observe};

@@ -18,7 +18,8 @@ struct spec_candidate {
     struct proposal *proposal; // without drafts when a proposer is asked
     struct spec_trust *trust;
     bool ready;         // all its tokens are known and it lacks the rows of the last one alone
-    int32_t depth;      // drafts one behind the other that are worth having; 0: none
+    int32_t most;       // drafts that it may have
+    int32_t depth;      // of them, one behind the other, that are worth having; 0: none
     int32_t tree_depth; // levels that a tree may have here; a chain may be longer
     int32_t lag; // tokens that draft models must be fed before they can draft for it; -1: they
                  // cannot now, since another sequence is filling a block that both have
@@ -65,8 +66,11 @@ struct spec {
 
 /* One row. A member that may be NULL says so. */
 struct proposer {
-    const char *name; // the method in --speculative-config
-    bool trees;       // its drafts may be trees: sequences need slots, steps room for them
+    const char *name;          // the method in --speculative-config
+    const char *const *others; // further names of it, up to NULL; or NULL
+    bool trees;                // its drafts may be trees: sequences need slots, steps room for them
+    /* The row instead of this one, where the options shape trees. NULL: they may not. */
+    const struct proposer *with_trees;
     /* Reads the options that are its own, the common ones being read. NULL: none. */
     enum status (*read)(struct spec_options *o, const struct json *j, struct err *err);
     /* Takes what memory it needs for texts of up to max_len tokens; gives it back. NULL: none. */
@@ -80,7 +84,8 @@ struct proposer {
     void (*observe)(struct spec *sp, const struct spec_trial *t);
 };
 
-extern const struct proposer proposer_ngram, proposer_draft_model, proposer_tree;
+extern const struct proposer proposer_ngram, proposer_draft_model, proposer_tree, proposer_mtp,
+    proposer_eagle3;
 
 /* ---- what several of them share */
 
@@ -94,8 +99,15 @@ int32_t ngram_look_up(struct spec *sp, const struct sequence *seq, int32_t k, in
 int32_t ngram_find(const int32_t *known, int32_t n, int32_t min_n, int32_t max_n, int32_t k,
                    int32_t *drafts);
 
-/* propose_draft.c: what is learnt of a chain. */
+/* propose_draft.c: chains. */
+void chain_propose(struct spec *sp, const struct spec_view *v);
+enum spec_passes chain_passes(const struct spec *sp);
 void chain_observe(struct spec *sp, const struct spec_trial *t);
+
+/* propose_tree.c: trees. */
+void tree_propose(struct spec *sp, const struct spec_view *v);
+enum spec_passes tree_passes(const struct spec *sp);
+void tree_observe(struct spec *sp, const struct spec_trial *t);
 
 /* What the draft models of one step have to hold so far. */
 struct draft_load {

@@ -8,15 +8,30 @@
 #include <string.h>
 
 static const struct proposer *const proposers[] = {&proposer_ngram, &proposer_draft_model,
-                                                   &proposer_tree};
+                                                   &proposer_tree, &proposer_mtp, &proposer_eagle3};
 
 /* ---- to open ------------------------------------------------------------------------------ */
 
-static const struct proposer *find_proposer(const char *name)
+static bool is_called(const struct proposer *p, const char *name)
+{
+    bool is = strcmp(p->name, name) == 0;
+    for (const char *const *other = p->others; other && *other; other++) {
+        is = is || strcmp(*other, name) == 0;
+    }
+    return is;
+}
+
+static bool shapes_trees(const struct json *j)
+{
+    return json_get(j, "expansion") || json_get(j, "tree_width") || json_get(j, "tree_nodes");
+}
+
+static const struct proposer *find_proposer(const char *name, const struct json *j)
 {
     for (size_t i = 0; name && i < sizeof proposers / sizeof proposers[0]; i++) {
-        if (strcmp(proposers[i]->name, name) == 0) {
-            return proposers[i];
+        const struct proposer *p = proposers[i];
+        if (is_called(p, name)) {
+            return p->with_trees && shapes_trees(j) ? p->with_trees : p;
         }
     }
     return NULL;
@@ -41,7 +56,7 @@ static enum status read_config(struct spec *sp, const struct json *j, struct err
     if (!name && json_get_string(j, "model")) {
         name = proposer_draft_model.name;
     }
-    sp->proposer = find_proposer(name);
+    sp->proposer = find_proposer(name, j);
     if (!sp->proposer) {
         return refuse_method(name, err);
     }
@@ -149,9 +164,6 @@ static int32_t allowed(const struct spec *sp, const struct spec_view *v, const s
     int32_t draft_len = sp->options.draft_max_len;
     int32_t longest = v->max_len < draft_len ? v->max_len : draft_len;
     int32_t room = longest - seq->n_known - 1;
-    if (seq->request->grammar && sp->proposer->passes) {
-        return 0; // the host has to know drafts before masks behind them can be made
-    }
     k = asked >= 0 && asked < k ? asked : k;
     k = left < k ? left : k;
     k = room < k ? room : k;
@@ -173,7 +185,8 @@ static void pause(struct spec_trust *trust, bool busy)
 
 static void consider(const struct spec *sp, const struct spec_view *v, struct spec_candidate *c)
 {
-    int32_t k = sp->busy || c->trust->pause > 0 ? 0 : allowed(sp, v, c->seq);
+    c->most = sp->busy ? 0 : allowed(sp, v, c->seq);
+    int32_t k = c->trust->pause > 0 ? 0 : c->most;
     float doubt = spec_doubt_of(&sp->learnt, c->trust);
     c->depth = k > 0 ? best_depth(sp, v->n_running, 1.0f - doubt, k) : 0;
     c->trust->doubt = doubt;
@@ -220,5 +233,7 @@ bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draf
 void spec_observe(struct spec *sp, const struct spec_trial *t)
 {
     spec_count(&sp->learnt, t->n_drafts, t->n_right);
-    sp->proposer->observe(sp, t);
+    if (!t->seq->proposal.forced) { // else it says nothing of the proposer
+        sp->proposer->observe(sp, t);
+    }
 }

@@ -195,6 +195,15 @@ int32_t tree_trunk(const struct spec_tree *t)
     return trunk;
 }
 
+int32_t tree_path_tokens(const struct spec_tree *t, int32_t node, int32_t tokens[MAX_DRAFTS])
+{
+    int32_t depth = t->nodes[node].depth;
+    for (int32_t at = node; t->nodes[at].parent >= 0; at = t->nodes[at].parent) {
+        tokens[t->nodes[at].depth - 1] = t->nodes[at].token;
+    }
+    return depth;
+}
+
 int32_t tree_next(const struct spec_tree *t, int32_t row, int32_t token)
 {
     for (int32_t r = row + 1; r < t->n_rows; r++) {

@@ -68,6 +68,9 @@ void tree_name_comb(struct spec_tree *t, int32_t d, const struct draw_result *dr
  * not more than what earlier passes fed. */
 int32_t tree_trunk(const struct spec_tree *t);
 
+/* The tokens of the path to a node, the root's aside: how many. */
+int32_t tree_path_tokens(const struct spec_tree *t, int32_t node, int32_t tokens[MAX_DRAFTS]);
+
 /* The row behind `row` that has this token; -1: none. */
 int32_t tree_next(const struct spec_tree *t, int32_t row, int32_t token);
 

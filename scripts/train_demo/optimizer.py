@@ -29,7 +29,7 @@ class Optimizer:
         self.stacks, rest = {}, []
         for model in models:
             for name, p in model.named_parameters():
-                if p.dim() == 2 and "embed" not in name:
+                if p.dim() == 2 and "embed" not in name and "lm_head" not in name:
                     self.stacks.setdefault(tuple(p.shape), []).append(p)
                 else:
                     rest.append(p)

@@ -10,19 +10,6 @@
 #include <string.h>
 #include <strings.h>
 
-void api_put_stats(struct api *a, struct engine_stats *s)
-{
-    *s = (struct engine_stats){.state = ENGINE_READY};
-    if (a->ready) {
-        engine_stats(a->calls.engine, s);
-    }
-}
-
-double api_kv_usage(const struct engine_stats *s)
-{
-    return s->n_blocks > 0 ? (double)s->n_blocks_held / s->n_blocks : 0;
-}
-
 static void put_failure(struct api *a, struct buf *b)
 {
     struct engine_stats s;

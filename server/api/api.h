@@ -89,9 +89,11 @@ void openapi_put(struct buf *b, const struct http_route *routes, const struct co
 bool api_hides_docs(const struct api *a, struct http_request *req);
 
 /* The engine's figures, zeros while the model is loading; and the share of KV blocks in use, 0 to 1
- * (admin.c). */
+ * (load.c). */
 void api_put_stats(struct api *a, struct engine_stats *s);
 double api_kv_usage(const struct engine_stats *s);
+/* The load as the request asks for it (load.c), before its reply begins; else nothing. */
+void orca_put_header(struct api *a, struct http_request *req);
 
 /* ---- endpoints --------------------------------------------------------------------------------
  */
@@ -111,6 +113,14 @@ void api_response_get(struct http_request *req, void *arg);
 void api_response_delete(struct http_request *req, void *arg);
 void api_response_cancel(struct http_request *req, void *arg);
 void api_response_items(struct http_request *req, void *arg);
+void api_conversations_create(struct http_request *req, void *arg);
+void api_conversation_get(struct http_request *req, void *arg);
+void api_conversation_update(struct http_request *req, void *arg);
+void api_conversation_delete(struct http_request *req, void *arg);
+void api_conversation_add(struct http_request *req, void *arg);
+void api_conversation_items(struct http_request *req, void *arg);
+void api_conversation_item(struct http_request *req, void *arg);
+void api_conversation_item_delete(struct http_request *req, void *arg);
 void api_tokenizer_info(struct http_request *req, void *arg);
 void api_models(struct http_request *req, void *arg);
 void api_props(struct http_request *req, void *arg);

@@ -13,9 +13,6 @@
 enum {
     ARENA_BYTES = 1 << 20,
     WINDOW_S = 86400,
-    MAX_METADATA = 16, // members; their keys and values have at most:
-    MAX_KEY = 64,
-    MAX_VALUE = 512,
     LEAST_LIFE_S = 3600,
     MOST_LIFE_S = 2592000,
 };
@@ -90,35 +87,6 @@ static void put_batch(struct buf *b, const struct stored_batch *s)
 
 /* ---- create ---------------------------------------------------------------------------------- */
 
-static bool read_metadata(struct body *b, struct buf *out)
-{
-    const struct json *v = NULL;
-    if (!body_object(b, "metadata", &v)) {
-        return b->error->status == 0;
-    }
-    if (json_count(v) > MAX_METADATA) {
-        return call_error_set(b->error, 400, "invalid_value", "metadata",
-                              "Invalid 'metadata': at most %d members.", MAX_METADATA);
-    }
-    buf_putc(out, '{');
-    for (const struct json *m = json_first(v); m; m = json_next(m)) {
-        const char *key = json_key(m), *text = json_string(m);
-        if (!text || strlen(key) > MAX_KEY || strlen(text) > MAX_VALUE) {
-            return call_error_set(
-                b->error, 400, "invalid_value", "metadata",
-                "Invalid 'metadata': strings of at most %d bytes under keys of at "
-                "most %d.",
-                MAX_VALUE, MAX_KEY);
-        }
-        buf_puts(out, out->n_bytes > 1 ? "," : "");
-        buf_put_json(out, key, strlen(key));
-        buf_putc(out, ':');
-        buf_put_json(out, text, strlen(text));
-    }
-    buf_putc(out, '}');
-    return true;
-}
-
 static bool read_output_life(struct body *b, int64_t *seconds)
 {
     const struct json *v = NULL;
@@ -148,7 +116,7 @@ static bool read_batch(struct body *b, struct stored_batch *s, struct buf *metad
     const char *file = NULL, *endpoint = NULL, *window = NULL;
     enum request_kind kind;
     if (!required(b, "input_file_id", &file) || !required(b, "endpoint", &endpoint) ||
-        !required(b, "completion_window", &window) || !read_metadata(b, metadata) ||
+        !required(b, "completion_window", &window) || !api_read_metadata(b, metadata) ||
         !read_output_life(b, &s->output_expires_s)) {
         return false;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Calls over HTTP: where their time and threads come from, and where their answers go. */
-#include "server/api/api.h"
+#include "server/api/api_call.h"
+#include "server/api/background.h"
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
@@ -11,17 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct api_call {
-    struct call call;         // first
-    struct http_request *req; // NULL after its terminal call
-    struct http_timer deadline;
-};
-
-static struct api_call *of(const struct call *c)
-{
-    return (struct api_call *)c;
-}
-
 static struct api *api_of(struct call_server *s)
 {
     return (struct api *)s;
@@ -29,10 +19,16 @@ static struct api *api_of(struct call_server *s)
 
 /* ---- the host -------------------------------------------------------------------------------- */
 
+/* When the loop has ended there is no pool: what is left to store is stored at once. */
 static void run_on_pool(struct call_server *s, void (*work)(void *arg), void (*done)(void *arg),
                         void *arg)
 {
-    http_pool_run(api_of(s)->http, work, done, arg);
+    if (http_server_state(api_of(s)->http) == HTTP_STOPPED) {
+        work(arg);
+        done(arg);
+    } else {
+        http_pool_run(api_of(s)->http, work, done, arg);
+    }
 }
 
 static void on_due(struct http_timer *timer, void *arg)
@@ -45,9 +41,9 @@ static void set_deadline(struct call *c, int64_t delay_ms)
 {
     struct http_server *http = api_of(c->server)->http;
     if (delay_ms < 0) {
-        http_timer_stop(http, &of(c)->deadline);
+        http_timer_stop(http, &api_call_of(c)->deadline);
     } else {
-        http_timer_start(http, &of(c)->deadline, delay_ms, on_due, c);
+        http_timer_start(http, &api_call_of(c)->deadline, delay_ms, on_due, c);
     }
 }
 
@@ -63,15 +59,18 @@ const struct call_host api_call_host = {run_on_pool, set_deadline, observe};
 static const char *id(struct call *c, const char *asked)
 {
     if (asked) {
-        http_set_request_id(of(c)->req, asked);
+        http_set_request_id(api_call_of(c)->req, asked);
     }
-    return http_request_id(of(c)->req);
+    return http_request_id(api_call_of(c)->req);
 }
 
 static void prepared(struct call *c)
 {
-    http_body_free(of(c)->req);
-    reply_tell_id(of(c)->req);
+    http_body_free(api_call_of(c)->req);
+    reply_tell_id(api_call_of(c)->req);
+    if (c->request.detached) {
+        background_take(c);
+    }
 }
 
 /* Before the head goes out: what OpenAI's clients log. */
@@ -79,136 +78,84 @@ static void put_head_lines(struct call *c, int64_t now_ns)
 {
     char text[32];
     snprintf(text, sizeof text, "%lld", (long long)((now_ns - c->t_arrived_ns) / 1000000));
-    http_reply_header(of(c)->req, "openai-processing-ms", text);
-    http_reply_header(of(c)->req, "openai-version", "2020-10-01");
+    http_reply_header(api_call_of(c)->req, "openai-processing-ms", text);
+    http_reply_header(api_call_of(c)->req, "openai-version", "2020-10-01");
 }
 
-/* As OpenAI writes it: "12ms", "1s", "6m0s". */
-static void print_duration(char *to, size_t size, int64_t ns)
+static void put_state(struct call *c)
 {
-    int64_t ms = (ns + 999999) / 1000000, s = (ms + 999) / 1000;
-    if (ms < 1000) {
-        snprintf(to, size, "%lldms", (long long)ms);
-    } else if (s < 60) {
-        snprintf(to, size, "%llds", (long long)s);
-    } else {
-        snprintf(to, size, "%lldm%llds", (long long)(s / 60), (long long)(s % 60));
-    }
-}
-
-static void put_rate(struct http_request *req, const char *of_what, struct tenant_rate rate)
-{
-    char name[48], text[32];
-    if (rate.limit == 0) {
-        return;
-    }
-    snprintf(name, sizeof name, "x-ratelimit-limit-%s", of_what);
-    snprintf(text, sizeof text, "%lld", (long long)rate.limit);
-    http_reply_header(req, name, text);
-    snprintf(name, sizeof name, "x-ratelimit-remaining-%s", of_what);
-    snprintf(text, sizeof text, "%lld", (long long)rate.remaining);
-    http_reply_header(req, name, text);
-    snprintf(name, sizeof name, "x-ratelimit-reset-%s", of_what);
-    print_duration(text, sizeof text, rate.reset_ns);
-    http_reply_header(req, name, text);
-}
-
-/* Of a tenant that has such limits; before the reply begins. */
-static void put_rates(struct http_request *req, struct tenant *t)
-{
-    int64_t now_ns = clock_now_ns();
-    put_rate(req, "requests", tenant_request_rate(t, now_ns));
-    put_rate(req, "tokens", tenant_token_rate(t, now_ns));
+    api_call_put_rates(api_call_of(c)->req, c->tenant);
+    orca_put_header(api_of(c->server), api_call_of(c)->req);
 }
 
 static void begin(struct call *c)
 {
-    put_rates(of(c)->req, c->tenant);
-    http_stream_begin(of(c)->req, NULL);
+    put_state(c);
+    http_stream_begin(api_call_of(c)->req, NULL);
 }
 
 static void event(struct call *c, const char *name, const char *json, size_t n_bytes)
 {
     if (name) {
-        reply_named_event(of(c)->req, name, json, n_bytes);
+        reply_named_event(api_call_of(c)->req, name, json, n_bytes);
     } else {
-        reply_event(of(c)->req, json, n_bytes);
+        reply_event(api_call_of(c)->req, json, n_bytes);
     }
 }
 
 static void begin_lines(struct call *c)
 {
-    put_rates(of(c)->req, c->tenant);
-    http_stream_begin(of(c)->req, "application/x-ndjson");
+    put_state(c);
+    http_stream_begin(api_call_of(c)->req, "application/x-ndjson");
 }
 
 static void line(struct call *c, const char *name, const char *json, size_t n_bytes)
 {
     (void)name;
-    reply_line(of(c)->req, json, n_bytes);
+    reply_line(api_call_of(c)->req, json, n_bytes);
 }
 
 static bool is_full(const struct call *c)
 {
-    return http_stream_is_full(of(c)->req);
+    return http_stream_is_full(api_call_of(c)->req);
 }
 
 static bool is_begun(const struct call *c)
 {
-    return http_stream_head_sent(of(c)->req);
-}
-
-/* The request, of which this is the last use; its log line gets what the call knows. */
-static struct http_request *take_request(struct call *c)
-{
-    struct http_request *req = of(c)->req;
-    struct api_log *log = api_log(req);
-    of(c)->req = NULL;
-    log->call = c->record;
-    if (c->record.n_prompt_tokens >= 0) {
-        snprintf(log->model, sizeof log->model, "%s", c->request.model_name);
-    }
-    return req;
+    return http_stream_head_sent(api_call_of(c)->req);
 }
 
 static void end(struct call *c, bool done)
 {
-    reply_stream_end(take_request(c), NULL, done);
+    reply_stream_end(api_call_take_request(c), NULL, done);
 }
 
 static void whole(struct call *c, struct buf *json)
 {
-    put_rates(of(c)->req, c->tenant);
-    reply_json(take_request(c), 200, json);
+    put_state(c);
+    reply_json(api_call_take_request(c), 200, json);
 }
 
 /* In a stream whose head has not gone out the error takes its place. */
 static void error(struct call *c, const struct call_error *e)
 {
-    struct http_request *req = take_request(c);
+    struct http_request *req = api_call_take_request(c);
     if (c->streaming) {
         reply_stream_end(req, e, true);
     } else {
-        put_rates(req, c->tenant);
+        api_call_put_rates(req, c->tenant);
         reply_error(req, e);
     }
 }
 
 static void drop(struct call *c)
 {
-    struct http_request *req = take_request(c);
+    struct http_request *req = api_call_take_request(c);
     if (c->streaming) {
         http_stream_end(req);
     } else {
         http_reply(req, 499, "text/plain", "", 0);
     }
-}
-
-static void over(struct call *c)
-{
-    tenant_leave(c->tenant);
-    tenant_drop(c->tenant);
-    free(of(c));
 }
 
 static const struct call_sink sink = {
@@ -223,7 +170,7 @@ static const struct call_sink sink = {
     .whole = whole,
     .error = error,
     .drop = drop,
-    .over = over,
+    .over = api_call_over,
 };
 
 /* The same with a line for each event, as Ollama's clients read them. */
@@ -239,7 +186,7 @@ static const struct call_sink line_sink = {
     .whole = whole,
     .error = error,
     .drop = drop,
-    .over = over,
+    .over = api_call_over,
 };
 
 /* ---- from a handler -------------------------------------------------------------------------- */
@@ -251,8 +198,11 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
         [HTTP_GONE_SLOW] = ABORT_SLOW_READER,
         [HTTP_GONE_SHUTDOWN] = ABORT_SHUTDOWN,
     };
+    struct call *c = arg;
     (void)req;
-    call_gone(arg, causes[why]);
+    if (c->sink != &background_sink) { // else it runs on
+        call_gone(c, causes[why]);
+    }
 }
 
 static void on_writable(struct http_request *req, void *arg)
@@ -307,7 +257,7 @@ void api_start(struct api *a, struct http_request *req, enum request_kind kind)
     struct tenant *tenant = api_log(req)->tenant;
     if (!tenant_enter(tenant, clock_now_ns(), &e)) {
         a->calls.counts.rejected[REJECT_RATE_LIMIT]++;
-        put_rates(req, tenant);
+        api_call_put_rates(req, tenant);
         reply_error(req, &e);
         return;
     }
@@ -332,5 +282,5 @@ void api_start(struct api *a, struct http_request *req, enum request_kind kind)
 const char *api_call_peer(const struct call *c)
 {
     bool http = c->sink == &sink || c->sink == &line_sink;
-    return http && of(c)->req ? http_peer(of(c)->req) : NULL;
+    return http && api_call_of(c)->req ? http_peer(api_call_of(c)->req) : NULL;
 }

@@ -30,6 +30,17 @@ static const struct about {
      false},
     {"POST", "/chat/completions", "The same as /v1/chat/completions.", "ChatRequest", ANSWER_EVENTS,
      false},
+    {"POST", "/v1/chat/completions/render",
+     "vLLM's: the tokens of a conversation, with its settings.", "ChatRequest", ANSWER_JSON, false},
+    {"POST", "/v1/completions/render", "vLLM's: the tokens of prompts, with their settings.",
+     "CompletionRequest", ANSWER_JSON, false},
+    {"POST", "/inference/v1/generate", "vLLM's: the tokens that follow tokens.", "TokensRequest",
+     ANSWER_EVENTS, false},
+    {"POST", "/v1/chat/completions/input_tokens", "How many tokens a conversation has.",
+     "ChatRequest", ANSWER_JSON, false},
+    {"POST", "/chat/completions/input_tokens", "The same as /v1/chat/completions/input_tokens.",
+     "ChatRequest", ANSWER_JSON, false},
+    {"POST", "/responses", "The same as /v1/responses.", "ResponseRequest", ANSWER_EVENTS, false},
     {"POST", "/completions", "The same as /v1/completions.", "CompletionRequest", ANSWER_EVENTS,
      false},
     {"POST", "/embeddings", "The same as /v1/embeddings.", "EmbeddingRequest", ANSWER_JSON, false},
@@ -68,11 +79,22 @@ static const struct about {
     {"POST", "/v1/responses", "An answer to input items.", "ResponseRequest", ANSWER_EVENTS, false},
     {"POST", "/v1/responses/input_tokens", "How many tokens an input has.", "ResponseRequest",
      ANSWER_JSON, false},
-    {"GET", "/v1/responses/{id}", "A stored response.", NULL, ANSWER_JSON, false},
+    {"GET", "/v1/responses/{id}", "A stored response, or its events.", NULL, ANSWER_EVENTS, false},
     {"DELETE", "/v1/responses/{id}", "Forgets it.", NULL, ANSWER_JSON, false},
     {"GET", "/v1/responses/{id}/input_items", "Its input, as a list.", NULL, ANSWER_JSON, false},
-    {"POST", "/v1/responses/{id}/cancel", "Nothing runs in the background.", NULL, ANSWER_JSON,
+    {"POST", "/v1/responses/{id}/cancel", "Ends one that runs in the background.", NULL,
+     ANSWER_JSON, false},
+    {"POST", "/v1/conversations", "Keeps a conversation.", "ConversationRequest", ANSWER_JSON,
      false},
+    {"GET", "/v1/conversations/{id}", "One of them.", NULL, ANSWER_JSON, false},
+    {"POST", "/v1/conversations/{id}", "Its metadata become these.", "MetadataRequest", ANSWER_JSON,
+     false},
+    {"DELETE", "/v1/conversations/{id}", "Deletes it.", NULL, ANSWER_JSON, false},
+    {"POST", "/v1/conversations/{id}/items", "Adds items to it.", "ItemsRequest", ANSWER_JSON,
+     false},
+    {"GET", "/v1/conversations/{id}/items", "Its items, as a list.", NULL, ANSWER_JSON, false},
+    {"GET", "/v1/conversations/{id}/items/{item}", "One of its items.", NULL, ANSWER_JSON, false},
+    {"DELETE", "/v1/conversations/{id}/items/{item}", "Deletes it.", NULL, ANSWER_JSON, false},
     {"POST", "/v1/messages", "An answer to turns of blocks.", "MessagesRequest", ANSWER_EVENTS,
      false},
     {"POST", "/v1/messages/count_tokens", "How many tokens they have.", "CountTokensRequest",
@@ -118,31 +140,50 @@ static const struct about {
 
 /* What may stand in a query. */
 #define AFTER "{'name':'after','in':'query','schema':{'type':'string'}}"
+#define ORDER "{'name':'order','in':'query','schema':{'type':'string','enum':['asc','desc']}}"
+#define ITEM_PAGE                                                                                  \
+    AFTER "," ORDER                                                                                \
+          ",{'name':'limit','in':'query','schema':{'type':'integer','minimum':1,'maximum':100}}"
 static const struct {
     const char *method, *path, *parameters;
 } queries[] = {
     {"POST", "/reset_prefix_cache",
      "{'name':'reset_running_requests','in':'query','schema':{'type':'boolean'}}"},
+    {"GET", "/v1/responses/{id}/input_items", ITEM_PAGE},
+    {"GET", "/v1/conversations/{id}/items", ITEM_PAGE},
+    {"GET", "/v1/responses/{id}",
+     "{'name':'stream','in':'query','schema':{'type':'boolean'}},{'name':'starting_after','in':"
+     "'query','schema':{'type':'integer','minimum':0}}"},
     {"GET", "/slots", "{'name':'fail_on_no_slot','in':'query','schema':{'type':'string'}}"},
     {"GET", "/v1/files",
-     AFTER ",{'name':'limit','in':'query','schema':{'type':'integer','minimum':1,'maximum':10000}},"
-           "{'name':'order','in':'query','schema':{'type':'string','enum':['asc','desc']}},"
-           "{'name':'purpose','in':'query','schema':{'type':'string'}}"},
+     AFTER
+     ",{'name':'limit','in':'query','schema':{'type':'integer','minimum':1,'maximum':10000}}," ORDER
+     ",{'name':'purpose','in':'query','schema':{'type':'string'}}"},
     {"GET", "/v1/batches",
      AFTER ",{'name':'limit','in':'query','schema':{'type':'integer','minimum':1,'maximum':100}}"},
 };
 
 /* Bodies that are no requests of a model. */
+#define METADATA                                                                                   \
+    "{'type':['object','null'],'additionalProperties':{'type':'string'},'maxProperties':16}"
+#define STORED_ITEMS                                                                               \
+    "{'type':'array','maxItems':20,'items':{'type':'object','required':['role','content'],"        \
+    "'properties':{'type':{'const':'message'},'role':{'enum':['user','assistant','system',"        \
+    "'developer']},'content':{'type':'string'}}}}"
 static const char other_bodies[] =
     ",'FileForm':{'type':'object','required':['file','purpose'],'properties':{'file':{'type':'"
     "string'},"
     "'purpose':{'type':'string','enum':['batch']},'expires_after[anchor]':{'type':'string','enum':["
     "'created_at']},'expires_after[seconds]':{'type':'integer','minimum':3600,'maximum':2592000}}},"
+    "'MetadataRequest':{'type':'object','properties':{'metadata':" METADATA "}},"
+    "'ItemsRequest':{'type':'object','required':['items'],'properties':{'items':" STORED_ITEMS
+    "}},'ConversationRequest':{'type':'object','properties':{'metadata':" METADATA
+    ",'items':" STORED_ITEMS "}},"
     "'BatchRequest':{'type':'object','required':['input_file_id','endpoint','completion_window'],"
     "'properties':{'input_file_id':{'type':'string'},'endpoint':{'type':'string','enum':["
     "'/v1/chat/completions','/v1/completions','/v1/embeddings','/v1/responses']},"
-    "'completion_window':{'type':'string','enum':['24h']},'metadata':{'type':['object','null'],"
-    "'additionalProperties':{'type':'string'},'maxProperties':16},'output_expires_after':{'type':["
+    "'completion_window':{'type':'string','enum':['24h']},'metadata':" METADATA
+    ",'output_expires_after':{'type':["
     "'object','null'],'required':['anchor','seconds'],'properties':{'anchor':{'type':'string','"
     "enum':["
     "'created_at']},'seconds':{'type':'integer','minimum':3600,'maximum':2592000}}}}}";
@@ -154,6 +195,7 @@ static const struct {
 } bodies[] = {
     {"ChatRequest", FORM_CHAT},
     {"CompletionRequest", FORM_COMPLETIONS},
+    {"TokensRequest", FORM_TOKENS},
     {"MessagesRequest", FORM_MESSAGES},
     {"CountTokensRequest", FORM_COUNT_TOKENS},
     {"EmbeddingRequest", FORM_EMBEDDINGS},
@@ -403,21 +445,38 @@ static void put_responses(struct buf *b, const struct about *about, enum reply_f
     put_json(b, "'}}}}}");
 }
 
+/* One in the path for each of its braces. */
+static bool put_path_parameters(struct buf *b, const char *path)
+{
+    bool any = false;
+    for (const char *p = strchr(path, '{'); p; p = strchr(p + 1, '{')) {
+        put_json(b, any ? ",{'name':'" : "{'name':'");
+        buf_put(b, p + 1, strcspn(p + 1, "}"));
+        put_json(b, "','in':'path','required':true,'schema':{'type':'string'}}");
+        any = true;
+    }
+    return any;
+}
+
 static void put_parameters(struct buf *b, const struct http_route *route)
 {
-    if (strstr(route->path, "{id}")) {
-        put_json(b, ",'parameters':[{'name':'id','in':'path','required':true,'schema':{'type':"
-                    "'string'}}]");
-        return;
-    }
+    struct buf all;
+    buf_init(&all, 1 << 16);
+    bool any = put_path_parameters(&all, route->path);
     for (size_t i = 0; i < sizeof queries / sizeof queries[0]; i++) {
         if (strcmp(queries[i].path, route->path) == 0 &&
             strcmp(queries[i].method, route->method) == 0) {
-            put_json(b, ",'parameters':[");
-            put_json(b, queries[i].parameters);
-            buf_putc(b, ']');
+            buf_puts(&all, any ? "," : "");
+            put_json(&all, queries[i].parameters);
+            any = true;
         }
     }
+    if (any) {
+        put_json(b, ",'parameters':[");
+        buf_put(b, all.data, all.n_bytes);
+        buf_putc(b, ']');
+    }
+    buf_deinit(&all);
 }
 
 static void put_operation(struct buf *b, const struct http_route *route,

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Stored responses: one of them, its input, and its end. Making them is a call's. */
+#include "server/api/background.h"
+#include "server/api/log_request.h"
 #include "server/api/work.h"
 
 #include "engine/base/mem.h"
@@ -33,9 +35,75 @@ static void get(struct api_work *w)
     }
 }
 
+/* The number of an event, -1 if none is given. */
+static bool parse_after(const struct http_request *req, int64_t *after)
+{
+    const char *text = http_query(req, "starting_after");
+    char *end = NULL;
+    *after = text && *text ? strtoll(text, &end, 10) : -1;
+    return !end || (end != text && !*end && *after >= 0);
+}
+
+/* False: the error is replied. */
+static bool read_after(struct http_request *req, int64_t *after)
+{
+    if (!parse_after(req, after)) {
+        reply_errorf(req, 400, "invalid_value", "starting_after",
+                     "Invalid 'starting_after': expected the number of an event.");
+        return false;
+    }
+    return true;
+}
+
+/* The events of one that has ended. */
+static void get_events(struct api_work *w)
+{
+    struct err err = {""};
+    enum status st;
+    struct buf all;
+    buf_init(&all, (size_t)1 << 30);
+    if (!store_response_events(w->store, w->owner, w->id, &all, &st, &err)) {
+        if (st != OK) {
+            api_work_fail(w, st, &err);
+        } else {
+            api_work_missing(w, "Response");
+        }
+    } else if (all.n_bytes == 0) {
+        call_error_set(&w->error, 400, "invalid_value", "stream",
+                       "Only a response that has run to its end in the background can be streamed "
+                       "again.");
+    } else {
+        int64_t after;
+        parse_after(w->req, &after); // it is good: the handler has looked
+        int64_t n_skipped = after + 1;
+        size_t at = background_skip(all.data, all.n_bytes, &n_skipped);
+        buf_put(&w->reply, all.data + at, all.n_bytes - at);
+        w->reply_type = "text/event-stream";
+    }
+    buf_deinit(&all);
+}
+
+static struct call *find_running(struct api *a, struct http_request *req)
+{
+    return background_find(a, api_log(req)->owner, http_param(req));
+}
+
 void api_response_get(struct http_request *req, void *arg)
 {
-    api_work_start(arg, req, get, NULL);
+    const char *stream = http_query(req, "stream");
+    bool streams = stream && (strcmp(stream, "true") == 0 || strcmp(stream, "1") == 0);
+    struct call *c = find_running(arg, req);
+    int64_t after;
+    if (streams && !read_after(req, &after)) {
+        return;
+    }
+    if (!c) {
+        api_work_start(arg, req, streams ? get_events : get, NULL);
+    } else if (streams) {
+        background_follow(c, req, after);
+    } else {
+        background_reply(c, req);
+    }
 }
 
 static void delete_one(struct api_work *w)
@@ -55,23 +123,38 @@ static void delete_one(struct api_work *w)
 
 void api_response_delete(struct http_request *req, void *arg)
 {
+    if (find_running(arg, req)) {
+        reply_errorf(req, 400, "invalid_value", "id",
+                     "The response has not ended yet; cancel it first.");
+        return;
+    }
     api_work_start(arg, req, delete_one, NULL);
 }
 
-/* Those that run in the background could be cancelled: there are none. */
+/* One that has ended stays as it is. */
 static void cancel(struct api_work *w)
 {
     struct stored_response r;
-    if (find(w, &r)) {
-        stored_response_deinit(&r);
+    if (!find(w, &r)) {
+        return;
+    }
+    if (r.background) {
+        buf_put(&w->reply, r.body.data, r.body.n_bytes);
+    } else {
         call_error_set(&w->error, 400, "invalid_value", "id",
                        "Only a response that was made with 'background' can be cancelled.");
     }
+    stored_response_deinit(&r);
 }
 
 void api_response_cancel(struct http_request *req, void *arg)
 {
-    api_work_start(arg, req, cancel, NULL);
+    struct call *c = find_running(arg, req);
+    if (c) {
+        background_cancel(c, req);
+    } else {
+        api_work_start(arg, req, cancel, NULL);
+    }
 }
 
 /* ---- input items

@@ -25,6 +25,10 @@ CALL(infill, KIND_INFILL)
 CALL(native_embed, KIND_NATIVE_EMBED)
 CALL(apply_template, KIND_APPLY_TEMPLATE)
 CALL(invocations, KIND_INVOCATIONS)
+CALL(tokens, KIND_TOKENS)
+CALL(render, KIND_RENDER)
+CALL(render_chat, KIND_RENDER_CHAT)
+CALL(chat_input_tokens, KIND_CHAT_INPUT_TOKENS)
 CALL(tokenize, KIND_TOKENIZE)
 CALL(detokenize, KIND_DETOKENIZE)
 
@@ -36,12 +40,27 @@ const struct http_route api_routes[] = {
     INFER("/chat/completions", chat),
     INFER("/v1/completions", completions),
     INFER("/completions", completions),
+    INFER("/v1/chat/completions/render", render_chat),
+    INFER("/v1/completions/render", render),
+    INFER("/inference/v1/generate", tokens),
+    INFER("/v1/chat/completions/input_tokens", chat_input_tokens),
+    INFER("/chat/completions/input_tokens", chat_input_tokens),
     INFER("/v1/responses", responses),
+    INFER("/responses", responses),
     INFER("/v1/responses/input_tokens", responses_input_tokens),
     {"GET", "/v1/responses/{id}/input_items", api_response_items, SCOPE_INFERENCE, 0, 0},
     {"POST", "/v1/responses/{id}/cancel", api_response_cancel, SCOPE_INFERENCE, 0, 0},
     {"GET", "/v1/responses/{id}", api_response_get, SCOPE_INFERENCE, 0, 0},
     {"DELETE", "/v1/responses/{id}", api_response_delete, SCOPE_INFERENCE, 0, 0},
+    INFER("/v1/conversations", api_conversations_create),
+    INFER("/v1/conversations/{id}/items", api_conversation_add),
+    {"GET", "/v1/conversations/{id}/items", api_conversation_items, SCOPE_INFERENCE, 0, 0},
+    {"GET", "/v1/conversations/{id}/items/{item}", api_conversation_item, SCOPE_INFERENCE, 0, 0},
+    {"DELETE", "/v1/conversations/{id}/items/{item}", api_conversation_item_delete, SCOPE_INFERENCE,
+     0, 0},
+    {"GET", "/v1/conversations/{id}", api_conversation_get, SCOPE_INFERENCE, 0, 0},
+    INFER("/v1/conversations/{id}", api_conversation_update),
+    {"DELETE", "/v1/conversations/{id}", api_conversation_delete, SCOPE_INFERENCE, 0, 0},
     INFER("/v1/messages", messages),
     INFER("/v1/messages/count_tokens", count_tokens),
     INFER("/v1/embeddings", embeddings),

@@ -9,7 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_REPLY_BYTES = 1 << 30 };
+enum {
+    MAX_REPLY_BYTES = 1 << 30,
+    MAX_METADATA = 16, // members; their keys and values have at most:
+    MAX_KEY = 64,
+    MAX_VALUE = 512,
+};
 
 static void do_work(void *arg)
 {
@@ -64,6 +69,7 @@ static struct api_work *make(struct api *a, struct http_request *req,
     w->req = req;
     w->work = work;
     w->id = http_param(req);
+    w->second_id = http_second_param(req);
     w->body = http_body(req, &w->n_bytes);
     w->content_type = type ? xstrdup(type) : NULL;
     snprintf(w->owner, sizeof w->owner, "%s", api_log(req)->owner);
@@ -161,4 +167,33 @@ void api_work_fail(struct api_work *w, enum status st, const struct err *err)
 void api_work_missing(struct api_work *w, const char *object)
 {
     call_error_set(&w->error, 404, "not_found", "id", "No such %s object: %.80s", object, w->id);
+}
+
+bool api_read_metadata(struct body *b, struct buf *out)
+{
+    const struct json *v = NULL;
+    if (!body_object(b, "metadata", &v)) {
+        return b->error->status == 0;
+    }
+    if (json_count(v) > MAX_METADATA) {
+        return call_error_set(b->error, 400, "invalid_value", "metadata",
+                              "Invalid 'metadata': at most %d members.", MAX_METADATA);
+    }
+    buf_putc(out, '{');
+    for (const struct json *m = json_first(v); m; m = json_next(m)) {
+        const char *key = json_key(m), *text = json_string(m);
+        if (!text || strlen(key) > MAX_KEY || strlen(text) > MAX_VALUE) {
+            return call_error_set(
+                b->error, 400, "invalid_value", "metadata",
+                "Invalid 'metadata': strings of at most %d bytes under keys of at "
+                "most %d.",
+                MAX_VALUE, MAX_KEY);
+        }
+        buf_puts(out, out->n_bytes > 1 ? "," : "");
+        buf_put_json(out, key, strlen(key));
+        buf_putc(out, ':');
+        buf_put_json(out, text, strlen(text));
+    }
+    buf_putc(out, '}');
+    return true;
 }

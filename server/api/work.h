@@ -12,8 +12,8 @@ struct api_work {
     struct store *store;
     struct http_request *req;
     /* What the request says. Texts live until the reply. */
-    char owner[40]; // whose files and batches it may see
-    const char *id; // of the path; or NULL
+    char owner[40];             // whose files and batches it may see
+    const char *id, *second_id; // of the path; or NULL
     const char *after, *purpose;
     bool oldest_first;
     int64_t limit;
@@ -39,6 +39,9 @@ void api_work_start_list(struct api *a, struct http_request *req, void (*work)(s
 
 /* Ends a list's object behind its last item. NULL: it is empty. */
 void api_put_page_end(struct buf *b, const char *first, const char *last, bool has_more);
+
+/* Appends `metadata` of a body, if it has one: up to 16 short texts. */
+bool api_read_metadata(struct body *b, struct buf *out);
 
 /* For `work`: the error of a failed store. */
 void api_work_fail(struct api_work *w, enum status st, const struct err *err);

@@ -35,6 +35,10 @@ static const struct call_format *const formats[N_REQUEST_KINDS] = {
     [KIND_INFILL] = &call_native_format,
     [KIND_NATIVE_EMBED] = &call_native_embed_format,
     [KIND_APPLY_TEMPLATE] = &call_apply_format,
+    [KIND_TOKENS] = &call_token_format,
+    [KIND_RENDER] = &call_render_format,
+    [KIND_RENDER_CHAT] = &call_render_chat_format,
+    [KIND_CHAT_INPUT_TOKENS] = &call_input_tokens_format,
     [KIND_INVOCATIONS] = &call_chat_format, // until its kind is known
 };
 
@@ -136,10 +140,44 @@ static void record_tokens(struct call *c)
     c->record.n_cached_tokens = u.cached;
 }
 
+static void start_save(struct call *c);
+
+/* Ends an answer that is kept, with what there is of it; now, or when its beginning is stored. */
+static void end_kept(struct call *c)
+{
+    if (c->saving) {
+        return;
+    }
+    for (size_t i = 0; i < c->n_choices; i++) { // nothing more is taken of any
+        c->choices[i].finish = c->choices[i].finish ? c->choices[i].finish : "cancelled";
+    }
+    cancel(c);
+    record_tokens(c);
+    c->record.finish = c->ending == CALL_FAILED ? "error" : "cancelled";
+    c->closed = true;
+    c->format->close(c);
+    start_save(c);
+}
+
+void call_cancel(struct call *c)
+{
+    if (!c->answered && c->kept && c->ending == CALL_ANSWERED && !c->closed) {
+        c->ending = CALL_CANCELLED;
+        end_kept(c);
+    }
+}
+
 /* Ends the answer with an error, in a stream or as the whole. Engine work is cancelled. */
 static void fail(struct call *c, const struct call_error *e)
 {
-    if (c->answered) {
+    if (c->answered || c->closed) {
+        return;
+    }
+    if (c->kept || c->saving) {
+        c->ending = CALL_FAILED;
+        c->why = *e;
+        c->record.error = e->code;
+        end_kept(c);
         return;
     }
     c->record.error = e->code;
@@ -217,7 +255,7 @@ static void start_deadline(struct call *c)
     if (c->patience_s > 0 && !c->request.stream && patience < queue) {
         queue = patience;
     }
-    c->deadline_is_queue = !c->first_token && queue < total;
+    c->deadline_is_queue = !c->first_token && queue < total && !c->request.detached;
     double wait = c->deadline_is_queue ? queue : total;
     double spent = (double)(clock_now_ns() - c->t_start_ns) * 1e-9;
     int64_t ms = (int64_t)ceil((wait - spent) * 1000);
@@ -255,6 +293,48 @@ static void enqueue(struct call *c)
     c->queued = true;
     *s->queue_tail = c;
     s->queue_tail = &c->next_queued;
+}
+
+/* On the pool: what says that there is such an answer, before its client is told. */
+static void record(void *arg)
+{
+    struct call *c = arg;
+    c->kept_status = c->format->record(c, &c->kept_error);
+}
+
+static void finish_if_complete(struct call *c);
+
+static void on_recorded(void *arg)
+{
+    struct call *c = arg;
+    c->saving = false;
+    if (c->kept_status != OK) {
+        struct call_error e = {0};
+        call_error_set(&e, 507, "storage_full", NULL,
+                       "The response cannot be kept, so it does not run in the background: %s",
+                       c->kept_error.text);
+        c->ending = CALL_ANSWERED;
+        fail(c, &e);
+        return;
+    }
+    c->kept = true;
+    c->sink->kept(c);
+    if (c->ending != CALL_ANSWERED) {
+        end_kept(c);
+    } else {
+        finish_if_complete(c);
+    }
+}
+
+static void start_record(struct call *c)
+{
+    c->saving = true;
+    if (c->server->host->run) {
+        c->server->host->run(c->server, record, on_recorded, c);
+    } else {
+        record(c);
+        on_recorded(c);
+    }
 }
 
 /* To the engine, or behind those that wait for it. False: *e says why not. */
@@ -317,6 +397,9 @@ static void take_prepared(struct call *c)
             start_deadline(c);
             if (c->request.stream) {
                 start_stream(c);
+            }
+            if (c->request.detached) {
+                start_record(c);
             }
             return;
         }
@@ -517,6 +600,7 @@ static void finish_if_complete(struct call *c)
     }
     record_tokens(c);
     c->record.finish = c->n_choices > 0 ? c->choices[0].finish : "stop";
+    c->closed = true;
     if (c->format->close) {
         c->format->close(c);
     }

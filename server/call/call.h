@@ -115,6 +115,10 @@ struct call_sink {
     /* May be NULL: the engine has something to say, for the first time; nothing is written yet. */
     void (*first_news)(struct call *c, int64_t now_ns);
 
+    /* The answer is kept whatever becomes of its client, who may be told so; a stream of events
+     * follows, or preceded. NULL: such requests do not come. */
+    void (*kept)(struct call *c);
+
     /* A stream: events until the end. `begin` NULL: whole answers alone, also where a stream was
      * asked for. */
     void (*begin)(struct call *c);
@@ -142,6 +146,9 @@ struct call_record {
 
 /* ---- a call
  * -------------------------------------------------------------------------------------- */
+
+/* How an answer that is kept has ended. */
+enum call_ending { CALL_ANSWERED, CALL_FAILED, CALL_CANCELLED };
 
 /* What a sample has produced, in the order of the sink; one kind at a time. */
 enum call_pending { PENDING_NONE, PENDING_TEXT, PENDING_REASONING, PENDING_ARGUMENTS };
@@ -195,6 +202,12 @@ struct call {
     int64_t n_waiting; // sequences that count in the tenant's
     bool answered;     // the sink has had its terminal call
     bool saving;       // on the pool
+    bool closed;       // all of the answer is there
+    bool kept;         // its beginning is stored, and its end will be (request.detached)
+    enum status kept_status;
+    struct err kept_error;
+    enum call_ending ending; // not CALL_ANSWERED: it has to end so as soon as it may
+    struct call_error why;   // of a failure
     bool preparing, queued, streaming, gone, dead, first_token, deadline_is_queue, has_news;
     struct call *next, **link, *next_queued;
     char id[144]; // "chatcmpl-..."
@@ -217,6 +230,8 @@ void call_on_deadline(struct call *c);
 void call_on_room(struct call *c); // a sink that was full has room again
 /* Nobody wants the answer any more; `drop` follows, now or when the pool has done. */
 void call_gone(struct call *c, enum call_abort why);
+/* Ends one that is kept: its sink gets the end of a stream, when it is stored. */
+void call_cancel(struct call *c);
 /* Ends all that are not being prepared. */
 void call_abort_all(struct call_server *s, const struct call_error *e);
 

@@ -191,8 +191,8 @@ static const char *reason_of(struct call_choice *ch, int32_t finish)
 static void end(struct call_choice *ch, int32_t finish)
 {
     output_finish(&ch->output);
+    ch->finish = reason_of(ch, finish); // a format may keep what is pending for the last chunk
     close_call(ch);
-    ch->finish = reason_of(ch, finish);
     if (ch->call->request.stream) {
         ch->call->format->finish(ch);
     }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/call/convert.h"
 
+#include "engine/base/words.h"
+
 #include <string.h>
 
 void convert_text(struct buf *out, const char *text)
@@ -57,11 +59,11 @@ void convert_tool(struct buf *out, const struct json *tool, size_t index, const 
 }
 
 /* ,"key":value for each member but those that are written already. */
-static void put_rest(struct buf *out, const struct json *object, const char *but, const char *and)
+static void put_rest(struct buf *out, const struct json *object, const char *but)
 {
     for (const struct json *m = json_first(object); m; m = json_next(m)) {
         const char *key = json_key(m);
-        if (strcmp(key, but) != 0 && strcmp(key, and) != 0) {
+        if (words_find(but, key) < 0) {
             buf_putc(out, ',');
             convert_text(out, key);
             buf_putc(out, ':');
@@ -70,7 +72,7 @@ static void put_rest(struct buf *out, const struct json *object, const char *but
     }
 }
 
-void convert_item(struct buf *out, const struct json *item)
+static void put_item(struct buf *out, const struct json *item, bool with_id)
 {
     const char *type = json_get_string(item, "type"), *role = json_get_string(item, "role");
     const struct json *content = json_get(item, "content");
@@ -83,11 +85,21 @@ void convert_item(struct buf *out, const struct json *item)
         buf_puts(out, ",\"text\":");
         convert_node(out, content);
         buf_puts(out, "}]");
-        put_rest(out, item, "type", "content");
+        put_rest(out, item, with_id ? "type|content" : "type|content|id");
     } else {
-        put_rest(out, item, "type", "type");
+        put_rest(out, item, with_id ? "type" : "type|id");
     }
     buf_putc(out, '}');
+}
+
+void convert_item(struct buf *out, const struct json *item)
+{
+    put_item(out, item, true);
+}
+
+void convert_item_but_id(struct buf *out, const struct json *item)
+{
+    put_item(out, item, false);
 }
 
 static bool keep(struct request *r, const struct buf *array, const char **text, size_t *n_bytes)

@@ -14,6 +14,7 @@ void convert_tool(struct buf *out, const struct json *tool, size_t index, const 
 
 /* An input item of a response as it is kept: a message in its long form, the others as they are. */
 void convert_item(struct buf *out, const struct json *item);
+void convert_item_but_id(struct buf *out, const struct json *item);
 
 /* The finished array becomes the request's own. False: r->error is set. */
 bool convert_keep_messages(struct request *r, struct buf *array);

@@ -225,6 +225,8 @@ void call_put_token_ids(struct buf *b, struct call_choice *ch)
         buf_put(b, ch->ids.data, ch->ids.n_bytes);
         buf_putc(b, ']');
         buf_clear(&ch->ids);
+    } else if (!ch->call->request.stream) {
+        buf_puts(b, ",\"token_ids\":null");
     }
 }
 
@@ -233,6 +235,8 @@ void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engin
     if (c->request.return_token_ids) {
         buf_puts(b, ",\"prompt_token_ids\":");
         call_put_ids(b, r->prompt, r->n_prompt);
+    } else if (!c->request.stream) {
+        buf_puts(b, ",\"prompt_token_ids\":null");
     }
 }
 
@@ -286,6 +290,7 @@ static void put_ranked(struct buf *b, const struct call *c, int32_t token, float
 void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct engine_request *r)
 {
     if (!body_has(&c->request.body, "prompt_logprobs")) {
+        buf_puts(b, ",\"prompt_logprobs\":null");
         return;
     }
     buf_puts(b, ",\"prompt_logprobs\":[null");

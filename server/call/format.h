@@ -27,6 +27,9 @@ struct call_format {
      * is. */
     void (*close)(struct call *c);
     void (*save)(struct call *c);
+    /* Keeps the beginning of one that runs on without its client, on the pool; `close` and `save`
+     * then come also for one that failed or was cancelled (call.ending). */
+    enum status (*record)(struct call *c, struct err *err);
     void (*end)(struct call *c); // ends the answer
     /* An error in a stream of which something has gone out, where the API has an event of its own
      * for it; may be NULL. */
@@ -38,7 +41,7 @@ extern const struct call_format call_chat_format, call_completion_format, call_r
     call_message_format, call_count_format, call_embedding_format, call_input_tokens_format,
     call_tokens_format, call_text_format, call_score_format, call_rerank_format, call_ollama_format,
     call_ollama_load_format, call_ollama_embed_format, call_native_format, call_native_embed_format,
-    call_apply_format;
+    call_apply_format, call_token_format, call_render_format, call_render_chat_format;
 
 /* ---- shared pieces of JSON (format.c) -----------------------------------------------------------
  */
@@ -70,7 +73,8 @@ void call_put_node(struct buf *b, const struct json *node);       // a tree as t
 void call_put_stop_reason(struct buf *b, const struct call_choice *ch);
 /* What objects and chunks with choices begin with, up to and with "choices": */
 void call_put_head(struct buf *b, const struct call *c, const char *object);
-/* ,"token_ids":[...] of what is new and ,"prompt_token_ids":[...], where they were asked for. */
+/* ,"token_ids":[...] of what is new and ,"prompt_token_ids":[...]; where they were not asked for,
+ * nothing in a stream and null in a whole, as vLLM has them and prompt_logprobs. */
 void call_put_token_ids(struct buf *b, struct call_choice *ch);
 void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engine_request *r);
 /* Ends a chunk behind its choices, with the usage that the client wants in each, and sends it. */
@@ -82,6 +86,11 @@ void call_put_vector(struct buf *b, struct call *c, size_t prompt);
 void call_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]
 /* ,"prompt_logprobs":[null,{"5":{"logprob":..,"rank":..,"decoded_token":".."}},...] */
 void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct engine_request *r);
+/* A response as it is now: with its items when it is closed (format_responses.c). */
+void call_put_response(struct buf *b, struct call *c);
+/* Of one that runs in the background: what it has told so far, framed as a stream has it. They are
+ * numbered from 0 on, and the last is there when the response is stored. */
+const char *call_response_events(struct call *c, size_t *n_bytes);
 /* "call_" and 24 letters. */
 void call_make_id(struct call *c, const char *prefix, char out[40]);
 

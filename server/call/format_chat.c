@@ -185,6 +185,8 @@ static void put_message(struct buf *b, struct call_choice *ch)
         buf_put_json(b, ch->reasoning.data, ch->reasoning.n_bytes);
         buf_puts(b, ",\"reasoning\":");
         buf_put_json(b, ch->reasoning.data, ch->reasoning.n_bytes);
+    } else {
+        buf_puts(b, ",\"reasoning\":null"); // clients of vLLM's read it without looking for it
     }
     if (calls->n_bytes > 0) {
         bool old = ch->call->request.old_calls;

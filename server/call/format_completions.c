@@ -188,7 +188,8 @@ static void echo_text(struct call_choice *ch)
 static void pending(struct call_choice *ch)
 {
     echo_text(ch);
-    if (ch->content.n_bytes > 0 || ch->ids.n_bytes > 0) {
+    if (!ch->finish &&
+        (ch->content.n_bytes > 0 || ch->ids.n_bytes > 0)) { // else it goes with the end
         put_chunk(ch);
     }
 }

@@ -5,6 +5,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "server/call/items.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,9 @@ struct responses {
     struct buf logprobs; // of the open message
     struct buf items;    // the finished ones, joined by commas
     struct buf body;     // at the end: the whole object
+    struct buf lost;     // what it becomes if the server ends before it has
+    struct buf events;   // of one that runs in the background, framed: for who comes later
+    size_t n_told;       // bytes of them that may be read: not the last one before it is stored
 };
 
 static struct responses *state(struct call *c)
@@ -31,6 +35,8 @@ static struct responses *state(struct call *c)
         buf_init(&s->logprobs, (size_t)256 << 20);
         buf_init(&s->items, (size_t)512 << 20);
         buf_init(&s->body, (size_t)1 << 30);
+        buf_init(&s->lost, (size_t)1 << 30);
+        buf_init(&s->events, (size_t)1 << 30);
         c->extra = s;
     }
     return c->extra;
@@ -44,6 +50,8 @@ static void forget(struct call *c)
     buf_deinit(&s->logprobs);
     buf_deinit(&s->items);
     buf_deinit(&s->body);
+    buf_deinit(&s->lost);
+    buf_deinit(&s->events);
 }
 
 /* ---- objects ----------------------------------------------------------------------------------
@@ -66,20 +74,62 @@ static void put_usage(struct buf *b, const struct call *c)
     buf_putc(b, '}');
 }
 
-static void put_response(struct buf *b, struct call *c, const char *status)
+/* The status by which a client knows that there is no more to come, and why it is so. */
+struct ending {
+    const char *status, *error; // error: a failure's sentence; or NULL
+};
+
+static bool is_cut(const struct call *c)
+{
+    return strcmp(c->choices[0].finish, "length") == 0;
+}
+
+static struct ending ending_of(const struct call *c)
+{
+    switch (c->ending) {
+    case CALL_FAILED: return (struct ending){"failed", c->why.message};
+    case CALL_CANCELLED: return (struct ending){"cancelled", NULL};
+    default: return (struct ending){is_cut(c) ? "incomplete" : "completed", NULL};
+    }
+}
+
+static void put_error(struct buf *b, const char *message)
+{
+    if (message) {
+        buf_puts(b, "{\"code\":\"server_error\",\"message\":");
+        buf_put_json(b, message, strlen(message));
+        buf_putc(b, '}');
+    } else {
+        buf_puts(b, "null");
+    }
+}
+
+static void put_id_or_null(struct buf *b, const char *id)
+{
+    if (id) {
+        buf_put_json(b, id, strlen(id));
+    } else {
+        buf_puts(b, "null");
+    }
+}
+
+static void put_object(struct buf *b, struct call *c, struct ending e)
 {
     const struct responses *s = state(c);
-    bool over = strcmp(status, "in_progress") != 0;
+    const char *status = e.status;
+    bool over = strcmp(status, "in_progress") != 0 && strcmp(status, "queued") != 0;
     bool cut = strcmp(status, "incomplete") == 0;
     buf_puts(b, "{\"id\":");
     buf_put_json(b, c->id, strlen(c->id));
     buf_puts(b, ",\"object\":\"response\",\"created_at\":");
     buf_put_int(b, c->created);
-    buf_printf(b,
-               ",\"status\":\"%s\",\"background\":false,\"error\":null,\"incomplete_details\":%s",
-               status, cut ? "{\"reason\":\"max_output_tokens\"}" : "null");
+    buf_printf(b, ",\"status\":\"%s\",\"background\":%s,\"error\":", status,
+               c->request.detached ? "true" : "false");
+    put_error(b, e.error);
+    buf_printf(b, ",\"incomplete_details\":%s",
+               cut ? "{\"reason\":\"max_output_tokens\"}" : "null");
     buf_puts(b, ",\"completed_at\":");
-    if (over && !cut) {
+    if (strcmp(status, "completed") == 0) {
         buf_put_int(b, clock_wall_sec());
     } else {
         buf_puts(b, "null");
@@ -89,10 +139,11 @@ static void put_response(struct buf *b, struct call *c, const char *status)
     buf_puts(b, ",\"output\":[");
     buf_put(b, s->items.data, s->items.n_bytes);
     buf_puts(b, "],\"previous_response_id\":");
-    if (c->request.previous) {
-        buf_put_json(b, c->request.previous, strlen(c->request.previous));
-    } else {
-        buf_puts(b, "null");
+    put_id_or_null(b, c->request.previous);
+    if (c->request.conversation) {
+        buf_puts(b, ",\"conversation\":{\"id\":");
+        put_id_or_null(b, c->request.conversation);
+        buf_putc(b, '}');
     }
     buf_puts(b, ",\"service_tier\":\"default\"");
     buf_puts(b, c->request.repeated);
@@ -103,6 +154,21 @@ static void put_response(struct buf *b, struct call *c, const char *status)
         buf_puts(b, "null");
     }
     buf_putc(b, '}');
+}
+
+static void put_response(struct buf *b, struct call *c, const char *status)
+{
+    put_object(b, c, (struct ending){status, NULL});
+}
+
+void call_put_response(struct buf *b, struct call *c)
+{
+    const struct buf *body = &state(c)->body;
+    if (c->closed) {
+        buf_put(b, body->data, body->n_bytes);
+    } else {
+        put_response(b, c, c->first_token ? "in_progress" : "queued");
+    }
 }
 
 static void put_text_part(struct buf *b, const struct responses *s)
@@ -159,9 +225,29 @@ static struct buf *event(struct call *c, const char *type)
     return b;
 }
 
+static void keep_event(struct call *c, const char *type, const struct buf *b)
+{
+    struct buf *log = &state(c)->events;
+    buf_printf(log, "event: %s\ndata: ", type);
+    buf_put(log, b->data, b->n_bytes);
+    buf_puts(log, "\n\n");
+}
+
+const char *call_response_events(struct call *c, size_t *n_bytes)
+{
+    const struct responses *s = state(c);
+    *n_bytes = s->n_told;
+    return s->events.data;
+}
+
 static void send(struct call *c, const char *type, struct buf *b)
 {
+    struct responses *s = state(c);
     buf_putc(b, '}');
+    if (c->request.detached) {
+        keep_event(c, type, b);
+        s->n_told = s->events.n_bytes;
+    }
     c->sink->event(c, type, b->data, b->n_bytes);
 }
 
@@ -262,11 +348,27 @@ static void close_item(struct call *c, const char *status)
     s->open = ITEM_NONE;
 }
 
+/* One that runs in the background waits before it begins. */
+static void begin(struct call *c)
+{
+    struct responses *s = state(c);
+    if (c->request.detached) {
+        put_response(&s->body, c, "queued");
+        put_object(&s->lost, c,
+                   (struct ending){"failed", "The server ended before the response had."});
+        send_response(c, "response.created", "queued");
+        send_response(c, "response.queued", "queued");
+    }
+}
+
 static void start(struct call_choice *ch)
 {
-    if (ch->call->request.stream) {
-        send_response(ch->call, "response.created", "in_progress");
-        send_response(ch->call, "response.in_progress", "in_progress");
+    struct call *c = ch->call;
+    if (c->request.stream && !c->request.detached) {
+        send_response(c, "response.created", "in_progress");
+    }
+    if (c->request.stream) {
+        send_response(c, "response.in_progress", "in_progress");
     }
 }
 
@@ -359,19 +461,36 @@ static void finish(struct call_choice *ch)
     (void)ch; // the end says it
 }
 
-static bool is_cut(const struct call *c)
+/* "response.completed" and the like, with the whole. */
+static void put_end(struct call *c)
 {
-    return strcmp(c->choices[0].finish, "length") == 0;
+    const struct buf *body = &state(c)->body;
+    char type[40];
+    snprintf(type, sizeof type, "response.%s", ending_of(c).status);
+    struct buf *b = event(c, type);
+    buf_puts(b, ",\"response\":");
+    buf_put(b, body->data, body->n_bytes);
+    if (c->request.detached) { // it is told when it is stored
+        buf_putc(b, '}');
+        keep_event(c, type, b);
+    } else {
+        send(c, type, b);
+    }
 }
 
 static void close_answer(struct call *c)
 {
-    const char *status = is_cut(c) ? "incomplete" : "completed";
-    if (state(c)->n_items == 0) {
+    struct responses *s = state(c);
+    const struct ending e = ending_of(c);
+    if (s->n_items == 0 && c->ending == CALL_ANSWERED) {
         open_item(c, ITEM_MESSAGE); // an empty answer is a message all the same
     }
-    close_item(c, status);
-    put_response(&state(c)->body, c, status);
+    close_item(c, strcmp(e.status, "completed") == 0 ? e.status : "incomplete");
+    buf_clear(&s->body);
+    put_object(&s->body, c, e);
+    if (c->request.detached) {
+        put_end(c);
+    }
 }
 
 /* A buffer of the same memory: what is stored is only read. */
@@ -380,8 +499,8 @@ static struct buf view(const char *bytes, size_t n_bytes)
     return (struct buf){.data = (char *)bytes, .n_bytes = n_bytes};
 }
 
-/* On the pool. An answer that cannot be kept is an answer all the same. */
-static void save(struct call *c)
+/* What is stored of it; its memory is the call's. */
+static struct stored_response stored_of(struct call *c)
 {
     const struct request *r = &c->request;
     const struct responses *s = state(c);
@@ -390,18 +509,60 @@ static void save(struct call *c)
         .created_at = c->created,
         .expires_at = life > 0 ? c->created + life : 0,
         .input = view(r->items, r->items_bytes),
-        .output = view(s->items.data, s->items.n_bytes),
         .body = view(s->body.data, s->body.n_bytes),
+        .background = r->detached,
     };
-    struct err err = {""};
     snprintf(stored.id, sizeof stored.id, "%s", c->id);
     snprintf(stored.previous, sizeof stored.previous, "%s", r->previous ? r->previous : "");
+    return stored;
+}
+
+/* What its conversation gets: the input and the output. */
+static bool add_items(struct call *c, struct stored_item **items, size_t *n)
+{
+    const struct request *r = &c->request;
+    const struct buf *output = &state(c)->items;
+    bool good = items_take_text(r->items, r->items_bytes, items, n) &&
+                items_take_text(output->data, output->n_bytes, items, n);
+    if (!good) {
+        log_warn("a response is not added to its conversation: it is too large, or has the "
+                 "character U+0000");
+    }
+    return good;
+}
+
+/* On the pool. An answer that cannot be kept is an answer all the same. */
+static void save(struct call *c)
+{
+    const struct responses *s = state(c);
+    struct stored_response stored = stored_of(c);
+    struct err err = {""};
+    stored.output = view(s->items.data, s->items.n_bytes);
+    stored.events = view(s->events.data, s->events.n_bytes);
     if (s->body.failed || s->items.failed) {
         return; // nor does the client get it
     }
-    if (store_response_put(r->store, r->owner, &stored, &err) != OK) {
+    struct stored_item *items = NULL;
+    if (c->request.conversation && add_items(c, &items, &stored.n_items)) {
+        snprintf(stored.conversation, sizeof stored.conversation, "%s", c->request.conversation);
+        stored.items = items;
+    }
+    if (store_response_put(c->request.store, c->request.owner, &stored, &err) != OK) {
         log_warn("a response is not kept: %s", err.text);
     }
+    stored_items_free(items, stored.n_items);
+}
+
+/* On the pool, while tokens may come: nothing that they change is read. */
+static enum status record(struct call *c, struct err *err)
+{
+    const struct responses *s = state(c);
+    struct stored_response stored = stored_of(c);
+    stored.lost = view(s->lost.data, s->lost.n_bytes);
+    if (s->body.failed || s->lost.failed) {
+        return err_set(err, ERR_NOMEM, "no memory");
+    }
+    return store_response_put(c->request.store, c->request.owner, &stored, err);
 }
 
 static void end(struct call *c)
@@ -413,11 +574,10 @@ static void end(struct call *c)
         c->sink->whole(c, &whole); // takes the memory
         return;
     }
-    const char *type = is_cut(c) ? "response.incomplete" : "response.completed";
-    struct buf *b = event(c, type);
-    buf_puts(b, ",\"response\":");
-    buf_put(b, body->data, body->n_bytes);
-    send(c, type, b);
+    if (!c->request.detached) {
+        put_end(c);
+    }
+    state(c)->n_told = state(c)->events.n_bytes;
     c->sink->end(c, false);
 }
 
@@ -441,6 +601,7 @@ static void send_error_event(struct call *c, const struct call_error *e)
 
 const struct call_format call_response_format = {
     .id_prefix = "resp_",
+    .begin = begin,
     .start = start,
     .pending = pending,
     .in_order = true,
@@ -450,6 +611,7 @@ const struct call_format call_response_format = {
     .finish = finish,
     .close = close_answer,
     .save = save,
+    .record = record,
     .end = end,
     .error = send_error_event,
     .forget = forget,

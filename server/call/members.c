@@ -12,10 +12,10 @@ enum {
     CHATS = FORM_CHAT | FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT,
     MESSAGES = FORM_MESSAGES | FORM_COUNT_TOKENS,
     TALKS = CHATS | FORM_RESPONSES | MESSAGES | OLLAMA,
-    DRAWS =
-        FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES | FORM_GENERATE | OLLAMA | NATIVE,
+    DRAWS = FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES | FORM_GENERATE | OLLAMA |
+            NATIVE | FORM_TOKENS,
     SERVED = TALKS | FORM_COMPLETIONS | FORM_EMBEDDINGS | FORM_OLLAMA_EMBED | NATIVE |
-             FORM_NATIVE_EMBED | TOKENIZE | FORM_DETOKENIZE, // by a server
+             FORM_NATIVE_EMBED | TOKENIZE | FORM_DETOKENIZE | FORM_TOKENS, // by a server
     SCORES = FORM_SCORE | FORM_RERANK,
     SERVES = SERVED | SCORES,
     ALL = SERVED | FORM_GENERATE,
@@ -253,8 +253,12 @@ const struct member members[] = {
     /* ---- responses ---- */
     {"previous_response_id", "The stored response that this one goes on from.", FORM_RESPONSES,
      HAND(STRING, read_previous)},
-    {"background", "Answers are not kept for later.", FORM_RESPONSES, REFUSED(BOOL, "false")},
-    {"conversation", "Conversations are not stored.", FORM_RESPONSES, REFUSED(ANY, nothing)},
+    {"background", "The response runs on without its client, who asks for it later.",
+     FORM_RESPONSES, BOOL(detached)},
+    {"conversation", "The stored conversation before the input, which the response is added to.",
+     FORM_RESPONSES, HAND(ANY, read_conversation),
+     .schema = "'anyOf':[{'type':['string','null']},{'type':'object','required':['id'],"
+               "'properties':{'id':{'type':'string'}}}]"},
     {"prompt", "Prompts are not stored.", FORM_RESPONSES, REFUSED(ANY, nothing)},
     {"context_management", "No input items are dropped.", FORM_RESPONSES, REFUSED(ANY, nothing)},
     {"instructions", "A system message before the input.", FORM_RESPONSES, STRING(instructions)},
@@ -351,6 +355,15 @@ const struct member members[] = {
 
     {"prompt", "What is to be continued.", FORM_COMPLETIONS, HAND(PROMPTS, read_prompt),
      MOST(max_prompts), .required = true},
+
+    /* ---- ids in, ids out ---- */
+    {"token_ids", "The prompt.", FORM_TOKENS, HAND(IDS, read_token_ids), .required = true},
+    {"logprobs", "The log probability of each token, and the likeliest at its place, one at least.",
+     FORM_TOKENS, HAND(INT, read_completion_logprobs), .min = 0, MOST(max_logprobs)},
+    {"max_tokens", "The longest answer, in tokens.", FORM_TOKENS, LENGTH},
+    {"detokenize", "Answers are ids; false only without stop strings.", FORM_TOKENS,
+     HAND(BOOL, read_detokenize)},
+    {"features", "Images and sound.", FORM_TOKENS, REFUSED(ANY, nothing)},
 
     /* ---- a line of `sluice generate` ---- */
     {"logprobs", "true, or the log probabilities of this many others, too.", FORM_GENERATE,
@@ -599,7 +612,9 @@ const struct member members[] = {
      .why = "Its members belong at the top level."},
     {"parameters", "TGI's parameters.", DRAWS, REFUSED(ANY, empty),
      .why = "Its members belong at the top level."},
-    {"sampling_params", "SGLang's parameters.", DRAWS, REFUSED(ANY, empty),
+    {"sampling_params", "Parameters, which are read as if they stood beside it.", FORM_TOKENS,
+     IGNORED(OBJECT)},
+    {"sampling_params", "SGLang's parameters.", DRAWS & ~FORM_TOKENS, REFUSED(ANY, empty),
      .why = "Its members belong at the top level."},
     {"generation_config", "Parameters in a form of their own.", DRAWS, REFUSED(ANY, empty),
      .why = "Its members belong at the top level."},

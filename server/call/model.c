@@ -56,16 +56,21 @@ static char *name_of_folder(const char *path)
     return copy;
 }
 
-/* Without names of the operator's: the folder's, and the whole argument, as with vLLM. */
+/* Without names of the operator's: the folder's, and the whole argument, as with vLLM. A '*' among
+ * the names is none: it lets clients say any. */
 static void make_names(struct call_model *m, const struct config *config)
 {
     const struct string_list *given = &config->served_model_name;
-    size_t n = given->n > 0 ? given->n : 2;
-    const char **names = xcalloc(n, sizeof names[0]);
+    const char **names = xcalloc(given->n + 2, sizeof names[0]);
+    size_t n = 0;
     for (size_t i = 0; i < given->n; i++) {
-        names[i] = given->items[i];
+        bool any = strcmp(given->items[i], "*") == 0;
+        m->any_name = m->any_name || any;
+        if (!any) {
+            names[n++] = given->items[i];
+        }
     }
-    if (given->n == 0) {
+    if (n == 0) {
         m->folder_name = name_of_folder(config->engine.model);
         names[0] = m->folder_name;
         names[1] = config->engine.model;
@@ -82,7 +87,7 @@ const char *call_model_name(const struct call_model *m, const char *name)
             return m->names[i];
         }
     }
-    return name ? NULL : m->names[0];
+    return name && !m->any_name ? NULL : m->names[0];
 }
 
 const char *call_model_tagged_name(const struct call_model *m, const char *name)

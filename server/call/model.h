@@ -19,11 +19,12 @@ struct call_model {
     const struct config *config;
     const char *const *names; // as clients may call it; the first is the default, and no path
     size_t n_names;
-    char *folder_name;              // the first of them where the operator gave none
-    const char *text_dir;           // of the tokenizer's configuration: its folder or the model's
-    struct tokenizer *tok;          // NULL: ids only
-    struct err no_tok;              // why it is NULL, if that is known
-    struct grammars *grammars;      // of requests
+    bool any_name;             // requests may name any other model and are answered by this one
+    char *folder_name;         // the first of them where the operator gave none
+    const char *text_dir;      // of the tokenizer's configuration: its folder or the model's
+    struct tokenizer *tok;     // NULL: ids only
+    struct err no_tok;         // why it is NULL, if that is known
+    struct grammars *grammars; // of requests
     struct chat_template *template; // NULL: none
     const struct engine_info *info;
     struct sampling_params defaults; // generation_config.json, overridden by the configuration

@@ -34,6 +34,10 @@ static const struct kind {
     [KIND_SCORE] = {score_begin, score_end, "text_1",
                     NULL}, // what its prompts are for, the model says
     [KIND_RERANK] = {score_begin, score_end, "documents", NULL},
+    [KIND_TOKENS] = {tokens_begin, tokens_end, "token_ids", NULL, .generates = true},
+    [KIND_RENDER] = {render_begin, completion_end, "prompt", NULL},
+    [KIND_RENDER_CHAT] = {render_chat_begin, chat_end, NULL, "messages"},
+    [KIND_CHAT_INPUT_TOKENS] = {render_chat_begin, chat_end, NULL, "messages"},
     [KIND_RESPONSES] = {responses_begin, responses_end, NULL, "input", .generates = true},
     [KIND_RESPONSES_INPUT_TOKENS] = {responses_begin, responses_end, NULL, "input"},
     [KIND_MESSAGES] = {messages_begin, messages_end, NULL, "messages", .generates = true},

@@ -104,10 +104,17 @@ bool read_completion_max(struct request *r);
 bool read_prompt(struct request *r);
 bool check_dimensions(struct request *r);
 bool read_embd_normalize(struct request *r);
-bool read_input(struct request *r);
 bool read_one_prompt(struct request *r);
 bool read_add_special(struct request *r);
 bool read_tokens(struct request *r);
+
+/* Ids in, ids out (request_tokens.c). */
+void render_chat_begin(struct request *r);
+void render_begin(struct request *r);
+void tokens_begin(struct request *r);
+bool tokens_end(struct request *r);
+bool read_token_ids(struct request *r);
+bool read_detokenize(struct request *r);
 
 /* A text behind the answer (request_fim.c): the prompts become those of a hole. */
 bool read_suffix(struct request *r);
@@ -127,6 +134,7 @@ bool infill_end(struct request *r);
 
 bool read_native_prompt(struct request *r);
 bool read_mixed_input(struct request *r);
+bool read_input(struct request *r); // of other embeddings
 bool read_n_probs(struct request *r);
 bool read_response_fields(struct request *r);
 bool read_hole(struct request *r);
@@ -188,7 +196,8 @@ bool read_metadata(struct request *r);
 void responses_begin(struct request *r);
 bool responses_end(struct request *r);
 
-bool read_previous(struct request *r); // request_history.c, with what is kept of the input
+bool read_previous(struct request *r);     // request_history.c, with what is kept of the input
+bool read_conversation(struct request *r); // likewise
 bool read_items(struct request *r);
 bool read_truncation(struct request *r);
 bool read_include(struct request *r);

@@ -35,7 +35,11 @@ enum request_kind {
     KIND_INFILL,
     KIND_NATIVE_EMBED,
     KIND_APPLY_TEMPLATE,
-    KIND_INVOCATIONS, // SageMaker's: becomes the kind whose members the body has
+    KIND_TOKENS,            // vLLM's: ids in, ids out
+    KIND_RENDER,            // the ids of a completion's prompts
+    KIND_RENDER_CHAT,       // of a chat
+    KIND_CHAT_INPUT_TOKENS, // how many those are
+    KIND_INVOCATIONS,       // SageMaker's: becomes the kind whose members the body has
     N_REQUEST_KINDS,
 };
 
@@ -58,6 +62,7 @@ enum {
     FORM_NATIVE = 1 << KIND_NATIVE,
     FORM_INFILL = 1 << KIND_INFILL,
     FORM_NATIVE_EMBED = 1 << KIND_NATIVE_EMBED,
+    FORM_TOKENS = 1 << KIND_TOKENS,
     FORM_TOKENIZE_CHAT = 1 << N_REQUEST_KINDS,
 };
 
@@ -189,7 +194,10 @@ struct request {
     const char *instructions; // responses
     int n_stripped_lines;     // messages: of the system prompt (--strip-prompt-lines)
     bool stores;              // responses: it is kept
+    bool detached;            // responses: it runs on without its client ("background")
+    bool wants_events;        // of those: whether the client asked for a stream; all have one
     const char *previous;     // responses: the id of the one before; or NULL
+    const char *conversation; // responses: its id; or NULL
     const char *items;        // responses: its own input items, as JSON texts joined by commas
     const char *history;      // responses: the items before those, as a JSON array; or NULL
     size_t items_bytes, history_bytes;

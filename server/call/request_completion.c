@@ -169,11 +169,6 @@ bool read_embd_normalize(struct request *r)
                                 "they are).");
 }
 
-bool read_input(struct request *r)
-{
-    return request_read_prompts(r, "input", MAX_INPUTS);
-}
-
 void embeddings_begin(struct request *r)
 {
     r->normalize = r->model->normalize;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* previous_response_id: the items of the responses before, from the store. */
+/* What was said before, from the store: the items of the responses before (previous_response_id),
+ * or of a conversation. */
 #include "server/call/readers.h"
 
 #include <stdlib.h>
@@ -51,7 +52,10 @@ static bool collect(struct request *r, const char *id, struct buf *items)
                             : call_error_set(&r->error, 500, "internal_error", NULL,
                                              "The server could not read a stored response.");
         }
-        bool good = put_before(r, items, &s);
+        bool good =
+            !s.runs || call_error_set(&r->error, 400, "invalid_value", "previous_response_id",
+                                      "The response %.80s has not ended yet.", next);
+        good = good && put_before(r, items, &s);
         memcpy(next, s.previous, sizeof next);
         stored_response_deinit(&s);
         if (!good) {
@@ -59,6 +63,21 @@ static bool collect(struct request *r, const char *id, struct buf *items)
         }
     }
     return true;
+}
+
+/* The items, as an array, are what the input follows. Takes their memory. */
+static bool keep_history(struct request *r, struct buf *items)
+{
+    struct buf array;
+    buf_init(&array, MAX_BYTES);
+    buf_putc(&array, '[');
+    buf_put(&array, items->data, items->n_bytes);
+    buf_putc(&array, ']');
+    r->history =
+        array.failed || items->failed ? NULL : arena_strndup(&r->arena, array.data, array.n_bytes);
+    r->history_bytes = array.n_bytes;
+    buf_deinit(&array);
+    return r->history ? true : request_too_large(r);
 }
 
 bool read_previous(struct request *r)
@@ -70,20 +89,55 @@ bool read_previous(struct request *r)
     if (!r->store) {
         return missing(r, id);
     }
-    struct buf items, array;
+    struct buf items;
     buf_init(&items, MAX_BYTES);
-    buf_init(&array, MAX_BYTES);
     bool good = collect(r, id, &items);
     if (good) {
-        buf_putc(&array, '[');
-        buf_put(&array, items.data, items.n_bytes);
-        buf_putc(&array, ']');
         r->previous = id;
-        r->history = array.failed ? NULL : arena_strndup(&r->arena, array.data, array.n_bytes);
-        r->history_bytes = array.n_bytes;
-        good = r->history ? true : request_too_large(r);
+        good = keep_history(r, &items);
     }
     buf_deinit(&items);
-    buf_deinit(&array);
+    return good;
+}
+
+static bool conversation_id(struct request *r, const char **id)
+{
+    const struct body_member *m = body_get(&r->body, "conversation");
+    if (!m) {
+        return false;
+    }
+    *id = json_is(m->node, JSON_OBJECT) ? json_get_string(m->node, "id") : json_string(m->node);
+    return *id != NULL ||
+           body_wrong_type(&r->error, "conversation", "an id, or an object with one", m->node);
+}
+
+bool read_conversation(struct request *r)
+{
+    const char *id = NULL;
+    struct err err = {""};
+    enum status st = OK;
+    if (!conversation_id(r, &id)) {
+        return r->error.status == 0;
+    }
+    if (r->previous) {
+        return call_error_set(
+            &r->error, 400, "invalid_value", "conversation",
+            "Only one of 'previous_response_id' and 'conversation' may be given.");
+    }
+    struct buf items;
+    buf_init(&items, MAX_BYTES);
+    bool found = r->store && store_conversation_read(r->store, r->owner, id, &items, &st, &err);
+    bool good = found;
+    if (found) {
+        r->conversation = id;
+        good = keep_history(r, &items);
+    } else if (st == OK) {
+        call_error_set(&r->error, 404, "not_found", "conversation",
+                       "No such Conversation object: %.80s", id);
+    } else {
+        call_error_set(&r->error, 500, "internal_error", NULL,
+                       "The server could not read a stored conversation.");
+    }
+    buf_deinit(&items);
     return good;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The bodies of llama.cpp's own endpoints: /completion, /infill, /embedding and /apply-template. A
- * prompt may mix texts and ids, and is then ids from here on. */
+ * prompt may mix texts and ids, that of other embeddings too, and is then ids from here on. */
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 
@@ -341,6 +341,30 @@ void native_embed_begin(struct request *r)
 {
     rename(r, "content", "input");
     embeddings_begin(r);
+}
+
+/* Whether texts and ids are mixed, in a prompt or in the list of them. */
+static bool is_mixed(const struct json *list)
+{
+    bool text = false, other = false, within = false;
+    for (const struct json *item = json_first(list); item; item = json_next(item)) {
+        text = text || json_is(item, JSON_STRING);
+        other = other || json_is(item, JSON_NUMBER) || json_is(item, JSON_ARRAY);
+        for (const struct json *i = json_first(item); i && !within; i = json_next(i)) {
+            within = json_is(item, JSON_ARRAY) && json_is(i, JSON_STRING);
+        }
+    }
+    return within || (text && other);
+}
+
+bool read_input(struct request *r)
+{
+    const struct body_member *m = body_get(&r->body, "input");
+    bool ids_first = m && !m->node; // no tree was made of it
+    bool mixed = ids_first ? memchr(m->start, '"', m->n_bytes) != NULL
+                           : m && json_is(m->node, JSON_ARRAY) && is_mixed(m->node);
+    return mixed ? request_read_mixed(r, "input", MAX_INPUTS)
+                 : request_read_prompts(r, "input", MAX_INPUTS);
 }
 
 bool read_mixed_input(struct request *r)

@@ -242,9 +242,10 @@ static bool put_history(struct messages *m)
     }
     if (!body_hide_nuls(&r->body, r->text, r->n_bytes, text, r->history_bytes) ||
         json_parse(text, r->history_bytes, &limits, &items, NULL) != OK) {
-        return call_error_set(&m->r->error, 400, "invalid_value", "previous_response_id",
-                              "Invalid 'previous_response_id': the conversation before this input "
-                              "has too many items.");
+        const char *param = r->conversation ? "conversation" : "previous_response_id";
+        return call_error_set(
+            &m->r->error, 400, "invalid_value", param,
+            "Invalid '%s': the conversation before this input has too many items.", param);
     }
     bool good = true;
     for (const struct json *item = json_first(items); good && item; item = json_next(item)) {
@@ -373,7 +374,23 @@ bool responses_end(struct request *r)
         return call_error_set(&r->error, 400, "unsupported_value", "n",
                               "Unsupported value: a response is one answer; 'n' may only be 1.");
     }
+    if (r->detached && !(r->stores && r->store)) {
+        return call_error_set(&r->error, 400, "invalid_value", "background",
+                              r->store ? "A response that runs in the background is kept: 'store' "
+                                         "may not be false."
+                                       : "Invalid 'background': no responses are kept here.");
+    }
+    if (r->conversation && !r->stores) {
+        return call_error_set(&r->error, 400, "invalid_value", "conversation",
+                              "A response of a conversation is added to it: 'store' may not be "
+                              "false.");
+    }
     r->stores = r->stores && r->store && r->kind == KIND_RESPONSES;
+    r->detached = r->detached && r->kind == KIND_RESPONSES;
+    if (r->detached) {
+        r->wants_events = r->stream;
+        r->stream = true;
+    }
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->logprobs ? r->n_top : 0;
     r->has_max_tokens |= r->max_is_asked;

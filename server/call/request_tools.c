@@ -240,8 +240,9 @@ bool read_tools(struct request *r)
 {
     const struct json *list = NULL;
     if (body_array(&r->body, "tools", &list)) {
+        bool none = json_count(list) == 0 && r->kind == KIND_APPLY_TEMPLATE; // as llama.cpp has it
         return json_count(list) > 0 ? read_shape(r, &shapes[SHAPE_CHAT])
-                                    : call_error_empty(&r->error, "tools");
+                                    : none || call_error_empty(&r->error, "tools");
     }
     if (r->error.status != 0 || !body_array(&r->body, "functions", &list) ||
         json_count(list) == 0) {

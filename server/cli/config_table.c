@@ -17,7 +17,8 @@ const struct option_row option_rows[] = {
     {ROW("revision", OPTION_STRING, revision, NULL,
          "branch, tag or commit of a model by name; default: main")},
     {ROW("served-model-name", OPTION_LIST, served_model_name, NULL,
-         "names that clients may use; default: the folder's last part, and the model argument")},
+         "names that clients may use; '*' among them: any; default: the folder's last part, and "
+         "the model argument")},
     {ROW("tokenizer", OPTION_STRING, tokenizer, NULL, "folder of another tokenizer.json")},
     {ROW("skip-tokenizer-init", OPTION_BOOL, skip_tokenizer_init, "false",
          "no tokenizer: prompts and answers are token ids")},

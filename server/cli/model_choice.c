@@ -259,16 +259,17 @@ static enum status no_name(const char *model, enum status st, struct err *err)
                : st;
 }
 
-/* Clients may use the whole name, which comes first as with other servers, and its last part. */
+/* Clients may use the whole name, which comes first as with other servers, and its last part. A
+ * '*', any name, stands beside them. */
 static void add_names(struct config *c, const struct hub_name *name)
 {
     struct string_list *names = &c->served_model_name;
-    if (names->n == 0) {
-        names->items = xcalloc(2, sizeof *names->items);
-        names->items[0] = xstrdup(name->id);
-        names->items[1] = xstrdup(strchr(name->id, '/') + 1);
-        names->n = 2;
+    if (names->n > 1 || (names->n == 1 && strcmp(names->items[0], "*") != 0)) {
+        return;
     }
+    names->items = xrealloc(names->items, (names->n + 2) * sizeof *names->items);
+    names->items[names->n++] = xstrdup(name->id);
+    names->items[names->n++] = xstrdup(strchr(name->id, '/') + 1);
 }
 
 enum status model_find(struct config *c, struct err *err)

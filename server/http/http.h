@@ -53,7 +53,8 @@ enum http_route_flags {
 
 struct http_route {
     const char *method; // "GET" (answers HEAD too), "POST", "DELETE"
-    const char *path;   // "/v1/models/{id}": one {id}, which takes slashes too when it comes last
+    const char *path;   // "/v1/models/{id}": one {id} or two, of which one that comes last takes
+                        // slashes, too, unless another row has the path first
     void (*handler)(struct http_request *req, void *arg);
     unsigned scope;        // for the authorize hook; 0: open to all
     size_t max_body_bytes; // 0: options.max_body_bytes
@@ -193,7 +194,8 @@ void http_timer_stop(struct http_server *server, struct http_timer *timer); // a
 
 /* --- A request: borrowed text, valid until the terminal call --- */
 
-const char *http_param(const struct http_request *req); // what {id} took, decoded; or NULL
+const char *http_param(const struct http_request *req);        // what {id} took, decoded; or NULL
+const char *http_second_param(const struct http_request *req); // the second one
 /* NULL if absent. Only in the hooks on_head and authorize and in the handler, until it returns:
  * copy what is needed later. */
 const char *http_header(const struct http_request *req, const char *name);

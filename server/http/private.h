@@ -131,7 +131,7 @@ struct http_request {
     /* The request. text holds the raw URI, the path and query parameters. */
     bool http10, is_head, expects_continue, has_body;
     char method[16];
-    const char *path, *param, *query;
+    const char *path, *param, *second_param, *query;
     char *text, *query_end;
     const char *uri_seen; // where libmicrohttpd had it, and its length: for the guard
     size_t n_uri;

@@ -465,6 +465,11 @@ const char *http_param(const struct http_request *req)
     return req->param;
 }
 
+const char *http_second_param(const struct http_request *req)
+{
+    return req->second_param;
+}
+
 const char *http_header(const struct http_request *req, const char *name)
 {
     return req->completed || !req->conn->mhd

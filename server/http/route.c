@@ -116,25 +116,46 @@ bool http_split_uri(struct http_request *req, const char *raw)
     return req->path[0] == '/' || strcmp(req->path, "*") == 0;
 }
 
-/* The part of the path that {id} takes. */
-static bool matches(const char *pattern, const char *path, size_t n_path, const char **id,
-                    size_t *n_id)
+struct part {
+    const char *at;
+    size_t n;
+};
+
+/* The parts of the path that the pattern's braces take. */
+static bool matches(const char *pattern, const char *path, size_t n_path, struct part parts[2])
 {
-    const char *brace = strchr(pattern, '{');
-    *n_id = 0;
-    if (!brace) {
-        return strlen(pattern) == n_path && memcmp(pattern, path, n_path) == 0;
+    const char *end = path + n_path;
+    for (int i = 0;; i++) {
+        const char *brace = strchr(pattern, '{');
+        size_t n_before = brace ? (size_t)(brace - pattern) : strlen(pattern);
+        if ((size_t)(end - path) < n_before || memcmp(path, pattern, n_before) != 0) {
+            return false;
+        }
+        path += n_before;
+        if (!brace || i == 2) {
+            return !brace && path == end;
+        }
+        pattern = strchr(brace, '}') + 1;
+        const char *slash = *pattern ? memchr(path, '/', (size_t)(end - path)) : NULL;
+        parts[i] = (struct part){path, (size_t)((slash ? slash : end) - path)};
+        if (parts[i].n == 0) {
+            return false;
+        }
+        path += parts[i].n;
     }
-    size_t n_before = (size_t)(brace - pattern);
-    const char *after = strchr(brace, '}') + 1;
-    size_t n_after = strlen(after);
-    if (n_path <= n_before + n_after || memcmp(path, pattern, n_before) != 0 ||
-        memcmp(path + n_path - n_after, after, n_after) != 0) {
-        return false;
+}
+
+/* http_split_uri left room for copies. */
+static const char *copy_part(char **to, struct part part)
+{
+    char *copy = *to;
+    if (!part.at) {
+        return NULL;
     }
-    *id = path + n_before;
-    *n_id = n_path - n_before - n_after;
-    return n_after == 0 || !memchr(*id, '/', *n_id);
+    memcpy(copy, part.at, part.n);
+    copy[part.n] = '\0';
+    *to = copy + part.n + 1;
+    return copy;
 }
 
 static bool method_fits(const struct http_request *req, const struct http_route *r)
@@ -150,18 +171,14 @@ const struct http_route *http_route_find(struct http_request *req, struct buf *a
         n_path--;
     }
     for (const struct http_route *r = req->server->options.routes; r && r->method; r++) {
-        const char *id = NULL;
-        size_t n_id = 0;
-        if (!matches(r->path, req->path, n_path, &id, &n_id)) {
+        struct part parts[2] = {{NULL, 0}, {NULL, 0}};
+        if (!matches(r->path, req->path, n_path, parts)) {
             continue;
         }
         if (method_fits(req, r)) {
-            if (id) {
-                char *copy = req->query_end; // http_split_uri left room behind
-                memcpy(copy, id, n_id);
-                copy[n_id] = '\0';
-                req->param = copy;
-            }
+            char *room = req->query_end;
+            req->param = copy_part(&room, parts[0]);
+            req->second_param = copy_part(&room, parts[1]);
             return r;
         }
         buf_printf(allow, "%s%s%s", allow->n_bytes > 0 ? ", " : "", r->method,
@@ -178,9 +195,8 @@ const struct http_route *http_route_of_path(struct http_request *req, const char
     }
     const struct http_route *any = NULL;
     for (const struct http_route *r = req->server->options.routes; r && r->method; r++) {
-        const char *id = NULL;
-        size_t n_id = 0;
-        if (matches(r->path, req->path, n_path, &id, &n_id)) {
+        struct part parts[2];
+        if (matches(r->path, req->path, n_path, parts)) {
             any = any ? any : r;
             if (strcmp(r->method, method) == 0) {
                 return r;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PAGE_BYTES = 4096, MAX_STATEMENTS = 64 };
+enum { PAGE_BYTES = 4096, MAX_STATEMENTS = 128 };
 
 /* Statements stay prepared, found by the address of their text: they are constants of this folder.
  */

@@ -29,6 +29,11 @@ struct store {
 /* "file-" and the like with 24 random hex digits. */
 void store_make_id(char id[STORE_ID_BYTES], const char *prefix);
 
+/* Within a transaction, with the lock held. */
+enum status store_conversation_append(struct store *s, const char *owner, const char *id,
+                                      const struct stored_item *items, size_t n, int64_t expires_at,
+                                      bool *found, struct err *err);
+
 /* Content is written chunk by chunk; the caller holds the lock. */
 struct chunk_writer {
     struct store *store;

@@ -34,15 +34,23 @@ static enum status make_room(struct store *s, int64_t more, struct err *err)
 static enum status put(struct store *s, const char *owner, const struct stored_response *r,
                        struct err *err)
 {
-    const int64_t bytes = (int64_t)(r->input.n_bytes + r->output.n_bytes + r->body.n_bytes);
+    const int64_t bytes = (int64_t)(r->input.n_bytes + r->output.n_bytes + r->body.n_bytes +
+                                    r->lost.n_bytes + r->events.n_bytes);
+    bool found;
     TRY(make_room(s, bytes, err));
+    if (r->conversation[0]) { // it may have been deleted by now
+        TRY(store_conversation_append(s, owner, r->conversation, r->items, r->n_items,
+                                      r->expires_at, &found, err));
+    }
     return db_run(s->db, err,
                   "INSERT OR REPLACE INTO responses"
-                  " (id, owner, previous, created_at, expires_at, bytes, input, output, body)"
-                  " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                  "tttiiibbb", r->id, owner, r->previous, r->created_at, r->expires_at, bytes,
+                  " (id, owner, previous, created_at, expires_at, bytes, input, output, body, lost,"
+                  " events, background) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                  "tttiiibbbbbi", r->id, owner, r->previous, r->created_at, r->expires_at, bytes,
                   (const void *)r->input.data, r->input.n_bytes, (const void *)r->output.data,
-                  r->output.n_bytes, (const void *)r->body.data, r->body.n_bytes);
+                  r->output.n_bytes, (const void *)r->body.data, r->body.n_bytes,
+                  (const void *)r->lost.data, r->lost.n_bytes, (const void *)r->events.data,
+                  r->events.n_bytes, (int64_t)r->background);
 }
 
 enum status store_response_put(struct store *s, const char *owner, const struct stored_response *r,
@@ -76,8 +84,8 @@ bool store_response_find(struct store *s, const char *owner, const char *id,
     *out = (struct stored_response){0};
     pthread_mutex_lock(&s->lock);
     *st = db_query(s->db, &rows, err,
-                   "SELECT id, previous, created_at, expires_at, input, output, body FROM responses"
-                   " WHERE owner = ? AND id = ?",
+                   "SELECT id, previous, created_at, expires_at, input, output, body,"
+                   " background, length(lost) > 0 FROM responses WHERE owner = ? AND id = ?",
                    "tt", owner, id);
     bool found = *st == OK && db_next(rows);
     if (found) {
@@ -88,6 +96,8 @@ bool store_response_find(struct store *s, const char *owner, const char *id,
         take_bytes(rows, 4, &out->input);
         take_bytes(rows, 5, &out->output);
         take_bytes(rows, 6, &out->body);
+        out->background = db_int(rows, 7) != 0;
+        out->runs = db_int(rows, 8) != 0;
     }
     *st = *st == OK ? db_end(rows, err) : *st;
     pthread_mutex_unlock(&s->lock);
@@ -98,6 +108,24 @@ bool store_response_find(struct store *s, const char *owner, const char *id,
         stored_response_deinit(out);
         *out = (struct stored_response){0};
     }
+    return found && *st == OK;
+}
+
+bool store_response_events(struct store *s, const char *owner, const char *id, struct buf *out,
+                           enum status *st, struct err *err)
+{
+    struct db_rows *rows;
+    pthread_mutex_lock(&s->lock);
+    *st = db_query(s->db, &rows, err, "SELECT events FROM responses WHERE owner = ? AND id = ?",
+                   "tt", owner, id);
+    bool found = *st == OK && db_next(rows);
+    if (found) {
+        size_t n;
+        const void *bytes = db_bytes(rows, 0, &n);
+        buf_put(out, bytes, n);
+    }
+    *st = *st == OK ? db_end(rows, err) : *st;
+    pthread_mutex_unlock(&s->lock);
     return found && *st == OK;
 }
 

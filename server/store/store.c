@@ -31,7 +31,13 @@ static const char schema[] =
     "CREATE TABLE IF NOT EXISTS responses ("
     " row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT, owner TEXT, previous TEXT,"
     " created_at INTEGER, expires_at INTEGER, bytes INTEGER, input BLOB, output BLOB, body BLOB,"
-    " UNIQUE (owner, id));"
+    " lost BLOB, events BLOB, background INTEGER, UNIQUE (owner, id));"
+    "CREATE TABLE IF NOT EXISTS conversations ("
+    " row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT, owner TEXT, created_at INTEGER,"
+    " expires_at INTEGER, metadata TEXT, bytes INTEGER, touched INTEGER, UNIQUE (owner, id));"
+    "CREATE TABLE IF NOT EXISTS items ("
+    " row INTEGER PRIMARY KEY AUTOINCREMENT, conversation INTEGER, id TEXT, text BLOB,"
+    " UNIQUE (conversation, id));"
     "CREATE INDEX IF NOT EXISTS response_bytes ON responses (row, bytes);"
     "CREATE INDEX IF NOT EXISTS response_ends ON responses (expires_at);"
     "DELETE FROM chunks WHERE file IN (SELECT row FROM files WHERE ready = 0);"
@@ -46,6 +52,35 @@ void store_make_id(char id[STORE_ID_BYTES], const char *prefix)
     for (size_t i = 0; i < sizeof random && n + 2 < STORE_ID_BYTES; i++) {
         n += (size_t)snprintf(id + n, STORE_ID_BYTES - n, "%02x", random[i]);
     }
+}
+
+/* Columns that a folder of an older version lacks. */
+static enum status add_columns(struct store *s, struct err *err)
+{
+    struct db_rows *rows;
+    TRY(db_query(s->db, &rows, err,
+                 "SELECT count(*) FROM pragma_table_info('responses') WHERE name = 'lost'", ""));
+    bool has = db_next(rows) && db_int(rows, 0) > 0;
+    TRY(db_end(rows, err));
+    return has ? OK
+               : db_script(s->db,
+                           "ALTER TABLE responses ADD COLUMN lost BLOB;"
+                           "ALTER TABLE responses ADD COLUMN events BLOB;"
+                           "ALTER TABLE responses ADD COLUMN background INTEGER;",
+                           err);
+}
+
+/* Responses that ran when an earlier process ended. */
+static enum status end_lost(struct store *s, struct err *err)
+{
+    return db_script(s->db, "UPDATE responses SET body = lost, lost = NULL WHERE length(lost) > 0;",
+                     err);
+}
+
+void store_item_id(char id[STORE_ITEM_ID_BYTES], const char *prefix)
+{
+    _Static_assert((int)STORE_ITEM_ID_BYTES >= (int)STORE_ID_BYTES, "an id has room");
+    store_make_id(id, prefix);
 }
 
 static enum status open_folder(struct store *s, const char *dir, struct err *err)
@@ -76,6 +111,12 @@ enum status store_open(const struct store_options *options, struct store **out, 
                                   : db_open(NULL, options->max_bytes, &s->db, err);
     if (st == OK) {
         st = db_script(s->db, schema, err);
+    }
+    if (st == OK) {
+        st = add_columns(s, err);
+    }
+    if (st == OK) {
+        st = end_lost(s, err);
     }
     if (st != OK) {
         store_close(s);
@@ -146,7 +187,10 @@ static enum status expire(struct store *s, int64_t now, int64_t ended_before, st
                "DELETE FROM batches WHERE row IN (SELECT batch FROM batch_times"
                " WHERE status IN " ENDED_STATUSES " AND at < ?)",
                "i", ended_before));
+    TRY(db_run(s->db, err, "DELETE FROM conversations WHERE expires_at > 0 AND expires_at <= ?",
+               "i", now));
     return db_script(s->db,
+                     "DELETE FROM items WHERE conversation NOT IN (SELECT row FROM conversations);"
                      "DELETE FROM batch_times WHERE batch NOT IN (SELECT row FROM batches);"
                      "DELETE FROM answers WHERE batch NOT IN (SELECT row FROM batches);",
                      err);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What outlives a request: files, batches and their answers, and responses, in one SQLite database.
+/* What outlives a request: files, batches and their answers, responses and conversations, in one
+ * SQLite database.
  * With a folder it is durable: when a call returns OK, what it did survives kill -9 and a power
  * cut, and happens whole or not at all. Without one it is temporary, bounded, and ends with the
  * process.
@@ -36,7 +37,8 @@ struct store_usage {
 };
 enum status store_usage(struct store *s, struct store_usage *out, struct err *err);
 
-/* Deletes files and responses whose time has come, and batches that ended before `ended_before`. */
+/* Deletes files, responses and conversations whose time has come, and batches that ended before
+ * `ended_before`. */
 enum status store_expire(struct store *s, int64_t now, int64_t ended_before, struct err *err);
 
 /* ---- files ---------------------------------------------------------------------------------- */
@@ -78,6 +80,54 @@ enum status store_file_list(struct store *s, const char *owner, const struct sto
 enum status store_file_read(struct store *s, const char *id, int64_t offset, size_t max_bytes,
                             struct buf *out, struct err *err);
 
+/* ---- conversations --------------------------------------------------------------------------
+ */
+
+struct stored_conversation {
+    char id[STORE_ID_BYTES];
+    int64_t created_at, expires_at; // expires_at 0: never; it moves on with each that is added to
+    char *metadata;                 // JSON text
+};
+void stored_conversation_deinit(struct stored_conversation *c);
+
+enum { STORE_ITEM_ID_BYTES = 72 };
+
+struct stored_item {
+    char id[STORE_ITEM_ID_BYTES];
+    struct buf text; // JSON, with the id
+};
+void stored_items_free(struct stored_item *items, size_t n);
+/* A new one: the prefix and 24 random hex digits. */
+void store_item_id(char id[STORE_ITEM_ID_BYTES], const char *prefix);
+
+/* c: the times and metadata are read, the id is written. Conversations have a part of the store:
+ * those that nobody has added to for the longest make room. */
+enum status store_conversation_create(struct store *s, const char *owner,
+                                      struct stored_conversation *c,
+                                      const struct stored_item *items, size_t n, struct err *err);
+/* False, with OK in *st: the owner has no such conversation (or no such item in it). */
+bool store_conversation_find(struct store *s, const char *owner, const char *id,
+                             struct stored_conversation *out, enum status *st, struct err *err);
+bool store_conversation_describe(struct store *s, const char *owner, const char *id,
+                                 const char *metadata, enum status *st, struct err *err);
+bool store_conversation_delete(struct store *s, const char *owner, const char *id, enum status *st,
+                               struct err *err);
+bool store_conversation_add(struct store *s, const char *owner, const char *id,
+                            const struct stored_item *items, size_t n, int64_t expires_at,
+                            enum status *st, struct err *err);
+struct store_page;
+/* *items is the caller's (stored_items_free) in any case. */
+bool store_conversation_items(struct store *s, const char *owner, const char *id,
+                              const struct store_page *page, struct stored_item **items, size_t *n,
+                              bool *has_more, enum status *st, struct err *err);
+/* All of them, joined by commas. */
+bool store_conversation_read(struct store *s, const char *owner, const char *id, struct buf *out,
+                             enum status *st, struct err *err);
+bool store_conversation_item(struct store *s, const char *owner, const char *id, const char *item,
+                             struct stored_item *out, enum status *st, struct err *err);
+bool store_conversation_item_delete(struct store *s, const char *owner, const char *id,
+                                    const char *item, enum status *st, struct err *err);
+
 /* ---- responses ------------------------------------------------------------------------------ */
 
 enum { STORE_RESPONSE_ID_BYTES = 144 };
@@ -87,6 +137,15 @@ struct stored_response {
     int64_t created_at, expires_at;                                      // expires_at 0: never
     struct buf input, output; // its own items as JSON texts, joined by commas
     struct buf body;          // the whole object
+    /* Of one that runs in the background. While it does: the object that it becomes if this process
+     * ends first. Afterwards: its events, framed, for who asks for them. Not filled by a look-up,
+     * which says whether it runs. */
+    struct buf lost, events;
+    bool background, runs;
+    /* Not filled by a look-up. The conversation, or "", that gets these items with it. */
+    char conversation[STORE_ID_BYTES];
+    const struct stored_item *items;
+    size_t n_items;
 };
 void stored_response_deinit(struct stored_response *r); // accepts a zeroed struct
 
@@ -97,6 +156,9 @@ enum status store_response_put(struct store *s, const char *owner, const struct 
 /* False, with OK in *st: the owner has no such response. The caller deinits what was found. */
 bool store_response_find(struct store *s, const char *owner, const char *id,
                          struct stored_response *out, enum status *st, struct err *err);
+/* The events of one that has ended, *out; none of one that did not run in the background. */
+bool store_response_events(struct store *s, const char *owner, const char *id, struct buf *out,
+                           enum status *st, struct err *err);
 bool store_response_delete(struct store *s, const char *owner, const char *id, enum status *st,
                            struct err *err);
 

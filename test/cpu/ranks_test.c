@@ -80,7 +80,8 @@ static void gathered(struct op_rig *r, struct rank *k)
                             .n_rows = ROWS};
     CHECK_EQ(r->ops->linear(r->be, &a), OK);
     struct tensor all = c->n_ranks == 1 ? a.y : op_tensor(r, NULL, ROWS, 128, 128);
-    struct logits_args l = {a.y, all, ROWS, 128, 0.5f, 3.0f};
+    struct logits_args l = {
+        .local = a.y, .logits = all, .n_out = ROWS, .vocab = 128, .scale = 0.5f, .softcap = 3.0f};
     CHECK_EQ(r->ops->logits(r->be, &l), OK);
     k->logits = op_fetch(r, all, ROWS, 128);
 }

@@ -1,173 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rope, the store into pages, attention and what moves pages, against the scalar backend: keys and
  * values enter both caches through the same ops. */
-#include "engine/device/ops_default.h"
-#include "test/cuda/cuda_pass.h"
+#include "test/cuda/cuda_layers.h"
 
-#define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
+static const struct stored plain_numbers = {.format = KV_PLAIN};
 
-struct shape {
-    int32_t n_heads, n_kv_heads, head_dim;
-    int32_t n_pairs;
-    bool interleaved;
-    enum qk_norm qk_norm;
-    enum norm_kind norm_kind;
-    int32_t window;
-    float softcap;
-    bool sinks;
-    int32_t block_tokens;
-    bool norm_after;
-    int32_t grows_every; // positions; 0: queries do not grow
-    bool v_norm;
-    int32_t chunk; // 0: none
-};
-
-struct setup {
-    struct pair p;
-    struct shape s;
-    struct rope_table *rope[2];
-    struct pair_weight q_norm, k_norm, sinks;
-    int32_t width;
-};
-
-static bool open_setup(struct setup *u, enum dtype dtype, bool deterministic, const struct shape *s)
-{
-    struct backend_limits limits = pair_limits();
-    limits.block_tokens = s->block_tokens;
-    limits.max_tree_nodes = deterministic ? 64 : 0;
-    if (!pair_open(&u->p, dtype, deterministic, &limits)) {
-        return false;
-    }
-    struct pair *p = &u->p;
-    u->s = *s;
-    const int32_t n_norm =
-        s->qk_norm == QK_NORM_WIDTH || (s->qk_norm == QK_NORM_HEAD && s->norm_kind == NORM_LAYER)
-            ? s->head_dim * s->n_heads
-            : s->head_dim;
-    const int32_t k_norm = n_norm == s->head_dim ? n_norm : s->head_dim * s->n_kv_heads;
-    u->q_norm = vector_make(p, n_norm, 1.0f);
-    u->k_norm = vector_make(p, k_norm, 1.0f);
-    u->sinks = vector_make(p, s->n_heads, 1.0f);
-    u->width = (s->n_heads + 2 * s->n_kv_heads) * s->head_dim;
-    float inv_freq[256];
-    for (int32_t i = 0; i < s->n_pairs; i++) {
-        inv_freq[i] = powf(10000.0f, -(float)i / (float)s->n_pairs);
-    }
-    const struct rope_desc rope = {s->n_pairs, inv_freq, 1.1f, s->interleaved, 1100};
-    const struct kv_layer layer = {.n_heads = s->n_heads,
-                                   .n_kv_heads = s->n_kv_heads,
-                                   .head_dim_k = s->head_dim,
-                                   .head_dim_v = s->head_dim};
-    const struct kv_layer layers[] = {layer, layer};
-    const struct kv_set_desc set = {.n_layers = 2, .layers = layers, .dtype = dtype};
-    for (int b = 0; b < 2; b++) {
-        struct err err = {""};
-        if (p->be[b]->ops->rope_open(p->be[b], &rope, &u->rope[b]) != OK ||
-            p->be[b]->ops->kv_open(p->be[b], 0, &set, &err) != OK) {
-            printf("%s\n", err.text);
-            return false;
-        }
-    }
-    return true;
-}
-
-static struct rope_store_args rope_args(const struct setup *u, int32_t layer, int32_t n_rows, int b)
-{
-    return (struct rope_store_args){
-        .n_rows = n_rows,
-        .layer = layer,
-        .n_heads = u->s.n_heads,
-        .n_kv_heads = u->s.n_kv_heads,
-        .head_dim = u->s.head_dim,
-        .qk_norm = u->s.qk_norm,
-        .qk_norm_kind = u->s.norm_kind,
-        .norm_after_rope = u->s.norm_after,
-        .growth = {u->s.grows_every ? 0.3f : 0.0f, u->s.grows_every, 1},
-        .v_norm = u->s.v_norm,
-        .eps = 1e-6f,
-        .rope = u->s.n_pairs > 0 ? u->rope[b] : NULL,
-        .q_norm = u->q_norm.w[b],
-        .k_norm = u->k_norm.w[b],
-    };
-}
-
-/* Stores rows of random keys and values for both layers; returns the last qkv. */
-static struct pair_tensor store_rows(struct setup *u, int32_t n_rows)
-{
-    struct pair *p = &u->p;
-    struct pair_tensor qkv = {0};
-    for (int32_t layer = 0; layer < 2; layer++) {
-        qkv = tensor_random(p, n_rows, u->width, u->width + 8, 1.0f);
-        struct rope_store_args a;
-        BOTH(p, rope_store, a, a = rope_args(u, layer, n_rows, b); a.qkv = qkv.t[b]);
-    }
-    return qkv;
-}
-
-static struct attention_args attention_args(const struct setup *u, int32_t n_rows, int b)
-{
-    return (struct attention_args){
-        .n_rows = n_rows,
-        .layer = 1,
-        .n_heads = u->s.n_heads,
-        .n_kv_heads = u->s.n_kv_heads,
-        .head_dim_k = u->s.head_dim,
-        .head_dim_v = u->s.head_dim,
-        .scale = 1.0f / sqrtf((float)u->s.head_dim),
-        .window = u->s.window,
-        .chunk = u->s.chunk,
-        .softcap = u->s.softcap,
-        .sinks = u->s.sinks ? u->sinks.w[b] : NULL,
-    };
-}
-
-static void attend(struct setup *u, const struct pair_tensor *qkv, const char *what)
-{
-    struct pair *p = &u->p;
-    const int32_t out_width = u->s.n_heads * u->s.head_dim;
-    struct pair_tensor out = tensor_poisoned(p, qkv->n_rows, out_width + 8, p->dtype);
-    struct attention_args a;
-    BOTH(p, attention, a, a = attention_args(u, qkv->n_rows, b); a.q = qkv->t[b]; a.out = out.t[b]);
-    check_tensor(p, what, &out, out_width, 2 * pair_tolerance(p));
-}
-
-/* Both as one op where the backend has it, over random rows of layer 1. */
-static void store_and_attend(struct setup *u, int32_t n_rows, const char *what)
-{
-    struct pair *p = &u->p;
-    const int32_t out_width = u->s.n_heads * u->s.head_dim;
-    struct pair_tensor qkv = tensor_random(p, n_rows, u->width, u->width + 8, 1.0f);
-    struct pair_tensor out = tensor_poisoned(p, n_rows, out_width + 8, p->dtype);
-    for (int b = 0; b < 2; b++) {
-        struct rope_store_args r = rope_args(u, 1, n_rows, b);
-        struct attention_args a = attention_args(u, n_rows, b);
-        r.qkv = a.q = qkv.t[b];
-        a.out = out.t[b];
-        CHECK_EQ(ops_rope_attention(p->be[b], &r, &a), OK);
-    }
-    check_tensor(p, what, &out, out_width, 2 * pair_tolerance(p));
-}
-
-/* Blocks for the sequences, NaN where nobody writes, and the keys and values of their past. */
-static void store_past(struct setup *u, struct test_pass *t, const struct seq_spec *specs,
-                       int32_t n_specs)
-{
-    struct pair *p = &u->p;
-    give_blocks(p, n_specs, 16);
-    for (int b = 0; b < 2; b++) {
-        int32_t all[400];
-        for (int32_t i = 0; i < 400; i++) {
-            all[i] = i;
-        }
-        CHECK_EQ(p->be[b]->ops->poison_blocks(p->be[b], 400, all), OK);
-    }
-    pass_of(t, specs, n_specs, true, 11);
-    pass_begin(p, t);
-    store_rows(u, t->pass.n_rows);
-    pass_end(p);
-}
-
-static void attention_case(enum dtype dtype, const struct shape *s)
+static void attention_case(enum dtype dtype, const struct shape *s, struct stored stored)
 {
     static const struct seq_spec specs[] = {
         {0, 40, false}, {100, 1, false}, {0, 1, false},  {77, 16, false}, {33, 20, true},
@@ -175,18 +13,18 @@ static void attention_case(enum dtype dtype, const struct shape *s)
     };
     static struct test_pass t;
     struct setup u = {0};
-    REQUIRE(open_setup(&u, dtype, false, s));
+    REQUIRE(open_setup_of(&u, dtype, false, s, stored));
     struct pair *p = &u.p;
     step_begin(p);
     store_past(&u, &t, specs, COUNT(specs));
     pass_of(&t, specs, COUNT(specs), false, 12);
     pass_begin(p, &t);
     struct pair_tensor qkv = store_rows(&u, t.pass.n_rows);
-    char what[128];
+    char what[160];
     snprintf(what, sizeof what,
-             "dtype %d heads %d/%d of %d pairs %d norm %d window %d blocks of %d", dtype,
-             s->n_heads, s->n_kv_heads, s->head_dim, s->n_pairs, s->qk_norm, s->window,
-             s->block_tokens);
+             "dtype %d heads %d/%d of %d pairs %d norm %d window %d blocks of %d, format %d of %g",
+             dtype, s->n_heads, s->n_kv_heads, s->head_dim, s->n_pairs, s->qk_norm, s->window,
+             s->block_tokens, stored.format, (double)stored.k_scale);
     check_rows(p, what, &qkv, s->n_heads * s->head_dim, pair_tolerance(p)); // rotated queries
     attend(&u, &qkv, what);
     pass_end(p);
@@ -223,10 +61,37 @@ TEST(attention_agrees)
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(shapes); i++) {
-            attention_case(pair_dtypes[d], &shapes[i]);
+            attention_case(pair_dtypes[d], &shapes[i], plain_numbers);
             struct shape s = shapes[i];
             s.block_tokens = 64;
-            attention_case(pair_dtypes[d], &s);
+            attention_case(pair_dtypes[d], &s, plain_numbers);
+        }
+    }
+}
+
+TEST(attention_to_codes_agrees)
+{
+    NEED_GPU();
+    static const struct shape shapes[] = {
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {8, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 32, false, 0, false, 0},
+        {3, 3, 80, 20, true, QK_NORM_NONE, NORM_RMS, 32, 0.0f, false, 16, false, 0, false, 0},
+        {8, 2, 96, 48, true, QK_NORM_HEAD, NORM_LAYER, 48, 0.0f, true, 64, false, 0, false, 0},
+        {4, 1, 112, 56, false, QK_NORM_NONE, NORM_RMS, 40, 0.0f, false, 16, false, 0, false, 0},
+        {4, 4, 192, 96, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 32},
+        {2, 1, 256, 64, false, QK_NORM_NONE, NORM_RMS, 0, 30.0f, true, 32, false, 0, false, 0},
+        {8, 4, 256, 128, false, QK_NORM_HEAD, NORM_RMS, 24, 0.0f, false, 16, false, 0, true, 0},
+        {4, 4, 16, 8, false, QK_NORM_HEAD, NORM_RMS, 0, 20.0f, false, 16, false, 0, false, 0},
+        {4, 2, 72, 36, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, true, 16, false, 0, true, 0},
+        {5, 5, 36, 8, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 16, false, 0, false, 0},
+        {4, 2, 64, 32, false, QK_NORM_NONE, NORM_RMS, 0, 0.0f, false, 24, false, 0, false, 0},
+        {8, 1, 512, 256, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, false, 0, true, 0},
+        {40, 1, 128, 64, false, QK_NORM_HEAD, NORM_RMS, 0, 0.0f, false, 16, true, 30, false, 0},
+    };
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(shapes) * COUNT(stored_codes); i++) {
+            attention_case(pair_dtypes[d], &shapes[i / COUNT(stored_codes)],
+                           stored_codes[i % COUNT(stored_codes)]);
         }
     }
 }
@@ -347,70 +212,81 @@ TEST(a_product_is_read_right_by_the_rope_after_it)
     }
 }
 
+static void mla_case(enum dtype dtype, struct stored stored)
+{
+    struct pair p;
+    const struct backend_limits limits = pair_limits();
+    REQUIRE(pair_open(&p, dtype, false, &limits));
+    const int32_t heads = 4, lora = 64, rope_dim = 16, q_head = lora + rope_dim;
+    float inv_freq[8];
+    for (int32_t i = 0; i < 8; i++) {
+        inv_freq[i] = powf(10000.0f, -(float)i / 8.0f);
+    }
+    const struct rope_desc rope_desc = {8, inv_freq, 1.0f, true, 1024};
+    const struct kv_layer layer = {.n_heads = heads,
+                                   .n_kv_heads = 1,
+                                   .head_dim_k = q_head,
+                                   .head_dim_v = lora,
+                                   .v_in_k = true,
+                                   .k_scale = stored.k_scale,
+                                   .v_scale = stored.v_scale};
+    const struct kv_set_desc set = {
+        .n_layers = 1, .layers = &layer, .dtype = p.dtype, .format = stored.format};
+    struct rope_table *rope[2];
+    for (int b = 0; b < 2; b++) {
+        struct err err;
+        CHECK_EQ(p.be[b]->ops->rope_open(p.be[b], &rope_desc, &rope[b]), OK);
+        CHECK_EQ(p.be[b]->ops->kv_open(p.be[b], 0, &set, &err), OK);
+    }
+    struct pair_weight norm = vector_make(&p, lora, 1.0f);
+    static struct test_pass t;
+    const struct seq_spec specs[] = {{0, 30, false}, {50, 1, false}, {20, 12, true}};
+    step_begin(&p);
+    give_blocks(&p, 3, 8);
+    for (int past = 1; past >= 0; past--) {
+        pass_of(&t, specs, 3, past, 21);
+        pass_begin(&p, &t);
+        const int32_t n = t.pass.n_rows;
+        struct pair_tensor q = tensor_random(&p, n, heads * q_head, heads * q_head, 1.0f);
+        struct pair_tensor raw = tensor_random(&p, n, heads * 40, heads * 40, 1.0f);
+        struct pair_tensor kv = tensor_random(&p, n, q_head, q_head + 8, 1.0f);
+        struct mla_store_args a = {.n_rows = n,
+                                   .n_heads = heads,
+                                   .q_head = 40,
+                                   .q_rope_offset = 24,
+                                   .rope_dim = rope_dim,
+                                   .q_out_head = q_head,
+                                   .q_out_offset = lora,
+                                   .kv_lora = lora,
+                                   .eps = 1e-6f,
+                                   .growth = {past ? 0.0f : 0.2f, 11, 0}};
+        BOTH(&p, mla_store, a, a.q = raw.t[b]; a.q_out = q.t[b]; a.kv = kv.t[b]; a.rope = rope[b];
+             a.kv_norm = norm.w[b]);
+        check_tensor(&p, "mla queries", &q, heads * q_head, pair_tolerance(&p));
+        check_rows(&p, "what of them is not rotated", &raw, heads * 40, pair_tolerance(&p));
+        struct pair_tensor out = tensor_poisoned(&p, n, heads * lora, p.dtype);
+        struct attention_args at = {.n_rows = n,
+                                    .n_heads = heads,
+                                    .n_kv_heads = 1,
+                                    .head_dim_k = q_head,
+                                    .head_dim_v = lora,
+                                    .scale = 0.1f};
+        BOTH(&p, attention, at, at.q = q.t[b]; at.out = out.t[b]);
+        check_tensor(&p, "mla attention", &out, heads * lora, stored_tolerance(&p, stored.format));
+        pass_end(&p);
+    }
+    step_end(&p, NULL);
+    pair_close(&p);
+}
+
 TEST(mla_agrees)
 {
     NEED_GPU();
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
-        struct pair p;
-        const struct backend_limits limits = pair_limits();
-        REQUIRE(pair_open(&p, pair_dtypes[d], false, &limits));
-        const int32_t heads = 4, lora = 64, rope_dim = 16, q_head = lora + rope_dim;
-        float inv_freq[8];
-        for (int32_t i = 0; i < 8; i++) {
-            inv_freq[i] = powf(10000.0f, -(float)i / 8.0f);
+        mla_case(pair_dtypes[d], plain_numbers);
+        for (int32_t i = 0; i < COUNT(stored_codes); i++) {
+            mla_case(pair_dtypes[d], stored_codes[i]);
         }
-        const struct rope_desc rope_desc = {8, inv_freq, 1.0f, true, 1024};
-        const struct kv_layer layer = {.n_heads = heads,
-                                       .n_kv_heads = 1,
-                                       .head_dim_k = q_head,
-                                       .head_dim_v = lora,
-                                       .v_in_k = true};
-        const struct kv_set_desc set = {.n_layers = 1, .layers = &layer, .dtype = p.dtype};
-        struct rope_table *rope[2];
-        for (int b = 0; b < 2; b++) {
-            struct err err;
-            CHECK_EQ(p.be[b]->ops->rope_open(p.be[b], &rope_desc, &rope[b]), OK);
-            CHECK_EQ(p.be[b]->ops->kv_open(p.be[b], 0, &set, &err), OK);
-        }
-        struct pair_weight norm = vector_make(&p, lora, 1.0f);
-        static struct test_pass t;
-        const struct seq_spec specs[] = {{0, 30, false}, {50, 1, false}, {20, 12, true}};
-        step_begin(&p);
-        give_blocks(&p, 3, 8);
-        for (int past = 1; past >= 0; past--) {
-            pass_of(&t, specs, 3, past, 21);
-            pass_begin(&p, &t);
-            const int32_t n = t.pass.n_rows;
-            struct pair_tensor q = tensor_random(&p, n, heads * q_head, heads * q_head, 1.0f);
-            struct pair_tensor raw = tensor_random(&p, n, heads * 40, heads * 40, 1.0f);
-            struct pair_tensor kv = tensor_random(&p, n, q_head, q_head + 8, 1.0f);
-            struct mla_store_args a = {.n_rows = n,
-                                       .n_heads = heads,
-                                       .q_head = 40,
-                                       .q_rope_offset = 24,
-                                       .rope_dim = rope_dim,
-                                       .q_out_head = q_head,
-                                       .q_out_offset = lora,
-                                       .kv_lora = lora,
-                                       .eps = 1e-6f,
-                                       .growth = {past ? 0.0f : 0.2f, 11, 0}};
-            BOTH(&p, mla_store, a, a.q = raw.t[b]; a.q_out = q.t[b]; a.kv = kv.t[b];
-                 a.rope = rope[b]; a.kv_norm = norm.w[b]);
-            check_tensor(&p, "mla queries", &q, heads * q_head, pair_tolerance(&p));
-            check_rows(&p, "what of them is not rotated", &raw, heads * 40, pair_tolerance(&p));
-            struct pair_tensor out = tensor_poisoned(&p, n, heads * lora, p.dtype);
-            struct attention_args at = {.n_rows = n,
-                                        .n_heads = heads,
-                                        .n_kv_heads = 1,
-                                        .head_dim_k = q_head,
-                                        .head_dim_v = lora,
-                                        .scale = 0.1f};
-            BOTH(&p, attention, at, at.q = q.t[b]; at.out = out.t[b]);
-            check_tensor(&p, "mla attention", &out, heads * lora, 2 * pair_tolerance(&p));
-            pass_end(&p);
-        }
-        step_end(&p, NULL);
-        pair_close(&p);
     }
 }
 
@@ -450,12 +326,12 @@ static float *outputs_of(struct setup *u, const struct test_pass *t, const float
 }
 
 /* Each row of a tree against a plain run over its ancestors: bit by bit. */
-static void path_case(enum dtype dtype, const struct shape *s)
+static void path_case(enum dtype dtype, const struct shape *s, struct stored stored)
 {
     static const struct seq_spec specs[] = {{60, 25, true}, {505, 19, true}};
     static struct test_pass t, chain, past;
     struct setup u = {0};
-    REQUIRE(open_setup(&u, dtype, true, s));
+    REQUIRE(open_setup_of(&u, dtype, true, s, stored));
     struct pair *p = &u.p;
     const int32_t width = u.width, out_width = s->n_heads * s->head_dim;
     step_begin(p);
@@ -498,9 +374,9 @@ static void path_case(enum dtype dtype, const struct shape *s)
                        want + (size_t)(n - 1) * (size_t)out_width,
                        (size_t)out_width * sizeof *want) != 0) {
                 CHECK_FAIL(
-                    "dtype %d, head of %d, window %d, blocks of %d: row %d of the tree of lane "
-                    "%d",
-                    dtype, s->head_dim, s->window, s->block_tokens, r, lane);
+                    "dtype %d, head of %d, window %d, blocks of %d, format %d: row %d of the tree "
+                    "of lane %d",
+                    dtype, s->head_dim, s->window, s->block_tokens, stored.format, r, lane);
             }
             free(want);
             free(rows);
@@ -526,7 +402,8 @@ TEST(deterministic_trees_have_the_bits_of_plain_runs)
     };
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         for (int32_t i = 0; i < COUNT(shapes); i++) {
-            path_case(pair_dtypes[d], &shapes[i]);
+            path_case(pair_dtypes[d], &shapes[i], plain_numbers);
+            path_case(pair_dtypes[d], &shapes[i], stored_codes[(d + i) % COUNT(stored_codes)]);
         }
     }
 }
@@ -574,52 +451,60 @@ TEST(a_layer_reads_what_another_stored)
     }
 }
 
-TEST(copied_blocks_and_moved_slots_read_alike)
+static void copy_case(enum dtype dtype, struct stored stored)
 {
-    NEED_GPU();
     static const struct shape s = {
         .n_heads = 4, .n_kv_heads = 2, .head_dim = 64, .n_pairs = 32, .block_tokens = 16};
     static struct test_pass t;
+    struct setup u = {0};
+    REQUIRE(open_setup_of(&u, dtype, false, &s, stored));
+    struct pair *p = &u.p;
+    const struct seq_spec specs[] = {{60, 1, false}, {40, 1, false}};
+    step_begin(p);
+    give_blocks(p, 2, 8);
+    pass_of(&t, specs, 2, true, 31);
+    pass_begin(p, &t);
+    store_rows(&u, t.pass.n_rows);
+    pass_end(p);
+    /* Slots close up as after a tree; then lane 1's table points at copies of lane 0's
+     * pages. */
+    const struct slot_move moves[] = {
+        {0, 50, 47}, {0, 52, 48}, {0, 55, 50}, {1, 33, 30}, {1, 34, 33}};
+    const struct block_copy copies[] = {{300, 301}, {301, 302}};
+    const int32_t fresh[] = {300, 301, 302, 303};
+    for (int b = 0; b < 2; b++) {
+        struct backend *be = p->be[b];
+        CHECK_EQ(be->ops->move_slots(be, COUNT(moves), moves, 0), OK);
+        CHECK_EQ(be->ops->lane_blocks(be, 1, 0, 4, fresh), OK);
+    }
+    const struct seq_spec again[] = {{0, 0, false}, {16, 0, false}};
+    pass_of(&t, again, 2, true, 33); // lane 1 writes block 300 anew
+    pass_begin(p, &t);
+    store_rows(&u, t.pass.n_rows);
+    pass_end(p);
+    for (int b = 0; b < 2; b++) {
+        struct backend *be = p->be[b];
+        CHECK_EQ(be->ops->copy_blocks(be, 1, copies), OK);
+        CHECK_EQ(be->ops->copy_blocks(be, 1, copies + 1), OK);
+    }
+    const struct seq_spec last[] = {{59, 1, false}, {47, 1, false}};
+    pass_of(&t, last, 2, false, 34);
+    pass_begin(p, &t);
+    struct pair_tensor qkv = store_rows(&u, 2);
+    attend(&u, &qkv, "after copies and moves");
+    pass_end(p);
+    step_end(p, NULL);
+    pair_close(p);
+}
+
+TEST(copied_blocks_and_moved_slots_read_alike)
+{
+    NEED_GPU();
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
-        struct setup u = {0};
-        REQUIRE(open_setup(&u, pair_dtypes[d], false, &s));
-        struct pair *p = &u.p;
-        const struct seq_spec specs[] = {{60, 1, false}, {40, 1, false}};
-        step_begin(p);
-        give_blocks(p, 2, 8);
-        pass_of(&t, specs, 2, true, 31);
-        pass_begin(p, &t);
-        store_rows(&u, t.pass.n_rows);
-        pass_end(p);
-        /* Slots close up as after a tree; then lane 1's table points at copies of lane 0's
-         * pages. */
-        const struct slot_move moves[] = {
-            {0, 50, 47}, {0, 52, 48}, {0, 55, 50}, {1, 33, 30}, {1, 34, 33}};
-        const struct block_copy copies[] = {{300, 301}, {301, 302}};
-        const int32_t fresh[] = {300, 301, 302, 303};
-        for (int b = 0; b < 2; b++) {
-            struct backend *be = p->be[b];
-            CHECK_EQ(be->ops->move_slots(be, COUNT(moves), moves, 0), OK);
-            CHECK_EQ(be->ops->lane_blocks(be, 1, 0, 4, fresh), OK);
+        copy_case(pair_dtypes[d], plain_numbers);
+        for (int32_t i = 0; i < COUNT(stored_codes); i++) {
+            copy_case(pair_dtypes[d], stored_codes[i]);
         }
-        const struct seq_spec again[] = {{0, 0, false}, {16, 0, false}};
-        pass_of(&t, again, 2, true, 33); // lane 1 writes block 300 anew
-        pass_begin(p, &t);
-        store_rows(&u, t.pass.n_rows);
-        pass_end(p);
-        for (int b = 0; b < 2; b++) {
-            struct backend *be = p->be[b];
-            CHECK_EQ(be->ops->copy_blocks(be, 1, copies), OK);
-            CHECK_EQ(be->ops->copy_blocks(be, 1, copies + 1), OK);
-        }
-        const struct seq_spec last[] = {{59, 1, false}, {47, 1, false}};
-        pass_of(&t, last, 2, false, 34);
-        pass_begin(p, &t);
-        struct pair_tensor qkv = store_rows(&u, 2);
-        attend(&u, &qkv, "after copies and moves");
-        pass_end(p);
-        step_end(p, NULL);
-        pair_close(p);
     }
 }
 

@@ -68,12 +68,13 @@ static void route(struct pair *p, const struct moe_case *c, const struct pair_te
 }
 
 static void moe_case_of(enum dtype dtype, const struct moe_case *c, bool partial,
-                        struct act_shape shape, bool weigh_inputs)
+                        struct act_shape shape, bool weigh_inputs, bool plain)
 {
     struct pair p;
     REQUIRE(pair_open(&p, dtype, false, NULL));
-    struct pair_weight up = weight_make(&p, WEIGHT_EXPERTS, dtype, c->n_experts, 2 * c->ffn,
-                                        c->hidden, c->bias, 1.0f / sqrtf((float)c->hidden));
+    struct pair_weight up =
+        weight_make(&p, WEIGHT_EXPERTS, dtype, c->n_experts, plain ? c->ffn : 2 * c->ffn, c->hidden,
+                    c->bias, 1.0f / sqrtf((float)c->hidden));
     struct pair_weight down = weight_make(&p, WEIGHT_EXPERTS, dtype, c->n_experts, c->hidden,
                                           c->ffn, c->bias, 1.0f / sqrtf((float)c->ffn));
     const struct backend_limits limits = pair_limits();
@@ -98,6 +99,7 @@ static void moe_case_of(enum dtype dtype, const struct moe_case *c, bool partial
                              .accumulate = c->accumulate,
                              .partial = partial,
                              .weigh_inputs = weigh_inputs,
+                             .plain = plain,
                              .shape = shape};
     BOTH(&p, moe_ffn, a, a.gate_up = up.w[b]; a.down = down.w[b]; a.x = x.t[b]; a.y = y.t[b];
          a.ids = ids[b]; a.weights = weights[b]);
@@ -117,13 +119,33 @@ static void moe_case_of(enum dtype dtype, const struct moe_case *c, bool partial
 
 static void moe_case(enum dtype dtype, const struct moe_case *c, bool partial)
 {
-    moe_case_of(dtype, c, partial, ACT_SHAPE_PUBLISHED, false);
+    moe_case_of(dtype, c, partial, ACT_SHAPE_PUBLISHED, false, false);
     if (c->kind == ACT_GPT_OSS) {
         const struct act_shape clamps = {0.8f, 3.0f}; // what comes by
-        moe_case_of(dtype, c, partial, clamps, false);
+        moe_case_of(dtype, c, partial, clamps, false, false);
     }
     if (!c->bias && !partial) {
-        moe_case_of(dtype, c, partial, ACT_SHAPE_PUBLISHED, true);
+        moe_case_of(dtype, c, partial, ACT_SHAPE_PUBLISHED, true, false);
+    }
+}
+
+/* One matrix before the activation, and none that it opens. */
+TEST(experts_without_a_gate_agree)
+{
+    NEED_GPU();
+    static const struct moe_case cases[] = {
+        {1, 8, 2, 64, 96, MOE_SIGMOID, true, false, false, 1, 1, ACT_RELU2, ROUTED},
+        {33, 16, 4, 72, 40, MOE_SIGMOID, true, true, true, 1, 1, ACT_RELU2, ROUTED},
+        {5, 5, 3, 50, 33, MOE_SIGMOID, true, true, false, 1, 1, ACT_SILU, ROUTED},
+        {300, 4, 2, 256, 136, MOE_SOFTMAX_TOPK, true, false, true, 1, 1, ACT_RELU, ROUTED},
+        {300, 8, 2, 128, 200, MOE_SIGMOID, true, false, false, 1, 1, ACT_GELU, FEW_EXPERTS},
+    };
+    for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(cases); i++) {
+            moe_case_of(pair_dtypes[d], &cases[i], false, ACT_SHAPE_PUBLISHED, false, true);
+        }
+        moe_case_of(pair_dtypes[d], &cases[0], false, ACT_SHAPE_PUBLISHED, true, true);
+        moe_case_of(pair_dtypes[d], &cases[1], true, ACT_SHAPE_PUBLISHED, false, true);
     }
 }
 

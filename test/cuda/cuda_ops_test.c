@@ -397,6 +397,19 @@ TEST(row_gate_reduce_and_logits_agree)
         a = (struct logits_args){.n_out = 6, .vocab = 1003, .scale = 0.25f};
         BOTH(&p, logits, a, a.local = local.t[b]; a.logits = local.t[b]);
         check_tensor(&p, "logits in place", &local, 1003, 1e-6);
+        const int32_t ids[] = {1002, 4, 0, 77, 500};
+        struct pair_tensor ids_of = tensor_make(&p, 1, COUNT(ids), DT_F32); // as wide as int32_t
+        struct pair_tensor spread = tensor_poisoned(&p, 6, 1003, DT_F32);
+        for (int b = 0; b < 2; b++) {
+            CHECK_EQ(p.be[b]->ops->write(p.be[b], ids_of.t[b].mem, ids, sizeof ids), OK);
+        }
+        a = (struct logits_args){.n_out = 6, .vocab = 1003, .scale = 0.5f, .n_ids = COUNT(ids)};
+        BOTH(&p, logits, a, a.local = local.t[b]; a.logits = spread.t[b]; a.ids = ids_of.t[b].mem);
+        float *both[] = {tensor_get(&p, &spread, CPU), tensor_get(&p, &spread, GPU)};
+        CHECK(memcmp(both[CPU], both[GPU], 6 * 1003 * sizeof(float)) == 0);
+        CHECK(isfinite(both[GPU][5 * 1003 + 77]) && isinf(both[GPU][5 * 1003 + 78]));
+        free(both[CPU]);
+        free(both[GPU]);
         free(values);
         pair_close(&p);
     }
@@ -449,6 +462,53 @@ TEST(embed_gather_and_pool_agree)
                        pair_tolerance(&p));
         }
         pair_close(&p);
+    }
+}
+
+/* Stored in one pass, loaded in the next: chains, and trees over what they share. */
+TEST(hidden_states_by_slot_agree)
+{
+    NEED_GPU();
+    for (int32_t width = 92; width <= 96; width += 4) { // words of 16 bytes, and others
+        for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
+            struct pair p;
+            const struct backend_limits limits = pair_limits();
+            REQUIRE(pair_open(&p, pair_dtypes[d], false, &limits));
+            for (int b = 0; b < 2; b++) {
+                struct err err;
+                CHECK_EQ(p.be[b]->ops->hidden_open(p.be[b], width, p.dtype, &err), OK);
+            }
+            static struct test_pass first, next;
+            const struct seq_spec all[] = {
+                {0, 60, false}, {0, 60, false}, {0, 60, false}, {0, 60, false}};
+            const struct seq_spec some[] = {
+                {0, 3, false}, {31, 1, false}, {17, 20, true}, {40, 9, true}};
+            pass_of(&first, all, 4, false, 5);
+            pass_of(&next, some, 4, false, 6);
+            const int32_t out[] = {2, 3, 30};
+            memcpy(next.out_rows, out, sizeof out);
+            next.pass.n_out = COUNT(out);
+            struct pair_tensor x = tensor_random(&p, 240, width, width + 8, 1.0f);
+            struct pair_tensor y = tensor_poisoned(&p, 33, width + 8, p.dtype);
+            struct pair_tensor z = tensor_poisoned(&p, 33, width + 8, p.dtype);
+            struct hidden_args a = {.n_rows = 240, .width = width};
+            step_begin(&p);
+            give_blocks(&p, 4, 8);
+            pass_begin(&p, &first);
+            BOTH(&p, hidden_store, a, a.x = x.t[b]);
+            pass_end(&p);
+            pass_begin(&p, &next);
+            a.n_rows = 33;
+            BOTH(&p, hidden_load, a, a.x = y.t[b]);
+            struct hidden_args s = {.n_rows = COUNT(out), .width = width, .out_rows = true};
+            BOTH(&p, hidden_store, s, s.x = x.t[b]);
+            BOTH(&p, hidden_load, a, a.x = z.t[b]);
+            pass_end(&p);
+            step_end(&p, NULL);
+            check_tensor(&p, "hidden states", &y, width, 0.0);
+            check_tensor(&p, "hidden states of out rows", &z, width, 0.0);
+            pair_close(&p);
+        }
     }
 }
 

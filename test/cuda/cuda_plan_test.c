@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The plan, which is the host's work. Of deterministic trees: every row of a tree is in one tile
  * that shows it the keys of a plain run, through a lane where they lie in order. Of a prompt: its
- * units even out. Needs CUDA's headers, and no device. */
+ * units even out, and its codes are expanded where there is room. Needs CUDA's headers, and no
+ * device. */
 #include "test/cuda/cuda_pass.h"
 
 #ifdef SLUICE_CUDA
 #include "cuda/attention_plan.h"
+#include "cuda/cuda_kv.h"
 
 enum { N_ROWS = 512 };
 
@@ -163,7 +165,7 @@ TEST(the_units_of_a_prompt_even_out)
     struct pass_seq seq = {.lane = 0, .first_row = 0, .n_rows = 1024, .n_past = 0};
     const struct pass pass = {.n_rows = 1024, .n_seqs = 1, .seqs = &seq};
     struct plan p = make_plan(&l, &pass);
-    CHECK_EQ(attention_plan_slots(p.head), 0);
+    CHECK_EQ(attention_plan_facts(p.head).n_slots, 0);
     CHECK_EQ(most_tiles(&p, l.n_sms, 8), 9); // of 1,152 on 132 blocks
     free(p.head);
     /* Longest first at any length, the longest included. */
@@ -190,9 +192,61 @@ TEST(a_row_in_pieces_has_slots_to_join)
     const struct pass_seq seq = {.lane = 0, .first_row = 0, .n_rows = 1, .n_past = 2047};
     const struct pass pass = {.n_rows = 1, .n_seqs = 1, .seqs = &seq};
     struct plan p = make_plan(&l, &pass);
-    CHECK_EQ(attention_plan_slots(p.head), p.head->n_items);
+    CHECK_EQ(attention_plan_facts(p.head).n_slots, p.head->n_items);
     CHECK(p.head->n_items > 1);
     free(p.head);
+}
+
+/* Codes: the keys of many rows are read through lanes of runs that have pages of their own, those
+ * of few through the lane's own table. */
+TEST(keys_that_many_rows_read_are_expanded)
+{
+    const struct kv_layer layer = {
+        .n_heads = 32, .n_kv_heads = 8, .head_dim_k = 128, .head_dim_v = 128};
+    const struct kv_set_desc set = {
+        .n_layers = 1, .layers = &layer, .dtype = DT_BF16, .format = KV_INT4};
+    const struct kv_view view = kv_view_make(&layer, &set, 16, 1, NULL);
+    const struct pass_seq seqs[] = {{3, 0, 700, 1000, false},
+                                    {1, 700, 1, 5000, false},
+                                    {0, 701, 100, 0, false},
+                                    {2, 801, 63, 20, false}};
+    const struct pass pass = {.n_rows = 864, .n_seqs = 4, .seqs = seqs};
+    for (int32_t n_pages = 0; n_pages < 150; n_pages++) {
+        struct attention_limits l = {.max_rows = 1024,
+                                     .max_lanes = 4,
+                                     .max_len = 65536,
+                                     .block_tokens = 16,
+                                     .n_sms = 132,
+                                     .sm = 90,
+                                     .max_runs = 5,
+                                     .run_bytes = (size_t)n_pages * 16 * 8 * 2 * 128 * 2};
+        attention_learn(&l, 0, 32, &view);
+        struct plan p = make_plan(&l, &pass);
+        const struct attention_run *runs =
+            (const void *)((const char *)p.head + p.head->runs_offset);
+        const struct attention_plan_facts facts = attention_plan_facts(p.head);
+        /* 107 pages for the first, seven for the third. */
+        CHECK_EQ(facts.n_runs, n_pages < 7 ? 0 : n_pages < 107 + 7 ? 1 : 2);
+        CHECK(facts.has_others);
+        int32_t n_run_rows = 0;
+        for (int32_t i = 0; i < p.head->n_items; i++) {
+            const struct attention_item *item = &p.items[i];
+            const int32_t run = item->lane - l.max_lanes - 1;
+            if (run < 0) {
+                continue;
+            }
+            CHECK(run < facts.n_runs && item->n_past == runs[run].low_pos);
+            CHECK(item->kv_begin >= runs[run].begin && item->kv_end <= runs[run].end);
+            CHECK_EQ(runs[run].lane, item->first_row < 700 ? 3 : 0);
+            n_run_rows += item->kv_begin == 0 ? item->n_rows : 0;
+        }
+        CHECK_EQ(n_run_rows, n_pages < 7 ? 0 : n_pages < 107 ? 100 : n_pages < 114 ? 700 : 800);
+        for (int32_t i = 0; i < facts.n_runs; i++) {
+            CHECK(runs[i].first_page + (runs[i].end + 15) / 16 - runs[i].begin / 16 <= n_pages);
+            CHECK_EQ(runs[i].first_page, i == 0 ? 0 : 107);
+        }
+        free(p.head);
+    }
 }
 #else
 TEST(every_row_of_a_tree_finds_the_keys_of_a_plain_run)

@@ -19,6 +19,8 @@ DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
 START_S = 60
 # The two tasks that everything rests on, and a look at the rest.
 DRAFT = json.dumps({"method": "draft_model", "model": os.path.join(ROOT, "models", "demo-draft"), "num_speculative_tokens": 4})
+MTP = json.dumps({"method": "mtp", "num_speculative_tokens": 3})
+EAGLE3 = json.dumps({"method": "eagle3", "model": os.path.join(ROOT, "models", "demo-eagle3"), "num_speculative_tokens": 3})
 NGRAM = json.dumps({"method": "ngram", "num_speculative_tokens": 4})
 LOOKS = [
     ["--tasks", "arithmetic,lookup", "--cases", "40", "--floor", "0.95"],
@@ -114,6 +116,8 @@ def test_accuracy_is_above_the_floors(plain):
         ["--max-num-seqs", "2"],
         ["--speculative-config", NGRAM],
         ["--speculative-config", DRAFT],
+        ["--speculative-config", MTP],
+        ["--speculative-config", EAGLE3],
     ],
 )
 def test_answers_do_not_depend_on_how_they_are_scheduled(plain, tmp_path, flags):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not can_serve(), reason="built without the serve
 DEMO = os.path.join(ROOT, "models", "demo")
 QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
 WEIGHTS = ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors",
-           "model-00002-of-00002.safetensors"]
+           "model-00002-of-00002.safetensors", "mtp.safetensors"]
 TEXT = ["tokenizer.json", "tokenizer_config.json"]
 
 

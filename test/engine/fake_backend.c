@@ -32,6 +32,7 @@ struct fake {
     uint64_t *state_hash;     // [max_rows]
     int32_t *row_token;       // [max_rows]
     const struct pass *pass;
+    bool draws_came; // of a pass whose draws wait
     int32_t slot_now, n_passes;
     int64_t pass_number; // of all
     struct draw_result *results[2][MAX_PASSES];
@@ -58,6 +59,13 @@ static int32_t pick(uint64_t h, uint64_t seed, int32_t vocab)
 
 int32_t fake_allowed(int32_t token, const uint32_t *mask, int32_t vocab)
 {
+    bool all = true;
+    for (int32_t i = 0; i < vocab && all; i++) {
+        all = mask[i / 32] >> (i % 32) & 1;
+    }
+    if (all) {
+        return token;
+    }
     for (int32_t i = 0; i < vocab; i++) {
         int32_t id = (token * 31 + i) % vocab;
         if (mask[id / 32] >> (id % 32) & 1) {
@@ -516,6 +524,8 @@ static enum status fake_sample(struct backend *be, const struct sample_args *a)
 {
     struct fake *f = fake_of(be);
     int64_t begin = f->control->timed ? clock_now_ns() : 0;
+    ASSERT(f->pass->draws_wait == f->draws_came);
+    f->draws_came = false;
     for (int32_t i = 0; i < a->n_draws; i++) {
         const struct pass_draw *d = &f->pass->draws[i];
         uint64_t h = hash_of_row(f, f->pass->out_rows[d->out_row]);
@@ -567,6 +577,16 @@ static enum status fake_pool(struct backend *be, const struct pool_args *a)
             f->pooled[f->slot_now][i * f->l.hidden + k] = *sum;
         }
     }
+    return OK;
+}
+
+static enum status fake_pass_draws(struct backend *be, struct pass_shape *shape)
+{
+    struct fake *f = fake_of(be);
+    ASSERT(f->pass->draws_wait && !f->draws_came);
+    *shape = (struct pass_shape){f->pass->n_rows, f->pass->n_out, f->pass->n_draws, true};
+    f->draws_came = true;
+    f->control->n_waited++;
     return OK;
 }
 
@@ -670,6 +690,7 @@ static const struct backend_ops fake_ops = {
     .move_slots = fake_move_slots,
     .poison_blocks = fake_poison_blocks,
     .pass_begin = fake_pass_begin,
+    .pass_draws = fake_pass_draws,
     .pass_end = fake_pass_end,
     .step_end = fake_step_end,
     .step_wait = fake_step_wait,

@@ -20,6 +20,7 @@ struct fake_control {
     int64_t n_moves;                 // of slots
     bool no_memory;                  // for weights
     int64_t n_masked;                // draws that had a mask
+    int64_t n_waited;                // passes whose draws came later
     bool perfect;                    // draft models are never wrong
     int32_t broken_after;            // rows behind this token have no logits; 0: none
     bool garbage;                    // draft models propose children without sense

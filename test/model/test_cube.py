@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cube: whatever the engine does meanwhile (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks,
-threads), a request's tokens and log-probabilities are those of the request alone, to the bit, with every KV format."""
+threads, masks of grammars), a request's tokens and log-probabilities are those of the request alone, to the bit, with every KV format."""
 import functools
 import itertools
 import json
@@ -63,6 +63,28 @@ def requests():
         if i % 4 == 3:
             r.update(n=4, min_p=0.02)
         out.append(r)
+    return out + constrained(shared)
+
+
+CONSTRAINTS = [
+    {"json": {"type": "object", "properties": {"ab": {"type": "array", "items": {"type": "string", "maxLength": 4}},
+                                               "c": {"type": "integer"}}, "required": ["ab", "c"]}},
+    {"regex": "([a-f]{2,5}(, )?)*x"},
+    {"grammar": 'root ::= "(" (root | [a-c]+) ")" root?'},
+    {"json": {"type": "object", "properties": {"properties": {"enum": ["properties", 12, None]},
+                                               "name": {"const": "constant text"}}, "required": ["properties", "name"]}},
+]
+
+
+def constrained(shared):
+    """Texts that follow a grammar: greedy, sampled, several, with much that is forced."""
+    out = []
+    for i, constraint in enumerate(CONSTRAINTS):
+        r = {"prompt_token_ids": shared[: 16 * i] + [5, 6, 7, 8] * i + [9 + i], "max_tokens": 24, "logprobs": 2,
+             "seed": i, "priority": -i, "temperature": 1.0 if i % 2 else 0, "structured_outputs": constraint}
+        if i == 1:
+            r.update(n=3, frequency_penalty=0.4, min_tokens=9)
+        out.append(r)
     return out
 
 
@@ -80,7 +102,7 @@ def alone(family, kv):
 @functools.cache
 def some_of(family, kv="auto"):
     """A few requests and what one rank says to them."""
-    some = requests()[2:6]
+    some = requests()[2:6] + requests()[-4:]
     return some, [essence(a) for a in golden.generate(family, some, "--kv-cache-dtype", kv)]
 
 

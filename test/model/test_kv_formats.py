@@ -17,6 +17,11 @@ FORMATS = ["fp8", "fp8_per_token_head", "int8_per_token_head", "int8", "int4"]
 VARIANTS = {"kv": "fp8", "kv_fp8_per_token_head": "fp8_per_token_head", "kv_int8_per_token_head": "int8_per_token_head",
             "kv_int8_asym": "int8", "kv_int4_asym": "int4", "kv_fp8_scale_1": None}
 OURS = os.path.join(golden.GOLDEN, "llama-3")
+SAME_BITS = [] if golden.DEVICE == "cpu" else ["--deterministic"]  # from one run to the next
+
+
+def bits(folder, *flags):
+    return scores(folder, *SAME_BITS, *flags)
 
 
 def stored():
@@ -73,11 +78,12 @@ def asking():
 
 @pytest.mark.parametrize("folder", asking())
 def test_auto_is_what_the_checkpoint_asks_for(folder):
-    assert scores(folder) == scores(folder, "--kv-cache-dtype", "fp8")
-    assert scores(folder) != scores(folder, "--kv-cache-dtype", "bfloat16")
-    assert scores(folder) != scores(folder, "--kv-cache-dtype", "fp8_per_token_head")
+    asked = bits(folder)
+    assert asked == bits(folder, "--kv-cache-dtype", "fp8")
+    assert asked != bits(folder, "--kv-cache-dtype", "bfloat16")
+    assert asked != bits(folder, "--kv-cache-dtype", "fp8_per_token_head")
     exact = ["--dtype", "float32"]
-    assert scores(folder, *exact) == scores(folder, *exact, "--kv-cache-dtype", "float32")
+    assert bits(folder, *exact) == bits(folder, *exact, "--kv-cache-dtype", "float32")
     if golden.DEVICE == "cpu":  # where inputs are rounded, too
         v, want = variant_of(folder, "act_kv")
         assert distance(want, scores(folder)) <= 1.5 * v["bf16_mean_error"]
@@ -97,7 +103,7 @@ def test_every_family_answers_with_every_format(family):
     size = distance(want, [[mean] * len(p) for p, mean in zip(want, means)])
     off = {}
     for kv in FORMATS:
-        answers = golden.generate(family, requests, "--dtype", "float32", "--kv-cache-dtype", kv)
+        answers = golden.generate(family, requests, "--dtype", "float32", "--kv-cache-dtype", kv, *SAME_BITS)
         off[kv] = distance(want, [a["prompt_logprobs"] for a in answers]) / size
         assert 0 < off[kv] < MOST[kv], f"{family}, {kv}"
     assert off["int8"] < off["fp8"] < off["int4"]
@@ -109,10 +115,10 @@ def test_one_scale_alone_serves_both(tmp_path):
     alone = Scaled(tmp_path / "alone", OURS)
     n = both.config["num_hidden_layers"]
     both, alone = both.give(n, k_scale=0.02, v_scale=0.02), alone.give(n, v_scale=0.02)
-    assert scores(both, "--kv-cache-dtype", "fp8") == scores(alone, "--kv-cache-dtype", "fp8")
-    assert scores(both) == scores(OURS)  # nobody asked for it
+    assert bits(both, "--kv-cache-dtype", "fp8") == bits(alone, "--kv-cache-dtype", "fp8")
+    assert bits(both) == bits(OURS)  # nobody asked for it
     per_head = ["--kv-cache-dtype", "fp8_per_token_head"]
-    assert scores(both, *per_head) == scores(OURS, *per_head) == scores(OURS, "--kv-cache-dtype", "fp8")
+    assert bits(both, *per_head) == bits(OURS, *per_head) == bits(OURS, "--kv-cache-dtype", "fp8")
 
 
 def refusal(folder, *flags):
@@ -137,14 +143,14 @@ def test_another_dtype_than_the_models_is_refused():
 
 def test_a_scheme_that_is_not_known_leaves_the_models_dtype(tmp_path):
     copy = Checkpoint(tmp_path / "model", os.path.join(golden.ROOT, "test", "golden-quant", "ct-w4a16-asym-qwen3"))
-    before = scores(copy.folder)
+    before = bits(copy.folder)
     for scheme in ({"num_bits": 8, "type": "int"}, {"num_bits": 4, "type": "float"}):
         copy.config["quantization_config"]["kv_cache_scheme"] = scheme
         copy.write_config()
-        assert scores(copy.folder) == before
+        assert bits(copy.folder) == before
     copy.config["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
     copy.write_config()
-    assert scores(copy.folder) == scores(copy.folder, "--kv-cache-dtype", "fp8") != before
+    assert bits(copy.folder) == bits(copy.folder, "--kv-cache-dtype", "fp8") != before
 
 
 def block_bytes(folder, *flags):

@@ -26,8 +26,7 @@ static int64_t offset_s(void)
 int clock_gettime(clockid_t id, struct timespec *out)
 {
     static int (*real)(clockid_t, struct timespec *);
-    real =
-        real ? real : (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    real = real ? real : (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     int rc = real(id, out);
     if (rc == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) {
         out->tv_sec += offset_s();

@@ -90,15 +90,8 @@ static cudaError_t launch_join(cudaStream_t stream, const struct attention_launc
     return cudaErrorInvalidValue;
 }
 
-extern "C" cudaError_t attention_launch(cudaStream_t stream, const struct attention_launch *a)
+static struct attention_params params_of(const struct attention_launch *a)
 {
-    const bool codes = attention_codes_takes(a), sm90 = attention_sm90_takes(a);
-    if (!codes && !sm90 && !attention_mma_takes(a)) {
-        return attention_plain(stream, a);
-    }
-    if (a->workspace_bytes < attention_workspace_bytes(a->limits)) {
-        return cudaErrorInvalidValue;
-    }
     struct attention_params p = {};
     p.q = a->q;
     p.out = a->out;
@@ -121,10 +114,54 @@ extern "C" cudaError_t attention_launch(cudaStream_t stream, const struct attent
     p.sinks = a->sinks;
     p.scratch = (float *)a->workspace;
     p.slots = (float *)((char *)a->workspace + attention_scratch_bytes(a->limits));
+    p.end_lane = INT32_MAX;
+    return p;
+}
+
+/* What many rows read becomes numbers first; the other items read codes. */
+static cudaError_t launch_expanded(cudaStream_t stream, const struct attention_launch *a,
+                                   const struct attention_params *params)
+{
+    const int first_lane = a->pass.max_lanes + 1, n_sms = a->limits->n_sms;
+    struct attention_launch numbers = *a;
+    numbers.kv = attention_expanded(
+        &a->kv, a->run_memory,
+        (int32_t)(a->limits->run_bytes / ((size_t)a->kv.n_kv_heads * 4 *
+                                          (size_t)(a->kv.head_dim_k * a->kv.block_tokens))));
+    if (!attention_sm90_takes(&numbers)) {
+        return cudaErrorInvalidValue;
+    }
+    cudaError_t e = attention_expand(stream, a, &numbers.kv);
+    struct attention_params p = *params;
+    if (e == cudaSuccess && a->has_others) {
+        p.end_lane = first_lane;
+        e = attention_codes(stream, a, &p, n_sms);
+    }
+    p.kv = numbers.kv;
+    p.first_lane = first_lane;
+    p.end_lane = INT32_MAX;
+    p.is_expanded = true;
+    return e == cudaSuccess ? attention_sm90(stream, &numbers, &p, n_sms) : e;
+}
+
+extern "C" cudaError_t attention_launch(cudaStream_t stream, const struct attention_launch *a)
+{
+    const bool codes = attention_codes_takes(a), sm90 = attention_sm90_takes(a);
+    if (!codes && !sm90 && !attention_mma_takes(a)) {
+        return attention_plain(stream, a);
+    }
+    if (a->workspace_bytes < attention_workspace_bytes(a->limits)) {
+        return cudaErrorInvalidValue;
+    }
+    const struct attention_params p = params_of(a);
+    const bool has_runs = a->n_rows > ATTENTION_CAPTURED_ROWS && a->n_runs > 0;
     const int n_sms = a->limits->n_sms;
     cudaError_t e;
+    if (has_runs && !codes) {
+        return cudaErrorInvalidValue; // attention_learn and the variants disagree
+    }
     if (codes) {
-        e = attention_codes(stream, a, &p, n_sms);
+        e = has_runs ? launch_expanded(stream, a, &p) : attention_codes(stream, a, &p, n_sms);
     } else {
         e = sm90 ? attention_sm90(stream, a, &p, n_sms) : attention_mma(stream, a, &p, n_sms);
     }

@@ -2,9 +2,11 @@
 /* Attention over pages of codes, for Hopper: heads of up to 256 numbers, every mask, split or not.
  *
  * A unit (an item of the plan and a KV head, cut to 8 query vectors or 16 to 32) is a block's. Its
- * four warps share the keys, a chunk of 16 at a time: a chunk is one record of a page, keys, values
- * and scales, and one copy brings it into the ring that is the warp's own. So there is no barrier
- * until the unit's end, where the warps' results are joined in their order.
+ * four warps share the keys, a chunk of 32 at a time (of 16 where heads are larger than 128): a
+ * chunk is two records of pages, keys, values and scales, and a copy of each brings them into the
+ * ring that is the warp's own. So there is no barrier until the unit's end, where the warps'
+ * results are joined in their order. The two records' work is independent, which hides most of
+ * what an instruction waits for.
  *
  * Scores are K Q^T and values V^T P^T (mma.sync with fp16 operands): keys, and numbers of a value,
  * are the 16 rows of a product, query vectors its 8 columns. Codes become operands in registers:
@@ -18,16 +20,17 @@
  * their place, sums run in the order of keys, and keys that a row does not see change nothing. */
 #include "cuda/kernels/attention/codes.cuh"
 
-template <enum kv_format F, int D>
-__global__ void __launch_bounds__(CODE_THREADS, 2)
+template <enum kv_format F, int D, bool FULL>
+__global__ void __launch_bounds__(CODE_THREADS, ATTENTION_CODE_BLOCKS)
     attention_codes_kernel(const __grid_constant__ struct codes_params p)
 {
 #if HAVE_SM90A
     using S = codes_shape<D>;
     extern __shared__ __align__(128) char smem[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    char *slots = smem + warp * p.n_slots * p.slot_bytes;
-    char *rest = smem + CODE_WARPS * p.n_slots * p.slot_bytes;
+    const int ring_bytes = p.n_slots * S::RECORDS * p.record_room;
+    char *slots = smem + warp * ring_bytes;
+    char *rest = smem + CODE_WARPS * ring_bytes;
     uint2 *queries = (uint2 *)rest;
     float *query_sums = (float *)(queries + S::MANY * S::TILES * 32);
     uint64_t *full = (uint64_t *)(query_sums + S::MANY * 8) + warp * CODE_MAX_SLOTS;
@@ -47,27 +50,31 @@ __global__ void __launch_bounds__(CODE_THREADS, 2)
     const int tile_rows = is_few ? 8 : 8 * S::MANY;
     int n_sub;
     const int n_units = units_of(p.a, head, tile_rows, &n_sub);
-    const struct unit_walk walk = {p.a, head.items_offset, n_sub, n_units, tile_rows};
+    const struct unit_walk<S::KEYS> walk = {
+        p.a, head.items_offset, n_sub, n_units, tile_rows
+    };
     if (head.n_paths > 0) {
         pdl_wait();
     }
-    struct codes_loader loader = {
-        p, slots, full, warp, lane, walk, policy_evict_first(), policy_normal()};
+    struct codes_loader<D> loader = {
+        p, slots, full, warp, lane, walk, policy_evict_first(), policy_normal()
+    };
     for (int i = 0; i < p.n_slots; i++) {
         loader.fetch(i);
     }
     pdl_wait();
     pdl_trigger();
-    struct unit_walk units = walk;
+    struct unit_walk<S::KEYS> units = walk;
     struct attention_unit u;
     if (is_few) {
-        codes_computer<F, D, 1> c = {p, loader, room, folded, queries, query_sums, warp, lane};
+        codes_computer<F, D, 1, FULL> c = {p,       loader,     room, folded,
+                                           queries, query_sums, warp, lane};
         while (units.next(u)) {
             c.unit(u);
         }
     } else {
-        codes_computer<F, D, S::MANY> c = {p,       loader,     room, folded,
-                                           queries, query_sums, warp, lane};
+        codes_computer<F, D, S::MANY, FULL> c = {p,       loader,     room, folded,
+                                                 queries, query_sums, warp, lane};
         while (units.next(u)) {
             c.unit(u);
         }
@@ -88,33 +95,44 @@ bool attention_codes_takes(const struct attention_launch *a)
            ((uintptr_t)kv->base | (uintptr_t)a->q | (uintptr_t)a->out) % 16 == 0;
 }
 
-/* Two blocks of a multiprocessor share its memory; each takes 1,024 bytes besides its own. */
-enum { BLOCK_BYTES = (228 * 1024) / 2 - 1024 };
+/* The blocks of a multiprocessor share its memory; each takes 1,024 bytes besides its own. */
+enum { BLOCK_BYTES = (228 * 1024) / ATTENTION_CODE_BLOCKS - 1024 };
 
-template <enum kv_format F, int D>
+template <enum kv_format F, int D, bool FULL>
 static cudaError_t launch_codes(cudaStream_t stream, const struct attention_launch *a,
                                 const struct attention_params &params, int n_sms)
 {
+    using S = codes_shape<D>;
     const int numbers = 16 * (F == KV_INT4 ? 2 : 1);
     struct codes_params p = {};
     p.a = params;
     p.is_bf16 = a->dtype == DT_BF16;
-    p.slot_bytes = (a->kv.codes.record_bytes + 127) / 128 * 128;
+    p.record_room = (a->kv.codes.record_bytes + 127) / 128 * 128;
     p.n_k = (a->kv.head_dim_k + numbers - 1) / numbers;
     p.n_v = (a->kv.head_dim_v + numbers - 1) / numbers;
-    const int fixed = codes_shape<D>::fixed_bytes(a->limits->deterministic);
-    p.n_slots = (BLOCK_BYTES - fixed) / (CODE_WARPS * p.slot_bytes);
+    const int fixed = S::fixed_bytes(a->limits->deterministic);
+    const int slot_bytes = CODE_WARPS * S::RECORDS * p.record_room; // all warps'
+    p.n_slots = (BLOCK_BYTES - fixed) / slot_bytes;
     p.n_slots = p.n_slots < CODE_MAX_SLOTS ? p.n_slots : CODE_MAX_SLOTS;
     if (p.n_slots < 1) {
         return cudaErrorInvalidValue;
     }
-    const int smem = fixed + CODE_WARPS * p.n_slots * p.slot_bytes;
-    const auto kernel = attention_codes_kernel<F, D>;
+    const int smem = fixed + p.n_slots * slot_bytes;
+    const auto kernel = attention_codes_kernel<F, D, FULL>;
     const cudaError_t e =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     return e != cudaSuccess ? e
-                            : launch(kernel, dim3((unsigned)(2 * n_sms)), dim3(CODE_THREADS),
-                                     (size_t)smem, stream, p);
+                            : launch(kernel, dim3((unsigned)(ATTENTION_CODE_BLOCKS * n_sms)),
+                                     dim3(CODE_THREADS), (size_t)smem, stream, p);
+}
+
+template <enum kv_format F, int D>
+static cudaError_t launch_by_fill(cudaStream_t stream, const struct attention_launch *a,
+                                  const struct attention_params &p, int n_sms)
+{
+    return a->kv.head_dim_k == D && a->kv.head_dim_v == D
+               ? launch_codes<F, D, true>(stream, a, p, n_sms)
+               : launch_codes<F, D, false>(stream, a, p, n_sms);
 }
 
 template <enum kv_format F>
@@ -123,10 +141,10 @@ static cudaError_t launch_by_dim(cudaStream_t stream, const struct attention_lau
 {
     const int dk = a->kv.head_dim_k, dv = a->kv.head_dim_v, most = dk > dv ? dk : dv;
     if (most <= 64) {
-        return launch_codes<F, 64>(stream, a, p, n_sms);
+        return launch_by_fill<F, 64>(stream, a, p, n_sms);
     }
-    return most <= 128 ? launch_codes<F, 128>(stream, a, p, n_sms)
-                       : launch_codes<F, 256>(stream, a, p, n_sms);
+    return most <= 128 ? launch_by_fill<F, 128>(stream, a, p, n_sms)
+                       : launch_by_fill<F, 256>(stream, a, p, n_sms);
 }
 
 cudaError_t attention_codes(cudaStream_t stream, const struct attention_launch *a,

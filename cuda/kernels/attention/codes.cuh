@@ -9,16 +9,16 @@
 #include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 
-enum { CODE_WARPS = 4, CODE_THREADS = CODE_WARPS * 32, CODE_KEYS = 16, CODE_MAX_SLOTS = 12 };
+enum { CODE_WARPS = 4, CODE_THREADS = CODE_WARPS * 32, RECORD_KEYS = 16, CODE_MAX_SLOTS = 12 };
 
 /* A query's numbers are rounded to fp16 after this factor, so that large ones fit. */
 static constexpr float QUERY_FACTOR = 0.03125f;
 
 struct codes_params {
     struct attention_params a;
-    bool is_bf16;                // queries and outputs; else fp16
-    int32_t n_slots, slot_bytes; // of a warp's ring
-    int32_t n_k, n_v;            // 16-byte chunks of a row of K and V
+    bool is_bf16;                 // queries and outputs; else fp16
+    int32_t n_slots, record_room; // of a warp's ring; bytes of a record there
+    int32_t n_k, n_v;             // 16-byte pieces of a row of K and V
 };
 
 /* What the layers of one format have in common: codes as operands of fp16, and what those have to
@@ -32,6 +32,8 @@ template <enum kv_format F> struct code_kind {
 };
 
 template <int D> struct codes_shape {
+    static constexpr int RECORDS = D <= 128 ? 2 : 1;    // of a chunk: their work goes side by side
+    static constexpr int KEYS = RECORDS * RECORD_KEYS;  // of a chunk
     static constexpr int TILES = D / 16;                // of a value
     static constexpr int MANY = D <= 128 ? 4 : 2;       // columns of 8 query vectors, at most
     static constexpr int PITCH = D + 4;                 // of a row that waits to be joined
@@ -140,7 +142,7 @@ template <enum kv_format F> __device__ __forceinline__ constexpr int q_pair()
 }
 
 /* The units of one block, in order. */
-struct unit_walk {
+template <int KEYS> struct unit_walk {
     const struct attention_params &p;
     int items_offset, n_sub, n_units, tile_rows, k = 0;
 
@@ -149,7 +151,7 @@ struct unit_walk {
         for (; k * (int)gridDim.x < n_units; k++) {
             const int index = unit_index(k, (int)gridDim.x, (int)blockIdx.x);
             if (index < n_units) {
-                u = unit_at(p, items_offset, index, n_sub, tile_rows, CODE_KEYS);
+                u = unit_at(p, items_offset, index, n_sub, tile_rows, KEYS);
                 if (u.n_packed > 0) {
                     k++;
                     return true;
@@ -160,25 +162,33 @@ struct unit_walk {
     }
 };
 
-/* Brings a warp's chunks: of each unit's those whose number, counted from the sequence's first key,
+/* Brings a warp's chunks: of each unit's those whose number, counted from the item's first key,
  * leaves the warp's own when divided by CODE_WARPS. It runs ahead over units' borders. */
-struct codes_loader {
+template <int D> struct codes_loader {
+    using S = codes_shape<D>;
+    static constexpr int LOOKED_UP = 32 / S::RECORDS; // chunks, at once
     const struct codes_params &p;
     char *slots;
     uint64_t *full;
     int warp, lane;
-    struct unit_walk walk;
+    struct unit_walk<S::KEYS> walk;
     uint64_t once, again; // cache policies
     struct attention_unit u = {};
-    int chunk = 0, end = 0, i = 0;   // the next chunk and its number among the unit's
-    int32_t page = 0, next_page = 0; // lane l: that of the chunk with i % 32 = l
+    int chunk = 0, end = 0, i = 0; // the next chunk and its number among those looked up
+    int32_t record = 0, next = 0;  // lane l: of chunk l / RECORDS of those record l % RECORDS
     bool has_unit = false, has_waited = false;
 
-    __device__ __forceinline__ int32_t look_up(int from) const
+    /* From that chunk on. */
+    __device__ __forceinline__ int32_t look_up(int first) const
     {
-        const int key = min(chunk + (from - i + lane) * CODE_WARPS, end - 1) * CODE_KEYS;
+        const struct kv_view &kv = p.a.kv;
         const int32_t *table = p.a.blocks + (int64_t)u.item.lane * p.a.blocks_stride;
-        return table[key / p.a.kv.block_tokens];
+        const int n = first + lane / S::RECORDS * CODE_WARPS;
+        const int key =
+            min(u.item.kv_begin + n * S::KEYS + lane % S::RECORDS * RECORD_KEYS, u.hi - 1);
+        const int per_head = kv.block_tokens / RECORD_KEYS, page = key / kv.block_tokens;
+        return (table[page] * kv.n_kv_heads + u.kv_head) * per_head +
+               (key - page * kv.block_tokens) / RECORD_KEYS;
     }
 
     __device__ __forceinline__ bool enter()
@@ -188,12 +198,13 @@ struct codes_loader {
             if (!has_unit) {
                 return false;
             }
-            chunk = u.lo / CODE_KEYS + ((warp - u.lo / CODE_KEYS) & (CODE_WARPS - 1));
-            end = u.lo < u.hi ? (u.hi + CODE_KEYS - 1) / CODE_KEYS : 0;
+            const int first = (u.lo - u.item.kv_begin) / S::KEYS;
+            chunk = first + ((warp - first) & (CODE_WARPS - 1));
+            end = u.lo < u.hi ? (u.hi - u.item.kv_begin + S::KEYS - 1) / S::KEYS : 0;
             i = 0;
             if (chunk < end) {
-                page = look_up(0);
-                next_page = look_up(32);
+                record = look_up(chunk);
+                next = look_up(chunk + LOOKED_UP * CODE_WARPS);
             }
         }
         return true;
@@ -204,26 +215,27 @@ struct codes_loader {
         if (!enter()) {
             return;
         }
-        if (i == 32) {
+        if (i == LOOKED_UP) {
             i = 0;
-            page = next_page;
-            next_page = look_up(32);
+            record = next;
+            next = look_up(chunk + LOOKED_UP * CODE_WARPS);
         }
+        const int first = u.item.kv_begin + chunk * S::KEYS;
         /* The kernel ahead stores the pass's own keys; older ones are there. */
-        if (!has_waited && u.item.mask != ATTENTION_ALL &&
-            (chunk + 1) * CODE_KEYS > u.item.n_past) {
+        if (!has_waited && u.item.mask != ATTENTION_ALL && first + S::KEYS > u.item.n_past) {
             pdl_wait();
             has_waited = true;
         }
-        const struct kv_view &kv = p.a.kv;
-        const int32_t of = __shfl_sync(0xffffffffu, page, i);
-        const int record = chunk * CODE_KEYS % kv.block_tokens / CODE_KEYS;
+        const int32_t n_bytes = p.a.kv.codes.record_bytes;
+        const int32_t of = __shfl_sync(0xffffffffu, record, i * S::RECORDS + lane % S::RECORDS);
+        const int n = min(S::RECORDS, (u.hi - first + RECORD_KEYS - 1) / RECORD_KEYS);
         if (lane == 0) {
-            const char *from = (const char *)kv.base + of * kv.page_stride +
-                               (int64_t)u.kv_head * kv.head_stride +
-                               (int64_t)record * kv.codes.record_bytes;
-            barrier_expect(&full[slot], (uint32_t)kv.codes.record_bytes);
-            bulk_load(slots + slot * p.slot_bytes, from, (uint32_t)kv.codes.record_bytes,
+            barrier_expect(&full[slot], (uint32_t)(n * n_bytes));
+        }
+        __syncwarp();
+        if (lane < n) {
+            bulk_load(slots + (slot * S::RECORDS + lane) * p.record_room,
+                      (const char *)p.a.kv.base + (int64_t)of * n_bytes, (uint32_t)n_bytes,
                       &full[slot], u.item.n_rows > 1 ? again : once);
         }
         __syncwarp();
@@ -232,13 +244,14 @@ struct codes_loader {
     }
 };
 
-/* NT: columns of 8 query vectors each. */
-template <enum kv_format F, int D, int NT> struct codes_computer {
+/* NT: columns of 8 query vectors each. FULL: rows of K and V are D numbers, not less. */
+template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
     using S = codes_shape<D>;
     using K = code_kind<F>;
-    static constexpr int TILES = S::TILES;
+    static constexpr int TILES = S::TILES, RECORDS = S::RECORDS, PIECES = TILES / K::STEPS;
+    static constexpr bool HAS_ZERO = F != KV_FP8;
     const struct codes_params &p;
-    struct codes_loader &loader;
+    struct codes_loader<D> &loader;
     float *room, *folded;
     uint2 *queries;    // NT > 1: [NT][TILES][32]
     float *query_sums; // [NT * 8]
@@ -336,67 +349,79 @@ template <enum kv_format F, int D, int NT> struct codes_computer {
 
     /* ---- a chunk */
 
-    __device__ __forceinline__ const char *plane(bool is_v) const
+    __device__ __forceinline__ const char *record_at(int r) const
     {
-        return loader.slots + slot * p.slot_bytes + (is_v ? p.a.kv.codes.v_offset : 0);
+        return loader.slots + (slot * RECORDS + r) * p.record_room;
     }
 
-    /* Where this lane's row of four matrices begins: of keys 0 to 7 and 8 to 15, of chunks c and
-     * c + 1. */
-    __device__ __forceinline__ const char *matrices_at(bool is_v, int c) const
+    /* Where this lane's row of four matrices begins: of keys 0 to 7 and 8 to 15 of record r, of
+     * pieces c and c + 1. */
+    __device__ __forceinline__ const char *matrices_at(int r, bool is_v, int c) const
     {
-        const int key = lane & 15, row = is_v ? p.a.kv.codes.v_row : p.a.kv.codes.k_row;
-        const int byte = key * row + (c + (lane >> 4)) * 16;
-        return plane(is_v) + (byte ^ (byte >> 3 & 0x70));
+        const struct kv_codes &codes = p.a.kv.codes;
+        const int byte = (lane & 15) * (is_v ? codes.v_row : codes.k_row) + (c + (lane >> 4)) * 16;
+        return record_at(r) + (is_v ? codes.v_offset : 0) + (byte ^ (byte >> 3 & 0x70));
     }
 
-    /* Scores of keys g and g + 8: [0], [1] and [2], [3], of columns 2 t and 2 t + 1. Sums of even
-     * and odd steps go side by side. */
-    __device__ __forceinline__ void score(float (&scores)[NT][4], int n_columns)
+    __device__ __forceinline__ static bool is_past(int c, int n)
     {
-        float odd[NT][4];
+        return FULL ? c >= PIECES : c >= n || c >= PIECES;
+    }
+
+    /* Scores of keys g and g + 8 of each record: [0], [1] and [2], [3], of columns 2 t and 2 t + 1.
+     * Sums of even and odd steps go side by side. */
+    __device__ __forceinline__ void score(float (&scores)[RECORDS][NT][4], int n_columns)
+    {
+        constexpr int ABREAST = NT == 1 ? RECORDS : 1; // records
+        float odd[ABREAST][NT][4];
 #pragma unroll
-        for (int j = 0; j < NT; j++) {
+        for (int r0 = 0; r0 < RECORDS; r0 += ABREAST) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                scores[j][i] = odd[j][i] = 0.0f;
+            for (int i = 0; i < ABREAST * NT * 4; i++) {
+                (&odd[0][0][0])[i] = (&scores[r0][0][0])[i] = 0.0f;
             }
-        }
 #pragma unroll
-        for (int c = 0; c < TILES / K::STEPS; c += 2) {
-            if (c >= p.n_k) {
-                break;
-            }
-            uint32_t words[4];
-            ldmatrix_x4(words, matrices_at(false, c));
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                if (c + h >= p.n_k || c + h >= TILES / K::STEPS) {
+            for (int c = 0; c < PIECES; c += 2) {
+                if (is_past(c, p.n_k)) {
                     break;
                 }
-                uint32_t low[2 * K::STEPS], high[2 * K::STEPS];
-                key_operands<F>(words[2 * h], low);
-                key_operands<F>(words[2 * h + 1], high);
 #pragma unroll
-                for (int s = 0; s < K::STEPS; s++) {
-                    const uint32_t a[4] = {low[2 * s], high[2 * s], low[2 * s + 1],
-                                           high[2 * s + 1]};
-                    const int step = (c + h) * K::STEPS + s;
-#pragma unroll
-                    for (int j = 0; j < NT; j++) {
-                        if (j < n_columns) {
-                            const uint2 q = query(j, step);
-                            mma_16x8x16(step % 2 ? odd[j] : scores[j], a, q.x, q.y, f16_t());
-                        }
-                    }
+                for (int r = 0; r < ABREAST; r++) {
+                    score_pieces(scores[r0 + r], odd[r], r0 + r, c, n_columns);
                 }
             }
+#pragma unroll
+            for (int i = 0; i < ABREAST * NT * 4; i++) {
+                (&scores[r0][0][0])[i] += (&odd[0][0][0])[i];
+            }
         }
+    }
+
+    /* Pieces c and c + 1 of a record's keys. */
+    __device__ __forceinline__ void score_pieces(float (&even)[NT][4], float (&odd)[NT][4], int r,
+                                                 int c, int n_columns)
+    {
+        uint32_t words[4];
+        ldmatrix_x4(words, matrices_at(r, false, c));
 #pragma unroll
-        for (int j = 0; j < NT; j++) {
+        for (int h = 0; h < 2; h++) {
+            if (is_past(c + h, p.n_k)) {
+                break;
+            }
+            uint32_t low[2 * K::STEPS], high[2 * K::STEPS];
+            key_operands<F>(words[2 * h], low);
+            key_operands<F>(words[2 * h + 1], high);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                scores[j][i] += odd[j][i];
+            for (int s = 0; s < K::STEPS; s++) {
+                const uint32_t a[4] = {low[2 * s], high[2 * s], low[2 * s + 1], high[2 * s + 1]};
+                const int step = (c + h) * K::STEPS + s;
+#pragma unroll
+                for (int j = 0; j < NT; j++) {
+                    if (j < n_columns) {
+                        const uint2 q = query(j, step);
+                        mma_16x8x16(step % 2 ? odd[j] : even[j], a, q.x, q.y, f16_t());
+                    }
+                }
             }
         }
     }
@@ -416,6 +441,7 @@ template <enum kv_format F, int D, int NT> struct codes_computer {
         return tree_sees(p.a, u, v, w, key - u.item.n_past);
     }
 
+    /* Of a record that begins with key `first`: bit 4 j + i is score i of column j. */
     __device__ __forceinline__ uint32_t seen_of(const struct attention_unit &u, int first) const
     {
         uint32_t seen = 0;
@@ -427,78 +453,121 @@ template <enum kv_format F, int D, int NT> struct codes_computer {
         return seen;
     }
 
-    /* The scales of a key and its value: what the former is multiplied with, and of the latter the
-     * logarithm and the inverse. */
+    /* A key's score is k (sum - k_zero times the query's sum); of its value's scale the logarithm
+     * and the inverse. */
     struct key_scales {
         float k, k_zero, v_log, v_inverse, v_zero;
     };
 
-    __device__ __forceinline__ struct key_scales scales_of(int key) const
+    /* Of the key that has this lane's number, which may be none that is there. */
+    __device__ __forceinline__ struct key_scales own_scales(bool is_there) const
     {
         const struct kv_codes &c = p.a.kv.codes;
-        struct key_scales s = {c.k_scale, 0.0f, 0.0f, 1.0f, 0.0f};
-        if (c.word_bytes == 0) {
-            return s;
+        const uint32_t *words =
+            (const uint32_t *)(record_at(RECORDS == 1 ? 0 : lane >> 4) + c.words_offset);
+        const struct kv_scale k = kv_scale_of_word(c.format, words[lane & 15]);
+        const struct kv_scale v = kv_scale_of_word(c.format, words[RECORD_KEYS + (lane & 15)]);
+        return is_there ? key_scales{k.scale * score_unit(), k.zero * (1.0f / K::UNIT),
+                                     log2_fast(v.scale), reciprocal(v.scale), v.zero}
+                        : key_scales{};
+    }
+
+    __device__ __forceinline__ float score_unit() const
+    {
+        return K::UNIT / QUERY_FACTOR * (p.a.softcap > 0.0f ? 1.0f : p.a.scale_log2);
+    }
+
+    __device__ __forceinline__ struct key_scales scales_of(const struct key_scales &lanes,
+                                                           int key) const
+    {
+        if (p.a.kv.codes.word_bytes == 0) {
+            return {p.a.kv.codes.k_scale * score_unit(), 0.0f, 0.0f, 1.0f, 0.0f};
         }
-        const uint32_t *words = (const uint32_t *)(plane(false) + c.words_offset);
-        const struct kv_scale k = kv_scale_of_word(c.format, words[key]);
-        const struct kv_scale v = kv_scale_of_word(c.format, words[CODE_KEYS + key]);
-        s = {k.scale, k.zero, log2_fast(v.scale), reciprocal(v.scale), v.zero};
-        return s;
+        const auto of = [&](float x) { return __shfl_sync(0xffffffffu, x, key); };
+        return {of(lanes.k), HAS_ZERO ? of(lanes.k_zero) : 0.0f, of(lanes.v_log),
+                of(lanes.v_inverse), HAS_ZERO ? of(lanes.v_zero) : 0.0f};
     }
 
     /* Scores become the weights of codes, of which the largest so far is 1: a probability times its
      * value's scale. The probabilities' sum is kept relative to the same. */
     __device__ __forceinline__ void softmax(const struct attention_unit &u, int first,
-                                            float (&scores)[NT][4], uint32_t (&weights)[NT][2],
-                                            int n_columns)
+                                            float (&scores)[RECORDS][NT][4],
+                                            uint32_t (&weights)[RECORDS][NT][2], int n_columns)
     {
-        const bool all = first >= u.all_lo && first + CODE_KEYS <= u.all_hi;
-        const uint32_t seen = all ? ~0u : seen_of(u, first);
-        const struct key_scales keys[2] = {scales_of(g()), scales_of(g() + 8)};
+        const bool all = first >= u.all_lo && first + S::KEYS <= u.all_hi;
+        const int lanes_key = first + (lane & (S::KEYS - 1));
+        struct key_scales lanes = {};
+        if (p.a.kv.codes.word_bytes != 0) {
+            lanes = own_scales(lanes_key >= u.first && lanes_key < u.hi);
+        }
+        struct key_scales keys[RECORDS][2];
+        uint32_t seen[RECORDS];
+#pragma unroll
+        for (int r = 0; r < RECORDS; r++) {
+            keys[r][0] = scales_of(lanes, r * RECORD_KEYS + g());
+            keys[r][1] = scales_of(lanes, r * RECORD_KEYS + g() + 8);
+            seen[r] = all ? ~0u : seen_of(u, first + r * RECORD_KEYS);
+        }
 #pragma unroll
         for (int j = 0; j < NT; j++) {
             if (j >= n_columns) {
                 break;
             }
-            float decay[2];
+            float decay[2], high[2];
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                float *x[2] = {&scores[j][e], &scores[j][2 + e]};
-                float high = top[j][e];
+                high[e] = top[j][e];
 #pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    float s = (*x[k] * K::UNIT - keys[k].k_zero * q_sum[j][e]) *
-                              (keys[k].k / QUERY_FACTOR);
-                    s = p.a.softcap > 0.0f ? soft_cap(p.a, s) : s;
-                    const bool is_seen = seen >> (4 * j + 2 * k + e) & 1;
-                    *x[k] = is_seen ? __fmaf_rn(s, p.a.scale_log2, keys[k].v_log) : -INFINITY;
-                    high = fmaxf(high, *x[k]);
+                for (int r = 0; r < RECORDS; r++) {
+#pragma unroll
+                    for (int k = 0; k < 2; k++) {
+                        const struct key_scales &key = keys[r][k];
+                        float &x = scores[r][j][2 * k + e];
+                        x = HAS_ZERO ? __fmaf_rn(-key.k_zero, q_sum[j][e], x) : x;
+                        if (p.a.softcap > 0.0f) {
+                            x = __fmaf_rn(soft_cap(p.a, x * key.k), p.a.scale_log2, key.v_log);
+                        } else {
+                            x = __fmaf_rn(x, key.k, key.v_log);
+                        }
+                        x = all || seen[r] >> (4 * j + 2 * k + e) & 1 ? x : -INFINITY;
+                        high[e] = fmaxf(high[e], x);
+                    }
                 }
-                high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 4));
-                high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 8));
-                high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 16));
-                const float safe = high == -INFINITY ? 0.0f : high;
-                decay[e] = exp2_fast(__fsub_rn(top[j][e], safe));
-                top[j][e] = high;
-                *x[0] = exp2_fast(__fsub_rn(*x[0], safe));
-                *x[1] = exp2_fast(__fsub_rn(*x[1], safe));
             }
-            const uint32_t low = half_pair(scores[j][0], scores[j][1]);
-            const uint32_t up = half_pair(scores[j][2], scores[j][3]);
-            const float2 rounded[2] = {half_values(low), half_values(up)};
+#pragma unroll
+            for (int mask = 4; mask <= 16; mask *= 2) {
+                high[0] = fmaxf(high[0], __shfl_xor_sync(0xffffffffu, high[0], mask));
+                high[1] = fmaxf(high[1], __shfl_xor_sync(0xffffffffu, high[1], mask));
+            }
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                float add = 0.0f, zero = 0.0f;
+                const float safe = high[e] == -INFINITY ? 0.0f : high[e];
+                decay[e] = exp2_fast(__fsub_rn(top[j][e], safe));
+                top[j][e] = high[e];
+                sum[j][e] *= decay[e];
+                zeros[j][e] *= decay[e];
+#pragma unroll
+                for (int r = 0; r < RECORDS; r++) {
+#pragma unroll
+                    for (int k = 0; k < 2; k++) {
+                        float &x = scores[r][j][2 * k + e];
+                        x = exp2_fast(__fsub_rn(x, safe));
+                        sum[j][e] = __fmaf_rn(x, keys[r][k].v_inverse, sum[j][e]);
+                    }
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < RECORDS; r++) {
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
-                    const bool is_seen = seen >> (4 * j + 2 * k + e) & 1;
-                    const float w = scores[j][2 * k + e];
-                    add += is_seen ? w * keys[k].v_inverse : 0.0f;
-                    zero += (e == 0 ? rounded[k].x : rounded[k].y) * keys[k].v_zero;
+                    const uint32_t pair = half_pair(scores[r][j][2 * k], scores[r][j][2 * k + 1]);
+                    if (HAS_ZERO) {
+                        const float2 rounded = half_values(pair);
+                        zeros[j][0] = __fmaf_rn(rounded.x, keys[r][k].v_zero, zeros[j][0]);
+                        zeros[j][1] = __fmaf_rn(rounded.y, keys[r][k].v_zero, zeros[j][1]);
+                    }
+                    weights[r][j][k] = matrix_transposed(pair);
                 }
-                sum[j][e] = __fmaf_rn(sum[j][e], decay[e], add);
-                zeros[j][e] = __fmaf_rn(zeros[j][e], decay[e], zero);
             }
             if (__any_sync(0xffffffffu, decay[0] != 1.0f || decay[1] != 1.0f)) {
 #pragma unroll
@@ -509,8 +578,6 @@ template <enum kv_format F, int D, int NT> struct codes_computer {
                     values[j][f][3] *= decay[1];
                 }
             }
-            weights[j][0] = matrix_transposed(low);
-            weights[j][1] = matrix_transposed(up);
         }
     }
 
@@ -523,37 +590,52 @@ template <enum kv_format F, int D, int NT> struct codes_computer {
     }
 
     __device__ __forceinline__ void add_values(const struct attention_unit &u, int first,
-                                               const uint32_t (&weights)[NT][2], int n_columns)
+                                               const uint32_t (&weights)[RECORDS][NT][2],
+                                               int n_columns)
     {
-        uint32_t keep[2] = {~0u, ~0u};
-        if (F == KV_FP8 && (first < u.first || first + CODE_KEYS > u.hi)) {
-            keep[0] = word_mask(u, first + 2 * t());
-            keep[1] = word_mask(u, first + 8 + 2 * t());
-        }
+        const bool is_edge = F == KV_FP8 && (first < u.first || first + S::KEYS > u.hi);
 #pragma unroll
-        for (int c = 0; c < TILES / K::STEPS; c += 2) {
-            if (c >= p.n_v) {
+        for (int c = 0; c < PIECES; c += 2) {
+            if (is_past(c, p.n_v)) {
                 break;
             }
-            uint32_t words[4];
-            ldmatrix_x4_transposed(words, matrices_at(true, c));
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                if (c + h >= p.n_v || c + h >= TILES / K::STEPS) {
-                    break;
+            for (int r = 0; r < RECORDS; r++) {
+                uint32_t words[4];
+                ldmatrix_x4_transposed(words, matrices_at(r, true, c));
+                if (is_edge) {
+                    const int key = first + r * RECORD_KEYS + 2 * t();
+                    const uint32_t low = word_mask(u, key), up = word_mask(u, key + 8);
+                    words[0] &= low;
+                    words[1] &= up;
+                    words[2] &= low;
+                    words[3] &= up;
                 }
-                uint32_t low[2 * K::STEPS], up[2 * K::STEPS];
-                value_operands<F>(F == KV_FP8 ? words[2 * h] & keep[0] : words[2 * h], low);
-                value_operands<F>(F == KV_FP8 ? words[2 * h + 1] & keep[1] : words[2 * h + 1], up);
+                add_pieces(words, weights[r], c, n_columns);
+            }
+        }
+    }
+
+    /* Pieces c and c + 1 of a record's values. */
+    __device__ __forceinline__ void
+    add_pieces(const uint32_t (&words)[4], const uint32_t (&weights)[NT][2], int c, int n_columns)
+    {
 #pragma unroll
-                for (int s = 0; s < K::STEPS; s++) {
-                    const uint32_t a[4] = {low[2 * s], low[2 * s + 1], up[2 * s], up[2 * s + 1]};
+        for (int h = 0; h < 2; h++) {
+            if (is_past(c + h, p.n_v)) {
+                break;
+            }
+            uint32_t low[2 * K::STEPS], up[2 * K::STEPS];
+            value_operands<F>(words[2 * h], low);
+            value_operands<F>(words[2 * h + 1], up);
 #pragma unroll
-                    for (int j = 0; j < NT; j++) {
-                        if (j < n_columns) {
-                            mma_16x8x16(values[j][(c + h) * K::STEPS + s], a, weights[j][0],
-                                        weights[j][1], f16_t());
-                        }
+            for (int s = 0; s < K::STEPS; s++) {
+                const uint32_t a[4] = {low[2 * s], low[2 * s + 1], up[2 * s], up[2 * s + 1]};
+#pragma unroll
+                for (int j = 0; j < NT; j++) {
+                    if (j < n_columns) {
+                        mma_16x8x16(values[j][(c + h) * K::STEPS + s], a, weights[j][0],
+                                    weights[j][1], f16_t());
                     }
                 }
             }
@@ -562,8 +644,8 @@ template <enum kv_format F, int D, int NT> struct codes_computer {
 
     __device__ __forceinline__ void chunk(const struct attention_unit &u, int first, int n_columns)
     {
-        float scores[NT][4];
-        uint32_t weights[NT][2];
+        float scores[RECORDS][NT][4];
+        uint32_t weights[RECORDS][NT][2];
         barrier_wait(&loader.full[slot], parity);
         score(scores, n_columns);
         softmax(u, first, scores, weights, n_columns);
@@ -725,10 +807,11 @@ template <enum kv_format F, int D, int NT> struct codes_computer {
         for (int lo = u.lo; is_first || lo < u.hi; is_first = false) {
             const int run = u.lo < u.hi ? run_end(u, lo) : u.hi;
             clear();
-            int c = lo / CODE_KEYS + ((warp - lo / CODE_KEYS) & (CODE_WARPS - 1));
+            const int begin = u.item.kv_begin, first = (lo - begin) / S::KEYS;
+            int c = first + ((warp - first) & (CODE_WARPS - 1));
 #pragma unroll 1
-            for (; c * CODE_KEYS < run; c += CODE_WARPS) {
-                chunk(u, c * CODE_KEYS, n_columns);
+            for (; begin + c * S::KEYS < run; c += CODE_WARPS) {
+                chunk(u, begin + c * S::KEYS, n_columns);
             }
             finish(u, is_first, run >= u.hi);
             lo = run;

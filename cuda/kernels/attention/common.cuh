@@ -28,7 +28,9 @@ struct attention_params {
     float *slots;                         // see attention_plan.h
     float *scratch;                       // per block: the fold of fixed splits
     int32_t page_rows, head_rows, v_rows; // sm_90: strides in rows of head_dim
-    int32_t q_rows;   // sm_90: that GROUP_ROWS packed rows are; 0: not a whole number
+    int32_t q_rows;               // sm_90: that GROUP_ROWS packed rows are; 0: not a whole number
+    int32_t first_lane, end_lane; // items of others are another kernel's
+    bool is_expanded;             // the kernel ahead writes the items' tables and older keys
     bool may_be_thin; // sm_90: a row's bits may depend on which rows are in the pass with it
 };
 
@@ -83,7 +85,9 @@ __device__ __forceinline__ struct attention_unit unit_at(const struct attention_
     u.item = *((const struct attention_item *)((const char *)p.plan + items_offset) + i);
     u.kv_head = rest / n_sub;
     u.first_packed = rest % n_sub * tile_rows;
-    u.n_packed = min(tile_rows, u.item.n_rows * p.group - u.first_packed);
+    u.n_packed = u.item.lane < p.first_lane || u.item.lane >= p.end_lane
+                     ? 0
+                     : min(tile_rows, u.item.n_rows * p.group - u.first_packed);
     u.lo = u.all_lo = u.first = u.item.kv_begin;
     u.hi = u.item.kv_end;
     u.all_hi = u.item.mask == ATTENTION_ALL
@@ -231,6 +235,9 @@ cudaError_t attention_mma(cudaStream_t stream, const struct attention_launch *a,
                           const struct attention_params *p, int n_sms);
 cudaError_t attention_codes(cudaStream_t stream, const struct attention_launch *a,
                             const struct attention_params *p, int n_sms);
+struct kv_view attention_expanded(const struct kv_view *kv, void *memory, int32_t n_pages);
+cudaError_t attention_expand(cudaStream_t stream, const struct attention_launch *a,
+                             const struct kv_view *to);
 cudaError_t attention_plain(cudaStream_t stream, const struct attention_launch *a);
 bool attention_codes_takes(const struct attention_launch *a);
 bool attention_sm90_takes(const struct attention_launch *a);

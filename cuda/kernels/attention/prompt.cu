@@ -76,6 +76,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         } else if (warp == 0) {
             kv_loader<NB> l = {
                 p, &map, slots, full, empty, ring, policy_evict_first(), policy_normal()};
+            if (p.is_expanded) {
+                pdl_wait();
+            }
             for_units<S::KEYS>(p, head, [&](const struct attention_unit &u) { l.unit(u); });
         }
         pdl_wait();

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         if (threadIdx.x < (narrow ? 64 : 32)) {
             kv_loader<NB> l = {
                 p, &map, slots, full, empty, ring, policy_evict_first(), policy_normal()};
-            if (head.n_paths > 0) {
+            if (head.n_paths > 0 || p.is_expanded) {
                 pdl_wait();
             }
             for (int k = 0; k * n_workers < n_units; k++) {

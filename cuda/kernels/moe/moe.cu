@@ -89,10 +89,40 @@ struct group_params {
     int64_t x_stride;
     struct act_shape shape;
     const float *weights; // by pick, of what goes into the experts; NULL: it is not weighted
+    int32_t kind;         // of the activation of experts without a gate
 };
 
+enum { NO_GATE = -1 }; // instead of a kind of activation at compile time
+
+__device__ static float act_of(int32_t kind, float x)
+{
+    switch (kind) {
+    case ACT_SILU: return act_plain<ACT_SILU>(x);
+    case ACT_GELU_TANH: return act_plain<ACT_GELU_TANH>(x);
+    case ACT_GELU: return act_plain<ACT_GELU>(x);
+    case ACT_RELU2: return act_plain<ACT_RELU2>(x);
+    default: return act_plain<ACT_RELU>(x);
+    }
+}
+
+/* Rows of an expert's first matrix. */
+template <int KIND> __device__ __forceinline__ int64_t first_rows(const struct group_params &p)
+{
+    return KIND == NO_GATE ? p.ffn : 2 * (int64_t)p.ffn;
+}
+
+template <int KIND>
+__device__ __forceinline__ float expert_act(const struct group_params &p, float gate, float up)
+{
+    if constexpr (KIND == NO_GATE) {
+        return act_of(p.kind, gate);
+    } else {
+        return act_gated<KIND>(gate, up, p.shape);
+    }
+}
+
 /* act[place] = act(x[row of place] gate_up^T): fragments of gate and up rows alternate, so that a
- * thread holds both halves of each pair. */
+ * thread holds both halves of each pair. With KIND NO_GATE there are rows of one kind. */
 template <typename T, int KIND, int BM, int BN, int BK, int WM, int WN, int STAGES>
 __global__ void __launch_bounds__(WM *WN * 32)
     moe_gate_up_kernel(const T *x, const T *gate_up, const float *bias, struct group_params p,
@@ -106,9 +136,14 @@ __global__ void __launch_bounds__(WM *WN * 32)
         return;
     }
     const int expert = s.tile_expert[blockIdx.y], first = s.tile_first[blockIdx.y];
-    const int last = s.first[expert + 1], n0 = blockIdx.x * (BN / 2);
-    const T *w = gate_up + (int64_t)expert * 2 * p.ffn * p.hidden;
+    constexpr bool GATED = KIND != NO_GATE;
+    const int64_t first_row = expert * first_rows<KIND>(p);
+    const int last = s.first[expert + 1], n0 = blockIdx.x * (GATED ? BN / 2 : BN);
+    const T *w = gate_up + first_row * p.hidden;
     auto weight_row = [&](int j) { // of tile column j; -1: none
+        if (!GATED) {
+            return n0 + j < p.ffn ? n0 + j : -1;
+        }
         const int n = n0 + (j >> 4) * 8 + (j & 7);
         return n < p.ffn ? (j & 8 ? p.ffn + n : n) : -1;
     };
@@ -125,23 +160,22 @@ __global__ void __launch_bounds__(WM *WN * 32)
 #pragma unroll
     for (int mf = 0; mf < tile.MF; mf++) {
 #pragma unroll
-        for (int nf = 0; nf < tile.NF; nf += 2) {
+        for (int nf = 0; nf < tile.NF; nf += GATED ? 2 : 1) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int place = first + tile.row(mf, e >> 1), j = tile.col(nf) + (e & 1);
                 const int row = weight_row(j);
                 if (place < last && row >= 0) {
-                    float g = tile.acc[mf][nf][e], u = tile.acc[mf][nf + 1][e];
+                    float g = tile.acc[mf][nf][e], u = GATED ? tile.acc[mf][nf + GATED][e] : 0.0f;
                     if (bias) {
-                        g += bias[(int64_t)expert * 2 * p.ffn + row];
-                        u += bias[(int64_t)expert * 2 * p.ffn + p.ffn + row];
+                        g += bias[first_row + row];
+                        u += GATED ? bias[first_row + p.ffn + row] : 0.0f;
                     }
                     if (p.weights) { // a product of a weighted row is weighted likewise
                         g *= p.weights[s.sorted[place]];
                         u *= p.weights[s.sorted[place]];
                     }
-                    act[(int64_t)place * p.ffn + row] =
-                        from_float<T>(act_gated<KIND>(g, u, p.shape));
+                    act[(int64_t)place * p.ffn + row] = from_float<T>(expert_act<KIND>(p, g, u));
                 }
             }
         }
@@ -212,20 +246,36 @@ __global__ void moe_gate_up_plain_kernel(const T *x, const W *gate_up, const flo
     if (j >= p.ffn) {
         return;
     }
-    const W *w = gate_up + (int64_t)expert * 2 * p.ffn * p.hidden;
+    constexpr bool GATED = KIND != NO_GATE;
+    const int64_t first_row = expert * first_rows<KIND>(p);
+    const W *w = gate_up + first_row * p.hidden;
     const T *row = x + pick / p.k * p.x_stride;
     float g = warp_dot(row, w + (int64_t)j * p.hidden, p.hidden);
-    float u = warp_dot(row, w + (int64_t)(p.ffn + j) * p.hidden, p.hidden);
+    float u = GATED ? warp_dot(row, w + (int64_t)(p.ffn + j) * p.hidden, p.hidden) : 0.0f;
     if (bias) {
-        g += bias[(int64_t)expert * 2 * p.ffn + j];
-        u += bias[(int64_t)expert * 2 * p.ffn + p.ffn + j];
+        g += bias[first_row + j];
+        u += GATED ? bias[first_row + p.ffn + j] : 0.0f;
     }
     if (p.weights) {
         g *= p.weights[pick];
         u *= p.weights[pick];
     }
     if ((threadIdx.x & 31) == 0) {
-        act[pick * p.ffn + j] = from_float<T>(act_gated<KIND>(g, u, p.shape));
+        act[pick * p.ffn + j] = from_float<T>(expert_act<KIND>(p, g, u));
+    }
+}
+
+/* In place, behind a product of quantised experts without a gate. */
+template <typename T>
+__global__ void moe_act_kernel(T *act, int64_t n, struct group_params p, struct moe_scratch s,
+                               int32_t n_experts)
+{
+    pdl_wait();
+    pdl_trigger();
+    n = min(n, s.first[n_experts] * (int64_t)p.ffn);
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        act[i] = from_float<T>(act_of(p.kind, to_float(act[i])));
     }
 }
 
@@ -307,9 +357,12 @@ static struct coded_args coded_of(const struct moe_ffn_args *a, const struct moe
     return c;
 }
 
+template <typename T>
 static cudaError_t coded_gate_up(cudaStream_t stream, const struct moe_ffn_args *a,
-                                 const struct moe_weights *w, const struct moe_scratch *s, int tile)
+                                 const struct moe_weights *w, const struct moe_scratch *s,
+                                 const struct group_params &p, int tile)
 {
+    enum { MOST_BLOCKS = 2048, THREADS = 256 };
     struct coded_args c = coded_of(a, s, tile);
     c.x = a->x.mem.p;
     c.x_stride = a->x.stride;
@@ -318,12 +371,18 @@ static cudaError_t coded_gate_up(cudaStream_t stream, const struct moe_ffn_args 
     c.y_stride = a->ffn;
     c.y_dtype = a->x.dtype;
     c.bias = w->gate_up_bias;
-    c.gated = true;
+    c.gated = !a->plain;
     c.weights = a->weigh_inputs ? (const float *)a->weights.p : NULL;
     c.activation = a->kind;
     c.limit = a->shape.limit;
     c.alpha = a->shape.alpha;
-    return gemm_coded(stream, w->gate_up_coded, &c);
+    const cudaError_t e = gemm_coded(stream, w->gate_up_coded, &c);
+    if (e != cudaSuccess || !a->plain) {
+        return e;
+    }
+    const int64_t n = (int64_t)a->n_rows * a->k * a->ffn, blocks = (n + THREADS - 1) / THREADS;
+    return launch(moe_act_kernel<T>, dim3(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS),
+                  dim3(THREADS), 0, stream, (T *)s->act, n, p, *s, a->n_experts);
 }
 
 static cudaError_t coded_down(cudaStream_t stream, const struct moe_ffn_args *a,
@@ -345,6 +404,7 @@ static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, const struct moe_scratch *s,
                            const struct group_params &p)
 {
+    constexpr int WIDTH = KIND == NO_GATE ? BN : BN / 2;
     typedef mma_tile<T, BM, BN, BK, WM, WN, STAGES, true> tile;
     auto gate_up = moe_gate_up_kernel<T, KIND, BM, BN, BK, WM, WN, STAGES>;
     auto down = moe_down_kernel<T, BM, BN, BK, WM, WN, STAGES>;
@@ -359,8 +419,8 @@ static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
     const dim3 block(tile::THREADS);
     const cudaError_t e =
         w->gate_up_coded
-            ? coded_gate_up(stream, a, w, s, BM)
-            : launch(gate_up, dim3((a->ffn + BN / 2 - 1) / (BN / 2), n_tiles), block, tile::SMEM,
+            ? coded_gate_up<T>(stream, a, w, s, p, BM)
+            : launch(gate_up, dim3((a->ffn + WIDTH - 1) / WIDTH, n_tiles), block, tile::SMEM,
                      stream, (const T *)a->x.mem.p, (const T *)w->gate_up, w->gate_up_bias, p, *s);
     if (e != cudaSuccess) {
         return e;
@@ -411,7 +471,7 @@ static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
 {
     const int tile = tile_of(a, w);
     if (tile == CODED_TILE) {
-        const cudaError_t e = coded_gate_up(stream, a, w, s, tile);
+        const cudaError_t e = coded_gate_up<T>(stream, a, w, s, p, tile);
         return e == cudaSuccess ? coded_down(stream, a, w, s, tile) : e;
     }
     if constexpr (sizeof(T) == 2) {
@@ -431,13 +491,14 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                            const int32_t *real, int32_t row_offset)
 {
     const float *weights = (const float *)a->weights.p;
-    const struct group_params p = {a->k,        a->ffn,   w->hidden,
-                                   a->x.stride, a->shape, a->weigh_inputs ? weights : NULL};
+    const struct group_params p = {
+        a->k, a->ffn, w->hidden, a->x.stride, a->shape, a->weigh_inputs ? weights : NULL, a->kind};
     const bool on_tensor_cores = sizeof(T) == 2 && w->dtype == a->x.dtype && w->hidden % 8 == 0 &&
                                  a->ffn % 8 == 0 &&
                                  vec_ok(a->x.mem.p, a->x.stride, w->hidden, sizeof(T));
     cudaError_t e = cudaSuccess;
-    if (!on_tensor_cores && (w->gate_up_coded || w->down_coded)) {
+    const bool coded = w->gate_up_coded || w->down_coded;
+    if (coded && (!on_tensor_cores || (a->plain && a->weigh_inputs))) {
         return cudaErrorInvalidValue;
     }
     if (on_tensor_cores) {
@@ -447,7 +508,12 @@ static cudaError_t moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
     }
     if (e == cudaSuccess) {
         e = cudaErrorInvalidValue;
-        BY_ACTIVATION(a->kind, KIND, e = products<T, KIND>(stream, a, w, s, p, on_tensor_cores));
+        if (a->plain) {
+            e = products<T, NO_GATE>(stream, a, w, s, p, on_tensor_cores);
+        } else {
+            BY_ACTIVATION(a->kind, KIND,
+                          e = products<T, KIND>(stream, a, w, s, p, on_tensor_cores));
+        }
     }
     if (e != cudaSuccess) {
         return e;

@@ -428,7 +428,7 @@ extern "C" size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidde
 extern "C" bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w,
                                  int32_t sm, int32_t n_sms)
 {
-    return sm == 90 && n_sms >= 2 && !a->weigh_inputs &&
+    return sm == 90 && n_sms >= 2 && !a->weigh_inputs && !a->plain &&
            (w->dtype == DT_BF16 || w->dtype == DT_F16) && a->x.dtype == w->dtype &&
            (int64_t)a->n_rows * a->k >= (int64_t)a->n_experts * MIN_ROWS_PER_EXPERT &&
            w->hidden % 8 == 0 && a->ffn % 8 == 0 && a->k <= MOE_MAX_K &&

@@ -123,13 +123,17 @@ struct gate_params {
     float scale, eps;
 };
 
+__device__ __forceinline__ float opened(const struct gate_params &p, float gate)
+{
+    const float x = p.scale * gate, sigmoid = 1.0f / (1.0f + expf(-x));
+    return p.act == GATE_AS_IS ? x : p.act == GATE_SILU ? x * sigmoid : sigmoid;
+}
+
 template <typename T>
 __device__ __forceinline__ float opened_by(const struct gate_params &p, int32_t i)
 {
     const T *gate = (const T *)p.gate + blockIdx.x * p.gate_stride;
-    const float x = p.scale * to_float(gate[p.per_group ? blockIdx.y : blockIdx.y * p.group + i]);
-    const float sigmoid = 1.0f / (1.0f + expf(-x));
-    return p.act == GATE_AS_IS ? x : p.act == GATE_SILU ? x * sigmoid : sigmoid;
+    return opened(p, to_float(gate[p.per_group ? blockIdx.y : blockIdx.y * p.group + i]));
 }
 
 template <typename T> __global__ void gate_kernel(struct gate_params p)
@@ -156,11 +160,82 @@ template <typename T> __global__ void gate_kernel(struct gate_params p)
     }
 }
 
+/* A warp takes a group, and a lane 2 * N bytes of it that lie together. */
+enum { GATE_WARPS = 8 };
+
+template <typename T, int N>
+__global__ void __launch_bounds__(GATE_WARPS * 32)
+    gate_groups_kernel(struct gate_params p, int64_t n, int32_t per_row)
+{
+    struct alignas(N * sizeof(T)) run {
+        T v[N];
+    };
+    const int32_t lane = threadIdx.x & 31;
+    const int64_t item = blockIdx.x * (int64_t)GATE_WARPS + (threadIdx.x >> 5);
+    const int64_t row = item / per_row, group = item % per_row, first = group * N * 32 + lane * N;
+    pdl_wait();
+    pdl_trigger();
+    if (item >= n) {
+        return;
+    }
+    const T *gate = (const T *)p.gate + row * p.gate_stride;
+    const struct run x = *(const struct run *)((const T *)p.x + row * p.x_stride + first);
+    struct run made, gates;
+    if (!p.per_group) {
+        gates = *(const struct run *)(gate + first);
+    }
+    float y[N], open[N], square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        open[i] = opened(p, to_float(p.per_group ? gate[group] : gates.v[i]));
+        y[i] = to_float(x.v[i]) * (p.gate_first ? open[i] : 1.0f);
+        square = fmaf(y[i], y[i], square);
+    }
+    const float scale = p.norm ? 1.0f / sqrtf(warp_sum(square) / (N * 32) + p.eps) : 1.0f;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float weight = p.norm ? p.norm[p.wide ? first + i : lane * N + i] : 1.0f;
+        made.v[i] = from_float<T>(to_float(x.v[i]) * scale * weight * open[i]);
+    }
+    *(struct run *)((T *)p.out + row * p.out_stride + first) = made;
+}
+
+template <typename T, int N>
+static cudaError_t gate_groups(cudaStream_t stream, const struct gate_params &p, int32_t n_rows,
+                               int32_t width)
+{
+    const int32_t per_row = width / (N * 32);
+    const int64_t n = (int64_t)n_rows * per_row;
+    return launch(gate_groups_kernel<T, N>, dim3((unsigned)((n + GATE_WARPS - 1) / GATE_WARPS)),
+                  dim3(GATE_WARPS * 32), 0, stream, p, n, per_row);
+}
+
+/* 16-bit groups of a warp's width; whether it is so does not depend on the rows. */
+static bool in_groups(const struct gate_args *a, int32_t group)
+{
+    const bool gates = a->per_group || vec_ok(a->gate.mem.p, a->gate.stride, a->width, 2);
+    return a->x.dtype != DT_F32 && (group == 64 || group == 128 || group == 256) && gates &&
+           vec_ok(a->x.mem.p, a->x.stride, a->width, 2) &&
+           vec_ok(a->out.mem.p, a->out.stride, a->width, 2);
+}
+
+template <typename T>
+static cudaError_t gate_by_group(cudaStream_t stream, const struct gate_params &p,
+                                 const struct gate_args *a)
+{
+    switch (p.group) {
+    case 64: return gate_groups<T, 2>(stream, p, a->n_rows, a->width);
+    case 128: return gate_groups<T, 4>(stream, p, a->n_rows, a->width);
+    default: return gate_groups<T, 8>(stream, p, a->n_rows, a->width);
+    }
+}
+
 extern "C" cudaError_t k_gate(cudaStream_t stream, const struct gate_args *a, const float *norm,
                               bool wide)
 {
     /* Without a norm groups are only what gates are of: wider ones do as well. */
     const bool any = !norm && !a->per_group && a->width % 1024 == 0;
+    const int32_t in_warps = any ? 256 : a->group;
     struct gate_params p = {};
     p.x = a->x.mem.p;
     p.gate = a->gate.mem.p;
@@ -176,6 +251,11 @@ extern "C" cudaError_t k_gate(cudaStream_t stream, const struct gate_args *a, co
     p.wide = wide;
     p.scale = a->scale;
     p.eps = a->eps;
+    if (in_groups(a, in_warps)) {
+        p.group = in_warps;
+        return a->x.dtype == DT_BF16 ? gate_by_group<bf16_t>(stream, p, a)
+                                     : gate_by_group<f16_t>(stream, p, a);
+    }
     const int32_t threads = p.group >= 256 ? 256 : (p.group + 31) / 32 * 32;
     BY_DTYPE(a->x.dtype, T,
              return launch(gate_kernel<T>, dim3(a->n_rows, a->width / p.group), dim3(threads),

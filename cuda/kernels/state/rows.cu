@@ -28,9 +28,10 @@ struct rows_params {
     void *out;
     int64_t x_stride, decay_stride, beta_stride, gate_stride, out_stride;
     int32_t q_at, k_at, v_at, window;
-    float decay_scale, decay_bound, dt_min, dt_max, gate_scale, eps;
+    struct decay_law law;
+    float gate_scale, eps;
     int32_t gate_act;
-    bool gate_first, per_group, silu;
+    bool gate_first, per_group, silu, few_alone;
 };
 
 /* Shared memory of a block: pages hold offsets [0, block) of a past, then the window's rows. */
@@ -107,23 +108,12 @@ __device__ __forceinline__ float decay_exp(float x)
     return expf(x);
 }
 
-__device__ __forceinline__ float softplus(float x)
-{
-    return x > 20.0f ? x : log1pf(expf(x));
-}
-
-__device__ __forceinline__ float dt_of(const struct rows_params &p, float x)
-{
-    const float dt = fmaxf(softplus(x), p.dt_min);
-    return p.dt_max > 0.0f ? fminf(dt, p.dt_max) : dt;
-}
-
 template <typename T>
 __device__ __forceinline__ float step_of(const struct rows_params &p, const struct row &r,
                                          int32_t i)
 {
     const T *decay = (const T *)p.decay + r.index * p.decay_stride;
-    return fmaf(p.decay_scale, to_float(decay[i]), p.vectors.dt_bias[i]);
+    return decay_input(p.law, decay[i], p.vectors.dt_bias[i]);
 }
 
 /* ---- what the block knows of the past ------------------------------------------------------- */
@@ -296,13 +286,12 @@ __device__ static void make_keys(const struct rows_params &p, const struct room<
             kept[d] = k;
         }
     }
-    const float strength = expf(p.vectors.a_log[w.head]);
+    const float rate = expf(p.vectors.a_log[w.head]);
     const int32_t before = r.at > 0 ? place_of(m.place, w, r, r.at - 1) : 0;
     float *g_kept = decays_at(s, lane, r.slot, w.head);
     for (int32_t d = threadIdx.x; d < s.decays; d += THREADS) {
         const float x = step_of<T>(p, r, w.head * s.decays + d);
-        const float g = p.decay_bound < 0.0f ? p.decay_bound / (1.0f + expf(-strength * x))
-                                             : -strength * dt_of(p, x);
+        const float g = log_decay(p.law, rate, x);
         const float sum = r.at > 0 ? m.g[before * s.decays + d] + g : g;
         m.g[r.mine * s.decays + d] = sum;
         g_kept[d] = sum;
@@ -406,7 +395,7 @@ __device__ static void finish_row(const struct rows_params &p, const struct room
             const T *beta = (const T *)p.beta + r.index * p.beta_stride;
             u = (m.v[v] - known) / (1.0f + expf(-to_float(beta[w.head])));
         } else {
-            u = m.v[v] * dt_of(p, step_of<T>(p, r, w.head));
+            u = m.v[v] * dt_of(p.law, step_of<T>(p, r, w.head));
         }
         const T kept = from_float<T>(u);
         m.values[r.mine * dv + v] = kept;
@@ -537,7 +526,8 @@ __global__ void __launch_bounds__(THREADS) state_rows_kernel(struct rows_params 
                          blockIdx.x % per_key == 0,
                          p.window * STATE_WINDOW,
                          0};
-        if (w.first < w.seq.n_rows) {
+        const bool few = w.seq.tree || w.seq.n_rows <= STATE_WINDOW;
+        if (w.first < w.seq.n_rows && (few || !p.few_alone)) {
             w.n = min(w.seq.n_rows - w.first, (int32_t)STATE_WINDOW);
             w.first += w.seq.first_row;
             run_sequence<T, EACH>(p, m, w);
@@ -569,10 +559,8 @@ static struct rows_params params_of(const struct state_rows_launch *l)
     p.k_at = a->k_at;
     p.v_at = a->v_at;
     p.window = l->window;
-    p.decay_scale = a->decay_scale;
-    p.decay_bound = a->decay_bound;
-    p.dt_min = a->dt_min;
-    p.dt_max = a->dt_max;
+    p.law = decay_law_of(a);
+    p.few_alone = l->few_alone;
     p.silu = l->conv && l->conv->silu;
     if (g) {
         p.gate_scale = g->scale;

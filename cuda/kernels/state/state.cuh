@@ -63,6 +63,40 @@ __device__ __forceinline__ T *inputs_at(const struct state_view &s, int32_t lane
            (int64_t)(slot % s.conv_ring) * s.geometry.conv_width;
 }
 
+/* How a layer's decays come from its inputs. */
+struct decay_law {
+    float scale, bound, dt_min, dt_max;
+};
+
+static inline struct decay_law decay_law_of(const struct recurrence_args *a)
+{
+    struct decay_law law = {};
+    law.scale = a->decay_scale;
+    law.bound = a->decay_bound;
+    law.dt_min = a->dt_min;
+    law.dt_max = a->dt_max;
+    return law;
+}
+
+template <typename T>
+__device__ __forceinline__ float decay_input(const struct decay_law &law, T decay, float bias)
+{
+    return fmaf(law.scale, to_float(decay), bias);
+}
+
+/* softplus, held to its range */
+__device__ __forceinline__ float dt_of(const struct decay_law &law, float x)
+{
+    const float dt = fmaxf(x > 20.0f ? x : log1pf(expf(x)), law.dt_min);
+    return law.dt_max > 0.0f ? fminf(dt, law.dt_max) : dt;
+}
+
+/* rate: exp(a_log) of the head */
+__device__ __forceinline__ float log_decay(const struct decay_law &law, float rate, float x)
+{
+    return law.bound < 0.0f ? law.bound / (1.0f + expf(-rate * x)) : -rate * dt_of(law, x);
+}
+
 /* The row of this pass at position `pos` on the path of `row`; -1: it is past. */
 __device__ __forceinline__ int32_t path_row(const struct pass_view &pass,
                                             const struct pass_seq &seq, int32_t row, int32_t pos)

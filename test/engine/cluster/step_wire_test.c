@@ -21,15 +21,16 @@ static const struct scheduler_limits limits = {.max_rows = ROWS,
                                                .n_snapshots = 5,
                                                .state_interval = 8};
 static const struct step_sizes chain = {&limits, VOCAB, 1, DRAFTS, 2, false},
-                               tree = {&limits, VOCAB, 1, DRAFTS, 2, true};
+                               tree = {&limits, VOCAB, 1, DRAFTS, 2, true},
+                               alone = {&limits, VOCAB, 0, 0, 2, false};
 static struct tree_moves sent_moves, moves;
 
 static enum status decode(struct step *st, const void *bytes, size_t n_bytes)
 {
     struct err err;
-    bool level;
+    enum step_frame frame;
     st->begun = false;
-    return step_decode(st, &moves, &level, &chain, bytes, n_bytes, &err);
+    return step_decode(st, &moves, &frame, &chain, bytes, n_bytes, &err);
 }
 
 static const int32_t blocks[] = {3, 19, 0}, prompt[] = {1, 2, 49}, generated[] = {7};
@@ -183,17 +184,17 @@ TEST(a_level_of_a_tree_comes_before_its_step)
     struct step sent, got;
     struct buf b;
     struct err err;
-    bool level;
+    enum step_frame frame;
     fill(&sent);
     step_init(&got, 1, &tree);
     buf_init(&b, 1 << 20);
     step_encode(&sent, &sent.draft[0].pass, &b);
-    // Only an engine that grows trees takes one.
+    // Only an engine with draft models takes one.
     got.begun = false;
-    CHECK_EQ(step_decode(&got, &moves, &level, &chain, b.data, b.n_bytes, &err), ERR_FORMAT);
+    CHECK_EQ(step_decode(&got, &moves, &frame, &alone, b.data, b.n_bytes, &err), ERR_FORMAT);
     got.begun = false;
-    REQUIRE(step_decode(&got, &moves, &level, &tree, b.data, b.n_bytes, &err) == OK);
-    CHECK(level && !got.begun);
+    REQUIRE(step_decode(&got, &moves, &frame, &tree, b.data, b.n_bytes, &err) == OK);
+    CHECK(frame == STEP_LEVEL && !got.begun);
     CHECK_EQ(got.level.pass.n_rows, 1);
     CHECK_EQ(got.level.rows[0].token, 5);
     // The rest of the step brings no lanes again, and is no beginning.
@@ -201,10 +202,42 @@ TEST(a_level_of_a_tree_comes_before_its_step)
     sent.begun = true;
     step_encode(&sent, NULL, &b);
     got.begun = true;
-    CHECK_EQ(step_decode(&got, &moves, &level, &tree, b.data, b.n_bytes, &err), OK);
-    CHECK(!level && got.begun);
+    CHECK_EQ(step_decode(&got, &moves, &frame, &tree, b.data, b.n_bytes, &err), OK);
+    CHECK(frame == STEP_WHOLE && got.begun);
     got.begun = false;
-    CHECK_EQ(step_decode(&got, &moves, &level, &tree, b.data, b.n_bytes, &err), ERR_FORMAT);
+    CHECK_EQ(step_decode(&got, &moves, &frame, &tree, b.data, b.n_bytes, &err), ERR_FORMAT);
+    buf_deinit(&b);
+    step_deinit(&sent);
+    step_deinit(&got);
+}
+
+TEST(draws_that_wait_bring_their_masks_later)
+{
+    struct step sent, got;
+    struct buf b;
+    struct err err;
+    enum step_frame frame;
+    fill(&sent);
+    step_init(&got, 1, &chain);
+    buf_init(&b, 1 << 20);
+    sent.pass.draws_wait = true;
+    step_encode(&sent, NULL, &b);
+    size_t n_without = b.n_bytes;
+    REQUIRE(decode(&got, b.data, b.n_bytes) == OK);
+    CHECK(got.pass.draws_wait && got.pass.n_masks == 2 && got.draws[0].mask == 2);
+    buf_clear(&b);
+    step_encode_draws(&sent, &b);
+    REQUIRE(step_decode(&got, &moves, &frame, &chain, b.data, b.n_bytes, &err) == OK);
+    CHECK_EQ(frame, STEP_DRAWS);
+    CHECK(!got.pass.draws_wait);
+    CHECK_EQ(got.pass.masks[3], 0x80000000u);
+    CHECK_EQ(got.pass.tree_mask[5], 77);
+    // There are none to come any more.
+    CHECK_EQ(step_decode(&got, &moves, &frame, &chain, b.data, b.n_bytes, &err), ERR_FORMAT);
+    buf_clear(&b);
+    sent.pass.draws_wait = false;
+    step_encode(&sent, NULL, &b);
+    CHECK(b.n_bytes > n_without);
     buf_deinit(&b);
     step_deinit(&sent);
     step_deinit(&got);

@@ -393,6 +393,48 @@ TEST(forced_text_ends_where_there_is_a_choice)
     grammar_free(g);
 }
 
+/* Behind other text, as the tokenizer has it in the middle of one. */
+static void check_split(const char *model, const char *before, const char *forced)
+{
+    struct tokenizer *tok;
+    struct grammar_vocab *v;
+    struct err err;
+    REQUIRE(tokenizer_load(model, &tok, &err) == OK);
+    REQUIRE(grammar_vocab_open(tok, tokenizer_vocab_size(tok), NULL, 0, &v, &err) == OK);
+    char source[200];
+    snprintf(source, sizeof source, "%s%s", before, forced);
+    struct grammar *g =
+        compile((struct grammar_source){.kind = GRAMMAR_REGEX, .text = source}, NULL, v);
+    struct grammar_state s = grammar_start(g);
+    REQUIRE(grammar_advance(g, &s, before, strlen(before)) == OK);
+    struct ids want;
+    struct text_span span = {source, strlen(source), true};
+    ids_init(&want, 200);
+    REQUIRE(tokenizer_encode(tok, &span, 1, (struct tokenizer_flags){0}, &want, &err) == OK);
+    int32_t ids[64];
+    size_t n = grammar_forced_tokens(g, s, 4, ids, 64);
+    CHECK(n > 0 && n < want.n);
+    for (size_t i = 0; i < n && n <= want.n; i++) {
+        CHECK_EQ(ids[i], want.v[want.n - n + i]);
+    }
+    CHECK_EQ(grammar_forced_tokens(g, s, 4, ids, 2), 2);
+    CHECK_EQ(grammar_forced_tokens(g, s, 100, ids, 64), 0);
+    ids_deinit(&want);
+    grammar_free(g);
+    grammar_vocab_free(v);
+    tokenizer_free(tok);
+}
+
+TEST(forced_text_is_split_as_the_tokenizer_splits)
+{
+    static const char *const models[] = {"models/demo", "test/golden/llama-3",
+                                         "test/golden/llama-2", "test/golden/gemma"};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        check_split(models[i], "\"", "name\": \"the other\"");
+        check_split(models[i], ":\"", "été\", and name");
+    }
+}
+
 TEST(a_state_is_a_function_of_the_bytes)
 {
     const char *text = "{\"k\": [{\"k\": [\"xyz\", 1.5e3]}]}";

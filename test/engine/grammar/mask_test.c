@@ -6,12 +6,36 @@
 #include "engine/base/rng.h"
 #include "test/engine/grammar/rows.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { ROUNDS = 300, N_TOKENS = 40, N_NODES = 40 };
 
 static uint32_t draws;
 static uint64_t seed;
+static int64_t n_triples; // of grammar, text and token that were compared
+
+/* The test runs seeds first_seed() .. first_seed() + n_rounds(), of each kind of grammar. */
+static uint64_t from_environment(const char *name, uint64_t otherwise)
+{
+    const char *s = getenv(name);
+    return s ? strtoull(s, NULL, 10) : otherwise;
+}
+
+static uint64_t n_rounds(void)
+{
+    return from_environment("MASK_ROUNDS", ROUNDS);
+}
+
+static uint64_t first_seed(void)
+{
+    return from_environment("MASK_SEED", 1);
+}
+
+static void tell(const char *what, int64_t from)
+{
+    printf("%lld triples of %s, text and token\n", (long long)(n_triples - from), what);
+}
 
 static uint32_t draw(uint32_t below)
 {
@@ -66,6 +90,7 @@ static void check_state(struct grammar *g, const char *text, bool (*viable)(cons
         bool right = i < N_TOKENS ? viable(longer) : accepted(text);
         CHECK_EQ(grammar_fold(g, text, strlen(text), &s), OK);
         CHECK_EQ(grammar_allows(g, s, (int32_t)i, &alone), OK);
+        n_triples++;
         if (allowed != right || alone != right) {
             CHECK_FAIL("seed %d: %s: token \"%s\" behind \"%s\" should%s be allowed", (int)seed,
                        source, i < N_TOKENS ? token_text[i] : "end", text, right ? "" : " not");
@@ -183,7 +208,9 @@ static void random_walk(struct grammar *g, char *text, size_t max)
 
 TEST(regular_expressions_against_a_matcher_of_trees)
 {
-    for (seed = 1; seed <= ROUNDS; seed++) {
+    const uint64_t from = first_seed();
+    const int64_t before = n_triples;
+    for (seed = from; seed < from + n_rounds(); seed++) {
         char source[4000];
         struct grammar *g;
         struct err err = {{0}};
@@ -207,6 +234,7 @@ TEST(regular_expressions_against_a_matcher_of_trees)
         grammar_free(g);
         grammar_vocab_free(v);
     }
+    tell("regular expression", before);
 }
 
 /* ---- context-free grammars: the set of all short texts of each rule ---- */
@@ -356,8 +384,10 @@ static bool grammar_viable(const char *s)
 
 TEST(context_free_grammars_against_the_sets_of_their_short_texts)
 {
-    int empty = 0;
-    for (seed = 1; seed <= ROUNDS; seed++) {
+    const uint64_t from = first_seed();
+    const int64_t before = n_triples;
+    uint64_t empty = 0;
+    for (seed = from; seed < from + n_rounds(); seed++) {
         char source[2000];
         struct err err = {{0}};
         draws = 0;
@@ -392,7 +422,8 @@ TEST(context_free_grammars_against_the_sets_of_their_short_texts)
         grammar_free(present);
         grammar_vocab_free(v);
     }
-    CHECK(empty < ROUNDS / 2);
+    CHECK(empty < n_rounds() / 2);
+    tell("grammar", before);
 }
 
 /* ---- liveness ---- */

@@ -5,6 +5,7 @@
 
 #include "engine/base/mem.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,6 +34,11 @@ TEST(what_cannot_be_obeyed_is_refused_by_name)
         {"{\"method\":\"ngram\",\"disable_by_batch_size\":4294967304}", "disable_by_batch_size"},
         {"{\"method\":\"ngram\",\"fixed\":1}", "fixed"},
         {"{\"method\":\"draft_model\"}", "'model'"},
+        {"{\"method\":\"eagle3\"}", "'model'"},
+        {"{\"method\":\"eagle3\",\"model\":[\"a\",\"b\"]}", "'model'"},
+        {"{\"method\":\"mtp\",\"model\":\"m\"}", "'model' is not for it"},
+        {"{\"method\":\"mtp\",\"tree_width\":0}", "tree_width"},
+        {"{\"method\":\"mimo_mtp\"}", "mimo_mtp"},
         {"{\"method\":\"draft_model\",\"model\":3}", "model"},
         {"{\"method\":\"draft_model\",\"model\":\"m\",\"draft_tensor_parallel_size\":0}",
          "draft_tensor_parallel_size"},
@@ -71,6 +77,33 @@ TEST(what_is_left_out_has_its_default)
     CHECK(o->min_n == 1 && o->max_n == 1);
     CHECK_EQ(spec_init(sp, "{\"model\":\"m\",\"draft_tensor_parallel_size\":2}", &err), OK);
     CHECK(sp->proposer == &proposer_draft_model && o->n_models == 1 && o->draft_ranks == 2);
+    free(sp);
+}
+
+/* One proposer for all families' names; a key of trees makes the drafts trees. */
+TEST(heads_draft_chains_or_trees)
+{
+    struct spec *sp = xcalloc(1, sizeof *sp);
+    const struct spec_options *o = &sp->options;
+    struct err err;
+    static const char *const names[] = {"mtp",          "deepseek_mtp",      "qwen3_next_mtp",
+                                        "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_5_mtp"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char config[64];
+        snprintf(config, sizeof config, "{\"method\":\"%s\"}", names[i]);
+        CHECK_EQ(spec_init(sp, config, &err), OK);
+        CHECK(sp->proposer == &proposer_mtp && o->head == HEAD_MTP && !spec_has_trees(sp));
+        CHECK(o->n_models == 1 && o->draft_ranks == 0); // shared as the model is
+    }
+    CHECK_EQ(spec_init(sp, "{\"method\":\"mtp\",\"tree_nodes\":12}", &err), OK);
+    CHECK(o->head == HEAD_MTP && o->budget == 12 && spec_has_trees(sp));
+    CHECK_EQ(spec_init(sp, "{\"method\":\"mtp\",\"draft_tensor_parallel_size\":1}", &err), OK);
+    CHECK_EQ(o->draft_ranks, 1);
+    CHECK_EQ(spec_init(sp, "{\"method\":\"eagle3\",\"model\":\"m\"}", &err), OK);
+    CHECK(sp->proposer == &proposer_eagle3 && o->head == HEAD_EAGLE3 && o->draft_ranks == 1);
+    CHECK_EQ(spec_init(sp, "{\"method\":\"eagle3\",\"model\":\"m\",\"expansion\":[2,1]}", &err),
+             OK);
+    CHECK(o->head == HEAD_EAGLE3 && o->k == 2 && spec_has_trees(sp));
     free(sp);
 }
 

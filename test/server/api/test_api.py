@@ -55,7 +55,7 @@ def test_chat_object_has_every_key(server):
     assert re.fullmatch(r"chatcmpl-[0-9a-f]{32}", j["id"]) and j["id"].endswith(r.headers["x-request-id"])
     assert j["object"] == "chat.completion" and j["model"] == "demo" and abs(j["created"] - time.time()) < 60
     (c,) = j["choices"]
-    assert c["message"] == {"role": "assistant", "content": TEXTS[0], "refusal": None, "annotations": []}
+    assert c["message"] == {"role": "assistant", "content": TEXTS[0], "refusal": None, "annotations": [], "reasoning": None}
     assert (c["index"], c["finish_reason"], c["logprobs"]) == (0, "stop", None)
     u = j["usage"]
     assert u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] and u["prompt_tokens_details"]["cached_tokens"] > 0
@@ -115,7 +115,7 @@ def test_tool_calls_and_reasoning_parse(server):
     m = server.chat(seed=3).json()["choices"][0]["message"]
     assert (m["reasoning"], m["reasoning_content"], m["content"]) == ("I wonder.", "I wonder.", "The answer is 42.")
     m = server.chat(seed=3, include_reasoning=False).json()["choices"][0]["message"]
-    assert "reasoning" not in m and m["content"] == "The answer is 42."
+    assert m["reasoning"] is None and "reasoning_content" not in m and m["content"] == "The answer is 42."
 
 
 def test_stop_strings(server):
@@ -297,6 +297,16 @@ def test_models(server):
     assert j["data"][0]["id"] == "demo"
     assert server.get("/v1/models/none").error["code"] == "model_not_found"
     assert server.get("/v1/models").headers["x-engine-state"] == "ok"
+
+
+def test_any_model_may_be_named():
+    with Server(served_model_name="one,*") as s:
+        assert [m["id"] for m in s.get("/v1/models").json()["data"]] == ["one"]
+        for name in ("one", "gpt-4", "*", "a/b"):
+            assert s.chat(model=name, max_tokens=1).json()["model"] == "one" and s.complete(model=name, max_tokens=1).status == 200
+        assert s.get("/v1/models/gpt-4").json()["id"] == "one" and s.post("/api/show", {"model": "x:latest"}).status == 200
+    with Server(served_model_name="*") as s:
+        assert s.get("/v1/models").json()["data"][0]["id"] == "demo" and s.chat(model="gpt-4", max_tokens=1).json()["model"] == "demo"
 
 
 @pytest.mark.parametrize("model", [DEMO + "/", DEMO + "/.", ".", "../demo", os.path.relpath(DEMO, DEMO)])

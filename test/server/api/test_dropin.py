@@ -198,3 +198,121 @@ def test_a_server_with_keys_lets_pages_of_this_machine_ask():
         assert s.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers=headers).headers["access-control-allow-origin"] == "http://localhost:3000"
         r = s.post("/v1/completions", {"prompt": "a"}, headers={"origin": "http://localhost:3000"})
         assert r.status == 401 and r.headers["access-control-allow-origin"] == "http://localhost:3000"  # the page sees why
+
+
+# ---- ids in, ids out ----
+
+def test_rendered_chats_are_what_generate_takes(server):
+    body = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0.125, "top_p": 0.456, "stop": ["zz"], "stop_token_ids": [7], "logprobs": True,
+            "top_logprobs": 2, "max_tokens": 5, "seed": 3}
+    j = server.post("/v1/chat/completions/render", body).json()
+    p = j["sampling_params"]
+    assert (p["temperature"], p["top_p"], p["stop"], p["logprobs"], p["max_tokens"], p["seed"]) == (0.125, 0.456, ["zz"], 2, 5, 3) and 7 in p["stop_token_ids"]
+    assert j["request_id"].startswith("chatcmpl-") and j["model"] == "demo" and j["stream"] is False and j["stream_options"] is None
+    assert j["token_ids"] == server.post("/tokenize", {"messages": body["messages"]}).json()["tokens"]
+    whole = server.post("/v1/chat/completions", {**body, "return_token_ids": True}).json()["choices"][0]
+    g = server.post("/inference/v1/generate", j).json()
+    (c,) = g["choices"]
+    assert c["token_ids"] == whole["token_ids"] and c["finish_reason"] == whole["finish_reason"] and g["usage"]["completion_tokens"] == 5
+    assert [t["logprob"] for t in c["logprobs"]["content"]] == [t["logprob"] for t in whole["logprobs"]["content"]]
+    s = server.post("/v1/chat/completions/render", {**body, "stream": True, "stream_options": {"include_usage": True}}).json()
+    assert s["stream"] is True and s["stream_options"]["include_usage"] is True
+    chunks = server.post("/inference/v1/generate", s).chunks()
+    assert sum((c["choices"][0]["token_ids"] for c in chunks[:-1]), []) == c["token_ids"] and chunks[-1]["usage"] == g["usage"]
+
+
+def test_rendered_prompts(server):
+    two = server.post("/v1/completions/render", {"prompt": ["a b", "c"], "max_tokens": 3}).json()
+    assert [len(t["token_ids"]) for t in two] == [len(server.post("/tokenize", {"prompt": x}).json()["tokens"]) for x in ("a b", "c")]
+    assert two[0]["request_id"].startswith("cmpl-") and two[1]["sampling_params"]["max_tokens"] == 3
+    assert server.post("/v1/completions/render", {"prompt": "a", "model": "none"}).status == 404
+
+
+def test_each_part_of_a_generated_stream_has_ids(server):
+    body = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 6, "detokenize": False}}
+    whole = server.post("/inference/v1/generate", body).json()["choices"][0]
+    parts = [c["choices"][0] for c in server.post("/inference/v1/generate", {**body, "stream": True}).chunks()]
+    assert all(p["token_ids"] for p in parts) and sum((p["token_ids"] for p in parts), []) == whole["token_ids"] and len(whole["token_ids"]) == 6
+    assert [p["finish_reason"] for p in parts] == [None] * (len(parts) - 1) + ["length"]
+    for n in (0, 1, 3):
+        c = server.post("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"max_tokens": 2, "logprobs": n}}).json()["choices"][0]
+        assert [len(t["top_logprobs"]) for t in c["logprobs"]["content"]] == [max(n, 1)] * 2
+    assert len(server.post("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"ignore_eos": True}}).json()["choices"][0]["token_ids"]) > 16
+
+
+WRONG_IDS = [({}, "missing_required_parameter", "token_ids"), ({"token_ids": []}, "empty_array", "token_ids"), ({"token_ids": "a"}, "invalid_type", "token_ids"),
+             ({"token_ids": [-1]}, "invalid_value", "token_ids"), ({"token_ids": [99999999]}, "invalid_value", "token_ids"), ({"token_ids": [[5]] * 2}, None, "token_ids"),
+             ({"token_ids": [5], "sampling_params": 5}, "invalid_type", "sampling_params"), ({"token_ids": [5], "features": {"a": 1}}, "unsupported_parameter", "features"),
+             ({"token_ids": [5], "sampling_params": {"stop": "x", "detokenize": False}}, "invalid_value", "detokenize"),
+             ({"token_ids": [5], "sampling_params": {"temperature": -1}}, None, "temperature"), ({"token_ids": [5] * 5000}, "context_length_exceeded", "token_ids")]
+
+
+@pytest.mark.parametrize("body, code, param", WRONG_IDS, ids=range(len(WRONG_IDS)))
+def test_wrong_ids_are_refused(server, body, code, param):
+    r = server.post("/inference/v1/generate", body)
+    assert r.status == 400 and r.error["param"] == param and code in (None, r.error["code"]), r.body
+
+
+def test_how_many_tokens_a_chat_has(server):
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    n = len(server.post("/tokenize", body).json()["tokens"])
+    for path in ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"):
+        assert server.post(path, body).json()["input_tokens"] == n
+    assert server.post("/v1/chat/completions/input_tokens", {}).error["param"] == "messages"
+    assert server.post("/responses", {"input": "x", "max_output_tokens": 16}).json()["object"] == "response"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions/render", "/v1/completions/render", "/inference/v1/generate", "/v1/chat/completions/input_tokens",
+                                  "/chat/completions/input_tokens", "/responses"])
+def test_routes_of_ids_are_behind_keys(path, keyed):
+    assert keyed.post(path, {}).status == 401
+    assert keyed.post(path, {}, headers={"authorization": "Bearer m"}).status == 403  # metrics alone
+    assert keyed.post(path, {}, headers={"authorization": "Bearer k"}).status == 400
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory):
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text("k\nm metrics\n")
+    with Server(api_key_file=str(keys)) as s:
+        yield s
+
+
+# ---- what clients of vLLM and llama.cpp look at ----
+
+def test_what_was_not_asked_for_is_null_in_a_whole(server):
+    j = server.complete("a", max_tokens=1).json()["choices"][0]
+    assert j["prompt_logprobs"] is j["prompt_token_ids"] is j["token_ids"] is None
+    j = server.chat("a", max_tokens=1).json()
+    assert j["prompt_logprobs"] is j["prompt_token_ids"] is j["choices"][0]["token_ids"] is j["choices"][0]["message"]["reasoning"] is None
+
+
+def test_a_completions_last_text_comes_with_its_end(server):
+    parts = [c["choices"][0] for c in server.complete("a b c d", max_tokens=4, ignore_eos=True, stream=True).chunks()]
+    assert parts[-1]["finish_reason"] == "length" and all(p["text"] for p in parts)
+    assert "".join(p["text"] for p in parts) == server.complete("a b c d", max_tokens=4, ignore_eos=True).json()["choices"][0]["text"]
+
+
+def test_load_is_reported_to_balancers(server):
+    ask = lambda form, **more: server.post("/v1/completions", {"prompt": "a", "max_tokens": 1, **more}, headers={"endpoint-load-metrics-format": form})
+    text = ask("text").headers["endpoint-load-metrics"]
+    assert text.startswith("TEXT named_metrics.kv_cache_usage_perc=") and "named_metrics.num_requests_waiting=0.0" in text
+    said = ask("JSON", stream=True).headers["endpoint-load-metrics"]
+    assert said.startswith("JSON ") and set(json.loads(said[5:])["named_metrics"]) == {"kv_cache_usage_perc", "num_requests_waiting", "num_requests_running"}
+    assert "endpoint-load-metrics" not in ask("BIN").headers and "endpoint-load-metrics" not in server.complete("a", max_tokens=1).headers
+
+
+def test_texts_and_ids_mixed_become_vectors():
+    with Server(real=True) as s:
+        embed = lambda v: s.post("/v1/embeddings", {"input": v})
+        ids = s.post("/tokenize", {"prompt": "string", "add_special_tokens": False}).json()["tokens"]
+        vector = lambda v: embed(v).json()["data"][0]["embedding"]
+        assert vector([12, "string", 56]) == vector([12] + ids + [56])
+        assert [len(embed(v).json()["data"]) for v in (["a", [12, 34]], [[12, 34], [12, "b"]], [[12], [34]])] == [2, 2, 2]
+        assert embed([12, True, "a"]).status == embed(["a", None]).status == embed([[], "a"]).status == 400
+
+
+def test_a_template_is_applied_without_tools(server):
+    plain = server.post("/apply-template", {"messages": [{"role": "user", "content": "x"}]}).json()
+    assert server.post("/apply-template", {"messages": [{"role": "user", "content": "x"}], "tools": []}).json() == plain
+    assert server.chat("x", tools=[]).error["code"] == "empty_array"

@@ -44,7 +44,7 @@ def test_nothing_is_left_of_what_is_not_to_be_stored(server):
     j = respond(server, store=False).json()
     assert j["store"] is False and server.get("/v1/responses/" + j["id"]).status == 404
     assert respond(server, store="yes").status == 400
-    assert respond(server, background=True).error["param"] == "background"
+    assert respond(server, store=False, background=True).error["param"] == "background"
     kept = respond(server).json()["id"]
     r = server.post("/v1/responses/%s/cancel" % kept, {})
     assert r.status == 400 and "background" in r.error["message"]

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Rows of prompts, a block of the state at a time: what blocks.cu makes of every block on its own,
+ * and scan.cu takes one after the other. An item is a block that a sequence has rows in; its rows
+ * have offsets [0, BLOCK), of which those before `at` are past and those from `end` on are not
+ * there (zeroes). Items are counted through the sequences of more than STATE_WINDOW rows. Thread:
+ * device code. */
+#ifndef SLUICE_CUDA_STATE_BLOCKS_CUH
+#define SLUICE_CUDA_STATE_BLOCKS_CUH
+
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/mma_tile.cuh"
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/state/state.cuh"
+
+enum { BLOCK = 64, TAPS = 4 }; // the state's block, and the convolution's kernel, of these kernels
+
+/* E numbers that lie together. */
+template <typename T, int E> struct alignas(E * sizeof(T)) pack {
+    T v[E];
+};
+
+struct blocks_params {
+    struct state_view state;
+    struct pass_view pass;
+    struct state_vectors vectors;
+    struct decay_law law;
+    const void *x, *decay, *beta;
+    void *out;
+    int64_t x_stride, decay_stride, beta_stride, out_stride;
+    int32_t q_at, k_at, v_at;
+    int32_t first_item, n_items; // of this launch
+    bool silu;
+
+    /* by item of the launch */
+    void *q, *k;         // [key head][BLOCK][key_dim], behind convolution and norm
+    void *v;             // [head][BLOCK][value_dim]
+    void *scores;        // [head][BLOCK][BLOCK]: of q with k, decayed; 0 where a row does not see
+    void *inverse;       // [head][BLOCK][BLOCK]: STATE_DELTA: values from what S leaves of them
+    float *g, *strength; // [head][BLOCK]: sums of log decays; what a value counts
+};
+
+struct block_item {
+    struct pass_seq seq;
+    int32_t begin, at, end; // the block's position; its rows of the pass
+    bool is_first, is_last; // of the sequence's
+};
+
+/* Items of a sequence; 0: it is for k_state_rows. */
+__device__ __forceinline__ int32_t items_of(const struct pass_seq &s)
+{
+    const bool few = s.tree || s.n_rows <= STATE_WINDOW;
+    return few ? 0 : (s.n_past + s.n_rows - 1) / BLOCK - s.n_past / BLOCK + 1;
+}
+
+/* Called by whole warps: the sequence in which counts (of_seq) reach past `i`, which becomes what
+ * is left of it, and the sum over those before. -1: there is none. */
+template <typename F>
+__device__ __forceinline__ int32_t find_seq(const struct pass_view &pass, int32_t *i, F of_seq)
+{
+    const int32_t lane = threadIdx.x & 31, n_seqs = pass.counts->n_seqs;
+    for (int32_t base = 0; base < n_seqs; base += 32) {
+        const int32_t n = base + lane < n_seqs ? of_seq(pass.seqs[base + lane]) : 0;
+        int32_t sum = n;
+        for (int32_t d = 1; d < 32; d *= 2) {
+            const int32_t before = __shfl_up_sync(0xffffffffu, sum, d);
+            sum += lane >= d ? before : 0;
+        }
+        const unsigned past = __ballot_sync(0xffffffffu, sum > *i);
+        if (past) {
+            const int32_t at = __ffs((int)past) - 1;
+            *i -= __shfl_sync(0xffffffffu, sum - n, at);
+            return base + at;
+        }
+        *i -= __shfl_sync(0xffffffffu, sum, 31);
+    }
+    return -1;
+}
+
+/* The nth block of a sequence. */
+__device__ __forceinline__ struct block_item item_of(const struct pass_seq &s, int32_t nth)
+{
+    struct block_item b;
+    b.seq = s;
+    b.begin = (s.n_past / BLOCK + nth) * BLOCK;
+    b.at = nth == 0 ? s.n_past - b.begin : 0;
+    b.end = min(s.n_past + s.n_rows - b.begin, (int32_t)BLOCK);
+    b.is_first = nth == 0;
+    b.is_last = nth == items_of(s) - 1;
+    return b;
+}
+
+/* Item `first_item + i` of the pass. False: there is none. */
+__device__ __forceinline__ bool find_item(const struct blocks_params &p, int32_t i,
+                                          struct block_item *out)
+{
+    int32_t nth = p.first_item + i;
+    const int32_t seq = find_seq(p.pass, &nth, items_of);
+    if (seq >= 0) {
+        *out = item_of(p.pass.seqs[seq], nth);
+    }
+    return seq >= 0;
+}
+
+cudaError_t k_state_scan(cudaStream_t stream, enum dtype dtype, int32_t n_chains,
+                         const struct blocks_params &p);
+
+#endif

@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The part of a prompt's recurrence that goes from block to block. A block of threads takes COLUMNS
+ * columns of one head's S, which never meet others, through all of a sequence's blocks: S stays in
+ * registers, in fp32, and what blocks.cu made of the next block is on its way while one is worked
+ * on. Of every block
+ *
+ *     r = strength (v - exp(G) (k S)), u = (1 + L)^-1 r     (STATE_DECAY: u = strength v)
+ *     out = exp(G) (q S) + scores u + skip v
+ *     S = exp(G_last) S + k^T (exp(G_last - G) u)
+ *
+ * Products are the tensor cores', of S and values rounded to 16 bits; sums are fp32. Bounded by
+ * what the multiprocessors read of keys and queries, which come from L2 for all but the first of
+ * the thread blocks that share a head. What the rows leave (keys, values, decays, inputs, records)
+ * is written here, behind everything that reads what was there before. */
+#include "cuda/kernels/state/blocks.cuh"
+
+enum { COLUMNS = 32, SCAN_WARPS = 8, SCAN_THREADS = SCAN_WARPS * 32, LEFT = 2 };
+
+template <typename T, int KEY, bool DELTA> struct stage {
+    T k[BLOCK][KEY + 8], q[BLOCK][KEY + 8];
+    T scores[BLOCK][BLOCK + 8], inverse[DELTA ? BLOCK : 1][BLOCK + 8];
+    T v[BLOCK][COLUMNS + 8]; // of rows that are past: u
+    float g[BLOCK], strength[BLOCK];
+};
+
+template <typename T, int KEY, bool DELTA> struct scan_room {
+    struct stage<T, KEY, DELTA> stages[2];
+    T s[KEY][COLUMNS + 8];
+    T r[DELTA ? BLOCK : 1][COLUMNS + 8];
+    T u[BLOCK][COLUMNS + 8], u_decayed[BLOCK][COLUMNS + 8];
+};
+
+/* What a block of threads works on. */
+struct scan {
+    struct pass_seq seq;
+    int32_t head, key_head, column; // the first of its columns
+    bool owns_key, owns_head;       // it keeps the key head's rows; the head's decays
+    int32_t first, n;               // items of the launch: the first is the sequence's nth
+    int32_t nth;
+};
+
+/* ---- what comes -------------------------------------------------------------------------------
+ */
+
+template <typename T, int N>
+__device__ __forceinline__ static void load_tile(T (*to)[N + 8], const T *from, int64_t stride)
+{
+    for (int32_t i = threadIdx.x; i < BLOCK * N / 8; i += SCAN_THREADS) {
+        const int32_t t = i / (N / 8), c = i % (N / 8) * 8;
+        cp_async_16(&to[t][c], from + t * stride + c, true);
+    }
+}
+
+template <typename T, int KEY, bool DELTA>
+__device__ static void load_stage(const struct blocks_params &p, const struct scan &w, int32_t i,
+                                  struct stage<T, KEY, DELTA> *to)
+{
+    const struct state_layer &g = p.state.geometry;
+    const int64_t item = w.first + i, of_head = item * g.n_heads + w.head;
+    const int64_t keys = (item * g.n_key_heads + w.key_head) * BLOCK * KEY;
+    load_tile<T, KEY>(to->k, (const T *)p.k + keys, KEY);
+    load_tile<T, KEY>(to->q, (const T *)p.q + keys, KEY);
+    load_tile<T, BLOCK>(to->scores, (const T *)p.scores + of_head * BLOCK * BLOCK, BLOCK);
+    if (DELTA) {
+        load_tile<T, BLOCK>(to->inverse, (const T *)p.inverse + of_head * BLOCK * BLOCK, BLOCK);
+    }
+    const struct block_item b = item_of(w.seq, w.nth + i);
+    for (int32_t j = threadIdx.x; j < BLOCK * COLUMNS / 8; j += SCAN_THREADS) {
+        const int32_t t = j / (COLUMNS / 8), c = w.column + j % (COLUMNS / 8) * 8;
+        const T *v = (const T *)p.v + (of_head * BLOCK + t) * g.value_dim;
+        const T *from = t < b.at ? values_at<T>(p.state, w.seq.lane, b.begin + t, w.head) : v;
+        cp_async_16(&to->v[t][c - w.column], from + c, true);
+    }
+    if (threadIdx.x < BLOCK / 4) {
+        cp_async_16(&to->g[threadIdx.x * 4], p.g + of_head * BLOCK + threadIdx.x * 4, true);
+    } else if (threadIdx.x < BLOCK / 2) {
+        const int32_t t = threadIdx.x * 4 - BLOCK;
+        cp_async_16(&to->strength[t], p.strength + of_head * BLOCK + t, true);
+    }
+}
+
+/* ---- S ----------------------------------------------------------------------------------------
+ */
+
+/* A warp's part of S: KEY / 4 rows by COLUMNS / 2 columns, in fragments of 16 x 8. */
+template <int KEY> struct state_part {
+    static constexpr int MF = KEY / 64, NF = COLUMNS / 16;
+    float x[MF][NF][4];
+
+    /* Where x[m][n][2 * half], [+ 1] lie. */
+    __device__ __forceinline__ static int row(int m, int half)
+    {
+        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+        return (warp & 3) * (KEY / 4) + m * 16 + half * 8 + (lane >> 2);
+    }
+    __device__ __forceinline__ static int col(int n)
+    {
+        const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+        return (warp >> 2) * (COLUMNS / 2) + n * 8 + (lane & 3) * 2;
+    }
+};
+
+/* Every pair of numbers of S with its place. */
+template <int KEY, typename F>
+__device__ __forceinline__ static void each_pair(struct state_part<KEY> &s, F f)
+{
+#pragma unroll
+    for (int m = 0; m < s.MF; m++) {
+#pragma unroll
+        for (int n = 0; n < s.NF; n++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                f(s.row(m, half), s.col(n), s.x[m][n][half * 2], s.x[m][n][half * 2 + 1]);
+            }
+        }
+    }
+}
+
+template <int KEY>
+__device__ static void load_state(const struct blocks_params &p, const struct scan &w,
+                                  int32_t begin, struct state_part<KEY> &s)
+{
+    const int32_t dv = p.state.geometry.value_dim;
+    const float *from = (const float *)record_of(p.state, w.seq.lane, begin) +
+                        (int64_t)w.head * KEY * dv + w.column;
+    each_pair(s, [&](int row, int col, float &a, float &b) {
+        const float2 x =
+            begin > 0 ? *(const float2 *)(from + (int64_t)row * dv + col) : make_float2(0.0f, 0.0f);
+        a = x.x;
+        b = x.y;
+    });
+}
+
+template <int KEY>
+__device__ static void store_state(const struct blocks_params &p, const struct scan &w,
+                                   char *record, struct state_part<KEY> &s)
+{
+    const int32_t dv = p.state.geometry.value_dim;
+    float *to = (float *)record + (int64_t)w.head * KEY * dv + w.column;
+    each_pair(s, [&](int row, int col, float &a, float &b) {
+        *(float2 *)(to + (int64_t)row * dv + col) = make_float2(a, b);
+    });
+}
+
+/* ---- what the rows leave ----------------------------------------------------------------------
+ */
+
+/* Channels whose inputs this block of threads keeps: the last of them, and channel i of them. */
+template <int KEY> __device__ __forceinline__ static int32_t channels_of(const struct scan &w)
+{
+    return COLUMNS + (w.owns_key ? 2 * KEY : 0);
+}
+
+template <int KEY>
+__device__ __forceinline__ static int32_t channel_of(const struct blocks_params &p,
+                                                     const struct scan &w, int32_t i)
+{
+    if (i < COLUMNS) {
+        return p.v_at + w.head * p.state.geometry.value_dim + w.column + i;
+    }
+    i -= COLUMNS;
+    return (i < KEY ? p.q_at : p.k_at - KEY) + w.key_head * KEY + i;
+}
+
+/* The input at a position up to the sequence's last; 0 before the first. */
+template <typename T>
+__device__ __forceinline__ static T input_of(const struct blocks_params &p, const struct scan &w,
+                                             int32_t pos, int32_t channel)
+{
+    if (pos < 0) {
+        return from_float<T>(0.0f);
+    }
+    const int64_t row = w.seq.first_row + pos - w.seq.n_past;
+    return pos >= w.seq.n_past ? ((const T *)p.x)[row * p.x_stride + channel]
+                               : inputs_at<T>(p.state, w.seq.lane, pos)[channel];
+}
+
+/* The last inputs before the boundary that ends the block, to its record. */
+template <typename T, int KEY>
+__device__ static void store_tail(const struct blocks_params &p, const struct scan &w,
+                                  int32_t boundary, char *record)
+{
+    T *to = (T *)(record + p.state.s_bytes);
+    const int32_t n = channels_of<KEY>(w);
+    for (int32_t i = threadIdx.x; i < n * (TAPS - 1); i += SCAN_THREADS) {
+        const int32_t tap = i / n, channel = channel_of<KEY>(p, w, i % n);
+        to[(int64_t)tap * p.state.geometry.conv_width + channel] =
+            input_of<T>(p, w, boundary - (TAPS - 1) + tap, channel);
+    }
+}
+
+/* The sequence's last inputs, to the ring. */
+template <typename T, int KEY>
+__device__ static void store_inputs(const struct blocks_params &p, const struct scan &w)
+{
+    const int32_t end = w.seq.n_past + w.seq.n_rows, n = channels_of<KEY>(w);
+    const int32_t first = max(w.seq.n_past, end - p.state.conv_ring);
+    for (int32_t i = threadIdx.x; i < n * (end - first); i += SCAN_THREADS) {
+        const int32_t pos = first + i / n, channel = channel_of<KEY>(p, w, i % n);
+        inputs_at<T>(p.state, w.seq.lane, pos)[channel] = input_of<T>(p, w, pos, channel);
+    }
+}
+
+/* Keys, decays and values of a block's new rows. */
+template <typename T, int KEY, bool DELTA>
+__device__ static void
+store_rows(const struct blocks_params &p, const struct scan &w, const struct block_item &b,
+           const struct scan_room<T, KEY, DELTA> &m, const struct stage<T, KEY, DELTA> &in)
+{
+    const int32_t lane = w.seq.lane, n = b.end - b.at;
+    for (int32_t i = threadIdx.x; w.owns_key && i < n * KEY / 8; i += SCAN_THREADS) {
+        const int32_t t = b.at + i / (KEY / 8), d = i % (KEY / 8) * 8;
+        *(uint4 *)(keys_at<T>(p.state, lane, b.begin + t, w.key_head) + d) =
+            *(const uint4 *)&in.k[t][d];
+    }
+    for (int32_t i = threadIdx.x; i < n * COLUMNS / 8; i += SCAN_THREADS) {
+        const int32_t t = b.at + i / (COLUMNS / 8), c = i % (COLUMNS / 8) * 8;
+        *(uint4 *)(values_at<T>(p.state, lane, b.begin + t, w.head) + w.column + c) =
+            *(const uint4 *)&m.u[t][c];
+    }
+    for (int32_t t = b.at + (int32_t)threadIdx.x; w.owns_head && t < b.end; t += SCAN_THREADS) {
+        *decays_at(p.state, lane, b.begin + t, w.head) = in.g[t];
+    }
+}
+
+/* ---- one block --------------------------------------------------------------------------------
+ */
+
+/* A warp's part of a block's rows: 16 rows by COLUMNS / 2 columns. */
+struct rows_part {
+    static constexpr int NF = COLUMNS / 16;
+    float x[NF][4];
+};
+
+__device__ __forceinline__ static int part_row(int half)
+{
+    return (threadIdx.x >> 5 & 3) * 16 + half * 8 + ((threadIdx.x & 31) >> 2);
+}
+
+__device__ __forceinline__ static int part_col(int n)
+{
+    return (threadIdx.x >> 7) * (COLUMNS / 2) + n * 8 + (threadIdx.x & 3) * 2;
+}
+
+/* b[k][n] of 16 x 16 that lie by rows, from the warp's columns on. */
+template <typename T, int LD>
+__device__ __forceinline__ static void load_columns(uint32_t (&b)[4], const T (*from)[LD], int k)
+{
+    const int lane = threadIdx.x & 31;
+    ldmatrix_x4_transposed(
+        b, &from[k + (lane & 15)][(threadIdx.x >> 7) * (COLUMNS / 2) + (lane >> 4) * 8]);
+}
+
+/* sum += the warp's rows of a [BLOCK][K] times b [K][COLUMNS] */
+template <typename T, int K, int LD_A, int LD_B>
+__device__ __forceinline__ static void multiply(struct rows_part &sum, const T (*a)[LD_A],
+                                                const T (*b)[LD_B])
+{
+    const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5 & 3) * 16;
+#pragma unroll
+    for (int k = 0; k < K; k += 16) {
+        uint32_t rows[4], columns[4];
+        ldmatrix_x4(rows, &a[first + (lane & 15)][k + (lane >> 4) * 8]);
+        load_columns<T>(columns, b, k);
+        mma_16x8x16(sum.x[0], rows, columns[0], columns[1], T());
+        mma_16x8x16(sum.x[1], rows, columns[2], columns[3], T());
+    }
+}
+
+template <typename T> __device__ __forceinline__ static void put_pair(T *to, float a, float b)
+{
+    pack<T, 2> pair;
+    pair.v[0] = from_float<T>(a);
+    pair.v[1] = from_float<T>(b);
+    *(pack<T, 2> *)to = pair;
+}
+
+/* u, and u as it weighs at the block's end. */
+template <typename T, int KEY, bool DELTA>
+__device__ static void make_values(struct scan_room<T, KEY, DELTA> &m,
+                                   const struct stage<T, KEY, DELTA> &in, int32_t at,
+                                   struct rows_part known)
+{
+    struct rows_part u = {};
+#pragma unroll
+    for (int n = 0; n < u.NF; n++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int t = part_row(half), c = part_col(n);
+            const float strength = in.strength[t], e = DELTA ? __expf(in.g[t]) : 0.0f;
+            float r[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float v = to_float(in.v[t][c + i]);
+                r[i] = t < at ? v : strength * (v - e * known.x[n][half * 2 + i]);
+                u.x[n][half * 2 + i] = DELTA ? 0.0f : r[i];
+            }
+            if (DELTA) {
+                put_pair(&m.r[t][c], r[0], r[1]);
+            }
+        }
+    }
+    if constexpr (DELTA) {
+        __syncthreads();
+        multiply<T, BLOCK>(u, in.inverse, m.r);
+    }
+    const float last = in.g[BLOCK - 1];
+#pragma unroll
+    for (int n = 0; n < u.NF; n++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int t = part_row(half), c = part_col(n);
+            const float a = to_float(from_float<T>(u.x[n][half * 2]));
+            const float b = to_float(from_float<T>(u.x[n][half * 2 + 1]));
+            const float e = __expf(last - in.g[t]);
+            put_pair(&m.u[t][c], a, b);
+            put_pair(&m.u_decayed[t][c], e * a, e * b);
+        }
+    }
+}
+
+template <typename T, int KEY, bool DELTA>
+__device__ static void write_rows(const struct blocks_params &p, const struct scan &w,
+                                  const struct block_item &b,
+                                  const struct scan_room<T, KEY, DELTA> &m,
+                                  const struct stage<T, KEY, DELTA> &in, struct rows_part by_s)
+{
+    const float skip = p.vectors.skip ? p.vectors.skip[w.head] : 0.0f;
+#pragma unroll
+    for (int n = 0; n < by_s.NF; n++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int t = part_row(half), c = part_col(n);
+            const float e = __expf(in.g[t]);
+            by_s.x[n][half * 2] = fmaf(skip, to_float(in.v[t][c]), e * by_s.x[n][half * 2]);
+            by_s.x[n][half * 2 + 1] =
+                fmaf(skip, to_float(in.v[t][c + 1]), e * by_s.x[n][half * 2 + 1]);
+        }
+    }
+    multiply<T, BLOCK>(by_s, in.scores, m.u);
+    const int64_t row = b.seq.first_row + b.begin - b.seq.n_past;
+    T *to = (T *)p.out + (int64_t)w.head * p.state.geometry.value_dim + w.column;
+#pragma unroll
+    for (int n = 0; n < by_s.NF; n++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int t = part_row(half);
+            if (t >= b.at && t < b.end) {
+                put_pair(to + (row + t) * p.out_stride + part_col(n), by_s.x[n][half * 2],
+                         by_s.x[n][half * 2 + 1]);
+            }
+        }
+    }
+}
+
+template <typename T, int KEY, bool DELTA>
+__device__ static void move_on(const struct scan_room<T, KEY, DELTA> &m,
+                               const struct stage<T, KEY, DELTA> &in, struct state_part<KEY> &s)
+{
+    const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5 & 3) * (KEY / 4);
+    const float e = __expf(in.g[BLOCK - 1]);
+    each_pair(s, [&](int, int, float &a, float &b) {
+        a *= e;
+        b *= e;
+    });
+#pragma unroll
+    for (int k = 0; k < BLOCK; k += 16) {
+        uint32_t columns[4];
+        load_columns<T>(columns, m.u_decayed, k);
+#pragma unroll
+        for (int i = 0; i < s.MF; i++) {
+            uint32_t keys[4]; // of k^T
+            ldmatrix_x4_transposed(
+                keys,
+                &in.k[k + (lane & 7) + (lane >> 4) * 8][first + i * 16 + (lane >> 3 & 1) * 8]);
+            mma_16x8x16(s.x[i][0], keys, columns[0], columns[1], T());
+            mma_16x8x16(s.x[i][1], keys, columns[2], columns[3], T());
+        }
+    }
+}
+
+/* The boundary at the block's end: to the lane, unless later ones of the launch take its place
+ * (`left` blocks follow, of which the last may have none), and to a snapshot. */
+template <typename T, int KEY>
+__device__ static void keep_boundary(const struct blocks_params &p, const struct scan &w,
+                                     const struct block_item &b, int32_t left,
+                                     struct state_part<KEY> &s)
+{
+    const int32_t boundary = b.begin + BLOCK;
+    char *const records[2] = {left <= p.state.n_records ? record_of(p.state, w.seq.lane, boundary)
+                                                        : NULL,
+                              kept_of(p.state, p.pass, w.seq.lane, boundary)};
+    for (int i = 0; i < 2; i++) {
+        if (records[i]) {
+            store_state(p, w, records[i], s);
+            store_tail<T, KEY>(p, w, boundary, records[i]);
+        }
+    }
+}
+
+template <typename T, int KEY, bool DELTA>
+__device__ static void run_blocks(const struct blocks_params &p, const struct scan &w,
+                                  struct scan_room<T, KEY, DELTA> &m)
+{
+    struct state_part<KEY> s;
+    load_state(p, w, item_of(w.seq, w.nth).begin, s);
+    load_stage(p, w, 0, &m.stages[0]);
+    cp_async_commit();
+    for (int32_t i = 0; i < w.n; i++) {
+        const struct stage<T, KEY, DELTA> &in = m.stages[i & 1];
+        const struct block_item b = item_of(w.seq, w.nth + i);
+        __syncthreads(); // the other stage is free
+        if (i + 1 < w.n) {
+            load_stage(p, w, i + 1, &m.stages[i + 1 & 1]);
+        }
+        cp_async_commit();
+        each_pair(s, [&](int row, int col, float &a, float &c) { put_pair(&m.s[row][col], a, c); });
+        cp_async_wait<1>();
+        __syncthreads();
+        struct rows_part by_k = {}, by_q = {};
+        if (DELTA) {
+            multiply<T, KEY>(by_k, in.k, m.s);
+        }
+        multiply<T, KEY>(by_q, in.q, m.s);
+        make_values(m, in, b.at, by_k);
+        __syncthreads();
+        write_rows(p, w, b, m, in, by_q);
+        if (w.nth + i >= items_of(w.seq) - LEFT) {
+            store_rows(p, w, b, m, in);
+        }
+        if (b.end == BLOCK) {
+            move_on(m, in, s);
+            keep_boundary<T>(p, w, b, w.n - 1 - i, s);
+        }
+        if (b.is_last) {
+            store_inputs<T, KEY>(p, w);
+        }
+    }
+}
+
+template <typename T, int KEY, bool DELTA>
+__global__ void __launch_bounds__(SCAN_THREADS, 1) state_scan_kernel(struct blocks_params p)
+{
+    extern __shared__ __align__(16) char memory[];
+    scan_room<T, KEY, DELTA> &m = *(scan_room<T, KEY, DELTA> *)memory;
+    const struct state_layer &g = p.state.geometry;
+    const int32_t parts = g.value_dim / COLUMNS, per_key = g.n_heads / g.n_key_heads;
+    struct scan w;
+    w.head = blockIdx.x / parts;
+    w.column = blockIdx.x % parts * COLUMNS;
+    w.key_head = w.head / per_key;
+    w.owns_head = w.column == 0;
+    w.owns_key = w.owns_head && w.head % per_key == 0;
+    pdl_wait();
+    pdl_trigger();
+    int32_t nth = blockIdx.y, before = 0;
+    const int32_t seq =
+        find_seq(p.pass, &nth, [](const struct pass_seq &s) { return (int32_t)(items_of(s) > 0); });
+    if (seq < 0) {
+        return;
+    }
+    for (int32_t i = threadIdx.x & 31; i < seq; i += 32) {
+        before += items_of(p.pass.seqs[i]);
+    }
+    for (int32_t d = 16; d > 0; d /= 2) {
+        before += __shfl_xor_sync(0xffffffffu, before, d);
+    }
+    w.seq = p.pass.seqs[seq];
+    w.nth = max(p.first_item - before, 0);
+    w.first = before + w.nth - p.first_item;
+    w.n = min(items_of(w.seq) - w.nth, p.n_items - w.first);
+    if (w.n > 0) {
+        run_blocks(p, w, m);
+    }
+}
+
+template <typename T, int KEY, bool DELTA>
+static cudaError_t launch_scan(cudaStream_t stream, int32_t n_chains, const struct blocks_params &p)
+{
+    const struct state_layer &g = p.state.geometry;
+    const size_t n_bytes = sizeof(scan_room<T, KEY, DELTA>);
+    const auto kernel = state_scan_kernel<T, KEY, DELTA>;
+    const cudaError_t e =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
+    return e != cudaSuccess ? e
+                            : launch(kernel, dim3(g.n_heads * (g.value_dim / COLUMNS), n_chains),
+                                     dim3(SCAN_THREADS), n_bytes, stream, p);
+}
+
+template <typename T>
+static cudaError_t scan_by_dims(cudaStream_t stream, int32_t n_chains,
+                                const struct blocks_params &p)
+{
+    const bool delta = p.state.geometry.kind == STATE_DELTA;
+    switch (p.state.geometry.key_dim) {
+    case 64:
+        return delta ? launch_scan<T, 64, true>(stream, n_chains, p)
+                     : launch_scan<T, 64, false>(stream, n_chains, p);
+    case 128:
+        return delta ? launch_scan<T, 128, true>(stream, n_chains, p)
+                     : launch_scan<T, 128, false>(stream, n_chains, p);
+    case 256:
+        return delta ? launch_scan<T, 256, true>(stream, n_chains, p)
+                     : launch_scan<T, 256, false>(stream, n_chains, p);
+    default: return cudaErrorInvalidValue;
+    }
+}
+
+cudaError_t k_state_scan(cudaStream_t stream, enum dtype dtype, int32_t n_chains,
+                         const struct blocks_params &p)
+{
+    return dtype == DT_BF16 ? scan_by_dims<bf16_t>(stream, n_chains, p)
+                            : scan_by_dims<f16_t>(stream, n_chains, p);
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a draft head is: a module of the target's checkpoint, or EAGLE-3's config.json. */
+#include "engine/base/json.h"
+#include "engine/model/head.h"
+
+#include <limits.h>
+#include <stdio.h>
+
+/* Blocks that a head can be: x += attention(norm x), x += ffn(norm x). */
+static bool is_plain_block(const struct model_config *c)
+{
+    return c->norm_place == NORM_PRE && !c->parallel_residual && !c->norm_bias &&
+           !c->scaled_layers && c->layer_input == 0 && !c->experts_beside &&
+           !c->names->attn_post_norm && !c->names->ffn_post_norm;
+}
+
+/* The last layer of the target that is attention alone: what a module's layer is like. */
+static const struct layer_config *pattern(const struct model_config *target)
+{
+    for (int32_t i = target->n_layers - 1; i >= 0; i--) {
+        const struct layer_config *l = &target->layers[i];
+        if (l->kv >= 0 && l->kv_of == i && l->state < 0 && !l->no_ffn) {
+            return l;
+        }
+    }
+    return NULL;
+}
+
+enum status head_config_mtp(const struct model_config *target, struct model_config *out,
+                            struct err *err)
+{
+    const struct layer_config *layer = pattern(target);
+    if (!layer || !is_plain_block(target)) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "speculative-config: multi-token prediction modules of %s are not supported",
+                       target->model_type);
+    }
+    *out = *target;
+    out->head = (struct head_config){
+        .kind = HEAD_MTP, .module = target->n_layers, .target_hidden = target->hidden};
+    out->layers[0] = *layer;
+    out->layers[0].kv = out->layers[0].kv_of = 0;
+    out->layers[0].window = out->layers[0].chunk = 0;
+    out->layers[0].moe = target->n_experts > 0;
+    out->n_layers = out->n_kv_layers = 1;
+    out->n_state_layers = out->last_store = 0;
+    out->state = (struct state_config){0};
+    return OK;
+}
+
+/* ---- EAGLE-3 ------------------------------------------------------------------------------ */
+
+static enum status refuse_variant(const struct json *j, struct err *err)
+{
+    static const char *const keys[] = {"norm_before_fc", "fc_norm", "norm_output"};
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (json_get_bool(j, keys[i], false)) {
+            return err_set(err, ERR_UNSUPPORTED,
+                           "config.json: %s of an EAGLE-3 head is not supported", keys[i]);
+        }
+    }
+    if (!json_get_bool(json_get(j, "eagle_config"), "use_aux_hidden_state", true)) {
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "config.json: an EAGLE-3 head without use_aux_hidden_state is not supported");
+    }
+    return OK;
+}
+
+/* The published ids count the layers in front of which a state is taken. */
+static enum status add_fed(struct hidden_layers *fed, int64_t id, const struct model_config *target,
+                           struct err *err)
+{
+    int64_t least = fed->n > 0 ? fed->ids[fed->n - 1] + 2 : 1;
+    if (fed->n == MAX_HIDDEN_LAYERS || id < least || id > target->n_layers) {
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "config.json: eagle_aux_hidden_state_layer_ids must be up to %d rising numbers "
+            "from 1 to %d, the model's layers",
+            MAX_HIDDEN_LAYERS, target->n_layers);
+    }
+    fed->ids[fed->n++] = (int32_t)id - 1;
+    return OK;
+}
+
+static enum status read_fed(const struct json *j, const struct model_config *target,
+                            struct hidden_layers *fed, struct err *err)
+{
+    static const char key[] = "eagle_aux_hidden_state_layer_ids";
+    const struct json *list = json_get(json_get(j, "eagle_config"), key);
+    list = json_is(list, JSON_ARRAY) ? list : json_get(j, key);
+    if (!json_is(list, JSON_ARRAY)) {
+        const int32_t n = target->n_layers, usual[] = {2, n / 2, n - 3};
+        for (int32_t i = 0; i < 3; i++) {
+            TRY(add_fed(fed, usual[i], target, err));
+        }
+        return OK;
+    }
+    for (const struct json *v = json_first(list); v; v = json_next(v)) {
+        int64_t id;
+        TRY(add_fed(fed, json_int64(v, &id) ? id : -1, target, err));
+    }
+    return fed->n > 0 ? OK : add_fed(fed, -1, target, err);
+}
+
+static enum status read_eagle3(const struct json *j, const struct model_config *target,
+                               struct model_config *c, struct err *err)
+{
+    TRY(refuse_variant(j, err));
+    int64_t made_for = json_get_int(j, "target_hidden_size", target->hidden);
+    int64_t n_ids = json_get_int(j, "draft_vocab_size", c->vocab);
+    if (c->n_layers != 1 || c->n_experts > 0 || c->n_state_layers > 0 || c->kv_lora > 0 ||
+        c->attn_gate != ATTN_GATE_NONE || !is_plain_block(c)) {
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "config.json: an EAGLE-3 head of %d layers of %s is not supported: one plain "
+            "layer of attention and MLP is",
+            c->n_layers, c->model_type);
+    }
+    if (made_for != target->hidden) {
+        return err_set(err, ERR_INVALID,
+                       "config.json: target_hidden_size is %lld, but the model's hidden_size is %d",
+                       (long long)made_for, target->hidden);
+    }
+    if (n_ids < 1 || n_ids > c->vocab) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: draft_vocab_size must be an integer from 1 to %d", c->vocab);
+    }
+    c->head = (struct head_config){.kind = HEAD_EAGLE3,
+                                   .target_hidden = target->hidden,
+                                   .n_ids = (int32_t)n_ids,
+                                   .norm_before_residual =
+                                       json_get_bool(j, "norm_before_residual", false)};
+    return read_fed(j, target, &c->head.fed, err);
+}
+
+enum status head_config_eagle3(const char *dir, const struct model_config *target,
+                               struct model_config *c, struct err *err)
+{
+    char path[PATH_MAX];
+    struct json *j;
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    TRY(model_config_parse(path, &j, err));
+    enum status st = read_eagle3(j, target, c, err);
+    json_free(j);
+    return st == OK ? OK : err_prefix(err, st, "%s", dir);
+}

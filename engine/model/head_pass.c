@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a draft head's pass does besides a layer and the ends, and a target's pass for its head. */
+#include "engine/base/assert.h"
+#include "engine/device/ops.h"
+#include "engine/model/head.h"
+
+static enum status norm_rows(struct model *m, struct tensor x, const struct weight *weight,
+                             struct tensor out, int32_t n_rows)
+{
+    const struct model_config *c = m->config;
+    struct norm_args a = {.x = x,
+                          .out = out,
+                          .weight = weight,
+                          .n_rows = n_rows,
+                          .width = c->hidden,
+                          .kind = c->norm_kind,
+                          .eps = c->norm_eps,
+                          .weight_offset = c->norm_offset};
+    return m->be->ops->norm(m->be, &a);
+}
+
+static enum status load(struct model *m, struct tensor x, int32_t n_rows)
+{
+    struct hidden_args a = {.x = x, .n_rows = n_rows, .width = m->config->hidden};
+    return m->be->ops->hidden_load(m->be, &a);
+}
+
+static enum status store(const struct model *head, struct tensor x, int32_t n_rows, bool out_rows)
+{
+    struct hidden_args a = {
+        .x = x, .n_rows = n_rows, .width = head->config->hidden, .out_rows = out_rows};
+    return head->be->ops->hidden_store(head->be, &a);
+}
+
+enum status head_enter(struct model *m, int32_t n_rows, struct tensor *input)
+{
+    const struct model_config *c = m->config;
+    struct tensor left = m->wide, right = m->wide;
+    right.mem = dmem_at(right.mem, (size_t)c->hidden * dtype_bytes(right.dtype));
+    TRY(norm_rows(m, m->x, m->draft.embed_norm, left, n_rows));
+    if (c->head.kind == HEAD_EAGLE3) {
+        TRY(load(m, m->x, n_rows));
+        TRY(norm_rows(m, m->x, m->draft.hidden_norm, right, n_rows));
+        *input = m->wide;
+        return c->head.norm_before_residual ? norm_rows(m, m->x, m->draft.hidden_norm, m->x, n_rows)
+                                            : OK;
+    }
+    TRY(load(m, right, n_rows));
+    TRY(norm_rows(m, right, m->draft.hidden_norm, right, n_rows));
+    struct linear_args fc = {.weight = m->draft.fc, .x = m->wide, .y = m->x, .n_rows = n_rows};
+    return m->be->ops->linear(m->be, &fc);
+}
+
+enum status head_leave(struct model *m, struct tensor x, struct tensor normed, int32_t n_out)
+{
+    return store(m, m->config->head.kind == HEAD_EAGLE3 ? x : normed, n_out, true);
+}
+
+int32_t head_feeds(const struct model *target)
+{
+    const struct model *head = target->drafter;
+    if (!head) {
+        return 0;
+    }
+    return head->config->head.kind == HEAD_EAGLE3 ? head->config->head.fed.n : 1;
+}
+
+enum status head_feed(struct model *target, int32_t layer, struct tensor x, int32_t n_rows,
+                      bool *fed)
+{
+    const struct model *head = target->drafter;
+    const struct hidden_layers *layers = &head->config->head.fed;
+    *fed = false;
+    for (int32_t i = 0; i < layers->n; i++) {
+        if (layers->ids[i] != layer) {
+            continue;
+        }
+        struct linear_args a = {.weight = head->draft.fed[i],
+                                .x = x,
+                                .y = head->fed,
+                                .n_rows = n_rows,
+                                .accumulate = i > 0};
+        *fed = true;
+        TRY(target->be->ops->linear(target->be, &a));
+        return i + 1 == layers->n ? store(head, head->fed, n_rows, false) : OK;
+    }
+    return OK;
+}
+
+enum status head_feed_normed(struct model *target, struct tensor normed, int32_t n_rows)
+{
+    return store(target->drafter, normed, n_rows, false);
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/api/background.h"
+
+#include "engine/base/mem.h"
+#include "server/api/api_call.h"
+#include "server/api/log_request.h"
+#include "server/call/format.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_BYTES = 1 << 30, PIECE_BYTES = 32 << 10 /* chosen */ };
+
+/* Somebody who follows the events, or wants the object when it is over. */
+struct listener {
+    struct http_request *req;
+    struct call *call;
+    bool wants_end;
+    int64_t n_skipped; // events before those that it wants, and has not passed yet
+    size_t n_sent;     // bytes of the events
+    struct listener *next, **link;
+};
+
+struct background {
+    struct listener *listeners;
+};
+
+static struct background *background_of(const struct call *c)
+{
+    return api_call_of(c)->background;
+}
+
+/* ---- listeners ------------------------------------------------------------------------------- */
+
+static void forget(struct listener *l)
+{
+    *l->link = l->next;
+    if (l->next) {
+        l->next->link = l->link;
+    }
+    free(l);
+}
+
+size_t background_skip(const char *text, size_t n_bytes, int64_t *n_events)
+{
+    size_t at = 0;
+    for (; *n_events > 0 && at < n_bytes; (*n_events)--) {
+        const char *end = memmem(text + at, n_bytes - at, "\n\n", 2);
+        at = end ? (size_t)(end - text) + 2 : n_bytes;
+    }
+    return at;
+}
+
+/* Whole events alone: the server may write a comment between two pieces. */
+static size_t piece_end(const char *events, size_t from, size_t n_bytes)
+{
+    size_t at = from + PIECE_BYTES;
+    if (at >= n_bytes) {
+        return n_bytes;
+    }
+    const char *end = memmem(events + at, n_bytes - at, "\n\n", 2);
+    return end ? (size_t)(end - events) + 2 : n_bytes;
+}
+
+static void feed(struct listener *l, bool is_last)
+{
+    size_t n;
+    const char *events = call_response_events(l->call, &n);
+    l->n_sent += background_skip(events + l->n_sent, n - l->n_sent, &l->n_skipped);
+    while (l->n_sent < n && (is_last || !http_stream_is_full(l->req))) {
+        size_t end = piece_end(events, l->n_sent, n);
+        http_stream_write(l->req, events + l->n_sent, end - l->n_sent);
+        l->n_sent = end;
+    }
+}
+
+static void on_gone(struct http_request *req, enum http_gone why, void *arg)
+{
+    struct listener *l = arg;
+    (void)why;
+    if (l->wants_end) {
+        http_reply(req, 499, "text/plain", "", 0);
+    } else {
+        http_stream_end(req);
+    }
+    forget(l);
+}
+
+static void on_writable(struct http_request *req, void *arg)
+{
+    (void)req;
+    feed(arg, false);
+}
+
+static const struct http_events events = {on_gone, on_writable};
+
+static struct listener *listen_to(struct call *c, struct http_request *req, bool wants_end)
+{
+    struct background *b = background_of(c);
+    struct listener *l = xcalloc(1, sizeof *l);
+    *l = (struct listener){.req = req, .call = c, .wants_end = wants_end};
+    l->next = b->listeners;
+    l->link = &b->listeners;
+    if (l->next) {
+        l->next->link = &l->next;
+    }
+    b->listeners = l;
+    http_defer(req, &events, l);
+    return l;
+}
+
+void background_follow(struct call *c, struct http_request *req, int64_t after)
+{
+    struct listener *l = listen_to(c, req, false);
+    l->n_skipped = after + 1;
+    http_stream_begin(req, NULL);
+    feed(l, false);
+}
+
+void background_reply(struct call *c, struct http_request *req)
+{
+    struct buf b;
+    buf_init(&b, MAX_BYTES);
+    call_put_response(&b, c);
+    reply_json(req, 200, &b);
+}
+
+/* ---- the sink -------------------------------------------------------------------------------- */
+
+static void begin(struct call *c)
+{
+    (void)c; // whoever began it is told when it is kept
+}
+
+static void kept(struct call *c)
+{
+    struct http_request *req = api_call_take_request(c);
+    if (http_is_gone(req)) {
+        http_reply(req, 499, "text/plain", "", 0);
+        return;
+    }
+    api_call_put_rates(req, c->tenant);
+    if (c->request.wants_events) {
+        background_follow(c, req, -1);
+    } else {
+        background_reply(c, req);
+    }
+}
+
+static void event(struct call *c, const char *name, const char *json, size_t n_bytes)
+{
+    (void)name;
+    (void)json;
+    (void)n_bytes; // they are among the call's events
+    for (struct listener *l = background_of(c)->listeners; l; l = l->next) {
+        if (!l->wants_end) {
+            feed(l, false);
+        }
+    }
+}
+
+static bool is_full(const struct call *c)
+{
+    (void)c;
+    return false;
+}
+
+static bool is_begun(const struct call *c)
+{
+    return c->kept;
+}
+
+static void end(struct call *c, bool done)
+{
+    (void)done;
+    for (struct listener *l = background_of(c)->listeners, *next; l; l = next) {
+        next = l->next;
+        if (l->wants_end) {
+            background_reply(c, l->req);
+        } else {
+            feed(l, true);
+            http_stream_end(l->req);
+        }
+        forget(l);
+    }
+}
+
+/* Before it is kept. */
+static void error(struct call *c, const struct call_error *e)
+{
+    struct http_request *req = api_call_take_request(c);
+    api_call_put_rates(req, c->tenant);
+    reply_error(req, e);
+}
+
+static void drop(struct call *c)
+{
+    http_reply(api_call_take_request(c), 499, "text/plain", "", 0);
+}
+
+static const char *id(struct call *c, const char *asked)
+{
+    (void)asked;
+    return http_request_id(api_call_of(c)->req);
+}
+
+static void over(struct call *c)
+{
+    free(background_of(c));
+    api_call_over(c);
+}
+
+const struct call_sink background_sink = {
+    .id = id,
+    .kept = kept,
+    .begin = begin,
+    .event = event,
+    .is_full = is_full,
+    .is_begun = is_begun,
+    .end = end,
+    .error = error,
+    .drop = drop,
+    .over = over,
+};
+
+void background_take(struct call *c)
+{
+    api_call_of(c)->background = xcalloc(1, sizeof(struct background));
+    c->sink = &background_sink;
+}
+
+/* ---- from handlers --------------------------------------------------------------------------- */
+
+struct call *background_find(struct api *a, const char *owner, const char *id)
+{
+    for (struct call *c = a->calls.calls; c; c = c->next) {
+        if (c->sink == &background_sink && c->kept && !c->answered && strcmp(c->id, id) == 0 &&
+            strcmp(c->owner, owner) == 0) {
+            return c;
+        }
+    }
+    return NULL;
+}
+
+void background_cancel(struct call *c, struct http_request *req)
+{
+    listen_to(c, req, true);
+    call_cancel(c);
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/call/items.h"
+
+#include "engine/base/mem.h"
+#include "engine/base/words.h"
+#include "server/call/convert.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_BYTES = 64 << 20 };
+
+static const char kinds[] = "message|function_call|function_call_output|custom_tool_call|"
+                            "custom_tool_call_output|reasoning";
+
+static const char *kind_of(const struct json *item)
+{
+    const char *type = json_get_string(item, "type");
+    return type ? type : "message";
+}
+
+bool items_check(const struct json *array, const char *param, struct call_error *e)
+{
+    char place[64];
+    size_t i = 0;
+    for (const struct json *item = json_first(array); item; item = json_next(item), i++) {
+        snprintf(place, sizeof place, "%s[%zu]", param, i);
+        if (!json_is(item, JSON_OBJECT)) {
+            return call_error_set(e, 400, "invalid_type", place,
+                                  "Invalid '%s': expected an object.", place);
+        }
+        const char *kind = kind_of(item), *role = json_get_string(item, "role");
+        if (words_find(kinds, kind) < 0) {
+            return call_error_set(e, 400, "unsupported_value", place,
+                                  "Unsupported value: items of type '%.40s' are not supported by "
+                                  "this server.",
+                                  kind);
+        }
+        if (strcmp(kind, "message") == 0 &&
+            (!role || words_find("user|assistant|system|developer", role) < 0)) {
+            return call_error_set(e, 400, "invalid_value", place,
+                                  "Invalid '%s': a message has the role 'user', 'assistant', "
+                                  "'system' or 'developer'.",
+                                  place);
+        }
+    }
+    return true;
+}
+
+static void name(char id[STORE_ITEM_ID_BYTES], const struct json *item)
+{
+    static const char *const prefixes[] = {"msg_", "fc_", "fco_", "ctc_", "ctco_", "rs_"};
+    const char *own = json_get_string(item, "id");
+    int kind = words_find(kinds, kind_of(item));
+    if (own && *own && strlen(own) < STORE_ITEM_ID_BYTES) {
+        snprintf(id, STORE_ITEM_ID_BYTES, "%s", own);
+    } else {
+        store_item_id(id, kind < 0 ? "item_" : prefixes[kind]);
+    }
+}
+
+/* In its long form, and complete: what the types of clients want of it. */
+static bool put(struct stored_item *to, const struct json *item)
+{
+    struct buf text;
+    name(to->id, item);
+    buf_init(&to->text, MAX_BYTES);
+    buf_puts(&to->text, "{\"id\":");
+    convert_text(&to->text, to->id);
+    if (!json_get(item, "status") && strcmp(kind_of(item), "reasoning") != 0) {
+        buf_puts(&to->text, ",\"status\":\"completed\"");
+    }
+    buf_init(&text, MAX_BYTES);
+    convert_item_but_id(&text, item);
+    buf_putc(&to->text, ',');
+    buf_put(&to->text, text.data + 1, text.n_bytes - 1); // behind its brace
+    to->text.failed |= text.failed;
+    buf_deinit(&text);
+    return !to->text.failed;
+}
+
+bool items_take(const struct json *array, struct stored_item **items, size_t *n)
+{
+    bool good = true;
+    *items = xrealloc(*items, (*n + json_count(array) + 1) * sizeof **items);
+    for (const struct json *item = json_first(array); good && item; item = json_next(item)) {
+        good = put(&(*items)[(*n)++], item);
+    }
+    return good;
+}
+
+bool items_take_text(const char *joined, size_t n_bytes, struct stored_item **items, size_t *n)
+{
+    const struct json_limits limits = {.max_depth = 256};
+    struct json *array = NULL;
+    struct buf b;
+    buf_init(&b, (size_t)MAX_BYTES * 2);
+    buf_putc(&b, '[');
+    buf_put(&b, joined, n_bytes);
+    buf_putc(&b, ']');
+    bool good = !b.failed && json_parse(b.data, b.n_bytes, &limits, &array, NULL) == OK &&
+                items_take(array, items, n);
+    json_free(array);
+    buf_deinit(&b);
+    return good;
+}

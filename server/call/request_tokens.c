@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The bodies of /inference/v1/generate and of the two /render endpoints. What the first keeps under
+ * "sampling_params" is read as if it stood beside the rest. */
+#include "server/call/readers.h"
+
+#include <string.h>
+
+void render_chat_begin(struct request *r)
+{
+    r->form = FORM_CHAT;
+    chat_begin(r);
+}
+
+void render_begin(struct request *r)
+{
+    r->form = FORM_COMPLETIONS;
+    completion_begin(r);
+}
+
+void tokens_begin(struct request *r)
+{
+    body_lift(&r->body, "sampling_params");
+    r->has_max_tokens = r->model->has_default_max_tokens;
+    r->max_tokens = r->model->defaults.max_tokens;
+}
+
+bool read_token_ids(struct request *r)
+{
+    const struct body_member *m = body_get(&r->body, "token_ids");
+    if (m && m->node && !(json_is(m->node, JSON_ARRAY) && json_count(m->node) == 0)) {
+        return body_wrong_type(&r->error, "token_ids", "an array of token ids", m->node);
+    }
+    return request_read_prompts(r, "token_ids", 1);
+}
+
+bool read_detokenize(struct request *r)
+{
+    bool wanted = true;
+    body_bool(&r->body, "detokenize", &wanted);
+    return wanted || r->output.n_stop == 0
+               ? true
+               : call_error_set(&r->error, 400, "invalid_value", "detokenize",
+                                "Stop strings are found in text: 'detokenize' must not be false.");
+}
+
+bool tokens_end(struct request *r)
+{
+    r->return_token_ids = true;
+    r->has_max_tokens |= r->max_is_asked;
+    r->n_top = r->logprobs && r->n_top < 1 ? 1 : r->n_top; // the token itself is among them
+    r->params.logprobs = r->logprobs;
+    r->params.top_logprobs = r->n_top;
+    return true;
+}
