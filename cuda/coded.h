@@ -6,13 +6,13 @@
  * bits or 128 of 4. Of a tile each lane of a warp reads 16 bytes of output g and 16 of output g +
  * 8, where its lane is 4 g + t.
  *
- *     8 bits  outputs lie one behind the other, padded to whole chunks with zeros, which is also
- * what cuBLASLt reads. Word j of t's is, in an mma, inputs 32 (j / 2) + 8 t + 4 (j % 2) .. 4 bits
- * a tile's bytes are contiguous, all lanes' first 16 first, and so are a tile row's chunks. Word j
- * of t's is inputs 32 j + 8 t .., even ones in nibbles 0..3, odd in 4..7
- *
- * So a word is what a thread has of one mma's operand (8 bits) or two (4 bits), while the other
- * operand, x, is read along its rows, 64 bytes of a row at once.
+ * - 8 bits: outputs lie one behind the other, padded to whole chunks with zeros, which is also what
+ *   cuBLASLt reads. Word j of t's is, in an mma, inputs 32 (j / 2) + 8 t + 4 (j % 2) and the
+ * next 3.
+ * - 4 bits: a tile's bytes are contiguous, all lanes' first 16 first, and so are a tile row's
+ *   chunks. Word j of t's is inputs 32 j + 8 i + 2 t in nibble i and the next one in nibble i + 4,
+ *   for i of 0 to 3: what a thread has of the operand in registers of two mma or wgmma, of which
+ *   the other operand lies in shared memory as it is.
  *
  * Scales and zeros of a tile lie in records of 16 outputs by the groups of a chunk, or, of groups
  * that span chunks, by one. Compiles as C11 and C++17. */

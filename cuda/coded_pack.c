@@ -184,8 +184,8 @@ static void put_nibbles(const struct weight_part *p, int64_t row, int32_t r, uin
 {
     uint8_t *mine = to + r / 8 * 512 + r % 8 * 64;
     for (int64_t k = 0; k < p->n_cols; k++) {
-        const int64_t nibble = k % 8 / 2 + k % 2 * 4;
-        mine[k / 128 * CODED_TILE_BYTES + k % 32 / 8 * 16 + k % 128 / 32 * 4 + nibble / 2] |=
+        const int64_t nibble = k % 32 / 8 + k % 2 * 4;
+        mine[k / 128 * CODED_TILE_BYTES + k % 8 / 2 * 16 + k % 128 / 32 * 4 + nibble / 2] |=
             (uint8_t)(weight_part_code(p, row, k) << (nibble % 2 * 4));
     }
 }

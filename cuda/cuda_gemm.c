@@ -128,12 +128,6 @@ static bool layout_init(cublasLtMatrixLayout_t *l, int32_t dtype, int64_t rows, 
     return ok;
 }
 
-/* Scales of a product of E4M3 codes. */
-struct product_scales {
-    const float *w, *x;
-    bool blocks;
-};
-
 static bool set_scales(struct plan *p, const struct product_scales *s)
 {
     return cublasLtMatmulDescSetAttribute(p->op, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &s->w,
@@ -257,12 +251,13 @@ static const void *bias_for(const struct gemm_args *a)
     return a->y_dtype == DT_F32 ? a->bias : a->bias_act;
 }
 
-static bool on_cublas(struct gemms *g, const struct gemm_args *a, const struct product_scales *s,
-                      cudaError_t *e)
+/* NULL: cuBLASLt has no kernel for it. */
+static struct plan *plan_of(struct gemms *g, const struct gemm_args *a)
 {
+    const struct product_scales *s = a->scales;
     if (a->x_dtype != a->w_dtype || (a->bias && (!bias_for(a) || a->n_batch > 1)) ||
         !is_aligned(a)) {
-        return false;
+        return NULL;
     }
     struct plan_key key;
     memset(&key, 0, sizeof key);
@@ -277,12 +272,19 @@ static bool on_cublas(struct gemms *g, const struct gemm_args *a, const struct p
     key.w_dtype = (int32_t)a->w_dtype;
     key.y_dtype = (int32_t)a->y_dtype;
     key.flags = (a->bias ? 1 : 0) | (a->accumulate ? 2 : 0);
-    key.scaled = s ? 1 + s->blocks : 0;
+    key.scaled = s ? 1 + (s->n_blocks > 0) : 0;
     key.x_batch = a->x_batch;
     key.w_batch = a->w_batch;
     key.y_batch = a->y_batch;
     struct plan *p = find_plan(g, &key, s);
-    if (p->none) {
+    return p->none ? NULL : p;
+}
+
+static bool on_cublas(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
+{
+    const struct product_scales *s = a->scales;
+    struct plan *p = plan_of(g, a);
+    if (!p) {
         return false;
     }
     const float one = 1.0f, beta = a->accumulate ? 1.0f : 0.0f;
@@ -346,7 +348,7 @@ static bool in_halves(struct gemms *g, const struct gemm_args *a, struct sum_par
     b.y_stride = a->n_out;
     b.y_dtype = DT_F32;
     b.bias = NULL;
-    if (!on_cublas(g, &b, NULL, e)) {
+    if (!on_cublas(g, &b, e)) {
         return false;
     }
     *left = sums;
@@ -414,7 +416,7 @@ static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a
         return cuda_check(g->device, gemm_small(g->device->stream, a, g->device->n_sms),
                           "gemm_small");
     }
-    if (in_halves(g, a, sums, &e) || on_cublas(g, a, NULL, &e)) {
+    if (in_halves(g, a, sums, &e) || on_cublas(g, a, &e)) {
         return cuda_check(g->device, e, "cublasLtMatmul");
     }
     return cuda_check(g->device, gemm_tile(g->device->stream, a), "gemm_tile");
@@ -429,7 +431,8 @@ static bool is_few(const struct gemms *g, const struct gemm_args *a)
     return a->n_rows <= CODED_MAX_ROWS || g->device->options.deterministic;
 }
 
-static bool on_coded(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
+static bool on_coded(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums,
+                     cudaError_t *e)
 {
     const struct coded_args c = {.x = a->x,
                                  .y = a->y,
@@ -442,6 +445,15 @@ static bool on_coded(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
                                  .accumulate = a->accumulate,
                                  .gated = a->gated,
                                  .activation = ACT_SILU};
+    if (!g->device->options.deterministic && gemm_four_takes(a->coded, &c, g->device->sm)) {
+        struct sum_parts left = sums_of(g, a, 0);
+        *e = gemm_four(g->device->stream, a->coded, &c, g->device->n_sms,
+                       a->may_split && sums ? SUMS_BYTES : 0, &left);
+        if (left.n > 0) {
+            *sums = left;
+        }
+        return true;
+    }
     if (!is_few(g, a) || !gemm_coded_takes(a->coded, &c)) {
         return false;
     }
@@ -500,39 +512,69 @@ static bool can_round(const struct gemms *g, const struct gemm_args *a)
            a->n_in % 8 == 0 && (a->x_dtype == DT_BF16 || a->x_dtype == DT_F16);
 }
 
-/* Few rows are the own kernel's, which reads the weight as cuBLASLt does but starts sooner. */
 static bool is_for_codes(const struct gemms *g, const struct gemm_args *a)
 {
-    enum { FEW_ROWS = 16 };
     const struct coded_matrix *m = a->coded;
-    return m && m->product_scales && !g->device->options.deterministic && a->n_rows > FEW_ROWS &&
-           g->device->sm >= 90 && a->n_in % 16 == 0 && a->n_out % 16 == 0 &&
+    return m && m->product_scales && !g->device->options.deterministic && g->device->sm >= 90 &&
+           a->n_in % 16 == 0 && a->n_out % 16 == 0 &&
            (m->product_blocks > 0) == (a->inputs->group > 0);
 }
 
-/* The product of codes with codes, on the tensor cores of 8 bits. */
-static bool on_codes(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
+/* A product of codes with codes, on the tensor cores of 8 bits: gemm_small's or cuBLASLt's. */
+struct codes_product {
+    struct gemm_args args;
+    struct product_scales scales;
+    struct round_args round; // what makes x's codes
+    bool is_small;
+};
+
+/* False: this product is none. Gated ones are gemm_small's alone. */
+static bool codes_product_init(struct gemms *g, const struct gemm_args *a, struct codes_product *p)
 {
     const struct coded_matrix *m = a->coded;
-    if (!is_for_codes(g, a)) {
+    if (!can_round(g, a) || !is_for_codes(g, a)) {
         return false;
     }
-    struct round_args r = rounding_of(a);
-    r.codes = g->rounded.rows;
-    r.code_stride = a->n_in;
-    r.scales = g->rounded.scales;
-    *e = round_inputs(g->device->stream, &r);
-    if (*e != cudaSuccess) {
+    p->round = rounding_of(a);
+    p->round.codes = g->rounded.rows;
+    p->round.code_stride = a->n_in;
+    p->round.scales = g->rounded.scales;
+    p->scales = (struct product_scales){m->product_scales, p->round.scales, m->product_blocks};
+    p->args = *a;
+    p->args.x = p->round.codes;
+    p->args.x_stride = a->n_in;
+    p->args.weight = m->tiles;
+    p->args.w_stride = (int32_t)coded_row_bytes(m);
+    p->args.x_dtype = p->args.w_dtype = DT_E4M3;
+    p->args.scales = &p->scales;
+    p->is_small = gemm_small_takes(&p->args, g->device->sm, g->device->n_sms);
+    return p->is_small || (!a->gated && plan_of(g, &p->args));
+}
+
+static bool on_codes(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
+{
+    struct codes_product p;
+    if (!codes_product_init(g, a, &p)) {
+        return false;
+    }
+    *e = a->is_rounded ? cudaSuccess : round_inputs(g->device->stream, &p.round);
+    if (*e == cudaSuccess && p.is_small) {
+        *e = gemm_small(g->device->stream, &p.args, g->device->n_sms);
         return true;
     }
+    return *e != cudaSuccess || on_cublas(g, &p.args, e);
+}
+
+bool cuda_gemm_codes(struct gemms *g, const struct gemm_args *a, struct round_args *round)
+{
+    struct codes_product p;
     struct gemm_args b = *a;
-    b.x = r.codes;
-    b.x_stride = a->n_in;
-    b.weight = m->tiles;
-    b.w_stride = (int32_t)coded_row_bytes(m);
-    b.x_dtype = b.w_dtype = DT_E4M3;
-    const struct product_scales s = {m->product_scales, r.scales, m->product_blocks > 0};
-    return on_cublas(g, &b, &s, e);
+    b.gated = false;
+    if (a->n_rows <= 0 || !codes_product_init(g, &b, &p)) {
+        return false;
+    }
+    *round = p.round;
+    return true;
 }
 
 /* x as the numbers that its codes stand for. */
@@ -553,8 +595,12 @@ bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st
     }
     struct gemm_args b = *a;
     cudaError_t e = cudaSuccess;
-    if (can_round(g, a)) {
-        if (a->n_rows <= 0 || is_for_codes(g, a) || !is_few(g, a)) {
+    if (a->n_rows > 0 && can_round(g, a)) {
+        if (on_codes(g, a, &e)) {
+            *st = cuda_check(g->device, e, "a product of codes");
+            return true;
+        }
+        if (a->is_rounded || is_for_codes(g, a) || !is_few(g, a)) {
             return false;
         }
         *st = with_rounded(g, &b);
@@ -562,7 +608,7 @@ bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st
             return true;
         }
     }
-    if (a->n_rows <= 0 || !on_coded(g, &b, &e)) {
+    if (a->n_rows <= 0 || !on_coded(g, &b, NULL, &e)) {
         return false;
     }
     *st = cuda_check(g->device, e, "gemm_coded");
@@ -582,5 +628,6 @@ enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_par
     if (!a->coded || a->n_rows <= 0) {
         return product_of_numbers(g, &b, sums);
     }
-    return on_coded(g, &b, &e) ? cuda_check(g->device, e, "gemm_coded") : in_bands(g, &b, sums);
+    return on_coded(g, &b, sums, &e) ? cuda_check(g->device, e, "gemm_coded")
+                                     : in_bands(g, &b, sums);
 }

@@ -30,6 +30,9 @@ void gemms_close(struct gemms *g);
 /* With may_split y may be left as *sums instead, in the one area that there is for them; else, and
  * where sums->n stays 0, it is whole. sums may be NULL without may_split. */
 enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums);
+/* Whether x is multiplied as codes, and what makes them: who makes x may do that itself, right
+ * before the product with is_rounded, and leave x as it was. */
+bool cuda_gemm_codes(struct gemms *g, const struct gemm_args *a, struct round_args *round);
 /* A product with its activation in one kernel; false where there is none for it. */
 bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st);
 /* The output head, of whose logits draws of the pass among the first n_drawn ids are made and no

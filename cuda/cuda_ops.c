@@ -67,18 +67,25 @@ static enum status norm_ok(const struct norm_args *a)
     return !fits(a->x, a->width) || short_vector || mixed ? ERR_INVALID : OK;
 }
 
-static enum status op_norm(struct backend *base, const struct norm_args *a)
+/* codes: what is left instead of out, or NULL. */
+static enum status norm(struct cuda_backend *be, const struct norm_args *a,
+                        const struct round_args *codes)
 {
-    struct cuda_backend *be = cuda_backend_of(base);
-    TRY(be->device.lost);
     TRY(norm_ok(a));
     const struct sum_parts sums = sums_in(&a->delta_sums);
     if (sums.n > 0 && (sums.width != a->width || !k_norm_takes_sums(a))) {
         return ERR_INVALID;
     }
     CUDA_TRY(&be->device, k_norm(be->device.stream, a, vector(a->weight), vector(a->bias),
-                                 sums.n > 0 ? &sums : NULL));
+                                 sums.n > 0 ? &sums : NULL, codes));
     return OK;
+}
+
+static enum status op_norm(struct backend *base, const struct norm_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return norm(be, a, NULL);
 }
 
 static bool op_norm_adds_sums(struct backend *base, const struct norm_args *a)
@@ -106,14 +113,16 @@ static struct gemm_args product_of(const struct linear_args *a)
     };
 }
 
-static enum status op_linear(struct backend *base, const struct linear_args *a)
+static bool linear_ok(const struct linear_args *a)
 {
-    struct cuda_backend *be = cuda_backend_of(base);
-    TRY(be->device.lost);
     const struct weight *w = a->weight;
-    if (!w || !fits(a->x, (int32_t)w->n_in) || !fits(a->y, (int32_t)w->n_out)) {
-        return ERR_INVALID;
-    }
+    return w && fits(a->x, (int32_t)w->n_in) && fits(a->y, (int32_t)w->n_out);
+}
+
+/* The product as it is asked for, without an activation. */
+static struct gemm_args plain_product_of(const struct cuda_backend *be, const struct linear_args *a)
+{
+    const struct weight *w = a->weight;
     struct gemm_args g = product_of(a);
     g.y = a->y.mem.p;
     g.y_dtype = a->y.dtype;
@@ -123,6 +132,17 @@ static enum status op_linear(struct backend *base, const struct linear_args *a)
     g.accumulate = a->accumulate;
     /* Sums of a part are the reader's only where there is no other part, and no bias, to add. */
     g.may_split = a->sums && (!a->partial || (be->device.options.n_ranks == 1 && !w->bias));
+    return g;
+}
+
+/* is_rounded: of gemm_args. */
+static enum status linear(struct cuda_backend *be, const struct linear_args *a, bool is_rounded)
+{
+    if (!linear_ok(a)) {
+        return ERR_INVALID;
+    }
+    struct gemm_args g = plain_product_of(be, a);
+    g.is_rounded = is_rounded;
     enum status st = OK;
     if (a->head && a->bests && be->passes.pass &&
         cuda_gemm_head(&be->gemms, &g, a->n_drawn, &be->passes.view, a->bests, &st)) {
@@ -134,6 +154,24 @@ static enum status op_linear(struct backend *base, const struct linear_args *a)
         *a->sums = sums_out(&sums);
     }
     return st;
+}
+
+static enum status op_linear(struct backend *base, const struct linear_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return linear(be, a, false);
+}
+
+/* Whether the product reads codes, and what makes them of its x. */
+static bool wants_codes(struct cuda_backend *be, const struct linear_args *a,
+                        struct round_args *codes)
+{
+    if (!linear_ok(a)) {
+        return false;
+    }
+    const struct gemm_args g = plain_product_of(be, a);
+    return cuda_gemm_codes(&be->gemms, &g, codes);
 }
 
 static enum status op_linear_heads(struct backend *base, const struct linear_heads_args *a)
@@ -321,16 +359,22 @@ static enum status op_rope_attention(struct backend *base, const struct rope_sto
     return OK;
 }
 
-static enum status op_activation(struct backend *base, const struct activation_args *a)
+static enum status activation_ok(const struct activation_args *a)
 {
-    struct cuda_backend *be = cuda_backend_of(base);
-    TRY(be->device.lost);
     const bool gated = a->gated || a->kind == ACT_GPT_OSS, apart = a->up.mem.p;
     if (!fits(a->x, gated && !apart ? 2 * a->width : a->width) || !fits(a->out, a->width) ||
         a->x.dtype != a->out.dtype ||
         (apart && (!gated || !fits(a->up, a->width) || a->up.dtype != a->x.dtype))) {
         return ERR_INVALID;
     }
+    return OK;
+}
+
+static enum status op_activation(struct backend *base, const struct activation_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    TRY(activation_ok(a));
     CUDA_TRY(&be->device, k_activation(be->device.stream, a));
     return OK;
 }
@@ -344,26 +388,82 @@ static bool may_be_gated(const struct linear_args *l, const struct activation_ar
            a->out.dtype == l->x.dtype && !l->partial && !l->accumulate;
 }
 
-/* In one kernel where there is one for the shape; then the product's own y is left as it was. */
+/* In one kernel, which leaves the product's own y as it was; false where there is none for the
+ * shape. */
+static bool linear_gated(struct cuda_backend *be, const struct linear_args *l,
+                         const struct activation_args *a, bool is_rounded, enum status *st)
+{
+    if (!may_be_gated(l, a)) {
+        return false;
+    }
+    struct gemm_args g = product_of(l);
+    g.y = a->out.mem.p;
+    g.y_dtype = a->out.dtype;
+    g.y_stride = a->out.stride;
+    g.bias = l->weight->bias;
+    g.gated = true;
+    g.is_rounded = is_rounded;
+    return cuda_gemm_gated(&be->gemms, &g, st);
+}
+
 static enum status op_linear_act(struct backend *base, const struct linear_args *l,
                                  const struct activation_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
-    if (may_be_gated(l, a)) {
-        struct gemm_args g = product_of(l);
-        g.y = a->out.mem.p;
-        g.y_dtype = a->out.dtype;
-        g.y_stride = a->out.stride;
-        g.bias = l->weight->bias;
-        g.gated = true;
-        enum status st = OK;
-        if (cuda_gemm_gated(&be->gemms, &g, &st)) {
-            return st;
-        }
+    enum status st = OK;
+    if (linear_gated(be, l, a, false, &st)) {
+        return st;
     }
     TRY(op_linear(base, l));
     return op_activation(base, a);
+}
+
+/* The activation makes codes where the second product reads them and the first one does not take it
+ * along. */
+static enum status mlp(struct cuda_backend *be, const struct linear_args *up,
+                       const struct activation_args *a, const struct linear_args *down,
+                       bool is_rounded)
+{
+    enum status st = OK;
+    struct round_args codes;
+    if (linear_gated(be, up, a, is_rounded, &st)) {
+        TRY(st);
+        return linear(be, down, false);
+    }
+    TRY(linear(be, up, is_rounded));
+    TRY(activation_ok(a));
+    if (a->out.mem.p != down->x.mem.p || a->width != (int32_t)down->weight->n_in ||
+        a->n_rows != down->n_rows || !k_activation_makes_codes(a) ||
+        !wants_codes(be, down, &codes)) {
+        TRY(op_activation(&be->device.base, a));
+        return linear(be, down, false);
+    }
+    CUDA_TRY(&be->device, k_activation_codes(be->device.stream, a, &codes));
+    return linear(be, down, true);
+}
+
+static enum status op_mlp(struct backend *base, const struct linear_args *up,
+                          const struct activation_args *a, const struct linear_args *down)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return mlp(be, up, a, down, false);
+}
+
+/* The norm makes codes where the product reads them. */
+static enum status op_norm_linear(struct backend *base, const struct norm_args *n,
+                                  const struct linear_args *l, const struct activation_args *a,
+                                  const struct linear_args *down)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    struct round_args codes;
+    const bool are_codes = n->out.mem.p && n->out.mem.p == l->x.mem.p && n->n_rows == l->n_rows &&
+                           k_norm_makes_codes(n) && wants_codes(be, l, &codes) &&
+                           codes.n_in == n->width;
+    TRY(norm(be, n, are_codes ? &codes : NULL));
+    return down ? mlp(be, l, a, down, are_codes) : linear(be, l, are_codes);
 }
 
 static enum status op_moe_route(struct backend *base, const struct moe_route_args *a)
@@ -854,6 +954,8 @@ const struct backend_ops cuda_ops = {
     .reduce = op_reduce,
     .reduce_norm = op_reduce_norm,
     .linear_act = op_linear_act,
+    .mlp = op_mlp,
+    .norm_linear = op_norm_linear,
     .rope_attention = op_rope_attention,
     .norm_adds_sums = op_norm_adds_sums,
     .rope_store_adds_sums = op_rope_store_adds_sums,

@@ -263,7 +263,7 @@ static enum status run_trial(struct peers *p, const struct trial *t)
         return run_way(p, t->way, &t->reduce, NULL, &t->norm, NULL, NULL);
     }
     TRY(cuda_comm_all_reduce(be, t->reduce.y, t->reduce.n_rows, t->reduce.width));
-    CUDA_TRY(be, k_norm(be->stream, &t->norm, NULL, NULL, NULL));
+    CUDA_TRY(be, k_norm(be->stream, &t->norm, NULL, NULL, NULL, NULL));
     return OK;
 }
 

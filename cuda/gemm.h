@@ -38,11 +38,20 @@ struct row_bests {
     int32_t stride, n_bands; // n_bands 0: there are none
 };
 
+/* Scales of a product of E4M3 codes. Of rows: of x [n_rows], of the weight [n_out]. Of blocks: of x
+ * [n_in / 128, n_rows], of the weight [n_out / 128, n_blocks]. */
+struct product_scales {
+    const float *w, *x;
+    int32_t n_blocks; // 0: of rows
+};
+
 struct gemm_args {
     const void *x;                        // [n_rows, n_in], rows x_stride apart
     const void *weight;                   // [n_out, n_in]; NULL:
     const struct coded_matrix *coded;     // what stays quantised, or NULL
+    const struct product_scales *scales;  // of codes in x and weight, or NULL
     const struct input_rule *inputs;      // how x is rounded before, to E4M3; NULL: not at all
+    bool is_rounded;                      // it is, where cuda_gemm_codes said
     void *y;                              // [n_rows, n_out], rows y_stride apart
     const float *bias;                    // [n_out], or NULL
     const void *bias_act;                 // the same in the dtype of x, or NULL
@@ -59,8 +68,8 @@ struct gemm_args {
     int64_t x_batch, w_batch, y_batch;
 };
 
-/* gemm_small.cu: whether it takes this product (few rows, aligned, 16-bit), and the launch. It
- * reads the weight before the kernels ahead are done. */
+/* gemm_small.cu: whether it takes this product (few rows, aligned, of 16 bits or codes), and the
+ * launch. It reads the weight before the kernels ahead are done. */
 bool gemm_small_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
 cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms);
 
@@ -109,6 +118,13 @@ struct round_args {
     float *scales; // of codes: [groups of a row, n_rows]
 };
 cudaError_t round_inputs(cudaStream_t stream, const struct round_args *a);
+
+/* four.cu: a weight of 4-bit codes with 9 to 256 rows. With room for sums (sums_bytes at
+ * sums->first, sums->width and ->stride as they would be) y may be left as sums->n of them; else
+ * sums->n becomes 0. It reads the weight before the kernels ahead are done. */
+bool gemm_four_takes(const struct coded_matrix *m, const struct coded_args *a, int32_t sm);
+cudaError_t gemm_four(cudaStream_t stream, const struct coded_matrix *m, const struct coded_args *a,
+                      int32_t n_sms, size_t sums_bytes, struct sum_parts *sums);
 
 /* gemm_tile.cu: any shape, any of the dtypes. */
 cudaError_t gemm_tile(cudaStream_t stream, const struct gemm_args *a);

@@ -59,8 +59,12 @@ enum status bench_make_quantised(struct bench *b, struct err *err)
 
 static enum status issue(struct bench *b, const struct line *l, int32_t i)
 {
-    const struct linear_args a = {
-        .weight = l->weight[i % COPIES], .x = l->from, .y = l->to, .n_rows = l->n_rows};
+    struct product_sums sums = {.n = 0}; // as the engine lets its products be left
+    const struct linear_args a = {.weight = l->weight[i % COPIES],
+                                  .x = l->from,
+                                  .y = l->to,
+                                  .n_rows = l->n_rows,
+                                  .sums = &sums};
     const struct activation_args act = {.x = b->mid,
                                         .out = b->act,
                                         .n_rows = l->n_rows,

@@ -2,7 +2,9 @@
 /* Ops that touch each element once: activations, gates, biases, the logits' cap, pooling. */
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/device/rounding.cuh"
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"
 
@@ -84,6 +86,86 @@ extern "C" cudaError_t k_activation(cudaStream_t stream, const struct activation
 {
     BY_DTYPE(a->x.dtype, T, return activation_kind<T>(stream, a));
     return cudaErrorInvalidValue;
+}
+
+/* A block per row, which its threads hold. */
+enum { CODES_THREADS = 512 };
+
+__device__ __forceinline__ float act_by_kind(enum activation kind, float gate, float up,
+                                             const struct act_shape &shape)
+{
+    switch (kind) {
+    case ACT_SILU: return silu_gated(gate, up);
+    case ACT_GELU_TANH: return act_gated<ACT_GELU_TANH>(gate, up, shape);
+    case ACT_GELU: return act_gated<ACT_GELU>(gate, up, shape);
+    case ACT_GPT_OSS: return act_gated<ACT_GPT_OSS>(gate, up, shape);
+    case ACT_RELU2: return act_gated<ACT_RELU2>(gate, up, shape);
+    default: return act_gated<ACT_RELU>(gate, up, shape);
+    }
+}
+
+template <typename T, int NV, bool IS_SILU>
+__global__ void __launch_bounds__(CODES_THREADS)
+    activation_codes_kernel(const T *x, int64_t x_stride, int32_t width, enum activation kind,
+                            struct act_shape shape, const __grid_constant__ struct round_args codes)
+{
+    __shared__ float shared[32];
+    pdl_wait();
+    pdl_trigger();
+    const T *row = x + blockIdx.x * x_stride;
+    vec<T> g[NV], u[NV];
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+        const int i = (j * blockDim.x + threadIdx.x) * vec<T>::N;
+        if (i < width) {
+            g[j].load(row + i);
+            u[j].load(row + width + i);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+#pragma unroll
+        for (int e = 0; e < vec<T>::N; e++) {
+            const float gate = to_float(g[j].v[e]), up = to_float(u[j].v[e]);
+            g[j].v[e] =
+                from_float<T>(IS_SILU ? silu_gated(gate, up) : act_by_kind(kind, gate, up, shape));
+        }
+    }
+    round_row<T, NV>(codes, blockIdx.x, g, shared);
+}
+
+extern "C" bool k_activation_makes_codes(const struct activation_args *a)
+{
+    const size_t size = dtype_bytes(a->x.dtype);
+    return size == 2 && (a->gated || a->kind == ACT_GPT_OSS) && !a->up.mem.p &&
+           vec_ok(a->x.mem.p, a->x.stride, a->width, size) && a->width <= 4 * CODES_THREADS * 8;
+}
+
+template <typename T, bool IS_SILU>
+static cudaError_t activation_codes(cudaStream_t stream, const struct activation_args *a,
+                                    const struct round_args *codes)
+{
+    const int n_vecs = a->width / vec<T>::N, nv = (n_vecs + CODES_THREADS - 1) / CODES_THREADS;
+    const int threads = ((n_vecs + nv - 1) / nv + 31) / 32 * 32;
+    auto kernel = activation_codes_kernel<T, 4, IS_SILU>;
+    if (nv <= 2) {
+        kernel = nv == 1 ? activation_codes_kernel<T, 1, IS_SILU>
+                         : activation_codes_kernel<T, 2, IS_SILU>;
+    }
+    return launch(kernel, dim3(a->n_rows), dim3(threads), 0, stream, (const T *)a->x.mem.p,
+                  (int64_t)a->x.stride, a->width, a->kind, a->shape, *codes);
+}
+
+extern "C" cudaError_t k_activation_codes(cudaStream_t stream, const struct activation_args *a,
+                                          const struct round_args *codes)
+{
+    const bool is_silu = a->kind == ACT_SILU;
+    if (a->x.dtype == DT_BF16) {
+        return is_silu ? activation_codes<bf16_t, true>(stream, a, codes)
+                       : activation_codes<bf16_t, false>(stream, a, codes);
+    }
+    return is_silu ? activation_codes<f16_t, true>(stream, a, codes)
+                   : activation_codes<f16_t, false>(stream, a, codes);
 }
 
 template <typename T>

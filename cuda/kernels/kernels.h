@@ -46,10 +46,12 @@ cudaError_t k_poison_blocks(cudaStream_t stream, const struct kv_region *regions
 cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a, const void *table,
                     enum dtype dtype, int64_t n_vocab, int32_t hidden,
                     const struct pass_view *pass);
-/* sums: what the delta is the sum of, instead of its memory, or NULL. */
+/* sums: what the delta is the sum of, instead of its memory, or NULL. codes: what is left instead
+ * of `out`, or NULL. */
 bool k_norm_takes_sums(const struct norm_args *a);
+bool k_norm_makes_codes(const struct norm_args *a);
 cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, const float *weight,
-                   const float *bias, const struct sum_parts *sums);
+                   const float *bias, const struct sum_parts *sums, const struct round_args *codes);
 
 /* ---- all_reduce.cu: rows of at most 64 KiB, all memory in vectors of 16 bytes. `a` NULL: y
  * becomes the sum (+ sum_bias); else the norm op with the sum as its delta, and y is left as it
@@ -91,6 +93,10 @@ cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_args *a,
                         const struct rope_view *rope, const float *kv_norm,
                         const struct kv_view *kv, const struct pass_view *pass);
 cudaError_t k_activation(cudaStream_t stream, const struct activation_args *a);
+/* Gated, left as codes instead of in `out`; and whether there is a kernel for it. */
+bool k_activation_makes_codes(const struct activation_args *a);
+cudaError_t k_activation_codes(cudaStream_t stream, const struct activation_args *a,
+                               const struct round_args *codes);
 cudaError_t k_row_gate(cudaStream_t stream, const struct row_gate_args *a, const float *weight);
 cudaError_t k_add_bias(cudaStream_t stream, struct tensor y, int32_t n_rows, int32_t width,
                        const float *bias);

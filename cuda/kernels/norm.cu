@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /* RMS and layer norm with the residual's addition before it: a block per row, which is read once.
  * The sum of squares goes over the row as it is stored, so that a norm of a stored residual gives
- * the same bits as a norm fused with the addition. */
+ * the same bits as a norm fused with the addition. Where a product of codes alone reads what it
+ * makes, that leaves as codes. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/norm.cuh"
+#include "cuda/kernels/device/rounding.cuh"
 #include "cuda/kernels/device/sums.cuh"
 #include "cuda/kernels/kernels.h"
 
 struct norm_params {
     int32_t x_stride, delta_stride, out_stride, width;
     float eps, weight_offset, delta_scale, x_scale;
-    bool layer;            // subtract the mean
-    struct sum_parts sums; // what delta is the sum of; n 0: delta is read
-    bool store;            // x has changed
+    bool layer;              // subtract the mean
+    struct sum_parts sums;   // what delta is the sum of; n 0: delta is read
+    struct round_args codes; // what is left instead of out; codes NULL: out is
 };
 
-/* Each thread keeps NV vectors of the row in registers. */
-template <typename T, int NV>
+/* Each thread keeps NV vectors of the row in registers. CODES: p.codes is what is left. */
+template <typename T, int NV, bool CODES>
 __global__ void __launch_bounds__(1024)
     norm_vec_kernel(T *x, const T *delta, T *out, const float *weight, const float *bias,
                     struct norm_params p)
@@ -90,8 +92,15 @@ __global__ void __launch_bounds__(1024)
                 y.v[e] = from_float<T>(normed(to_float(v[j].v[e]), w[j][e],
                                               bias ? bias[i + e] : 0.0f, m.mean, m.scale));
             }
-            y.store(out + (int64_t)blockIdx.x * p.out_stride + i);
+            if (CODES) {
+                v[j] = y;
+            } else {
+                y.store(out + (int64_t)blockIdx.x * p.out_stride + i);
+            }
         }
+    }
+    if constexpr (CODES) {
+        round_row<T, NV>(p.codes, blockIdx.x, v, shared);
     }
 }
 
@@ -134,6 +143,21 @@ __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *wei
     }
 }
 
+template <typename T, int NV>
+static cudaError_t norm_vecs(cudaStream_t stream, const dim3 &grid, const dim3 &block, T *x,
+                             const T *delta, T *out, const float *weight, const float *bias,
+                             const struct norm_params &p)
+{
+    if constexpr (sizeof(T) == 2) {
+        if (p.codes.codes) {
+            return launch(norm_vec_kernel<T, NV, true>, grid, block, 0, stream, x, delta, out,
+                          weight, bias, p);
+        }
+    }
+    return launch(norm_vec_kernel<T, NV, false>, grid, block, 0, stream, x, delta, out, weight,
+                  bias, p);
+}
+
 template <typename T>
 static cudaError_t norm_vec(cudaStream_t stream, const struct norm_args *a, const float *weight,
                             const float *bias, const struct norm_params &p)
@@ -144,16 +168,10 @@ static cudaError_t norm_vec(cudaStream_t stream, const struct norm_args *a, cons
     const int threads = n_vecs >= 1024 ? 1024 : (n_vecs + 31) / 32 * 32;
     const dim3 grid(a->n_rows), block(threads);
     switch ((n_vecs + threads - 1) / threads) {
-    case 1:
-        return launch(norm_vec_kernel<T, 1>, grid, block, 0, stream, x, delta, out, weight, bias,
-                      p);
-    case 2:
-        return launch(norm_vec_kernel<T, 2>, grid, block, 0, stream, x, delta, out, weight, bias,
-                      p);
+    case 1: return norm_vecs<T, 1>(stream, grid, block, x, delta, out, weight, bias, p);
+    case 2: return norm_vecs<T, 2>(stream, grid, block, x, delta, out, weight, bias, p);
     case 3:
-    case 4:
-        return launch(norm_vec_kernel<T, 4>, grid, block, 0, stream, x, delta, out, weight, bias,
-                      p);
+    case 4: return norm_vecs<T, 4>(stream, grid, block, x, delta, out, weight, bias, p);
     default: return cudaErrorInvalidValue;
     }
 }
@@ -179,8 +197,14 @@ extern "C" bool k_norm_takes_sums(const struct norm_args *a)
            (size_t)a->width * dtype_bytes(act_dtype(a)) <= 2 * 1024 * 16;
 }
 
+extern "C" bool k_norm_makes_codes(const struct norm_args *a)
+{
+    return dtype_bytes(act_dtype(a)) == 2 && has_vectors(a, act_dtype(a));
+}
+
 extern "C" cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, const float *weight,
-                              const float *bias, const struct sum_parts *sums)
+                              const float *bias, const struct sum_parts *sums,
+                              const struct round_args *codes)
 {
     struct norm_params p = {};
     p.x_stride = a->x.stride;
@@ -195,6 +219,9 @@ extern "C" cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, co
     const enum dtype act = act_dtype(a);
     if (sums) {
         p.sums = *sums;
+    }
+    if (codes) {
+        p.codes = *codes;
     }
     if (has_vectors(a, act)) {
         BY_DTYPE(act, T, return norm_vec<T>(stream, a, weight, bias, p));

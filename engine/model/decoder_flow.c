@@ -26,10 +26,11 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
                           .delta_sums = f->delta_sums};
     bool partial = f->partial && f->delta_sums.n == 0; // of what is left as sums nothing is reduced
     bool waits = once && weight && f->ops->norm_linear;
+    bool joins = partial && f->ops->reduce_norm && !(waits && f->reduce.whole);
     f->pending = f->partial = false;
     f->x_scale = 0.0f;
     f->delta_sums = (struct product_sums){.n = 0};
-    if (!waits || (partial && f->ops->reduce_norm)) {
+    if (!waits || joins) {
         return partial ? ops_reduce_norm(f->be, &f->reduce, &a) : f->ops->norm(f->be, &a);
     }
     f->norm_waits = true;

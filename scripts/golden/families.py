@@ -154,13 +154,15 @@ FAMILIES = [
     {
         # Experts clamped where it shows, by another slope than the published models'.
         "folder": "gpt-oss-clamp",
+        "weights_of": "gpt-oss",
         "model_type": "gpt_oss",
         "config": {
-            "num_hidden_layers": 2,
+            "head_dim": 16,
+            "intermediate_size": 64,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "sliding_window": 24,
-            "layer_types": ["sliding_attention", "full_attention"],
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
             "swiglu_limit": 0.4,
             "swiglu_alpha": 2.5,
             "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
@@ -203,6 +205,7 @@ FAMILIES = [
     },
     {
         "folder": "llama-linear",
+        "weights_of": "llama-yarn",
         "model_type": "llama",
         "config": {
             "head_dim": 16,
@@ -213,6 +216,7 @@ FAMILIES = [
         # The base is fixed for the longest length that can be served (see fix_rope_length in
         # golden.py).
         "folder": "llama-dynamic",
+        "weights_of": "llama-yarn",
         "model_type": "llama",
         "config": {
             "head_dim": 16,

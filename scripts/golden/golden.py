@@ -4,6 +4,7 @@
 
     golden.py --make test/golden [FOLDER ...]    make the models of families.py, or those named
     golden.py --check test/golden/llama-3 ...    compute expected.json anew and compare
+    golden.py --share test/golden/llama-3 test/golden/mistral ...    the others take the first one's weights
 
 Needs torch (CPU is enough), transformers 5, tokenizers and safetensors. expected.json holds, for
 prompts of 1, 7, 33 and 150 ids: the log-probability of every prompt token given those before it,
@@ -16,7 +17,6 @@ yardstick for a server that computes in bf16.
 import argparse
 import hashlib
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -109,10 +109,24 @@ def make(row, folder, tokenizer_from):
     model.save_pretrained(folder)
     write_config(folder, row.get("legacy", False))
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        if tokenizer_from / name != folder / name:
-            shutil.copyfile(tokenizer_from / name, folder / name)
+        if tokenizer_from != folder:
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(Path("..") / tokenizer_from.name / name)
+    if "weights_of" in row:
+        share_weights(folder, row["weights_of"])
+    write_answers(folder)
+
+
+def share_weights(folder, owner):
+    """A model that differs from another in its config alone needs no weights of its own."""
+    weights = folder / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to(Path("..") / owner / "model.safetensors")
+
+
+def write_answers(folder):
     models = load(folder)
-    prompts = [draw_prompt(row["folder"], n, models[0]) for n in PROMPT_LENGTHS]
+    prompts = [draw_prompt(folder.name, n, models[0]) for n in PROMPT_LENGTHS]
     write_expected(folder, expected(models, prompts))
 
 
@@ -276,6 +290,9 @@ def main():
     mode.add_argument(
         "--check", metavar="DIR", type=Path, nargs="+", help="golden folders to compute anew"
     )
+    mode.add_argument(
+        "--share", metavar="DIR", type=Path, nargs="+", help="whose weights, and which folders take them"
+    )
     parser.add_argument("folders", nargs="*", help="with --make: only these rows of families.py")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -283,6 +300,11 @@ def main():
     torch.set_num_threads(1)
     if args.check:
         sys.exit(0 if all([check(folder) for folder in args.check]) else 1)
+    if args.share:
+        for folder in args.share[1:]:
+            share_weights(folder, args.share[0].name)
+            write_answers(folder)
+        return
     unknown = set(args.folders) - {row["folder"] for row in FAMILIES}
     if unknown:
         parser.error(f"no such row in families.py: {', '.join(sorted(unknown))}")

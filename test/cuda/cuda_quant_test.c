@@ -17,7 +17,21 @@ static int32_t width_of(const struct weight *w, bool in)
 {
     return (int32_t)(in ? w->n_in : w->n_out);
 }
+
+/* Up to how many rows codes are multiplied as they are. */
+static int32_t exact_rows(const struct pair *p, const struct weight *w)
+{
+    const struct coded_matrix *m = weight_coded(w);
+    const bool is_four = m && m->code != DT_E4M3 && m->n_in % 64 == 0;
+    return !m ? 0 : is_four && cuda_of(p->be[GPU])->sm == 90 ? 256 : 64;
+}
 #else
+static int32_t exact_rows(const struct pair *p, const struct weight *w)
+{
+    (void)p, (void)w;
+    return 0;
+}
+
 static bool stays_quantised(const struct weight *w)
 {
     (void)w;
@@ -186,15 +200,15 @@ static struct pair_weight open_parts(struct pair *p, enum weight_kind kind,
     return w;
 }
 
-/* fp32 results of up to 64 rows are as exact as sums are: codes are not rounded. Of more rows, and
- * of weights that are numbers, each weight is rounded once. */
+/* fp32 results of few rows are as exact as sums are: codes are not rounded. Of more rows, and of
+ * weights that are numbers, each weight is rounded once. */
 static double tolerance_of(const struct pair *p, const struct weight *w, int32_t n_rows,
                            enum dtype y)
 {
     if (y != DT_F32) {
         return pair_tolerance(p);
     }
-    const bool is_exact = n_rows <= 64 && stays_quantised(w);
+    const bool is_exact = n_rows <= exact_rows(p, w);
     return is_exact ? 2e-6 : p->dtype == DT_BF16 ? 3e-3 : 4e-4;
 }
 
@@ -224,10 +238,8 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-    {300, 1000, 0, 300, 0, 1000},
-    {176, 520, 3, 77, 256, 264},
-    {40, 24, 0, 40, 0, 24},
-    {272, 4096, 16, 256, 0, 4096},
+    {300, 1000, 0, 300, 0, 1000},  {176, 520, 3, 77, 256, 264},  {40, 24, 0, 40, 0, 24},
+    {272, 4096, 16, 256, 0, 4096}, {300, 1088, 0, 300, 0, 1088},
 };
 
 static void try_format(const struct format *f, enum dtype dtype, bool deterministic)
@@ -474,6 +486,118 @@ TEST(products_with_rounded_inputs_agree)
     for (int32_t i = 0; i < COUNT(cases); i++) {
         inputs_case(&cases[i], DT_BF16, false);
         inputs_case(&cases[i], DT_F16, i % 2 == 0);
+    }
+}
+
+/* ---- ops that leave codes -------------------------------------------------------------------- */
+
+static const int32_t fused_rows[] = {1, 16, 40, 130, 300};
+
+/* Weights [n_out, N_IN] of a format with rounded inputs. */
+static struct pair_weight open_rounded(struct pair *p, const struct inputs_case *c, int32_t n_out,
+                                       int32_t n_in)
+{
+    struct weight_part part = make_tensor(&formats[c->format], n_out, n_in);
+    part.inputs = c->rule;
+    part.inputs.numbers = INPUT_E4M3;
+    part.inputs.n_inputs = n_in;
+    struct pair_weight w = open_parts(p, WEIGHT_LINEAR, &part, 1, 1, false);
+    free_tensor(&part);
+    return w;
+}
+
+static void set_up_pair(struct pair *p)
+{
+    const struct backend_limits limits = pair_limits();
+    for (int b = 0; b < 2; b++) {
+        struct err err;
+        CHECK_EQ(p->be[b]->ops->setup(p->be[b], &limits, &err), OK);
+    }
+}
+
+static const struct inputs_case fused_cases[] = {
+    {1, {.from_row = true}},
+    {1, {.scale = 0.01f}},
+    {2, {.from_row = true, .group = 128}},
+    {6, {.from_row = true}}, // not a product of codes: the ops as they are
+};
+
+/* A norm and the product behind it give the bits that the two ops give. */
+TEST(norms_leave_the_codes_that_rounding_makes)
+{
+    NEED_GPU();
+    enum { N_IN = 1088, N_OUT = 384 };
+    for (int32_t i = 0; i < COUNT(fused_cases); i++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, i % 2 ? DT_F16 : DT_BF16, false, NULL));
+        struct pair_weight w = open_rounded(&p, &fused_cases[i], N_OUT, N_IN);
+        set_up_pair(&p);
+        const struct backend_ops *ops = p.be[GPU]->ops;
+        for (int32_t r = 0; r < COUNT(fused_rows); r++) {
+            const int32_t n = fused_rows[r];
+            struct pair_tensor x = tensor_random(&p, n, N_IN, N_IN, 3.0f);
+            struct pair_tensor h = tensor_poisoned(&p, n, N_IN, p.dtype);
+            struct pair_tensor y = tensor_poisoned(&p, n, N_OUT, DT_F32);
+            const struct norm_args norm = {
+                .x = x.t[GPU], .out = h.t[GPU], .n_rows = n, .width = N_IN, .eps = 1e-5f};
+            const struct linear_args a = {
+                .weight = w.w[GPU], .x = h.t[GPU], .y = y.t[GPU], .n_rows = n};
+            CHECK_EQ(ops->norm_linear(p.be[GPU], &norm, &a, NULL, NULL), OK);
+            float *fused = tensor_get(&p, &y, GPU);
+            CHECK_EQ(ops->norm(p.be[GPU], &norm), OK);
+            CHECK_EQ(ops->linear(p.be[GPU], &a), OK);
+            float *apart = tensor_get(&p, &y, GPU);
+            CHECK(memcmp(fused, apart, (size_t)n * N_OUT * sizeof *apart) == 0);
+            free(fused);
+            free(apart);
+        }
+        pair_close(&p);
+    }
+}
+
+/* An activation that leaves codes: as near as one that leaves numbers, but for the last bit of its
+ * exponentials. */
+TEST(activations_leave_the_codes_that_rounding_makes)
+{
+    NEED_GPU();
+    enum { N_IN = 256, FFN = 1088, N_OUT = 272 };
+    for (int32_t i = 0; i < COUNT(fused_cases); i++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, i % 2 ? DT_F16 : DT_BF16, false, NULL));
+        struct pair_weight up = open_rounded(&p, &fused_cases[i], 2 * FFN, N_IN);
+        struct pair_weight down = open_rounded(&p, &fused_cases[i], N_OUT, FFN);
+        set_up_pair(&p);
+        const struct backend_ops *ops = p.be[GPU]->ops;
+        for (int32_t r = 0; r < 2 * COUNT(fused_rows); r++) {
+            const int32_t n = fused_rows[r / 2];
+            struct pair_tensor x = tensor_random(&p, n, N_IN, N_IN, 1.0f);
+            struct pair_tensor mid = tensor_poisoned(&p, n, 2 * FFN, p.dtype);
+            struct pair_tensor h = tensor_poisoned(&p, n, FFN, p.dtype);
+            struct pair_tensor y = tensor_poisoned(&p, n, N_OUT, DT_F32);
+            const struct linear_args a = {
+                .weight = up.w[GPU], .x = x.t[GPU], .y = mid.t[GPU], .n_rows = n};
+            const struct activation_args act = {.x = mid.t[GPU],
+                                                .out = h.t[GPU],
+                                                .n_rows = n,
+                                                .width = FFN,
+                                                .kind = r % 2 ? ACT_GELU_TANH : ACT_SILU,
+                                                .gated = true};
+            const struct linear_args b = {
+                .weight = down.w[GPU], .x = h.t[GPU], .y = y.t[GPU], .n_rows = n};
+            CHECK_EQ(ops->mlp(p.be[GPU], &a, &act, &b), OK);
+            float *fused = tensor_get(&p, &y, GPU);
+            CHECK_EQ(ops->linear(p.be[GPU], &a), OK);
+            CHECK_EQ(ops->activation(p.be[GPU], &act), OK);
+            CHECK_EQ(ops->linear(p.be[GPU], &b), OK);
+            float *apart = tensor_get(&p, &y, GPU);
+            char what[96];
+            snprintf(what, sizeof what, "%s: an mlp of %d rows",
+                     formats[fused_cases[i].format].name, n);
+            check_near(what, apart, fused, n, N_OUT, N_OUT, 4e-3);
+            free(fused);
+            free(apart);
+        }
+        pair_close(&p);
     }
 }
 

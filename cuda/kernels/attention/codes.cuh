@@ -49,16 +49,6 @@ template <int D> struct codes_shape {
 
 #if HAVE_SM90A
 
-/* n_bytes, a multiple of 16, to shared memory; they count on `bar`. */
-__device__ __forceinline__ void bulk_load(void *to, const void *from, uint32_t n_bytes,
-                                          uint64_t *bar, uint64_t policy)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], %4;" ::"r"(smem_address(to)),
-                 "l"(from), "r"(n_bytes), "r"(smem_address(bar)), "l"(policy)
-                 : "memory");
-}
-
 /* An 8 x 8 matrix of 16-bit elements, of which each lane has two of a row. */
 __device__ __forceinline__ uint32_t matrix_transposed(uint32_t x)
 {

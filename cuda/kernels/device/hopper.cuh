@@ -17,12 +17,14 @@
 
 /* ---- host: tensor maps --------------------------------------------------------------------- */
 
-/* An array of up to 3 dimensions of 16-bit elements, the first of them contiguous, read in boxes
- * and laid down in shared memory as rows of 128 bytes with the 128-byte swizzle, so box[0] is 64;
- * what lies outside reads as zero. row_bytes: from one index of dimension 1 (and 2) to the next. */
-static inline cudaError_t tensor_map(CUtensorMap *map, const void *base, bool is_bf16,
-                                     uint32_t n_dims, const cuuint64_t *dims,
-                                     const cuuint64_t *row_bytes, const cuuint32_t *box)
+/* An array of up to 3 dimensions, the first of them contiguous, read in boxes and laid down in
+ * shared memory as rows of 128 bytes with the 128-byte swizzle, so box[0] is 64 elements of 16 bits
+ * or 128 of 8; what lies outside reads as zero. row_bytes: from one index of dimension 1 (and 2) to
+ * the next. */
+static inline cudaError_t tensor_map_of(CUtensorMap *map, const void *base,
+                                        CUtensorMapDataType type, uint32_t n_dims,
+                                        const cuuint64_t *dims, const cuuint64_t *row_bytes,
+                                        const cuuint32_t *box)
 {
     typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
                                   const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
@@ -41,12 +43,20 @@ static inline cudaError_t tensor_map(CUtensorMap *map, const void *base, bool is
         return cudaErrorNotSupported;
     }
     const cuuint32_t steps[3] = {1, 1, 1};
-    const CUresult r =
-        encode(map, is_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-               n_dims, const_cast<void *>(base), dims, row_bytes, box, steps,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_64B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult r = encode(map, type, n_dims, const_cast<void *>(base), dims, row_bytes, box,
+                              steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_64B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+/* Of bf16 or fp16. */
+static inline cudaError_t tensor_map(CUtensorMap *map, const void *base, bool is_bf16,
+                                     uint32_t n_dims, const cuuint64_t *dims,
+                                     const cuuint64_t *row_bytes, const cuuint32_t *box)
+{
+    return tensor_map_of(
+        map, base, is_bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        n_dims, dims, row_bytes, box);
 }
 
 /* A row-major matrix, in boxes of 64 columns by box_rows. */
@@ -57,6 +67,15 @@ static inline cudaError_t tensor_map_2d(CUtensorMap *map, const void *base, bool
     const cuuint64_t dims[2] = {n_cols, n_rows}, strides[1] = {row_bytes};
     const cuuint32_t box[2] = {64, box_rows};
     return tensor_map(map, base, is_bf16, 2, dims, strides, box);
+}
+
+/* The same of bytes, in boxes of 128 columns. */
+static inline cudaError_t tensor_map_bytes(CUtensorMap *map, const void *base, uint64_t n_cols,
+                                           uint64_t n_rows, uint64_t row_bytes, uint32_t box_rows)
+{
+    const cuuint64_t dims[2] = {n_cols, n_rows}, strides[1] = {row_bytes};
+    const cuuint32_t box[2] = {128, box_rows};
+    return tensor_map_of(map, base, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, dims, strides, box);
 }
 
 /* ---- device -------------------------------------------------------------------------------- */
@@ -170,7 +189,17 @@ __device__ __forceinline__ void tensor_load(void *to, const CUtensorMap *map, ui
                  : "memory");
 }
 
-/* The same of three dimensions. */
+/* n_bytes, a multiple of 16, that lie one behind the other; they count on `bar`. */
+__device__ __forceinline__ void bulk_load(void *to, const void *from, uint32_t n_bytes,
+                                          uint64_t *bar, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(smem_address(to)),
+                 "l"(from), "r"(n_bytes), "r"(smem_address(bar)), "l"(policy)
+                 : "memory");
+}
+
+/* A box of three dimensions. */
 __device__ __forceinline__ void tensor_load_3d(void *to, const CUtensorMap *map, uint64_t *bar,
                                                int column, int row, int plane, uint64_t policy)
 {

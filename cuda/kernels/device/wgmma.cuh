@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* wgmma m64nNk16: D[64, N] (+)= A[64, 16] B[16, N] with fp32 sums, A and B of bf16 or fp16.
- * `ss`: A and B from shared memory, both K-major (y = x W^T, S = Q K^T). `rs`: A from registers, B
- * MN-major (O = P V). The accumulator of a thread of warp w, lane 4 g + t: d[4 j + 2 i + e] is row
+/* wgmma m64nNk16: D[64, N] (+)= A[64, 16] B[16, N] with fp32 sums, A and B of bf16 or fp16; of E4M3
+ * (e4m3_t) the same with 32 of K. `ss`: A and B from shared memory, both K-major (y = x W^T, S = Q
+ * K^T). `rs`: A from registers, B MN-major (O = P V); `rk`: A from registers, B K-major (y^T = W
+ * x^T). A's registers: rows g and g + 8 of columns 2 t, 2 t + 1, then both of 2 t + 8 ... The
+ * accumulator of a thread of warp w, lane 4 g + t: d[4 j + 2 i + e] is row
  * 16 w + g + 8 i, column 8 j + 2 t + e.
  * Asm needs its registers one by one, hence the lists. Thread: device code, a warpgroup at once. */
 #ifndef SLUICE_CUDA_DEVICE_WGMMA_CUH
@@ -10,9 +12,16 @@
 #include "cuda/kernels/device/hopper.cuh"
 #include "cuda/kernels/device/types.cuh"
 
+struct e4m3_t {
+}; // a byte of an operand
+
 #if HAVE_SM90A
 
 // clang-format off
+#define WGMMA_LIST_8 \
+    "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WGMMA_OUT_8(d) \
+    "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
 #define WGMMA_LIST_16 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_LIST_24 \
@@ -215,9 +224,26 @@ template <typename T, int N> struct wgmma;
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));              \
     }
 
+#define WGMMA_RK(T, NAME, N, HALF, A0, A1, A2, A3, B, P)                                           \
+    static __device__ __forceinline__ void rk(float (&d)[HALF], const uint32_t (&a)[4],            \
+                                              uint64_t b, int add)                                 \
+    {                                                                                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                                \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME               \
+                     "\n{" WGMMA_LIST_##HALF "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " B             \
+                                             ", p, 1, 1, 0;\n}\n"                                  \
+                     : WGMMA_OUT_##HALF(d)                                                         \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));              \
+    }
+
+#define WGMMA_SHAPE_16(T, NAME)                                                                    \
+    template <> struct wgmma<T, 16> {                                                              \
+        WGMMA_RK(T, NAME, 16, 8, "%8", "%9", "%10", "%11", "%12", "%13")                           \
+    }
 #define WGMMA_SHAPE_32(T, NAME)                                                                    \
     template <> struct wgmma<T, 32> {                                                              \
         WGMMA_SS(T, NAME, 32, 16, "%16", "%17", "%18")                                             \
+        WGMMA_RK(T, NAME, 32, 16, "%16", "%17", "%18", "%19", "%20", "%21")                        \
     }
 #define WGMMA_SHAPE_48(T, NAME)                                                                    \
     template <> struct wgmma<T, 48> {                                                              \
@@ -227,6 +253,7 @@ template <typename T, int N> struct wgmma;
     template <> struct wgmma<T, 64> {                                                              \
         WGMMA_SS(T, NAME, 64, 32, "%32", "%33", "%34")                                             \
         WGMMA_RS(T, NAME, 64, 32, "%32", "%33", "%34", "%35", "%36", "%37")                        \
+        WGMMA_RK(T, NAME, 64, 32, "%32", "%33", "%34", "%35", "%36", "%37")                        \
     }
 #define WGMMA_SHAPE_96(T, NAME)                                                                    \
     template <> struct wgmma<T, 96> {                                                              \
@@ -240,6 +267,7 @@ template <typename T, int N> struct wgmma;
     template <> struct wgmma<T, 128> {                                                             \
         WGMMA_SS(T, NAME, 128, 64, "%64", "%65", "%66")                                            \
         WGMMA_RS(T, NAME, 128, 64, "%64", "%65", "%66", "%67", "%68", "%69")                       \
+        WGMMA_RK(T, NAME, 128, 64, "%64", "%65", "%66", "%67", "%68", "%69")                       \
     }
 #define WGMMA_SHAPE_192(T, NAME)                                                                   \
     template <> struct wgmma<T, 192> {                                                             \
@@ -264,6 +292,29 @@ template <typename T, int N> struct wgmma;
         WGMMA_RS(T, NAME, 256, 128, "%128", "%129", "%130", "%131", "%132", "%133")                \
     }
 
+/* E4M3 has K-major operands alone, and no word for it. */
+#define WGMMA_CODES(N, HALF, A, B, P)                                                              \
+    template <> struct wgmma<e4m3_t, N> {                                                          \
+        static __device__ __forceinline__ void ss(float (&d)[HALF], uint64_t a, uint64_t b,        \
+                                                  int add)                                         \
+        {                                                                                          \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n"                            \
+                         "wgmma.mma_async.sync.aligned.m64n" #N                                    \
+                         "k32.f32.e4m3.e4m3\n{" WGMMA_LIST_##HALF "}, " A ", " B ", p, 1, 1;\n}\n" \
+                         : WGMMA_OUT_##HALF(d)                                                     \
+                         : "l"(a), "l"(b), "r"(add));                                              \
+        }                                                                                          \
+    }
+
+WGMMA_CODES(32, 16, "%16", "%17", "%18");
+WGMMA_CODES(48, 24, "%24", "%25", "%26");
+WGMMA_CODES(64, 32, "%32", "%33", "%34");
+WGMMA_CODES(96, 48, "%48", "%49", "%50");
+WGMMA_CODES(112, 56, "%56", "%57", "%58");
+WGMMA_CODES(128, 64, "%64", "%65", "%66");
+
+WGMMA_SHAPE_16(bf16_t, "bf16");
+WGMMA_SHAPE_16(f16_t, "f16");
 WGMMA_SHAPE_32(bf16_t, "bf16");
 WGMMA_SHAPE_32(f16_t, "f16");
 WGMMA_SHAPE_48(bf16_t, "bf16");

@@ -81,6 +81,7 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
     const uint8_t *tiles[TILES], *scales[TILES], *zeros[TILES]; // the same of the weight's
     int chunk_step, second; // bytes from a lane's piece to that of the next chunk, of output g + 8
     int place;              // where in shared memory a lane puts its pieces
+    int x_place;            // the same of x
     int lane;
 
     __device__ __forceinline__ coded_ring(const struct coded_params &p, const struct coded_work &w,
@@ -91,6 +92,7 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
         const int64_t row_bytes = (int64_t)p.m.n_chunks * 64;
         const int64_t mine = IS_8 ? (lane >> 2) * row_bytes + (lane & 3) * 16 : lane * 16;
         place = IS_8 ? (lane * 16) ^ (lane & 8) << 2 : lane * 16;
+        x_place = IS_8 ? lane * 16 : (lane * 16) ^ (lane >> 3 & 3) << 4;
         chunk_step = IS_8 ? 64 : CODED_TILE_BYTES;
         second = IS_8 ? (int)row_bytes * 8 : 512;
 #pragma unroll
@@ -152,7 +154,7 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
             return;
         }
         constexpr int CHUNK = CODE == DT_E4M3 ? 64 : 128;
-        char *to = ring + slot * S::BYTES + S::X + lane * 16;
+        char *to = ring + slot * S::BYTES + S::X + x_place;
         const int k = chunk * CHUNK, left = p.m.n_in - k - (lane & 3) * 8;
 #pragma unroll
         for (int n = 0; n < NT; n++) {
@@ -178,6 +180,22 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
         } else {
             const uint4 v = *(const uint4 *)(from + lane * 16);
             words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+        }
+    }
+
+    /* A lane's pairs of x in one mma. Of 4 bits they lie in 16 bytes each of a row's 64, which have
+     * changed places by row: no two lanes meet in a bank. */
+    template <enum dtype OF>
+    __device__ __forceinline__ uint2 read_x(const char *piece, int half) const
+    {
+        if constexpr (OF == DT_E4M3) { // a pair of codes is every other byte
+            const uint2 b = *(const uint2 *)(piece + lane * 16 + half * 8);
+            return make_uint2(__byte_perm(b.x, b.y, 0x5410), __byte_perm(b.x, b.y, 0x7632));
+        } else {
+            const char *row = piece + (lane >> 2) * 64 + (lane & 3) * 4;
+            const int moved = (lane >> 3 & 3) << 4, at = half * 32;
+            return make_uint2(*(const uint32_t *)(row + (at ^ moved)),
+                              *(const uint32_t *)(row + ((at + 16) ^ moved)));
         }
     }
 
@@ -232,12 +250,7 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
                 for (int n = 0; n < NT; n++) {
                     const int piece = CODE == DT_E4M3 ? j / 2 : j;
                     const int half = CODE == DT_E4M3 ? j % 2 : step;
-                    uint2 b = *(const uint2 *)(from + S::X + (n * S::PIECES + piece) * 512 +
-                                               lane * 16 + half * 8);
-                    if constexpr (CODE == DT_E4M3) { // a pair of codes is every other byte
-                        b = make_uint2(__byte_perm(b.x, b.y, 0x5410),
-                                       __byte_perm(b.x, b.y, 0x7632));
-                    }
+                    const uint2 b = read_x<CODE>(from + S::X + (n * S::PIECES + piece) * 512, half);
 #pragma unroll
                     for (int f = 0; f < TILES; f++) {
                         mma_16x8x16(WORDS > 0 ? sum[f][n] : acc[f][n], a[f], b.x, b.y, T());
@@ -396,6 +409,28 @@ __global__ void __launch_bounds__(THREADS, NT == 1 ? 2 : 1)
 
 /* ---- numbers for products of many rows ------------------------------------------------------- */
 
+/* Of four lanes each gets every one's pair t: 8 inputs in order. */
+__device__ __forceinline__ void exchange_pairs(uint32_t (&pairs)[4], int t)
+{
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & bit) {
+                continue;
+            }
+            const bool is_upper = t & bit;
+            const uint32_t mine = is_upper ? pairs[i] : pairs[i | bit];
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, mine, bit);
+            if (is_upper) {
+                pairs[i] = other;
+            } else {
+                pairs[i | bit] = other;
+            }
+        }
+    }
+}
+
 /* A warp per tile; the value is rounded as an upload rounds it. */
 template <typename T, enum dtype CODE>
 __global__ void coded_expand_kernel(const __grid_constant__ struct coded_matrix m,
@@ -432,14 +467,21 @@ __global__ void coded_expand_kernel(const __grid_constant__ struct coded_matrix 
                 zero = zero_pair<T>(m.zeros ? m.zeros[(record * CODED_ROWS + r) * groups + group]
                                             : m.zero);
             }
+            uint32_t pairs[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                pairs[i] = IS_8 ? pair_of<T, CODE>(word[piece * 2 + i / 2], i % 2, 0)
+                                : pair_of<T, CODE>(word[piece], i, zero);
+            }
+            if (!IS_8) {
+                exchange_pairs(pairs, t);
+            }
             vec<T> v;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const uint32_t pair = IS_8 ? pair_of<T, CODE>(word[piece * 2 + i / 2], i % 2, 0)
-                                           : pair_of<T, CODE>(word[piece], i, zero);
                 const int first = IS_8 ? i / 2 * 4 + i % 2 : 2 * i, next = IS_8 ? 2 : 1;
                 T two[2];
-                memcpy(two, &pair, sizeof two);
+                memcpy(two, &pairs[i], sizeof two);
                 v.v[first] = from_float<T>(to_float(two[0]) * scale);
                 v.v[first + next] = from_float<T>(to_float(two[1]) * scale);
             }

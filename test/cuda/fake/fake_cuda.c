@@ -272,16 +272,18 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 
 /* ---- tensor maps --------------------------------------------------------------------------- */
 
-/* What a driver refuses, of the kind that this project makes: 16-bit elements, boxes as wide as the
- * swizzle. */
+/* What a driver refuses, of the kind that this project makes: elements of 16 bits or bytes, boxes
+ * as wide as the swizzle. */
 static int encode_tiled(void *map, int type, uint32_t n_dims, void *base, const uint64_t *dims,
                         const uint64_t *strides, const uint32_t *box, const uint32_t *steps,
                         int interleave, int swizzle, int promotion, int fill)
 {
-    (void)map, (void)type, (void)steps, (void)interleave, (void)swizzle, (void)promotion;
+    enum { BYTES = 0 }; // CU_TENSOR_MAP_DATA_TYPE_UINT8
+    const uint32_t size = type == BYTES ? 1 : 2;
+    (void)map, (void)steps, (void)interleave, (void)swizzle, (void)promotion;
     (void)fill;
-    bool ok = (uintptr_t)base % 16 == 0 && n_dims >= 1 && n_dims <= 5 && box[0] * 2 <= 128 &&
-              box[0] * 2 % 16 == 0;
+    bool ok = (uintptr_t)base % 16 == 0 && n_dims >= 1 && n_dims <= 5 && box[0] * size <= 128 &&
+              box[0] * size % 16 == 0;
     for (uint32_t i = 0; i < n_dims; i++) {
         ok = ok && dims[i] > 0 && dims[i] <= (uint64_t)1 << 32 && box[i] >= 1 && box[i] <= 256;
         ok = ok && (i == 0 || (strides[i - 1] % 16 == 0 && strides[i - 1] < (uint64_t)1 << 40));

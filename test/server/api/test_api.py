@@ -507,7 +507,6 @@ TOOL = {"tools": [WEATHER]}
     ("responses", {"truncation": "foo"}, "invalid_value", "truncation"),
     ("responses", {"truncation": "auto"}, "unsupported_value", "truncation"),
     ("responses", {"text": {"format": {"type": "grammar"}}}, "unsupported_value", "text.format"),
-    ("responses", {"background": True}, "unsupported_parameter", "background"),
     ("responses", {"input": [{"role": "user|assistant", "content": "a"}]}, "invalid_value", "input[0].role"),
     ("responses", {"input": []}, "empty_array", "input"),
 ])

@@ -500,6 +500,9 @@ static char *body_with(unsigned form, const char *key, const char *value, size_t
     } else if (form & FORM_OLLAMA_CHAT) {
         *kind = KIND_OLLAMA_CHAT;
         buf_puts(&b, HI);
+    } else if (form & FORM_TOKENS) {
+        *kind = KIND_TOKENS;
+        buf_puts(&b, "\"token_ids\":[5]");
     } else {
         *kind = KIND_MESSAGES;
         buf_puts(&b, "\"max_tokens\":9," HI);

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Rows rounded to E4M3 as struct round_args asks, eight neighbours to a thread: by a kernel of its
+ * own (gemm/inputs.cu) or by the one that makes the row. Thread: device code. */
+#ifndef SLUICE_CUDA_DEVICE_ROUNDING_CUH
+#define SLUICE_CUDA_DEVICE_ROUNDING_CUH
+
+#include "cuda/gemm.h"
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/device/types.cuh"
+
+#include <cuda_fp8.h>
+
+enum { ROUND_PIECE = 8, ROUND_GROUP = 128 };
+
+__device__ __forceinline__ float round_scale(const struct round_args &a, float largest)
+{
+    const float most = 448.0f, least_of_groups = 1e-10f;
+    float scale = __fdiv_rn(largest, most);
+    scale = a.group > 0 ? fmaxf(scale, least_of_groups) : scale;
+    if (a.power_of_two && scale > 0.0f) { // the next one that is not below
+        const uint32_t bits = __float_as_uint(scale);
+        scale = __uint_as_float((bits + 0x7fffffu) & 0x7f800000u);
+    }
+    return scale;
+}
+
+template <typename T> __device__ __forceinline__ float round_largest(const vec<T> &v)
+{
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ROUND_PIECE; i++) {
+        largest = fmaxf(largest, fabsf(to_float(v.v[i])));
+    }
+    return largest;
+}
+
+/* Of the group of 128 in which the half warp's pieces lie; all its threads call it. */
+__device__ __forceinline__ float round_group_largest(float largest)
+{
+    const unsigned half = 0xffffu << (threadIdx.x & 16);
+#pragma unroll
+    for (int mask = 8; mask > 0; mask >>= 1) {
+        largest = fmaxf(largest, __shfl_xor_sync(half, largest, mask));
+    }
+    return largest;
+}
+
+/* What numbers are multiplied by to become codes. A scale of 0: all that it is of are 0. */
+__device__ __forceinline__ float round_factor(float scale)
+{
+    return scale > 0.0f ? fminf(__frcp_rn(scale), 3.0e38f) : 0.0f;
+}
+
+/* Two neighbours, the first one in the low byte. */
+__device__ __forceinline__ __nv_fp8x2_storage_t round_pair(float a, float b, float factor)
+{
+    return __nv_cvt_float2_to_fp8x2(make_float2(a * factor, b * factor), __NV_SATFINITE, __NV_E4M3);
+}
+
+template <typename T>
+__device__ __forceinline__ void round_put(const struct round_args &a, int row, int k,
+                                          const vec<T> &v, float scale)
+{
+    alignas(8) __nv_fp8x2_storage_t codes[ROUND_PIECE / 2];
+    const float factor = round_factor(scale);
+#pragma unroll
+    for (int i = 0; i < ROUND_PIECE / 2; i++) {
+        codes[i] = round_pair(to_float(v.v[2 * i]), to_float(v.v[2 * i + 1]), factor);
+    }
+    *(uint2 *)(a.codes + row * a.code_stride + k) = *(const uint2 *)codes;
+}
+
+/* Codes and scales of a row that the block holds, of which a thread has pieces j at (j * blockDim.x
+ * + threadIdx.x) * 8; blockDim.x is a multiple of a warp's threads. `shared` as of block_max. */
+template <typename T, int NV>
+__device__ __forceinline__ void round_row(const struct round_args &a, int row,
+                                          const vec<T> (&v)[NV], float *shared)
+{
+    const int stride = blockDim.x * ROUND_PIECE, first = threadIdx.x * ROUND_PIECE;
+    if (a.group > 0) {
+#pragma unroll
+        for (int j = 0; j < NV; j++) {
+            const int k = j * stride + first;
+            const float largest = k < a.n_in ? round_largest(v[j]) : 0.0f;
+            const float scale = round_scale(a, round_group_largest(largest));
+            if (k < a.n_in) {
+                round_put(a, row, k, v[j], scale);
+                if ((threadIdx.x & 15) == 0) {
+                    a.scales[(int64_t)(k / ROUND_GROUP) * a.n_rows + row] = scale;
+                }
+            }
+        }
+        return;
+    }
+    float scale = a.scale;
+    if (scale == 0.0f) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int j = 0; j < NV; j++) {
+            if (j * stride + first < a.n_in) {
+                largest = fmaxf(largest, round_largest(v[j]));
+            }
+        }
+        scale = round_scale(a, block_max(largest, shared));
+    }
+#pragma unroll
+    for (int j = 0; j < NV; j++) {
+        if (j * stride + first < a.n_in) {
+            round_put(a, row, j * stride + first, v[j], scale);
+        }
+    }
+    if (threadIdx.x == 0) {
+        a.scales[row] = scale;
+    }
+}
+
+#endif
