@@ -108,6 +108,13 @@ static inline void check_register(struct check_test *t)
         return;                                                                                    \
     } while (0)
 
+/* Whether long lists are gone through in full: `make nightly`. */
+static inline bool check_nightly(void)
+{
+    const char *s = getenv("SLUICE_NIGHTLY");
+    return s && s[0] && strcmp(s, "0") != 0;
+}
+
 /* Where third parties' data lies; NULL if this checkout has none. */
 static inline const char *check_shared(void)
 {

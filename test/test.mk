@@ -40,9 +40,12 @@ $(FAKE_NCCL): test/cuda/fake/fake_nccl.c test/cuda/fake/fake_private.h test/cuda
 	@mkdir -p $(@D)
 	$(SAY_LD) $(CC) $(CFLAGS) -shared -fPIC -Wl,-soname,libnccl.so.2 -o $@ $<
 
-.PHONY: test test-binaries test-unit test-py
-test: all test-binaries check  ## everything that a plain checkout can prove
+.PHONY: test nightly test-binaries test-unit test-py
+test: all test-binaries check  ## everything that a plain checkout can prove, in minutes
 	@test/run $(UNIT) $(PYTESTS)
+nightly: all test-binaries check  ## the same with all seeds and settings, of which `make test` tries a share
+	@export SLUICE_NIGHTLY=1 SIM_RUNS=$${SIM_RUNS:-20000} FAKE_STRIDE=$${FAKE_STRIDE:-1} TEST_TIMEOUT=$${TEST_TIMEOUT:-7200}; \
+	test/run $(UNIT) $(PYTESTS)
 test-binaries: $(UNIT) $(if $(ONLY),,$(SERVERS)) $(FAKE_SLUICE) $(FAKE_OPS)
 test-unit: test-binaries  ## the C tests alone
 	@test/run $(UNIT)

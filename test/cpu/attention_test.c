@@ -386,7 +386,9 @@ OP_TEST(attention_reads_codes_as_they_were_stored)
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         for (int32_t j = 0; j < N_CODED; j++) {
-            try_geometry(backend, &cases[i], &coded[j]);
+            if (check_nightly() || (i + (size_t)j) % 3 == 0) {
+                try_geometry(backend, &cases[i], &coded[j]);
+            }
         }
     }
 }
@@ -445,7 +447,9 @@ OP_TEST(attention_has_the_same_bits_in_every_batch)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         check_invariance(backend, &cases[i], &plain);
         check_invariance(backend, &cases[i], &coded[(2 * i + 1) % N_CODED]);
-        check_invariance(backend, &cases[i], &coded[(2 * i + 2) % N_CODED]);
+        if (check_nightly()) {
+            check_invariance(backend, &cases[i], &coded[(2 * i + 2) % N_CODED]);
+        }
     }
 }
 

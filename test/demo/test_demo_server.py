@@ -12,6 +12,7 @@ import time
 import urllib.request
 
 import pytest
+from nightly import at_night
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SLUICE = os.environ.get("SLUICE", os.path.join(ROOT, "build", "sluice"))
@@ -110,14 +111,11 @@ def test_accuracy_is_above_the_floors(plain):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--no-enable-prefix-caching"],
-        ["--no-enable-chunked-prefill"],
         ["--max-num-batched-tokens", "64", "--threads", "2"],
-        ["--max-num-seqs", "2"],
-        ["--speculative-config", NGRAM],
         ["--speculative-config", DRAFT],
         ["--speculative-config", MTP],
-        ["--speculative-config", EAGLE3],
+        *at_night(["--no-enable-prefix-caching"], ["--no-enable-chunked-prefill"], ["--max-num-seqs", "2"],
+                  ["--speculative-config", NGRAM], ["--speculative-config", EAGLE3]),
     ],
 )
 def test_answers_do_not_depend_on_how_they_are_scheduled(plain, tmp_path, flags):

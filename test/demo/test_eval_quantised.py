@@ -7,13 +7,14 @@ import socket
 import subprocess
 
 import pytest
+from nightly import at_night
 from test_demo_server import ROOT, SLUICE, can_serve
 
 DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
 pytestmark = pytest.mark.skipif(not can_serve(), reason="built without the server")
 
 
-@pytest.mark.parametrize("name", ["fp8", "int4", "int8"])
+@pytest.mark.parametrize("name", ["int4", *at_night("fp8", "int8")])
 def test_answers_are_right_when_quantised(name):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

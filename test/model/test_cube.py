@@ -10,6 +10,7 @@ import random
 import pytest
 
 import golden
+from nightly import share
 
 SHARED = [os.path.join(golden.SHARED, "golden-families", f) for f in ("mistral-small-4", "hunyuan-moe", "exaone-4")]
 SHARED = [f for f in SHARED if os.path.isdir(f)]
@@ -114,7 +115,8 @@ CUBE = list(itertools.product(CHUNKS, CACHE, DRAFTS, POOL))
 def test_nothing_that_goes_on_changes_a_request(family):
     saw = {"preemptions": 0, "cached_tokens": 0, "accepted_draft_tokens": 0}
     base = ["--max-model-len", "256", "--block-size", "16"]
-    for (chunks, cache, how, pool), threads, coded in zip(CUBE, itertools.cycle(THREADS), itertools.cycle(KV)):
+    settings = zip(CUBE, itertools.cycle(THREADS), itertools.cycle(KV))
+    for (chunks, cache, how, pool), threads, coded in share(settings, FAMILIES.index(family), of=5):
         for kv in ("auto", coded):
             flags = CHUNKS[chunks] + CACHE[cache] + drafts(family)[how] + POOL[pool] + base
             answers = golden.generate(family, requests(), *flags, "--threads", threads, "--kv-cache-dtype", kv)
@@ -138,7 +140,7 @@ def test_drafts_were_accepted():
 def test_chunks_of_any_size_give_the_same_bits(family):
     prompt = requests()[4]["prompt_token_ids"]
     score = [{"prompt_token_ids": prompt, "max_tokens": 0, "prompt_logprobs": True}]
-    for kv in ["auto", *KV]:
+    for kv in ["auto", *share(KV, EVERY.index(family), of=3)]:
         kv = ["--kv-cache-dtype", kv]
         want = golden.generate(family, score, *kv)[0]["prompt_logprobs"]
         for rows, threads in (("2", "1"), ("5", "2"), ("23", "1")):
@@ -150,7 +152,8 @@ def test_chunks_of_any_size_give_the_same_bits(family):
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
 @pytest.mark.parametrize("family", EVERY)
 def test_two_ranks_give_the_bits_of_one(family):
-    for (how, flags), kv in zip(drafts(family).items(), itertools.cycle(["auto", *KV])):
+    settings = zip(drafts(family).items(), itertools.cycle(["auto", *KV]))
+    for (how, flags), kv in share(settings, EVERY.index(family), of=2):
         some, want = some_of(family, kv)
         threads = golden.TWO_THREADS if how == "ngram" else []
         answers = golden.generate(family, some, *RANKS["two ranks"], *flags, *threads, "--kv-cache-dtype", kv)

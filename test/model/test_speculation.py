@@ -2,6 +2,7 @@
 """Speculation through the engine: laws, bonus tokens, what a stop inside an accepted run leaves, and what is refused."""
 
 import functools
+import itertools
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 import golden
+from nightly import share
 
 TARGET, STRANGER = "llama-3", os.path.join(golden.GOLDEN, "llama-tied")
 OWN = os.path.join(golden.GOLDEN, TARGET)
@@ -161,8 +163,7 @@ def answers_without():
     return [a["outputs"] for a in golden.generate(DEMO, questions(100), "--dtype", "float32")]
 
 
-@pytest.mark.parametrize("k", range(1, 9))
-@pytest.mark.parametrize("how", ["ngram", "draft", "tree"])
+@pytest.mark.parametrize("how, k", share(itertools.product(["ngram", "draft", "tree"], range(1, 9)), 0, of=4))
 def test_a_hundred_answers_are_those_without_at_every_depth(how, k, answers_without):
     keys = {"ngram": {"method": "ngram", "prompt_lookup_min": 1}, "draft": {"method": "draft_model", "model": DEMO_DRAFT},
             "tree": {"method": "tree", "model": DEMO_DRAFT, "tree_nodes": 64}}[how]
