@@ -488,7 +488,9 @@ OP_TEST(embed_gather_gate_logits_and_pool)
     CHECK_EQ(rig.ops->row_gate(rig.be, &(struct row_gate_args){x, out, op_vector(&rig, gate, WIDTH),
                                                                2, WIDTH, WIDTH}),
              OK);
-    CHECK_EQ(rig.ops->logits(rig.be, &(struct logits_args){x, x, ROWS, WIDTH, 0.25f, 0.7f, .ids = {0}}), OK);
+    CHECK_EQ(
+        rig.ops->logits(rig.be, &(struct logits_args){x, x, ROWS, WIDTH, 0.25f, 0.7f, .ids = {0}}),
+        OK);
     op_end(&rig);
     struct pass_results results[4];
     CHECK(rig.ops->step_done(rig.be, 0));
