@@ -2,7 +2,7 @@
 /* Captured passes. The first pass of a key is issued as it is (libraries load and choose their
  * kernels), the second is captured, later ones are replayed. The ops of a key are always the same:
  * they are a function of the model, of the counts, of the hidden states that are asked for, of
- * is_few, of the part, and of what recurrent layers have to do, which the key has. */
+ * is_few, and of what recurrent layers have to do, which the key has. */
 #include "cuda/cuda_graph.h"
 #include "engine/base/mem.h"
 
@@ -60,8 +60,7 @@ static struct graph *find(struct graphs *g, const struct graph_key *key)
             return &g->all[i];
         }
     }
-    const int32_t more = key->part == GRAPH_FORWARD ? 2 : 1;
-    if (g->n + more > MAX_GRAPHS) {
+    if (g->n == MAX_GRAPHS) {
         return NULL;
     }
     g->all[g->n] = (struct graph){.key = *key};

@@ -10,9 +10,8 @@
 struct graphs;
 
 enum graph_use { GRAPH_NONE, GRAPH_CAPTURE, GRAPH_REPLAY };
-enum graph_part { GRAPH_WHOLE, GRAPH_FORWARD, GRAPH_DRAWS }; // of a pass; the draws may wait
 struct graph_key {
-    int32_t model, set, n_rows, n_out, n_draws, is_few, part;
+    int32_t model, set, n_rows, n_out, n_draws, is_few;
     struct state_work state;
     struct hidden_layers hidden; // zero behind its n
 };
@@ -20,8 +19,6 @@ enum { GRAPH_MAX_ROWS = 512 };
 int32_t cuda_bucket(int32_t n); // the count that n is padded to
 struct graphs *graphs_open(struct cuda *device);
 void graphs_close(struct graphs *g); // accepts NULL
-/* A key of GRAPH_FORWARD is followed by the same one of GRAPH_DRAWS, before any other; both are
- * used alike, since the draws are issued with what the forward pass was issued with. */
 enum status graphs_begin(struct graphs *g, const struct graph_key *key, enum graph_use *use);
 enum status graphs_end(struct graphs *g); // launches what was captured or is to be replayed
 void graphs_abort(struct graphs *g);      // a recording, if there is one; accepts NULL

@@ -358,22 +358,20 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     TRY(send_meta(p, lanes, pass, shape));
     p->is_few = is_few(pass, shape->n_rows);
     p->state_work = state_work_of(p, pass, may_capture);
-    p->captured = may_capture && !be->options.enforce_eager;
-    if (p->captured) {
-        struct graph_key *key = &p->key;
-        *key = (struct graph_key){.model = pass->model,
-                                  .set = pass->kv_set,
-                                  .n_rows = shape->n_rows,
-                                  .n_out = shape->n_out,
-                                  .n_draws = shape->n_draws,
-                                  .is_few = p->is_few,
-                                  .part = pass->draws_wait ? GRAPH_FORWARD : GRAPH_WHOLE,
-                                  .state = p->state_work,
-                                  .hidden.n = pass->hidden.n};
-        memcpy(key->hidden.ids, pass->hidden.ids,
-               (size_t)pass->hidden.n * sizeof *pass->hidden.ids);
+    /* The host waits for the step before between the forward pass and draws that wait, which it may
+     * not while it captures; and the forward pass must not wait for them. */
+    if (may_capture && !pass->draws_wait && !be->options.enforce_eager) {
+        struct graph_key key = {.model = pass->model,
+                                .set = pass->kv_set,
+                                .n_rows = shape->n_rows,
+                                .n_out = shape->n_out,
+                                .n_draws = shape->n_draws,
+                                .is_few = p->is_few,
+                                .state = p->state_work,
+                                .hidden.n = pass->hidden.n};
+        memcpy(key.hidden.ids, pass->hidden.ids, (size_t)pass->hidden.n * sizeof *pass->hidden.ids);
         enum graph_use use = GRAPH_NONE;
-        TRY(graphs_begin(p->graphs, key, &use));
+        TRY(graphs_begin(p->graphs, &key, &use));
         shape->issue = use != GRAPH_REPLAY;
     }
     p->pass = pass;
@@ -394,19 +392,11 @@ enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shap
         return be->lost != OK ? be->lost : ERR_INVALID;
     }
     if (be->lost != OK) {
-        graphs_abort(p->graphs);
         return be->lost;
     }
-    TRY(graphs_end(p->graphs));
     TRY(send_masks(p, lanes, p->pass));
     *shape = p->shape;
     shape->issue = true;
-    if (p->captured) {
-        enum graph_use use = GRAPH_NONE;
-        p->key.part = GRAPH_DRAWS;
-        TRY(graphs_begin(p->graphs, &p->key, &use));
-        shape->issue = use != GRAPH_REPLAY;
-    }
     return OK;
 }
 

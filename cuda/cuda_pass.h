@@ -32,8 +32,6 @@ struct passes {
     int32_t set, n_draws, n_pool;
     struct pass_view view; // of the pass in hand; the lanes' tables always
     struct pass_shape shape;
-    struct graph_key key; // of the pass in hand, if it is captured
-    bool captured;
     struct attention_plan_facts plan;
     bool is_few;                          // attention_few.cu may take its rows
     struct state_work state_work;         // at least that of the pass
