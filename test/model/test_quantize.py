@@ -96,7 +96,7 @@ def test_each_value_is_within_half_a_step(made):
     _, out = made
     plain, ours = read(DEMO), read(out)
     modules = [n[: -len(".weight_scale")] for n in ours if n.endswith(".weight_scale")]
-    assert len(modules) == 77  # of ten layers and of the draft head
+    assert len(modules) == 77  # of ten layers, and of the multi-token prediction module
     for base in modules:
         got, bound = dequantised(ours, base)
         assert np.all(np.abs(got - plain[base + ".weight"]) <= bound), base
