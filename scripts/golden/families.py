@@ -171,8 +171,10 @@ FAMILIES = [
     {
         # Layers from max_window_layers on see 24 positions, the earlier ones see all.
         "folder": "qwen2-window",
+        "weights_of": "qwen2",
         "model_type": "qwen2",
         "config": {
+            "intermediate_size": 160,
             "use_sliding_window": True,
             "sliding_window": 24,
             "max_window_layers": 2,
@@ -199,16 +201,22 @@ FAMILIES = [
     },
     {
         "folder": "llama-yarn",
+        "weights_of": "llama-3",
         "model_type": "llama",
-        "config": {"head_dim": 16, "rope_parameters": dict(YARN, rope_theta=10000.0)},
+        "config": {
+            "head_dim": 16,
+            "intermediate_size": 160,
+            "rope_parameters": dict(YARN, rope_theta=10000.0),
+        },
         "legacy": True,
     },
     {
         "folder": "llama-linear",
-        "weights_of": "llama-yarn",
+        "weights_of": "llama-3",
         "model_type": "llama",
         "config": {
             "head_dim": 16,
+            "intermediate_size": 160,
             "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
         },
     },
@@ -216,24 +224,26 @@ FAMILIES = [
         # The base is fixed for the longest length that can be served (see fix_rope_length in
         # golden.py).
         "folder": "llama-dynamic",
-        "weights_of": "llama-yarn",
+        "weights_of": "llama-3",
         "model_type": "llama",
         "config": {
             "head_dim": 16,
+            "intermediate_size": 160,
             "max_position_embeddings": 64,
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
         },
         "legacy": True,
     },
     {
-        # Long factors from the first token on, on three quarters of each head; tied head.
+        # Long factors from the first token on, on three quarters of each head.
         "folder": "phi-3-long",
+        "weights_of": "phi-3",
         "model_type": "phi3",
         "config": {
+            "intermediate_size": 160,
             "rms_norm_eps": 1e-5,
             "original_max_position_embeddings": 64,
             "sliding_window": None,
-            "tie_word_embeddings": True,
             "rope_parameters": {
                 "rope_type": "longrope",
                 "rope_theta": 10000.0,
@@ -257,13 +267,18 @@ FAMILIES = [
         },
     },
     {
-        # Local layers keep their own unscaled base; the one global layer scales positions by 8.
+        # Local layers keep their own unscaled base; the global layers scale positions by 8.
         "folder": "gemma-3-linear",
+        "weights_of": "gemma-3",
         "model_type": "gemma3_text",
         "config": {
-            "head_dim": 16,
-            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "intermediate_size": 160,
+            "num_hidden_layers": 7,
             "layer_types": [
+                "sliding_attention",
+                "sliding_attention",
+                "full_attention",
                 "sliding_attention",
                 "sliding_attention",
                 "full_attention",

@@ -106,6 +106,7 @@ def make(row, folder, tokenizer_from):
         fill_weights(model, generator)
     model.to(torch.bfloat16)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").unlink(missing_ok=True)  # a link's target stays as it is
     model.save_pretrained(folder)
     write_config(folder, row.get("legacy", False))
     for name in ("tokenizer.json", "tokenizer_config.json"):
