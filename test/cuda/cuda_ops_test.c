@@ -371,7 +371,8 @@ TEST(row_gate_reduce_and_logits_agree)
     NEED_GPU();
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {
         struct pair p;
-        REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
+        const struct backend_limits limits = pair_limits();
+        REQUIRE(pair_open(&p, pair_dtypes[d], false, &limits));
         struct pair_tensor x = tensor_random(&p, 9, 77, 80, 1.0f);
         struct pair_tensor y = tensor_random(&p, 9, 101, 104, 1.0f);
         struct pair_weight w = vector_make(&p, 77, 0.2f);
