@@ -99,8 +99,9 @@ enum engine_state { ENGINE_READY, ENGINE_FAILED, ENGINE_CLOSING };
 
 enum { N_STEP_SIZES = 14 };
 
-/* Steps are counted by their rows: class i has those of at most so many, and of more than the class
- * before; the last has all that are larger, and no bound (0). */
+/* Steps are counted by their tokens, those of prompts that they computed and those that they
+ * generated: class i has steps of at most so many, and of more than the class before; the last has
+ * all that are larger, and no bound (0). */
 static inline int32_t engine_step_bound(int32_t i)
 {
     if (i == N_STEP_SIZES - 1) {
@@ -117,7 +118,7 @@ struct engine_stats {
     int32_t n_submitted;
     int64_t submitted_tokens;
     int32_t n_blocks, n_blocks_held, n_blocks_idle; // idle: cached, without a holder; rest: free
-    int64_t n_steps, n_rows;
+    int64_t n_steps, n_rows, step_tokens, step_seqs; // seqs: of all steps
     int64_t step_sizes[N_STEP_SIZES]; // steps, by engine_step_bound
     int64_t prompt_tokens, generated_tokens, preemptions;
     int64_t prefix_queries, prefix_hits; // tokens

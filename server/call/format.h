@@ -12,6 +12,9 @@ struct call_format {
     const char *id_prefix;                   // of the answer's id
     void (*reply)(struct call *c);           // prompts are prepared: ends the answer
     void (*begin)(struct call *c);           // a stream: makes chunk_head; may be NULL
+    /* News of the prompt, where the request wants them: ch->n_prefilled. Before `start`; NULL: there
+     * are none. */
+    void (*prompt)(struct call_choice *ch);
     void (*start)(struct call_choice *ch);   // before the first token; may be NULL
     void (*pending)(struct call_choice *ch); // takes what is pending: in a stream, or `in_order`
     /* It has an item for each run of one kind, also without a stream. Log probabilities then come
@@ -68,6 +71,12 @@ void call_native_logprob(struct call_choice *ch, int32_t token, const struct tok
 /* llama.cpp's {"prompt_n":..,"predicted_ms":..} of a request of the engine (format_native.c). */
 void call_put_timings(struct buf *b, const struct call *c, const struct engine_request *q);
 void call_put_asked_timings(struct buf *b, const struct call *c); // ,"timings":{...} if asked for
+/* llama.cpp's ,"prompt_progress":{"total":..,"cache":..,"processed":..,"time_ms":..} */
+void call_put_progress(struct buf *b, const struct call_choice *ch);
+/* llama.cpp's own answer, of a choice that has ended (format_native.c); with `verbose`, as a member
+ * of another answer. */
+void call_put_native(struct buf *b, struct call_choice *ch);
+void call_put_verbose(struct buf *b, struct call *c);
 void call_put_node(struct buf *b, const struct json *node);       // a tree as text
 /* ,"stop_reason":"..." or the id or null, of a choice that has ended */
 void call_put_stop_reason(struct buf *b, const struct call_choice *ch);

@@ -57,6 +57,15 @@ static void start_stream(struct call_choice *ch)
     call_send_chunk(ch->call, b);
 }
 
+static void tell_prompt(struct call_choice *ch)
+{
+    struct buf *b = open_chunk(ch);
+    close_chunk(ch, b, NULL);
+    buf_puts(b, "}]");
+    call_put_progress(b, ch);
+    call_send_chunk(ch->call, b);
+}
+
 /* A delta of the call with this index begins; the old form has one call alone. */
 static void open_delta_call(struct buf *b, const struct call_choice *ch, int32_t index)
 {
@@ -164,7 +173,11 @@ static void finish(struct call_choice *ch)
     struct buf *b = open_chunk(ch);
     close_chunk(ch, b, ch->finish);
     call_put_stop_reason(b, ch);
-    end_chunk(ch, b);
+    buf_puts(b, "}]");
+    if (ch->index == 0) {
+        call_put_verbose(b, ch->call);
+    }
+    call_send_chunk(ch->call, b);
 }
 
 /* ---- the whole object -------------------------------------------------------------------------
@@ -193,6 +206,8 @@ static void put_message(struct buf *b, struct call_choice *ch)
         buf_puts(b, old ? ",\"function_call\":" : ",\"tool_calls\":[");
         buf_put(b, calls->data, calls->n_bytes);
         buf_puts(b, old ? "" : "]");
+    } else if (ch->call->request.tools_bytes > 0 && !ch->call->request.old_calls) {
+        buf_puts(b, ",\"tool_calls\":[]"); // as vLLM has it, so that clients may count them
     }
     buf_putc(b, '}');
 }
@@ -238,6 +253,7 @@ static void end(struct call *c)
     call_put_prompt_logprobs(&body, c, &c->requests[0]);
     call_put_prompt_ids(&body, c, &c->requests[0]);
     call_put_asked_timings(&body, c);
+    call_put_verbose(&body, c);
     buf_puts(&body, ",\"service_tier\":\"default\"}");
     c->sink->whole(c, &body);
 }
@@ -250,6 +266,7 @@ static void begin(struct call *c)
 const struct call_format call_chat_format = {
     .id_prefix = "chatcmpl-",
     .begin = begin,
+    .prompt = tell_prompt,
     .start = start,
     .pending = pending,
     .call = call,

@@ -20,6 +20,7 @@ bool read_stop(struct request *r);
 bool read_stop_sequences(struct request *r);
 bool read_stop_ids(struct request *r);
 bool read_bias(struct request *r);
+bool request_ban_ends(struct request *r);
 bool check_best_of(struct request *r);
 bool check_prompt_logprobs(struct request *r);
 bool read_allowed(struct request *r);

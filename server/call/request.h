@@ -145,7 +145,8 @@ struct request {
     size_t n_queries, n_documents;
     int64_t max_query_tokens, max_doc_tokens, top_n; // 0: all
     bool activates, returns_documents, bare_list;
-    bool native_tokens, timings; // llama.cpp's return_tokens and timings_per_token
+    /* llama.cpp's return_tokens, timings_per_token, return_progress, verbose */
+    bool native_tokens, timings, tells_prompt, verbose;
     const struct json *fields;   // of llama.cpp's answer: the members that are wanted; NULL: all
     enum pool_kind pooling;      // what is pooled, if it `pools`
     int64_t dimensions;          // 0: all

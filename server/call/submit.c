@@ -116,6 +116,7 @@ static bool make_requests(struct call *c, struct call_error *e)
         q->grammar_after_id = r->constraint_after_id;
         q->priority = r->priority;
         q->background = r->background;
+        q->tells_prompt = r->tells_prompt && r->stream;
         q->cache_salt = salt;
         q->user = c;
         if (r->pools) {
