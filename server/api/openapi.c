@@ -32,6 +32,15 @@ static const struct about {
      false},
     {"POST", "/v1/chat/completions/render",
      "vLLM's: the tokens of a conversation, with its settings.", "ChatRequest", ANSWER_JSON, false},
+    {"POST", "/v1/chat/completions/batch", "vLLM's: answers to several conversations.",
+     "ChatsRequest", ANSWER_JSON, false},
+    {"POST", "/generative_scoring", "vLLM's: how likely tokens are to follow texts.",
+     "LabelsRequest", ANSWER_JSON, false},
+    {"POST", "/classify", "vLLM's: what a model that judges says of texts.", "ClassifyRequest",
+     ANSWER_JSON, false},
+    {"POST", "/pooling", "vLLM's: vectors of texts, in its own form.", "PoolingRequest", ANSWER_JSON,
+     false},
+    {"POST", "/v2/embed", "Cohere's: vectors of texts.", "CohereEmbedRequest", ANSWER_JSON, false},
     {"POST", "/v1/completions/render", "vLLM's: the tokens of prompts, with their settings.",
      "CompletionRequest", ANSWER_JSON, false},
     {"POST", "/inference/v1/generate", "vLLM's: the tokens that follow tokens.", "TokensRequest",
@@ -194,11 +203,17 @@ static const struct {
     unsigned form;
 } bodies[] = {
     {"ChatRequest", FORM_CHAT},
+    {"ChatsRequest", FORM_CHAT_BATCH},
+    {"LabelsRequest", FORM_LABELS},
+    {"ClassifyTexts", FORM_CLASSIFY},
+    {"PoolingTexts", FORM_POOLING},
+    {"PooledMessages", FORM_POOL_CHAT},
+    {"CohereEmbedRequest", FORM_COHERE_EMBED},
     {"CompletionRequest", FORM_COMPLETIONS},
     {"TokensRequest", FORM_TOKENS},
     {"MessagesRequest", FORM_MESSAGES},
     {"CountTokensRequest", FORM_COUNT_TOKENS},
-    {"EmbeddingRequest", FORM_EMBEDDINGS},
+    {"EmbeddingTexts", FORM_EMBEDDINGS},
     {"ResponseRequest", FORM_RESPONSES},
     {"ScoreRequest", FORM_SCORE},
     {"NativeRequest", FORM_NATIVE},
@@ -555,6 +570,12 @@ static void put_components(struct buf *b, const struct config *config)
                 "{'$ref':'#/components/schemas/EmbeddingRequest'},"
                 "{'$ref':'#/components/schemas/RerankRequest'},"
                 "{'$ref':'#/components/schemas/ScoreRequest'}]},"
+                "'EmbeddingRequest':{'anyOf':[{'$ref':'#/components/schemas/EmbeddingTexts'},"
+                "{'$ref':'#/components/schemas/PooledMessages'}]},"
+                "'ClassifyRequest':{'anyOf':[{'$ref':'#/components/schemas/ClassifyTexts'},"
+                "{'$ref':'#/components/schemas/PooledMessages'}]},"
+                "'PoolingRequest':{'anyOf':[{'$ref':'#/components/schemas/PoolingTexts'},"
+                "{'$ref':'#/components/schemas/PooledMessages'}]},"
                 "'TokenizeRequest':{'anyOf':[{'$ref':'#/components/schemas/TokenizeText'},"
                 "{'$ref':'#/components/schemas/TokenizeMessages'}]}");
     for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {

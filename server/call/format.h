@@ -44,6 +44,7 @@ extern const struct call_format call_chat_format, call_completion_format, call_r
     call_message_format, call_count_format, call_embedding_format, call_input_tokens_format,
     call_tokens_format, call_text_format, call_score_format, call_rerank_format, call_ollama_format,
     call_ollama_load_format, call_ollama_embed_format, call_native_format, call_native_embed_format,
+    call_labels_format, call_classify_format, call_pooling_format, call_cohere_format,
     call_apply_format, call_token_format, call_render_format, call_render_chat_format;
 
 /* ---- shared pieces of JSON (format.c) -----------------------------------------------------------
@@ -95,6 +96,13 @@ void call_put_vector(struct buf *b, struct call *c, size_t prompt);
 void call_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]
 /* ,"prompt_logprobs":[null,{"5":{"logprob":..,"rank":..,"decoded_token":".."}},...] */
 void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct engine_request *r);
+/* Of answers that a judge gave (format_score.c): keeps their log probabilities; P(yes) of a prompt,
+ * or how much more likely yes is. */
+void call_note_answer(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
+                      size_t n_chars_before);
+double call_judged(const struct call *c, size_t prompt);
+/* {"id":..,"object":"list","created":..,"model":.. of such lists */
+void call_put_list_head(struct buf *b, const struct call *c);
 /* A response as it is now: with its items when it is closed (format_responses.c). */
 void call_put_response(struct buf *b, struct call *c);
 /* Of one that runs in the background: what it has told so far, framed as a stream has it. They are

@@ -83,33 +83,44 @@ static const char *arguments_key(const struct call_choice *ch)
     return ch->is_custom ? "\"custom\":{\"input\":" : "\"function\":{\"arguments\":";
 }
 
-static void pending(struct call_choice *ch)
+static void put_reasoning(struct buf *b, const struct buf *text)
 {
-    struct buf *from = ch->pending == PENDING_TEXT        ? &ch->content
-                       : ch->pending == PENDING_REASONING ? &ch->reasoning
-                                                          : &ch->arguments;
-    if (from->n_bytes == 0 && ch->ids.n_bytes == 0) {
-        return;
-    }
-    struct buf *b = open_chunk(ch);
-    if (from->n_bytes == 0) {
-        // ids alone: an empty delta
-    } else if (ch->pending == PENDING_TEXT) {
-        buf_puts(b, "\"content\":");
-        buf_put_json(b, from->data, from->n_bytes);
-    } else if (ch->pending == PENDING_REASONING) {
-        buf_puts(b, "\"reasoning_content\":");
-        buf_put_json(b, from->data, from->n_bytes);
-        buf_puts(b, ",\"reasoning\":");
-        buf_put_json(b, from->data, from->n_bytes);
-    } else {
+    buf_puts(b, "\"reasoning_content\":");
+    buf_put_json(b, text->data, text->n_bytes);
+    buf_puts(b, ",\"reasoning\":");
+    buf_put_json(b, text->data, text->n_bytes);
+}
+
+/* The delta of what is pending; of ids alone it is empty. */
+static void put_delta(struct buf *b, struct call_choice *ch)
+{
+    if (ch->arguments.n_bytes > 0) {
         bool old = ch->call->request.old_calls;
         open_delta_call(b, ch, ch->n_calls - 1);
         buf_puts(b, old ? "\"arguments\":" : arguments_key(ch));
-        buf_put_json(b, from->data, from->n_bytes);
+        buf_put_json(b, ch->arguments.data, ch->arguments.n_bytes);
         buf_puts(b, old ? "}" : "}}]");
+    } else if (ch->reasoning.n_bytes > 0) {
+        put_reasoning(b, &ch->reasoning);
+    } else if (ch->content.n_bytes > 0) {
+        buf_puts(b, "\"content\":");
+        buf_put_json(b, ch->content.data, ch->content.n_bytes);
     }
-    buf_clear(from);
+    buf_clear(&ch->arguments);
+    buf_clear(&ch->reasoning);
+    buf_clear(&ch->content);
+}
+
+/* With usage in each chunk what comes last goes with the end, so that no two have equal counts. */
+static void pending(struct call_choice *ch)
+{
+    size_t n = ch->content.n_bytes + ch->reasoning.n_bytes + ch->arguments.n_bytes;
+    bool waits = ch->finish && ch->call->request.continuous_usage;
+    if (waits || n + ch->ids.n_bytes == 0) {
+        return;
+    }
+    struct buf *b = open_chunk(ch);
+    put_delta(b, ch);
     close_chunk(ch, b, NULL);
     end_chunk(ch, b);
 }
@@ -171,6 +182,7 @@ static void call_end(struct call_choice *ch)
 static void finish(struct call_choice *ch)
 {
     struct buf *b = open_chunk(ch);
+    put_delta(b, ch);
     close_chunk(ch, b, ch->finish);
     call_put_stop_reason(b, ch);
     buf_puts(b, "}]");
@@ -187,17 +199,15 @@ static void put_message(struct buf *b, struct call_choice *ch)
 {
     const struct buf *calls = &ch->calls;
     buf_puts(b, "{\"role\":\"assistant\",\"content\":");
-    if (!ch->has_content && calls->n_bytes > 0) {
-        buf_puts(b, "null");
+    if (!ch->has_content && calls->n_bytes > 0 && !ch->call->request.is_named) {
+        buf_puts(b, "null"); // with a call that was named it is "", as vLLM has it
     } else {
         buf_put_json(b, ch->content.data ? ch->content.data : "", ch->content.n_bytes);
     }
     buf_puts(b, ",\"refusal\":null,\"annotations\":[]");
     if (ch->has_reasoning) {
-        buf_puts(b, ",\"reasoning_content\":");
-        buf_put_json(b, ch->reasoning.data, ch->reasoning.n_bytes);
-        buf_puts(b, ",\"reasoning\":");
-        buf_put_json(b, ch->reasoning.data, ch->reasoning.n_bytes);
+        buf_putc(b, ',');
+        put_reasoning(b, &ch->reasoning);
     } else {
         buf_puts(b, ",\"reasoning\":null"); // clients of vLLM's read it without looking for it
     }

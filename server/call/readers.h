@@ -68,9 +68,11 @@ bool chat_end(struct request *r);
 bool chat_is_role(const char *role);
 /* Whether the rendered text has each role that is the client's own word; of a template that failed
  * there is none. */
-bool chat_check_roles(struct request *r, const char *text, size_t n_bytes);
+bool chat_check_roles(struct request *r, const struct json *messages, const char *text,
+                      size_t n_bytes);
 
 bool read_messages(struct request *r);
+bool read_chats(struct request *r);
 bool read_chat_template(struct request *r);
 bool check_continue(struct request *r);
 bool read_reasoning(struct request *r);
@@ -95,6 +97,7 @@ bool read_typed_choice(struct request *r);
 void completion_begin(struct request *r);
 bool completion_end(struct request *r);
 void embeddings_begin(struct request *r);
+void vectors_begin(struct request *r); // of /v1/embeddings, where messages may be a prompt
 bool embeddings_end(struct request *r);
 void tokenize_begin(struct request *r);
 bool tokenize_end(struct request *r);
@@ -108,6 +111,32 @@ bool read_embd_normalize(struct request *r);
 bool read_one_prompt(struct request *r);
 bool read_add_special(struct request *r);
 bool read_tokens(struct request *r);
+
+/* ---- classes, pooling, Cohere's (request_pooling.c), labels (request_labels.c) ------------------
+ */
+
+void pooled_chat_begin(struct request *r);
+void classify_begin(struct request *r);
+bool classify_end(struct request *r);
+void pooling_begin(struct request *r);
+bool pooling_end(struct request *r);
+void cohere_begin(struct request *r);
+void labels_begin(struct request *r);
+bool labels_end(struct request *r);
+
+bool read_task(struct request *r);
+bool read_embed_texts(struct request *r);
+bool read_input_type(struct request *r);
+bool read_vector_types(struct request *r);
+bool read_cohere_truncate(struct request *r);
+bool read_use_activation(struct request *r);
+bool read_label_query(struct request *r);
+bool read_label_items(struct request *r);
+bool read_labels(struct request *r);
+
+/* Each of these tokens is drawn behind each prompt, and nothing but its log probability is looked
+ * at (request_score.c). */
+void request_ask_each(struct request *r, const int32_t *answers, int32_t n);
 
 /* Ids in, ids out (request_tokens.c). */
 void render_chat_begin(struct request *r);

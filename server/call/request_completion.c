@@ -175,12 +175,18 @@ void embeddings_begin(struct request *r)
     r->add_special = true;
 }
 
+void vectors_begin(struct request *r)
+{
+    embeddings_begin(r);
+    pooled_chat_begin(r);
+}
+
 bool embeddings_end(struct request *r)
 {
     r->stream = r->params.prompt_logprobs = false; // nothing is drawn
     r->params.min_tokens = 0;
     r->n = 1;
-    return refuse_empty(r, "input");
+    return refuse_empty(r, r->kind == KIND_COHERE_EMBED ? "texts" : "input");
 }
 
 /* ---- the tokenizer ----------------------------------------------------------------------------

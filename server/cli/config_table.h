@@ -30,6 +30,7 @@ struct option_row {
     double min, max;        // of numbers
     const char *choices;    // "a|b|c" of OPTION_CHOICE
     const char *synonyms;   // "x=a|y=b": other words for these; NULL: none
+    bool may_be_object;     // of OPTION_STRING: members may be set one by one, as of OPTION_JSON
     bool secret;            // never printed
     bool same_on_nodes;     // several processes for one model must agree on it
     bool is_command;        // asks for another output than a server: no part of what is in force

@@ -60,7 +60,7 @@ TEST(every_member_is_in_it)
     } schemas[] = {
         {"ChatRequest", FORM_CHAT},
         {"CompletionRequest", FORM_COMPLETIONS},
-        {"EmbeddingRequest", FORM_EMBEDDINGS},
+        {"EmbeddingTexts", FORM_EMBEDDINGS},
         {"ResponseRequest", FORM_RESPONSES},
         {"TokenizeText", FORM_TOKENIZE_TEXT},
         {"TokenizeMessages", FORM_TOKENIZE_CHAT},
