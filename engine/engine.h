@@ -117,9 +117,9 @@ struct engine_stats {
     /* Submitted and in none of the two yet, with their prompts' tokens: always exact. */
     int32_t n_submitted;
     int64_t submitted_tokens;
-    int32_t n_blocks, n_blocks_held, n_blocks_idle; // idle: cached, without a holder; rest: free
+    int32_t n_blocks, n_blocks_held, n_blocks_idle;  // idle: cached, without a holder; rest: free
     int64_t n_steps, n_rows, step_tokens, step_seqs; // seqs: of all steps
-    int64_t step_sizes[N_STEP_SIZES]; // steps, by engine_step_bound
+    int64_t step_sizes[N_STEP_SIZES];                // steps, by engine_step_bound
     int64_t prompt_tokens, generated_tokens, preemptions;
     int64_t prefix_queries, prefix_hits; // tokens
     int64_t prefix_recomputed; // tokens that were found but for the recurrent state behind them

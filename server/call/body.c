@@ -221,7 +221,8 @@ const char *body_text(const struct body *b, const char *string, size_t *n_bytes)
 static bool hide_from_tree(struct body *b, struct body_member *m, char *text, size_t n_bytes)
 {
     char *at = text + (m->start - text), *end = at + m->n_bytes;
-    static const char of_ids[] = "prompt|prompt_token_ids|token_ids|input|tokens|query|items|label_token_ids";
+    static const char of_ids[] =
+        "prompt|prompt_token_ids|token_ids|input|tokens|query|items|label_token_ids";
     bool ids = m->n_bytes > 2 && is_ids(m) && words_find(of_ids, m->key) >= 0;
     static const char of_texts[] =
         "prompt|input|content|messages|system|instructions|suffix|query|"

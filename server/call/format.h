@@ -9,11 +9,11 @@
 /* Only chat, completions and responses stream: the others have no `finish`. One that needs no
  * engine has `reply` alone; the others do not have it. */
 struct call_format {
-    const char *id_prefix;                   // of the answer's id
-    void (*reply)(struct call *c);           // prompts are prepared: ends the answer
-    void (*begin)(struct call *c);           // a stream: makes chunk_head; may be NULL
-    /* News of the prompt, where the request wants them: ch->n_prefilled. Before `start`; NULL: there
-     * are none. */
+    const char *id_prefix;         // of the answer's id
+    void (*reply)(struct call *c); // prompts are prepared: ends the answer
+    void (*begin)(struct call *c); // a stream: makes chunk_head; may be NULL
+    /* News of the prompt, where the request wants them: ch->n_prefilled. Before `start`; NULL:
+     * there are none. */
     void (*prompt)(struct call_choice *ch);
     void (*start)(struct call_choice *ch);   // before the first token; may be NULL
     void (*pending)(struct call_choice *ch); // takes what is pending: in a stream, or `in_order`
@@ -78,7 +78,7 @@ void call_put_progress(struct buf *b, const struct call_choice *ch);
  * of another answer. */
 void call_put_native(struct buf *b, struct call_choice *ch);
 void call_put_verbose(struct buf *b, struct call *c);
-void call_put_node(struct buf *b, const struct json *node);       // a tree as text
+void call_put_node(struct buf *b, const struct json *node); // a tree as text
 /* ,"stop_reason":"..." or the id or null, of a choice that has ended */
 void call_put_stop_reason(struct buf *b, const struct call_choice *ch);
 /* What objects and chunks with choices begin with, up to and with "choices": */

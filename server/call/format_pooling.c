@@ -98,6 +98,9 @@ static void put_vector(struct buf *b, struct call *c, size_t prompt, enum vector
     }
     c->request.base64 = type == VECTOR_BASE64;
     call_put_vector(b, c, prompt);
+    if (prompt + 1 == c->n_requests) {
+        c->request.normalize = false; // done for all: the next type has the same numbers
+    }
 }
 
 static void put_vectors(struct buf *b, struct call *c)
@@ -120,12 +123,6 @@ static void put_vectors(struct buf *b, struct call *c)
     buf_putc(b, '}');
 }
 
-static void put_texts(struct buf *b, const struct call *c)
-{
-    const struct body_member *texts = body_get(&c->request.body, "texts");
-    buf_put(b, texts->start, texts->n_bytes);
-}
-
 static void end_cohere(struct call *c)
 {
     struct buf b;
@@ -135,8 +132,9 @@ static void end_cohere(struct call *c)
     buf_puts(&b, ",\"embeddings\":");
     put_vectors(&b, c);
     buf_puts(&b, ",\"texts\":");
-    put_texts(&b, c);
-    buf_puts(&b, ",\"meta\":{\"api_version\":{\"version\":\"2\"},\"billed_units\":{\"input_tokens\":");
+    buf_puts(&b, c->request.repeated);
+    buf_puts(&b,
+             ",\"meta\":{\"api_version\":{\"version\":\"2\"},\"billed_units\":{\"input_tokens\":");
     buf_put_int(&b, count_tokens(c));
     buf_puts(&b, ",\"image_tokens\":0}},\"response_type\":\"embeddings_by_type\"}");
     c->sink->whole(c, &b);

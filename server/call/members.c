@@ -12,8 +12,8 @@ enum {
     CHATS = FORM_CHAT | FORM_CHAT_BATCH | FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT,
     MESSAGES = FORM_MESSAGES | FORM_COUNT_TOKENS,
     TALKS = CHATS | FORM_RESPONSES | MESSAGES | OLLAMA,
-    DRAWS = FORM_CHAT | FORM_CHAT_BATCH | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES | FORM_GENERATE | OLLAMA |
-            NATIVE | FORM_TOKENS,
+    DRAWS = FORM_CHAT | FORM_CHAT_BATCH | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES |
+            FORM_GENERATE | OLLAMA | NATIVE | FORM_TOKENS,
     SERVED = TALKS | FORM_COMPLETIONS | FORM_EMBEDDINGS | FORM_OLLAMA_EMBED | NATIVE |
              FORM_NATIVE_EMBED | TOKENIZE | FORM_DETOKENIZE | FORM_TOKENS, // by a server
     PAIRS = FORM_SCORE | FORM_RERANK,
@@ -175,8 +175,7 @@ const struct member members[] = {
     {"skip_special_tokens", "Special tokens are left out of the text.", ALL,
      BOOL(output.skip_special)},
     {"add_special_tokens", "The tokenizer's own begin and end tokens are added to the prompt.",
-     ALL | POOLED | FORM_LABELS,
-     BOOL(add_special), FLAG(has_add_special)},
+     ALL | POOLED | FORM_LABELS, BOOL(add_special), FLAG(has_add_special)},
     {"parse_special", "Special tokens are recognised in a prompt that is text.", ALL,
      BOOL(parse_special)},
     {"truncate_prompt_tokens", "A longer prompt is cut to this many tokens; -1: to what fits.",
@@ -232,8 +231,8 @@ const struct member members[] = {
     {"messages", "Conversations, each answered by a choice.", FORM_CHAT_BATCH,
      HAND(ARRAY, read_chats), .required = true,
      .schema = "'minItems':1,'items':{'type':'array'," CHAT_MESSAGES "}"},
-    {"messages", "The conversation so far.", CHATS & ~(OLLAMA | FORM_CHAT_BATCH), HAND(ARRAY, read_messages),
-     .required = true, .schema = CHAT_MESSAGES},
+    {"messages", "The conversation so far.", CHATS & ~(OLLAMA | FORM_CHAT_BATCH),
+     HAND(ARRAY, read_messages), .required = true, .schema = CHAT_MESSAGES},
     /* ---- messages ---- */
     {"messages", "The conversation so far, as turns of blocks.", MESSAGES, HAND(ARRAY, read_turns),
      .required = true, .schema = TURNS},
@@ -301,10 +300,10 @@ const struct member members[] = {
     {"thinking", "The same as an object: its type is enabled or disabled.", CHATS | FORM_RESPONSES,
      HAND(OBJECT, read_thinking),
      .schema = "'properties':{'type':{'enum':['enabled','disabled']}}"},
-    {"chat_template", "A template in place of the model's (--trust-request-chat-template).", CHATS | FORM_POOL_CHAT,
-     HAND(STRING, read_chat_template)},
-    {"add_generation_prompt", "The template ends with the beginning of the answer.", CHATS | FORM_POOL_CHAT,
-     BOOL(add_generation_prompt)},
+    {"chat_template", "A template in place of the model's (--trust-request-chat-template).",
+     CHATS | FORM_POOL_CHAT, HAND(STRING, read_chat_template)},
+    {"add_generation_prompt", "The template ends with the beginning of the answer.",
+     CHATS | FORM_POOL_CHAT, BOOL(add_generation_prompt)},
     {"continue_final_message", "The answer continues the last message.", CHATS | FORM_POOL_CHAT,
      BOOL(continue_final_message), .check = check_continue},
     {"include_reasoning", "Whether the answer has what the model thought.", CHATS,
@@ -389,16 +388,15 @@ const struct member members[] = {
      HAND(CHOICE, read_pool), .choices = "mean|last"},
 
     /* ---- embeddings ---- */
-    {"encoding_format", "Numbers, or their bytes.", VECTORS,
-     CHOICE(base64, "float|base64")},
+    {"encoding_format", "Numbers, or their bytes.", VECTORS, CHOICE(base64, "float|base64")},
     {"dimensions", "Only as many as the model has.", VECTORS, INT(dimensions, 1, INT32_MAX),
      .check = check_dimensions},
     {"normalize", "Whether a vector has length 1.", VECTORS, BOOL(normalize)},
     {"use_activation", "vLLM's name of normalize.", VECTORS, HAND(BOOL, read_use_activation)},
     {"embd_normalize", "llama.cpp's norm: 2 is length 1, -1 is none.", VECTORS,
      HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
-    {"input", "What becomes vectors, one each.", FORM_EMBEDDINGS | FORM_POOLING, HAND(PROMPTS, read_input),
-     .max = MAX_INPUTS, .required = true},
+    {"input", "What becomes vectors, one each.", FORM_EMBEDDINGS | FORM_POOLING,
+     HAND(PROMPTS, read_input), .max = MAX_INPUTS, .required = true},
 
     /* ---- llama.cpp's ---- */
     {"prompt", "What is to be continued: texts, ids, both mixed, or a list of such.", FORM_NATIVE,
@@ -481,8 +479,8 @@ const struct member members[] = {
     {"data_2", "Another name of text_2.", FORM_SCORE, WITH(ANY, "text_1"), .schema = TEXTS},
 
     /* ---- classes, pooling, labels, Cohere's ---- */
-    {"messages", "A conversation, in place of an input.", FORM_POOL_CHAT, HAND(ARRAY, read_messages),
-     .required = true, .schema = CHAT_MESSAGES},
+    {"messages", "A conversation, in place of an input.", FORM_POOL_CHAT,
+     HAND(ARRAY, read_messages), .required = true, .schema = CHAT_MESSAGES},
     {"input", "What is classified.", FORM_CLASSIFY, HAND(PROMPTS, read_input), .max = MAX_INPUTS,
      .required = true},
     {"use_activation", "Whether what a judge says is a probability from 0 to 1.", FORM_CLASSIFY,
@@ -502,8 +500,7 @@ const struct member members[] = {
     {"input_type", "Prompts for kinds of inputs: there are none.", FORM_COHERE_EMBED,
      HAND(STRING, read_input_type), .schema = "'enum':[null]"},
     {"embedding_types", "Which forms of the vectors are answered.", FORM_COHERE_EMBED,
-     HAND(ARRAY, read_vector_types),
-     .schema = "'items':{'enum':['float','base64']}"},
+     HAND(ARRAY, read_vector_types), .schema = "'items':{'enum':['float','base64']}"},
     {"truncate", "The end at which a text that is too long is cut, or NONE.", FORM_COHERE_EMBED,
      HAND(CHOICE, read_cohere_truncate), .choices = "NONE|END|START"},
     {"max_tokens", "A longer text is cut to this many tokens.", FORM_COHERE_EMBED,

@@ -66,7 +66,8 @@ static bool choose_kind(struct request *r)
     };
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
         if (body_has(&r->body, signs[i].key)) {
-            r->kind = signs[i].kind;
+            bool judged = signs[i].kind == KIND_EMBEDDINGS && r->model->scoring.judges;
+            r->kind = judged ? KIND_CLASSIFY : signs[i].kind;
             return true;
         }
     }

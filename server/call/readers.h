@@ -152,6 +152,7 @@ bool request_fill_hole(struct request *r);
 
 /* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
 bool request_read_prompts(struct request *r, const char *key, size_t max_prompts);
+bool request_refuse_empty(struct request *r, const char *key); // one of those
 
 /* ---- llama.cpp's (request_native.c) -------------------------------------------------------------
  */

@@ -33,13 +33,13 @@ enum request_kind {
     KIND_NATIVE, // llama.cpp's
     KIND_INFILL,
     KIND_NATIVE_EMBED,
-    KIND_TOKENS,       // vLLM's: ids in, ids out
-    KIND_CHAT_BATCH,   // several conversations
-    KIND_LABELS,       // how likely each of some tokens is next
-    KIND_CLASSIFY,     // what a model that judges says of prompts
-    KIND_POOLING,      // embeddings in another form
-    KIND_COHERE_EMBED, // Cohere's
-    N_KINDS_WITH_FORM, // bodies of the others have a form of those above
+    KIND_TOKENS,                          // vLLM's: ids in, ids out
+    KIND_CHAT_BATCH,                      // several conversations
+    KIND_LABELS,                          // how likely each of some tokens is next
+    KIND_CLASSIFY,                        // what a model that judges says of prompts
+    KIND_POOLING,                         // embeddings in another form
+    KIND_COHERE_EMBED,                    // Cohere's
+    N_KINDS_WITH_FORM,                    // bodies of the others have a form of those above
     KIND_OLLAMA_LOAD = N_KINDS_WITH_FORM, // a chat or a prompt without messages or a text
     KIND_APPLY_TEMPLATE,
     KIND_RENDER,            // the ids of a completion's prompts
@@ -173,13 +173,13 @@ struct request {
     bool activates, returns_documents, bare_list;
     /* llama.cpp's return_tokens, timings_per_token, return_progress, verbose */
     bool native_tokens, timings, tells_prompt, verbose;
-    const struct json *fields;   // of llama.cpp's answer: the members that are wanted; NULL: all
+    const struct json *fields; // of llama.cpp's answer: the members that are wanted; NULL: all
     const struct request_prompt *query; // labels: what stands beside each item
     bool item_first;
-    unsigned vector_types;       // Cohere's: bits, by enum vector_type
-    enum pool_kind pooling;      // what is pooled, if it `pools`
-    int64_t dimensions;          // 0: all
-    bool token_strs;             // tokenize
+    unsigned vector_types;  // Cohere's: bits, by enum vector_type
+    enum pool_kind pooling; // what is pooled, if it `pools`
+    int64_t dimensions;     // 0: all
+    bool token_strs;        // tokenize
     bool add_special, has_add_special;
     bool parse_special; // recognise special tokens in a prompt that is text (in messages: never)
     int64_t truncate;   // prompt tokens to keep; -1: the model's maximum; 0: all
@@ -203,7 +203,7 @@ struct request {
     int32_t constraint_after_id;
 
     /* Chat, responses and messages. */
-    struct request_chat *chats;            // several; `messages` is then the first; or NULL
+    struct request_chat *chats; // several; `messages` is then the first; or NULL
     size_t n_chats;
     const char *messages, *tools, *kwargs; // JSON text
     size_t messages_bytes, tools_bytes, kwargs_bytes;
@@ -234,7 +234,7 @@ struct request {
     const char *items;        // responses: its own input items, as JSON texts joined by commas
     const char *history;      // responses: the items before those, as a JSON array; or NULL
     size_t items_bytes, history_bytes;
-    const char *repeated; // responses: the members that the answer repeats, as JSON text
+    const char *repeated; // what the answer repeats of the body, as JSON text
 };
 
 bool request_check_n_tools(struct request *r, const char *key, size_t n);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The body of vLLM's /generative_scoring: each item with the query is a prompt, and of some tokens is
- * asked how likely they are to follow it. */
+/* The body of vLLM's /generative_scoring: each item with the query is a prompt, and of some tokens
+ * is asked how likely they are to follow it. */
 #include "server/call/readers.h"
 
 #include <string.h>
@@ -20,10 +20,12 @@ static bool put_ids(struct request *r, const struct request_prompt *p, bool add_
         return true;
     }
     if (!r->model->tok) {
-        return call_error_set(&r->error, 400, "unsupported_value", "query",
-                              "This model has no tokenizer: 'query' and 'items' must be token ids.");
+        return call_error_set(
+            &r->error, 400, "unsupported_value", "query",
+            "This model has no tokenizer: 'query' and 'items' must be token ids.");
     }
-    return tokenizer_encode(r->model->tok, &span, 1, flags, out, NULL) == OK || request_too_large(r);
+    return tokenizer_encode(r->model->tok, &span, 1, flags, out, NULL) == OK ||
+           request_too_large(r);
 }
 
 /* The query goes in front of each item, or with item_first behind it. */
@@ -72,8 +74,8 @@ bool read_labels(struct request *r)
         if (empty) {
             return call_error_empty(&r->error, "label_token_ids");
         }
-        return r->error.status == 0 && body_wrong_type(&r->error, "label_token_ids",
-                                                       "an array of token ids", m->node);
+        return r->error.status == 0 &&
+               body_wrong_type(&r->error, "label_token_ids", "an array of token ids", m->node);
     }
     if (lists->n > MAX_LABELS) {
         return call_error_set(&r->error, 400, "array_above_max_length", "label_token_ids",

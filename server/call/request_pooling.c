@@ -36,12 +36,13 @@ void classify_begin(struct request *r)
 bool classify_end(struct request *r)
 {
     if (!r->generates) {
-        return call_error_set(&r->error, 400, "unsupported_model", "model",
-                              "This model does not classify: it has no head for classes, and judges "
-                              "nothing by two tokens (--scoring yes-no).");
+        return call_error_set(
+            &r->error, 400, "unsupported_model", "model",
+            "This model does not classify: it has no head for classes, and judges "
+            "nothing by two tokens (--scoring yes-no).");
     }
     request_ask_each(r, r->model->scoring.answers, 2);
-    return true;
+    return request_refuse_empty(r, "input");
 }
 
 /* Of vectors their length, of a judge's answer whether it is a probability. */
@@ -99,7 +100,9 @@ void cohere_begin(struct request *r)
 
 bool read_embed_texts(struct request *r)
 {
-    return request_read_prompts(r, "texts", MAX_INPUTS);
+    const struct body_member *m = body_get(&r->body, "texts");
+    r->repeated = m ? arena_strndup(&r->arena, m->start, m->n_bytes) : "";
+    return r->repeated ? request_read_prompts(r, "texts", MAX_INPUTS) : request_too_large(r);
 }
 
 /* There are no prompts for kinds of inputs, so that one would be embedded as another. */
@@ -133,10 +136,11 @@ bool read_vector_types(struct request *r)
     }
     bool bits = types & (1u << VECTOR_BINARY | 1u << VECTOR_UBINARY);
     if (bits && r->model->info->hidden % 8 != 0) {
-        return call_error_set(&r->error, 400, "unsupported_value", "embedding_types",
-                              "The dimension of embeddings must be a multiple of 8 for binary types, "
-                              "but is %d.",
-                              r->model->info->hidden);
+        return call_error_set(
+            &r->error, 400, "unsupported_value", "embedding_types",
+            "The dimension of embeddings must be a multiple of 8 for binary types, "
+            "but is %d.",
+            r->model->info->hidden);
     }
     r->vector_types = types ? types : r->vector_types;
     return true;

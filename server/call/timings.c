@@ -25,7 +25,8 @@ static double prompt_ms(const struct call_choice *ch)
 void call_put_progress(struct buf *b, const struct call_choice *ch)
 {
     const struct engine_request *q = ch->request;
-    buf_printf(b, ",\"prompt_progress\":{\"total\":%d,\"cache\":%d,\"processed\":%d,\"time_ms\":%d}",
+    buf_printf(b,
+               ",\"prompt_progress\":{\"total\":%d,\"cache\":%d,\"processed\":%d,\"time_ms\":%d}",
                q->n_prompt, q->n_cached, ch->n_prefilled, (int)prompt_ms(ch));
 }
 
