@@ -248,14 +248,6 @@ void call_put_asked_timings(struct buf *b, const struct call *c)
     }
 }
 
-void call_put_verbose(struct buf *b, struct call *c)
-{
-    if (c->request.verbose && c->n_choices > 0) {
-        buf_puts(b, ",\"__verbose\":");
-        call_put_native(b, &c->choices[0]);
-    }
-}
-
 void call_send_chunk(struct call *c, struct buf *b)
 {
     if (c->request.continuous_usage) {

@@ -136,6 +136,14 @@ void call_put_native(struct buf *b, struct call_choice *ch)
     buf_putc(b, '}');
 }
 
+void call_put_verbose(struct buf *b, struct call *c)
+{
+    if (c->request.verbose && c->n_choices > 0) {
+        buf_puts(b, ",\"__verbose\":");
+        call_put_native(b, &c->choices[0]);
+    }
+}
+
 /* ---- stream
  * -------------------------------------------------------------------------------------- */
 

@@ -97,7 +97,6 @@ bool read_typed_choice(struct request *r);
 void completion_begin(struct request *r);
 bool completion_end(struct request *r);
 void embeddings_begin(struct request *r);
-void vectors_begin(struct request *r); // of /v1/embeddings, where messages may be a prompt
 bool embeddings_end(struct request *r);
 void tokenize_begin(struct request *r);
 bool tokenize_end(struct request *r);
@@ -115,7 +114,7 @@ bool read_tokens(struct request *r);
 /* ---- classes, pooling, Cohere's (request_pooling.c), labels (request_labels.c) ------------------
  */
 
-void pooled_chat_begin(struct request *r);
+void vectors_begin(struct request *r); // of /v1/embeddings, where messages may be a prompt
 void classify_begin(struct request *r);
 bool classify_end(struct request *r);
 void pooling_begin(struct request *r);

@@ -176,12 +176,6 @@ void embeddings_begin(struct request *r)
     r->add_special = true;
 }
 
-void vectors_begin(struct request *r)
-{
-    embeddings_begin(r);
-    pooled_chat_begin(r);
-}
-
 bool embeddings_end(struct request *r)
 {
     r->stream = r->params.prompt_logprobs = false; // nothing is drawn

@@ -8,12 +8,18 @@
 #include <string.h>
 
 /* A conversation in place of `input` is one prompt. */
-void pooled_chat_begin(struct request *r)
+static void pooled_chat_begin(struct request *r)
 {
     if (body_has(&r->body, "messages") && !body_has(&r->body, "input")) {
         r->form = FORM_POOL_CHAT;
         r->add_special = false; // the template writes what the model wants
     }
+}
+
+void vectors_begin(struct request *r)
+{
+    embeddings_begin(r);
+    pooled_chat_begin(r);
 }
 
 /* Both answers of a judge, in place of a vector. */
