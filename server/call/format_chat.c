@@ -216,7 +216,7 @@ static void put_message(struct buf *b, struct call_choice *ch)
         buf_puts(b, old ? ",\"function_call\":" : ",\"tool_calls\":[");
         buf_put(b, calls->data, calls->n_bytes);
         buf_puts(b, old ? "" : "]");
-    } else if (ch->call->request.tools_bytes > 0 && !ch->call->request.old_calls) {
+    } else if (ch->call->request.tool_mode != TOOLS_OFF && !ch->call->request.old_calls) {
         buf_puts(b, ",\"tool_calls\":[]"); // as vLLM has it, so that clients may count them
     }
     buf_putc(b, '}');
