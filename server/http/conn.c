@@ -21,8 +21,8 @@ static void set_option(int fd, int level, int name, int value)
     setsockopt(fd, level, name, &value, sizeof value); // none of them is essential
 }
 
-/* A peer that vanished silently is detected by keep-alive probes (the first after half of
- * dead_peer_ms, at most 5 s, then three 2 s apart), or by bytes unacknowledged for longer than
+/* A peer that vanished silently is detected by three keep-alive probes (by default the first after
+ * 5 s, half of dead_peer_ms, and the others 2 s apart), or by bytes unacknowledged for longer than
  * dead_peer_ms. The small send buffer limits what the kernel buffers for a stalled reader (4.2 MB
  * by default). */
 static void set_socket_options(struct http_conn *c)
