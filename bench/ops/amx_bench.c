@@ -2,8 +2,11 @@
 /* What AMX reaches given the memory near a core: products of 512 rows with bf16 weights by blocks
  * of 32 rows and 32 outputs, in the forms that cpu/ could use. The forms alternate, many times,
  * because other programs may use the machine; the best run of each counts, next to the same
- * instructions on registers only. amx_bench [THREADS [INPUTS [OUTPUTS]]]     outputs per thread: a
- * multiple of 64 Thread: each has its own weights, sums and results; they read the same rows. */
+ * instructions on registers only.
+ *
+ *     amx_bench [THREADS [INPUTS [OUTPUTS]]]     outputs per thread: a multiple of 64
+ *
+ * Thread: each has its own weights, sums and results; they read the same rows. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 

@@ -2,8 +2,9 @@
 /* The cost of block-quantised weights (GGUF's formats) on the CPU backend: rows times a matrix
  * larger than any cache, for each format and for bf16, alternating many times because other
  * programs may use the machine; the best run of each counts. GB/s count the format's own bytes,
- * so a format that is as efficient as bf16 shows bf16's figure. blocks_bench [THREADS (1) [ROWS
- * (1)]] */
+ * so a format that is as efficient as bf16 shows bf16's figure.
+ *
+ *     blocks_bench [THREADS (1) [ROWS (1)]] */
 #include "cpu/cpu.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The capacity of `sluice bench` itself: a responder that only sends events answers its requests,
- * and the generator's CPU time is read at the end. bursts: an answer is written in large pieces, as
- * events of a fast server reach a busy client. single: every event is a packet of its own, which
- * the responder must also send one by one. Fails below 300,000 events per second of the generator's
- * CPU time in bursts. */
+ * and the generator's CPU time is read at the end.
+ *
+ *   bursts  an answer is written in large pieces, as events of a fast server reach a busy client
+ *   single  every event is a packet of its own, which the responder must also send one by one
+ *
+ * Fails below 300,000 events per second of the generator's CPU time in bursts. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 
