@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Families of attention beside delta nets: with one decay a head Qwen3-Next, Qwen3.5, with one a
- * channel Kimi-Linear, Ling 3. */
+/* Families with attention and delta nets: one decay per head in Qwen3-Next and Qwen3.5, one per
+ * channel in Kimi-Linear and Ling 3. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
 
@@ -162,7 +162,7 @@ static void set_kda(struct model_config *c)
     c->state.norm_eps = c->norm_eps;
 }
 
-/* Layers are named from 1 on. */
+/* Layers are numbered from 1. */
 static enum status read_kimi_layers(const struct json *linear, struct model_config *c,
                                     struct err *err)
 {
