@@ -53,7 +53,7 @@ const struct option_row option_rows[] = {
          "'dummy': random weights made in place, from config.json alone"),
      .choices = "auto|safetensors|dummy",
      .synonyms = "hf=auto|gguf=auto|fastsafetensors=auto|instanttensor=auto|modelexpress=auto|"
-                 "runai_streamer=auto",
+                 "mistral=auto|runai_streamer=auto",
      .same_on_nodes = true},
     {ROW("check-weights", OPTION_CHOICE, engine.check_weights, "sampled",
          "what of the weights is searched for NaN and infinities; unless 'off', files must have "

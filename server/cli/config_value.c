@@ -120,6 +120,10 @@ static enum status read_number(const struct option_row *row, const char *text, d
     if (integral && v != floor(v)) {
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is not whole", row->name, text);
     }
+    if (row->min == row->max && v != row->min) { // its help says why
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not supported (%s)", row->name,
+                       text, row->help);
+    }
     if (v < row->min || v > row->max) {
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is outside %.15g to %.15g", row->name,
                        text, row->min, row->max);
