@@ -511,6 +511,18 @@ struct id_reader {
     size_t n;
 };
 
+/* 5.0 and 5e0 count as 5. */
+static bool whole_id(const struct json_scan *sc, int64_t *id)
+{
+    if (json_scan_int64(sc, id)) {
+        return true;
+    }
+    double v = json_scan_double(sc);
+    bool good = v == floor(v) && fabs(v) < 9e15;
+    *id = good ? (int64_t)v : 0;
+    return good;
+}
+
 static bool read_ids(struct id_reader *r, struct id_list *list)
 {
     list->ids = r->ids + r->n;
@@ -521,7 +533,7 @@ static bool read_ids(struct id_reader *r, struct id_list *list)
             list->n = (size_t)(r->ids + r->n - list->ids);
             return true;
         }
-        if (t != JSON_TOKEN_NUMBER || !json_scan_int64(&r->sc, &id)) {
+        if (t != JSON_TOKEN_NUMBER || !whole_id(&r->sc, &id)) {
             return call_error_set(r->b->error, 400, "invalid_type", r->key,
                                   "Invalid type for '%s': expected an array of token ids "
                                   "(integers).",

@@ -199,7 +199,8 @@ static void put_message(struct buf *b, struct call_choice *ch)
 {
     const struct buf *calls = &ch->calls;
     buf_puts(b, "{\"role\":\"assistant\",\"content\":");
-    if (!ch->has_content && calls->n_bytes > 0 && !ch->call->request.is_named) {
+    bool named = ch->call->request.is_named && !ch->call->request.old_calls;
+    if (!ch->has_content && calls->n_bytes > 0 && !named) {
         buf_puts(b, "null"); // with a call that was named it is "", as vLLM has it
     } else {
         buf_put_json(b, ch->content.data ? ch->content.data : "", ch->content.n_bytes);

@@ -47,7 +47,7 @@ static bool join(struct request *r, const struct request_prompt *query, struct r
 
 bool read_label_query(struct request *r)
 {
-    if (!request_read_prompts(r, "query", 1)) {
+    if (!request_read_prompts(r, "query", 1) || !request_refuse_empty(r, "query")) {
         return false;
     }
     r->query = r->prompts;

@@ -107,6 +107,9 @@ void cohere_begin(struct request *r)
 bool read_embed_texts(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "texts");
+    if (m && !json_is(m->node, JSON_ARRAY)) {
+        return body_wrong_type(&r->error, "texts", "an array of strings", m->node);
+    }
     r->repeated = m ? arena_strndup(&r->arena, m->start, m->n_bytes) : "";
     return r->repeated ? request_read_prompts(r, "texts", MAX_INPUTS) : request_too_large(r);
 }

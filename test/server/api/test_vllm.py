@@ -96,7 +96,7 @@ WRONG_LABELS = [({}, "query"), ({"query": "a"}, "items"), ({"query": "a", "items
                 ({"query": "a", "items": ["b"], "label_token_ids": []}, "label_token_ids"), ({"query": "a", "items": ["b"], "label_token_ids": [9999999999]}, "label_token_ids"),
                 ({"query": "a", "items": ["b"], "label_token_ids": [-1]}, "label_token_ids"), ({"query": "a", "items": ["b"], "label_token_ids": "x"}, "label_token_ids"),
                 ({"query": "a", "items": ["b"], "label_token_ids": [1] * 129}, "label_token_ids"), ({"query": {}, "items": ["b"], "label_token_ids": [1]}, "query"),
-                ({"query": "a", "items": [{}], "label_token_ids": [1]}, "items"), ({"query": "b " * 9000, "items": ["b"], "label_token_ids": [1]}, "query"),
+                ({"query": "a", "items": [{}], "label_token_ids": [1]}, "items"), ({"query": "", "items": ["b"], "label_token_ids": [1]}, "query"), ({"query": "a", "items": ["b"], "label_token_ids": [1.5]}, "label_token_ids"), ({"query": "b " * 9000, "items": ["b"], "label_token_ids": [1]}, "query"),
                 ({"query": [99999999], "items": ["b"], "label_token_ids": [1]}, "query"), ({"query": "a", "items": ["b"], "label_token_ids": [[1], [2]]}, "label_token_ids")]
 
 
@@ -167,7 +167,7 @@ def test_cohere_s_embeddings(server):
     assert server.post("/v2/embed", {"texts": [long], "truncate": "NONE"}).error["code"] == "context_length_exceeded"
 
 
-WRONG_EMBEDS = [({}, "texts"), ({"texts": []}, "texts"), ({"texts": [""]}, "texts"), ({"texts": [5]}, "texts"), ({"texts": ["a"], "input_type": "search_query"}, "input_type"),
+WRONG_EMBEDS = [({}, "texts"), ({"texts": []}, "texts"), ({"texts": [""]}, "texts"), ({"texts": [5]}, "texts"), ({"texts": "a"}, "texts"), ({"texts": ["a"], "input_type": "search_query"}, "input_type"),
                 ({"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types"), ({"texts": ["a"], "embedding_types": "float"}, "embedding_types"),
                 ({"texts": ["a"], "truncate": "MIDDLE"}, "truncate"), ({"texts": ["a"], "output_dimension": 3}, "output_dimension"), ({"texts": ["a"], "images": ["x"]}, "images"),
                 ({"texts": ["a"], "max_tokens": 0}, "max_tokens"), ({"inputs": [{"content": [{"type": "text", "text": "a"}]}]}, "inputs")]
