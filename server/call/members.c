@@ -51,15 +51,20 @@ static const char empty[] = "false|\"\"|[]|{}";
 #define PART                                                                                       \
     "{'type':'object','required':['type','text'],'properties':{'type':{'enum':['text',"            \
     "'input_text','output_text']},'text':{'type':'string'}}}"
-#define CHAT_MESSAGES                                                                              \
-    "'minItems':1,'items':{'type':'object','required':['role','content'],'properties':{"           \
-    "'role':{'anyOf':[{'enum':['developer','system','user','assistant','tool','function']},{"      \
-    "'type':'string','pattern':'^[A-Za-z0-9_-]+$'}]},'content':{'anyOf':[{'type':'string'},{"      \
-    "'type':'null'},{'type':'array','items':" PART "}]},'name':{'type':'string'},"                 \
+#define PARTS "{'type':'array','items':" PART "}"
+#define CHAT_CALLS                                                                                 \
     "'tool_calls':{'type':'array','items':{'type':'object','required':['function'],'properties':{" \
     "'id':{'type':'string'},'function':{'type':'object','required':['name','arguments'],"          \
-    "'properties':{'name':{'type':'string'},'arguments':{'type':'string'}}}}}},'tool_call_id':{"   \
-    "'type':'string'}}}"
+    "'properties':{'name':{'type':'string'},'arguments':{'type':'string'}}}}}}"
+/* Other roles are taken where the chat template has a place for them. */
+#define CHAT_MESSAGES                                                                              \
+    "'minItems':1,'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':{" \
+    "'role':{'enum':['developer','system','user']},'content':{'anyOf':[{'type':'string'}," PARTS   \
+    "]},'name':{'type':'string'}}},{'type':'object','required':['role','content'],'properties':{"  \
+    "'role':{'const':'assistant'},'content':{'anyOf':[{'type':['string','null']}," PARTS           \
+    "]}," CHAT_CALLS "}},{'type':'object','required':['role','content','tool_call_id'],"           \
+    "'properties':{'role':{'const':'tool'},'content':{'anyOf':[{'type':'string'}," PARTS           \
+    "]},'tool_call_id':{'type':'string'}}}]}"
 #define ITEMS                                                                                      \
     "'anyOf':[{'type':'string'},{'type':'array','minItems':1,'items':{'anyOf':[{'type':'object',"  \
     "'required':['role','content'],'properties':{'type':{'const':'message'},'role':{'enum':["      \
