@@ -48,20 +48,22 @@ enum status db_script(struct db *db, const char *sql, struct err *err)
     return code == SQLITE_OK ? OK : fail(db, code, err);
 }
 
-/* A write-ahead log that is synced at each commit: a commit that returned is on the disk. With the
- * exclusive mode no other process gets in, and no shared memory file is needed. */
+/* A write-ahead log that is synced at each commit: a commit that returned is on the disk. The
+ * exclusive mode comes before the file is first read: no other process gets in, and the log's index
+ * is in memory of our own, not in a shared file. */
 static enum status settle(struct db *db, const char *path, int64_t max_bytes, struct err *err)
 {
     char text[128];
+    if (path) {
+        TRY(db_script(db, "PRAGMA locking_mode = EXCLUSIVE;", err));
+    }
     snprintf(text, sizeof text, "PRAGMA page_size = %d; PRAGMA max_page_count = %lld;", PAGE_BYTES,
              (long long)(max_bytes / PAGE_BYTES > 64 ? max_bytes / PAGE_BYTES : 64));
     TRY(db_script(db, text, err));
-    if (!path) {
-        return db_script(db, "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF;", err);
-    }
     return db_script(db,
-                     "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;"
-                     "PRAGMA synchronous = FULL; BEGIN EXCLUSIVE; COMMIT;",
+                     path ? "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;"
+                            "BEGIN EXCLUSIVE; COMMIT;"
+                          : "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF;",
                      err);
 }
 
