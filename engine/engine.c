@@ -443,7 +443,8 @@ static int64_t idle_timeout(const struct engine *e)
 {
     int64_t left =
         e->next_deadline_ns == INT64_MAX ? IDLE_NS : e->next_deadline_ns - clock_now_ns();
-    return left < NAP_NS ? NAP_NS : left < IDLE_NS ? left : IDLE_NS;
+    left = left < IDLE_NS ? left : IDLE_NS;
+    return left < NAP_NS ? NAP_NS : left;
 }
 
 void engine_turn(struct engine *e)
