@@ -351,10 +351,11 @@ static enum status read_generation(const char *dir, struct model_config *c, stru
     return OK;
 }
 
-/* Multimodal wrappers nest the language part. */
+/* Multimodal wrappers nest the language part, "speculators" a draft head's layer. */
 static struct json *text_part(struct json *root)
 {
-    const struct json *text = json_get(root, "text_config");
+    const bool head = json_get(root, "speculators_model_type") != NULL;
+    const struct json *text = json_get(root, head ? "transformer_layer_config" : "text_config");
     bool nested = json_is(text, JSON_OBJECT) && !json_get(root, "hidden_size");
     return nested ? (struct json *)text : root;
 }
