@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* State sets: where slots lie, and what moves in them between passes. */
+/* State sets: the layout of slots, and what moves in them between passes. */
 #include "cuda/cuda_state.h"
 #include "engine/base/mem.h"
 
@@ -31,7 +31,8 @@ static struct state_view lay_out(const struct state_set_desc *d, int32_t layer)
     const struct state_layer *g = &d->layers[layer];
     const int64_t size = (int64_t)dtype_bytes(d->dtype), heads = g->n_heads;
     struct state_view v = {.geometry = *g, .dtype = d->dtype, .block = d->block};
-    /* One page more than rows ahead need, where rows of one window may lie in two blocks. */
+    /* One page more than the rows ahead need, because the rows of one window may span two
+     * blocks. */
     v.slots = (2 + (d->max_ahead + d->block - 1) / d->block) * d->block;
     v.n_records = d->max_ahead > 0 ? 2 : 1;
     const int32_t ahead = d->max_ahead > STATE_WINDOW ? d->max_ahead : STATE_WINDOW;
@@ -169,7 +170,7 @@ enum status states_copy(struct state_sets *s, struct lanes *lanes, int32_t set, 
             return ERR_INVALID;
         }
     }
-    for (int32_t first = 0, end; first < n; first = end) { // those of a kind together
+    for (int32_t first = 0, end; first < n; first = end) { // group copies of the same kind
         const int kind = kind_of(s, &copies[first]);
         for (end = first; end < n && kind_of(s, &copies[end]) == kind; end++) {
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lines of attention. */
+/* Measurements of attention. */
 #include "bench/ops/cuda_timing.h"
 
 static enum status issue_attention(struct bench *b, const struct line *l, int32_t i)
@@ -47,7 +47,7 @@ static enum status plain_lines(struct bench *b, double element)
     return OK;
 }
 
-/* Attention as other families have it, and its softmax's further terms. */
+/* Attention variants of other families, and additional softmax terms. */
 static enum status other_lines(struct bench *b, double element)
 {
     const struct line kinds[] = {{.name = "attention, window of 1024, of", .window = 1024},

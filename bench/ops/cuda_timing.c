@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Times a line's op through the seam: a pass that has the op many times is captured and replayed,
- * and the time of an empty pass is taken off. */
+/* Times an op through the backend's table: a pass that runs the op many times is captured and
+ * replayed, and the time of an empty pass is subtracted. */
 #include "bench/ops/cuda_timing.h"
 #include "engine/base/clock.h"
 
@@ -79,11 +79,11 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Microseconds of a pass that has the op n times: the median of several. */
+/* Median time in microseconds of a pass that runs the op n times. */
 static enum status time_pass(struct bench *b, const struct line *l, int32_t n, double *us)
 {
     double all[REPEATS];
-    for (int32_t r = -3; r < REPEATS; r++) { // the first are issued and captured
+    for (int32_t r = -3; r < REPEATS; r++) { // the first passes are launched and captured
         struct pass_shape shape;
         struct pass_results results[4];
         const int64_t start = clock_now_ns();

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights that are made up or converted on the device. */
+/* Fills or converts weights on the device, one thread per few elements. Bound by the bandwidth of
+ * writing them. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"
 #include "engine/base/rng.h"
 
-/* Box and Muller over a block of four random words: four normal numbers. */
+/* Box-Muller on a block of four random words: four normally distributed values. */
 template <typename T>
 __global__ void fill_normal_kernel(T *to, int64_t n, uint64_t seed, float scale)
 {

@@ -20,8 +20,8 @@ static bool is_hex4(const char *p, size_t n_bytes, const char *first, const char
            strchr(second, p[3]);
 }
 
-/* What cJSON would cut or refuse without a word: a NUL ends its strings, and half a pair of
- * surrogates is no character. OK, or what is wrong, and where. */
+/* Rejects what cJSON would silently truncate or accept: NUL, which ends its strings, and lone
+ * surrogates. OK, or an error with the position. */
 static enum status check_escapes(const struct json_scan *sc, struct err *err)
 {
     static const char any[] = "0123456789abcdefABCDEF";

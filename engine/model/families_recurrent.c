@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Families of attention beside delta nets: with one decay a head Qwen3-Next, Qwen3.5, with one a
- * channel Kimi-Linear, Ling 3. */
+/* Families with attention and delta nets: one decay per head in Qwen3-Next and Qwen3.5, one per
+ * channel in Kimi-Linear and Ling 3. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
 
@@ -162,7 +162,8 @@ static void set_kda(struct model_config *c)
     c->state.norm_eps = c->norm_eps;
 }
 
-/* Layers are named from 1 on. Without a list the class has every fourth behind the first. */
+/* Layers are numbered from 1. Without a list, the class makes every fourth one after the first a
+ * layer of full attention. */
 static enum status read_kimi_layers(const struct json *linear, struct model_config *c,
                                     struct err *err)
 {
@@ -187,7 +188,7 @@ static enum status read_kimi_layers(const struct json *linear, struct model_conf
     return OK;
 }
 
-/* Experts behind the first layers: with keys of both families' files, made one by LATE_KEYS. */
+/* Experts after the first layers; LATE_KEYS maps the key names of both families to these. */
 static enum status read_late_experts(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));

@@ -149,7 +149,7 @@ enum status family_experts(const struct json *j, const char *count_key, const ch
                              .n = json_get_int(j, count_key, 0),
                              .k = json_get_int(j, "num_experts_per_tok", 0),
                              .ffn = json_get_int(j, ffn_key, 0)};
-    if (s.n == 0) { // transformers 5 writes one name for all
+    if (s.n == 0) { // transformers 5 uses one name for all
         s.n = json_get_int(j, "num_local_experts", 0);
     }
     return family_set_experts(&s, c, err);

@@ -27,7 +27,7 @@ static int64_t get_int(const struct config *c, const struct option_row *row)
     return row->n_bytes == sizeof(int32_t) ? *(const int32_t *)at : *(const int64_t *)at;
 }
 
-/* The row's bounds are within what its field holds. */
+/* The row's bounds fit its field. */
 static void set_int(struct config *c, const struct option_row *row, int64_t v)
 {
     void *at = field(c, row);
@@ -56,7 +56,7 @@ static bool read_bool(const char *text, bool *out)
     return *out || is_one_of(text, no);
 }
 
-/* vLLM's rule: a small letter is decimal, a capital binary. */
+/* vLLM's rule: lower-case suffixes are decimal, upper-case ones binary. */
 static double unit_of(const char *suffix, bool bytes)
 {
     static const char letters[] = "kmgt";
@@ -147,7 +147,7 @@ static void list_add(struct string_list *list, const char *item, size_t n_bytes)
     }
 }
 
-/* vLLM's way to write a list of origins: ["*"]. False: the text is no such array. */
+/* vLLM's notation for a list of origins: ["*"]. False: the text is not such an array. */
 static bool list_add_array(struct string_list *list, const char *text)
 {
     struct json *root = NULL;
@@ -173,7 +173,7 @@ static void list_add_text(struct string_list *list, const char *text)
     }
 }
 
-/* The choice that a word stands for: itself, or what the synonyms "x=a|y=b" say. */
+/* The choice that a word stands for: itself, or its synonym in "x=a|y=b". */
 static char *choice_of(const struct option_row *row, const char *word)
 {
     size_t n = strlen(word);
@@ -234,7 +234,7 @@ enum status config_value_set(struct config *c, const struct option_row *row, con
     return OK;
 }
 
-/* A word that is no JSON is a string. */
+/* A word that is not JSON is written as a string. */
 static void put_member_value(struct buf *out, const char *text)
 {
     struct json *root = NULL;

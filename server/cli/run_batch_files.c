@@ -109,7 +109,7 @@ static void mark_line(struct job_lines *l, const int32_t *sorted, const char *li
     json_free(root);
 }
 
-/* Marks what is answered, and leaves the file behind its last whole line. */
+/* Marks answered lines, and truncates the file after its last complete line. */
 static enum status take_up(FILE *file, struct job_lines *l, struct err *err)
 {
     int32_t *sorted = xcalloc((size_t)l->n + 1, sizeof *sorted);
@@ -164,7 +164,7 @@ static void put_line(struct batch_output *o, const char *text, size_t n_bytes)
     putc('\n', o->file);
 }
 
-/* Those whose turn has come. Lines that an earlier run answered are there already. */
+/* Writes answers whose turn has come. Those of an earlier run are already in the file. */
 static void put_held(struct batch_output *o)
 {
     for (; o->n_written < o->lines->n; o->n_written++) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The urlize filter: words that are links become anchors. Kept apart because it is all about the
- * shape of addresses. */
+/* The urlize filter: turns words that are links into anchors. A file of its own, because it is all
+ * about the syntax of addresses. */
 #include "server/chat/jinja/filters.h"
 #include "server/chat/jinja/unicode.h"
 
@@ -25,7 +25,7 @@ static bool is_label(char c)
     return isalnum((unsigned char)c) || c == '_' || c == '%' || c == '-' || (c & 0x80);
 }
 
-/* Behind the host: a port, then a path. */
+/* After the host: a port, then a path. */
 static bool is_rest(struct word w)
 {
     size_t i = 0;
@@ -126,7 +126,7 @@ static bool is_email(struct word w)
 }
 
 struct link_style {
-    struct jstr *rel, *target; // attributes with their leading space
+    struct jstr *rel, *target; // attributes including a leading space
     int64_t limit;             // -1: none
 };
 

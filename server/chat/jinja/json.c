@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* JSON both ways: reading the request into values, and the `tojson` filter. */
+/* JSON in both directions: parsing the request into values, and the `tojson` filter. */
 #include "server/chat/jinja/json.h"
 
 #include "engine/base/json_scan.h"
@@ -25,7 +25,7 @@ static bool bad_json(struct jrt *rt, struct json_scan *sc, const char *what)
 static struct jstr *read_string(struct jrt *rt, struct json_scan *sc, enum jprov prov)
 {
     if (!sc->escaped) {
-        return js_new(rt, sc->text, sc->text_bytes, prov); // the request's own bytes
+        return js_new(rt, sc->text, sc->text_bytes, prov); // points into the request's own bytes
     }
     struct buf b;
     buf_init(&b, sc->text_bytes + 16);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Source to tokens, by Jinja2's rules: trim_blocks, lstrip_blocks, the minus signs of tags,
- * brackets that balance. */
+/* Source to tokens by Jinja2's rules: trim_blocks, lstrip_blocks, the minus signs of tags, balanced
+ * brackets. */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/ast.h"
 #include "server/chat/jinja/unicode.h"
@@ -90,7 +90,7 @@ static size_t skip_spaces(const struct lexer *lx, size_t at)
     return at;
 }
 
-/* The length of the text without the white space at its end. */
+/* The length of the text without trailing white space. */
 static size_t rstrip(const char *s, size_t n_bytes)
 {
     size_t end = 0;
@@ -114,8 +114,8 @@ static void advance(struct lexer *lx, size_t to)
     }
 }
 
-/* The text before a tag whose sign is '-', '+' or something else. `lstrip`: the tag is no
- * variable, so spaces between the start of the line and the tag go. */
+/* The text before a tag whose sign is '-', '+' or another character. `lstrip`: the tag is not a
+ * variable, so spaces between the start of the line and the tag are removed. */
 static bool add_data(struct lexer *lx, size_t from, size_t to, char sign, bool lstrip)
 {
     const char *s = lx->s + from;
@@ -134,8 +134,8 @@ static bool add_data(struct lexer *lx, size_t from, size_t to, char sign, bool l
     return n == 0 || add(lx, T_DATA, 0, s, n);
 }
 
-/* Tries to end a tag at `at`: "+%}", "-%}" with the space behind, or "%}" with one newline.
- * Variables ("}}") know no "+" and keep the newline. Returns the end, or 0. */
+/* Tries to end a tag at `at`: "+%}", "-%}" with the white space after it, or "%}" with one newline.
+ * Variables ("}}") have no "+" and keep the newline. Returns the end, or 0. */
 static size_t tag_end(const struct lexer *lx, size_t at, const char *close, bool variable)
 {
     if (looking_at(lx, at, close)) {
@@ -185,7 +185,7 @@ static size_t word_tag(const struct lexer *lx, size_t at, const char *word, char
     return skip_spaces(lx, at + strlen(word));
 }
 
-/* "{% raw %}" at `at`: returns the end of the tag or 0. It keeps the newline behind it. */
+/* "{% raw %}" at `at`: returns the end of the tag or 0. The newline after it is kept. */
 static size_t raw_begin(const struct lexer *lx, size_t at, char *sign)
 {
     size_t close = word_tag(lx, at, "raw", sign);
@@ -369,10 +369,11 @@ static bool lex_operator(struct lexer *lx)
         lx->at++;
         return lx->rt->st == OK;
     }
-    return lex_name(lx); // reports what does not belong
+    return lex_name(lx); // reports the invalid character
 }
 
-/* The inside of a tag, up to and with its end (or the end of the source: the parser complains). */
+/* Lexes the inside of a tag up to and including its end (or the end of the source, which the parser
+ * reports). */
 static bool lex_tag(struct lexer *lx, bool variable)
 {
     const char *close = variable ? "}}" : "%}";
@@ -400,7 +401,7 @@ static bool lex_tag(struct lexer *lx, bool variable)
     return true;
 }
 
-/* One stretch of text and the tag behind it. */
+/* Lexes one stretch of text and the tag after it. */
 static bool lex_step(struct lexer *lx)
 {
     size_t from = lx->at, m = from;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Methods of str that change case and white space, cut, join and search; and what all methods
- * share. */
+/* Methods of str for case and white space, splitting, joining and searching; and helpers of all
+ * methods. */
 #include "server/chat/jinja/methods.h"
 #include "server/chat/jinja/unicode.h"
 
@@ -16,7 +16,7 @@ bool jm_give(struct jv self, struct jstr *s, struct jv *out)
     return s != NULL;
 }
 
-/* A parameter that must be a str; Markup escapes what it is given. */
+/* A parameter that must be a str; Markup escapes its arguments. */
 static bool want_str(struct jrt *rt, struct jv self, struct jv v, struct jstr **out)
 {
     if (v.type != JV_STR) {

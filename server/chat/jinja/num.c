@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_INT_DIGITS = 4300 }; // Python's own limit for text of integers
+enum { MAX_INT_DIGITS = 4300 }; // Python's own limit for integers as text
 
 static bool is_float(struct jv v)
 {
@@ -237,7 +237,7 @@ int jnum_compare(struct jv a, struct jv b)
     return x < y ? -1 : x > y ? 1 : x == y ? 0 : 2;
 }
 
-/* Nine digits at a time. */
+/* Converts nine digits at a time. */
 bool jnum_from_decimal(struct jrt *rt, const char *s, size_t n_bytes, struct jv *out)
 {
     bool negative = n_bytes > 0 && s[0] == '-';
@@ -262,8 +262,9 @@ bool jnum_from_decimal(struct jrt *rt, const char *s, size_t n_bytes, struct jv 
     return !negative || jnum_negate(rt, v, out);
 }
 
-/* Trims white space as int() and float() do, and turns all decimal digits of Unicode into ASCII.
- * Returns the length, or SIZE_MAX if there is another non-ASCII character or it is too long. */
+/* Trims white space like int() and float(), and converts all Unicode decimal digits to ASCII.
+ * Returns the length, or SIZE_MAX if there is another non-ASCII character or the text is too
+ * long. */
 static size_t plain_text(const char *s, size_t n_bytes, char *out, size_t cap)
 {
     size_t n = 0, i = 0, end = 0;
@@ -388,7 +389,7 @@ static bool parse_special(const char *p, double *f)
 
 bool jnum_parse_float(const char *s, size_t n_bytes, double *f)
 {
-    char text[1100], clean[1100]; // longer ones do not occur; they count as no number
+    char text[1100], clean[1100]; // longer texts do not occur; they count as invalid
     size_t n = plain_text(s, n_bytes, text, sizeof text);
     if (n == SIZE_MAX || n == 0) {
         return false;
@@ -432,7 +433,7 @@ bool jnum_parse_float(const char *s, size_t n_bytes, double *f)
     return true;
 }
 
-/* The fewest digits that read back as f. */
+/* The fewest digits that parse back to f. */
 static void shortest(double f, char text[40])
 {
     for (int digits = fabs(f) < 1e-290 ? 1 : 15; digits <= 17; digits++) {

@@ -35,7 +35,7 @@ static void put_scalar(struct jsb *b, uint32_t cp)
     jsb_put_cp(b, cp >= 0xD800 && cp < 0xE000 ? 0xFFFD : cp, false);
 }
 
-/* The escape behind a backslash; returns the bytes it takes, -1 if it is malformed. */
+/* Parses the escape after a backslash; returns its length in bytes, -1 if it is malformed. */
 static int put_escape(struct jsb *b, const char *s, size_t n_bytes)
 {
     static const char plain[] = "\\'\"abfnrtv", value[] = "\\'\"\a\b\f\n\r\t\v";
@@ -65,14 +65,15 @@ static int put_escape(struct jsb *b, const char *s, size_t n_bytes)
         return (int)want + 1;
     }
     if (s[0] == 'N') {
-        return -1; // names of characters: not supported
+        return -1; // character names are not supported
     }
     jsb_putc(b, '\\', false);
     if ((unsigned char)s[0] < 0x80) {
         jsb_putc(b, s[0], false);
         return 1;
     }
-    /* Jinja2 writes other characters as escapes first; a backslash before one hits that text. */
+    /* Jinja2 first writes other characters as escapes; a backslash before one applies to that
+     * text. */
     char text[12];
     int n = (int)utf8_decode(s, n_bytes, &cp);
     snprintf(text, sizeof text, cp < 0x100 ? "x%02x" : cp < 0x10000 ? "u%04x" : "U%08x", cp);
@@ -124,7 +125,7 @@ struct jnode *jp_number(struct jparser *p)
         if (!jnum_parse_int(p->rt, t->s, t->n_bytes, 0, &v, &ok)) {
             return NULL;
         }
-        if (!ok) { // 00 is fine, and longer ones than int() takes are not
+        if (!ok) { // 00 is valid; integers longer than int() accepts are not
             jinja_syntax(p->rt, t->line, "a number is too long");
             return NULL;
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* str() and repr() of values, letter by letter as Python's. */
+/* str() and repr() of values, exactly as in Python. */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
@@ -176,7 +176,7 @@ static bool put_macro(struct jsb *b, const struct jmacro *m)
     return true;
 }
 
-/* Python prints addresses for these; nothing can depend on the digits. */
+/* Python prints addresses for these; no template can depend on the digits. */
 static bool put_opaque(struct jsb *b, struct jv v)
 {
     if (v.type == JV_FUNC && v.u.func->is_class) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a value is on its own: undefined and why, its type's name, its truth, its number. */
+/* Basic properties of values: undefined and its reason, type names, truth, numeric value. */
 #include "server/chat/jinja/eval.h"
 
 bool jv_undefined(struct jrt *rt, struct jv obj, struct jv name, struct jv *out)
 {
-    /* Only the type of the object is ever told, so loops that ask for the same thing again and
-     * again can share one. */
+    /* Messages only mention the type of the object, so repeated lookups of the same attribute can
+     * share one undefined. */
     struct jundef *u = rt->last_missing;
     bool simple = name.type == JV_STR && (obj.type == JV_STR || obj.type == JV_DICT);
     bool again = u && simple && u->name.u.s == name.u.s && u->obj.type == obj.type &&
