@@ -117,6 +117,7 @@ struct engine_stats {
     int32_t n_submitted;
     int64_t submitted_tokens;
     int32_t n_blocks, n_blocks_held, n_blocks_idle; // idle: cached, without a holder; rest: free
+    int32_t n_blocks_kept;                          // those that hints ask to keep
     int64_t n_steps, n_rows;
     int64_t step_sizes[N_STEP_SIZES]; // steps, by engine_step_bound
     int64_t prompt_tokens, generated_tokens, preemptions;
