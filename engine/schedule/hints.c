@@ -33,8 +33,7 @@ void hints_apply(struct holdings *h, const struct sequence *seq, int n_sure)
     for (int32_t i = 0; i < n; i++) {
         int64_t duration_ns = 0;
         int32_t priority = asked(seq, i * size, (i + 1) * size, &duration_ns);
-        int32_t block =
-            prefix_cache_find(&h->cache, chain, holdings_block_tokens(h, seq, i, room));
+        int32_t block = prefix_cache_find(&h->cache, chain, holdings_block_tokens(h, seq, i, room));
         if (block < 0) {
             return;
         }

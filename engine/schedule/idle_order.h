@@ -3,9 +3,8 @@
  * ordinary ones, the longest idle first, and those that are kept last, the lowest level first.
  *
  * A block has a user or none. Of a user whose idle blocks are more than it may have, the ordinary
- * ones that were idle the longest count as released. All of it is order alone: whoever needs a block
- * gets one as long as any is idle.
- * Thread: engine. */
+ * ones that were idle the longest count as released. All of it is order alone: whoever needs a
+ * block gets one as long as any is idle. Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_IDLE_ORDER_H
 #define SLUICE_ENGINE_SCHEDULE_IDLE_ORDER_H
 
@@ -30,8 +29,8 @@ struct idle_order {
     uint8_t *level;      // [n_blocks], what it is when it is idle
     uint8_t *listed;     // [n_blocks], the level in whose list it is; IDLE_LEVELS: in none
     uint8_t *user;       // [n_blocks]
-    /* Rings, the oldest behind their heads: [n_blocks + level] and [n_blocks + user]. Those of users
-     * have ordinary blocks alone. */
+    /* Rings, the oldest behind their heads: [n_blocks + level] and [n_blocks + user]. Those of
+     * users have ordinary blocks alone. */
     struct idle_link *by_level, *by_user;
     struct {
         int32_t n, most; // n: its idle blocks, those that count as released aside

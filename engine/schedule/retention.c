@@ -97,8 +97,7 @@ void retention_gone(struct retention *r, int32_t block)
 
 static bool may_keep(const struct retention *r, int32_t owner)
 {
-    return r->n_kept < r->idle->n_blocks / 2 &&
-           r->owners[owner].n_kept < r->owners[owner].most / 2;
+    return r->n_kept < r->idle->n_blocks / 2 && r->owners[owner].n_kept < r->owners[owner].most / 2;
 }
 
 static void release(struct retention *r, int32_t block, int32_t owner)

@@ -18,7 +18,7 @@ struct retention {
     struct idle_order *idle;
     int64_t now_ns, next_ns; // next: when to look again for what is kept no longer
     int32_t n_kept;
-    int16_t *keeper;  // [n_blocks], number of the owner that keeps it; -1: nobody
+    int16_t *keeper;   // [n_blocks], number of the owner that keeps it; -1: nobody
     int64_t *until_ns; // [n_blocks], for what is kept
     struct {
         uint64_t id;

@@ -20,8 +20,8 @@ struct hints {
 
 static bool bad(struct hints *h, const char *what)
 {
-    return call_error_set(&h->r->error, 400, "invalid_value", "kv_hints",
-                          "Invalid 'kv_hints': %s.", what);
+    return call_error_set(&h->r->error, 400, "invalid_value", "kv_hints", "Invalid 'kv_hints': %s.",
+                          what);
 }
 
 static bool is_given(const struct json *object, const char *key)
@@ -204,5 +204,6 @@ bool read_kv_hints(struct request *r)
     }
     r->hints = h.list;
     r->n_hints = h.n;
-    return never_rise(&h) || bad(&h, "the priorities of directives must not rise with the position");
+    return never_rise(&h) ||
+           bad(&h, "the priorities of directives must not rise with the position");
 }

@@ -63,7 +63,7 @@ TEST(a_kept_prompt_is_found_behind_others_traffic)
     struct cache_hint ended = {.end = INT32_MAX, .priority = 100, .duration_ns = 0};
     CHECK_EQ(cached_behind_traffic(NULL), 0);
     CHECK_EQ(cached_behind_traffic(&all), PROMPT - BLOCK); // one token is always computed
-    CHECK_EQ(cached_behind_traffic(&front), 24);           // with what lies before it, in whole blocks
+    CHECK_EQ(cached_behind_traffic(&front), 24); // with what lies before it, in whole blocks
     CHECK_EQ(cached_behind_traffic(&ended), 0);
 }
 
@@ -91,7 +91,8 @@ TEST(the_answer_is_kept_or_released_apart_from_the_prompt)
     finish(q, &output);
     const struct idle_order *idle = &b.e->scheduler.holdings.pool.idle;
     int32_t n_released = 0;
-    for (int32_t k = idle_order_newest(idle, IDLE_RELEASED); k >= 0; k = idle_order_older(idle, k)) {
+    for (int32_t k = idle_order_newest(idle, IDLE_RELEASED); k >= 0;
+         k = idle_order_older(idle, k)) {
         n_released++;
     }
     CHECK_EQ(n_released, 4);
