@@ -203,6 +203,20 @@ static bool put_item(struct messages *m, const struct json *item)
         type);
 }
 
+/* An answer that the client gives back as one that has not ended is gone on with. */
+static void continue_last(struct messages *m, const struct json *items)
+{
+    const struct json *last = NULL;
+    for (const struct json *item = json_first(items); item; item = json_next(item)) {
+        last = item;
+    }
+    const char *status = json_get_string(last, "status");
+    bool goes_on = m->open && m->calls.n_bytes == 0 && status &&
+                   words_find("in_progress|incomplete", status) >= 0;
+    m->r->continue_final_message = goes_on;
+    m->r->add_generation_prompt = !goes_on;
+}
+
 static bool put_input(struct messages *m)
 {
     const struct body_member *input = body_get(&m->r->body, "input");
@@ -233,6 +247,7 @@ static bool put_input(struct messages *m)
         buf_puts(&m->items, m->index++ ? "," : "");
         convert_item(&m->items, item);
     }
+    continue_last(m, input->node);
     end_turn(m);
     return true;
 }
@@ -387,8 +402,8 @@ bool responses_end(struct request *r)
     }
     if (r->detached && !(r->stores && r->store)) {
         return call_error_set(&r->error, 400, "invalid_value", "background",
-                              r->store ? "A response that runs in the background is kept: 'store' "
-                                         "may not be false."
+                              r->store ? "background can only be used when `store` is true: the "
+                                         "response is kept for who asks for it."
                                        : "Invalid 'background': no responses are kept here.");
     }
     if (r->conversation && !r->stores) {

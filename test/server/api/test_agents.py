@@ -204,3 +204,12 @@ def test_thoughts_between_calls_come_back(shown, path, history, length, text):
     r = shown.post(path, {**history(), length: n, "ignore_eos": True})
     assert r.status == 200, r.body
     assert text(r.json()) == SHOWN
+
+
+@pytest.mark.parametrize("status, end", [("incomplete", "[user] go\n[assistant] The answer is"), ("in_progress", "[user] go\n[assistant] The answer is"),
+                                         ("completed", "[user] go\n[assistant] The answer is\n")])
+def test_a_response_goes_on_with_an_answer_that_had_not_ended(shown, status, end):
+    said = {"type": "message", "role": "assistant", "status": status, "content": [{"type": "output_text", "text": "The answer is"}]}
+    n = len(shown.post("/tokenize", {"prompt": end, "add_special_tokens": False}).json()["tokens"])
+    j = shown.post("/v1/responses", {"input": [{"role": "user", "content": "go"}, said], "store": False, "max_output_tokens": n, "ignore_eos": True}).json()
+    assert j["output"][0]["content"][0]["text"] == end
