@@ -97,7 +97,7 @@ static void mark(struct job_lines *l, const int32_t *sorted, const char *id)
     }
 }
 
-/* Marks what an answer answers. False: the line is none. */
+/* Marks the request that this line answers. False if the line is not an answer. */
 static bool mark_line(struct job_lines *l, const int32_t *sorted, const char *line, size_t n_bytes)
 {
     struct json *root = NULL;
@@ -113,14 +113,14 @@ static bool mark_line(struct job_lines *l, const int32_t *sorted, const char *li
     return is_answer;
 }
 
-/* What a run that was cut off may leave at the end: a part of an answer, or, after a power cut, zeros
- * in place of pages that never reached the disk. Nothing after these is to be trusted. */
+/* An interrupted run may leave an incomplete answer at the end or, after a power cut, zeros in
+ * place of pages that never reached the disk. Nothing after either is reliable. */
 static bool is_torn(const char *line, size_t n_bytes)
 {
     return memchr(line, 0, n_bytes) || (line[0] == '{' && line[n_bytes - 1] != '\n');
 }
 
-/* Marks what is answered; *whole is where the last whole answer ends. */
+/* Marks answered lines; *whole becomes the end of the last complete one. */
 static enum status read_answers(FILE *file, struct job_lines *l, const int32_t *sorted,
                                 off_t *whole, struct err *err)
 {
@@ -133,9 +133,9 @@ static enum status read_answers(FILE *file, struct job_lines *l, const int32_t *
             break;
         }
         if (!mark_line(l, sorted, line, (size_t)n)) {
-            st = err_set(err, ERR_INVALID,
-                         "resume: line %d of the output is not an answer; the file is left as it is",
-                         i);
+            st = err_set(
+                err, ERR_INVALID,
+                "resume: line %d of the output is not an answer; the file is left as it is", i);
         }
         *whole += n;
     }
@@ -143,7 +143,7 @@ static enum status read_answers(FILE *file, struct job_lines *l, const int32_t *
     return st;
 }
 
-/* Marks what is answered, and cuts the file after the last whole answer. */
+/* Marks answered lines, and truncates the file after the last complete one. */
 static enum status take_up(FILE *file, struct job_lines *l, struct err *err)
 {
     int32_t *sorted = xcalloc((size_t)l->n + 1, sizeof *sorted);
@@ -192,7 +192,7 @@ static void put_line(struct batch_output *o, const char *text, size_t n_bytes)
     putc('\n', o->file);
 }
 
-/* Those whose turn has come. Lines that an earlier run answered are there already. */
+/* Writes answers whose turn has come. Those of an earlier run are already in the file. */
 static void put_held(struct batch_output *o)
 {
     for (; o->n_written < o->lines->n; o->n_written++) {
