@@ -436,7 +436,8 @@ static void publish_stats(struct engine *e)
     o->waiting_tokens = s->waiting_tokens;
     o->n_blocks = s->limits.n_blocks;
     o->n_blocks_held = s->limits.n_blocks - holdings_available(&s->holdings);
-    o->n_blocks_idle = s->holdings.pool.n_idle;
+    o->n_blocks_idle = s->holdings.pool.idle.n;
+    o->n_blocks_kept = s->holdings.retention.n_kept;
     o->n_steps = e->n_steps;
     o->n_rows = e->n_rows;
     o->step_tokens = e->step_tokens;
@@ -470,7 +471,8 @@ static int64_t idle_timeout(const struct engine *e)
 {
     int64_t left =
         e->next_deadline_ns == INT64_MAX ? IDLE_NS : e->next_deadline_ns - clock_now_ns();
-    return left < NAP_NS ? NAP_NS : left < IDLE_NS ? left : IDLE_NS;
+    left = left < IDLE_NS ? left : IDLE_NS;
+    return left < NAP_NS ? NAP_NS : left;
 }
 
 void engine_turn(struct engine *e)
@@ -478,7 +480,9 @@ void engine_turn(struct engine *e)
     bool busy = e->n_inflight > 0 || e->scheduler.n_running + e->scheduler.n_waiting > 0;
     int64_t patience = e->options.no_thread ? 0 : idle_timeout(e);
     requests_take(e, busy ? 0 : patience);
-    requests_expire(e, clock_now_ns());
+    int64_t now = clock_now_ns();
+    requests_expire(e, now);
+    retention_tick(&e->scheduler.holdings.retention, now);
     if (!busy) { // no step would report a lost node
         ranks_check(&e->ranks);
     }
