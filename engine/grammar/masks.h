@@ -12,13 +12,29 @@
 #include "engine/grammar/automaton.h"
 #include "engine/grammar/vocab.h"
 
+enum { MASK_BASES = 2 };
+
+/* Masks that others have all of: words of the vocabulary, or of heads. */
+struct mask_bases {
+    const uint32_t *words[MASK_BASES];
+    uint32_t n; // more than there is room for: not all are here
+};
+
+/* A mask in the making: its words, and the ids in them that no base brought. */
+struct found {
+    uint32_t *words;
+    struct mask_bases bases;
+    int32_t *ids;
+    uint32_t n_ids, max_ids; // more than max_ids: not all are in `ids`
+};
+
 struct masks {
     const struct grammar_vocab *vocab;
     struct automaton *a;
     struct mask_slot {
         uint32_t state, newer, older; // the list of use
         uint32_t *words;              // all of them, or
-        const uint32_t *base;         // these (of the vocabulary, or NULL: none), and
+        struct mask_bases bases;      // all of these, and
         int32_t *ids;                 // these ids
         uint32_t n_ids;
     } *v;
@@ -36,8 +52,8 @@ struct masks {
         uint32_t n_ends;
     } *heads;
     uint32_t n_heads, cap_heads;
-    uint32_t *path;       // states by depth, for the walk
-    const uint32_t *base; // words of the vocabulary that the present mask has all of; NULL: none
+    uint32_t *path;         // states by depth, for the walk
+    struct found now, head; // the mask and the head that are being made
 };
 
 void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct automaton *a,
