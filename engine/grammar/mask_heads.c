@@ -2,7 +2,6 @@
 #include "engine/grammar/mask_heads.h"
 
 #include "engine/grammar/mask_inside.h"
-#include "engine/grammar/masks_found.h"
 #include "engine/grammar/text.h"
 
 enum {
@@ -191,10 +190,9 @@ static bool fill_beside(struct masks *m, struct head *h)
     return true;
 }
 
-/* Masks that are made of heads go with them. */
 static void drop_heads(struct masks *m)
 {
-    masks_drop(m);
+    m->heads_dropped = true;
     heads_free(m);
     m->now.bases.n += m->now.bases.n > 0 ? MASK_BASES : 0; // they may have been of heads
 }

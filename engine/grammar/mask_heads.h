@@ -4,7 +4,7 @@
 #ifndef SLUICE_ENGINE_GRAMMAR_MASK_HEADS_H
 #define SLUICE_ENGINE_GRAMMAR_MASK_HEADS_H
 
-#include "engine/grammar/masks.h"
+#include "engine/grammar/mask_walk.h"
 
 /* The head of an expression, made if it is new: it holds until the next is asked for. NULL: over a
  * limit. */

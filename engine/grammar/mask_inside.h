@@ -5,7 +5,7 @@
 #ifndef SLUICE_ENGINE_GRAMMAR_MASK_INSIDE_H
 #define SLUICE_ENGINE_GRAMMAR_MASK_INSIDE_H
 
-#include "engine/grammar/masks.h"
+#include "engine/grammar/mask_walk.h"
 #include "engine/grammar/vocab_text.h"
 
 /* Free text, or text of a number of characters. */

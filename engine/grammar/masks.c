@@ -3,7 +3,6 @@
 
 #include "engine/grammar/mask_heads.h"
 #include "engine/grammar/mask_inside.h"
-#include "engine/grammar/masks_found.h"
 #include "engine/grammar/object.h"
 #include "engine/grammar/rules.h"
 
@@ -48,31 +47,6 @@ size_t masks_bytes(const struct masks *m)
 {
     return m->bytes + m->cap * sizeof *m->v + m->cap_heads * sizeof *m->heads +
            (m->now.max_ids + m->head.max_ids) * sizeof *m->now.ids;
-}
-
-/* ---- the walk ---- */
-
-void masks_walk(struct masks *m, uint32_t from, uint32_t state, struct found *f)
-{
-    const struct grammar_vocab *v = m->vocab;
-    uint32_t end = v->v[from].end, seen = 0;
-    m->path[v->v[from].depth] = state;
-    for (uint32_t i = from + 1; i < end;) {
-        const struct vocab_node *node = &v->v[i];
-        uint32_t to = step(m->a, m->path[node->depth - 1], node->byte);
-        seen++;
-        if (to == STATE_DEAD) {
-            if (m->a->x->failed) {
-                return;
-            }
-            i = node->end;
-            continue;
-        }
-        allow_node(v, node, f);
-        m->path[node->depth] = to;
-        i++;
-    }
-    exprs_spend(m->a->x, seen / 8);
 }
 
 /* ---- a state's mask ---- */
@@ -149,7 +123,7 @@ static bool add_by_head(struct masks *m, uint32_t e, uint32_t stack, struct foun
     struct item it = {rest, stack};
     uint32_t state = automaton_state(m->a, &it, 1);
     for (uint32_t i = 0; i < h->n_ends && !m->a->x->failed; i++) {
-        masks_walk(m, h->ends[i], state, f);
+        mask_walk(m, h->ends[i], state, f);
     }
     return true;
 }
@@ -211,7 +185,7 @@ static void compute(struct masks *m, uint32_t state, struct found *f)
         add_item(m, copy[i], f, &plain);
     }
     if (plain.n > 0 && !m->a->x->failed) {
-        masks_walk(m, 0, automaton_state(m->a, plain.v, plain.n), f);
+        mask_walk(m, 0, automaton_state(m->a, plain.v, plain.n), f);
     }
     free(plain.v);
     free(copy);
@@ -251,13 +225,6 @@ static void drop_oldest(struct masks *m)
     free(p->ids);
     *p = (struct mask_slot){.older = m->free};
     m->free = s + 1;
-}
-
-void masks_drop(struct masks *m)
-{
-    while (m->oldest) {
-        drop_oldest(m);
-    }
 }
 
 static void keep(struct masks *m, uint32_t state, const struct found *f)
@@ -319,6 +286,10 @@ void masks_get(struct masks *m, uint32_t state, uint32_t *words)
     m->now.n_ids = 0;
     m->now.bases = (struct mask_bases){0};
     compute(m, state, &m->now);
+    while (m->heads_dropped && m->oldest) { // they may have been made of these
+        drop_oldest(m);
+    }
+    m->heads_dropped = false;
     if (!m->a->x->failed) {
         keep(m, state, &m->now);
     }

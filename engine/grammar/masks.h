@@ -9,52 +9,7 @@
 #ifndef SLUICE_ENGINE_GRAMMAR_MASKS_H
 #define SLUICE_ENGINE_GRAMMAR_MASKS_H
 
-#include "engine/grammar/automaton.h"
-#include "engine/grammar/vocab.h"
-
-enum { MASK_BASES = 2 };
-
-/* Masks that others have all of: words of the vocabulary, or of heads. */
-struct mask_bases {
-    const uint32_t *words[MASK_BASES];
-    uint32_t n; // more than there is room for: not all are here
-};
-
-/* A mask in the making: its words, and the ids in them that no base brought. */
-struct found {
-    uint32_t *words;
-    struct mask_bases bases;
-    int32_t *ids;
-    uint32_t n_ids, max_ids; // more than max_ids: not all are in `ids`
-};
-
-struct masks {
-    const struct grammar_vocab *vocab;
-    struct automaton *a;
-    struct mask_slot {
-        uint32_t state, newer, older; // the list of use
-        uint32_t *words;              // all of them, or
-        struct mask_bases bases;      // all of these, and
-        int32_t *ids;                 // these ids
-        uint32_t n_ids;
-    } *v;
-    uint32_t n, cap, newest, oldest; // slot + 1; 0: none
-    uint32_t free;                   // chain through `older`
-    size_t bytes, max_bytes;
-
-    struct head {
-        uint32_t e;
-        bool whole;      // too many ends: not worth it
-        uint32_t *words; // tokens that stay in it, or end with it; or
-        int32_t *ids;    // the same where they are few
-        uint32_t n_ids;
-        uint32_t *ends; // nodes with more behind them
-        uint32_t n_ends;
-    } *heads;
-    uint32_t n_heads, cap_heads;
-    uint32_t *path;         // states by depth, for the walk
-    struct found now, head; // the mask and the head that are being made
-};
+#include "engine/grammar/mask_walk.h"
 
 void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct automaton *a,
                 size_t max_bytes);
