@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/mask_inside.h"
 
-
 bool inside_is(const struct masks *m, uint32_t e, struct inside *in)
 {
     const struct exprs *x = m->a->x;
