@@ -536,27 +536,29 @@ static void put_paths(struct buf *b, const struct http_route *routes, const stru
 
 static void put_components(struct buf *b, const struct config *config)
 {
-    put_json(b, "'securitySchemes':{'bearer':{'type':'http','scheme':'bearer'},"
-                "'header':{'type':'apiKey','in':'header','name':'x-api-key'}},"
-                "'schemas':{'Error':{'type':'object','required':['error'],'properties':{'error':{"
-                "'type':'object','required':['message','type','param','code'],'properties':{"
-                "'message':{'type':'string'},'type':{'type':'string'},"
-                "'param':{'type':['string','null']},'code':{'type':['string','null']}}}}},"
-                "'TypedError':{'type':'object','required':['type','error'],'properties':{"
-                "'type':{'const':'error'},'error':{'type':'object','required':['type','message'],"
-                "'properties':{'type':{'type':'string'},'message':{'type':'string'}}},"
-                "'request_id':{'type':['string','null']}}},"
-                "'PlainError':{'type':'object','required':['error'],'properties':{'error':{"
-                "'type':'string'}}},"
-                "'OllamaShowRequest':{'type':'object','required':['model'],'properties':{'model':{"
-                "'type':'string'}}},"
-                "'AnyRequest':{'anyOf':[{'$ref':'#/components/schemas/ChatRequest'},"
-                "{'$ref':'#/components/schemas/CompletionRequest'},"
-                "{'$ref':'#/components/schemas/EmbeddingRequest'},"
-                "{'$ref':'#/components/schemas/RerankRequest'},"
-                "{'$ref':'#/components/schemas/ScoreRequest'}]},"
-                "'TokenizeRequest':{'anyOf':[{'$ref':'#/components/schemas/TokenizeText'},"
-                "{'$ref':'#/components/schemas/TokenizeMessages'}]}");
+    put_json(b,
+             "'securitySchemes':{'bearer':{'type':'http','scheme':'bearer'},"
+             "'header':{'type':'apiKey','in':'header','name':'x-api-key'}},"
+             "'schemas':{'Error':{'type':'object','required':['error'],'properties':{'error':{"
+             "'type':'object','required':['message','type','param','code'],'properties':{"
+             "'message':{'type':'string'},'type':{'type':'string'},"
+             "'param':{'type':['string','null']},'code':{'type':['string','null']}}}}},"
+             "'TypedError':{'type':'object','required':['type','error'],'properties':{"
+             "'type':{'const':'error'},'error':{'type':'object','required':['type','message'],"
+             "'properties':{'type':{'type':'string'},'message':{'type':'string'},'details':{'type':"
+             "'object'}}},"
+             "'request_id':{'type':['string','null']}}},"
+             "'PlainError':{'type':'object','required':['error'],'properties':{'error':{"
+             "'type':'string'}}},"
+             "'OllamaShowRequest':{'type':'object','required':['model'],'properties':{'model':{"
+             "'type':'string'}}},"
+             "'AnyRequest':{'anyOf':[{'$ref':'#/components/schemas/ChatRequest'},"
+             "{'$ref':'#/components/schemas/CompletionRequest'},"
+             "{'$ref':'#/components/schemas/EmbeddingRequest'},"
+             "{'$ref':'#/components/schemas/RerankRequest'},"
+             "{'$ref':'#/components/schemas/ScoreRequest'}]},"
+             "'TokenizeRequest':{'anyOf':[{'$ref':'#/components/schemas/TokenizeText'},"
+             "{'$ref':'#/components/schemas/TokenizeMessages'}]}");
     for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
         put_key(b, bodies[i].name);
         put_body(b, bodies[i].form, config);
