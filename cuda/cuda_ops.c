@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of ops: each checks what its kernel relies on, and launches. */
+/* The table of ops. Each op checks what its kernel relies on, and launches it. */
 #include "cuda/cuda_backend.h"
 #include "cuda/cuda_comm.h"
 #include "cuda/cuda_weights.h"
@@ -29,7 +29,7 @@ static int32_t vector_length(const struct weight *w)
     return w ? (int32_t)(w->n_out * w->n_in) : 0;
 }
 
-/* What a product was left as, from and to the value that the engine carries. */
+/* Conversions between a product's partial sums and the value that the engine carries. */
 static struct product_sums sums_out(const struct sum_parts *s)
 {
     return (struct product_sums){.first = {(void *)(uintptr_t)s->first},
@@ -67,7 +67,7 @@ static enum status norm_ok(const struct norm_args *a)
     return !fits(a->x, a->width) || short_vector || mixed ? ERR_INVALID : OK;
 }
 
-/* codes: what is left instead of out, or NULL. */
+/* codes: written instead of `out` unless NULL. */
 static enum status norm(struct cuda_backend *be, const struct norm_args *a,
                         const struct round_args *codes)
 {
@@ -94,7 +94,7 @@ static bool op_norm_adds_sums(struct backend *base, const struct norm_args *a)
     return k_norm_takes_sums(a);
 }
 
-/* What a product reads, and its size. */
+/* The operands and size of a product. */
 static struct gemm_args product_of(const struct linear_args *a)
 {
     const struct weight *w = a->weight;
@@ -119,7 +119,7 @@ static bool linear_ok(const struct linear_args *a)
     return w && fits(a->x, (int32_t)w->n_in) && fits(a->y, (int32_t)w->n_out);
 }
 
-/* The product as it is asked for, without an activation. */
+/* The product as requested, without an activation. */
 static struct gemm_args plain_product_of(const struct cuda_backend *be, const struct linear_args *a)
 {
     const struct weight *w = a->weight;
@@ -130,12 +130,13 @@ static struct gemm_args plain_product_of(const struct cuda_backend *be, const st
     g.bias = a->partial ? NULL : w->bias;
     g.bias_act = a->partial ? NULL : w->bias_act;
     g.accumulate = a->accumulate;
-    /* Sums of a part are the reader's only where there is no other part, and no bias, to add. */
+    /* Partial sums may reach the reader only if no other rank's part and no bias remains to be
+     * added. */
     g.may_split = a->sums && (!a->partial || (be->device.options.n_ranks == 1 && !w->bias));
     return g;
 }
 
-/* is_rounded: of gemm_args. */
+/* is_rounded: see struct gemm_args. */
 static enum status linear(struct cuda_backend *be, const struct linear_args *a, bool is_rounded)
 {
     if (!linear_ok(a)) {
@@ -163,7 +164,7 @@ static enum status op_linear(struct backend *base, const struct linear_args *a)
     return linear(be, a, false);
 }
 
-/* Whether the product reads codes, and what makes them of its x. */
+/* True if the product reads FP8 codes; *round tells how to make them from its x. */
 static bool wants_codes(struct cuda_backend *be, const struct linear_args *a,
                         struct round_args *codes)
 {
@@ -324,7 +325,8 @@ static enum status op_attention(struct backend *base, const struct attention_arg
     return OK;
 }
 
-/* Whether one kernel does both: rows that are sequences of their own, and plain attention. */
+/* True if one kernel can do rope, store and attention: each row is a sequence of its own, and
+ * attention is plain. */
 static bool may_be_few(const struct cuda_backend *be, const struct rope_store_args *r,
                        const struct attention_args *a, const struct kv_view *kv)
 {
@@ -388,8 +390,8 @@ static bool may_be_gated(const struct linear_args *l, const struct activation_ar
            a->out.dtype == l->x.dtype && !l->partial && !l->accumulate;
 }
 
-/* In one kernel, which leaves the product's own y as it was; false where there is none for the
- * shape. */
+/* The product and its activation in one kernel, which does not write the product's own y. False if
+ * no kernel supports the shape. */
 static bool linear_gated(struct cuda_backend *be, const struct linear_args *l,
                          const struct activation_args *a, bool is_rounded, enum status *st)
 {
@@ -419,8 +421,8 @@ static enum status op_linear_act(struct backend *base, const struct linear_args 
     return op_activation(base, a);
 }
 
-/* The activation makes codes where the second product reads them and the first one does not take it
- * along. */
+/* The activation writes FP8 codes if the second product reads them and the first one is not fused
+ * with it. */
 static enum status mlp(struct cuda_backend *be, const struct linear_args *up,
                        const struct activation_args *a, const struct linear_args *down,
                        bool is_rounded)
@@ -451,7 +453,7 @@ static enum status op_mlp(struct backend *base, const struct linear_args *up,
     return mlp(be, up, a, down, false);
 }
 
-/* The norm makes codes where the product reads them. */
+/* The norm writes FP8 codes if the product reads them. */
 static enum status op_norm_linear(struct backend *base, const struct norm_args *n,
                                   const struct linear_args *l, const struct activation_args *a,
                                   const struct linear_args *down)
@@ -483,7 +485,7 @@ static enum status op_moe_route(struct backend *base, const struct moe_route_arg
     return OK;
 }
 
-/* Bytes of scratch that a call with this many picks needs, and where its parts are. */
+/* The scratch bytes that a call with this many picks needs, and the addresses of its parts. */
 static size_t moe_layout(char *base, int64_t picks, const struct moe_ffn_args *a, int64_t hidden,
                          struct moe_scratch *s)
 {
@@ -507,8 +509,8 @@ static size_t moe_layout(char *base, int64_t picks, const struct moe_ffn_args *a
     return at;
 }
 
-/* How many of a pass's padded rows, or out rows, are real: on the device, as graphs are
- * replayed. */
+/* How many of the pass's padded rows, or output rows, are real. On the device, because captured
+ * graphs are replayed with other counts. */
 static const int32_t *real_rows(const struct cuda_backend *be, int32_t n_rows)
 {
     if (!be->passes.pass ||
@@ -527,7 +529,7 @@ static size_t moe_bytes(struct cuda_backend *be, const struct moe_ffn_args *a, b
                 : moe_layout(be->scratch.memory, (int64_t)n_rows * a->k, a, hidden, s);
 }
 
-/* As many rows at a time as the scratch memory holds. */
+/* Processes as many rows at a time as the scratch memory holds. */
 static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -551,7 +553,7 @@ static enum status op_moe_ffn(struct backend *base, const struct moe_ffn_args *a
         .dtype = up->dtype,
         .hidden = (int32_t)up->n_in,
     };
-    /* Of the two only k_moe_ffn gives a row the same bits whatever the number of rows. */
+    /* Of the two kernels only k_moe_ffn gives a row the same bits whatever the number of rows. */
     const bool many = !be->device.options.deterministic && !w.gate_up_coded && !w.down_coded &&
                       k_moe_sm90_takes(a, &w, be->device.sm, be->device.n_sms);
     struct moe_scratch s;
@@ -668,8 +670,8 @@ static enum status run_windows(struct cuda_backend *be, struct state_rows_launch
     return OK;
 }
 
-/* Whether sequences of many rows go through blocks of the state: not where a row's bits may not
- * depend on how many come together. */
+/* True if sequences of many rows are processed a block of the state at a time. Not where a row's
+ * bits must not depend on how many rows come together. */
 static bool in_blocks(const struct cuda_backend *be, const struct state_rows_launch *l)
 {
     return be->passes.state_work.n_blocks > 0 && !be->device.options.deterministic &&
@@ -780,7 +782,7 @@ static enum status op_reduce(struct backend *base, const struct reduce_args *a)
     return OK;
 }
 
-/* In one kernel where the ranks reach each other's memory. */
+/* One kernel where the ranks can access each other's memory. */
 static enum status op_reduce_norm(struct backend *base, const struct reduce_args *r,
                                   const struct norm_args *n)
 {
@@ -812,7 +814,7 @@ static enum status op_gather(struct backend *base, const struct gather_args *a)
     return OK;
 }
 
-/* The rows of hidden states by slot; NULL: not these. */
+/* The view of hidden states by slot; NULL if `a` does not match it. */
 static const struct kv_view *hidden_view(const struct cuda_backend *be, const struct hidden_args *a)
 {
     const struct kv_view *v = kv_layer(&be->kv, HIDDEN_SET, 0);
@@ -897,7 +899,7 @@ static enum status op_sample(struct backend *base, const struct sample_args *a)
     }
     if (a->bests.n_bands > 0 &&
         (a->bests.n_drawn != a->n_vocab_used || a->bests.n_rows < a->n_out)) {
-        return ERR_INVALID; // rows may have been left out
+        return ERR_INVALID; // the head may have skipped rows
     }
     const struct row_bests bests = {
         .pairs = a->bests.pairs.p, .stride = a->bests.stride, .n_bands = a->bests.n_bands};

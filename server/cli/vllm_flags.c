@@ -198,7 +198,7 @@ const struct vllm_flag vllm_flags[] = {
     {FLAG("jit-monitor-verbose", TAKES_NOTHING, "nothing is traced")},
     {FLAG("fail-on-environ-validation", TAKES_NOTHING, "unknown variables are named in a warning")},
 
-    /* Drafts, in other words. */
+    /* Other notations for drafts. */
     {FLAG("spec-method", TAKES_VALUE, "see --speculative-config"),
      .becomes = "speculative-config.method"},
     {FLAG("spec-model", TAKES_VALUE, "see --speculative-config"),
