@@ -161,6 +161,9 @@ void call_error_put_typed(struct buf *b, const struct call_error *e, const char 
     } else {
         buf_put_json(b, e->message, strlen(e->message));
     }
+    if (e->code) {
+        buf_printf(b, ",\"details\":{\"error_code\":\"%s\"}", e->code);
+    }
     buf_puts(b, "},\"request_id\":");
     put_string_or_null(b, request_id);
     buf_putc(b, '}');

@@ -279,6 +279,9 @@ const struct member members[] = {
     {"workspace_id", "There are no workspaces.", MESSAGES, IGNORED(ANY)},
     {"betas", "They are a matter of headers.", MESSAGES, IGNORED(ANY)},
     {"container", "Tools that run here: there are none.", MESSAGES, REFUSED(ANY, empty)},
+    {"thread", "A conversation that the server holds: it holds none.", MESSAGES,
+     HAND(ANY, read_thread)},
+    {"compaction", "A summary in place of an answer.", MESSAGES, REFUSED(ANY, nothing)},
     /* ---- responses ---- */
     {"previous_response_id", "The stored response that this one goes on from.", FORM_RESPONSES,
      HAND(STRING, read_previous)},
