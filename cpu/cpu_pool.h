@@ -13,7 +13,7 @@
 struct pool;
 
 /* n_threads counts the owner; 0: as many as the process may use. NULL when a thread cannot be
- * started. */
+ * started or there is no memory. */
 struct pool *pool_create(int32_t n_threads);
 void pool_destroy(struct pool *pool); // accepts NULL
 
