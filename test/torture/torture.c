@@ -26,13 +26,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 enum { MAX_RANGES = 64, N_SLOTS = 1 << 20 };
@@ -73,7 +73,8 @@ static bool is_due(_Atomic long *n, long which, const char *name, const void *ca
     return true;
 }
 
-/* ---- what the program has allocated ----------------------------------------------------------- */
+/* ---- what the program has allocated -----------------------------------------------------------
+ */
 
 static struct {
     _Atomic uintptr_t block; // 0: never used; 1: was freed
@@ -169,7 +170,8 @@ void free(void *p)
     __libc_free(p);
 }
 
-/* ---- the report ------------------------------------------------------------------------------- */
+/* ---- the report -------------------------------------------------------------------------------
+ */
 
 static void report(bool all)
 {
@@ -253,7 +255,8 @@ __attribute__((constructor)) static void begin(void)
     ready = true;
 }
 
-/* ---- system calls ----------------------------------------------------------------------------- */
+/* ---- system calls -----------------------------------------------------------------------------
+ */
 
 #define REAL(name)                                                                                 \
     static __typeof__(name) *real;                                                                 \
