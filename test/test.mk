@@ -52,6 +52,10 @@ test-unit: test-binaries  ## the C tests alone
 test-py: all $(SERVERS) $(FAKE_SLUICE) $(FAKE_OPS)  ## the tests that start the program
 	@test/run $(PYTESTS)
 
+.PHONY: print-libs
+print-libs:
+	@echo $(LIBS)
+
 .PHONY: test-http test-server test-model test-sim test-masks
 test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain
 	@test/run $(wildcard test/server/http/test_*.py)

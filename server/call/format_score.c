@@ -95,7 +95,7 @@ static void end_score(struct call *c)
     buf_putc(&b, ']');
     put_usage(&b, c);
     buf_putc(&b, '}');
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 /* ---- labels
@@ -200,7 +200,7 @@ static void end_rerank(struct call *c)
     }
     buf_puts(&b, r->bare_list ? "]" : "]}");
     free(ranks);
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 const struct call_format call_score_format = {
