@@ -76,7 +76,7 @@ def glm4_moe_lite(rng):
     c["rope_interleave"] = rng.random() < 0.7
     del c["first_k_dense_replace"]  # its class takes one dense layer, or a list
     while c["topk_group"] * c["n_routed_experts"] // c["n_group"] < c["num_experts_per_tok"]:
-        c["topk_group"] += 1  # else what is picked besides is nobody's word
+        c["topk_group"] += 1  # otherwise the remaining picks are undefined
     mlp_layer_types(rng, c)
     return c
 
@@ -106,7 +106,7 @@ def llama4_text(rng):
 
 
 def gemma4_layers(rng, n):
-    """Kinds of layers, the last of which is full, and how many of the last only read."""
+    """Kinds of layers, the last of which is full attention, and the number of final layers that share earlier keys and values."""
     kinds = layer_types(rng, n)
     kinds[-1] = "full_attention"
     room = [s for s in range(n) if set(kinds[: n - s]) == set(kinds)]

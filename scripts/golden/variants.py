@@ -7,7 +7,7 @@
 A golden folder tests one configuration of its family; checkpoints in the wild mix the same keys in
 other ways. Each seed draws a configuration from choices_*.py, makes the model with random
 weights, and stores it in a random manner (dtype, shards, older or newer config.json, without keys
-that say what a family takes anyway). Both sides
+that equal the family's defaults). Both sides
 then compute in fp32; their prompt log-probabilities must agree within 1e-3. Needs what golden.py
 needs, and a built program (SLUICE, or build/sluice). Exit 1 if any variant differs.
 """
@@ -40,9 +40,9 @@ FAMILIES = {
     **choices_experts.FAMILIES,
     **choices_layers.FAMILIES,
 }
-# Other names of what transformers knows: of released files, which come with code of their own.
+# Other names of architectures that transformers has, in released checkpoints that come with their own code.
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
-# Text parts of wrappers, which the Auto classes do not know alone.
+# Text models of multimodal wrappers, which have no Auto class of their own.
 TEXT_PARTS = {"mistral4": "Mistral4ForCausalLM"}
 
 
@@ -62,7 +62,7 @@ OPTIONAL = (
 
 
 def stored(folder, dtype):
-    """The model as transformers reads it."""
+    """The model as loaded by transformers."""
     family = json.loads((folder / "config.json").read_text())["model_type"]
     made = getattr(transformers, TEXT_PARTS.get(family, "AutoModelForCausalLM"))
     return made.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
@@ -84,7 +84,7 @@ def leave_to_the_class(rng, values, family):
 
 
 def leave_out(rng, folder, values, family):
-    """Drops from config.json what the class would take anyway."""
+    """Drops keys from config.json that equal the class's defaults."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     made = AutoConfig.for_model(class_of(family))
@@ -100,7 +100,7 @@ def leave_out(rng, folder, values, family):
 
 
 def make(family, seed, folder):
-    """Stores the model; returns what it is, in a line, and its dtype."""
+    """Stores the model; returns a one-line description and its dtype."""
     rng = random.Random(f"{family} {seed}")
     values = {**COMMON, **FAMILIES[family](rng)}
     values = {k: v for k, v in values.items() if k != "head_dim" or v is not None}
@@ -147,7 +147,7 @@ def expected(folder, prompts, dtype):
 
 
 def answers(folder, request, prompts, *flags):
-    """One answer a prompt, without usage; or a sentence."""
+    """One answer per prompt, without usage; or an error message."""
     lines = "".join(json.dumps({"prompt_token_ids": p, **request}) + "\n" for p in prompts)
     done = subprocess.run(
         [SLUICE, "generate", folder, "--json", "--log-level", "error", *flags],
@@ -221,7 +221,7 @@ def exact_problem(folder, prompts, want):
 
 
 def rounded_problem(folder, prompts, want, theirs, family):
-    """Of models with experts the middle error counts: one row with other picks outweighs all others."""
+    """For models with experts the median error counts: one row with different picks would dominate the mean."""
     have = served(folder, prompts, "bfloat16")
     if isinstance(have, str):
         return have
