@@ -411,7 +411,8 @@ static void publish_stats(struct engine *e)
     o->waiting_tokens = s->waiting_tokens;
     o->n_blocks = s->limits.n_blocks;
     o->n_blocks_held = s->limits.n_blocks - holdings_available(&s->holdings);
-    o->n_blocks_idle = s->holdings.pool.n_idle;
+    o->n_blocks_idle = s->holdings.pool.idle.n;
+    o->n_blocks_kept = s->holdings.retention.n_kept;
     o->n_steps = e->n_steps;
     o->n_rows = e->n_rows;
     memcpy(o->step_sizes, e->step_sizes, sizeof o->step_sizes);
@@ -452,7 +453,9 @@ void engine_turn(struct engine *e)
     bool busy = e->n_inflight > 0 || e->scheduler.n_running + e->scheduler.n_waiting > 0;
     int64_t patience = e->options.no_thread ? 0 : idle_timeout(e);
     requests_take(e, busy ? 0 : patience);
-    requests_expire(e, clock_now_ns());
+    int64_t now = clock_now_ns();
+    requests_expire(e, now);
+    retention_tick(&e->scheduler.holdings.retention, now);
     if (!busy) { // no step would report a lost node
         ranks_check(&e->ranks);
     }

@@ -119,8 +119,8 @@ struct engine_stats {
     /* Submitted but not yet running or waiting, with their prompt tokens; always exact. */
     int32_t n_submitted;
     int64_t submitted_tokens;
-    int32_t n_blocks, n_blocks_held, n_blocks_idle; // idle: cached without a holder; the rest is
-                                                    // free
+    int32_t n_blocks, n_blocks_held, n_blocks_idle; // idle: cached without a holder; rest: free
+    int32_t n_blocks_kept;                          // kept because of hints
     int64_t n_steps, n_rows;
     int64_t step_sizes[N_STEP_SIZES]; // steps by size class, see engine_step_bound
     int64_t prompt_tokens, generated_tokens, preemptions;

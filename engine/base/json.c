@@ -172,6 +172,18 @@ void json_put(struct json *object, const struct json *member)
     }
 }
 
+void json_rename(struct json *object, const char *from, const char *to)
+{
+    const cJSON *member = item(json_get(object, from));
+    if (member && !json_get(object, to)) {
+        cJSON *copy = cJSON_Duplicate(member, true);
+        json_remove(object, from);
+        if (copy && !cJSON_AddItemToObject((cJSON *)object, to, copy)) {
+            cJSON_Delete(copy);
+        }
+    }
+}
+
 size_t json_count(const struct json *array_or_object)
 {
     size_t n = 0;

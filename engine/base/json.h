@@ -46,6 +46,8 @@ void json_add_missing(struct json *object, const struct json *from);
  * json_remove removes the members with a key. Call them before the document is shared. */
 void json_put(struct json *object, const struct json *member);
 void json_remove(struct json *object, const char *key);
+/* Gives the member `from` another key, unless `object` has one of that key already. */
+void json_rename(struct json *object, const char *from, const char *to);
 
 size_t json_count(const struct json *array_or_object); // O(n)
 const struct json *json_first(const struct json *array_or_object);

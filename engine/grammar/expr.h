@@ -143,6 +143,9 @@ uint32_t expr_make(struct exprs *x, struct expr e);              // interned as 
 /* What may follow in `e` after `byte`; without dead branches if `e` had none. */
 uint32_t expr_derive(struct exprs *x, uint32_t e, uint8_t byte);
 
+/* Adds the bytes after which a derivative of `e` may be alive: after others it is dead. */
+void expr_first_bytes(struct exprs *x, uint32_t e, struct byte_set *out);
+
 /* `e` without its branches that match nothing; X_NONE if none is left. Searches under X_AND. */
 uint32_t expr_clean(struct exprs *x, uint32_t e);
 

@@ -89,7 +89,7 @@ static const struct mamba_keys usual_keys = {"mamba_n_heads",  "mamba_d_head", "
                                              "mamba_proj_bias"};
 static const struct mamba_keys nemotron_keys = {
     "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups",
-    "conv_kernel",     "use_conv_bias",  "mamba_proj_bias"};
+    "conv_kernel",     "use_conv_bias",  "use_bias"};
 
 /* The range to which time steps are clamped; an infinite end is not a number in JSON. */
 static enum status read_steps(const struct json *j, struct model_config *c, struct err *err)
@@ -268,7 +268,9 @@ static char letter_of(const char *word)
     static const struct {
         const char *word;
         char letter;
-    } rows[] = {{"mamba", 'M'}, {"attention", '*'}, {"mlp", '-'}, {"moe", 'E'}};
+    } rows[] = {{"mamba", 'M'},     {"linear_attention", 'M'},
+                {"attention", '*'}, {"full_attention", '*'},
+                {"mlp", '-'},       {"moe", 'E'}};
     for (size_t i = 0; word && i < sizeof rows / sizeof rows[0]; i++) {
         if (strcmp(rows[i].word, word) == 0) {
             return rows[i].letter;
@@ -320,14 +322,27 @@ static enum status read_nemotron_experts(const struct json *j, struct model_conf
     return family_routing_v3(j, c, err);
 }
 
+/* Implementations disagree on these: transformers clamps to time_step_min instead of
+ * time_step_limit, the published code does not. */
+static enum status refuse_steps(const struct json *j, const struct model_config *c, struct err *err)
+{
+    const bool bounded = c->state.dt_min > 0.0f || c->state.dt_max > 0.0f;
+    if (bounded || json_get_number(j, "time_step_min", 0.0) > 0.001) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: %s is not supported",
+                       bounded ? "a time_step_limit that bounds steps"
+                               : "a time_step_min above 0.001");
+    }
+    return OK;
+}
+
 static enum status read_nemotron_h(const struct json *j, struct model_config *c, struct err *err)
 {
     c->norm_eps = (float)json_get_number(j, "layer_norm_epsilon", 1e-5);
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
     c->mlp_bias = json_get_bool(j, "mlp_bias", false);
     c->gated = false;
-    TRY(family_must_be(j, "use_bias", false, err));
     TRY(read_mamba(j, &nemotron_keys, 0, c, err));
+    TRY(refuse_steps(j, c, err));
     if (!json_get(j, "time_step_limit")) { // transformers' clamping of prompts in that case
         c->state.dt_min = (float)json_get_number(j, "time_step_min", 0.0);
     }

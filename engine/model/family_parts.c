@@ -184,7 +184,14 @@ enum status family_routing_v3(const struct json *j, struct model_config *c, stru
     c->scoring = MOE_SIGMOID;
     c->renormalise = json_get_bool(j, "norm_topk_prob", true);
     c->correction = true;
-    return family_routing(j, c, err);
+    TRY(family_routing(j, c, err));
+    if (c->experts_per_token > c->topk_group * (c->n_experts / c->n_group)) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: %d of %d groups of experts (topk_group, n_group) have fewer "
+                       "than num_experts_per_tok, %d",
+                       c->topk_group, c->n_group, c->experts_per_token);
+    }
+    return OK;
 }
 
 enum status family_every_freq(const struct json *j, struct model_config *c, struct err *err)

@@ -319,10 +319,16 @@ static enum status load_latent(struct loader *l, int32_t layer, struct layer_wei
     }
     part_layer_name(c->names->latent_in, layer, in);
     part_layer_name(c->names->latent_out, layer, out);
-    struct stack down = {
-        .pieces = {{in, latent, 0, latent}}, .n = 1, .n_in = hidden, .n_cols = hidden};
-    struct stack up = {
-        .pieces = {{out, hidden, 0, hidden}}, .n = 1, .n_in = latent, .n_cols = latent};
+    struct stack down = {.pieces = {{in, latent, 0, latent}},
+                         .n = 1,
+                         .n_in = hidden,
+                         .n_cols = hidden,
+                         .bias = c->mlp_bias};
+    struct stack up = {.pieces = {{out, hidden, 0, hidden}},
+                       .n = 1,
+                       .n_in = latent,
+                       .n_cols = latent,
+                       .bias = c->mlp_bias};
     TRY(part_linear(l, &down, l->options->dtype, &w->latent_in));
     return part_linear(l, &up, l->options->dtype, &w->latent_out);
 }

@@ -43,6 +43,8 @@ struct key {
 
 static const struct key config_keys[] = {
     {"model_type", TEXT, 0, 0},
+    {"speculators_model_type", TEXT, 0, 0},
+    {"transformer_layer_config", OBJECT, 0, 0},
     {"dtype", TEXT, 0, 0},
     {"torch_dtype", TEXT, 0, 0},
     {"hidden_act", TEXT, 0, 0},

@@ -180,6 +180,8 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
     sample(b, s, "vllm:num_requests_waiting_by_reason", "reason=\"deferred\"", 0);
     one(b, s, "vllm:kv_cache_usage_perc", "gauge", "Share of KV blocks in use, 0 to 1.", used);
     one(b, s, "vllm:gpu_cache_usage_perc", "gauge", "Older name of kv_cache_usage_perc.", used);
+    one(b, s, "sluice_kv_blocks_kept", "gauge", "KV blocks that kv_hints ask to keep.",
+        e->n_blocks_kept);
     one(b, s, "vllm:prompt_tokens_total", "counter", "Prompt tokens processed.",
         (double)e->prompt_tokens);
     one(b, s, "vllm:generation_tokens_total", "counter", "Tokens generated.",

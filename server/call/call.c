@@ -4,6 +4,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/base/mem.h"
 #include "server/call/format.h"
 #include "server/call/prepare.h"
 #include "server/call/tenant.h"
@@ -73,6 +74,8 @@ static void forget(struct call *c)
     free(c->requests);
     free(c->memory);
     free(c->salt);
+    free(c->not_kept);
+    free(c->why);
     if (c->extra && c->format->forget) {
         c->format->forget(c);
     }
@@ -175,7 +178,7 @@ static void fail(struct call *c, const struct call_error *e)
     }
     if (c->kept || c->saving) {
         c->ending = CALL_FAILED;
-        c->why = *e;
+        c->why = c->why ? c->why : xstrdup(e->message);
         c->record.error = e->code;
         end_kept(c);
         return;
@@ -299,7 +302,10 @@ static void enqueue(struct call *c)
 static void record(void *arg)
 {
     struct call *c = arg;
-    c->kept_status = c->format->record(c, &c->kept_error);
+    struct err err = {""};
+    if (c->format->record(c, &err) != OK) {
+        c->not_kept = xstrdup(err.text);
+    }
 }
 
 static void finish_if_complete(struct call *c);
@@ -308,11 +314,11 @@ static void on_recorded(void *arg)
 {
     struct call *c = arg;
     c->saving = false;
-    if (c->kept_status != OK) {
+    if (c->not_kept) {
         struct call_error e = {0};
         call_error_set(&e, 507, "storage_full", NULL,
                        "The response cannot be kept, so it does not run in the background: %s",
-                       c->kept_error.text);
+                       c->not_kept);
         c->ending = CALL_ANSWERED;
         fail(c, &e);
         return;

@@ -199,15 +199,13 @@ struct call {
     size_t n_requests, n_submitted, n_done;
     struct call_choice *choices;
     size_t n_choices, n_finished;
-    int64_t n_waiting; // sequences that count in the tenant's
-    bool answered;     // the sink has had its terminal call
-    bool saving;       // on the pool
-    bool closed;       // all of the answer is there
-    bool kept;         // its beginning is stored, and its end will be (request.detached)
-    enum status kept_status;
-    struct err kept_error;
+    int64_t n_waiting;       // sequences that count in the tenant's
+    bool answered;           // the sink has had its terminal call
+    bool saving;             // on the pool
+    bool closed;             // all of the answer is there
+    bool kept;               // its beginning is stored, and its end will be (request.detached)
     enum call_ending ending; // not CALL_ANSWERED: it has to end so as soon as it may
-    struct call_error why;   // of a failure
+    char *not_kept, *why;    // what the store said, and what of a failure; NULL: neither
     bool preparing, queued, streaming, gone, dead, first_token, deadline_is_queue, has_news;
     struct call *next, **link, *next_queued;
     char id[144]; // "chatcmpl-..."

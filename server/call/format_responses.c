@@ -87,7 +87,7 @@ static bool is_cut(const struct call *c)
 static struct ending ending_of(const struct call *c)
 {
     switch (c->ending) {
-    case CALL_FAILED: return (struct ending){"failed", c->why.message};
+    case CALL_FAILED: return (struct ending){"failed", c->why};
     case CALL_CANCELLED: return (struct ending){"cancelled", NULL};
     default: return (struct ending){is_cut(c) ? "incomplete" : "completed", NULL};
     }

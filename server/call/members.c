@@ -102,6 +102,19 @@ static const char empty[] = "false|\"\"|[]|{}";
     "'items':{'type':'object','required':['role'],'properties':{'role':{'enum':['system','user',"  \
     "'assistant','tool']},'content':{'type':['string','null']},'thinking':{'type':['string',"      \
     "'null']},'tool_name':{'type':'string'}}}"
+#define DIRECTIVE                                                                                  \
+    "{'type':'object','required':['priority'],'additionalProperties':false,'properties':{"         \
+    "'priority':{'type':'integer','minimum':0,'maximum':100},'duration':{'type':['number',"        \
+    "'null'],'minimum':0,'maximum':2592000},'start':{'type':'integer','minimum':0},'end':{"        \
+    "'type':['integer','null'],'minimum':1},'covers_output':{'type':'boolean'}}}"
+#define KV_HINTS                                                                                   \
+    "'required':['protocol_version','message_id','actions'],'properties':{'protocol_version':{"    \
+    "'type':'string'},'message_id':{'type':'string'},'actions':{'type':'array','maxItems':16,"     \
+    "'items':{'type':'object','required':['action_id','action_type','action_version','payload'],"  \
+    "'properties':{'action_id':{'type':'string'},'action_type':{'type':'string'},"                 \
+    "'action_version':{'type':'string'},'payload':{'type':'object','properties':{'scope':{"        \
+    "'type':['string','null']},'directives':{'type':'array','maxItems':128,'items':" DIRECTIVE     \
+    "}}}}}}}"
 #define A_CHOICE "'enum':[null,'none','auto']"
 
 const struct member members[] = {
@@ -180,6 +193,8 @@ const struct member members[] = {
     {"priority", "Lower goes first.", ALL | SCORES, INT(priority, INT32_MIN, INT32_MAX)},
     {"cache_salt", "Only requests of the same salt share cached prompts.", ALL | SCORES,
      STRING(cache_salt), .check = check_salt, .schema = "'minLength':1"},
+    {"kv_hints", "How long the prompt should stay in the cache; a hint.", DRAWS,
+     HAND(OBJECT, read_kv_hints), .schema = KV_HINTS},
     {"user", "A name for the log.", ALL | SCORES, STRING(user)},
     {"timeout", "Seconds after which the request ends with an error; fewer are taken, too.",
      ALL | SCORES, REAL(timeout_s, 0.001, 864000), .schema = "'minimum':10,'maximum':864000"},

@@ -30,6 +30,7 @@ bool read_num_predict(struct request *r);
 bool read_stream_options(struct request *r);
 bool check_salt(struct request *r);
 bool check_request_id(struct request *r);
+bool read_kv_hints(struct request *r); // request_hints.c
 bool read_bad_words(struct request *r);
 
 /* ---- constraints (request_constraint.c) -------------------------------------------------------

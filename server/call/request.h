@@ -157,6 +157,8 @@ struct request {
     int32_t priority;
     bool background; // nobody waits for it
     const char *cache_salt, *user, *request_id;
+    const struct cache_hint *hints; // [n_hints], kv_hints
+    int32_t n_hints;
     const char *unknown; // the first member that no endpoint knows, and how many there are
     int n_unknown;
     double timeout_s;        // 0: none

@@ -117,6 +117,10 @@ static bool make_requests(struct call *c, struct call_error *e)
         q->priority = r->priority;
         q->background = r->background;
         q->cache_salt = salt;
+        q->hints = r->hints;
+        q->n_hints = r->n_hints;
+        q->owner = c->tenant ? c->tenant->id : 0;
+        q->cache_share = c->tenant ? c->tenant->limits.cache_share : 1;
         q->user = c;
         if (r->pools) {
             q->pool = r->pooling;

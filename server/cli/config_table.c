@@ -188,6 +188,11 @@ const struct option_row option_rows[] = {
     {ROW("key-queue-share", OPTION_REAL, key_queue_share, "1",
          "part of max-num-queued-reqs that a key's requests may fill"),
      .min = 0, .max = 1},
+    {ROW("key-cache-share", OPTION_REAL, key_cache_share, "1",
+         "part of the KV blocks that a key's prompts may fill as cache while others have use for "
+         "it; "
+         "kv_hints may keep half of that"),
+     .min = 0, .max = 1},
     {ROW("cache-salt-by-key", OPTION_BOOL, cache_salt_by_key, "false",
          "keys share no cached prompts: none learns by cached_tokens or time what another sent")},
     {ROW("open-metrics", OPTION_BOOL, open_metrics, "false", "/metrics needs no key")},
