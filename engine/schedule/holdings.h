@@ -139,8 +139,8 @@ void holdings_tell_copies(struct holdings *h, struct plan *p);
 
 /* ---- the draft models' KV */
 
-/* The end of the rows that draft models may feed for the sequence now, at most `end`: earlier if
- * another sequence is filling a shared block. Marks the blocks that this sequence will fill. */
+/* The number of rows that draft models may feed for the sequence now, up to `end`: fewer if another
+ * sequence is filling a shared block. Marks the blocks that this sequence will fill. */
 int32_t holdings_draft_rows(struct holdings *h, struct sequence *seq, int32_t end);
 /* The draft models have been fed the known tokens below `end`. */
 void holdings_draft_fed(struct holdings *h, struct sequence *seq, int32_t end);
