@@ -15,7 +15,10 @@ static const struct tree_node *node_of(const struct tree_pick *p)
 static bool goes_before(const struct tree_pick *a, const struct tree_pick *b)
 {
     float x = node_of(a)->logp, y = node_of(b)->logp;
-    return x != y ? x > y : a->tree != b->tree ? a->tree < b->tree : a->node < b->node;
+    if (x != y) {
+        return x > y;
+    }
+    return a->tree != b->tree ? a->tree < b->tree : a->node < b->node;
 }
 
 /* Shell sort: needs no extra memory. */

@@ -76,9 +76,12 @@ static const char *arguments_key(const struct call_choice *ch)
 
 static void pending(struct call_choice *ch)
 {
-    struct buf *from = ch->pending == PENDING_TEXT        ? &ch->content
-                       : ch->pending == PENDING_REASONING ? &ch->reasoning
-                                                          : &ch->arguments;
+    struct buf *from = &ch->arguments;
+    if (ch->pending == PENDING_TEXT) {
+        from = &ch->content;
+    } else if (ch->pending == PENDING_REASONING) {
+        from = &ch->reasoning;
+    }
     if (from->n_bytes == 0 && ch->ids.n_bytes == 0) {
         return;
     }
