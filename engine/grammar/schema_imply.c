@@ -242,7 +242,7 @@ static enum status imply_not(struct schema *s, const struct tree_value *schema,
     return OK;
 }
 
-/* if and then, or not if and else. */
+/* Expands to: (if and then) or (not if and else). */
 static enum status imply_if(struct schema *s, const struct tree_value *schema,
                             struct tree_value *all)
 {

@@ -67,7 +67,7 @@ bool body_array(struct body *b, const char *key, const struct json **v);
 bool body_choice(struct body *b, const char *key, const char *choices, int *index);
 
 /* For a text from elsewhere that is parsed into trees used with the body's: replaces its U+0000 in
- * place by the body's stand-in. False: no character is missing in both. */
+ * place by the body's stand-in. False: every candidate occurs in one of the two. */
 bool body_hide_nuls(struct body *b, const char *body_text, size_t body_bytes, char *text,
                     size_t n_bytes);
 /* Restores U+0000 in JSON text that was generated from the trees. */

@@ -19,7 +19,7 @@ enum {
 
 const char *const job_order_names[N_JOB_ORDERS] = {"none", "sorted", "groups", "ratio"};
 
-/* A line while its part is planned. */
+/* The data of a line that planning needs. */
 struct prepared {
     int32_t line, n_ids;
     int32_t *ids; // of the first prompt; NULL: it will be rejected
