@@ -86,6 +86,7 @@ struct engine_request {
     const char *grammar_after;
     int32_t grammar_after_id;
     enum pool_kind pool; // unless POOL_NONE no tokens are sampled; `pooled` is filled
+    bool tells_prompt;   // also signals progress after each chunk of the prompt
     int64_t deadline_ns; // on the monotonic clock; 0: none
     void *user;          // the caller's
 
@@ -97,6 +98,7 @@ struct engine_request {
     /* May be read at any time. Accepted drafts are counted after drafts: a reader that loads
      * n_accepted first never sees more accepted than drafted. */
     _Atomic int32_t n_cached;     // prompt tokens found in the prefix cache
+    _Atomic int32_t n_prefilled;  // with tells_prompt: cached or computed so far; 0: none yet
     _Atomic int32_t n_recomputed; // of the cached ones, those recomputed because the recurrent
                                   // state was missing; -1: no state
     _Atomic int32_t n_drafts, n_accepted; // speculation, all samples together
