@@ -454,7 +454,7 @@ static enum status parse_behind(struct lark *g, bool *holds)
     if (lark_is(&g->lex, "->")) {
         TRY(lark_next(&g->lex));
         if (g->lex.word.kind != LARK_RULE) {
-            return lark_fail(&g->lex, "a name should stand behind \"->\"");
+            return lark_fail(&g->lex, "expected a name after \"->\"");
         }
         TRY(lark_next(&g->lex));
     }
