@@ -17,9 +17,9 @@ struct api_log {
     char owner[40];        // of files and batches: derived from the key; "" without keys
     const char *error;     // the code of the error reply, static text; or NULL
     unsigned retry_count;  // x-stainless-retry-count
-    unsigned char form;    // of errors, an enum reply_form; this and told_id belong to reply.c, and
-                        // are not part
-    bool told_id; // of the line
+    /* Private to reply.c, not logged. */
+    unsigned char form; // of errors, an enum reply_form
+    bool told_id;
 };
 
 /* The request's own, initially empty. */
