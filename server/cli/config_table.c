@@ -81,7 +81,7 @@ const struct option_row option_rows[] = {
          "1: layers are not split"),
      .min = 1, .max = 1},
     {ROW("data-parallel-size", OPTION_INT, data_parallel_size, "1",
-         "only 1: start several servers behind a load balancer"),
+         "1: start more servers behind a balancer"),
      .min = 1, .max = 1},
     {ROW("max-num-seqs", OPTION_INT, engine.max_num_seqs, "auto",
          "sequences that run concurrently"),
