@@ -361,7 +361,7 @@ const struct member members[] = {
      .min = 1, .max = INT64_MAX},
 
     /* ---- completions ---- */
-    {"suffix", "A text behind the answer, of a model that has tokens for it.",
+    {"suffix", "The text after the answer, for models with fill-in-the-middle tokens.",
      FORM_COMPLETIONS | FORM_OLLAMA_GENERATE, HAND(STRING, read_suffix)},
     {"echo", "The answer begins with the prompt.", FORM_COMPLETIONS, BOOL(echo)},
     {"logprobs", "The log probability of each token, and of this many others.", FORM_COMPLETIONS,
@@ -511,8 +511,8 @@ const struct member members[] = {
      HAND(BOOL, read_use_activation)},
     {"task", "What is pooled: embed, or classify of a model that judges.",
      FORM_POOLING | FORM_POOL_CHAT, HAND(STRING, read_task), .schema = "'enum':[null,'embed']"},
-    {"query", "What stands in front of each item.", FORM_LABELS, HAND(PROMPTS, read_label_query),
-     .max = 1, .required = true},
+    {"query", "The text before each item.", FORM_LABELS, HAND(PROMPTS, read_label_query), .max = 1,
+     .required = true},
     {"items", "Each is a prompt, together with the query.", FORM_LABELS,
      HAND(PROMPTS, read_label_items), .max = MAX_INPUTS, .required = true, .may_be_empty = true},
     {"label_token_ids", "Tokens of which is asked how likely they follow; the first one is scored.",
@@ -674,13 +674,13 @@ const struct member members[] = {
     {"media_io_kwargs", "Nothing without images.", DRAWS, IGNORED(ANY)},
 
     /* ---- objects whose members belong at the top level ---- */
-    {"options", "Parameters, which are read as if they stood beside it.",
-     OLLAMA | FORM_OLLAMA_EMBED, IGNORED(OBJECT)},
+    {"options", "Parameters that are read like members of the body.", OLLAMA | FORM_OLLAMA_EMBED,
+     IGNORED(OBJECT)},
     {"options", "Ollama's parameters.", DRAWS & ~OLLAMA, REFUSED(ANY, empty),
      .why = "Its members belong at the top level."},
     {"parameters", "TGI's parameters.", DRAWS, REFUSED(ANY, empty),
      .why = "Its members belong at the top level."},
-    {"sampling_params", "Parameters, which are read as if they stood beside it.", FORM_TOKENS,
+    {"sampling_params", "Parameters that are read like members of the body.", FORM_TOKENS,
      IGNORED(OBJECT)},
     {"sampling_params", "SGLang's parameters.", DRAWS & ~FORM_TOKENS, REFUSED(ANY, empty),
      .why = "Its members belong at the top level."},
