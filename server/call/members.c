@@ -55,7 +55,7 @@ static const char empty[] = "false|\"\"|[]|{}";
 #define CHAT_CALLS                                                                                 \
     "'tool_calls':{'type':'array','items':{'type':'object','required':['function'],'properties':{" \
     "'id':{'type':'string'},'function':{'type':'object','required':['name','arguments'],"          \
-    "'properties':{'name':{'type':'string'},'arguments':{'type':'string'}}}}}}"
+    "'properties':{'name':{'type':'string'},'arguments':{'type':['string','object']}}}}}}"
 /* Other roles are taken where the chat template has a place for them. */
 #define CHAT_MESSAGES                                                                              \
     "'minItems':1,'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':{" \
@@ -322,7 +322,7 @@ const struct member members[] = {
      HAND(OBJECT, read_thinking),
      .schema = "'properties':{'type':{'enum':['enabled','disabled']}}"},
     {"chat_template", "A template in place of the model's (--trust-request-chat-template).",
-     CHATS | FORM_POOL_CHAT, HAND(STRING, read_chat_template)},
+     CHATS | FORM_POOL_CHAT, HAND(STRING, read_chat_template), .schema = "'enum':[null]"},
     {"add_generation_prompt", "The template ends with the beginning of the answer.",
      CHATS | FORM_POOL_CHAT, BOOL(add_generation_prompt)},
     {"continue_final_message", "The answer continues the last message.", CHATS | FORM_POOL_CHAT,
