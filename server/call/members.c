@@ -55,7 +55,7 @@ static const char empty[] = "false|\"\"|[]|{}";
 #define CHAT_CALLS                                                                                 \
     "'tool_calls':{'type':'array','items':{'type':'object','required':['function'],'properties':{" \
     "'id':{'type':'string'},'function':{'type':'object','required':['name','arguments'],"          \
-    "'properties':{'name':{'type':'string'},'arguments':{'type':'string'}}}}}}"
+    "'properties':{'name':{'type':'string'},'arguments':{'type':['string','object']}}}}}}"
 /* Other roles are taken where the chat template has a place for them. */
 #define CHAT_MESSAGES                                                                              \
     "'minItems':1,'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':{" \
@@ -325,7 +325,7 @@ const struct member members[] = {
      HAND(OBJECT, read_thinking),
      .schema = "'properties':{'type':{'enum':['enabled','disabled']}}"},
     {"chat_template", "A template in place of the model's (--trust-request-chat-template).",
-     CHATS | FORM_POOL_CHAT, HAND(STRING, read_chat_template)},
+     CHATS | FORM_POOL_CHAT, HAND(STRING, read_chat_template), .schema = "'enum':[null]"},
     {"add_generation_prompt", "The template ends with the beginning of the answer.",
      CHATS | FORM_POOL_CHAT, BOOL(add_generation_prompt)},
     {"continue_final_message", "The answer continues the last message.", CHATS | FORM_POOL_CHAT,
@@ -420,11 +420,12 @@ const struct member members[] = {
     {"embd_normalize", "llama.cpp's norm: 2 is length 1, -1 is none.", VECTORS,
      HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
     {"input", "What becomes vectors, one each.", FORM_EMBEDDINGS | FORM_POOLING,
-     HAND(PROMPTS, read_input), .max = MAX_INPUTS, .required = true},
+     HAND(PROMPTS, read_input), .max = MAX_INPUTS, .mixes = true, .required = true},
 
     /* ---- llama.cpp's ---- */
     {"prompt", "What is to be continued: texts, ids, both mixed, or a list of such.", FORM_NATIVE,
-     HAND(PROMPTS, read_native_prompt), MOST(max_prompts), .required = true, .may_be_empty = true},
+     HAND(PROMPTS, read_native_prompt), MOST(max_prompts), .mixes = true, .required = true,
+     .may_be_empty = true},
     {"input_prefix", "What is in front of the hole.", FORM_INFILL, WITH(STRING, "input_suffix"),
      .required = true},
     {"input_extra", "Files that are shown beside it.", FORM_INFILL, WITH(ARRAY, "input_suffix"),
@@ -434,7 +435,7 @@ const struct member members[] = {
     {"input_suffix", "What is behind the hole.", FORM_INFILL, HAND(STRING, read_hole),
      .required = true},
     {"input", "What becomes vectors: texts, ids, both mixed, or a list of such.", FORM_NATIVE_EMBED,
-     HAND(PROMPTS, read_mixed_input), .max = MAX_INPUTS, .required = true},
+     HAND(PROMPTS, read_mixed_input), .max = MAX_INPUTS, .mixes = true, .required = true},
     {"content", "Another name of input.", FORM_NATIVE_EMBED, WITH(ANY, "input")},
     {"embd_normalize", "llama.cpp's norm: 2 is length 1, -1 is none.", FORM_NATIVE_EMBED,
      HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
@@ -506,7 +507,7 @@ const struct member members[] = {
     {"messages", "A conversation, in place of an input.", FORM_POOL_CHAT,
      HAND(ARRAY, read_messages), .required = true, .schema = CHAT_MESSAGES},
     {"input", "What is classified.", FORM_CLASSIFY, HAND(PROMPTS, read_input), .max = MAX_INPUTS,
-     .required = true},
+     .mixes = true, .required = true},
     {"use_activation", "Whether what a judge says is a probability from 0 to 1.", FORM_CLASSIFY,
      HAND(BOOL, read_use_activation)},
     {"task", "What is pooled: embed, or classify of a model that judges.",
