@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The CPU backend: the scalar oracle of every op, and fast paths chosen at run time.
+/* The CPU backend: a scalar reference of every op, and fast paths chosen at run time.
  * Thread: see engine/device/backend.h. */
 #ifndef SLUICE_CPU_CPU_H
 #define SLUICE_CPU_CPU_H
@@ -9,29 +9,30 @@
 /* The caller closes it with ops->close. */
 enum status cpu_open(const struct backend_options *options, struct backend **out, struct err *err);
 
-/* The same backend with every op in its scalar form: the oracle of the op tests. */
+/* The same backend with every op in its scalar form, which the op tests compare against. */
 enum status cpu_open_scalar(const struct backend_options *options, struct backend **out,
                             struct err *err);
 
-/* What this machine does at best with the backend's threads, measured now (about a second): reads
- * of the opened weights, fp32 multiply-adds in registers, and the instruction of bf16 products. */
+/* The peak rates of this machine with the backend's threads, measured by this call in about a
+ * second: reading the opened weights, fp32 multiply-adds in registers, and the instruction used by
+ * bf16 products. */
 struct cpu_peaks {
     double read_bytes_per_s, fma_flops_per_s, product_flops_per_s;
-    bool has_matrix_unit; // the product's peak is that of AMX
+    bool has_matrix_unit; // the product peak is AMX's
     int32_t n_threads;
 };
 enum status cpu_peaks(struct backend *be, struct cpu_peaks *out);
-/* Reads all opened weights once, one after the other, and lowers seconds[i] to what weight i took.
- * Returns how many there are (at most max are read). */
+/* Reads all opened weights once, one after the other, and lowers seconds[i] to the time weight i
+ * took. Returns the number of weights; at most max are read. */
 int32_t cpu_read_weights(struct backend *be, double *seconds, int32_t max);
 
-/* The common ground of CPU ranks: threads of this process and, with several nodes, those of other
- * processes, whose sums travel over TCP by way of node 0. Freed after the ranks are closed.
- * Blocking with several nodes (at most CPU_COMM_WAIT_S). */
+/* The communicator of CPU ranks: threads of this process and, with several nodes, those of other
+ * processes, whose sums travel over TCP through node 0. Free it after the ranks are closed. With
+ * several nodes it blocks for up to CPU_COMM_WAIT_S. */
 enum { CPU_COMM_WAIT_S = 120 };
 enum status cpu_comm_open(const struct comm_place *place, struct comm **out, struct err *err);
-struct comm *cpu_comm_create(int32_t n_ranks); // of one process, for tests
-void cpu_comm_abort(struct comm *comm);        // any thread: every wait in it ends, now and later
+struct comm *cpu_comm_create(int32_t n_ranks); // ranks of one process, for tests
+void cpu_comm_abort(struct comm *comm);        // any thread: ends every wait in it, now and later
 void cpu_comm_destroy(struct comm *comm);
 
 #endif

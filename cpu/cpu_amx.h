@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the AMX kernels share: how the tile registers are set up. Registers are 64 bytes wide; only
- * their numbers of rows differ. Compiled only where AMX is.
- * Thread: any; the registers are the thread's own. */
+/* Set-up of the AMX tile registers. A register's rows are 64 bytes wide; only the number of rows
+ * varies. Compiled only where AMX exists.
+ * Thread: any; tile registers belong to the thread. */
 #ifndef SLUICE_CPU_AMX_H
 #define SLUICE_CPU_AMX_H
 
@@ -11,14 +11,14 @@
 
 enum { TILE_REGISTERS = 8, TILE_ROWS = 16, TILE_BYTES = 64 };
 
-/* As the LDTILECFG instruction reads it. */
+/* The operand of the LDTILECFG instruction. */
 struct tile_config {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
     uint8_t rows[16];
 };
 
-/* rows: of each register, 1 to 16. */
+/* rows: per register, 1 to 16. */
 static inline void tiles_configure(const uint8_t rows[TILE_REGISTERS])
 {
     struct tile_config c;
@@ -28,7 +28,8 @@ static inline void tiles_configure(const uint8_t rows[TILE_REGISTERS])
         c.row_bytes[i] = TILE_BYTES;
         c.rows[i] = rows[i];
     }
-    /* GCC's intrinsic says that it reads 8 bytes: the other stores could be left out. */
+    /* GCC's intrinsic declares that it reads 8 bytes, so the compiler could drop the other
+     * stores. */
     __asm__ volatile("" : : "m"(c));
     _tile_loadconfig(&c);
 }

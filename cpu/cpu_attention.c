@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Attention over pages. An item is a tile of query vectors (some rows of one sequence times some
- * heads of one KV head) against all keys that they see. Keys are taken in chunks that begin at
- * multiples of ATTN_CHUNK: each chunk has a softmax of its own, and is then joined to the chunks
- * before it. What a row gets is thus a function of the row and its keys alone.
- * Where there are fewer items than would feed the threads, chunks are computed in any order by
- * any thread, kept, and joined afterwards in the same order: the bits are the same. */
+ * heads of one KV head) against all keys they see. Keys are processed in chunks that start at
+ * multiples of ATTN_CHUNK; each chunk has its own softmax and is then joined to the earlier chunks.
+ * So a row's result depends only on the row and its keys. If there are too few items to feed the
+ * threads, any thread computes any chunk, and the stored results are joined afterwards in the same
+ * order, which gives the same bits. */
 #include "cpu/cpu_attention.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Pages that one call of a kernel reads, and tokens of values turned out of K at a time. */
+/* Pages that one kernel call reads, and tokens of values transposed out of K at a time. */
 enum { RUN_PAGES = 32, RUN_TOKENS = 64 };
 
 /* ---- who sees what ------------------------------------------------------------------------ */
 
-/* The way back: what stands at t->path goes to the slots of s, and the others become 0. */
+/* The inverse of attn_tree_path: copies t->path to the slots of s, and zeroes the other slots. */
 static void leave_path(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                        int32_t base, int32_t begin, int32_t n)
 {
@@ -37,7 +37,7 @@ static void find_keys(const struct attn_job *job, struct attn_tile *t)
     t->first_key = INT32_MAX;
     for (int32_t r = t->row; r < t->row + t->n_rows; r++) {
         int32_t low = attn_first_key(job, job->cpu->pass->rows[r].pos);
-        /* A tree's rows see nodes by their own positions, which lie at or after n_past. */
+        /* A tree's rows see nodes by their own positions, which are at or after n_past. */
         low = low < t->seq->n_past || !t->seq->tree ? low : t->seq->n_past;
         t->first_key = low < t->first_key ? low : t->first_key;
     }
@@ -47,8 +47,8 @@ static void find_keys(const struct attn_job *job, struct attn_tile *t)
 
 /* ---- one chunk ---------------------------------------------------------------------------- */
 
-/* Scores of the keys of the chunk that begins at `begin`, for all vectors, at s[key - begin]. A
- * page that reaches over the chunk's end or begin writes beyond; s has room for that. */
+/* Scores of the keys of the chunk at `begin` for all vectors, at s[key - begin]. A page that
+ * straddles the chunk's border writes outside the chunk; s has margins for that. */
 static void chunk_scores(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                          int32_t first, int32_t end)
 {
@@ -78,7 +78,7 @@ static void soften(const struct attn_job *job, float *s, int32_t n, float *max, 
     }
 }
 
-/* Softmax of each vector over the chunk; what lies outside of [first, end) becomes 0. */
+/* Softmax of each vector over the chunk; entries outside [first, end) become 0. */
 static void chunk_softmax(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                           int32_t first, int32_t end, float *max, float *sum)
 {
@@ -95,8 +95,8 @@ static void chunk_softmax(const struct attn_job *job, struct attn_tile *t, int32
     }
 }
 
-/* Likewise of a tree: slots [first, end) at s[slot - base] hold the past's positions from `begin`
- * on and all nodes. */
+/* The same for a tree: slots [first, end) at s[slot - base] hold the past's positions from `begin`
+ * on, and all nodes. */
 static void tree_softmax(const struct attn_job *job, struct attn_tile *t, int32_t base,
                          int32_t first, int32_t end, int32_t begin, float *max, float *sum)
 {
@@ -114,7 +114,7 @@ static void tree_softmax(const struct attn_job *job, struct attn_tile *t, int32_
     }
 }
 
-/* The values of a page whose V lies inside K, turned into rows. */
+/* Transposes the values of a page whose V lies inside K into rows. */
 static void turn_values(const struct attn_job *job, struct attn_tile *t, const char *page,
                         float *to)
 {
@@ -137,8 +137,9 @@ static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_
     const struct cpu_kernels *kernels = job->cpu->kernels;
     int32_t tokens = job->cpu->limits.block_tokens;
     bool turned = p->geometry.v_in_k;
-    int32_t room = turned ? RUN_TOKENS / tokens : RUN_PAGES; // of t->v, in pages
-    int32_t most = room < 1 ? 1 : room < RUN_PAGES ? room : RUN_PAGES;
+    int32_t room = turned ? RUN_TOKENS / tokens : RUN_PAGES; // pages that t->v holds
+    int32_t most = room < RUN_PAGES ? room : RUN_PAGES;
+    most = most < 1 ? 1 : most;
     const struct kv_plane rows = kv_plane_make(KV_PLAIN, DT_F32, false, tokens, p->v_stride, 0, 0);
     struct page_run run = {.plane = turned ? &rows : &p->v, .pages = pages};
     for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {
@@ -160,7 +161,7 @@ static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_
     }
 }
 
-/* Joins the chunk to what came before: both are sums relative to their own maximum. */
+/* Joins the chunk to the earlier ones; both are sums relative to their own maximum. */
 static void join(const struct attn_job *job, struct attn_tile *t, const float *max,
                  const float *sum)
 {
@@ -200,7 +201,7 @@ static void carve(const struct attn_job *job, struct attn_tile *t, char *scratch
     const struct kv_pages *p = job->pages;
     int64_t tokens = round_up(job->cpu->limits.block_tokens, RUN_TOKENS), stride = p->v_stride;
     float *at = (float *)scratch;
-    /* Room on both sides of a chunk's scores for the rest of the first and the last page. */
+    /* Margins on both sides of a chunk's scores, for the rest of the first and last page. */
     int64_t margin = round_up(job->cpu->limits.block_tokens, PANEL);
     t->s_stride = ATTN_CHUNK + MAX_TREE_NODES + 2 * margin;
     t->s = at + margin;
@@ -241,7 +242,7 @@ static void store_outputs(const struct attn_job *job, struct attn_tile *t)
         int32_t head = t->head + i % t->n_heads, dim = a->head_dim_v;
         float *out = tensor_row(&a->out, t->row + i / t->n_heads) + (int64_t)head * dim;
         float factor = 1.0f / t->sum[i];
-        if (a->sinks) { // one more term of the denominator
+        if (a->sinks) { // one more term in the denominator
             float sink = a->sinks->vector[head], m = sink > t->max[i] ? sink : t->max[i];
             float old = expf(t->max[i] - m);
             factor = old / fmaf(t->sum[i], old, expf(sink - m));
@@ -256,8 +257,8 @@ static void store_outputs(const struct attn_job *job, struct attn_tile *t)
     }
 }
 
-/* One chunk of a tree: positions [begin, begin + ATTN_CHUNK) of the past, and, from where the past
- * ends, all nodes, whose slots are not their positions. */
+/* One chunk of a tree: positions [begin, begin + ATTN_CHUNK) of the past and, once the past ends,
+ * all nodes, whose slots are not their positions. */
 static void tree_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
                        float *sum)
 {
@@ -293,7 +294,7 @@ static int32_t n_chunks(const struct attn_tile *t)
     return (t->end_key - 1) / ATTN_CHUNK - t->first_key / ATTN_CHUNK + 1;
 }
 
-/* The c-th chunk of the keys that the tile sees, to t->chunk. */
+/* Computes the c-th chunk of the tile's visible keys into t->chunk. */
 static void attend_chunk(const struct attn_job *job, struct attn_tile *t, int32_t c, float *max,
                          float *sum)
 {
@@ -314,7 +315,7 @@ static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile
 {
     const struct cpu_backend *cpu = job->cpu;
     int32_t low = 0, high = cpu->pass->n_seqs - 1;
-    while (low < high) { // the last sequence whose first item is at or before this one
+    while (low < high) { // binary search: the last sequence whose first item is not after this one
         int32_t mid = low + (high - low + 1) / 2;
         if (cpu->seq_items[mid] <= item) {
             low = mid;
@@ -323,8 +324,8 @@ static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile
         }
     }
     const struct pass_seq *seq = &cpu->pass->seqs[low];
-    /* Head by head, the last rows first: those see the most keys, and the thread that ends last
-     * should end with a short item. */
+    /* Head by head, last rows first: those see the most keys, and the longest items should not come
+     * last. */
     int32_t local = item - cpu->seq_items[low];
     int32_t n_row_tiles = (seq->n_rows + job->tile_rows - 1) / job->tile_rows;
     int32_t row = (n_row_tiles - 1 - local % n_row_tiles) * job->tile_rows,
@@ -340,7 +341,7 @@ static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile
     find_keys(job, t);
 }
 
-/* The queries of the item that most likely follows on the same thread. */
+/* Prefetches the queries of the item that most likely follows on the same thread. */
 static void look_ahead(const struct attn_job *job, int32_t item, struct attn_tile *t)
 {
     struct attn_tile next;
@@ -406,7 +407,7 @@ static void join_item(void *arg, int32_t item, int32_t thread)
     store_outputs(job, &t);
 }
 
-/* Whether chunks are worth computing apart, and where they then go. */
+/* True if computing chunks separately pays; reserves memory for their results. */
 static bool split(struct attn_job *job)
 {
     if (job->n_items > SPLIT_ITEMS || job->n_items >= 2 * pool_n_threads(job->cpu->pool)) {
@@ -426,7 +427,7 @@ static bool split(struct attn_job *job)
            n_parts * job->part_floats * (int64_t)sizeof(float) <= ATTN_PARTS_BYTES;
 }
 
-/* Items of up to `tile` vectors. */
+/* Divides the work into items of up to `tile` vectors. */
 static void deal(struct attn_job *job, int32_t tile)
 {
     struct cpu_backend *cpu = job->cpu;

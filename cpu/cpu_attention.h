@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention's items, between the file that deals them out (cpu_attention.c), the one that computes
- * their chunks on a matrix unit (cpu_attention_unit.c) and what both need (cpu_attention_rows.c).
+/* Attention's items: shared by the file that creates them (cpu_attention.c), the one that computes
+ * their chunks on a matrix unit (cpu_attention_unit.c), and their common helpers
+ * (cpu_attention_rows.c).
  *
- * Thread: an item is one thread's; a job is only read while its items run. */
+ * Thread: an item belongs to one thread; a job is read-only while its items run. */
 #ifndef SLUICE_CPU_ATTENTION_H
 #define SLUICE_CPU_ATTENTION_H
 
@@ -10,58 +11,58 @@
 
 #include <math.h>
 
-/* Items whose chunks are computed apart, at most. */
+/* The most items whose chunks are computed separately. */
 enum { SPLIT_ITEMS = 256 };
 
 struct attn_job {
     struct cpu_backend *cpu;
     const struct attention_args *a;
     const struct kv_pages *pages;
-    const struct matrix_unit *unit; // that computes this layer's chunks, or NULL
-    int32_t group;                  // query heads of one KV head
-    int32_t tile_heads;             // of one item
+    const struct matrix_unit *unit; // computes this layer's chunks, or NULL
+    int32_t group;                  // query heads per KV head
+    int32_t tile_heads;             // query heads per item
     int32_t tile_rows;
     int32_t n_head_tiles;
     int32_t n_items;
-    /* Chunks apart: chunk c of item i is part part_first[i] + c, whose results lie at
-     * cpu->attn_parts: [n_vectors, v_stride], then maximum and sum of each vector. */
+    /* Separate chunks: chunk c of item i is part part_first[i] + c. Its results are at
+     * cpu->attn_parts: [n_vectors, v_stride], then the maximum and sum of each vector. */
     int64_t part_floats;
     int32_t part_first[SPLIT_ITEMS + 1];
 };
 
-/* Queries that the thread will read next, some of which are asked for at a time: bytes from `at` on
- * of the rows [row, end). */
+/* Queries that the thread will read next, prefetched a few lines at a time: bytes from `at` on of
+ * rows [row, end). */
 struct attn_ahead {
     int32_t row, end;
     int64_t first, n_bytes, at;
 };
 
-/* One item: rows [row, row + n_rows) of the pass, heads [head, head + n_heads). Vector i is row
- * i / n_heads, head i % n_heads. */
+/* One item: rows [row, row + n_rows) of the pass, heads [head, head + n_heads). Vector i is row i /
+ * n_heads, head i % n_heads. */
 struct attn_tile {
     const struct pass_seq *seq;
     int32_t row, n_rows, head, n_heads, kv_head;
     int32_t n_vectors;
-    int32_t first_key, end_key; // that any row sees
+    int32_t first_key, end_key; // keys that any row sees
     float *q;                   // [n_vectors, head_dim_k], scaled
     float *s;                   // [n_vectors, s_stride] scores, then probabilities, of one chunk
     float *chunk;               // [n_vectors, v_stride]
     float *total;               // [n_vectors, v_stride]
-    float *k;                   // widened pages
+    float *k;                   // pages converted to fp32
     float *v;
-    float max[ATTN_MAX_TILE], sum[ATTN_MAX_TILE]; // of total
+    float max[ATTN_MAX_TILE], sum[ATTN_MAX_TILE]; // of `total`
     int64_t s_stride;
-    float *path; // [ATTN_CHUNK] of a tree: a row's scores by position
-    /* With a matrix unit (s is [UNIT_ROWS, s_stride] then): */
-    char *operands;      // of q, UNIT_ROWS vectors after the other
-    char *probabilities; // of UNIT_ROWS vectors: operands
+    float *path; // [ATTN_CHUNK], trees only: a row's scores by position
+    /* With a matrix unit (s is then [UNIT_ROWS, s_stride]): */
+    char *operands;      // of q, in groups of UNIT_ROWS vectors
+    char *probabilities; // operands for UNIT_ROWS vectors
     char *keys, *values; // packed
-    uint16_t *image;     // a panel of codes as bf16
+    uint16_t *image;     // a panel of codes converted to bf16
     struct attn_ahead ahead;
 };
 
-/* The unit that computes a layer's attention, of decoding rows as of prompts': it depends on the
- * machine and the layer alone. NULL: the vectors do. */
+/* The matrix unit that computes a layer's attention, for decoding rows and prompts alike: it
+ * depends on the machine and the layer only. NULL: vector code does. */
 static inline const struct matrix_unit *attn_unit(const struct cpu_backend *cpu,
                                                   const struct kv_pages *p)
 {
@@ -69,8 +70,8 @@ static inline const struct matrix_unit *attn_unit(const struct cpu_backend *cpu,
     return fits ? cpu->kernels->unit : NULL;
 }
 
-/* The first key that a row at `pos` sees of its window and its chunk. No later row sees an earlier
- * one. */
+/* The first key that a row at `pos` sees, given its window and its chunk. Later rows never see an
+ * earlier key. */
 static inline int32_t attn_first_key(const struct attn_job *job, int32_t pos)
 {
     int32_t first = job->a->window > 0 ? pos - job->a->window + 1 : 0;
@@ -78,7 +79,7 @@ static inline int32_t attn_first_key(const struct attn_job *job, int32_t pos)
     return first > chunk ? first : chunk;
 }
 
-/* The page of `key`, where the item's KV head begins. */
+/* The page of `key`, at the start of the item's KV head. */
 static inline const char *attn_page(const struct attn_job *job, const struct attn_tile *t,
                                     int32_t key)
 {
@@ -93,22 +94,22 @@ static inline void attn_hide(float *s, int32_t from, int32_t to)
     }
 }
 
-/* Asks for up to n lines of what is ahead. */
+/* Prefetches up to n lines of t->ahead. */
 void attn_ask(const struct attn_job *job, struct attn_tile *t, int32_t n);
-/* Whether a tree's row sees the node. */
+/* True if a tree's row sees the node. */
 bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node);
-/* Scores of keys [begin, end), at s, that the row does not see become -infinity. */
+/* Sets the scores of keys [begin, end), at s, that the row does not see to -infinity. */
 void attn_mask_row(const struct attn_job *job, const struct attn_tile *t, int32_t row, float *s,
                    int32_t begin, int32_t end);
-/* The positions [begin, begin + n) that a tree's row sees, at t->path: the past's scores, then its
- * ancestors', each where a plain run would have it, so that sums are made in the same order. Slots
- * stand at s[slot - base]. */
+/* Copies the scores of positions [begin, begin + n) that a tree's row sees to t->path: the past's,
+ * then its ancestors', each where a plain run would have it, so that sums are formed in the same
+ * order. Slots are at s[slot - base]. */
 void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row, const float *s,
                     int32_t base, int32_t begin, int32_t n);
 
 /* ---- on a matrix unit (cpu_attention_unit.c) */
 
-/* Vectors of an item at most: fewer where values are wide, so that their sums stay in a cache. */
+/* The most vectors of an item: fewer when values are wide, so that their sums stay in the cache. */
 enum { UNIT_SUMS = 256 * 256 };
 
 static inline int32_t attn_unit_tile(const struct kv_pages *p)
@@ -120,14 +121,14 @@ static inline int32_t attn_unit_tile(const struct kv_pages *p)
     return tile;
 }
 
-/* Bytes of scratch of one item. */
+/* Scratch bytes of one item. */
 size_t attn_unit_scratch(const struct kv_pages *p);
 void attn_unit_carve(const struct attn_job *job, struct attn_tile *t, char *scratch);
 void attn_unit_queries(const struct attn_job *job, struct attn_tile *t);
-/* The chunk that begins at `begin`: t->chunk, and each vector's maximum and sum. */
+/* The chunk at `begin`: t->chunk, and each vector's maximum and sum. */
 void attn_unit_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
                      float *sum);
-/* The chunk joins t->total. */
+/* Joins the chunk to t->total. */
 void attn_unit_join(const struct attn_job *job, struct attn_tile *t, const float *max,
                     const float *sum);
 

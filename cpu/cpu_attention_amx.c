@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention's inner loops by AMX and AVX-512: see cpu_attention_amx.h. */
+/* Attention's inner loops with AMX and AVX-512: see cpu_attention_amx.h. */
 #if defined(__AMX_BF16__)
 
 #include "cpu/cpu_attention_amx.h"
@@ -12,11 +12,11 @@
 
 /* ---- products ----------------------------------------------------------------------------- */
 
-/* Setting the registers up takes as long as 20 products: it is done when m changes. */
-static _Thread_local int32_t configured; // the m that they are set up for; 0: none
+/* Configuring the registers takes as long as 20 products, so it is done only when m changes. */
+static _Thread_local int32_t configured; // the configured m; 0: none
 
-/* Registers 0 to 3 are sums, 4 and 5 operands of rows, 6 and 7 of columns. With more than 16 rows
- * 2, 3 and 5 are of those beyond. */
+/* Registers 0 to 3 are sums, 4 and 5 row operands, 6 and 7 column operands. With more than 16 rows,
+ * 2, 3 and 5 belong to the rows after the 16th. */
 static void configure(int32_t m)
 {
     if (m == configured) {
@@ -30,7 +30,7 @@ static void configure(int32_t m)
                                 TILE_ROWS, TILE_ROWS});
 }
 
-/* What is too small for a float counts as 0, as the products have it, and costs no more time. */
+/* Flush denormals to zero, as the tile products do; they would also be slow. */
 static _Thread_local unsigned mode;
 
 static void begin(void)
@@ -56,8 +56,8 @@ INLINE void high_loads(const struct unit_product *p, const char *a, const char *
     _tile_loadd(5, a + TILE_ROWS * UNIT_LINE, UNIT_LINE);
 }
 
-/* The sum t is stored where `last` says, if anywhere, begins anew for the place at `c`, and takes
- * its first product. */
+/* Stores sum t where `last` says (if anywhere), restarts it for the block at `c`, and adds its
+ * first product. */
 #define NEXT_SUM(t, rows, columns, last, c)                                                        \
     do {                                                                                           \
         if (last) {                                                                                \
@@ -71,8 +71,8 @@ INLINE void high_loads(const struct unit_product *p, const char *a, const char *
         _tile_dpbf16ps(t, rows, columns);                                                          \
     } while (0)
 
-/* 17 to 32 rows against one or two panels, whose sums are left in the registers; those of the block
- * before go to `last`, after this one's first loads. */
+/* 17 to 32 rows against one or two panels. The sums stay in the registers; those of the previous
+ * block are stored to `last` after this block's first loads. */
 INLINE void high_block(const struct unit_product *p, const char *b, const float *c, float *last,
                        const int panels)
 {
@@ -188,7 +188,10 @@ static void product(const struct unit_product *p)
 
 static __mmask16 first_lanes(int32_t n)
 {
-    return (__mmask16)(n >= 16 ? 0xFFFF : n <= 0 ? 0 : (1 << n) - 1);
+    if (n <= 0) {
+        return 0;
+    }
+    return (__mmask16)(n >= 16 ? 0xFFFF : (1 << n) - 1);
 }
 
 static void split(const float *x, float scale, int32_t dim, char *out)
@@ -205,7 +208,7 @@ static void split(const float *x, float scale, int32_t dim, char *out)
 
 /* ---- packing ------------------------------------------------------------------------------ */
 
-/* The words of the two halves by turns: (0, 16), (1, 17) ... */
+/* Interleaves the words of the two halves: (0, 16), (1, 17) ... */
 INLINE __m512i by_turns(void)
 {
     const __m512i pairs = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -237,7 +240,7 @@ static void pack_keys(const uint16_t *page, int32_t tokens, int32_t dim, char *o
     }
 }
 
-/* The halves of a pair of keys that lie in [first, end), as a mask of their words. */
+/* Which keys of a pair lie in [first, end), as a mask of their words. */
 INLINE __m512i kept(int32_t key, int32_t first, int32_t end)
 {
     uint32_t words = (key >= first && key < end ? 0xFFFFu : 0u) |
@@ -278,8 +281,8 @@ static void turn_values(const uint16_t *page, int32_t tokens, int32_t first, int
 
 /* ---- softmax ------------------------------------------------------------------------------ */
 
-/* 2^y within 2 units in the last place, for y <= 0; 0 below -125; NaN stays NaN. The polynomial is
- * that of 2^f for f in [0, 1), with least relative error and 1 at 0. */
+/* 2^y within 2 units in the last place for y <= 0; 0 below -125; NaN stays NaN. The polynomial
+ * approximates 2^f on [0, 1) with the least relative error, exact at 0. */
 INLINE __m512 exp2_of(__m512 y)
 {
     __mmask16 large = _mm512_cmp_ps_mask(y, _mm512_set1_ps(-125.0f), _CMP_NLT_UQ);
@@ -310,7 +313,7 @@ static float highest(const float *s, int32_t n)
     return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
 }
 
-/* 2^y to be rounded to bf16: within 1e-4 of itself, 1 at 0. */
+/* 2^y for rounding to bf16: relative error within 1e-4, exact at 0. */
 INLINE __m512 rough_exp2(__m512 y)
 {
     __m512 f = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); // y - floor(y)
@@ -361,8 +364,8 @@ static void soften(const struct unit_scores *a)
 
 /* ---- joining ------------------------------------------------------------------------------ */
 
-/* Where a product turned what is too small into nothing, its zeros have either sign, and how many
- * steps follow decides which: + 0 makes them positive. */
+/* Products that flush small values leave zeros of either sign, depending on the number of steps;
+ * adding +0 makes them positive. */
 INLINE __m512 settled(const float *x)
 {
     return _mm512_add_ps(_mm512_loadu_ps(x), _mm512_setzero_ps());
@@ -433,5 +436,5 @@ const struct matrix_unit cpu_amx_unit = {
 };
 
 #else
-typedef int cpu_attention_amx_unused; // another machine's
+typedef int cpu_attention_amx_unused; // not this machine's
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What an item's chunks need of its rows, on vectors as on a matrix unit: which keys each sees, and
- * the queries that come next. */
+/* Per-row helpers of attention items, for vector code and matrix unit alike: which keys each row
+ * sees, and prefetching of the next queries. */
 #include "cpu/cpu_attention.h"
 
 bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node)

@@ -1,33 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One chunk of keys on a matrix unit. K and V of the chunk are packed once for the item's vectors,
- * which are then taken UNIT_ROWS at a time: scores of all keys, softmax in place, values.
- * Values are summed in steps of 32 positions that begin where the chunk does, so a row's bits do
- * not depend on what else the item holds: keys that it does not see weigh 0, which changes no sum.
- */
+/* One chunk of keys on a matrix unit. K and V of the chunk are packed once for all of the item's
+ * vectors, which are then processed UNIT_ROWS at a time: scores of all keys, softmax in place,
+ * values. Values are summed in steps of 32 positions counted from the start of the chunk, so a
+ * row's bits do not depend on the other rows of the item: keys that it does not see have weight 0,
+ * which changes no sum. */
 #include "cpu/cpu_attention.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Room for slots that a tree's chunk reads beyond its positions, and for whole panels. */
+/* Includes the slots that a tree's chunk reads beyond its positions, and padding to whole
+ * panels. */
 enum { CHUNK_SLOTS = ATTN_CHUNK + MAX_TREE_NODES + 2 * UNIT_K, S_STRIDE = CHUNK_SLOTS + PANEL };
 
-/* Positions of a chunk, from multiples on, that are softened together. A row's probabilities are
- * relative to the highest of the first run of which it sees any: what is higher later does no harm
- * unless it is so by far, which their sum shows. */
+/* Positions of a chunk (aligned to this) whose softmax is taken together. A row's probabilities are
+ * relative to the maximum of its first run with a visible key. Higher scores in later runs are
+ * harmless unless they are very much higher, which shows in the sum (see end_softening). */
 enum { RUN_KEYS = 128, RUN_STRIDE = RUN_KEYS + PANEL };
 #define LARGE_SUM 1e18f
 
-/* Lines of the queries to come that are asked for beside a run, which reads the nearest cache. */
+/* Lines of upcoming queries that are prefetched per run; a run reads the L1 cache. */
 enum { ASK_LINES = 32 };
 
-/* A share's softmax. */
+/* The softmax state of a share. */
 struct softened {
     float max[UNIT_ROWS], sum[UNIT_ROWS];
     float sums[UNIT_ROWS][16];
 };
 
-/* Packed keys, or values, that few vectors take at a time. */
+/* Packed keys, or values, that a few vectors process at a time. */
 enum { FEW_BYTES = 32 << 10 };
 
 static int32_t down(int32_t n, int32_t unit)
@@ -57,7 +58,7 @@ static int64_t padded_dim(const struct kv_pages *p)
     return round_up(p->geometry.head_dim_k, UNIT_K);
 }
 
-/* Of PANEL tokens' K, or V, as bf16. */
+/* Bytes of K, or V, of PANEL tokens as bf16. */
 static int64_t image_bytes(const struct kv_pages *p)
 {
     int64_t width = padded_dim(p) > p->v_stride ? padded_dim(p) : p->v_stride;
@@ -88,7 +89,7 @@ void attn_unit_carve(const struct attn_job *job, struct attn_tile *t, char *scra
     t->image = (uint16_t *)(void *)(t->values + ATTN_CHUNK * v * 2);
 }
 
-/* Queries from a multiple of UNIT_ROWS on, as operands. */
+/* The operands of the queries from i on, a multiple of UNIT_ROWS. */
 static char *queries_at(const struct attn_job *job, const struct attn_tile *t, int32_t i)
 {
     return t->operands + i * padded_dim(job->pages) * 2;
@@ -107,8 +108,8 @@ void attn_unit_queries(const struct attn_job *job, struct attn_tile *t)
 
 /* ---- packing ------------------------------------------------------------------------------ */
 
-/* bf16 of K, [dim][tokens], from `key` on, of which as many keys follow as are left in its panel:
- * in the page, or made of its codes. */
+/* K as bf16, [dim][tokens], from `key` to the end of its panel: in the page itself, or decoded from
+ * its codes. */
 struct bf16_keys {
     const uint16_t *at;
     int32_t tokens;
@@ -127,8 +128,8 @@ static struct bf16_keys keys_at(const struct attn_job *job, const struct attn_ti
     return (struct bf16_keys){t->image + in_panel, PANEL};
 }
 
-/* Panels of the keys [from, end), from a multiple of PANEL. Those below `first` are left as they
- * are, since nobody sees them and their pages may be gone. */
+/* Packs panels of keys [from, end); `from` is a multiple of PANEL. Keys below `first` are skipped,
+ * since nobody sees them and their pages may have been freed. */
 static void pack_keys(const struct attn_job *job, const struct attn_tile *t, int32_t from,
                       int32_t first, int32_t end)
 {
@@ -143,7 +144,7 @@ static void pack_keys(const struct attn_job *job, const struct attn_tile *t, int
     }
 }
 
-/* Likewise V, [token][v_stride], of n tokens. */
+/* The same for V, [token][v_stride], n tokens. */
 static const uint16_t *values_at(const struct attn_job *job, const struct attn_tile *t, int32_t key,
                                  int32_t n)
 {
@@ -157,8 +158,8 @@ static const uint16_t *values_at(const struct attn_job *job, const struct attn_t
     return t->image;
 }
 
-/* Steps of the positions [from, to), multiples of UNIT_K that count from the chunk's begin; what
- * lies outside of the keys [first, end) is zeros: nobody may have written it. */
+/* Packs steps of positions [from, to), multiples of UNIT_K counted from the start of the chunk.
+ * Keys outside [first, end) become zeros: their memory may never have been written. */
 static void pack_values(const struct attn_job *job, const struct attn_tile *t, int32_t begin,
                         int32_t from, int32_t to, int32_t first, int32_t end)
 {
@@ -182,7 +183,7 @@ static void pack_values(const struct attn_job *job, const struct attn_tile *t, i
     }
 }
 
-/* The value of slot `key` as the i-th of the packed ones. */
+/* Packs the value of slot `key` as the i-th one. */
 static void place_value(const struct attn_job *job, const struct attn_tile *t, int32_t i,
                         int32_t key)
 {
@@ -198,7 +199,7 @@ static void place_value(const struct attn_job *job, const struct attn_tile *t, i
     }
 }
 
-/* Steps [from, to) of the positions that a tree's row sees, from wherever they lie. */
+/* Packs steps [from, to) of the positions that a tree's row sees, wherever they lie. */
 static void pack_path(const struct attn_job *job, const struct attn_tile *t, int32_t row,
                       int32_t begin, int32_t from, int32_t to)
 {
@@ -225,8 +226,8 @@ static void run_product(const struct attn_job *job, struct unit_product p)
     job->unit->product(&p);
 }
 
-/* Vectors [i, i + m) and the positions [from, to) of the chunk that any of them sees; their scores
- * of position `from` on stand at s, their probabilities at p. */
+/* Vectors [i, i + m), and the positions [from, to) of the chunk that any of them sees. Their scores
+ * from position `from` on are at s, their probabilities at p. */
 struct share {
     int32_t i, m, from, to;
     float *s;
@@ -258,8 +259,8 @@ static struct unit_product score(const struct attn_job *job, const struct attn_t
     };
 }
 
-/* The vectors weigh the values of the positions [from, to), some of their own. Those of position
- * `packed` stand first. */
+/* Adds the values of positions [from, to), weighted by the vectors' probabilities. The packed
+ * values start with position `packed`. */
 static struct unit_product weigh(const struct attn_job *job, const struct attn_tile *t,
                                  const struct share *v, int32_t packed, int32_t from, int32_t to,
                                  bool first)
@@ -281,7 +282,7 @@ static struct unit_product weigh(const struct attn_job *job, const struct attn_t
 
 /* ---- chunks ------------------------------------------------------------------------------- */
 
-/* Whether every vector of the share sees all of its positions. */
+/* True if every vector of the share sees all of its positions. */
 static bool all_seen(const struct attn_job *job, const struct attn_tile *t, int32_t begin,
                      const struct share *v)
 {
@@ -297,7 +298,7 @@ static void cap(const struct attn_job *job, float *s, int32_t n)
     }
 }
 
-/* What the vectors do not see of their scores, in a chunk that begins at `begin`. */
+/* Masks the scores that vectors do not see, in the chunk at `begin`. */
 static void mask(const struct attn_job *job, const struct attn_tile *t, int32_t begin,
                  const struct share *v)
 {
@@ -311,7 +312,7 @@ static void mask(const struct attn_job *job, const struct attn_tile *t, int32_t 
     }
 }
 
-/* The positions from `from` on of v that are softened together. */
+/* The run of v that starts at position `from`. */
 static struct share run_of(const struct share *v, int32_t from)
 {
     struct share run = *v;
@@ -321,7 +322,7 @@ static struct share run_of(const struct share *v, int32_t from)
     return run;
 }
 
-/* Probabilities of a run of the share v, whose scores are there. */
+/* Softmax of one run of the share v, whose scores are ready. */
 static void soften_run(const struct attn_job *job, const struct share *v, const struct share *run,
                        struct softened *soft)
 {
@@ -335,7 +336,7 @@ static void soften_run(const struct attn_job *job, const struct share *v, const 
                                             .sum = run->to == v->to ? soft->sum : NULL});
 }
 
-/* Of all scores of v, with those maxima as far as they are known. */
+/* Softmax of all runs of v, with the maxima known so far. */
 static void soften_runs(const struct attn_job *job, const struct share *v, struct softened *soft)
 {
     struct share run;
@@ -361,8 +362,8 @@ static bool fits(const struct softened *soft, int32_t j)
     return soft->sum[j] < LARGE_SUM;
 }
 
-/* The results of a share; where what was taken as a row's maximum was far too low, all of its
- * scores, at v->s, are softened again. */
+/* Finishes a share. If the assumed maximum of a row was far too low, the softmax of all its scores,
+ * at v->s, is taken again. */
 static void end_softening(const struct attn_job *job, const struct share *v, struct softened *soft,
                           float *max, float *sum)
 {
@@ -383,7 +384,8 @@ static void end_softening(const struct attn_job *job, const struct share *v, str
     }
 }
 
-/* Scores are made by runs, which are near when they are softened. */
+/* Computes scores run by run, so that they are still in the L1 cache when their softmax is
+ * taken. */
 static void score_and_soften(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                              int32_t packed, const struct share *v, float *max, float *sum)
 {
@@ -409,8 +411,8 @@ static void score_and_soften(const struct attn_job *job, struct attn_tile *t, in
     end_softening(job, &all, &soft, max, sum);
 }
 
-/* Keys [first, end) of a chunk, packed once for all vectors, share by share of UNIT_ROWS of them.
- */
+/* Keys [first, end) of a chunk, packed once for all vectors and processed in shares of
+ * UNIT_ROWS. */
 static void many_vectors(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                          int32_t first, int32_t end, float *max, float *sum)
 {
@@ -429,15 +431,15 @@ static void many_vectors(const struct attn_job *job, struct attn_tile *t, int32_
             run_product(job, weigh(job, t, &v, packed, v.from, v.to, true));
             continue;
         }
-        for (int32_t j = i; j < i + v.m; j++) { // none of them sees any
+        for (int32_t j = i; j < i + v.m; j++) { // vectors that see none of them
             max[j] = -INFINITY;
             sum[j] = 0.0f;
         }
     }
 }
 
-/* The same for so few vectors that one product takes them: keys are packed some at a time, so that
- * these do not leave the nearest cache. */
+/* The same for few vectors, which one product can take: keys are packed a few at a time, so that
+ * they stay in the L1 cache. */
 static void few_vectors(const struct attn_job *job, struct attn_tile *t, int32_t begin,
                         int32_t first, int32_t end, float *max, float *sum)
 {
@@ -476,8 +478,8 @@ static void plain_chunk(const struct attn_job *job, struct attn_tile *t, int32_t
     }
 }
 
-/* Of a tree: positions [from, mid) are the past's, whose values all vectors share; in [mid, to)
- * each row has its own. `first`: the first slot that any row sees; `base`: that of the first
+/* The positions of a tree's chunk: [from, mid) are the past's, whose values all vectors share; in
+ * [mid, to) each row has its own. `first`: the first visible slot; `base`: the slot of the first
  * packed key. */
 struct tree_cut {
     int32_t begin, base, first, n_slots, from, mid, to;
@@ -512,8 +514,8 @@ static void tree_share(const struct attn_job *job, struct attn_tile *t, const st
     }
 }
 
-/* One chunk of a tree: positions [begin, begin + ATTN_CHUNK) of the past, and, from where the past
- * ends, all nodes, whose slots are not their positions. */
+/* One chunk of a tree: positions [begin, begin + ATTN_CHUNK) of the past and, once the past ends,
+ * all nodes, whose slots are not their positions. */
 static void tree_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
                        float *sum)
 {

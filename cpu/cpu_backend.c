@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Opening, closing and the table of ops of a CPU rank: alone on top of the other files. */
+/* Opens and closes a CPU rank, and holds its table of ops. The only file that knows all the
+ * others. */
 #include "cpu/cpu_state.h"
 
 #include <stdio.h>
@@ -77,7 +78,7 @@ static void cpu_close(struct backend *be)
     free(cpu);
 }
 
-/* Pages, and the scratch that attention over them needs. */
+/* Allocates pages, and the scratch that attention over them needs. */
 static enum status open_kv(struct backend *be, int32_t set, const struct kv_set_desc *desc,
                            struct err *err)
 {
@@ -92,7 +93,7 @@ static enum status open_kv(struct backend *be, int32_t set, const struct kv_set_
     return OK;
 }
 
-/* Slots, and the scratch of what reads them. */
+/* Allocates slots, and the scratch of the ops that read them. */
 static enum status open_states(struct backend *be, int32_t set, const struct state_set_desc *desc,
                                int32_t n_snapshots, struct err *err)
 {
@@ -108,7 +109,8 @@ static enum status open_states(struct backend *be, int32_t set, const struct sta
     return OK;
 }
 
-/* What lies by slot: pages, the raw rows of recurrent layers, and with set 0 hidden states. */
+/* Moves everything that is stored by slot: pages, raw rows of recurrent layers, and with set 0
+ * hidden states. */
 static enum status move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
                               int32_t set)
 {

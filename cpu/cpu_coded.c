@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights that stay quantised: their codes are packed once, in the order in which numbers would be,
- * and made into numbers for some inputs of a tile at a time, before each product that reads them.
- * Products are the same to the bit as if all of them had been made at load. That is done where
- * codes cannot be kept: for float32, an order of inputs, scales of very few inputs, and unlike
- * parts. */
+/* Weights that stay quantised. Codes are packed once, in the order that dequantised weights would
+ * have, and dequantised for some inputs of a tile at a time right before each product that reads
+ * them. Products have the same bits as if the whole weight had been dequantised at load, which is
+ * the fallback where codes cannot be kept: float32, reordered inputs, scales of very few inputs,
+ * and parts of different formats. */
 #include "cpu/cpu_internal.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Inputs whose numbers are made at a time: 64 outputs by 128 inputs of 16 bits are 16 KiB, which
- * leave room in the nearest cache for rows. A multiple of K_UNIT. */
+/* Inputs that are dequantised at a time: 64 outputs by 128 16-bit inputs are 16 KiB, which leaves
+ * space in the L1 cache for rows. A multiple of K_UNIT. */
 enum { DECODE_K = 128 };
 
-/* Fewest inputs that may share a scale, and most kinds of parts that a matrix may have. */
+/* The fewest inputs that may share a scale, and the most formats that the parts of a matrix may
+ * have. */
 enum { LEAST_BLOCK = 8, MAX_PIECES = 4 };
 
 /* ---- whether a weight can stay as it is --------------------------------------------------- */
@@ -45,7 +46,8 @@ static int64_t divisor(int64_t a, int64_t b)
     return a;
 }
 
-/* Inputs of the part's row that lie in one of blocks of so many, wherever in one it begins. */
+/* Inputs of the part's row that share a scale, if scales cover blocks of `block` inputs, wherever
+ * in a block the row starts. */
 static int64_t shared_inputs(const struct weight_part *p, int64_t block)
 {
     int64_t first = p->transposed ? p->first_row : p->first_col;
@@ -66,7 +68,8 @@ static bool has_steps(const struct weight_codec *c)
     return c->blocks && c->blocks->has_steps;
 }
 
-/* Numbers of two bytes, or a unit's steps, that hold a scale exactly; F32 if there are none. */
+/* The smallest dtype that holds the scales exactly: two bytes, or steps of a unit; otherwise
+ * F32. */
 static enum dtype scale_dtype(const struct weight_codec *c)
 {
     if (has_steps(c)) {
@@ -93,13 +96,13 @@ static bool are_alike(const struct weight_codec *a, const struct weight_codec *b
            (a->zeros.data != NULL) == (b->zeros.data != NULL) && a->zero == b->zero;
 }
 
-/* The zero that codes of eight bits have when they are packed: bit 7 is their sign then. */
+/* The zero that packed 8-bit codes have, since bit 7 is then their sign. */
 static float middle_of(enum dtype dtype)
 {
     return dtype == DT_U8 ? 128.0f : 0.0f;
 }
 
-/* Whether what all outputs have as their zero goes away with the packing. */
+/* True if a zero shared by all outputs can be absorbed by the packing. */
 static bool zero_fits(const struct weight_codec *c, enum code_kind kind)
 {
     if (kind == CODE_E4M3) {
@@ -115,8 +118,8 @@ static bool part_fits(const struct weight_part *p, enum code_kind *kind)
            kind_of(c->values.dtype, kind) && zero_fits(c, *kind);
 }
 
-/* Blocks and units are cut where parts are, and may not be cut through by each other, nor through a
- * group of codes. */
+/* True if blocks and units coincide with the borders of parts, of each other, and of groups of
+ * codes. */
 static bool sizes_fit(const struct coded *c, const struct weight *w)
 {
     int32_t group = code_group(c->kind);
@@ -127,7 +130,7 @@ static bool sizes_fit(const struct coded *c, const struct weight *w)
            (c->block % group == 0 || (c->block == w->segment && group == 2));
 }
 
-/* A part by itself. */
+/* The description of a single part. */
 static struct coded begin_piece(const struct weight *w, const struct weight_part *p,
                                 enum code_kind kind)
 {
@@ -149,11 +152,11 @@ static void take_part(struct coded *piece, const struct weight_part *p)
         has_steps(&p->codec) ? divisor(piece->unit, shared_inputs(p, p->codec.blocks->n)) : 0;
 }
 
-/* Parts of one matrix that are alike make a piece; one that begins inside of a tile does not fit.
- */
+/* Consecutive parts of one matrix with the same format form a piece. A piece must begin on a tile
+ * border. */
 struct pieces {
     struct coded v[MAX_PIECES];
-    const struct weight_codec *codec[MAX_PIECES]; // of the first part
+    const struct weight_codec *codec[MAX_PIECES]; // of each piece's first part
     int32_t n;
 };
 
@@ -178,7 +181,7 @@ static bool add_part(struct pieces *pieces, const struct weight *w, const struct
     return true;
 }
 
-/* All matrices are made of the same pieces: those of the first, whose blocks then fit all. */
+/* All matrices must consist of the same pieces as the first; its blocks then fit all of them. */
 static bool add_matrix(struct pieces *all, const struct pieces *one)
 {
     if (all->n == 0) {
@@ -221,7 +224,7 @@ static bool fits(const struct weight_desc *d, const struct weight *w, struct pie
 
 /* ---- packing ------------------------------------------------------------------------------ */
 
-/* Of codes of up to five bits: what is the same for all outputs is taken off here. */
+/* The value table of codes of up to five bits, less the zero that all outputs share. */
 static void fill_values(const struct weight_codec *c, struct coded *out)
 {
     float zero = c->zeros.data ? 0.0f : (float)c->zero;
@@ -230,7 +233,7 @@ static void fill_values(const struct weight_codec *c, struct coded *out)
     }
 }
 
-/* Numbers of one type for each of `n` outputs' blocks, or none. */
+/* Allocates one element of one dtype per block of `n` outputs, if wanted. */
 static bool take_memory(struct cpu_backend *cpu, bool wanted, size_t n, enum dtype dtype, void *out)
 {
     void *p = wanted ? cpu_memory(cpu, n * dtype_bytes(dtype)) : NULL;
@@ -238,7 +241,7 @@ static bool take_memory(struct cpu_backend *cpu, bool wanted, size_t n, enum dty
     return p || !wanted;
 }
 
-/* Scales and all that lies beside codes. */
+/* Allocates the scales and everything else that accompanies codes. */
 static enum status open_piece(struct cpu_backend *cpu, const struct weight *w, struct coded *c)
 {
     int64_t width = (int64_t)w->panels * PANEL;
@@ -259,7 +262,8 @@ static enum status open_piece(struct cpu_backend *cpu, const struct weight *w, s
     return good ? OK : ERR_NOMEM;
 }
 
-/* Where each piece's codes are in a matrix: segments are whole groups of every piece. */
+/* Lays out each piece's codes in a matrix. False if a segment is not a whole number of groups of
+ * every piece. */
 static bool place_pieces(struct weight *w, struct pieces *p)
 {
     int64_t width = (int64_t)w->panels * PANEL, at = 0;
@@ -313,14 +317,14 @@ static const struct coded *coded_of(const struct weight *w, int64_t tile)
     return &w->coded[i];
 }
 
-/* A tile's codes. */
+/* The codes of a tile. */
 static char *tile_at(const struct weight *w, const struct coded *c, int64_t matrix, int64_t tile)
 {
     return w->packed + matrix * (int64_t)w->matrix_bytes + c->at +
            (tile - c->first_tile) * c->tile_bytes;
 }
 
-/* Of the n blocks, or units, of a segment: where the scale of the tile's first output is. */
+/* Index of the scale of the tile's first output, given n blocks (or units) per segment. */
 static int64_t scale_at(const struct weight *w, const struct coded *c, int64_t n, int64_t matrix,
                         int64_t tile, int64_t segment, int64_t i)
 {
@@ -328,7 +332,7 @@ static int64_t scale_at(const struct weight *w, const struct coded *c, int64_t n
     return ((at * w->k_segments + segment) * n + i) * w->panels * PANEL;
 }
 
-/* The scale of the whole tensor, of the tile's first output. */
+/* The whole-tensor scale of the tile's first output. */
 static float *whole_at(const struct weight *w, const struct coded *c, int64_t matrix, int64_t tile)
 {
     return c->whole + (matrix * c->n_tiles + tile - c->first_tile) * w->panels * PANEL;
@@ -344,7 +348,8 @@ static void put_number(enum dtype dtype, void *to, int64_t at, float x)
     }
 }
 
-/* Of a format in blocks: steps, or the unit that they are then steps of. False: it is no number. */
+/* Stores a block format's scale: the steps, or the unit that they multiply. False if it is NaN or
+ * infinite. */
 static bool put_block_scale(const struct coded *c, const struct weight_part *p, int64_t row,
                             int64_t col, int64_t at)
 {
@@ -381,7 +386,7 @@ static bool put_scale(const struct coded *c, const struct weight_part *p, int64_
     return true;
 }
 
-/* Scales of one output. */
+/* Stores the scales of one output. */
 static bool put_scales(const struct weight *w, const struct coded *c, const struct weight_part *p,
                        int64_t row, int64_t matrix, int64_t tile, int64_t j)
 {
@@ -400,7 +405,7 @@ static bool put_scales(const struct weight *w, const struct coded *c, const stru
     return good;
 }
 
-/* Where the group that holds input k of a segment is, of the panel that has output j. */
+/* The group that holds input k of a segment, in the panel of output j. */
 static uint8_t *group_at(const struct weight *w, const struct coded *c, int64_t matrix,
                          int64_t tile, int64_t segment, int64_t k, int64_t j)
 {
@@ -409,8 +414,8 @@ static uint8_t *group_at(const struct weight *w, const struct coded *c, int64_t 
     return (uint8_t *)tile_at(w, c, matrix, tile) + code_bytes(c->kind, group * n * PANEL);
 }
 
-/* One output's codes of n inputs, with zeros behind them up to a whole group, go to as many groups
- * `step` bytes apart (struct code_run): whole bytes, since outputs share none. */
+/* Stores one output's codes of n inputs, zero-padded to a whole group, into groups `step` bytes
+ * apart (struct code_run). Outputs share no byte. */
 static inline void put_groups(const enum code_kind kind, uint8_t *to, int64_t step,
                               const uint8_t *codes, int64_t n)
 {
@@ -445,7 +450,7 @@ static void put_codes(enum code_kind kind, int32_t panels, uint8_t *to, const ui
     }
 }
 
-/* Those of E4M3 that are no number. */
+/* True if an E4M3 code is NaN. */
 static bool has_no_number(const uint8_t *codes, int64_t n)
 {
     bool found = false;
@@ -487,12 +492,12 @@ struct block_scales {
     float scales[TILE], zeros[TILE], offsets[TILE];
 };
 
-/* Which block of which tile. */
+/* A block of a tile. */
 struct block_place {
     int64_t matrix, tile, segment, block;
 };
 
-/* Numbers of a block's outputs, each times its unit if they are steps of one. */
+/* Loads scales (or offsets) of a block's outputs, multiplied by their units if they are steps. */
 static void load_numbers(const struct cpu_backend *cpu, const struct weight *w,
                          const struct coded *c, const struct block_place *b, const char *stored,
                          const uint16_t *units, float *out)
@@ -547,7 +552,7 @@ static struct code_run run_of(const struct weight *w, const struct coded *c,
                              .out = out};
 }
 
-/* Numbers of inputs [first, first + n) of a segment to `out`. */
+/* Dequantises inputs [first, first + n) of a segment to `out`. */
 static void decode(const struct cpu_backend *cpu, const struct gemm_tile *t, int64_t segment,
                    int64_t first, int64_t n, void *out)
 {
@@ -600,7 +605,7 @@ static float value_of(const struct coded *c, uint32_t code)
     }
 }
 
-/* As the products have it, rounded to the type that they read. */
+/* The row as the products see it, rounded to the dtype they read. */
 void cpu_coded_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out)
 {
     int64_t width = (int64_t)w->panels * PANEL, tile = row / width, j = row % width;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranks of one process: they meet at a barrier, and each does its share of the common work on all
- * ranks' memory. With several processes the first rank of each does it over the streams. */
+ * ranks' memory. With several processes, the first rank of each does it over TCP. */
 #include "cpu/cpu_comm.h"
 
 #include "cpu/cpu.h"
@@ -81,7 +81,7 @@ void cpu_comm_abort(struct comm *c)
     pthread_mutex_unlock(&c->mutex);
 }
 
-/* False when a rank is gone, or does not come in time, so that the others do not wait for ever. */
+/* False if a rank is gone or late, so that the others do not wait for ever. */
 static bool meet(struct comm *c)
 {
     int64_t end = clock_now_ns() + CPU_COMM_WAIT_S * 1000000000LL;
@@ -116,7 +116,7 @@ void cpu_comm_leave(struct cpu_backend *cpu)
     }
 }
 
-/* One thread of the process works with the other nodes, when all its ranks have come. */
+/* One thread of the process exchanges data with the other nodes once all its ranks have arrived. */
 static bool with_nodes(struct comm *c, int32_t rank, int64_t n_rows, int64_t width,
                        bool (*work)(struct comm *c, int64_t n_rows, int64_t width))
 {
@@ -138,7 +138,7 @@ bool cpu_comm_sum(struct cpu_backend *cpu, float *y, int64_t stride, int64_t n_r
     if (c->n_nodes > 1) {
         return with_nodes(c, rank, n_rows, width, cpu_comm_sum_nodes);
     }
-    /* This rank sums its own columns, and writes them to all. */
+    /* This rank sums its own columns and writes them to all ranks. */
     int64_t first = width * rank / c->n_ranks, end = width * (rank + 1) / c->n_ranks;
     for (int64_t row = 0; row < n_rows; row++) {
         for (int64_t col = first; col < end; col++) {

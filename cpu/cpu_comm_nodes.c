@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sums and gathers between processes: each sends its ranks' rows to node 0, which does the work and
- * sends back what all need. For tests and small sets of CPUs: the bits are those of one process,
- * the speed is a network's. */
+/* Sums and gathers between processes: each sends its ranks' rows to node 0, which combines them and
+ * sends back the result. Intended for tests and small sets of CPUs: the bits are those of a single
+ * process, the speed is the network's. */
 #include "cpu/cpu_comm.h"
 
 #include "cpu/cpu.h"
@@ -15,7 +15,7 @@
 
 enum { CALL_SUM = 1, CALL_GATHER };
 
-struct call_head { // both ends must be in the same call
+struct call_head { // lets both ends verify that they are in the same call
     uint64_t number;
     uint32_t kind, unused;
     uint64_t n_floats;
@@ -28,7 +28,7 @@ static int64_t deadline_ns(void)
 
 /* ---- the streams --------------------------------------------------------------------------- */
 
-/* Node 0's port, and what a node must know to be taken for one. */
+/* Node 0's port, and the secret by which a node is recognised. */
 struct meeting_point {
     uint64_t secret[2];
     int32_t port, unused;
@@ -120,7 +120,7 @@ static bool recv_floats(struct comm *c, int32_t stream, uint32_t kind, float *v,
     return wire_recv(c->streams[stream], v, n * sizeof *v, deadline_ns()) == OK;
 }
 
-/* This process's ranks' rows, one rank behind the other. */
+/* Packs the rows of this process's ranks contiguously. */
 static void pack(const struct comm *c, int64_t n_rows, int64_t width, float *out)
 {
     for (int32_t r = c->first; r < c->first + c->n_local; r++) {
@@ -130,7 +130,7 @@ static void pack(const struct comm *c, int64_t n_rows, int64_t width, float *out
     }
 }
 
-/* `from` [n_rows, width] into every local rank's output, at column `col`. */
+/* Copies `from` [n_rows, width] into every local rank's output at column `col`. */
 static void spread(const struct comm *c, const float *from, int64_t n_rows, int64_t width,
                    int64_t col)
 {
@@ -142,7 +142,7 @@ static void spread(const struct comm *c, const float *from, int64_t n_rows, int6
     }
 }
 
-/* Node 0: the other nodes' ranks' rows, at their place behind its own. */
+/* Node 0: receives the rows of the other nodes' ranks after its own. */
 static bool collect(struct comm *c, uint32_t kind, int64_t n_rows, int64_t width, float *room)
 {
     size_t each = (size_t)(n_rows * width), local = each * (size_t)c->n_local;
@@ -179,7 +179,8 @@ bool cpu_comm_sum_nodes(struct comm *c, int64_t n_rows, int64_t width)
         pack(c, n_rows, width, room);
         ok = send_floats(c, 0, CALL_SUM, room, local) && recv_floats(c, 0, CALL_SUM, sums, each);
     } else {
-        ok = collect(c, CALL_SUM, n_rows, width, room); // its own part of the room is free for sums
+        ok = collect(c, CALL_SUM, n_rows, width, room); // its own part of the buffer is free for
+                                                        // the sums
         for (int64_t row = 0; row < n_rows && ok; row++) {
             for (int64_t col = 0; col < width; col++) {
                 sums[row * width + col] = cpu_comm_tree_sum(c, row, col);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The order in which ranks are added, within a process as between nodes. */
+/* The order in which ranks are added, the same within a process and between nodes. */
 #include "cpu/cpu_comm.h"
 
 float cpu_comm_tree_sum(const struct comm *c, int64_t row, int64_t col)
@@ -12,7 +12,7 @@ float cpu_comm_tree_sum(const struct comm *c, int64_t row, int64_t col)
             open[level - 2] += open[level - 1];
         }
     }
-    for (; level > 1; level--) { // a count of ranks that is no power of two
+    for (; level > 1; level--) { // the number of ranks is not a power of two
         open[level - 2] += open[level - 1];
     }
     return open[0];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The short convolution of recurrent layers. First every row's output, from the pass's own inputs
- * and the ring of those before it, and the inputs that a record keeps; then the inputs go to the
- * ring. A row's sum runs over its inputs in order of their positions. */
+/* The short convolution of recurrent layers. First it computes every row's output, from the pass's
+ * own inputs and the ring of earlier ones, and the inputs that a record keeps; then it stores the
+ * inputs in the ring. A row's sum runs over its inputs in position order. */
 #include "cpu/cpu_state.h"
 
 #include <string.h>
@@ -49,8 +49,8 @@ static void put_tail(const struct conv_job *job, int32_t row, char *tail, float 
     }
 }
 
-/* The row before a boundary leaves the last inputs to its record, which is given up again if the
- * pass goes on past further boundaries, and to its snapshot. */
+/* The row before a boundary stores the last inputs in the boundary's record and in its snapshot.
+ * The record is skipped if the pass crosses further boundaries, which would reuse it. */
 static void keep_tail(const struct conv_job *job, int32_t row, float *scratch)
 {
     const struct state_pages *p = job->pages;
@@ -94,7 +94,7 @@ static void conv_item(void *arg, int32_t row, int32_t thread)
     }
 }
 
-/* Of many rows only the last fit, so that no two write to one place. */
+/* Of many rows only the last ones fit the ring, so no two are written to the same place. */
 static void keep_item(void *arg, int32_t row, int32_t thread)
 {
     const struct conv_job *job = arg;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which kernels this machine runs. */
+/* Chooses the kernels that this machine can run. */
 #include "cpu/cpu_gemm_amx.h"
 #include "cpu/cpu_kernels.h"
 
@@ -11,13 +11,17 @@
 
 #include <cpuid.h>
 
-static struct cpu_kernels amx_table; // AVX-512's with the products by AMX
+static struct cpu_kernels amx_table; // AVX-512 with AMX for products
 static bool has_amx;
 static pthread_once_t amx_once = PTHREAD_ONCE_INIT;
 
-enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; // arch_prctl's, from Linux 5.16
+enum {
+    REQUEST_PERMISSION = 0x1023,
+    TILE_DATA = 18
+}; // arguments of arch_prctl, Linux 5.16 and
+   // later
 
-/* AMX needs the processor's bits, and leave from the system for its large registers. */
+/* AMX needs processor support, and the kernel's permission to use its large registers. */
 static void find_amx(void)
 {
     unsigned a, b, c, d;

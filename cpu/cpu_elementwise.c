@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ops that treat each row by itself. */
+/* Ops that process each row independently. */
 #include "cpu/cpu_internal.h"
 
 #include <math.h>
@@ -109,7 +109,7 @@ static void open_gate(const struct gate_args *a, const float *gate, const float 
 static void norm_groups(const struct gate_job *job, const float *x, float *out)
 {
     const struct gate_args *a = job->a;
-    bool own = a->norm->n_in > a->group; // weights of each group
+    bool own = a->norm->n_in > a->group; // each group has weights of its own
     for (int32_t i = 0; i < a->width; i += a->group) {
         job->kernels->norm(NORM_RMS, x + i, a->norm->vector + (own ? i : 0), 0.0f, NULL, a->eps,
                            a->group, out + i);
@@ -175,7 +175,7 @@ static void logits_item(void *arg, int32_t row, int32_t thread)
     }
 }
 
-/* The logits of a few ids, each to its place among all. */
+/* Moves the logits of a few ids to their places in the full vocabulary. */
 static void spread_logits(const struct cpu_backend *cpu, const struct logits_args *a)
 {
     const int32_t *ids = a->ids.p;

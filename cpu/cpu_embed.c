@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rows of the embedding table, which may be packed as the head is. */
+/* Rows of the embedding table, which may be packed for use as the output head. */
 #include "cpu/cpu_internal.h"
 
 struct embed_job {
@@ -14,7 +14,8 @@ static void embed_item(void *arg, int32_t row, int32_t thread)
     float *x = tensor_row(&a->x, row);
     int32_t token = job->cpu->row_tokens[row];
     (void)thread;
-    /* An overrunning row may read a token that no one drew; its result is thrown away. */
+    /* A row past the end of a sequence may read a token that nobody drew; its result is
+     * discarded. */
     token = token >= 0 && token < a->table->n_out ? token : 0;
     cpu_weight_row(job->cpu, a->table, token, x);
     if (a->scale != 1.0f) {

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One tile of outputs for some rows, and the rows as it reads them. A row's sums run over K in one
- * order (cpu_kernels.h), segment by segment, so bits do not depend on how a product is split. */
+/* One tile of outputs for some rows, and the packing of rows. A row is summed over K in one
+ * fixed order (cpu_kernels.h), segment by segment, so its bits do not depend on how a product is
+ * split. */
 #include "cpu/cpu_internal.h"
 
 #include <string.h>
 
-/* Inputs that a product takes at a time when its rows pass over the weights more than once. 64
- * outputs x 256 inputs of bf16 are 32 KiB; with few rows the nearest cache holds what is used and,
- * but for dot products, what is on its way (cpu_kernels.h, few_k). */
+/* Inputs processed at a time when rows pass over the weights more than once. 64 outputs x 256 bf16
+ * inputs are 32 KiB. With few rows the L1 cache holds what is in use and, except for dot-product
+ * instructions, what is being prefetched (cpu_kernels.h, few_k). */
 enum { K_BLOCK = 256 };
 
 static int64_t k_block(const struct cpu_backend *cpu, const struct weight *w, int32_t n_rows)
 {
     const struct cpu_kernels *k = cpu->kernels;
-    return n_rows <= k->pass_rows ? w->segment_padded : n_rows <= FEW_ROWS ? k->few_k : K_BLOCK;
+    if (n_rows <= k->pass_rows) {
+        return w->segment_padded;
+    }
+    return n_rows <= FEW_ROWS ? k->few_k : K_BLOCK;
 }
 
 bool cpu_rows_are_bf16(const struct cpu_backend *cpu, const struct weight *w)
@@ -26,7 +30,7 @@ static int64_t element_bytes(const struct cpu_backend *cpu, const struct weight 
     return cpu_rows_are_bf16(cpu, w) ? 2 : 4;
 }
 
-/* An odd number of cache lines, so that equal columns of consecutive rows do not meet in one set
+/* An odd number of cache lines, so that equal columns of consecutive rows fall into different sets
  * of the cache. */
 int64_t cpu_row_bytes(const struct cpu_backend *cpu, const struct weight *w)
 {
@@ -134,8 +138,8 @@ static void store(const struct cpu_backend *cpu, const struct gemm_tile *t, floa
     }
 }
 
-/* Joins segments as a balanced tree: after segment s, as many pairs as s + 1 has trailing zero
- * bits are complete. c holds one buffer per open level. */
+/* Segments are joined as a balanced tree: after segment s (counted from 1), merge ctz(s) levels. c
+ * holds one buffer per open level. */
 void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t)
 {
     int64_t n = (int64_t)t->n_rows * TILE;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Products with bf16 weights by AMX: the packed tile is what a B register wants, 16 pairs of
+/* Products with bf16 weights on AMX: a packed tile is the layout of a B register, 16 pairs of
  * inputs by 16 outputs. One row uses the same instruction as many, so its bits are the same. */
 #if defined(__AMX_BF16__)
 
@@ -7,7 +7,7 @@
 
 #include "cpu/cpu_amx.h"
 
-/* Registers 0 to 3 are sums, 4 and 5 activations (and 5 a weight when there are few rows), 6 and
+/* Registers 0 to 3 are sums, 4 and 5 activations (5 holds a weight when there are few rows), 6 and
  * 7 weights. */
 static void configure(int32_t rows_a, int32_t rows_b, bool few)
 {
@@ -105,7 +105,7 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
     const uint16_t *row = a;
     const char *weights = w;
     int64_t a_bytes = a_stride * 2, w_step = (int64_t)panels * PANEL_BYTES;
-    int32_t configured = 0; // rows that the configuration is for
+    int32_t configured = 0; // rows of the current configuration
     while (m > 0) {
         int32_t n = m < 2 * TILE_ROWS ? m : 2 * TILE_ROWS;
         bool few = n <= TILE_ROWS || panels == 1;
@@ -138,8 +138,8 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
 #define INLINE static inline __attribute__((always_inline))
 
 /* One step of a block of 3 tiles. Registers 0 to 2 are sums of the first panel, 3 to 5 of the
- * second; 6 holds rows and 7 weights. Two tiles leave 2 and 5 to rows, too, one tile 1, 2, 4, 5
- * alone. */
+ * second; 6 holds rows and 7 weights. With two tiles, 2 and 5 hold rows as well; with one tile, 1,
+ * 2, 4 and 5. */
 INLINE void step_3(const char *a, int64_t tile, const char *w)
 {
     _tile_loadd(7, w, PAIR_BYTES);
@@ -217,15 +217,15 @@ INLINE void end_sums(float *c, const int tiles)
     }
 }
 
-/* What is done on the side is dealt evenly to the steps: loads and stores that take long then
- * hinder the loads of tiles least. */
+/* Side work is spread evenly over the steps, so that its slow loads and stores delay the tile loads
+ * as little as possible. */
 INLINE void block(const struct block_product *p, const int tiles)
 {
     const int64_t steps = p->k / K_UNIT;
     const int64_t lines = (p->next_bytes + 64 * steps - 1) / (64 * steps) * 64;
     const int32_t calls = (int32_t)((p->n_aside + steps - 1) / steps);
     const char *a = p->a, *w = p->w, *next = p->next, *next_end = p->next + p->next_bytes;
-    /* The sums that the next block begins with follow these. */
+    /* The initial sums of the next block follow these. */
     const char *sums = (const char *)(p->c + tiles * TILE_ROWS * BLOCK_N), *sums_end = sums;
     const int64_t sum_lines = (tiles * TILE_ROWS * BLOCK_N / 16 + steps - 1) / steps * 64;
     if (!p->first) {
@@ -311,5 +311,5 @@ float cpu_spin_amx(int64_t n)
 }
 
 #else
-typedef int cpu_gemm_amx_unused; // another machine's
+typedef int cpu_gemm_amx_unused; // not this machine's
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Products by AMX, on machines that have it (cpu_dispatch.c asks). Each call configures the tile
+/* Products on AMX, for machines that have it (cpu_dispatch.c checks). Each call configures the tile
  * registers of its thread and releases them.
  * Thread: any. */
 #ifndef SLUICE_CPU_GEMM_AMX_H
@@ -12,7 +12,7 @@ void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w
 
 extern const struct block_unit cpu_amx_blocks;
 
-/* n rounds of four products of 16 x 16 x 32 in registers (cpu_peaks). */
+/* n rounds of four products of 16 x 16 x 32 in registers, for cpu_peaks. */
 float cpu_spin_amx(int64_t n);
 
 #endif

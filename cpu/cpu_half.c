@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Half precision: between f16 and fp32, to nearest even. */
+/* Conversion between f16 and fp32, rounding to nearest even. */
 #include "cpu/cpu_internal.h"
 
 float f16_to_f32(uint16_t h)
@@ -29,7 +29,7 @@ uint16_t f16_of(float x)
     if (a > 0x7F800000) {
         return (uint16_t)(sign | 0x7E00);
     }
-    if (a >= 0x477FF000) { // rounds to 65536 or more
+    if (a >= 0x477FF000) { // rounds to 65536 or more, so to infinity
         return (uint16_t)(sign | 0x7C00);
     }
     if (a < 0x38800000) { // subnormal: adding 0.5 leaves the integer in the low bits

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Hidden states by slot: what a draft head reads of the target's passes and of its own. */
+/* Hidden states by slot: what a draft head reads of the target's passes and its own. */
 #include "cpu/cpu_state.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Inputs that are rounded before a product, as the weight's format asks for it (struct input_rule):
- * to few bits and back, so that the product itself needs to know nothing of it. A row's numbers
- * depend on that row alone; where ranks share a row, on all of it. */
+/* Rounds inputs before a product if the weight's format requires it (struct input_rule): to few
+ * bits and back, so that the product itself is unaffected. A row's values depend on that row only;
+ * if ranks share a row, on the whole of it. */
 #include "cpu/cpu_internal.h"
 
 #include <math.h>
@@ -20,8 +20,8 @@ static float larger(float a, float b)
     return a > b ? a : b;
 }
 
-/* Static scales: all parts of a matrix read the same rows, which then have the largest scale. An
- * expert that was never reached when scales were made has none, and gets the largest of all. */
+/* Stored scales: all parts of a matrix read the same rows, so they get the largest scale. An expert
+ * that was never reached during calibration has no scale, and gets the largest of all. */
 static void read_scales(const struct weight_desc *d, struct weight *w)
 {
     float largest = 0.0f;
@@ -46,7 +46,7 @@ enum status cpu_inputs_open(struct cpu_backend *cpu, const struct weight_desc *d
     }
     for (int32_t i = 1; i < d->n_parts; i++) {
         if (!same_rule(&rule, &d->parts[i].inputs)) {
-            return OK; // fused, and unlike: rows that all read stay as they are
+            return OK; // the fused parts differ, but share the rows: do not round them
         }
     }
     if (rule.numbers == INPUT_AS_IT_IS || d->n_parts % w->n_matrices != 0 || w->dtype == DT_F32) {
@@ -90,7 +90,7 @@ enum status cpu_need_ranges(struct cpu_backend *cpu, size_t n_floats)
 enum { E4M3_MOST = 448, E2M1_MOST = 6, I8_MOST = 127 };
 #define LEAST_GROUP_SCALE 1e-10f
 
-/* To E4M3, to nearest even: three bits behind the first from 2^-6 on, multiples of 2^-9 below. */
+/* Rounds to E4M3, ties to even: three fraction bits from 2^-6 on, multiples of 2^-9 below. */
 static float to_e4m3(float x)
 {
     union {
@@ -105,7 +105,7 @@ static float to_e4m3(float x)
     return copysignf(v.f < (float)E4M3_MOST ? v.f : (float)E4M3_MOST, x);
 }
 
-/* To E2M1: steps of a half below 2, of 1 below 4, of 2 above; ties to the even code. */
+/* Rounds to E2M1: steps of 0.5 below 2, of 1 below 4, of 2 above; ties to the even code. */
 static float to_e2m1(float x)
 {
     float a = fabsf(x);
@@ -119,8 +119,8 @@ static float to_e2m1(float x)
     return copysignf(a < (float)E2M1_MOST ? a : (float)E2M1_MOST, x);
 }
 
-/* As MX formats take it: the exponent of the largest input, rounded to one bit behind the first,
- * less that of 6. */
+/* The shared exponent as in MX formats: the exponent of the largest input, rounded to one fraction
+ * bit, less the exponent of 6. */
 static float shared_exponent(float largest)
 {
     int exponent;
@@ -154,7 +154,7 @@ static struct input_scale dynamic_i8(const struct input_rule *rule, struct input
     return (struct input_scale){scale, scale > 0.0f ? rintf(-128.0f - low / scale) : 0.0f};
 }
 
-/* The scale of inputs in that range. Those of E2M1's groups are E4M3 numbers times `stored`. */
+/* The scale of inputs in that range. The scales of E2M1 groups are E4M3 values times `stored`. */
 static struct input_scale scale_of(const struct input_rule *rule, struct input_scale stored,
                                    struct input_range r)
 {
@@ -186,7 +186,8 @@ static struct input_range range_of(const float *x, int64_t n)
     return r;
 }
 
-/* Inputs from k on that are in the group of k, counted from the tensor's first. */
+/* Inputs from k on that are in the same group as k; groups are counted from the tensor's first
+ * input. */
 static int64_t left_in_group(const struct weight *w, int64_t k)
 {
     int64_t group = w->inputs.group, left = w->n_in - k;
@@ -214,7 +215,7 @@ void cpu_input_ranges(const struct weight *w, const float *x, struct input_range
 static void round_some(const struct input_rule *rule, struct input_scale s, const float *x,
                        int64_t n, float *out)
 {
-    if (s.scale == 0.0f) { // all of them are
+    if (s.scale == 0.0f) { // all of its inputs are 0
         memset(out, 0, (size_t)n * sizeof *out);
         return;
     }
@@ -244,7 +245,7 @@ int64_t cpu_round_inputs(const struct weight *w, int32_t matrix, const float *x,
                          struct input_group *group)
 {
     int64_t n = left_in_group(w, k), at = group_at(w, k);
-    if (group->at != at) { // its first piece
+    if (group->at != at) { // first piece of the group
         group->at = at;
         struct input_range r = {0.0f, 0.0f};
         if (w->inputs.from_row) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the files of cpu/ share: the backend, its weights, lanes, pages and scratch memory.
+/* Shared by the files of cpu/: the backend, its weights, lanes, pages and scratch memory.
  * Thread: the rank's owner; items of a pool_run touch only what they are given. */
 #ifndef SLUICE_CPU_INTERNAL_H
 #define SLUICE_CPU_INTERNAL_H
@@ -12,50 +12,51 @@
 #include "engine/base/mem.h"
 #include "engine/device/ops.h"
 
-/* Rows of activations that a product rounds and packs at a time: what fits a cache; in blocks, so
- * many that weights need not come from memory again soon. */
+/* Rows of activations that a product rounds and packs at a time: as many as fit a cache. For
+ * products in blocks, enough rows that weights are rarely read from memory again. */
 enum { PACK_ROWS = 512, BLOCKS_PACK_ROWS = 2048 };
 
-/* Keys of one attention chunk. A chunk's softmax is computed on its own and joined to those before
- * it, so chunks begin at fixed positions, whatever the batch. */
+/* Keys of one attention chunk. A chunk's softmax is computed separately and joined to the earlier
+ * ones, so chunks start at fixed positions whatever the batch. */
 enum { ATTN_CHUNK = 512 };
 
-/* Query vectors (rows x heads) that one item of attention computes together; on a matrix unit at
- * most. */
+/* The most query vectors (rows x heads) that one attention item computes together: with vector
+ * code, and on a matrix unit. */
 enum { ATTN_TILE = 48, UNIT_TILE = 512, ATTN_MAX_TILE = UNIT_TILE };
 
-/* Chunks that are computed apart before they are joined. Not touched before it is needed. */
+/* Memory for attention chunks that are computed separately and joined later. Not touched until
+ * needed. */
 enum { ATTN_PARTS_BYTES = 64 << 20 };
 
 enum { MAX_HEAD_DIM = 4096 };
 
-/* A weight that stays quantised (cpu_coded.c), or those of its tiles that are of one format: its
- * `packed` are codes (struct code_run), and beside them lie scales, zeros and offsets. Scales of
- * type I8 are steps of a unit, f16, that more inputs share, and so are their offsets. */
+/* A weight that stays quantised (cpu_coded.c), or those of its tiles that have one format. `packed`
+ * holds codes (struct code_run), accompanied by scales, zeros and offsets. Scales of type I8 are
+ * steps of an f16 unit shared by more inputs, and so are their offsets. */
 struct coded {
     enum code_kind kind;
-    int64_t first_tile, n_tiles; // of each matrix, that are its
-    int64_t at, tile_bytes;      // where they begin in a matrix's codes
-    int64_t block, blocks;       // inputs that share a scale, and such blocks of a segment
-    int64_t unit, units;         // the same of units; 0: none
+    int64_t first_tile, n_tiles; // its tiles in each matrix
+    int64_t at, tile_bytes;      // byte offset of its codes in a matrix
+    int64_t block, blocks;       // inputs that share a scale; such blocks per segment
+    int64_t unit, units;         // the same for units; 0: none
     enum dtype scale_dtype;
     char *scales;  // [n_matrices][n_tiles][k_segments][blocks][outputs of a tile]
-    char *offsets; // likewise; NULL: none
-    uint16_t *unit_scales, *unit_offsets; // likewise, [units]
+    char *offsets; // same shape; NULL: none
+    uint16_t *unit_scales, *unit_offsets; // same shape with [units] for [blocks]
     bool zeroed, has_offset;
-    uint16_t *zeros; // as scales, bf16; NULL: none
+    uint16_t *zeros; // shaped like scales, bf16; NULL: none
     enum tensor_scale whole_use;
-    float *whole;     // [n_matrices][n_tiles][outputs of a tile] the scale of the whole tensor
-    float values[32]; // of codes of four and five bits
-    int32_t middle;   // taken off codes of six
+    float *whole;     // [n_matrices][n_tiles][outputs of a tile]: the whole-tensor scale
+    float values[32]; // of four-bit and five-bit codes
+    int32_t middle;   // subtracted from six-bit codes
 };
 
-/* A scale of inputs, the range of some of them, and the group that a row has come to. */
+/* A scale of inputs, the range of some inputs, and the group that a row has reached. */
 struct input_scale {
     float scale, zero;
 };
 struct input_range {
-    float low, high; // at most and at least 0
+    float low, high; // low is at most 0, high at least 0
 };
 struct input_group {
     int64_t at; // -1: none yet
@@ -75,14 +76,16 @@ struct weight {
     int64_t segment_padded; // as packed
     int64_t n_tiles;
     size_t tile_bytes, matrix_bytes;
-    struct coded *coded; // [n_coded] in the order of their tiles; NULL: `packed` holds numbers
+    struct coded *coded; // [n_coded], in the order of their tiles; NULL: `packed` holds dequantised
+                         // weights
     int32_t n_coded;
-    char *packed; // [n_matrices][n_tiles], each tile as gemm_fn reads it, or of codes
+    char *packed; // [n_matrices][n_tiles], each tile as gemm_fn reads it, or its codes
     size_t packed_bytes;
     struct input_rule inputs;          // how rows are rounded before they are packed (cpu_inputs.c)
     struct input_scale *input_scales;  // [n_matrices] stored ones
-    int64_t first_input, input_groups; // the first in the tensor, and the groups of all its inputs
-    bool shared_ranges;                // ranks have parts of a group
+    int64_t first_input, input_groups; // index of the first input in the tensor; groups of the
+                                       // whole tensor
+    bool shared_ranges;                // a group's inputs are split among ranks
     float *vector;                     // VECTOR: [n_in]
     float *bias;                       // [n_matrices, n_out] or NULL
 };
@@ -94,14 +97,14 @@ struct rope_table {
     float *cos, *sin; // [max_pos, n_pairs]
 };
 
-/* Where a layer's K and V lie inside its pages: per kv head the planes of K and V (none with
+/* Layout of a layer's K and V in its pages: per KV head the planes of K and V (no V plane with
  * v_in_k). */
 struct kv_pages {
     char *base;
     struct kv_layer geometry;
     enum dtype dtype; // of the set
     struct kv_plane k, v;
-    int32_t v_stride; // head_dim_v up to a multiple of PANEL
+    int32_t v_stride; // head_dim_v rounded up to a multiple of PANEL
     size_t head_bytes, block_bytes;
 };
 
@@ -110,7 +113,7 @@ struct kv_set {
     struct kv_pages *layers;
 };
 
-/* Hidden states by slot: rows of `width` numbers, a block's one behind the other (cpu_hidden.c). */
+/* Hidden states by slot: rows of `width` values, contiguous per block (cpu_hidden.c). */
 struct hidden_rows {
     char *base; // NULL: there are none
     int32_t width;
@@ -129,13 +132,13 @@ struct lane {
 struct slot_results {
     int32_t n_passes;
     bool ended;
-    int32_t n_draws_used, n_pooled_used; // of the slot's arrays
+    int32_t n_draws_used, n_pooled_used; // entries used of the slot's arrays
     struct draw_result *draws;           // [max_draws]
     float *pooled;                       // [max_lanes, hidden]
     struct pass_results *passes;         // [max_passes]
 };
 
-/* One thread's own memory. */
+/* Memory private to one thread. */
 struct scratch {
     char *p;
     size_t n_bytes;
@@ -160,7 +163,7 @@ struct cpu_backend {
     struct kv_set kv_sets[MAX_KV_SETS];
     struct state_set *states[MAX_KV_SETS]; // cpu_state.h; NULL: none
     struct hidden_rows hidden;
-    int64_t max_k_bytes; // packed bytes of the widest row of activations
+    int64_t max_k_bytes; // bytes of the widest packed row of activations
     int64_t max_moe_k, max_moe_n;
     int32_t max_moe_segments;
     float *ranges; // see cpu_share_ranges
@@ -169,22 +172,23 @@ struct cpu_backend {
     bool is_set_up;
     struct backend_limits limits;
     int32_t history_len, max_draws;
-    int32_t *ints; // all lanes' histories and tables
+    int32_t *ints; // backing memory of all lanes' histories and tables
     float *lane_floats;
     struct lane *lanes;
-    float *laws;          // [max_laws, vocab] what drafts were drawn from: exact_exp(score - max)
+    float *laws;          // [max_laws, vocab]: distributions that drafts were drawn from,
+                          // exact_exp(score - max)
     uint64_t *law_totals; // [max_laws] sums of their masses
     struct slot_results *slots;
 
-    /* The step and the pass in progress. */
+    /* The current step and pass. */
     int32_t slot;
     const struct pass *pass;
     int32_t *row_tokens; // [max_rows]
     int32_t *row_seq;    // [max_rows] index of the row's pass_seq
-    int32_t *seq_items;  // [max_rows + 1] attention's first item of each sequence
+    int32_t *seq_items;  // [max_rows + 1]: index of each sequence's first attention item
 
     float *attn_parts; // see cpu_attention.c
-    char *packed_rows; // [cpu_pack_rows] activations as a product reads them; twice for cpu_mlp
+    char *packed_rows; // [cpu_pack_rows]: packed activations; twice that for cpu_mlp
     size_t packed_rows_bytes;
     char *moe; // see cpu_moe.c
     size_t moe_bytes;
@@ -207,7 +211,7 @@ static inline int64_t round_up(int64_t n, int64_t unit)
     return (n + unit - 1) / unit * unit;
 }
 
-/* Where in a tile the weight of input k (as padded) and the tile's output j lies, in elements. */
+/* Offset in a tile, in elements, of the weight of input k (as padded) for the tile's output j. */
 static inline int64_t packed_at(const struct weight *w, int64_t k, int64_t j)
 {
     int64_t panels = w->panels;
@@ -219,13 +223,13 @@ static inline int64_t packed_at(const struct weight *w, int64_t k, int64_t j)
     return k / pair * pair * panels * PANEL + j * pair + k % pair;
 }
 
-/* A tensor's row; activations are fp32 here. */
+/* A row of a tensor; activations are fp32 in this backend. */
 static inline float *tensor_row(const struct tensor *t, int64_t row)
 {
     return (float *)t->mem.p + row * t->stride;
 }
 
-/* bf16 by rounding to nearest even; NaN stays NaN. */
+/* Rounds to bf16, to nearest even; NaN stays NaN. */
 static inline uint16_t bf16_of(float x)
 {
     union {
@@ -250,19 +254,19 @@ static inline float bf16_to_f32(uint16_t b)
 uint16_t f16_of(float x);
 float f16_to_f32(uint16_t h);
 
-/* cpu_open with kernels of the caller's choice: the tests of each instruction set. */
+/* cpu_open with kernels chosen by the caller, to test each instruction set. */
 enum status cpu_open_with(const struct backend_options *options, const struct cpu_kernels *kernels,
                           struct backend **out, struct err *err);
 
-/* Memory that lives until close, zeroed, aligned to 64 bytes (2 MiB when large). NULL when it
- * cannot be had. */
+/* Zeroed memory that lives until close, aligned to 64 bytes (2 MiB if large). NULL if
+ * unavailable. */
 void *cpu_memory(struct cpu_backend *cpu, size_t n_bytes);
 void cpu_memory_free(struct cpu_backend *cpu, void *p);
 
-/* What may still be taken (cpu_room.h), when all that is mapped is in use. */
+/* Memory that may still be allocated (cpu_room.h), counting everything mapped as used. */
 size_t cpu_free_bytes(void);
 
-/* At start: makes each thread's scratch at least this large. */
+/* At start: grows each thread's scratch to at least this size. */
 enum status cpu_need_scratch(struct cpu_backend *cpu, size_t n_bytes);
 enum status cpu_need_rows(struct cpu_backend *cpu);
 enum status cpu_need_moe(struct cpu_backend *cpu);
@@ -273,8 +277,8 @@ void cpu_weights_close(struct cpu_backend *cpu);
 /* Element (row, col) of matrix 0, as fp32. */
 void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out);
 
-/* y[i][n0 + j] of one tile: rows packed as the weight's kernel reads them. The tree over segments
- * is joined unless `split`, where segment s lands at y + s * split_stride. c: see gemm_scratch. */
+/* y[i][n0 + j] of one tile, from packed rows. Segments are joined as a tree, or with split_stride
+ * segment s is stored at y + s * split_stride. c: scratch of cpu_gemm_scratch bytes. */
 struct gemm_tile {
     const struct weight *weight;
     int32_t matrix;
@@ -282,32 +286,33 @@ struct gemm_tile {
     const char *rows;
     int64_t row_bytes;
     int32_t n_rows;
-    float *y; // of row 0, output 0 of the matrix
+    float *y; // at row 0 and output 0 of the matrix
     int64_t y_stride;
     const float *bias; // [n_out] or NULL
     bool accumulate;
     float *scratch;
-    int64_t split_stride; // 0: joined
+    int64_t split_stride; // 0: segments are joined
 };
 void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t);
-/* Weights that stay quantised (cpu_coded.c). Before `packed` is taken: fills w->coded if this one
- * can be. Then row `row` of a part becomes output j of a tile; false: a number is none. */
+/* Weights that stay quantised (cpu_coded.c). open: called before `packed` is allocated, sets
+ * w->coded if the weight qualifies. pack: row `row` of a part becomes output j of a tile; false if
+ * a value is NaN or infinite. */
 enum status cpu_coded_open(struct cpu_backend *cpu, const struct weight_desc *d, struct weight *w);
 bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int64_t row,
                         int64_t matrix, int64_t tile, int64_t j);
-/* c = the sums of one segment, of rows that have elements of so many bytes. */
+/* c = the sums of one segment; `rows` have elements of the given size. */
 void cpu_coded_sums(const struct cpu_backend *cpu, const struct gemm_tile *t, int32_t segment,
                     gemm_fn *gemm, int64_t row_element, float *c);
-/* A row of such a weight, as the products have it. */
+/* A row of such a weight, as the products see it. */
 void cpu_coded_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out);
-/* Bytes of scratch for tiles of up to n_rows rows. */
+/* Scratch bytes for tiles of up to n_rows rows. */
 size_t cpu_gemm_scratch(const struct weight *w, int32_t n_rows);
-/* Buffers that the tree over a weight's segments has open at a time. */
+/* Number of buffers that the tree over a weight's segments needs at a time. */
 int32_t cpu_tree_levels(const struct weight *w);
-/* Products of many rows by the table's blocks (cpu_linear_blocks.c): whether that many are made so,
- * and up to cpu_pack_rows of them from `first` on. With `norm` (or NULL) its out is what is
- * multiplied, and not left. With `act`, act->out is written instead of y, which is left undefined;
- * or, with `down`, that product of it is made: neither is left. */
+/* Products of many rows in blocks (cpu_linear_blocks.c): whether n_rows rows qualify, and the
+ * product of up to cpu_pack_rows rows from `first` on. With `norm`, its output is the operand and
+ * is not stored. With `act`, act->out is stored instead of y, which is undefined; with `down` as
+ * well, the activation's output is the operand of that product, and neither is stored. */
 struct blocks_args {
     const struct norm_args *norm;
     const struct linear_args *linear;
@@ -318,34 +323,34 @@ bool cpu_in_blocks(const struct cpu_backend *cpu, const struct weight *w, int32_
 void cpu_linear_blocks(struct cpu_backend *cpu, const struct blocks_args *a, int32_t first,
                        int32_t n_rows);
 size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w);
-/* x of a row += delta; its norm to out, or NULL. */
+/* Adds delta to a row of x, and writes its norm to out unless that is NULL. */
 void cpu_norm_row(const struct cpu_kernels *kernels, const struct norm_args *a, int32_t row,
                   float *out);
-/* Rows up to which a product takes more of K at a time. */
+/* The most rows for which a product takes more of K at a time. */
 enum { FEW_ROWS = 64 };
-/* Whether rows are packed as bf16, else as floats. */
+/* True if rows are packed as bf16, otherwise as fp32. */
 bool cpu_rows_are_bf16(const struct cpu_backend *cpu, const struct weight *w);
-/* Bytes of one packed row, and the packing of n_in floats. `ranges` are those of its groups, where
- * ranks share them; NULL: found here. */
+/* Bytes of one packed row, and the packing of n_in floats. `ranges`: the ranges of the row's groups
+ * if ranks share them; NULL: computed here. */
 int64_t cpu_row_bytes(const struct cpu_backend *cpu, const struct weight *w);
 void cpu_pack_row(const struct cpu_backend *cpu, const struct weight *w, int32_t matrix,
                   const float *x, const struct input_range *ranges, char *out);
 
-/* Inputs that a format rounds (cpu_inputs.c). */
+/* Input rounding that a format requires (cpu_inputs.c). */
 enum status cpu_inputs_open(struct cpu_backend *cpu, const struct weight_desc *d, struct weight *w);
 enum status cpu_need_ranges(struct cpu_backend *cpu, size_t n_floats);
-/* Rounds the row's inputs from k on, at most `most` and those of one group; returns how many. */
+/* Rounds the row's inputs from k on, at most `most` and all in one group; returns how many. */
 int64_t cpu_round_inputs(const struct weight *w, int32_t matrix, const float *x,
                          const struct input_range *ranges, int64_t k, int64_t most, float *out,
                          struct input_group *group);
-/* With shared_ranges: the ranges of this rank's part of a row, [input_groups], go to cpu->ranges,
- * one row behind the other; then all ranks call the second, which returns those of the whole rows.
- * NULL: a rank is gone. */
+/* With shared_ranges, each rank first writes the ranges of its part of every row, [input_groups],
+ * to cpu->ranges. Then all ranks call the second function, which returns the ranges of the whole
+ * rows. NULL: a rank is gone. */
 void cpu_input_ranges(const struct weight *w, const float *x, struct input_range *out);
 struct input_range *cpu_share_ranges(struct cpu_backend *cpu, const struct weight *w,
                                      int32_t n_rows);
 
-/* The page slot of position `pos` of a lane. */
+/* The page and token of position `pos` of a lane. */
 struct kv_slot {
     char *block;
     int32_t token;
@@ -356,7 +361,7 @@ void cpu_kv_store_k(const struct cpu_backend *cpu, const struct kv_pages *pages,
                     struct kv_slot slot, int32_t head, const float *k);
 void cpu_kv_store_v(const struct cpu_backend *cpu, const struct kv_pages *pages,
                     struct kv_slot slot, int32_t head, const float *v);
-/* Scratch of one attention item over such pages: see cpu_attention.c. */
+/* Scratch bytes of one attention item over such pages: see cpu_attention.c. */
 size_t cpu_attention_scratch(const struct cpu_backend *cpu, const struct kv_pages *p);
 const struct kv_pages *cpu_kv_layer(const struct cpu_backend *cpu, int32_t layer);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The inner loops of the CPU backend, as a table: the scalar one is the oracle, the others are the
- * same sums over vectors. Each result depends on its own row alone and sums in one fixed order, so
- * that a row's bits do not depend on how many rows are computed with it.
+/* The inner loops of the CPU backend, as a table. The scalar table is the reference; the others
+ * compute the same sums with vectors. Each result depends on its own row only and is summed in one
+ * fixed order, so a row's bits do not depend on how many rows are computed together.
  * Thread: any; the functions only touch what they are given. */
 #ifndef SLUICE_CPU_KERNELS_H
 #define SLUICE_CPU_KERNELS_H
@@ -10,7 +10,7 @@
 #include "cpu/cpu_kv_codes.h"
 #include "engine/device/ops.h"
 
-/* A packed product covers PANEL outputs at a time; a tile is 1 to MAX_PANELS panels. */
+/* A packed product computes PANEL outputs at a time; a tile is 1 to MAX_PANELS panels. */
 enum { PANEL = 16, MAX_PANELS = 4, TILE = PANEL * MAX_PANELS };
 
 /* c[i * TILE + j] = (first ? 0 : c) + sum over k of a[i][k] * w[k][j], for m rows of a, `a_stride`
@@ -21,34 +21,34 @@ enum { PANEL = 16, MAX_PANELS = 4, TILE = PANEL * MAX_PANELS };
 typedef void gemm_fn(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
                      int64_t k, float *c, bool first);
 
-/* Weights that stay quantised: numbers of a run of inputs, each output with one scale, one zero and
- * one offset for all of them. Codes lie as [k / group][panels], a group being a few inputs:
+/* Weights that stay quantised: dequantises a run of inputs in which each output has one scale, zero
+ * and offset. Codes are stored as [k / group][panels], where a group is a few inputs:
  *
- *     CODE_4           2, as [PANEL] bytes with the first input in the low half
- *     CODE_I8, E4M3    2, as [2][PANEL] bytes
- *     CODE_5           8: the low four bits of its pairs as CODE_4's, then [PANEL] bytes whose bit
- * i is the fifth of input i CODE_6           4: likewise, with two bits of each input in those
- * bytes
+ *     CODE_4           2 inputs: [PANEL] bytes with the first input in the low half
+ *     CODE_I8, E4M3    2 inputs: [2][PANEL] bytes
+ *     CODE_5           8 inputs: the low four bits of each pair as in CODE_4, then [PANEL] bytes
+ *                      whose bit i is the fifth bit of input i
+ *     CODE_6           4 inputs: likewise, with two bits of each input in those bytes
  *
  * The weight is
  *
  *     (value of the code - zero) * scale + offset
  *
- * in fp32, rounded to what the product reads. The value is that of a table (CODE_4, CODE_5), or the
- * code itself less `middle` (CODE_6). The products of codes that have offsets are exact, so that
- * they may be rounded once or twice. */
+ * in fp32, rounded to the dtype that the product reads. The value comes from a table (CODE_4,
+ * CODE_5) or is the code less `middle` (CODE_6). For codes with offsets value * scale is exact, so
+ * it does not matter whether it is rounded before the offset is added. */
 enum code_kind { CODE_4, CODE_I8, CODE_E4M3, CODE_5, CODE_6 };
-enum { PAIR_CODES = 2 * PANEL }; // of a panel
+enum { PAIR_CODES = 2 * PANEL }; // per panel
 struct code_run {
     enum code_kind kind;
     const char *codes;
-    const float *values; // [32], of CODE_4 the first 16
+    const float *values; // [32]; CODE_4 uses the first 16
     int32_t middle;
-    const float *scales;          // [panels * PANEL], as those of the next line
-    const float *zeros, *offsets; // NULL: none. Zeros are of CODE_4 and CODE_I8, without offsets
+    const float *scales;          // [panels * PANEL], as are zeros and offsets
+    const float *zeros, *offsets; // NULL: none. Zeros: CODE_4 and CODE_I8 without offsets
     int32_t panels;
-    int64_t first, k; // inputs, multiples of a group, counted from where `out` begins
-    bool tiled;       // how bf16 is laid out
+    int64_t first, k; // inputs, multiples of a group, relative to the start of `out`
+    bool tiled;       // layout of bf16 output
     void *out;        // weights as gemm_fn reads them
 };
 typedef void decode_fn(const struct code_run *r);
@@ -62,7 +62,7 @@ static inline int32_t code_group(enum code_kind kind)
     }
 }
 
-/* n_codes: of whole groups. */
+/* n_codes must be whole groups. */
 static inline int64_t code_bytes(enum code_kind kind, int64_t n_codes)
 {
     switch (kind) {
@@ -73,7 +73,7 @@ static inline int64_t code_bytes(enum code_kind kind, int64_t n_codes)
     }
 }
 
-/* The code of input i of a group's bytes. */
+/* The code of input i in a group's bytes. */
 static inline uint32_t code_at(enum code_kind kind, const uint8_t *group, int32_t i, int32_t output)
 {
     if (kind == CODE_I8 || kind == CODE_E4M3) {
@@ -85,7 +85,8 @@ static inline uint32_t code_at(enum code_kind kind, const uint8_t *group, int32_
     return kind == CODE_5 ? low | (high >> i & 1u) << 4 : low | (high >> 2 * i & 3u) << 4;
 }
 
-/* Where the pair of inputs of a panel lies in what a bf16 product reads, in pairs of one panel. */
+/* Where a panel's pair of inputs lies in the operand of a bf16 product, in units of one panel's
+ * pair. */
 static inline int64_t pair_at(const struct code_run *r, int64_t pair, int32_t panel)
 {
     enum { PAIRS = 16 };
@@ -95,13 +96,12 @@ static inline int64_t pair_at(const struct code_run *r, int64_t pair, int32_t pa
     return (pair / PAIRS * r->panels + panel) * PAIRS + pair % PAIRS;
 }
 
-/* Bytes of a panel's K_UNIT inputs in bf16, and of its pair of inputs. */
+/* Bytes of a panel's K_UNIT inputs in bf16, and of one pair of inputs. */
 enum { K_UNIT = 32, PAIR_BYTES = PANEL * 4, PANEL_BYTES = K_UNIT / 2 * PAIR_BYTES };
 
 /* The same sums for products of many rows, by blocks of 1 to BLOCK_TILES tiles of ROW_TILE rows and
- * BLOCK_N outputs. Rows lie as [k / 32][ROW_TILE][32], tiles a_tile bytes apart; weights as
- * gemm_fn's, w_step bytes from 32 inputs to the next. Sums lie as
- * [panel][tile][ROW_TILE][PANEL]. */
+ * BLOCK_N outputs. Rows are stored as [k / 32][ROW_TILE][32], tiles a_tile bytes apart; weights as
+ * in gemm_fn, w_step bytes per 32 inputs. Sums are stored as [panel][tile][ROW_TILE][PANEL]. */
 enum { ROW_TILE = 16, BLOCK_TILES = 3, BLOCK_N = 2 * PANEL };
 enum { BLOCK_FLOATS = BLOCK_TILES * ROW_TILE * BLOCK_N };
 struct block_product {
@@ -110,8 +110,8 @@ struct block_product {
     int32_t n_tiles;
     float *c;
     bool first;
-    /* What is done on the side, while products run: bytes that will be read soon are asked for, and
-     * aside(arg, i) is called for i in [0, n_aside). */
+    /* Side work during the products: bytes to prefetch, and calls of aside(arg, i) for i in [0,
+     * n_aside). */
     const char *next;
     int64_t next_bytes;
     void (*aside)(void *arg, int32_t i);
@@ -124,19 +124,19 @@ struct block_unit {
     void (*begin)(void);
     void (*product)(const struct block_product *p);
     void (*end)(void);
-    /* PANEL numbers at a and as many at b, of one row, past the caches where that can be (others
-     * see them after end): as they are to y, or rounded to bf16 to a line at `to`. */
+    /* Stores PANEL values at a and as many at b, of one row, bypassing the caches if possible
+     * (other threads see them after end): unchanged to y, or rounded to bf16 to a line at `to`. */
     void (*put)(const float *a, const float *b, float *y);
     void (*put_rounded)(const float *a, const float *b, char *to);
 };
 
-/* Consecutive pages of one head's K or V. `first` and `end` bound the tokens
- * that weigh reads, counted from the first page's first. */
+/* Consecutive pages of one head's K or V. `first` and `end` bound the tokens that weigh reads,
+ * counted from the first page's first token. */
 struct page_run {
     const struct kv_plane *plane;
     int32_t n_pages;
     int32_t first, end;
-    const char *const *pages; // where the head begins in each
+    const char *const *pages; // the head's start in each page
 };
 
 struct argmax {
@@ -148,14 +148,14 @@ struct cpu_kernels {
     const char *name;
 
     gemm_fn *gemm_bf16, *gemm_f16, *gemm_f32;
-    const struct block_unit *blocks; // of bf16; NULL: none
-    bool tiled;                      // how gemm_bf16 reads weights; `blocks` reads them tiled
-    bool bf16_rows; // gemm_bf16 reads a as bf16; else as fp32 that holds rounded values
-    const struct matrix_unit *unit; // attention over bf16 pages goes through it; NULL: none
-    /* Up to pass_rows rows a product reads each weight once; inputs that it is best given at a time
-     * for some tens of rows. */
+    const struct block_unit *blocks; // for bf16; NULL: none
+    bool tiled;                      // layout of weights for gemm_bf16; `blocks` reads tiled ones
+    bool bf16_rows; // gemm_bf16 reads `a` as bf16; otherwise as fp32 holding rounded values
+    const struct matrix_unit *unit; // computes attention over bf16 pages; NULL: none
+    /* Up to pass_rows rows a product reads each weight once. few_k: the best number of inputs to
+     * process at a time with a few dozen rows. */
     int32_t pass_rows, few_k;
-    /* One row of activations in the form that the product reads. */
+    /* Converts one row of activations to the form that the product reads. */
     void (*round_bf16)(const float *x, void *out, int64_t n);
     void (*round_f16)(const float *x, float *out, int64_t n);
 
@@ -173,21 +173,21 @@ struct cpu_kernels {
     /* Pairs (x[i], x[i + n]), or (x[2i], x[2i + 1]) when interleaved. */
     void (*rotate)(float *x, const float *cos, const float *sin, int32_t n, bool interleaved);
 
-    /* Stored numbers to fp32. */
+    /* Converts stored elements to fp32. */
     void (*widen)(enum dtype dtype, const void *from, float *to, int64_t n);
-    kv_encode_fn *encode; // as kv_encode_scalar
-    /* The first `width` numbers of n tokens from `token` on, as bf16 or fp32: of K [width][n], of V
-     * [n][width]. */
+    kv_encode_fn *encode; // see kv_encode_scalar
+    /* The first `width` elements of n tokens from `token` on, as bf16 or fp32: K as [width][n], V
+     * as [n][width]. */
     void (*unpack)(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                    int32_t width, bool bf16, void *out);
     /* s[i * s_stride + page * tokens + t] = q[i] . the key of token t of a page */
     void (*scores)(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
                    int32_t dim, float *s, int64_t s_stride);
-    /* p[i][t] of all tokens of the pages becomes what their codes are to be weighed with: times
-     * their scale, unless it is 0. */
+    /* Multiplies p[i][t] of all tokens of the pages by the scale of their codes, unless p[i][t] is
+     * 0. */
     void (*fold)(float *p, int64_t p_stride, int32_t m, const struct page_run *v);
-    /* acc[i][d] += sum over t of p[i][t] * v[t][d], of codes without their scales; a token's width
-     * is a multiple of PANEL. */
+    /* acc[i][d] += sum over t of p[i][t] * v[t][d], with v as codes without their scales; a token's
+     * width is a multiple of PANEL. */
     void (*weigh)(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
                   float *acc);
     float (*max)(const float *x, int64_t n);
@@ -197,29 +197,31 @@ struct cpu_kernels {
     void (*softcap)(float *x, float cap, int64_t n);
     void (*scale)(float *x, float scale, int64_t n);
 
-    /* The highest x, the lowest id among equals; NaN is below everything. n may be 0: id -1. */
+    /* The highest x, ties to the lowest id; NaN ranks below everything. n may be 0: id -1. */
     struct argmax (*argmax)(const float *x, int32_t n);
-    /* Likewise of x[i] + gumbel(seed, position, i); -infinity is never chosen. */
+    /* The same for x[i] + gumbel(seed, position, i); -infinity is never chosen. */
     struct argmax (*argmax_gumbel)(const float *x, int32_t n, uint64_t seed, int32_t position);
     /* out[i] = exact_exp(x[i] - max) */
     void (*exp_exact)(const float *x, int32_t n, float max, float *out);
-    /* sum of exp(x - max) in double, without changing x */
+    /* sum of exp(x - max) in double; x is unchanged */
     double (*exp_total)(const float *x, int32_t n, float max);
 
-    /* For cpu_peaks: reads n bytes (a multiple of 1,024), and does n rounds of sums and products
-     * in registers; what they return keeps them from being left out. */
+    /* For cpu_peaks: read_all reads n bytes (a multiple of 1,024), the others run n rounds of
+     * multiply-adds in registers. The results are returned only to keep the compiler from removing
+     * the work. */
     float (*read_all)(const void *p, size_t n_bytes);
     float (*spin_fma)(int64_t n);
     float (*spin_product)(int64_t n);
-    double fma_flops, product_flops; // of one round
+    double fma_flops, product_flops; // per round
 };
 
 extern const struct cpu_kernels cpu_kernels_scalar;
-/* Present where the compiler targets the machine; callable where the processor has the set. */
+/* Present if the compiler targets the machine; callable if the processor supports the
+ * instructions. */
 extern const struct cpu_kernels cpu_kernels_avx2, cpu_kernels_avx512, cpu_kernels_avx512bf16;
 extern const struct cpu_kernels cpu_kernels_neon;
 
-/* The best table that this machine runs. */
+/* The best table that this machine can run. */
 const struct cpu_kernels *cpu_kernels_best(void);
 
 #endif

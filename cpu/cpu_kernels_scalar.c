@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The oracle: each kernel as its formula, one number at a time. */
+/* The reference: each kernel as its formula, one element at a time. */
 #include "cpu/cpu_internal.h"
 #include "engine/base/exact.h"
 
 #include <math.h>
 #include <string.h>
 
-/* One tile by plain loops; k steps of `pair` inputs, whose weights lie side by side. */
+/* One tile with plain loops; k advances by `pair` inputs, whose weights are adjacent. */
 #define DEFINE_GEMM(name, type, pair, widen_element)                                               \
     static void name(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,    \
                      int64_t k, float *c, bool first)                                              \
@@ -135,7 +135,8 @@ static float activated(enum activation kind, struct act_shape shape, float g, fl
 {
     switch (kind) {
     case ACT_SILU: return g / (1.0f + expf(-g)) * u;
-    case ACT_GELU: return 0.5f * g * erfcf(g * -0.70710678f) * u; // 1 + erf(x), not cancelled
+    // 1 + erf(x), without cancellation
+    case ACT_GELU: return 0.5f * g * erfcf(g * -0.70710678f) * u;
     case ACT_GELU_TANH: // (1 + tanh(z)) / 2 = 1 / (1 + e^-2z)
         return g / (1.0f + expf(-1.59576912f * (g + 0.044715f * g * g * g))) * u;
     case ACT_RELU: return (g > 0.0f ? g : 0.0f) * u;
@@ -216,7 +217,7 @@ static void scores(const float *q, int64_t q_stride, int32_t m, const struct pag
     }
 }
 
-/* Nothing: `weigh` reads whole values. */
+/* Nothing to do: `weigh` reads dequantised values. */
 static void fold(float *p, int64_t p_stride, int32_t m, const struct page_run *v)
 {
     (void)p;

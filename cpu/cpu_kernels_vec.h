@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The kernels over vectors (cpu_vec_*.h, by what they are for), compiled once per instruction set:
- * a file defines KERNELS_NAME and KERNELS_TABLE and includes this. Every sum runs in the order that
- * cpu_kernels.h promises; the blocks of rows and columns only say which sums advance together.
+/* The vector kernels (cpu_vec_*.h, by purpose), compiled once per instruction set: a file defines
+ * KERNELS_NAME and KERNELS_TABLE and includes this one. Every sum runs in the order that
+ * cpu_kernels.h promises; blocking over rows and columns only changes which sums advance together.
  * Thread: any. */
 #include "cpu/cpu_vec_attention.h"
 #include "cpu/cpu_vec_coded.h"

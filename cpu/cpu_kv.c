@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* KV pages. A page of a layer holds for each kv head first K, transposed to [head_dim][tokens] so
- * that a score of many tokens is one stream, then V as [token][head_dim], padded to whole panels.
- */
+/* KV pages. A page of a layer holds for each KV head first K, transposed to [head_dim][tokens] so
+ * that the scores of many tokens read it sequentially, then V as [token][head_dim], padded to whole
+ * panels. */
 #include "cpu/cpu_internal.h"
 
 #include <stdlib.h>

@@ -130,7 +130,8 @@ float kv_get(const struct kv_plane *p, const char *head, int32_t token, int32_t 
     return kv_decode(p, kv_scale_get(p, head, token), code_get(p, head, token, d));
 }
 
-/* Two codes to a byte: no byte is another token's, so none is read before it is written. */
+/* Two codes share a byte, but never codes of two tokens, so no byte is read before it is
+ * written. */
 static void put_halves(const struct kv_plane *p, char *head, int32_t token, const uint8_t *codes,
                        int32_t n)
 {
@@ -151,7 +152,7 @@ void kv_put_codes(const struct kv_plane *p, char *head, int32_t token, const uin
         put_halves(p, head, token, codes, n);
         return;
     }
-    /* From one dim to the next, and to the one after it. */
+    /* The distance from one dim to the next, and to the one after it. */
     int64_t first = kv_code_at(p, token, 0);
     int64_t next = kv_code_at(p, token, 1) - first, pair = kv_code_at(p, token, 2) - first;
     char *to = head + p->at + first;
@@ -163,7 +164,7 @@ void kv_put_codes(const struct kv_plane *p, char *head, int32_t token, const uin
 void kv_put_plain(const struct kv_plane *p, char *head, int32_t token, const float *x, int32_t n)
 {
     int64_t at = kv_code_at(p, token, 0), step = p->by_dim ? p->tokens : 1;
-    if (p->dtype == DT_BF16) { // what nearly all pages are of
+    if (p->dtype == DT_BF16) { // nearly all pages are bf16
         uint16_t *out = (uint16_t *)(void *)(head + p->at) + at;
         for (int32_t d = 0; d < n; d++) {
             out[d * step] = bf16_of(x[d]);

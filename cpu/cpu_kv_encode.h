@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One head's codes (cpu_kv_codes.h), by plain loops that compilers make vectors of: included by
- * cpu_kv_codes.c and, for each instruction set, by cpu_kernels_vec.h. The numbers are the same from
- * each: nothing is summed, and every operation is rounded by itself.
+/* Encodes one head (cpu_kv_codes.h) with plain loops that compilers vectorise. Included by
+ * cpu_kv_codes.c and, for each instruction set, by cpu_kernels_vec.h. All give the same result:
+ * nothing is summed, and every operation is rounded separately.
  * Thread: any. */
 #ifndef SLUICE_CPU_KV_ENCODE_H
 #define SLUICE_CPU_KV_ENCODE_H
@@ -41,7 +41,7 @@ static inline struct kv_range kv_range_of(const float *x, int32_t n)
     return (struct kv_range){low, high, broken != 0};
 }
 
-/* To E4M3, at most 448: multiples of 2^-9 below 2^-6, else three bits behind the first. */
+/* Rounds to E4M3, at most 448: multiples of 2^-9 below 2^-6, else three fraction bits. */
 static inline uint8_t e4m3_of(float x)
 {
     uint32_t u = kv_float_bits(x), sign = u >> 24 & 0x80u, a = u & 0x7FFFFFFFu;
@@ -51,7 +51,7 @@ static inline uint8_t e4m3_of(float x)
     return (uint8_t)(sign | (a < 0x3C800000u ? small : normal));
 }
 
-/* Halves away from 0. */
+/* Rounds halves away from 0. */
 static inline float round_away(float x)
 {
     float t = truncf(x), rest = x - t;
@@ -65,7 +65,7 @@ static inline float clamped(float x, float low, float high)
     return x < high ? x : high;
 }
 
-/* Scale and zero of `levels` steps; where they share a word as that has them. */
+/* Scale and zero of `levels` steps, rounded to the shared word where there is one. */
 static inline struct kv_scale zeroed_scale(const struct kv_plane *p, struct kv_range r,
                                            float levels)
 {

@@ -4,19 +4,21 @@
 
 #include <string.h>
 
-/* Rows that a tile is multiplied with at a time: their sums, 24 KiB, stay near. Also the rows of
- * one item when there are too few tiles to feed the threads. */
+/* Rows that a tile is multiplied with at a time: their sums, 24 KiB, stay in the L1 cache. Also the
+ * rows of one item when there are too few tiles to feed the threads. */
 enum { ITEM_ROWS = 96 };
 
-/* Many rows of floats are long: those of an item stay in the second cache while the tiles pass,
- * items being dealt tile by tile. So they are fewer where K is large, but enough for the weights to
- * come in time. */
+/* Rows of fp32 are long. The rows of an item stay in the L2 cache while the tiles pass, so there
+ * are fewer of them when K is large, but enough that the weights arrive in time. */
 enum { STAY_BYTES = 1600 << 10, STAY_LEAST = 24 };
 
 static int32_t stay_rows(int64_t row_bytes)
 {
     int64_t n = STAY_BYTES / row_bytes / STAY_LEAST * STAY_LEAST;
-    return n < STAY_LEAST ? STAY_LEAST : n < ITEM_ROWS ? (int32_t)n : ITEM_ROWS;
+    if (n < STAY_LEAST) {
+        return STAY_LEAST;
+    }
+    return n < ITEM_ROWS ? (int32_t)n : ITEM_ROWS;
 }
 
 struct linear_job {
@@ -38,7 +40,7 @@ static void pack_item(void *arg, int32_t item, int32_t thread)
                  job->cpu->packed_rows + item * job->row_bytes);
 }
 
-/* The ranges of the rows' groups, which are the same for all ranks that share them. */
+/* Computes the ranges of the rows' groups, which all ranks that share the rows agree on. */
 static bool share_ranges(struct cpu_backend *cpu, struct linear_job *job)
 {
     const struct weight *w = job->a->weight;
@@ -57,7 +59,7 @@ static void linear_item(void *arg, int32_t item, int32_t thread)
     int32_t tile = item % (int32_t)a->weight->n_tiles;
     int32_t row = item / (int32_t)a->weight->n_tiles * job->rows_per_item;
     int32_t end = row + job->rows_per_item < job->n_rows ? row + job->rows_per_item : job->n_rows;
-    for (int32_t n; row < end; row += n) { // the tile stays in the cache, the sums beside it
+    for (int32_t n; row < end; row += n) { // the tile stays in the cache, with the sums
         n = end - row < ITEM_ROWS ? end - row : ITEM_ROWS;
         cpu_gemm_tile(job->cpu, &(struct gemm_tile){
                                     .weight = a->weight,
@@ -74,7 +76,7 @@ static void linear_item(void *arg, int32_t item, int32_t thread)
     }
 }
 
-/* act: for products in blocks alone. */
+/* act: only for products in blocks. */
 static enum status linear(struct backend *be, const struct linear_args *a,
                           const struct activation_args *act)
 {
@@ -119,15 +121,15 @@ static struct tensor from_row(struct tensor t, int32_t row)
     return t;
 }
 
-/* Whether the activation can be made of a block's sums. */
+/* True if the activation can be computed from a block's sums. */
 static bool act_fits(const struct linear_args *a, const struct activation_args *act)
 {
     const struct weight *w = a->weight;
     return !w->bias && !a->accumulate && (!act->gated || act->width % (w->panels * PANEL) == 0);
 }
 
-/* In blocks the activation is made of sums that have not left the cache; the rows that do not fill
- * blocks, and what does not fit them, go the plain way. */
+/* In blocks the activation is computed while the sums are still in the cache. Rows that do not fill
+ * blocks, and shapes that do not fit them, use the separate ops. */
 enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
                            const struct activation_args *act)
 {
@@ -150,7 +152,7 @@ enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
     return OK;
 }
 
-/* Makes the first rows of an op in blocks, and returns how many. */
+/* Processes the first rows of an op in blocks, and returns how many. */
 static int32_t first_rows(struct cpu_backend *cpu, const struct blocks_args *a)
 {
     const struct weight *w = a->linear->weight, *last = a->down ? a->down->weight : w;
@@ -176,8 +178,8 @@ static struct linear_args linear_from(const struct linear_args *a, int32_t row)
     return rest;
 }
 
-/* In blocks normed rows are packed at once, and what lies between two products goes from one to the
- * other as the second one reads it; the rows that do not fill blocks go op by op. */
+/* In blocks the norm's output is packed directly, and the result of one product is written as the
+ * packed input of the next. Rows that do not fill blocks go op by op. */
 static enum status joined(struct backend *be, const struct blocks_args *a)
 {
     int32_t row = first_rows(cpu_of(be), a);

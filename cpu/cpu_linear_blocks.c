@@ -1,50 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Products of many rows with bf16 weights, by blocks (struct block_unit). An item is a panel of
- * rows times some tiles of the weight. What one of both has of a part of K stays in the second
- * cache while the other passes: the rows if they are so few that no weight is read twice, else the
- * weights, since all threads read the same rows, which are small enough for the last cache. A
- * block's sums stay in registers through the whole of the part. Rows are packed in the order in
- * which they are read. What is made of a block's sums (bias, activation, the way to memory) is done
- * while the next block's products run. Sums are those of cpu_gemm_tile to the bit: one chain over K
- * per segment, and the same tree over segments. */
+/* y = x W^T for many rows with bf16 weights, by blocks (struct block_unit), with the same bits as
+ * cpu_gemm_tile: one chain of sums over K per segment, and the same tree over segments.
+ *
+ * Names of the loops, from the outside in:
+ *
+ *   item    a panel of row tiles times a few weight units: the work of one thread at a time
+ *   part    PART_K inputs of K; an item finishes one part before it starts the next
+ *   unit    one tile of the weight (with a gated activation, a gate tile and its up tile)
+ *   block   up to BLOCK_TILES row tiles times BLOCK_N outputs: one call of the kernel, whose sums
+ *           stay in registers for the whole part
+ *
+ *                     one part of K
+ *               +--------------------+
+ *     row tiles |  x  (packed rows)  |          units of W (columns: outputs)
+ *     of a      |....................|        +-------+-------+-------+
+ *     panel     |  block's rows      |   x    |       | block |       |   =   sums [rows][outputs]
+ *               |....................|        |       | cols  |       |
+ *               +--------------------+        +-------+-------+-------+
+ *
+ * For each part one operand stays in the L2 cache while the other streams past it:
+ *   rows stay   (unit_part) if there are at most STAY_TILES row tiles, so no weight is read twice;
+ *   units stay  (rows_part) otherwise: all threads read the same rows, which fit the L3 cache.
+ * Rows are packed in the order in which they are read. What follows a block's sums (bias,
+ * activation, store) runs as side work of the next block's products. */
 #include "cpu/cpu_internal.h"
 
 #include <string.h>
 
-/* Inputs of one part. Tiles of rows that stay, at most: 768 KiB of the second cache, beside 256 KiB
- * of a tile of weights and what comes of the next. Weight tiles of one item at most: 1 MiB when
- * they stay. Tiles of rows of one item that pass, at most: their sums wait for the next part. */
+/* PART_K: inputs of one part. STAY_TILES: the most row tiles that stay: 768 KiB of L2, beside 256
+ * KiB for a weight tile and part of the next. ITEM_TILES: the most weight tiles of an item: 1 MiB
+ * when they stay. PASS_TILES: the most row tiles of an item that stream past; their sums wait for
+ * the next part. */
 enum { PART_K = 2048, STAY_TILES = 12, ITEM_TILES = 4, PASS_TILES = 64 };
 
-/* Items that each thread has, if there are rows enough: then all end at about the same time. */
+/* Items per thread if there are enough rows, so that all threads end at about the same time. */
 enum { THREAD_ITEMS = 8 };
 
-/* Rows of a block whose results are made at a time. */
+/* Rows of a block that one call of put_rows finishes. */
 enum { ROWS_ASIDE = 4 };
 
-/* With fewer rows 16 threads were quicker by cpu_gemm_tile. */
+/* With fewer rows, cpu_gemm_tile was faster on 16 threads. */
 enum { LEAST_ROWS = 128 };
 
 struct blocks_job {
     const struct cpu_backend *cpu;
     const struct linear_args *a;
-    const struct norm_args *norm;      // NULL: a->x is there; else this makes it
-    const struct activation_args *act; // NULL: y is stored; else what this makes of it
-    char *rows;                        // packed: see rows_at
-    const struct blocks_job *next;     // the product whose rows this one makes, or NULL
+    const struct norm_args *norm;      // computes the operand; NULL: a->x is the operand
+    const struct activation_args *act; // applied to y before it is stored; NULL: none
+    char *rows;                        // packed, see rows_at
+    const struct blocks_job *next;     // the product that reads this one's result as its packed
+                                       // rows, or NULL
     bool gated;
     int64_t n_out; // outputs that are stored
-    int64_t k;     // of all segments
+    int64_t k;     // inputs of all segments, padded
     int32_t first_row, n_rows, row_tiles;
     bool rows_pass;
-    int32_t n_panels, panel_tiles; // of rows
-    int32_t units, units_per_item; // weight tiles; with a gated activation pairs of them
+    int32_t n_panels, panel_tiles; // of row tiles
+    int32_t units, units_per_item; // weight tiles; with a gated activation, pairs of them
 };
 
-/* A block whose sums are there: its results are still to be stored. */
+/* A block whose sums are complete but whose results have not been stored yet. */
 struct results {
     const struct blocks_job *job;
-    const float *c, *up; // up: NULL or the gate's counterpart
+    const float *c, *up; // up: the sums of the matching up tile, or NULL
     int32_t row, n_rows, n_tiles;
     int64_t out;
 };
@@ -52,14 +70,15 @@ struct results {
 struct blocks_item {
     const struct blocks_job *job;
     int32_t first_unit, n_units;
-    int32_t first_tile, n_tiles; // of rows
+    int32_t first_tile, n_tiles; // row tiles
     int64_t level_floats;
     float *c;               // sums: [levels][slots][BLOCK_FLOATS]
-    struct results pending; // n_rows 0: none
+    struct results pending; // n_rows 0: nothing is pending
 };
 
-/* Places for the sums of blocks: tiles of rows times tiles of weights. With a single part of K sums
- * last only until they are stored: a block's and its counterpart's, while those before are. */
+/* Number of buffers for the sums of blocks: row tiles times weight tiles. With a single part of K,
+ * sums only live until they are stored, so four suffice: a block's and its up block's, and those of
+ * the pending block. */
 static int64_t slots(int64_t k, int32_t row_tiles, int32_t tiles, int32_t pairs)
 {
     return k <= PART_K ? 4 : (row_tiles / BLOCK_TILES + 2) * (int64_t)tiles * pairs;
@@ -77,7 +96,10 @@ size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w)
     size_t one = (size_t)slots(k, PASS_TILES, ITEM_TILES, MAX_PANELS / 2) * BLOCK_FLOATS;
     size_t sums = (size_t)cpu_tree_levels(w) * one * sizeof(float);
     size_t row = (size_t)cpu_row_bytes(cpu, w) + (size_t)w->n_in * sizeof(float);
-    return !cpu_in_blocks(cpu, w, LEAST_ROWS) ? 0 : row < sums ? sums : row;
+    if (!cpu_in_blocks(cpu, w, LEAST_ROWS)) {
+        return 0;
+    }
+    return row < sums ? sums : row;
 }
 
 static int32_t lower(int32_t a, int32_t b)
@@ -87,8 +109,8 @@ static int32_t lower(int32_t a, int32_t b)
 
 /* ---- rows --------------------------------------------------------------------------------- */
 
-/* Of the part of K that begins at `base`: its inputs, and where those from k on lie of the i-th row
- * tile. */
+/* For the part of K at `base`: its number of inputs, and where inputs k and later of the i-th row
+ * tile are. */
 static int64_t part_inputs(const struct blocks_job *job, int64_t base)
 {
     return job->k - base < PART_K ? job->k - base : PART_K;
@@ -100,8 +122,8 @@ static char *rows_at(const struct blocks_job *job, int32_t i, int64_t base, int6
     return job->rows + (base * job->row_tiles + i * n + k - base) * ROW_TILE * 2;
 }
 
-/* Packs the item-th tile of rows: [part][tile][k / 32][ROW_TILE][32]. The last one's rows that are
- * not there keep what they had, and nobody reads their sums. */
+/* Packs the item-th row tile: [part][tile][k / 32][ROW_TILE][32]. Missing rows of the last tile
+ * keep their old contents, and nobody reads their sums. */
 static void pack_tile_rows(void *arg, int32_t item, int32_t thread)
 {
     const struct blocks_job *job = arg;
@@ -127,7 +149,7 @@ static void pack_tile_rows(void *arg, int32_t item, int32_t thread)
 
 /* ---- results ------------------------------------------------------------------------------ */
 
-/* PANEL sums of a row, with what belongs to them, to y; n of them are outputs. */
+/* Stores PANEL sums of a row to y, with bias or accumulation; n of them are real outputs. */
 static void put_some(const struct blocks_job *job, const float *c, int64_t out, float *y, int64_t n)
 {
     const struct linear_args *a = job->a;
@@ -138,12 +160,12 @@ static void put_some(const struct blocks_job *job, const float *c, int64_t out, 
     }
 }
 
-/* What was made of the i-th row of a block: PANEL numbers at a, the others at b. */
+/* Stores the results of the i-th row of a block: PANEL values at a, the other PANEL at b. */
 static void put_row(const struct results *r, int32_t i, const float *a, const float *b)
 {
     const struct blocks_job *job = r->job;
     const struct block_unit *unit = job->cpu->kernels->blocks;
-    if (job->next) { // inputs of the next product
+    if (job->next) { // packed inputs of the next product
         int32_t row = r->row - job->first_row + i;
         char *to = rows_at(job->next, row / ROW_TILE, r->out / PART_K * PART_K, r->out);
         unit->put_rounded(a, b, to + row % ROW_TILE * K_UNIT * 2);
@@ -159,7 +181,7 @@ static void put_row(const struct results *r, int32_t i, const float *a, const fl
     put_some(job, b, r->out + PANEL, y + PANEL, left - PANEL);
 }
 
-/* The i-th ROWS_ASIDE rows of a block. */
+/* The i-th group of ROWS_ASIDE rows of a block. */
 static void put_rows(void *arg, int32_t i)
 {
     const struct results *r = arg;
@@ -181,7 +203,7 @@ static void put_rows(void *arg, int32_t i)
     }
 }
 
-/* Calls of put_rows that the rows take. */
+/* Number of put_rows calls that cover the rows. */
 static int32_t n_puts(const struct results *r)
 {
     return (r->n_rows + ROWS_ASIDE - 1) / ROWS_ASIDE;
@@ -197,7 +219,7 @@ static void finish(struct results *r)
 
 /* ---- sums --------------------------------------------------------------------------------- */
 
-/* The weight's tile of unit u; `up`: of the counterparts of the gates. */
+/* The weight tile of unit u, or with `up` the up tile that belongs to its gate tile. */
 static const char *weights_at(const struct blocks_job *job, int32_t u, bool up, int64_t k)
 {
     const struct weight *w = job->a->weight;
@@ -214,17 +236,17 @@ static int32_t ones(int32_t n)
     return count;
 }
 
-/* Where the block's sums over one part of K begin, and what is asked for meanwhile. */
+/* One block for one part of K: its operands and sums, and what to prefetch meanwhile. */
 struct block {
     const char *w;
-    int32_t tile, n_tiles; // of rows
+    int32_t tile, n_tiles; // row tiles
     float *c;
     const char *next;
     int64_t next_bytes;
 };
 
-/* Inputs [base, end) of a block: those of each segment are one chain; when a segment is complete,
- * as many pairs are joined as its number, from 1 on, has zeros at the end. */
+/* Adds the part of K at `base` to a block. The inputs of one segment form one chain of sums. After
+ * segment s (counted from 1) is complete, ctz(s) levels of the sum tree are merged. */
 static void part_sums(struct blocks_item *item, const struct block *b, int64_t base)
 {
     const struct blocks_job *job = item->job;
@@ -262,13 +284,13 @@ static void part_sums(struct blocks_item *item, const struct block *b, int64_t b
     }
 }
 
-/* Tiles of rows of the next block: threes, and rather two twos than a three and a one. */
+/* Row tiles of the next block: three, but two and two rather than three and one. */
 static int32_t next_tiles(int32_t left)
 {
     return left == 2 || left == 4 ? 2 : lower(left, BLOCK_TILES);
 }
 
-/* What is asked for while blocks run, beside each an equal share. */
+/* Memory to prefetch while blocks run, an equal share beside each block. */
 struct ahead {
     const char *p;
     int64_t left, share;
@@ -287,14 +309,15 @@ static void ask(struct ahead *a, struct block *b)
     a->left -= b->next_bytes;
 }
 
-/* Row tiles [tile, tile + n_tiles) of the job, a pair of the unit's panels, and the part of K that
- * begins at `base`. */
+/* The position of a block: row tiles [tile, tile + n_tiles), one pair of the unit's panels, and the
+ * part of K at `base`. */
 struct place {
     int32_t tile, n_tiles, unit, pair;
     int64_t base;
 };
 
-/* The block's part, and that of its counterpart if it is a gate's; `ahead` of each. */
+/* Computes one part of a block, and of its up block if gated; `ahead` has what to prefetch beside
+ * each. */
 static void block_part(struct blocks_item *item, const struct place *at, int64_t *slot,
                        struct ahead *ahead[2])
 {
@@ -328,8 +351,7 @@ static void block_part(struct blocks_item *item, const struct place *at, int64_t
     }
 }
 
-/* One unit's part of K for all rows of the item, which stay; the next unit's weights are on their
- * way. */
+/* Rows stay: one unit's part of K for all rows of the item. Prefetches the next unit's weights. */
 static void unit_part(struct blocks_item *item, int32_t u, int64_t base, int64_t *slot)
 {
     const struct blocks_job *job = item->job;
@@ -350,8 +372,8 @@ static void unit_part(struct blocks_item *item, int32_t u, int64_t base, int64_t
     }
 }
 
-/* The rows that follow the item's first `done` tiles of a part: of the same part, of the next one,
- * of the next item. */
+/* Prefetch target: the rows after the item's first `done` tiles of a part, which may be in the same
+ * part, the next part, or the next item. */
 static struct ahead rows_ahead(const struct blocks_item *item, int32_t done, int64_t base,
                                int32_t n_blocks)
 {
@@ -367,7 +389,7 @@ static struct ahead rows_ahead(const struct blocks_item *item, int32_t done, int
     return ahead_of(rows_at(job, tile, base, base), n_bytes, n_blocks);
 }
 
-/* A part of K of the item's weights, which stay while its rows pass. */
+/* Units stay: one part of K of the item's weights, past which its rows stream. */
 static void rows_part(struct blocks_item *item, int64_t base, int64_t *slot)
 {
     const struct blocks_job *job = item->job;
@@ -386,7 +408,7 @@ static void rows_part(struct blocks_item *item, int64_t base, int64_t *slot)
     }
 }
 
-/* A thread's items follow each other by rows, so that their weights stay near. */
+/* Consecutive items of a thread differ in their rows, so that their weights stay in the cache. */
 static void blocks_run(void *arg, int32_t index, int32_t thread)
 {
     const struct blocks_job *job = arg;
@@ -422,7 +444,7 @@ static int32_t n_items(const struct blocks_job *job)
     return (job->units + job->units_per_item - 1) / job->units_per_item * job->n_panels;
 }
 
-/* Cuts a product into items. */
+/* Divides a product into items. */
 static void cut(struct blocks_job *job)
 {
     int32_t n_threads = job->cpu->n_scratch;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A rank's memory: what lives until close, and what ops share. */
+/* A rank's memory: allocations that live until close, and scratch shared by ops. */
 #include "cpu/cpu_internal.h"
 #include "cpu/cpu_room.h"
 
@@ -10,7 +10,7 @@
 
 enum {
     HUGE_PAGE = 2 << 20,
-    SURELY_THERE = 64 << 20, // chosen: allocations below it are not worth the question
+    SURELY_THERE = 64 << 20, // chosen: smaller allocations are not checked
 };
 
 #ifndef MADV_POPULATE_WRITE
@@ -26,15 +26,15 @@ size_t cpu_free_bytes(void)
     return room > promised ? room - promised : 0;
 }
 
-/* The system would promise any amount, and kill the process that uses it. */
+/* The kernel would grant any amount, and later kill the process that uses it. */
 static bool is_there(size_t n_bytes)
 {
     return n_bytes < SURELY_THERE || n_bytes <= cpu_free_bytes();
 }
 
-/* Takes the memory now, where there is little beside it: what others take later cannot make the
- * first use of it fail then. Elsewhere it is taken as it is used: taking it all took 1.1 s a GB at
- * the start on a virtual machine (2.2 with huge pages), which most of a large pool is not worth. */
+/* Commits the memory now if little would remain, so that later allocations cannot make its first
+ * use fail. Otherwise it is committed on use: committing all of it took 1.1 s per GB at startup on
+ * a virtual machine (2.2 s with huge pages), which most of a large pool does not justify. */
 static void commit_if_near(void *p, size_t n_bytes)
 {
     if (n_bytes < SURELY_THERE || n_bytes < cpu_free_bytes() / 2) {
@@ -105,7 +105,7 @@ enum status cpu_need_scratch(struct cpu_backend *cpu, size_t n_bytes)
 enum status cpu_need_rows(struct cpu_backend *cpu)
 {
     size_t n_bytes = (size_t)cpu->max_k_bytes * (size_t)cpu_pack_rows(cpu);
-    n_bytes *= cpu->kernels->blocks ? 2 : 1; // what mlp makes lies behind what it is made of
+    n_bytes *= cpu->kernels->blocks ? 2 : 1; // mlp's result is stored after its input
     if (cpu->packed_rows_bytes >= n_bytes) {
         return OK;
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Mixture of experts: the router's choice, and the chosen experts' feed-forward. Rows are sorted
- * by expert; each expert's products run over its rows; a row's outputs are summed in order of
- * expert id, per segment of K, so that ranks which hold whole segments give the same bits. */
+/* Mixture of experts: the router's choice, and the feed-forward of the chosen experts. Rows are
+ * sorted by expert, and each expert's products run over its rows. A row's outputs are summed in
+ * order of expert id, separately per segment of K, so that ranks that hold whole segments get the
+ * same bits. */
 #include "cpu/cpu_internal.h"
 
 #include <math.h>
@@ -17,7 +18,7 @@ struct route_job {
     const struct moe_route_args *a;
 };
 
-/* The index of the highest score not yet taken, the lowest among equals; -1 when none is left. */
+/* The index of the highest score not yet taken, ties to the lowest index; -1 if none is left. */
 static int32_t best_of(const float *score, const bool *taken, int32_t n)
 {
     int32_t best = -1;
@@ -44,7 +45,7 @@ static void softmax(float *x, int32_t n)
     }
 }
 
-/* A group's standing: its best choice, or the sum of its two best. */
+/* A group's score: its best choice, or the sum of its two best. */
 static float group_score(const float *choice, int32_t n, bool two)
 {
     float first = -INFINITY, second = -INFINITY;
@@ -59,7 +60,7 @@ static float group_score(const float *choice, int32_t n, bool two)
     return two && n > 1 ? first + second : first;
 }
 
-/* Marks the experts of all groups but the topk_group best as taken. */
+/* Marks the experts of all but the topk_group best groups as taken. */
 static void limit_groups(const struct moe_route_args *a, const float *choice, bool *taken)
 {
     float score[MAX_EXPERTS];
@@ -162,7 +163,7 @@ enum status cpu_moe_route(struct backend *be, const struct moe_route_args *a)
 
 /* ---- the experts -------------------------------------------------------------------------- */
 
-/* The chunk in work: picks sorted by expert, then by row. */
+/* The current chunk: picks sorted by expert, then by row. */
 struct ffn_job {
     const struct cpu_backend *cpu;
     const struct moe_ffn_args *a;
@@ -171,15 +172,15 @@ struct ffn_job {
     int32_t *expert;       // [n_active]
     int32_t *expert_first; // [n_active + 1] first pick of each
     int32_t *pick_row;     // [n_picks] row in the chunk
-    int32_t *order;        // [n_rows * k] the row's picks by expert id: index of the sorted pick
-    float *order_weight;   // [n_rows * k] their weights, of outputs
-    float *pick_weight;    // [n_picks] of what goes into the experts
-    char *rows;            // [n_picks] packed inputs, of either product
+    int32_t *order;        // [n_rows * k]: a row's picks by expert id, as indices of sorted picks
+    float *order_weight;   // [n_rows * k]: their weights, applied to outputs
+    float *pick_weight;    // [n_picks]: weights applied to the experts' inputs
+    char *rows;            // [n_picks]: packed inputs of the current product
     int64_t row_bytes, row_bytes_2;
-    float *hidden;                    // [n_picks, up] gate and up, then the activation
+    float *hidden;                    // [n_picks, up]: gate and up, then the activation
     int32_t up;                       // outputs of the first product: 2 ffn, or ffn
     float *out;                       // [segments, n_picks, hidden]
-    const struct weight *w;           // of the product in work
+    const struct weight *w;           // of the current product
     const struct input_range *ranges; // of the hidden rows, if ranks share them
 };
 
@@ -228,7 +229,7 @@ enum status cpu_need_moe(struct cpu_backend *cpu)
     return OK;
 }
 
-/* Sorts the chunk's picks by expert: counts, then places. */
+/* Counting sort of the chunk's picks by expert. */
 static void sort_picks(struct ffn_job *job)
 {
     const struct moe_ffn_args *a = job->a;
@@ -251,7 +252,7 @@ static void sort_picks(struct ffn_job *job)
     job->expert_first[job->n_active] = job->n_picks;
     for (int32_t row = 0; row < job->n_rows; row++) {
         int32_t *order = job->order + row * a->k;
-        for (int32_t j = 0; j < a->k; j++) { // insertion by expert id
+        for (int32_t j = 0; j < a->k; j++) { // insertion sort by expert id
             int32_t e = ids[row * a->k + j], at = j;
             for (; at > 0 && order[at - 1] > place[e]; at--) {
                 order[at] = order[at - 1];
@@ -295,7 +296,8 @@ static void activate_pick(void *arg, int32_t pick_index, int32_t thread)
     int32_t ffn = job->a->ffn;
     float *h = hidden_of(job, pick_index);
     (void)thread;
-    if (job->a->weigh_inputs) { // a product of them is weighted likewise
+    if (job->a->weigh_inputs) { // the product is linear, so weighting its output equals weighting
+                                // its input
         job->cpu->kernels->scale(h, job->pick_weight[pick_index], job->up);
     }
     job->cpu->kernels->activate(job->a->kind, job->a->shape, h, job->a->plain ? NULL : h + ffn, h,
@@ -312,7 +314,7 @@ static void pack_down(void *arg, int32_t pick_index, int32_t thread)
                  job->rows + pick_index * job->row_bytes_2);
 }
 
-/* As cpu_linear's, of the picks' hidden rows. */
+/* Like share_ranges of cpu_linear.c, for the picks' hidden rows. */
 static bool share_ranges(struct cpu_backend *cpu, struct ffn_job *job)
 {
     const struct weight *w = job->a->down;
@@ -324,7 +326,7 @@ static bool share_ranges(struct cpu_backend *cpu, struct ffn_job *job)
     return job->ranges != NULL;
 }
 
-/* Tiles of all active experts, one behind the other. */
+/* Items are the tiles of all active experts, expert after expert. */
 static void expert_item(void *arg, int32_t item, int32_t thread)
 {
     const struct ffn_job *job = arg;

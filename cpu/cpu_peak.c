@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the machine can do, measured with the backend's own threads. */
+/* Measures the machine's peak rates with the backend's own threads. */
 #include "cpu/cpu_internal.h"
 #include "engine/base/clock.h"
 
@@ -30,7 +30,7 @@ static void read_item(void *arg, int32_t item, int32_t thread)
     job->sink[thread] = job->cpu->kernels->read_all(job->p + at, n / 1024 * 1024);
 }
 
-/* The best of several runs: others may use the machine too. */
+/* The best of several runs, because other processes may use the machine. */
 static double best_spin(struct peak_job *job, double flops)
 {
     int32_t n = 16 * pool_n_threads(job->cpu->pool);

@@ -15,15 +15,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Turns of a spinning thread before it sleeps: about 50 us; a decode step's ops follow each other
- * faster than that. */
+/* Spins before an idle thread sleeps: about 50 us, longer than the gap between the ops of a decode
+ * step. */
 enum { SPIN_TURNS = 1500, CACHE_LINE = 64 };
 
-/* A thread's run of items: next and end, with the job's number above them, so that a thread which
- * comes late to a job cannot take an item of the job after it. */
+/* A thread's run of items: next and end, below the number of the job, so that a thread that is late
+ * for one job cannot take an item of the next. */
 enum { ITEM_BITS = 20 };
 #define ITEM_MASK ((1u << ITEM_BITS) - 1)
-enum { MAX_ITEMS = (1 << ITEM_BITS) - 1 }; // of one job
+enum { MAX_ITEMS = (1 << ITEM_BITS) - 1 }; // per job
 
 struct run {
     _Alignas(CACHE_LINE) _Atomic uint64_t word; // job << 40 | end << 20 | next
@@ -41,14 +41,14 @@ struct pool {
     struct run *runs;       // [n_threads]
     struct worker *workers; // [n_threads]; 0 is the owner
 
-    _Alignas(CACHE_LINE) _Atomic uint32_t job; // its number; changes when a job opens
+    _Alignas(CACHE_LINE) _Atomic uint32_t job; // number of the job; changes when a job opens
     _Atomic uint32_t n_asleep;
     _Atomic bool stop;
-    _Atomic uintptr_t fn, arg; // of the job; atomic since a late thread may read the next job's
-    _Atomic int32_t first;     // its items are numbered from here
+    _Atomic uintptr_t fn, arg; // of the job; atomic because a late thread may read the next job's
+    _Atomic int32_t first;     // number of the job's first item
 
     _Alignas(CACHE_LINE) _Atomic uint32_t n_done;
-    _Atomic uint32_t owner_waits_for; // the n_done that must wake the owner; 0: it is awake
+    _Atomic uint32_t owner_waits_for; // wake the owner at this n_done; 0: it is awake
 };
 
 typedef void item_fn(void *arg, int32_t item, int32_t thread);
@@ -72,7 +72,7 @@ static void relax(void)
 #endif
 }
 
-/* CPUs that the process may use: its affinity, and the control group's quota if there is one. */
+/* CPUs that the process may use: its affinity mask, limited by a cgroup quota if there is one. */
 static int32_t available_cpus(void)
 {
     cpu_set_t set;
@@ -109,7 +109,7 @@ static int32_t take(struct run *run, uint32_t job)
     }
 }
 
-/* Works on a job until no item is left; the thread's own run first. */
+/* Works on a job until no item is left, starting with the thread's own run. */
 static void work(struct pool *pool, uint32_t job, int32_t thread)
 {
     item_fn *fn = (item_fn *)atomic_load_explicit(&pool->fn, memory_order_relaxed);
@@ -253,7 +253,8 @@ void pool_run(struct pool *pool, int32_t n_items, item_fn *fn, void *arg)
         }
         return;
     }
-    for (int32_t first = 0; first < n_items; first += MAX_ITEMS) { // nearly always once
+    // almost always a single iteration
+    for (int32_t first = 0; first < n_items; first += MAX_ITEMS) {
         int32_t rest = n_items - first;
         run_job(pool, first, rest < MAX_ITEMS ? rest : MAX_ITEMS, fn, arg);
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A pool of threads that share the items of one job after another. Items are dealt in equal runs,
- * one run per thread, so that a thread meets the same weights each step; who is done early takes
- * from the others. A job ends when its items are done: a thread that the system has put aside is
- * not waited for unless it is inside an item. Idle threads spin for some microseconds, then sleep.
- * Nothing here allocates after pool_create.
- * Thread: pool_run is the owner's alone; items run on any thread of the pool. */
+/* A thread pool that runs one job of items after another. Items are divided into equal runs, one
+ * per thread, so that a thread reads the same weights in every step; a thread that finishes early
+ * takes items from the others. A job ends when its items are done: a descheduled thread is waited
+ * for only if it is inside an item. Idle threads spin for some microseconds, then sleep. Nothing
+ * here allocates after pool_create.
+ * Thread: pool_run is for the owner only; items run on any thread of the pool. */
 #ifndef SLUICE_CPU_POOL_H
 #define SLUICE_CPU_POOL_H
 
@@ -12,8 +12,8 @@
 
 struct pool;
 
-/* n_threads counts the owner; 0: as many as the process may use. NULL when a thread cannot be
- * started or there is no memory. */
+/* n_threads includes the owner; 0: as many as the process may use. NULL if a thread cannot be
+ * started or memory is short. */
 struct pool *pool_create(int32_t n_threads);
 void pool_destroy(struct pool *pool); // accepts NULL
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The recurrence of ops.h in the form that it is defined in: a row reads S of its block's beginning
- * and the rows of its block before it; S moves on when a block is full.
+/* The recurrence of ops.h in the form in which it is defined: a row reads S at the start of its
+ * block and the rows of its block before it; S advances when a block is full.
  *
- * Blocks are taken one after the other, all sequences beside each other: first the rows' queries
- * and keys (an item is a row), then the rest (an item is one head of a sequence). Every sum is one
- * chain in order of positions or of a key's elements, whatever the number of rows: products with S
- * and with the block's keys are those of all rows at once, sums over values are a row's own. A row
- * of a tree goes through the same steps over a page that its path is gathered to. */
+ * Blocks are processed in order, all sequences side by side: first the rows' queries and keys (an
+ * item is a row), then the rest (an item is one head of a sequence). Every sum is one chain in
+ * order of positions or of a key's elements, whatever the number of rows: products with S and with
+ * the block's keys cover all rows at once, sums over values one row at a time. A row of a tree
+ * takes the same steps over a page into which its path has been gathered. */
 #include "cpu/cpu_state.h"
 
 #include <math.h>
@@ -16,11 +16,11 @@ struct recurrence_job {
     struct cpu_backend *cpu;
     const struct recurrence_args *a;
     const struct state_pages *pages;
-    int32_t round; // the how manieth block of each sequence
+    int32_t round; // index of the block within each sequence
 };
 
 /* One head's rows of one block: rows [row, row + n) of the pass at offsets [at, at + n) of the
- * block that begins at `begin`, over pages of raw rows by offset. */
+ * block at `begin`, over pages of raw rows by offset. */
 struct run {
     int32_t lane, head, row, n, at, begin;
     const char *k;
@@ -29,12 +29,13 @@ struct run {
 };
 
 struct space {
-    float *rows, *scaled; // [2 block][key_dim] keys and queries; times their decay since S
-    float *from_s;        // [2 block][v_stride] their products with S
+    float *rows, *scaled; // [2 block][key_dim]: keys and queries; the same times their decay since
+                          // S
+    float *from_s;        // [2 block][v_stride]: their products with S
     float *scores;        // [2 block][block]
     float *page;          // [key_dim][block]
     float *sum;           // [v_stride]
-    char *k, *u;          // of a path
+    char *k, *u;          // of a tree's path
     float *g;
 };
 
@@ -69,7 +70,7 @@ static bool rows_of_round(const struct recurrence_job *job, const struct pass_se
                           int32_t *first, int32_t *n)
 {
     int32_t block = job->pages->block, last = seq->n_past + seq->n_rows;
-    if (seq->tree) { // all in one block
+    if (seq->tree) { // a tree's rows are all in one block
         *first = seq->first_row;
         *n = seq->n_rows;
         return job->round == 0;
@@ -125,7 +126,7 @@ static void keys_item(void *arg, int32_t item, int32_t thread)
 
 /* ---- decays ------------------------------------------------------------------------------- */
 
-/* softplus, held to its range */
+/* softplus, clamped to its range */
 static float dt_of(const struct recurrence_args *a, float x)
 {
     float dt = x > 20.0f ? x : log1pf(expf(x));
@@ -138,7 +139,7 @@ static float step_of(const struct recurrence_args *a, int32_t row, int64_t i)
     return a->decay_scale * tensor_row(&a->decay, row)[i] + a->dt_bias->vector[i];
 }
 
-/* The sums of the run's log decays, from those of the row before it on. */
+/* The sums of the run's log decays, continued from the row before it. */
 static void sum_decays(const struct recurrence_job *job, const struct run *r)
 {
     const struct recurrence_args *a = job->a;
@@ -158,7 +159,7 @@ static void sum_decays(const struct recurrence_job *job, const struct run *r)
     }
 }
 
-/* out[j] = exp(G_t - G_j) for offsets up to t of one page row, 0 behind it. */
+/* out[j] = exp(G_t - G_j) for offsets up to t of one page row, 0 after that. */
 static void decays_to(const struct recurrence_job *job, const float *g, int32_t t, float *out)
 {
     for (int32_t j = 0; j < job->pages->block; j++) {
@@ -166,7 +167,7 @@ static void decays_to(const struct recurrence_job *job, const float *g, int32_t 
     }
 }
 
-/* page = the block's keys as they weigh at offset t: each element times its decay since. */
+/* page = the block's keys decayed to offset t. */
 static void decayed_keys(const struct recurrence_job *job, const struct run *r, int32_t t,
                          float *page, float *keys)
 {
@@ -191,19 +192,19 @@ static void decayed_keys(const struct recurrence_job *job, const struct run *r, 
 
 /* ---- one head of one block ---------------------------------------------------------------- */
 
-/* Rows of a run that are multiplied: with the delta rule each one's key, then its query. */
+/* Vectors per row that are multiplied: with the delta rule its key and its query. */
 static int32_t per_row(const struct recurrence_job *job)
 {
     return job->pages->geometry.kind == STATE_DELTA ? 2 : 1;
 }
 
-/* A page of plain numbers, as the kernels of attention read it. */
+/* Describes a page of plain values for the attention kernels. */
 static struct kv_plane plain(enum dtype dtype, bool by_dim, int32_t tokens, int32_t width)
 {
     return kv_plane_make(KV_PLAIN, dtype, by_dim, tokens, width, 0.0f, 0);
 }
 
-/* The rows themselves, those times their decay since the block's beginning, and what S gives. */
+/* The rows, the rows decayed since the block's start, and their products with S. */
 static void products_with_state(const struct recurrence_job *job, const struct run *r,
                                 struct space *s)
 {
@@ -234,7 +235,7 @@ static void products_with_state(const struct recurrence_job *job, const struct r
     }
 }
 
-/* Scores of the run's rows with the block's keys, decayed: valid up to each row's own offset. */
+/* Decayed products of the run's rows with the block's keys; valid up to each row's own offset. */
 static void products_with_keys(const struct recurrence_job *job, const struct run *r,
                                struct space *s)
 {
@@ -275,7 +276,7 @@ static void add_values(const struct recurrence_job *job, const struct run *r, co
     job->cpu->kernels->weigh(scores, p->block, 1, &run, sum);
 }
 
-/* The value that the row leaves to those behind it. */
+/* The value that the row leaves for later rows. */
 static void make_value(const struct recurrence_job *job, const struct run *r, int32_t i,
                        struct space *s)
 {
@@ -318,7 +319,7 @@ static void make_output(const struct recurrence_job *job, const struct run *r, i
     }
 }
 
-/* S at the next boundary, of a block that is full. */
+/* S at the next boundary, once the block is full. */
 static void move_on(const struct recurrence_job *job, const struct run *r, struct space *s)
 {
     const struct state_pages *p = job->pages;
@@ -368,7 +369,7 @@ static void copy_column(char *to, const char *from, size_t size, int32_t n, int3
     }
 }
 
-/* Offset t of the run's pages from the slot where it lies. */
+/* Copies a slot to offset t of the run's pages. */
 static void gather_slot(const struct recurrence_job *job, const struct run *r, int32_t slot,
                         int32_t t, struct space *s)
 {

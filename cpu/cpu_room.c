@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The number behind `key` at the beginning of a line; SIZE_MAX: there is none, as for "max". */
+/* The number after `key` at the start of a line; SIZE_MAX if there is none, as for "max". */
 static size_t read_number(const char *path, const char *key)
 {
     char line[256];
@@ -43,7 +43,7 @@ static size_t above(size_t a, size_t b)
 /* ---- control groups ---------------------------------------------------------------------------
  */
 
-/* The two versions name the same things differently. */
+/* The two cgroup versions have different names for the same things. */
 struct group_version {
     const char *mount, *limits[2], *used, *cached[2];
 };
@@ -87,9 +87,9 @@ static size_t room_of_group(const struct group_version *v, const char *group)
     return above(limit, above(used, cached));
 }
 
-/* A container that shares the host's namespace of groups may see its own group alone, mounted as if
- * it were the root, while its path is the host's: what does not exist is left out from the front.
- */
+/* A container that shares the host's cgroup namespace may see only its own group, mounted as if
+ * it were the root, while its path is the host's. So leading components that do not exist are
+ * dropped. */
 static const char *visible_path(const char *mount, const char *path)
 {
     char group[PATH_MAX];
@@ -105,13 +105,13 @@ static const char *visible_path(const char *mount, const char *path)
     return path;
 }
 
-/* The least room of the group and of those that it lies in. */
+/* The least free memory of the group and of the groups above it. */
 static size_t room_of_path(const char *root, const struct group_version *v, const char *path)
 {
     char mount[PATH_MAX], group[2 * PATH_MAX];
     size_t room = SIZE_MAX;
     snprintf(mount, sizeof mount, "%s%s", root, v->mount);
-    bool outside = strncmp(path, "/..", 3) == 0; // of what this namespace shows
+    bool outside = strncmp(path, "/..", 3) == 0; // outside what this namespace shows
     snprintf(group, sizeof group, "%s%s", mount, outside ? "" : visible_path(mount, path));
     size_t n_mount = strlen(mount);
     while (strlen(group) >= n_mount) {
@@ -125,7 +125,7 @@ static size_t room_of_path(const char *root, const struct group_version *v, cons
     return room;
 }
 
-/* Lines of /proc/self/cgroup are "0::/path" in version 2, and "4:cpu,memory:/path" in 1. */
+/* Lines of /proc/self/cgroup are "0::/path" in version 2, and "4:cpu,memory:/path" in version 1. */
 static size_t room_of_line(const char *root, char *line)
 {
     line[strcspn(line, "\n")] = '\0';
@@ -164,8 +164,8 @@ static size_t room_of_groups(const char *root)
 /* ---- the process ------------------------------------------------------------------------------
  */
 
-/* The first three numbers of statm, in bytes: all of the address space, what lies in RAM, and what
- * of that is of files. */
+/* The first three numbers of statm, in bytes: the address space, the resident set, and the part of
+ * it backed by files. */
 static bool read_sizes(const char *root, size_t sizes[3])
 {
     char name[PATH_MAX];
@@ -183,7 +183,7 @@ static bool read_sizes(const char *root, size_t sizes[3])
 
 static size_t room_of_address_space(const char *root)
 {
-    enum { FOR_OTHERS = 64 << 20 }; // chosen: stacks and heap of threads to come
+    enum { FOR_OTHERS = 64 << 20 }; // chosen: stacks and heap of threads created later
     struct rlimit r;
     size_t sizes[3];
     if (getrlimit(RLIMIT_AS, &r) != 0 || r.rlim_cur == RLIM_INFINITY || !read_sizes(root, sizes)) {

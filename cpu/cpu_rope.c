@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rotation of positions, the norms of q and k, and the way of K and V into their pages. */
+/* Rotary position embedding, the norms of q and k, and the store of K and V into their pages. */
 #include "cpu/cpu_internal.h"
 
 #include <math.h>
@@ -11,9 +11,9 @@ struct rope_job {
     float factor;
 };
 
-enum { ROPE_RUN = 256 }; // positions of one item
+enum { ROPE_RUN = 256 }; // positions per item
 
-/* The angle is a product of floats, as the models were trained with. */
+/* The angle is a product of floats, as in training. */
 static void rope_item(void *arg, int32_t item, int32_t thread)
 {
     const struct rope_job *job = arg;
@@ -42,7 +42,8 @@ enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc, stru
     r->max_pos = desc->max_pos;
     r->interleaved = desc->interleaved;
     size_t n = (size_t)desc->n_pairs * (size_t)desc->max_pos;
-    r->cos = cpu_memory(cpu, 2 * n * sizeof(float)); // at once, so that all of it is asked for
+    r->cos = cpu_memory(cpu, 2 * n * sizeof(float)); // one allocation, so that all of it is checked
+                                                     // at once
     if (!r->cos) {
         return ERR_NOMEM;
     }
@@ -84,7 +85,7 @@ struct store_job {
     const struct kv_pages *pages;
 };
 
-/* The norm of one head; its weight is common to all heads or each head's own. */
+/* The norm of one head; its weight is shared by all heads or each head's own. */
 static void norm_head(const struct store_job *job, const struct weight *w, float *x, int32_t head)
 {
     const struct rope_store_args *a = job->a;

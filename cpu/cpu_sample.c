@@ -13,14 +13,14 @@
 #include <math.h>
 #include <string.h>
 
-/* What one draw is made from. */
+/* The inputs of one draw. */
 struct draw_job {
     const struct cpu_backend *cpu;
     const struct sample_args *a;
     struct slot_results *slot;
 };
 
-/* The tokens that are known at a draw: the history, and in a tree the path to the row after it. */
+/* The tokens known at a draw: the history, and in a tree the path to the row as well. */
 struct known {
     const int32_t *history;
     int32_t n_history;
@@ -124,7 +124,7 @@ static void ban_words(const struct sampling_params *p, const struct known *k, fl
     }
 }
 
-/* Clears what is not allowed. The allowed scores are kept in `count`'s place meanwhile: ids may
+/* Clears what is not allowed. The allowed scores are saved in `count` meanwhile, because ids may
  * come in any order and more than once. */
 static void keep_allowed(const struct sampling_params *p, int32_t n_vocab,
                          const struct scratchpad *pad)
@@ -158,7 +158,7 @@ static void keep_masked(const uint32_t *mask, float *scores, int32_t n_vocab)
     }
 }
 
-/* Where they leave nothing to draw, those of min_tokens are dropped first, and then all. */
+/* If they leave nothing to draw, the bans of min_tokens are dropped first, then all bans. */
 enum bans { NO_BANS, LASTING_BANS, ALL_BANS };
 
 static void make_scores(const struct sampling_params *p, const struct pass_draw *d,
@@ -172,7 +172,7 @@ static void make_scores(const struct sampling_params *p, const struct pass_draw 
         }
     }
     penalise(p, k, d->n_prompt, n_vocab, pad);
-    keep_masked(mask, pad->scores, n_vocab); // no ban: it is never dropped
+    keep_masked(mask, pad->scores, n_vocab); // not a ban: never dropped
     if (bans == NO_BANS) {
         return;
     }
@@ -195,7 +195,7 @@ static bool is_plain(const struct sampling_params *p, const struct pass_draw *d)
 
 /* ---- step 3: top-k, top-p, min-p ---------------------------------------------------------- */
 
-/* Orders as the floats do; NaN and -infinity are 0, which is never kept. */
+/* Orders like the floats; NaN and -infinity have key 0 and are never kept. */
 static uint32_t score_key(float x)
 {
     if (!(x > -INFINITY)) {
@@ -210,14 +210,14 @@ static uint64_t mass_of(float share)
     return (uint64_t)(int64_t)(share * 1099511627776.0f);
 }
 
-/* Keeps the highest scores, the lower id first among equals, until their weights reach `target`:
- * weights are 1 (top-k) or the probabilities (top-p). A radix search from the top bits of the key
- * finds the score at which the target is reached. What is not kept becomes -infinity. */
+/* Keeps the highest scores (ties by lower id) until their weights reach `target`: weights are 1
+ * (top-k) or the probabilities (top-p). A radix search from the top bits of the key finds the score
+ * at which the target is reached. The rest becomes -infinity. */
 static void keep_top(float *s, int32_t n, uint64_t target, bool by_mass,
                      const struct scratchpad *pad)
 {
     static const int shifts[] = {32 - SELECT_BITS, 32 - 2 * SELECT_BITS, 0};
-    uint32_t prefix = 0, known = 0; // bits of the threshold found so far, and which they are
+    uint32_t prefix = 0, known = 0; // threshold bits found so far, and their mask
     uint64_t left = target;
     for (int step = 0; step < 3; step++) {
         memset(pad->mass, 0, SELECT_BINS * sizeof *pad->mass);
@@ -258,7 +258,7 @@ static void narrow(const struct cpu_backend *cpu, const struct sampling_params *
     if (p->top_p < 1.0f) {
         uint64_t total = 0;
         for (int32_t i = 0; i < n; i++) {
-            if (!(s[i] > -INFINITY)) { // left out by top-k
+            if (!(s[i] > -INFINITY)) { // dropped by top-k
                 pad->shares[i] = 0.0f;
             }
             total += mass_of(pad->shares[i]);
@@ -288,10 +288,11 @@ static uint64_t make_law(const struct cpu_backend *cpu, const float *s, int32_t 
     return total;
 }
 
-/* The trial of drafts: p and q at each stage. Stage s + 1 is what the refusal of draft s left. */
+/* The acceptance test of drafts: p and q at each stage. Stage s + 1 is the distribution left after
+ * draft s was refused. */
 struct trial {
     const float *p, *q; // shares of stage 0
-    int32_t n;          // drafts refused so far: the stage in hand
+    int32_t n;          // drafts refused so far, which is the current stage
     double p_total[MAX_SIBLINGS + 1], q_total[MAX_SIBLINGS + 1];
     int32_t refused[MAX_SIBLINGS];
 };
@@ -306,7 +307,7 @@ static double q_mass(const struct trial *t, int32_t stage, int32_t id)
     return (double)mass_of(t->q[id]);
 }
 
-/* What p has above q after stage s, when p has this mass there. */
+/* The excess of p over q after stage s, if p has mass `p` there. */
 static double above(const struct trial *t, int32_t s, double p, int32_t id)
 {
     return p / t->p_total[s] - q_mass(t, s, id) / t->q_total[s];
@@ -322,7 +323,7 @@ static double p_mass(const struct trial *t, int32_t id)
     return m;
 }
 
-/* To the next stage; false if p is nowhere above q, and nothing changes. */
+/* Moves to the next stage; false, without a change, if p exceeds q nowhere. */
 static bool refuse(struct trial *t, int32_t draft, int32_t n_vocab)
 {
     uint64_t total = 0;
@@ -339,7 +340,7 @@ static bool refuse(struct trial *t, int32_t draft, int32_t n_vocab)
     return true;
 }
 
-/* arg-max of log p + noise, or of log(p - q) + noise; -1 if nothing is there. */
+/* arg-max of log p + noise, or of log(p - q) + noise; -1 if nothing is left. */
 static int32_t draw_left(const struct trial *t, bool above_q, int32_t n, uint64_t seed,
                          int32_t position)
 {
@@ -361,8 +362,8 @@ static int32_t draw_left(const struct trial *t, bool above_q, int32_t n, uint64_
     return best;
 }
 
-/* The drafts behind the draw's row: a chain's is in the history, a tree's are the row's children.
- */
+/* The drafts that follow the draw's row: a chain's is in the history, a tree's are the row's
+ * children. */
 static int32_t find_drafts(const struct cpu_backend *cpu, const struct pass_draw *d,
                            int32_t *drafts)
 {
@@ -386,7 +387,7 @@ static int32_t find_drafts(const struct cpu_backend *cpu, const struct pass_draw
     return n;
 }
 
-/* The draft that is accepted, else another token; scores as after narrow. */
+/* The accepted draft, or another token; scores as left by narrow. */
 static int32_t judge_drafts(const struct cpu_backend *cpu, const struct pass_draw *d, int32_t n,
                             float max, const struct scratchpad *pad)
 {
@@ -418,7 +419,7 @@ static int32_t judge_drafts(const struct cpu_backend *cpu, const struct pass_dra
 
 /* ---- one draw ----------------------------------------------------------------------------- */
 
-/* Further ids, each as if those before were not there. */
+/* Draws further ids, each as if the earlier ones did not exist. */
 static void draw_more(const struct cpu_backend *cpu, const struct pass_draw *d, bool noise,
                       int32_t n, struct draw_result *r, const struct scratchpad *pad)
 {
@@ -433,8 +434,8 @@ static void draw_more(const struct cpu_backend *cpu, const struct pass_draw *d, 
     }
 }
 
-/* The draw; scores are left as it was made from, unless it is plain and greedy and nothing more is
- * asked for. */
+/* One draw. Leaves the final scores in place, except for a plain greedy draw when nothing more is
+ * needed. */
 static int32_t draw_token(const struct cpu_backend *cpu, const struct pass_draw *d,
                           const float *logits, int32_t n, const struct scratchpad *pad)
 {
@@ -502,7 +503,7 @@ static void fill_logprobs(const struct cpu_kernels *kernels, const struct pass_d
     }
 }
 
-/* Whether something can be drawn from these logits at all. */
+/* True if these logits can be drawn from. */
 static bool is_sound(const float *logits, int32_t n)
 {
     enum { PIECE = 16 }; // what the compiler turns into vectors
@@ -520,7 +521,8 @@ static bool is_sound(const float *logits, int32_t n)
     return !bad && live;
 }
 
-/* In place of a draw from such logits: ids that the next rows can be fed with, and no law. */
+/* The result for logits that cannot be drawn from: ids that the next rows can be fed with, and no
+ * law. */
 static void draw_nothing(const struct cpu_backend *cpu, const struct pass_draw *d,
                          struct draw_result *r)
 {
@@ -585,7 +587,8 @@ enum status cpu_sample(struct backend *be, const struct sample_args *a)
     ASSERT(a->n_vocab_used >= 1 && a->n_vocab_used <= cpu->limits.vocab);
     struct draw_job job = {.cpu = cpu, .a = a, .slot = &cpu->slots[cpu->slot]};
     pool_run(cpu->pool, a->n_draws, draw_item, &job);
-    for (int32_t i = 0; i < a->n_draws; i++) { // after all: a draw may read what another keeps
+    for (int32_t i = 0; i < a->n_draws; i++) { // after all draws, because a draw may read what
+                                               // another keeps
         const struct pass_draw *d = &cpu->pass->draws[i];
         if (d->keep && d->kind != DRAW_SCORE) {
             const struct draw_result *r = &job.slot->draws[job.slot->n_draws_used + i];

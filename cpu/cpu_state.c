@@ -133,7 +133,8 @@ const struct state_pages *cpu_state_layer(const struct cpu_backend *cpu, int32_t
 
 /* ---- copies ------------------------------------------------------------------------------- */
 
-/* Inputs of the convolution at positions [pos - (kernel - 1), pos) from the record to the ring. */
+/* Copies the inputs of the convolution at positions [pos - (kernel - 1), pos) from the record to
+ * the ring. */
 static void inputs_from_record(const struct state_pages *p, int32_t lane, int32_t pos)
 {
     const char *tail = state_record(p, lane, pos) + p->s_bytes;
@@ -177,7 +178,7 @@ enum status cpu_copy_states(struct backend *be, int32_t set, int32_t n,
     return OK;
 }
 
-/* Columns [step apart] of a transposed page; both may be of one page. */
+/* Copies a column, `step` elements apart, of a transposed page; both may be in the same page. */
 static void move_column(char *to, const char *from, size_t size, int32_t n, int32_t block,
                         int32_t to_slot, int32_t from_slot)
 {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* State sets: where a recurrent layer keeps what, between the file that lays it out (cpu_state.c)
- * and the ops that read and write it (cpu_conv.c, cpu_recurrence.c).
+/* State sets: the memory layout of recurrent layers, shared by the file that allocates it
+ * (cpu_state.c) and the ops that read and write it (cpu_conv.c, cpu_recurrence.c).
  *
- * A lane's memory of a layer is its records, then its raw rows: pages of `block` slots, of which
+ * A lane's memory for one layer is its records, then its raw rows: pages of `block` slots, of which
  * slot s is in page s / block % n_pages, and a ring of inputs of the convolution.
  *
  *     record       S [head][key_dim][v_stride] fp32, then inputs [kernel - 1][width] before it
  *     keys         [page][key head][key_dim][block], transposed for scores of many
  *     values (u)   [page][head][block][v_stride]
- *     decays (G)   [page][head][1 or key_dim][block] fp32: sums of log decays from the block's
- * begin inputs       [conv_ring][width]
+ *     decays (G)   [page][head][1 or key_dim][block] fp32: sums of log decays since the block's
+ * start inputs       [conv_ring][width]
  *
  * Thread: the rank's owner; items of a pool_run touch the heads or rows that they are given. */
 #ifndef SLUICE_CPU_STATE_H
@@ -21,11 +21,12 @@ struct state_pages {
     struct state_layer geometry;
     enum dtype dtype;
     int32_t block, n_pages, n_records, conv_ring;
-    int32_t v_stride; // value_dim up to a multiple of PANEL
-    int32_t decays;   // of a head and position: 1, or key_dim
+    int32_t v_stride; // value_dim rounded up to a multiple of PANEL
+    int32_t decays;   // per head and position: 1, or key_dim
     size_t s_bytes, record_bytes;
-    size_t k_bytes, u_bytes, g_bytes, conv_bytes; // of one head in one page; of one row's inputs
-    size_t k_at, u_at, g_at, conv_at, lane_bytes; // in a lane's memory
+    size_t k_bytes, u_bytes, g_bytes, conv_bytes; // of one head in one page; conv_bytes: of one
+                                                  // row's inputs
+    size_t k_at, u_at, g_at, conv_at, lane_bytes; // offsets in a lane's memory, and its size
     char *lanes, *snapshots;
 };
 
@@ -35,7 +36,7 @@ struct state_set {
 };
 
 const struct state_pages *cpu_state_layer(const struct cpu_backend *cpu, int32_t layer);
-/* Bytes of scratch that an item needs. */
+/* Scratch bytes that an item needs. */
 size_t cpu_recurrence_scratch(const struct state_pages *p);
 size_t cpu_conv_scratch(const struct state_pages *p);
 
@@ -85,15 +86,15 @@ static inline char *state_inputs(const struct state_pages *p, int32_t lane, int3
     return state_lane(p, lane) + p->conv_at + (size_t)(slot % p->conv_ring) * p->conv_bytes;
 }
 
-/* The snapshot that is to have the lane's record of that boundary, too; NULL: none. */
+/* The snapshot that also receives the lane's record of that boundary; NULL: none. */
 char *cpu_state_kept(const struct cpu_backend *cpu, const struct state_pages *p, int32_t lane,
                      int32_t boundary);
 
-/* The numbers as the set stores them. */
+/* Stores n values in the set's dtype. */
 void cpu_state_put(enum dtype dtype, void *to, int64_t at, int64_t step, const float *x, int32_t n);
 float cpu_state_rounded(enum dtype dtype, float x);
 
-/* The row of this pass that stands at position `pos` on the path of `row`; -1: it is past. */
+/* The row of this pass at position `pos` on the path of `row`; -1: it is from an earlier pass. */
 int32_t cpu_path_row(const struct pass *pass, const struct pass_seq *seq, int32_t row, int32_t pos);
 
 enum status cpu_state_bytes(struct backend *be, const struct state_set_desc *desc,

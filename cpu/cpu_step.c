@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lanes, passes and results: what the engine tells before the ops, and what it reads after. */
+/* Lanes, passes and results: what the engine sets before the ops, and what it reads after them. */
 #include "cpu/cpu_internal.h"
 
 #include <stdlib.h>
@@ -80,7 +80,7 @@ enum status cpu_setup(struct backend *be, const struct backend_limits *limits, s
     cpu->max_draws = (int32_t)draws;
     cpu->attn_parts = cpu_memory(cpu, ATTN_PARTS_BYTES);
     enum status st = cpu->attn_parts ? OK : ERR_NOMEM;
-    /* Sampling: scores, keys of selection and counts of one draw. */
+    /* Sampling: the scores, selection keys and counts of one draw. */
     st = st == OK ? cpu_need_scratch(cpu, (size_t)l->vocab * 12 + 65536) : st;
     st = st == OK ? carve_lanes(cpu) : st;
     st = st == OK ? carve_slots(cpu) : st;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One vector of floats in the width of the instruction set that the file is compiled for: what the
- * kernels of cpu_kernels_vec.h are written with. Nothing here contracts or reorders by itself.
+/* One vector of floats, as wide as the instruction set that the file is compiled for; the kernels
+ * of cpu_kernels_vec.h are written with it. No function contracts or reorders operations
+ * implicitly.
  * Thread: any. */
 #ifndef SLUICE_CPU_VEC_H
 #define SLUICE_CPU_VEC_H
@@ -22,7 +23,8 @@ enum { VEC = 4 };
 #define VEC_BYTES 16
 #endif
 
-/* Sums that advance together, rows x vectors: what the registers hold (32, 16 or 32 of them). */
+/* Sums that advance together, rows x vectors: as many as the registers hold (32, 16 or 32 of
+ * them). */
 #if defined(__AVX512F__)
 enum { BLOCK_ROWS = 6, BLOCK_VECS = 4 };
 #elif defined(__AVX2__)
@@ -163,7 +165,7 @@ VEC_INLINE void vec_to_f16(uint16_t *p, vf v)
 
 #endif
 
-/* The 64-bit products of the even lanes (the low halves of a's and b's 64-bit lanes). */
+/* The 64-bit products of the even lanes (the low halves of the 64-bit lanes). */
 VEC_INLINE vl vec_mul_even(vl a, vl b)
 {
 #if defined(__AVX512F__)
@@ -190,7 +192,7 @@ VEC_INLINE vf vec_select(vi mask, vf a, vf b)
     return (vf)(((vi)a & mask) | ((vi)b & ~mask));
 }
 
-/* Pairs of bf16, (even, odd), as they lie in a packed weight: vector i of the run at p. */
+/* The even or odd elements of the bf16 pairs of a packed weight: vector i of the run at p. */
 VEC_INLINE vf vec_even(const uint16_t *p)
 {
     vi bits;
@@ -205,7 +207,7 @@ VEC_INLINE vf vec_odd(const uint16_t *p)
     return (vf)(bits & (int32_t)0xFFFF0000);
 }
 
-/* To bf16's precision, to nearest even; NaN stays NaN. */
+/* Rounds to bf16 precision, ties to even; NaN stays NaN. */
 VEC_INLINE vf vec_round_bf16(vf x)
 {
     vi bits = (vi)x;
@@ -236,8 +238,7 @@ VEC_INLINE float vec_highest(vf v)
     return m;
 }
 
-/* a / b within 2 units in the last place, for b from 1 on; where 1 / b is no normal float, perhaps
- * 0. */
+/* a / b within 2 units in the last place, for b >= 1; may be 0 if 1 / b is not a normal float. */
 VEC_INLINE vf vec_quotient(vf a, vf b)
 {
 #if defined(__AVX512F__)
@@ -249,12 +250,12 @@ VEC_INLINE vf vec_quotient(vf a, vf b)
 #endif
 }
 
-/* e^x within 2 units in the last place; 0 below -87; x above 88 counts as 88. NaN stays NaN. */
+/* e^x within 2 units in the last place; 0 below -87; x above 88 is treated as 88. NaN stays NaN. */
 VEC_INLINE vf vec_exp(vf x)
 {
     const vf magic = vec_set(12582912.0f);
 #if defined(__AVX512F__)
-    vf y = vec_min(vec_set(88.0f), x); // the second if either is NaN
+    vf y = vec_min(vec_set(88.0f), x); // returns the second operand if either is NaN
 #else
     vf y = vec_min(vec_max(x, vec_set(-87.0f)), vec_set(88.0f));
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Scores, softmax and weighted values over pages of K and V.
- * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
+/* Scores, softmax and weighted values over pages of K and V. Included by cpu_kernels_vec.h.
+ * Thread: any. */
 #ifndef SLUICE_CPU_VEC_ATTENTION_H
 #define SLUICE_CPU_VEC_ATTENTION_H
 
@@ -29,19 +29,19 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     }
 }
 
-/* What scores are made of: q, pages of K, and for codes the sum of each q, since their zeros are
- * taken off what the codes alone give. */
+/* The operands of scores: q, pages of K and, for codes, the sum of each q, because their zeros are
+ * subtracted from the score of the codes alone. */
 struct score_job {
     const float *q;
     int64_t q_stride;
     const struct page_run *k;
-    int32_t per_page, dim; // vectors of tokens in a page
+    int32_t per_page, dim; // vectors of tokens per page
     float *s;
     int64_t s_stride;
     const float *q_sums;
 };
 
-/* Both lie one behind the other in q. */
+/* The next two dims of q are adjacent. */
 VEC_INLINE void score_dim(const struct score_job *j, const float *q, int32_t first_vec, int32_t d,
                           vf acc[BLOCK_ROWS][BLOCK_VECS], const int rows, const int vecs,
                           const bool pair, const enum stored kind)
@@ -140,7 +140,7 @@ static float sum_of_row(const float *x, int32_t n)
     return total;
 }
 
-/* Pages that are no whole number of vectors go the scalar way, whoever reads them. */
+/* Pages that are not a whole number of vectors use the scalar code. */
 static void scores(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
                    int32_t dim, float *s, int64_t s_stride)
 {
@@ -163,7 +163,7 @@ static void scores(const float *q, int64_t q_stride, int32_t m, const struct pag
     WITH_STORED(stored_of(k->plane), score_pages, &j, m);
 }
 
-/* What values are weighed with, and where the sums go. */
+/* The weights of the values, and where the sums go. */
 struct weigh_job {
     const float *p;
     int64_t p_stride;
@@ -244,7 +244,7 @@ static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page
     WITH_STORED(stored_of(v->plane), weigh_pages, &j, m);
 }
 
-/* What nobody sees weighs 0, and may have a scale that is no number. */
+/* Keys that nobody sees have weight 0; their scale may be NaN. */
 VEC_INLINE void fold_page(float *p, int64_t p_stride, int32_t m, const struct kv_plane *plane,
                           const char *head, const enum stored kind)
 {
@@ -305,8 +305,8 @@ static vf softcap_of(vf x, float cap)
     return vec_set(cap) * (one - two / (e + one));
 }
 
-/* The tail goes through the same vector code: which element falls into it depends on how many rows
- * are computed together, and the bits may not. */
+/* The tail goes through the same vector code: which elements fall into it depends on how many rows
+ * are computed together, and their bits must not. */
 static void softcap(float *x, float cap, int64_t n)
 {
     int64_t i = 0;

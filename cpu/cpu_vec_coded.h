@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights that stay quantised, made into what a product reads (struct code_run).
- * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
+/* Dequantises weights to the operand of a product (struct code_run). Included by cpu_kernels_vec.h.
+ * Thread: any. */
 #ifndef SLUICE_CPU_VEC_CODED_H
 #define SLUICE_CPU_VEC_CODED_H
 
 #include "cpu/cpu_internal.h"
 #include "cpu/cpu_vec.h"
 
-/* Bytes of codes that are asked for ahead of their use. */
+/* How far ahead of their use codes are prefetched, in bytes. */
 enum { CODES_AHEAD = 2048 };
 
-/* VEC bytes as integers, without and with a sign. What gcc makes of plain code is five times as
- * slow. */
+/* VEC bytes as integers, unsigned and signed. The code that gcc generates from plain C is five
+ * times slower. */
 VEC_INLINE vi vec_widen_bytes(const char *p)
 {
 #if defined(__AVX512F__)
@@ -42,7 +42,7 @@ VEC_INLINE vf vec_from_i8(const char *p)
 #endif
 }
 
-/* Of whole vectors and what is left. */
+/* Whole vectors, then the remainder. */
 static void widen_bytes(const char *from, float *to, int64_t n)
 {
     int64_t i = 0;
@@ -59,14 +59,15 @@ VEC_INLINE vf vec_from_int(vi x)
     return __builtin_convertvector(x, vf);
 }
 
-/* E4M3 by way of f16, where it lies shifted down by 7 and means 2^-8 of itself: denormal ones cost
- * nothing so. What is missing goes to the scale, which a power of two does not round. */
+/* Converts E4M3 through f16: shifted down by 7, its bits are an f16 worth 2^-8 of the value, and
+ * denormals cost nothing. The missing factor goes into the scale, which a power of two does not
+ * round. */
 #define E4M3_OF_F16 256.0f
 
 VEC_INLINE void pair_from_e4m3(const char *pair, int j, vf *even, vf *odd)
 {
 #if defined(__AVX512F__)
-    (void)j; // a vector is the whole panel
+    (void)j; // one vector is the whole panel
     __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)pair));
     __m512i sign = _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x80)), 8);
     __m512i rest = _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x7F)), 7);
@@ -84,7 +85,7 @@ VEC_INLINE void pair_from_e4m3(const char *pair, int j, vf *even, vf *odd)
 #endif
 }
 
-/* Sixteen numbers, and which of them the low four bits of each lane say. */
+/* A table of sixteen values, indexed by the low four bits of each lane. */
 struct code_table {
 #if defined(__AVX512F__)
     vf all;
@@ -123,15 +124,14 @@ VEC_INLINE vf vec_look_up(const struct code_table *t, vi at)
 #endif
 }
 
-/* What the codes of a run mean besides their scales. Those of five bits are looked up in two
- * halves; of six `middle` is taken off. */
+/* How the codes of a run map to values, before their scales. Five-bit codes use two half tables;
+ * six-bit codes subtract `middle`. */
 struct code_sense {
     struct code_table table, upper;
     vf middle;
 };
 
-/* The low four bits of a, and of b those of `mask` above them: lanes of others are of no account.
- */
+/* The low four bits of a, with the bits of b in `mask` above them; other bits are undefined. */
 VEC_INLINE vi join_bits(vi a, vi b, int mask)
 {
 #if defined(__AVX512F__)
@@ -143,7 +143,7 @@ VEC_INLINE vi join_bits(vi a, vi b, int mask)
 #endif
 }
 
-/* Five bits of each lane. */
+/* Looks up five bits of each lane. */
 VEC_INLINE vf vec_look_up_5(const struct code_sense *sense, vi at)
 {
 #if defined(__AVX512F__)
@@ -156,15 +156,14 @@ VEC_INLINE vf vec_look_up_5(const struct code_sense *sense, vi at)
 #endif
 }
 
-/* The code of input i of a group: its low bits, and the group's bits above them, brought to where
- * they belong. */
+/* The code of input i of a group: its low bits, and its high bits from the group's extra bytes. */
 VEC_INLINE vi join_code(vi low, vi high, const int i, const enum code_kind kind)
 {
     const int at = kind == CODE_5 ? i : 2 * i;
     return join_bits(low, at < 4 ? high << (4 - at) : high >> (at - 4), kind == CODE_5 ? 16 : 48);
 }
 
-/* Vector j of the inputs of a pair, the p-th of its group; `high` are the group's bits above the
+/* Vector j of the inputs of a pair, the p-th of its group; `high` has the group's bits above the
  * fourth. */
 VEC_INLINE void code_values(const struct code_sense *sense, const char *pair, vi high, int p, int j,
                             vf *even, vf *odd, const enum code_kind kind)
@@ -195,7 +194,7 @@ VEC_INLINE void code_values(const struct code_sense *sense, const char *pair, vi
     }
 }
 
-/* Rounded to bf16, each even number beside its odd one. */
+/* Rounds to bf16 and interleaves even and odd elements. */
 VEC_INLINE void store_pairs(uint16_t *to, vf even, vf odd)
 {
 #if defined(__AVX512BF16__)
@@ -211,7 +210,7 @@ VEC_INLINE void store_pairs(uint16_t *to, vf even, vf odd)
 #endif
 }
 
-/* What is done with values beside their scale. */
+/* What is applied to values besides their scale. */
 enum code_shift { SHIFT_NONE, SHIFT_ZERO, SHIFT_OFFSET };
 
 VEC_INLINE vf scaled(vf value, vf scale, vf shift, const enum code_shift how)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Products with packed weights (gemm_fn), and the rounding of the rows that they read.
- * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
+/* Products with packed weights (gemm_fn), and the rounding of their rows. Included by
+ * cpu_kernels_vec.h.
+ * Thread: any. */
 #ifndef SLUICE_CPU_VEC_GEMM_H
 #define SLUICE_CPU_VEC_GEMM_H
 
@@ -9,17 +10,17 @@
 
 enum { PANEL_VECS = PANEL / VEC };
 
-/* Bytes ahead of the reading of a weight by one row: more than what is in flight from memory. Two
- * threads of a Zen 5 read 48.1 GB/s with 2 KiB, 48.9 with 4, 49.8 with 8 and 50.1 with 16, of 50.4.
- */
+/* How far ahead a product of one row prefetches its weights: more than what is in flight from
+ * memory. Two threads of a Zen 5 read 48.1 GB/s with 2 KiB, 48.9 with 4, 49.8 with 8 and 50.1 with
+ * 16, of 50.4. */
 enum { PREFETCH_BYTES = 8192 };
 
-/* Rows from which a product computes longer than its weights take to arrive. */
+/* With this many rows a product computes longer than its weights take to arrive. */
 enum { MANY_ROWS = 64 };
 
-/* From WIDE_ROWS rows on weights of 16 bits are first made floats, WIDE_K inputs at a time, or half
- * as many for up to WIDE_FEW rows: each block of rows would do it anew, and what it has made stays
- * in the nearest cache. */
+/* From WIDE_ROWS rows on, 16-bit weights are first converted to floats, WIDE_K inputs at a time
+ * (half as many for up to WIDE_FEW rows). Otherwise each block of rows would convert them again;
+ * the converted weights stay in the L1 cache. */
 enum { WIDE_ROWS = 2 * BLOCK_ROWS, WIDE_K = 64, WIDE_FEW = 24 };
 
 enum gemm_kind { GEMM_F32, GEMM_F16, GEMM_BF16, GEMM_BF16_DOT };
@@ -73,15 +74,14 @@ VEC_INLINE void step_dot(const uint16_t *a, int64_t a_stride, const char *w,
 }
 #endif
 
-/* What a block of rows asks for ahead of its use: at each step n bytes, `stride` behind the last
- * ones. */
+/* What a block of rows prefetches: at each step n bytes, `stride` after the last ones. */
 struct gemm_ahead {
     const char *p;
     int64_t stride, n;
 };
 
-/* What all blocks of a product ask for; p NULL: what lies behind its weights, up to MANY_ROWS rows.
- */
+/* What all blocks of a product prefetch; p NULL: the memory after its weights, up to MANY_ROWS
+ * rows. */
 struct gemm_follows {
     const char *p;
     int64_t n_bytes;
@@ -99,8 +99,8 @@ VEC_INLINE void gemm_block(const void *a, int64_t a_stride, const char *w, int64
         }
     }
     const int pair = kind == GEMM_BF16 || kind == GEMM_BF16_DOT ? 2 : 1;
-    /* Dot products take weights so fast that the nearest cache has too few places for lines on
-     * their way; the second one has more. One row gains nothing by it. */
+    /* Dot-product instructions consume weights so fast that L1 has too few line-fill buffers; L2
+     * has more. A single row gains nothing from it. */
     const bool to_second = kind == GEMM_BF16_DOT && rows > 1;
     for (int64_t x = 0; x < k; x += pair, w += w_step, next.p += next.stride) {
         for (int64_t j = 0; j < next.n; j += 64) {
@@ -152,8 +152,8 @@ VEC_INLINE void gemm_some(const void *a, int64_t a_stride, int32_t rows, const c
     }
 }
 
-/* The part of the i-th of n blocks: an equal one, so that memory has as long to deliver as the
- * products take. `lines` of each step's weights are these outputs'. */
+/* The part that the i-th of n blocks prefetches: equal parts, so that memory has as long to deliver
+ * as the products take. `lines`: this block's outputs in each step's weights. */
 VEC_INLINE struct gemm_ahead part_of(const struct gemm_follows *f, const char *w, int64_t w_step,
                                      int64_t steps, int64_t lines, int64_t i, int64_t n, int32_t m)
 {
@@ -188,7 +188,8 @@ VEC_INLINE void gemm_panels(const void *a, int64_t a_stride, int32_t m, const vo
                             int32_t panels, int64_t k, float *c, bool first, struct gemm_follows f,
                             const enum gemm_kind kind)
 {
-    const int64_t size = kind == GEMM_F32 ? 4 : kind == GEMM_F16 ? 2 : 4; // of one output's step
+    // bytes of one output per step
+    const int64_t size = kind == GEMM_F16 ? 2 : 4;
     const int64_t w_step = panels * PANEL * size;
     if (BLOCK_VECS == MAX_PANELS * PANEL_VECS && panels == MAX_PANELS) {
         gemm_rows(a, a_stride, m, w, w_step, k, c, first, f, MAX_PANELS * PANEL_VECS, kind);
@@ -205,7 +206,7 @@ VEC_INLINE void gemm_panels(const void *a, int64_t a_stride, int32_t m, const vo
 VEC_INLINE void gemm_one(const void *a, const void *w, int64_t k, float *c, bool first,
                          const int panels, const enum gemm_kind kind)
 {
-    const int64_t size = kind == GEMM_F32 ? 4 : kind == GEMM_F16 ? 2 : 4;
+    const int64_t size = kind == GEMM_F16 ? 2 : 4;
     const int64_t w_step = panels * PANEL * size;
     const struct gemm_ahead next = {(const char *)w + PREFETCH_BYTES, w_step, w_step};
     gemm_block(a, 0, w, w_step, k, c, first, next, 1, panels * PANEL_VECS, kind);
@@ -286,7 +287,7 @@ static void round_bf16(const float *x, void *out, int64_t n)
         __m256bh rounded = _mm512_cvtneps_pbh((__m512)vec_load(x + i));
         _mm256_storeu_si256((void *)((uint16_t *)out + i), (__m256i)rounded);
     }
-    if (i < n) { // by the same instruction, to which what is too small for a float is 0
+    if (i < n) { // the same instruction for the tail: it flushes denormals
         float tail[VEC] = {0.0f};
         uint16_t half[VEC];
         memcpy(tail, x + i, (size_t)(n - i) * sizeof *tail);

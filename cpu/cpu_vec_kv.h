@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Numbers of pages as vectors: of plain ones and of codes (cpu_kv_codes.h).
- * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
+/* Loads elements of pages, plain or codes (cpu_kv_codes.h), as vectors. Included by
+ * cpu_kernels_vec.h.
+ * Thread: any. */
 #ifndef SLUICE_CPU_VEC_KV_H
 #define SLUICE_CPU_VEC_KV_H
 
@@ -8,7 +9,8 @@
 #include "cpu/cpu_kv_encode.h"
 #include "cpu/cpu_vec.h"
 
-/* What the loops below are compiled for. STORED_I8 and STORED_U8 lie two by two, as STORED_U4. */
+/* The formats for which the loops below are compiled. STORED_I8, STORED_U8 and STORED_U4 are stored
+ * in pairs. */
 enum stored { STORED_F32, STORED_BF16, STORED_F16, STORED_E4M3, STORED_I8, STORED_U8, STORED_U4 };
 
 VEC_INLINE enum stored stored_of(const struct kv_plane *p)
@@ -50,7 +52,7 @@ VEC_INLINE bool has_zeros(const enum stored kind)
     return kind == STORED_U8 || kind == STORED_U4;
 }
 
-/* What a loaded number has to be multiplied with besides its scale. */
+/* The factor of a loaded value besides its scale. */
 VEC_INLINE float code_unit(const enum stored kind)
 {
     return kind == STORED_E4M3 ? 256.0f : 1.0f;
@@ -67,7 +69,7 @@ VEC_INLINE vf vec_of_ints(vi x)
 #endif
 }
 
-/* VEC bytes, without a sign. */
+/* VEC unsigned bytes. */
 VEC_INLINE vi vec_from_bytes(const uint8_t *p)
 {
 #if defined(__AVX512F__)
@@ -81,7 +83,7 @@ VEC_INLINE vi vec_from_bytes(const uint8_t *p)
 #endif
 }
 
-/* 2 VEC bytes as words, two to a lane, the first in the low half. */
+/* 2 VEC bytes as 16-bit words, two per lane, the first in the low half. */
 VEC_INLINE vi vec_words(const uint8_t *p, const bool has_sign)
 {
 #if defined(__AVX512F__)
@@ -96,8 +98,8 @@ VEC_INLINE vi vec_words(const uint8_t *p, const bool has_sign)
 #endif
 }
 
-/* E4M3 by way of f16, where it lies shifted down by 7 and means 2^-8 of itself; NaN needs one bit
- * more. */
+/* Converts E4M3 through f16: shifted down by 7, its bits are an f16 worth 2^-8 of the value; NaN
+ * needs one more bit. */
 VEC_INLINE vf vec_from_e4m3(const uint8_t *p)
 {
 #if defined(__AVX512F__)
@@ -126,7 +128,7 @@ VEC_INLINE vf vec_from_e4m3(const uint8_t *p)
 #endif
 }
 
-/* Numbers that lie one behind the other. */
+/* Contiguous elements. */
 VEC_INLINE vf load_stored(const char *p, int64_t at, const enum stored kind)
 {
     switch (kind) {
@@ -137,8 +139,8 @@ VEC_INLINE vf load_stored(const char *p, int64_t at, const enum stored kind)
     }
 }
 
-/* Codes that lie in pairs, as integers; p: the first pair's byte. Halves of a byte: of K both are
- * the pair, of V each byte has another pair's in its upper half. */
+/* Codes stored in pairs, as integers; p: the byte of the first pair. For half bytes: K's pair is
+ * one byte; each byte of V has another pair's code in its upper half. */
 VEC_INLINE void load_pair(const uint8_t *p, int32_t shift, vi *even, vi *odd, const bool by_dim,
                           const enum stored kind)
 {
@@ -162,7 +164,7 @@ VEC_INLINE void load_pair(const uint8_t *p, int32_t shift, vi *even, vi *odd, co
     }
 }
 
-/* Scales and zeros of the VEC tokens from `token` on. */
+/* Scales and zeros of VEC tokens from `token` on. */
 VEC_INLINE void load_scales(const struct kv_plane *p, const char *head, int32_t token, vf *scale,
                             vf *zero, const enum stored kind)
 {
@@ -195,7 +197,8 @@ VEC_INLINE float zero_of(const struct kv_plane *p, const char *head, int32_t tok
 
 /* ---- numbers as they read ------------------------------------------------------------------ */
 
-/* K's dim d of VEC tokens, or both of d and d + 1 where they lie in pairs, without their scales. */
+/* K's dim d of VEC tokens, or both d and d + 1 if they are stored in pairs, without their
+ * scales. */
 VEC_INLINE void load_keys(const struct kv_plane *p, const char *head, int32_t token, int32_t d,
                           vf *even, vf *odd, const enum stored kind)
 {
@@ -246,7 +249,7 @@ VEC_INLINE void unpack_keys(const struct kv_plane *p, const char *head, int32_t 
     }
 }
 
-/* V's numbers of one token from `d` on, without their scale. */
+/* V's elements of one token from `d` on, without their scale. */
 VEC_INLINE vf load_values(const struct kv_plane *p, const char *head, int32_t token, int32_t d,
                           const enum stored kind)
 {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the machine can do at best: reads, and the instructions of products in registers.
- * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
+/* Measures peak rates: reads, and the instructions of products in registers. Included by
+ * cpu_kernels_vec.h.
+ * Thread: any. */
 #ifndef SLUICE_CPU_VEC_PEAK_H
 #define SLUICE_CPU_VEC_PEAK_H
 
 #include "cpu/cpu_internal.h"
 #include "cpu/cpu_vec.h"
 
-/* Bytes: the best of 0 to 16 KiB where it was tried. */
+/* Bytes: the best of 0 to 16 KiB on the machines tried. */
 enum { READ_AHEAD = 8192 };
 
 static float read_all(const void *p, size_t n_bytes)
@@ -24,7 +25,7 @@ static float read_all(const void *p, size_t n_bytes)
     return vec_sum((vf)(s[0] ^ s[1] ^ s[2] ^ s[3]));
 }
 
-enum { SPIN_CHAINS = VEC_BYTES == 64 ? 24 : 12 }; // covers latency times issue
+enum { SPIN_CHAINS = VEC_BYTES == 64 ? 24 : 12 }; // enough chains to cover latency times issue rate
 
 static float spin_fma(int64_t n)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is done to rows one by one: sums, norms, activations, rotations.
- * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
+/* Operations on single rows: sums, norms, activations, rotations. Included by cpu_kernels_vec.h.
+ * Thread: any. */
 #ifndef SLUICE_CPU_VEC_ROWS_H
 #define SLUICE_CPU_VEC_ROWS_H
 
@@ -105,10 +105,10 @@ static void norm(enum norm_kind kind, const float *x, const float *weight, float
     }
 }
 
-/* x times the normal distribution's share below x, as x / 2 * erfc(-x / sqrt 2): for |x| the
- * complement is e^-z^2 * t * P(t) with t = 1 / (1 + 0.4 z), P fitted for the least relative error
- * (6e-9 before rounding) up to z = 9.4, beyond which it is 0. What z^2 loses to rounding is put
- * back. */
+/* x times the normal distribution's share below x, computed as x / 2 * erfc(-x / sqrt 2). For |x|
+ * the complement is e^-z^2 * t * P(t) with t = 1 / (1 + 0.4 z); P is fitted for the least relative
+ * error (6e-9 before rounding) up to z = 9.4, beyond which the result is 0. The rounding error of
+ * z^2 is compensated. */
 VEC_INLINE vf gelu(vf x)
 {
     const vf one = vec_set(1.0f);
@@ -162,7 +162,7 @@ static void activate(enum activation kind, struct act_shape shape, const float *
         vf u = up ? vec_load(up + i) : vec_set(1.0f);
         vec_store(out + i, activated(kind, shape, vec_load(gate + i), u));
     }
-    if (i < n) { // by the same arithmetic: where a row is cut must not show
+    if (i < n) { // the same arithmetic for the tail, so that the cut does not show
         size_t bytes = (size_t)(n - i) * sizeof *out;
         float g[VEC] = {0.0f}, u[VEC] = {0.0f}, tail[VEC];
         memcpy(g, gate + i, bytes);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The search for the highest score, with or without noise, and sums of exponentials.
- * One of the rooms of cpu_kernels_vec.h, which includes it. Thread: any. */
+/* Arg-max with or without noise, and sums of exponentials. Included by cpu_kernels_vec.h.
+ * Thread: any. */
 #ifndef SLUICE_CPU_VEC_SAMPLE_H
 #define SLUICE_CPU_VEC_SAMPLE_H
 
 #include "cpu/cpu_vec_rows.h"
 #include "engine/base/exact.h"
 
-enum { ARGMAX_RUN = 16 * VEC }; // numbers that are looked through together
+enum { ARGMAX_RUN = 16 * VEC }; // elements scanned together
 
 static struct argmax argmax(const float *x, int32_t n)
 {
@@ -21,12 +21,12 @@ static struct argmax argmax(const float *x, int32_t n)
             return (struct argmax){best, i};
         }
     }
-    return (struct argmax){-INFINITY, n > 0 ? 0 : -1}; // all NaN
+    return (struct argmax){-INFINITY, n > 0 ? 0 : -1}; // all are NaN
 }
 
-enum { NOISE_RUN = 4 * VEC }; // ids of VEC blocks of the generator
+enum { NOISE_RUN = 4 * VEC }; // ids per VEC blocks of the generator
 
-/* rng_philox of VEC consecutive blocks. */
+/* rng_philox for VEC consecutive blocks. */
 VEC_INLINE void philox(uint64_t seed, int32_t position, uint32_t block, vu out[4])
 {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
@@ -140,7 +140,8 @@ static struct argmax argmax_gumbel(const float *x, int32_t n, uint64_t seed, int
     return best;
 }
 
-/* exact_exp to the bit: the products that it leaves to the compiler cannot round. */
+/* exact_exp to the bit; the products it leaves to the compiler are exact, so fusing them is
+ * harmless. */
 static void exp_exact(const float *x, int32_t n, float max, float *out)
 {
     int32_t i = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights: checked, then packed once into tiles that one sequential stream reads (cpu_kernels.h).
- * K is cut into equal segments, each padded to whole steps of the product's kernel. */
+/* Weights: checked, then packed once into tiles that are read sequentially (cpu_kernels.h). K is
+ * cut into equal segments, each padded to whole steps of the product's kernel. */
 #include "cpu/cpu_internal.h"
 
 #include <math.h>
@@ -19,10 +19,11 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 31;
 }
 
-/* Near normal: the sum of four uniform numbers, with their variance taken out. */
+/* Approximately normal: the sum of four uniform values, scaled to unit variance. */
 static void dummy_row(uint64_t seed, float scale, int64_t row, float *out, int64_t n)
 {
-    const float unit = scale / 147.8f; // four bytes: sqrt(4 * (256^2 - 1) / 12)
+    const float unit = scale / 147.8f; // four bytes have standard deviation sqrt(4 * (256^2 - 1) /
+                                       // 12)
     for (int64_t i = 0; i < n; i += 2) {
         uint64_t bits = mix(seed ^ mix((uint64_t)row << 32 ^ (uint64_t)i));
         for (int64_t j = i; j < i + 2 && j < n; j++, bits >>= 32) {
@@ -33,7 +34,7 @@ static void dummy_row(uint64_t seed, float scale, int64_t row, float *out, int64
     }
 }
 
-/* Row `row` of the part as fp32; `global_row` names it among all rows for the dummy numbers. */
+/* Row `row` of the part as fp32; `global_row` seeds its dummy values. */
 static void part_row(const struct weight_part *p, const struct weight_desc *desc, int64_t row,
                      int64_t global_row, float *out)
 {
@@ -82,8 +83,8 @@ struct pack_job {
     const struct cpu_backend *cpu;
     const struct weight_desc *desc;
     struct weight *w;
-    const int64_t *part_first; // [n_parts] global row where each part begins
-    atomic_bool broken;        // a number is none
+    const int64_t *part_first; // [n_parts]: global row at which each part starts
+    atomic_bool broken;        // a value is NaN or infinite
 };
 
 static const struct weight_part *find_part(const struct pack_job *job, int64_t row, int64_t *local)
@@ -121,8 +122,8 @@ static void pack_row(const struct weight *w, int64_t tile_row, const float *row,
     }
 }
 
-/* Numbers of `size` bytes of each row go to columns of the tile. Some at a time, so that what is
- * written stays in the nearest cache until its lines are full. */
+/* Transposes: elements of `size` bytes of each row go to columns of the tile. A few at a time, so
+ * that the lines being written stay in the L1 cache until they are full. */
 static inline void turn(const char *const *rows, int32_t n_rows, int64_t width, int64_t n, char *to,
                         const size_t size)
 {
@@ -137,7 +138,7 @@ static inline void turn(const char *const *rows, int32_t n_rows, int64_t width, 
     }
 }
 
-/* The same of bf16: pairs of inputs; an odd one out is half a pair. */
+/* The same for bf16, in pairs of inputs; an odd last input is half a pair. */
 static void turn_pairs(const struct weight *w, const char *const *rows, int32_t n_rows, char *to)
 {
     const int64_t n = w->segment, step = w->tiled ? PAIR_BYTES : w->panels * PAIR_BYTES;
@@ -156,8 +157,8 @@ static void turn_pairs(const struct weight *w, const char *const *rows, int32_t 
     }
 }
 
-/* The tile whose rows are stored as they will be packed: numbers are moved, not read. False: they
- * are not. */
+/* Packs a tile whose rows are stored in the packed dtype, without converting. False: they are
+ * not. */
 static bool pack_stored(const struct pack_job *job, int64_t matrix, int64_t tile, char *to)
 {
     const struct weight *w = job->w;
@@ -186,7 +187,7 @@ static bool pack_stored(const struct pack_job *job, int64_t matrix, int64_t tile
     return true;
 }
 
-/* Plain weights may be whatever they are; of quantised ones it is a broken file. */
+/* NaN is allowed in plain weights; in quantised ones it means a broken file. */
 static bool has_nan(const float *row, int64_t n)
 {
     bool found = false;
@@ -249,7 +250,7 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
     w->n_tiles = (desc->n_out + w->panels * PANEL - 1) / (w->panels * PANEL);
     TRY(cpu_coded_open(cpu, desc, w));
     int64_t n = w->segment_padded * w->k_segments * w->panels * PANEL;
-    w->tile_bytes = w->coded ? 0 : (size_t)n * dtype_bytes(w->dtype); // codes' are of many sizes
+    w->tile_bytes = w->coded ? 0 : (size_t)n * dtype_bytes(w->dtype); // codes vary in size
     if ((!w->coded && !mem_mul(w->tile_bytes, (size_t)w->n_tiles, &w->matrix_bytes)) ||
         !mem_mul(w->matrix_bytes, (size_t)w->n_matrices, &w->packed_bytes) ||
         w->n_tiles * w->n_matrices >= 1 << 20) {
@@ -274,7 +275,7 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
             cpu->max_moe_segments = w->k_segments;
         }
         TRY(cpu_need_moe(cpu));
-        TRY(cpu_need_scratch(cpu, (size_t)w->n_out * sizeof(float) * 12)); // levels of its tree
+        TRY(cpu_need_scratch(cpu, (size_t)w->n_out * sizeof(float) * 12)); // levels of its sum tree
     }
     int64_t *first = xcalloc((size_t)desc->n_parts, sizeof *first);
     for (int32_t i = 1; i < desc->n_parts; i++) {
@@ -290,7 +291,7 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
     return OK;
 }
 
-/* The bias parts one behind the other, each a row or a column of n_out numbers in all. */
+/* Concatenates the parts of the bias, each a row or a column, n_out values in total. */
 static enum status read_bias(struct cpu_backend *cpu, const struct weight_desc *desc,
                              struct weight *w, struct err *err)
 {

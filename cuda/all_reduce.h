@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sums over the ranks of one process through peer memory: what the kernel is told. A rank pushes
- * its rows into the others' areas and waits until theirs have come into its own; a word that has
- * not come yet holds a bit pattern that no sender sends, so there are no flags and no barriers.
+/* All-reduce over the ranks of one process through peer memory: the kernel's parameters. Each rank
+ * writes its rows into the other ranks' areas and polls its own area for theirs. A word that has
+ * not arrived yet holds a bit pattern that no sender writes (PEER_ABSENT), so the protocol needs no
+ * flags and no barriers.
  *
- * Areas are used in turn, three of them: call number e writes and reads area e % 3, and clears the
- * one that call e - 1 used, which call e + 2 will use. A rank can begin call e + 2 only when it has
- * all rows of call e + 1 of all ranks, that is when their calls e have ended: so what it then
- * writes has been cleared. Every rank makes the same calls in the same order.
- * Thread: plain data. Compiles as C11 and C++17. */
+ * There are three areas, used in turn: call e writes and reads area e % 3, and clears the area of
+ * call e - 1, which call e + 2 will use. A rank can start call e + 2 only after it has received
+ * every row of call e + 1 from every rank, and therefore after all ranks have finished call e: the
+ * area it then writes has been cleared. Every rank makes the same calls in the same order. Thread:
+ * plain data. Compiles as C11 and C++17. */
 #ifndef SLUICE_CUDA_ALL_REDUCE_H
 #define SLUICE_CUDA_ALL_REDUCE_H
 
@@ -15,26 +16,27 @@
 #include <stdint.h>
 
 enum { PEER_MAX_RANKS = 8, PEER_AREAS = 3 };
-#define PEER_ABSENT 0x80000000u // fp32's -0, a pair of 16-bit 0 and -0: sent as zero instead
+#define PEER_ABSENT 0x80000000u // -0.0f, or 16-bit (+0, -0): senders write +0 instead
 
-/* In a rank's own device memory; the kernels' alone. */
+/* In the rank's own device memory; only the kernels touch it. */
 struct peer_state {
-    uint32_t area;             // of the call that comes next: calls use the areas in turn
-    uint32_t ended;            // blocks of the call under way that have read this
-    uint64_t used[PEER_AREAS]; // bytes that were written into an area
+    uint32_t area;             // area of the next call: calls use the areas in turn
+    uint32_t ended;            // blocks of the current call that have read this struct
+    uint64_t used[PEER_AREAS]; // bytes written into each area
 };
 
 struct peer_view {
     int32_t n_ranks, rank;
-    char *areas[PEER_MAX_RANKS]; // [PEER_AREAS, area_bytes] of each rank, as this device sees them
+    char *areas[PEER_MAX_RANKS]; // [PEER_AREAS, area_bytes] of each rank, at the addresses this
+                                 // device uses
     uint64_t area_bytes;
     struct peer_state *state;
-    const uint32_t *aborted; // host memory, mapped: not 0 ends all waits
+    const uint32_t *aborted; // mapped host memory: a nonzero value ends every wait
 };
 
-/* ONE_SHOT: each rank sends all its rows to all, and all do all sums. TWO_SHOT: rows have owners in
- * turn; a rank sends each row to its owner, who sends the sum to all. The sums have the same
- * bits. */
+/* ONE_SHOT: each rank sends all its rows to every other rank, and each computes all sums. TWO_SHOT:
+ * rows are owned round-robin; each rank sends a row to its owner, and the owner sends the sum to
+ * all. Both give the same bits. */
 enum peer_way { PEER_NONE, PEER_ONE_SHOT, PEER_TWO_SHOT, PEER_WAYS };
 
 #ifdef __CUDACC__
@@ -43,7 +45,7 @@ enum peer_way { PEER_NONE, PEER_ONE_SHOT, PEER_TWO_SHOT, PEER_WAYS };
 #define PEER_BOTH_SIDES
 #endif
 
-/* Bytes of an area that a call uses; row_bytes is a multiple of 16. */
+/* Bytes of an area that one call uses; row_bytes is a multiple of 16. */
 PEER_BOTH_SIDES static inline uint64_t peer_bytes(enum peer_way way, int32_t n_ranks,
                                                   int64_t n_rows, int64_t row_bytes)
 {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention in two halves: a plan of work items that the host makes once per pass, and a launch per
- * layer that works the plan off. The plan travels with the pass's other metadata; what is in it is
- * the attention's own affair. A plan must be valid for every layer of the pass's KV set (layers may
- * differ in heads, window and head size), and launches must not depend on anything of the host's
- * that changes between passes of one bucket: a captured graph replays them.
- * Compiles as C11 and C++17. Thread: the rank's owner. */
+/* Attention in two halves: the host plans the work items once per pass, and one launch per layer
+ * executes the plan. The plan travels with the rest of the pass's metadata, and only the attention
+ * code interprets it. A plan is valid for every layer of the pass's KV set (layers may differ in
+ * heads, window and head size). Launches must not depend on host state that changes between passes
+ * of one bucket, because a captured graph replays them. Compiles as C11 and C++17. Thread: the
+ * rank's owner. */
 #ifndef SLUICE_CUDA_ATTENTION_H
 #define SLUICE_CUDA_ATTENTION_H
 
@@ -16,36 +16,44 @@
 extern "C" {
 #endif
 
-enum { ATTENTION_CAPTURED_ROWS = 512 }; // launches of up to so many rows may be captured
+enum { ATTENTION_CAPTURED_ROWS = 512 }; // launches of up to this many rows may be captured
 
-/* Passes of rows that are sequences of their own, for attention_few.cu: the keys a row may have,
- * the new one with them, in one of so many rows; 0 where the general way is as fast. */
+/* For passes in which every row is a sequence of its own (attention/few.cu): the most keys a row
+ * may have, its new key included, when the pass has n_rows rows. 0 where the general path is as
+ * fast. */
 static inline int32_t attention_few_keys(int32_t n_rows)
 {
-    return n_rows < 1 || n_rows > 256 ? 0
-           : n_rows <= 4              ? 8192 / n_rows
-           : n_rows <= 16             ? 2048
-           : n_rows <= 32             ? 512
-                                      : 2304;
+    if (n_rows < 1 || n_rows > 256) {
+        return 0;
+    }
+    if (n_rows <= 4) {
+        return 8192 / n_rows;
+    }
+    if (n_rows <= 16) {
+        return 2048;
+    }
+    return n_rows <= 32 ? 512 : 2304;
 }
 
-/* The largest of a KV set's layers. */
+/* The largest dimensions among a KV set's layers. */
 struct attention_shape {
     int32_t n_heads, n_kv_heads, head_dim_v;
-    int32_t blocks_per_sm; // that work off items side by side
-    int32_t run_pages;     // there is room for, expanded; 0: nothing is
+    int32_t blocks_per_sm; // resident at once, processing items
+    int32_t run_pages;     // pages available for expanded runs; 0: nothing is expanded
 };
 
 struct attention_limits {
     int32_t max_rows, max_lanes, max_len, block_tokens;
     int32_t n_sms;
     int32_t sm;         // compute capability, 80, 90...
-    bool deterministic; // KV is cut at fixed places counted from 0, whatever else is in the batch
-    int32_t max_paths;  // of trees of KV set 0, laid out anew (attention_plan.h); 0: never
-    int32_t max_runs;   // of prompts' codes, expanded (attention_plan.h); 0: never
-    size_t run_bytes;   // of the memory they are expanded into
-    /* What attention_learn was told of each KV set's layers. A plan for a set of which nothing is
-     * known neither splits nor shares: right, and slow. */
+    bool deterministic; // KV is split at fixed positions counted from 0, whatever else is in the
+                        // batch
+    int32_t max_paths;  // paths of trees in KV set 0 that are laid out anew (attention_plan.h); 0:
+                        // none
+    int32_t max_runs;   // runs of prompts' codes that are expanded (attention_plan.h); 0: none
+    size_t run_bytes;   // memory for the expanded runs
+    /* What attention_learn recorded about each KV set's layers. Without it a plan neither splits
+     * nor shares, which is correct but slow. */
     struct attention_shape shapes[MAX_KV_SETS];
 };
 
@@ -57,12 +65,12 @@ struct attention_launch {
     struct kv_view kv;
     struct pass_view pass;
     int32_t n_rows, n_heads; // rows of the bucket
-    /* Of this pass, and so unused with up to ATTENTION_CAPTURED_ROWS. */
-    int32_t n_seqs;    // 0: not known
-    bool has_no_slots; // attention_plan_facts said 0
-    int32_t n_runs;    // what that said, too
+    /* Describes this pass alone, so it must not be used with up to ATTENTION_CAPTURED_ROWS rows. */
+    int32_t n_seqs;    // 0: unknown
+    bool has_no_slots; // attention_plan_facts reported no slots
+    int32_t n_runs;    // as attention_plan_facts reported
     bool has_others;
-    void *run_memory; // limits->run_bytes
+    void *run_memory; // limits->run_bytes of memory
     float scale;
     int32_t window, chunk;
     float softcap;
@@ -72,15 +80,17 @@ struct attention_launch {
     const struct attention_limits *limits; // host memory
 };
 
-/* Bytes that a plan of up to n_rows rows may take; 0 if there is none. A multiple of 16. */
+/* The most bytes that a plan of up to n_rows rows takes (a multiple of 16); 0 if there is no such
+ * plan. */
 size_t attention_plan_bytes(const struct attention_limits *limits, int32_t n_rows);
 
-/* Writes the plan of `pass` to host memory of that size and sets *used, at most that size. */
+/* Writes the plan of `pass` to host memory of attention_plan_bytes and sets *used to the bytes
+ * written. */
 enum status attention_plan(const struct attention_limits *limits, const struct pass *pass,
                            int32_t n_rows, void *out, size_t *used);
 
-/* Of a plan just made, in host memory: the partial results that a launch will have to join, the
- * runs that it expands, and whether any item reads anything else. */
+/* Facts about a plan just made, in host memory: how many partial results a launch must join, how
+ * many runs it expands, and whether any item reads other keys. */
 struct attention_plan_facts {
     int32_t n_slots, n_runs;
     bool has_others;
@@ -89,15 +99,16 @@ struct attention_plan_facts attention_plan_facts(const void *plan);
 
 size_t attention_workspace_bytes(const struct attention_limits *limits);
 
-/* To be called for each layer of a KV set before the first plan for it: plans suit its layers.
- * run_bytes is known by then. */
+/* Call this for each layer of a KV set before the first plan for the set: plans are sized for its
+ * layers. run_bytes must be set by then. */
 void attention_learn(struct attention_limits *limits, int32_t kv_set, int32_t n_heads,
                      const struct kv_view *kv);
 
-/* Lays the plan's paths out; before the launch of each layer, where limits->max_paths is not 0. */
+/* Lays out the plan's tree paths. Call it before each layer's launch where limits->max_paths is not
+ * 0. */
 cudaError_t attention_paths(cudaStream_t stream, const struct attention_launch *a);
 
-/* Rows that belong to no sequence may be left as they are. */
+/* Rows that belong to no sequence may be left unwritten. */
 cudaError_t attention_launch(cudaStream_t stream, const struct attention_launch *a);
 
 #ifdef __cplusplus

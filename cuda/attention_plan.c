@@ -3,12 +3,13 @@
 
 #include <string.h>
 
-/* Items beyond one per tile: enough to fill any machine eight times over. */
+/* Items beyond one per tile: enough to give every multiprocessor eight more. */
 enum { EXTRA_ITEMS_PER_SM = 8, MAX_FRACTION = 64, N_CLASSES = 1024 };
 
-/* In units of keys: what an item costs beyond its keys (its queries, its result), and what joining
- * a further slot costs. Chosen; the splits change little within a factor of two, but with slots at
- * 32 or less one group of 16 sequences is cut so small that it takes a quarter longer. */
+/* Costs in units of one key: the fixed cost of an item (loading its queries, storing its result),
+ * and of joining one more slot. The values are empirical. Splits change little when either is off
+ * by a factor of two, but with a SLOT_COST of 32 or less a group of 16 sequences is cut so finely
+ * that it takes 25 % longer. */
 enum { ITEM_COST = 48, SLOT_COST = 48 };
 
 struct planner {
@@ -16,14 +17,14 @@ struct planner {
     struct attention_shape shape;
     const struct pass *pass;
     int32_t n_rows, max_tiles, max_items, max_slots;
-    int32_t tile_rows; // rows of a tile
+    int32_t tile_rows; // rows in a tile
     struct attention_plan_head *head;
     struct attention_row *rows;
     struct attention_item *items;
-    /* Tiles before they are cut. `fold` marks rows that a shared prefix also serves; such a tile
-     * begins at the prefix's end, or is the prefix itself. */
+    /* Tiles before they are split. `fold` marks rows that a shared prefix also serves; such a tile
+     * either starts at the prefix's end or is the prefix itself. */
     struct attention_item *tiles;
-    int32_t n_tiles, most_rows; // most_rows: of a tile
+    int32_t n_tiles, most_rows; // most_rows: the largest n_rows of any tile
     struct attention_path *paths;
     int32_t n_paths;
     struct attention_run *runs;
@@ -54,7 +55,7 @@ static int32_t at_least_1(int32_t n)
 
 static int32_t max_tiles_of(int32_t n_rows)
 {
-    return 2 * n_rows; // each row in one tile of its own and one of a prefix
+    return 2 * n_rows; // each row is in one tile of its own and one of a shared prefix
 }
 
 static int32_t max_items_of(const struct attention_limits *limits, int32_t n_rows)
@@ -94,12 +95,15 @@ size_t attention_scratch_bytes(const struct attention_limits *limits)
                                  : 0;
 }
 
-/* Of the slots: two for each row of a large model, within bounds. */
+/* Slot memory: two slots for each row of a large model, within bounds. */
 static size_t slots_bytes(const struct attention_limits *limits)
 {
     const size_t wanted = (size_t)limits->max_rows * ((size_t)64 << 10);
     const size_t least = (size_t)16 << 20, most = (size_t)128 << 20;
-    return wanted < least ? least : wanted > most ? most : wanted;
+    if (wanted < least) {
+        return least;
+    }
+    return wanted > most ? most : wanted;
 }
 
 size_t attention_workspace_bytes(const struct attention_limits *limits)
@@ -117,8 +121,8 @@ static int32_t max_slots_of(const struct attention_limits *limits,
                      (attention_slot_floats(shape->n_heads, shape->head_dim_v) * sizeof(float)));
 }
 
-/* Whether the layer's codes can be expanded for kernels that read numbers, and how many pages of
- * them there is room for. */
+/* Pages available for expanding this layer's codes; 0 if they cannot be expanded for the kernels
+ * that read floating-point pages. */
 static int32_t run_pages(const struct attention_limits *limits, const struct kv_view *kv)
 {
     const int32_t d = kv->head_dim_k, bt = kv->block_tokens;
@@ -164,8 +168,8 @@ static void add_tiles(struct planner *p, struct attention_item tile, int32_t fir
     }
 }
 
-/* The lane whose table the rows read those keys through: one of a run's, where many rows read
- * codes and there is room. */
+/* The lane through whose table the rows read those keys: an expanded run's lane if enough rows read
+ * codes and there is memory for it. */
 static int32_t lane_of_keys(struct planner *p, struct attention_run run, int32_t n_rows)
 {
     const int32_t bt = p->limits->block_tokens;
@@ -180,7 +184,8 @@ static int32_t lane_of_keys(struct planner *p, struct attention_run run, int32_t
     return p->limits->max_lanes + 1 + p->n_runs++;
 }
 
-/* The keys of the group that all its rows read as their past, or 0 if sharing does not pay. */
+/* The number of leading keys that every row of the group reads as its past; 0 if sharing does not
+ * pay. */
 static int32_t shared_keys(const struct planner *p, const struct pass_group *g)
 {
     const struct pass *pass = p->pass;
@@ -213,13 +218,14 @@ static bool has_bit(const uint64_t *mask, int32_t i)
     return mask[i / 64] >> (i % 64) & 1;
 }
 
-/* Of one tree's rows: how many ancestors, and which path has it; -1: it is in place as it is. */
+/* The rows of one tree: how many ancestors each has, and which path holds it (-1: it is already in
+ * place). */
 struct tree_rows {
     int32_t n_in_place;
     int32_t depth[MAX_TREE_NODES], path[MAX_TREE_NODES];
 };
 
-/* Gives paths to the rows that need one; false if there are not enough of them. */
+/* Assigns paths to the rows that need one; false if there are not enough paths. */
 static bool find_paths(struct planner *p, const struct pass_seq *s, struct tree_rows *t)
 {
     const uint64_t *masks = p->pass->tree_mask + (int64_t)s->first_row * TREE_MASK_WORDS;
@@ -250,7 +256,7 @@ static bool find_paths(struct planner *p, const struct pass_seq *s, struct tree_
     return true;
 }
 
-/* False: the tree is left as it is. */
+/* False: the tree keeps its own layout. */
 static bool tile_tree(struct planner *p, const struct pass_seq *s, int32_t shared)
 {
     struct tree_rows t;
@@ -321,7 +327,7 @@ static void make_tiles(struct planner *p, bool with_groups)
         const struct pass_seq *first = &pass->seqs[s];
         const struct pass_seq *last = &pass->seqs[s + group->n_seqs - 1];
         const int32_t n_rows = last->first_row + last->n_rows - first->first_row;
-        /* Every row's position is behind the prefix. */
+        /* The prefix lies before every row's position. */
         const struct attention_run run = {.lane = first->lane, .end = shared, .low_pos = shared};
         const struct attention_item prefix = {
             .mask = ATTENTION_ALL,
@@ -350,7 +356,7 @@ static int32_t piece_of(int32_t n, int32_t split)
     return ceil_div(piece, ATTENTION_KV_TILE) * ATTENTION_KV_TILE;
 }
 
-/* How a tile is cut: the size of its pieces, their number, the slot of the first. */
+/* How one tile is split: the size and number of its pieces, and the slot of the first. */
 struct cut {
     int32_t piece, n, first_slot;
 };
@@ -360,7 +366,8 @@ static struct cut cut_of(const struct planner *p, const struct attention_item *t
     struct cut c = {0};
     const int32_t n_keys = t->kv_end - t->kv_begin;
     if (p->limits->deterministic) {
-        /* Without room to work on a row's runs side by side, one item works them off in order. */
+        /* Without memory to process a row's fixed runs in parallel, one item processes them in
+         * order. */
         c.piece = split > 0 || t->fold ? ATTENTION_FIXED_SPLIT : n_keys;
         c.first_slot = t->kv_begin / ATTENTION_FIXED_SPLIT;
     } else {
@@ -371,15 +378,15 @@ static struct cut cut_of(const struct planner *p, const struct attention_item *t
     return c;
 }
 
-/* That work off items side by side. */
+/* Blocks that process items at the same time. */
 static int64_t blocks_of(const struct planner *p)
 {
     return (int64_t)at_least_1(p->limits->n_sms) * at_least_1(p->shape.blocks_per_sm);
 }
 
 struct estimate {
-    int64_t cost;  // in keys, of the busiest block
-    int64_t level; // the same if all were equally busy
+    int64_t cost;  // of the busiest block, in keys
+    int64_t level; // the same under a perfect balance
     int64_t n_items, n_slots;
 };
 
@@ -404,7 +411,8 @@ static struct estimate estimate(const struct planner *p, int32_t split)
             big_work += cost;
         }
         e.n_items += c.n;
-        /* The last tile of a row counts its slots: a prefix's tile leaves them to the rows' own. */
+        /* The last tile of a row counts its slots; a prefix's tile leaves that to the rows' own
+         * tiles. */
         e.n_slots += slots > 1 && t->mask != ATTENTION_ALL ? (int64_t)slots * t->n_rows : 0;
     }
     const int64_t n_blocks = blocks_of(p), heads = at_least_1(p->shape.n_kv_heads);
@@ -420,7 +428,8 @@ static bool fits(const struct planner *p, const struct estimate *e)
     return e->n_items <= p->max_items && e->n_slots <= p->max_slots;
 }
 
-/* The split to use: 0 for none (deterministic only), -1 if even the coarsest plan does not fit. */
+/* The split to use: 0 for no split (deterministic mode only), -1 if even the coarsest plan does not
+ * fit. */
 static int32_t choose_split(const struct planner *p)
 {
     int32_t longest = ATTENTION_KV_TILE;
@@ -431,7 +440,10 @@ static int32_t choose_split(const struct planner *p)
     if (p->limits->deterministic) {
         const struct estimate apart = estimate(p, 1), whole = estimate(p, 0);
         const int64_t units = whole.n_items * at_least_1(p->shape.n_kv_heads);
-        return fits(p, &apart) && units < 2 * blocks_of(p) ? 1 : fits(p, &whole) ? 0 : -1;
+        if (fits(p, &apart) && units < 2 * blocks_of(p)) {
+            return 1;
+        }
+        return fits(p, &whole) ? 0 : -1;
     }
     int32_t best = -1;
     int64_t best_cost = INT64_MAX;
@@ -451,8 +463,9 @@ static int32_t choose_split(const struct planner *p)
 
 /* ---- the plan ------------------------------------------------------------------------------ */
 
-/* Longest first: the class of so many keys. By quarters of a tile, so that the units of a prompt's
- * rows, which grow by as much, pair up to equal sums; the very long ones by twice a tile. */
+/* Sort class of an item with n_keys keys; longer items come first. Short items are classed by
+ * quarters of a tile, so that the units of a prompt, whose lengths grow in such steps, pair up to
+ * equal sums; very long ones by two tiles. */
 static int32_t class_of(int32_t n_keys)
 {
     const int32_t fine = ATTENTION_KV_TILE / 4, coarse = 2 * ATTENTION_KV_TILE;
@@ -479,7 +492,7 @@ static void give_slots(struct planner *p, int32_t split)
     p->head->n_slots = n_slots;
 }
 
-/* Cuts the tiles; longest items first, so that the short ones even out the end. */
+/* Splits the tiles and orders the items longest first, so that the short ones even out the end. */
 static void place_items(struct planner *p, int32_t split)
 {
     int32_t next[N_CLASSES + 1] = {0};
@@ -537,7 +550,7 @@ enum status attention_plan(const struct attention_limits *limits, const struct p
     p.tiles = p.items + p.max_items;
     make_tiles(&p, true);
     int32_t split = choose_split(&p);
-    if (split < 0) { // no room for slots: nothing is shared, and then nothing need be split
+    if (split < 0) { // not enough slots: nothing is shared, and then nothing needs to be split
         make_tiles(&p, false);
         split = choose_split(&p);
     }

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights that stay quantised on the device: their layout, which the host packs (coded_pack.c) and
+/* Weights that stay quantised on the device: the layout that the host packs (coded_pack.c) and the
  * kernels read (kernels/gemm/coded.cu).
  *
- * The matrix is cut into tiles of 16 outputs by a chunk of inputs that fills 1,024 bytes: 64 of 8
- * bits or 128 of 4. Of a tile each lane of a warp reads 16 bytes of output g and 16 of output g +
- * 8, where its lane is 4 g + t.
+ * The matrix is cut into tiles of 16 outputs by one chunk of inputs. A chunk fills 1,024 bytes: 64
+ * inputs of 8 bits or 128 of 4. Lane 4 g + t of a warp reads 16 bytes of output g and 16 bytes of
+ * output g + 8 of a tile.
  *
- * - 8 bits: outputs lie one behind the other, padded to whole chunks with zeros, which is also what
- *   cuBLASLt reads. Word j of t's is, in an mma, inputs 32 (j / 2) + 8 t + 4 (j % 2) and the
- * next 3.
- * - 4 bits: a tile's bytes are contiguous, all lanes' first 16 first, and so are a tile row's
- *   chunks. Word j of t's is inputs 32 j + 8 i + 2 t in nibble i and the next one in nibble i + 4,
- *   for i of 0 to 3: what a thread has of the operand in registers of two mma or wgmma, of which
- *   the other operand lies in shared memory as it is.
+ * - 8 bits: outputs are stored contiguously, padded with zeros to whole chunks, which is also the
+ *   layout that cuBLASLt reads. Word j of thread t feeds an mma with inputs 32 (j / 2) + 8 t + 4 (j
+ *   % 2) and the three after it.
+ * - 4 bits: the bytes of a tile are contiguous (the first 16 bytes of every lane, then the second
+ *   16), and so are the chunks of a tile row. Word j of thread t holds input 32 j + 8 i + 2 t in
+ *   nibble i and the next input in nibble i + 4, for i from 0 to 3. That is what a thread holds of
+ *   the register operand of two mma or wgmma instructions, while the other operand is used from
+ *   shared memory unchanged.
  *
- * Scales and zeros of a tile lie in records of 16 outputs by the groups of a chunk, or, of groups
- * that span chunks, by one. Compiles as C11 and C++17. */
+ * The scales and zeros of a tile are stored in records: 16 outputs by the groups of one chunk, or
+ * by one group where a group spans several chunks. Compiles as C11 and C++17. */
 #ifndef SLUICE_CUDA_CODED_H
 #define SLUICE_CUDA_CODED_H
 
@@ -28,24 +29,24 @@
 extern "C" {
 #endif
 
-enum { CODED_ROWS = 16, CODED_TILE_BYTES = 1024, CODED_WORDS = 4 }; // words: of a lane and output
+enum { CODED_ROWS = 16, CODED_TILE_BYTES = 1024, CODED_WORDS = 4 }; // words: per lane and output
 
 /* Weight = (code - zero) * scale. */
 struct coded_matrix {
-    const uint8_t *tiles;  // [n_experts, n_tiles, n_chunks, CODED_TILE_BYTES] of 4 bits;
-                           // [n_experts, n_tiles * CODED_ROWS, coded_row_bytes] of 8
+    const uint8_t *tiles;  // 4 bits: [n_experts, n_tiles, n_chunks, CODED_TILE_BYTES]; 8 bits:
+                           // [n_experts, n_tiles * CODED_ROWS, coded_row_bytes]
     const uint8_t *scales; // [n_experts, n_tiles, n_records, CODED_ROWS, record_groups]
-    const uint8_t *zeros;  // likewise, a byte each; NULL: all are `zero`
+    const uint8_t *zeros;  // same shape, one byte each; NULL: all zero points equal `zero`
     enum dtype code;       // DT_E4M3, DT_U4 or DT_E2M1
-    enum dtype scale;      // DT_F32; of DT_E2M1 DT_E8M0
-    int32_t zero;          // of DT_U4 alone
+    enum dtype scale;      // DT_F32; DT_E8M0 for DT_E2M1
+    int32_t zero;          // for DT_U4 only
     int32_t n_out, n_in, n_experts;
     int32_t n_tiles, n_chunks;
-    int32_t n_records, record_groups; // of a tile row; groups in a record: 1, 2 or 4
-    int32_t record_shift;             // 2^this chunks share a record
-    int32_t record_bytes;             // of scales
-    /* Of 8 bits, for cuBLASLt: a scale for each output, or, with product_blocks, for each block of
-     * 128 x 128, [outputs / 128, product_blocks]. NULL: it has no such scales. */
+    int32_t n_records, record_groups; // records per tile row; groups per record: 1, 2 or 4
+    int32_t record_shift;             // 2^record_shift chunks share a record
+    int32_t record_bytes;             // bytes of scales in one record
+    /* 8-bit weights for cuBLASLt: one scale per output, or with product_blocks one per block of 128
+     * x 128, [outputs / 128, product_blocks]. NULL: cuBLASLt cannot apply this weight's scales. */
     const float *product_scales;
     int32_t product_blocks;
 };
@@ -55,49 +56,52 @@ static inline int32_t coded_chunk(enum dtype code)
     return code == DT_E4M3 ? 64 : 128;
 }
 
-static inline int64_t coded_row_bytes(const struct coded_matrix *m) // of 8 bits
+static inline int64_t coded_row_bytes(const struct coded_matrix *m) // 8-bit codes only
 {
     return (int64_t)m->n_chunks * 64;
 }
 
-static inline size_t coded_tiles_bytes(const struct coded_matrix *m) // of a tile row
+static inline size_t coded_tiles_bytes(const struct coded_matrix *m) // bytes of one tile row
 {
     return (size_t)m->n_chunks * CODED_TILE_BYTES;
 }
 
-/* Rows that a block takes: int4 by 32 or 64, with more scales and zeros, leaves room for fewer. */
+/* The most rows of x that a block takes. int4 in groups of 32 or 64 has more scales and zeros,
+ * which leaves memory for fewer rows. */
 static inline int32_t coded_most_rows(const struct coded_matrix *m)
 {
     return m->code == DT_U4 && m->record_groups > 1 ? 16 : 32;
 }
 
-/* What a product with such a weight reads and writes. */
+/* Operands and results of a product with a quantised weight. */
 struct coded_args {
-    const void *x; // rows x_stride apart, at 16 bytes
+    const void *x; // rows x_stride apart, aligned to 16 bytes
     void *y;
     const float *bias;           // [n_experts, n_out], or NULL
-    enum dtype x_dtype, y_dtype; // y: that of x, or DT_F32
+    enum dtype x_dtype, y_dtype; // y: the dtype of x, or DT_F32
     int32_t n_rows;
     int64_t x_stride, y_stride; // in elements
     bool accumulate;            // y += instead of y =
-    bool gated; // y = act(gate) * up of the matrix's two halves; product and activation are one
-                // rounding apart, as they are as two ops, unless there are places
-    int32_t activation; // enum activation, of gated ones
+    bool gated; // y = act(gate) * up of the matrix's two halves. The product is rounded before the
+                // activation, as in two separate ops, unless there is a work list
+    int32_t activation; // enum activation, if gated
     float limit, alpha; // struct act_shape
-    /* Experts: rows by place in a work list (struct moe_scratch of kernels.h), n_places tiles of up
-     * to tile_rows, which is no more than coded_most_rows. */
+    /* Experts: rows by place in a work list (struct moe_scratch in kernels.h), n_places tiles of up
+     * to tile_rows rows; tile_rows is at most coded_most_rows. */
     const int32_t *sorted, *first, *tile_expert, *tile_first, *n_list;
     int32_t n_places, tile_rows, k;
-    const float *weights; // of gated ones with places: by sorted[place], of both halves; or NULL
-    bool x_is_sorted, y_is_sorted; // x row: sorted[place] / k; y row: sorted[place]
+    const float *weights; // if gated with a work list: the weight of sorted[place], applied to both
+                          // halves; or NULL
+    bool x_is_sorted, y_is_sorted; // if set: x is read at row sorted[place] / k, y written at row
+                                   // sorted[place]; else at row `place`
 };
 
-/* Whether the kernel can read x and make y. */
+/* True if the kernel supports this layout of x and y. */
 bool gemm_coded_takes(const struct coded_matrix *m, const struct coded_args *a);
 cudaError_t gemm_coded(cudaStream_t stream, const struct coded_matrix *m,
                        const struct coded_args *a);
-/* All of one matrix as numbers of dtype (16 bits) [n_rows, n_in], from output first_row on, which
- * begins a tile; each rounded once. */
+/* Dequantises the whole matrix to dtype (16 bits), [n_rows, n_in], starting at output first_row,
+ * which must begin a tile. Each value is rounded once. */
 cudaError_t coded_expand(cudaStream_t stream, const struct coded_matrix *m, int32_t first_row,
                          int32_t n_rows, void *to, enum dtype dtype);
 

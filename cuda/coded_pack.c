@@ -11,8 +11,8 @@
 
 /* ---- which ones ------------------------------------------------------------------------------ */
 
-/* Inputs that share a scale; 0: the whole row; -1: the part's window cuts through groups, or they
- * have an order of their own. */
+/* The number of inputs that share a scale. 0: the whole row does. -1: the part's window cuts
+ * through groups, or its groups have an input order of their own. */
 static int64_t group_of(const struct weight_part *p)
 {
     const struct weight_codec *c = &p->codec;
@@ -45,8 +45,8 @@ static bool is_power(int64_t n)
     return (n & (n - 1)) == 0;
 }
 
-/* Whether the kernels have such groups: of 8 bits whole chunks, of int4 also parts of one, of MX
- * formats 32. */
+/* True if the kernels support this group size: whole chunks for 8 bits, also fractions of a chunk
+ * for int4, and 32 for MX formats. */
 static bool has_kernel(enum dtype code, int64_t group)
 {
     switch (code) {
@@ -56,7 +56,7 @@ static bool has_kernel(enum dtype code, int64_t group)
     }
 }
 
-/* All scales are powers of two, as they are. */
+/* True if every scale is exactly a power of two. */
 static bool has_powers(const struct weight_desc *d)
 {
     for (int32_t i = 0; i < d->n_parts; i++) {
@@ -107,7 +107,7 @@ static void find_rows(struct coded_source *s, const struct weight_desc *d)
 
 bool coded_source_init(struct coded_source *s, const struct weight_desc *d)
 {
-    enum { MAX_IN = 1 << 18 }; // a tile row fits an upload's buffer
+    enum { MAX_IN = 1 << 18 }; // a tile row must fit an upload buffer
     memset(s, 0, sizeof *s);
     const bool is_matrix =
         d->kind == WEIGHT_LINEAR || (d->kind == WEIGHT_EXPERTS && d->n_out % (2 * CODED_ROWS) == 0);
@@ -132,7 +132,7 @@ bool coded_source_init(struct coded_source *s, const struct weight_desc *d)
     m->n_tiles = (m->n_out + CODED_ROWS - 1) / CODED_ROWS;
     m->n_chunks = (m->n_in + chunk - 1) / chunk;
     m->record_groups = group > 0 && group < chunk ? (int32_t)(chunk / group) : 1;
-    m->record_shift = group == 0 ? 30 : 0; // one record for all
+    m->record_shift = group == 0 ? 30 : 0; // one record for the whole row
     while (group > (int64_t)chunk << m->record_shift) {
         m->record_shift++;
     }
@@ -151,7 +151,7 @@ void coded_source_deinit(struct coded_source *s)
 
 /* ---- packing --------------------------------------------------------------------------------- */
 
-/* A row of the weight: of the tall matrix of all parts. */
+/* One row of the weight, which is all parts stacked. */
 struct source_row {
     const struct weight_part *part; // NULL: padding of the last tile
     int64_t row;
@@ -165,7 +165,7 @@ static struct source_row row_of(const struct coded_source *s, int64_t tile, int3
         return (struct source_row){NULL, 0};
     }
     const int64_t row = tile / m->n_tiles * m->n_out + in_expert;
-    int32_t low = 0, high = s->n_parts; // the part lies in [low, high)
+    int32_t low = 0, high = s->n_parts; // binary search: the part is in [low, high)
     while (high - low > 1) {
         const int32_t middle = low + (high - low) / 2;
         *(s->first_rows[middle] <= row ? &low : &high) = middle;
@@ -190,7 +190,7 @@ static void put_nibbles(const struct weight_part *p, int64_t row, int32_t r, uin
     }
 }
 
-/* Of dummy weights: any codes, of 8 bits those below 2. */
+/* Dummy weights: arbitrary codes; 8-bit codes stay below 2 in magnitude. */
 static void put_dummies(uint8_t *to, size_t n, uint64_t seed)
 {
     for (size_t i = 0; i < n; i += sizeof seed) {
@@ -237,7 +237,7 @@ static int64_t group_inputs(const struct coded_matrix *m)
     return ((int64_t)coded_chunk(m->code) << m->record_shift) / m->record_groups;
 }
 
-/* E8M0 is a float's exponent; 0 is 2^-127, which is subnormal. */
+/* An E8M0 scale is the float's exponent; code 0 is 2^-127, which is subnormal in fp32. */
 static void put_scale(const struct coded_matrix *m, const struct weight_part *p, float scale,
                       char *to)
 {
@@ -292,7 +292,7 @@ static bool has_product_blocks(const struct coded_source *s)
 
 float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, size_t *n)
 {
-    enum { ALIGN = 4 }; // cuBLASLt's rows of block scales
+    enum { ALIGN = 4 }; // cuBLASLt requires this alignment for rows of block scales
     const struct coded_matrix *m = &s->matrix;
     if (m->code != DT_E4M3 || m->n_experts != 1 || group_inputs(m) != PRODUCT_BLOCK ||
         !has_product_blocks(s)) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Setup, steps and close: what the table has besides maths, shared out to the state's owners. */
+/* Setup, steps and close: the entries of the backend table that are not maths. Each delegates to
+ * the owner of the state. */
 #include "cuda/cuda_backend.h"
 
 #include "cuda/attention_plan.h"
@@ -26,7 +27,7 @@ static enum status check_limits(const struct backend_limits *l, struct err *err)
     return OK;
 }
 
-/* What the experts, the router, the sampler and attention write between their own kernels. */
+/* Scratch memory that experts, router, sampler and attention use between their own kernels. */
 static enum status open_scratch(struct cuda_backend *be)
 {
     enum { BYTES = 64 << 20, EXPERT_BYTES = 512 << 20 };
@@ -254,7 +255,7 @@ enum status cuda_alive(struct backend *base)
 
 /* ---- close ----------------------------------------------------------------------------------- */
 
-/* The lists are cuda_weights.c's; what they point to on the device goes with its memory. */
+/* cuda_weights.c allocated the lists; the device memory they point to is freed with the device. */
 static void close_weights(struct cuda *be)
 {
     for (struct weight *w = be->weights; w;) {
@@ -277,11 +278,12 @@ void cuda_close(struct backend *base)
     }
     struct cuda *device = &be->device;
     if (device->options.n_ranks > 1 && cuda_comm_is_aborted(device)) {
-        return; // work may hang on the device, graphs refer to what was aborted: the process ends
+        return; // work may hang on the device, and graphs refer to aborted communicators: leave it
+                // to process exit
     }
     if (device->stream) {
         cudaSetDevice(device->options.device);
-        graphs_abort(be->graphs); // a stream that still records cannot be waited for
+        graphs_abort(be->graphs); // a stream in capture cannot be waited for
         cudaStreamSynchronize(device->stream);
     }
     graphs_close(be->graphs);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A rank of the CUDA backend: its device and the owners of its state, each of a file of its own
- * with a header that says what others may call. Only the files on top know all of them:
- * cuda_open.c, cuda_ops.c (the maths of the table) and cuda_backend.c (the rest of it).
+/* A rank of the CUDA backend: its device and the owners of its state. Each owner has a file and a
+ * header that lists what others may call. Only the top-level files know all owners: cuda_open.c,
+ * cuda_ops*.c (the maths entries of the backend table) and cuda_backend.c (the other entries).
  * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_BACKEND_H
 #define SLUICE_CUDA_CUDA_BACKEND_H
@@ -22,11 +22,11 @@ struct op_scratch {
     void *memory, *attention;
     size_t n_bytes; // of memory
     struct sample_scratch sample;
-    float *shards; // ranks' logits
+    float *shards; // gathered shards of logits
 };
 
 struct cuda_backend {
-    struct cuda device; // first
+    struct cuda device; // must be the first member
     struct backend_limits limits;
     bool is_set_up;
     int32_t max_draws;
@@ -47,7 +47,7 @@ static inline struct cuda_backend *cuda_backend_of(struct backend *be)
     return (struct cuda_backend *)be;
 }
 
-/* cuda_backend.c: what the table has of it. */
+/* Entries of the backend table, in cuda_backend.c. */
 enum status cuda_setup(struct backend *be, const struct backend_limits *limits, struct err *err);
 enum status cuda_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,
                          struct err *err);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Collectives between ranks. NCCL is loaded when there is more than one rank, so that a machine
- * with one GPU need not have it. Ranks of one process are its devices 0, 1, ... in order. */
+/* Collectives between ranks. NCCL is loaded only if there is more than one rank, so a machine with
+ * one GPU does not need it. The ranks of one process are its devices 0, 1, ... in order. */
 #include "cuda/cuda_comm.h"
 #include "cuda/cuda.h"
 #include "engine/base/clock.h"
@@ -23,7 +23,7 @@ static bool find_symbol(struct nccl *n, const char *name, void *slot)
 
 static enum status load_nccl(struct nccl *n, struct err *err)
 {
-    // Multicast over NVLink can hang whole hosts; who wants it says so.
+    // NVLink multicast can hang whole hosts, so it is opt-in.
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     n->library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (!n->library) {
@@ -66,7 +66,7 @@ static void *open_rank(void *arg)
     return NULL;
 }
 
-/* Another node may never come: then the threads stay where they are, and the process ends. */
+/* Another node may never connect. Then these threads stay blocked, and the process exits. */
 static enum status open_ranks(struct comm *c, const ncclUniqueId *id, struct err *err)
 {
     int64_t end = clock_now_ns() + CUDA_COMM_WAIT_S * 1000000000LL;
@@ -74,10 +74,10 @@ static enum status open_ranks(struct comm *c, const ncclUniqueId *id, struct err
     for (int32_t i = 0; i < c->n_local; i++) {
         struct opener *o = xmalloc(sizeof *o);
         *o = (struct opener){.comm = c, .local = i, .id = *id};
-        pthread_t thread; // o is the thread's, and may be gone already
+        pthread_t thread; // the thread owns o, which may already be freed
         if (pthread_create(&thread, NULL, open_rank, o) != 0) {
             free(o);
-            c->stuck = true; // those before it are waiting
+            c->stuck = true; // the threads started before are already waiting
             return err_set(err, ERR_NOMEM, "no thread for NCCL");
         }
         pthread_detach(thread);
@@ -174,7 +174,7 @@ void cuda_comm_abort(struct comm *c)
             *(volatile uint32_t *)c->aborted_words[i] = 1;
         }
     }
-    pthread_mutex_lock(&c->lock); // cuda_comm_alive asks of ranks that are still there
+    pthread_mutex_lock(&c->lock); // cuda_comm_alive queries the ranks that still exist
     for (int32_t i = 0; i < c->n_local; i++) {
         if (c->ranks[i]) {
             c->nccl.abort(c->ranks[i]);
@@ -217,7 +217,11 @@ enum status cuda_comm_alive(struct cuda *be)
 
 static ncclDataType_t nccl_type(enum dtype dtype)
 {
-    return dtype == DT_F32 ? ncclFloat32 : dtype == DT_BF16 ? ncclBfloat16 : ncclFloat16;
+    switch (dtype) {
+    case DT_F32: return ncclFloat32;
+    case DT_BF16: return ncclBfloat16;
+    default: return ncclFloat16;
+    }
 }
 
 static enum status nccl_check(struct cuda *be, ncclResult_t r, const char *what)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The inside of the ranks' common ground on GPUs. Not for other folders.
- * Thread: as said per field. */
+/* Internals of the communicator that the ranks share. Private to this folder. Thread: as stated per
+ * field. */
 #ifndef SLUICE_CUDA_CUDA_COMM_H
 #define SLUICE_CUDA_CUDA_COMM_H
 
@@ -13,7 +13,7 @@
 enum {
     CUDA_MAX_RANKS = 16,
     CUDA_COMM_WAIT_S = 120,
-    PEER_CLASSES = 13, // of sizes, doubling: 4 KiB to 16 MiB
+    PEER_CLASSES = 13, // message sizes, doubling from 4 KiB to 16 MiB
 };
 
 struct nccl {
@@ -32,28 +32,28 @@ struct nccl {
 
 struct comm {
     struct nccl nccl;
-    int32_t n_ranks, first, n_local;  // this process has ranks first .. first + n_local - 1
+    int32_t n_ranks, first, n_local;  // this process has ranks first to first + n_local - 1
     ncclComm_t ranks[CUDA_MAX_RANKS]; // [n_local]
-    _Atomic bool aborted;             // sticky: what the devices give from now on is no result
-    bool stuck;                       // a thread of the opening never came back
+    _Atomic bool aborted;             // sticky: results computed from now on are invalid
+    bool stuck;                       // a thread that opens a rank never returned
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int32_t opened; // under lock
+    int32_t opened; // protected by lock
     ncclResult_t open_result;
 
-    /* Peer memory, see cuda_peer.c. Written before a meeting, read behind it. */
-    int32_t n_met;  // under lock
-    uint32_t round; // likewise
+    /* Peer memory, see cuda_peer.c. Written before a meeting of all ranks, read after it. */
+    int32_t n_met;  // protected by lock
+    uint32_t round; // protected by lock
     bool peer_ok[CUDA_MAX_RANKS];
     char *areas[CUDA_MAX_RANKS];
-    uint32_t *aborted_words[CUDA_MAX_RANKS]; // what the kernels that wait look at
+    uint32_t *aborted_words[CUDA_MAX_RANKS]; // what waiting kernels poll
     uint8_t ways[PEER_CLASSES];              // enum peer_way
 };
 
-int32_t cuda_comm_device(const struct comm *c, int32_t rank); // of a rank of this process
+int32_t cuda_comm_device(const struct comm *c, int32_t rank); // for a rank of this process
 bool cuda_comm_is_aborted(const struct cuda *be);
-enum status cuda_comm_alive(struct cuda *be); // several ranks only
+enum status cuda_comm_alive(struct cuda *be); // only with several ranks
 enum status cuda_comm_all_reduce(struct cuda *be, struct tensor y, int32_t n_rows, int32_t width);
 enum status cuda_comm_all_gather(struct cuda *be, const float *from, float *to, size_t n);
 

@@ -45,7 +45,8 @@ enum status cuda_alloc(struct cuda *be, size_t n_bytes, void **out)
             xrealloc(be->allocations, (size_t)be->max_allocations * sizeof *be->allocations);
     }
     void *p = NULL;
-    const size_t padded = (n_bytes + 511) / 256 * 256; // a vector may end past the last element
+    const size_t padded = (n_bytes + 511) / 256 * 256; // vectorised reads may go past the last
+                                                       // element
     if (padded < n_bytes) {
         return ERR_NOMEM;
     }
@@ -76,7 +77,7 @@ enum status cuda_facts(struct backend *base, struct backend_facts *out)
     out->preferred_block_tokens = 64;
     out->async = true;
     out->plain_experts = true;
-    out->rounds_inputs = be->options.dtype != DT_F32; // of FP8: cuda_weights.c
+    out->rounds_inputs = be->options.dtype != DT_F32; // FP8 inputs, see cuda_weights.c
     return OK;
 }
 
@@ -108,7 +109,7 @@ bool cuda_arch_runs(const char *archs, int32_t sm)
     for (const char *p = archs; *p;) {
         char *end = NULL;
         const int32_t arch = (int32_t)strtol(p, &end, 10);
-        const bool special = *end == 'a'; // for this very device
+        const bool special = *end == 'a'; // "90a": code for exactly this architecture
         if (end == p) {
             return false;
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Who makes which matrix product, and cuBLASLt's plans, cached by shape. */
+/* Chooses the implementation of each matrix product, and caches cuBLASLt's plans by shape. */
 #include "cuda/cuda_gemm.h"
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
@@ -10,19 +10,19 @@
 
 enum { N_PLANS = 4096, PROBES = 8, WORKSPACE_BYTES = 64 << 20, SUMS_BYTES = 32 << 20 };
 enum { MAX_EXPANDED_BYTES = 256 << 20 };
-enum { CODED_MAX_ROWS = 64 }; // of gemm_coded, but in deterministic mode
+enum { CODED_MAX_ROWS = 64 }; // rows that gemm_coded takes, except in deterministic mode
 
-/* All that a plan depends on; compared as bytes, so it is zeroed before it is filled. */
+/* Everything a plan depends on. Keys are compared as bytes, so zero one before filling it. */
 struct plan_key {
     int32_t n_rows, n_out, n_in, x_stride, y_stride, w_stride, n_batch;
-    int32_t x_dtype, w_dtype, y_dtype, flags; // 1: bias, 2: accumulate
-    int32_t scaled;                           // E4M3: 1: scales of rows, 2: of blocks
+    int32_t x_dtype, w_dtype, y_dtype, flags; // flags: 1: bias, 2: accumulate
+    int32_t scaled;                           // E4M3 only: 1: scales per row, 2: per block
     int64_t x_batch, w_batch, y_batch;
 };
 
 struct plan {
     struct plan_key key;
-    bool used, none; // none: cuBLASLt has no kernel for it
+    bool used, none; // none: cuBLASLt has no kernel for this key
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
@@ -106,13 +106,15 @@ void gemms_close(struct gemms *g)
 
 static cudaDataType_t data_type(int32_t dtype)
 {
-    if (dtype == DT_E4M3) {
-        return CUDA_R_8F_E4M3;
+    switch (dtype) {
+    case DT_E4M3: return CUDA_R_8F_E4M3;
+    case DT_F32: return CUDA_R_32F;
+    case DT_BF16: return CUDA_R_16BF;
+    default: return CUDA_R_16F;
     }
-    return dtype == DT_F32 ? CUDA_R_32F : dtype == DT_BF16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
-/* A row-major [rows, cols] matrix is a column-major [cols, rows] one. */
+/* A row-major [rows, cols] matrix is a column-major [cols, rows] matrix. */
 static bool layout_init(cublasLtMatrixLayout_t *l, int32_t dtype, int64_t rows, int64_t cols,
                         int64_t stride, int32_t n_batch, int64_t batch_stride)
 {
@@ -177,7 +179,7 @@ static bool choose(struct gemms *g, struct plan *p)
         return false;
     }
     const size_t workspace = WORKSPACE_BYTES;
-    const uint32_t alignment = 16; // on_cublas refuses others
+    const uint32_t alignment = 16; // on_cublas rejects weaker alignment
     cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                          &workspace, sizeof workspace);
     const cublasLtMatmulPreferenceAttributes_t which[] = {
@@ -245,13 +247,13 @@ static bool is_aligned(const struct gemm_args *a)
            0;
 }
 
-/* The bias in the dtype of y, which is what cuBLASLt adds. */
+/* The bias in the dtype of y, as cuBLASLt requires. */
 static const void *bias_for(const struct gemm_args *a)
 {
     return a->y_dtype == DT_F32 ? a->bias : a->bias_act;
 }
 
-/* NULL: cuBLASLt has no kernel for it. */
+/* NULL if cuBLASLt has no kernel for this product. */
 static struct plan *plan_of(struct gemms *g, const struct gemm_args *a)
 {
     const struct product_scales *s = a->scales;
@@ -326,8 +328,8 @@ static enum status on_wide(struct gemms *g, const struct gemm_args *a, const str
     return OK;
 }
 
-/* A product of more rows that is no wider than it is deep, as a batch of two with half of K each:
- * cuBLASLt would cut K itself, and add the sums in a kernel of its own. */
+/* A product of more rows that is no wider than it is deep runs as a batch of two, each with half of
+ * K. cuBLASLt would split K itself and add the partial sums in a kernel of its own. */
 static bool in_halves(struct gemms *g, const struct gemm_args *a, struct sum_parts *left,
                       cudaError_t *e)
 {
@@ -362,7 +364,7 @@ static bool gated_of_numbers(struct gemms *g, const struct gemm_args *a, enum st
         return false;
     }
     if (gemm_wide_takes(a, g->device->sm, g->device->n_sms, 0, &wide)) {
-        *st = on_wide(g, a, &wide, NULL); // without room for sums it is whole
+        *st = on_wide(g, a, &wide, NULL); // without memory for partial sums it makes y itself
         return true;
     }
     if (gemm_batch_takes(a, g->device->sm, g->device->n_sms)) {
@@ -424,8 +426,9 @@ static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a
 
 /* ---- weights that stay quantised ------------------------------------------------------------- */
 
-/* The kernel's own up to this many rows, for each 32 of which it reads the weight; more are cheaper
- * with numbers. In deterministic mode all, for its bits do not depend on how many there are. */
+/* True if gemm_coded takes all rows itself, reading the weight once per 32 rows. Beyond this many
+ * rows dequantising the whole weight is cheaper. Deterministic mode always uses it, because its
+ * bits do not depend on the number of rows. */
 static bool is_few(const struct gemms *g, const struct gemm_args *a)
 {
     return a->n_rows <= CODED_MAX_ROWS || g->device->options.deterministic;
@@ -461,8 +464,7 @@ static bool on_coded(struct gemms *g, const struct gemm_args *a, struct sum_part
     return true;
 }
 
-/* Bands of the weight, as many outputs at a time as there is room for: their numbers, and the
- * product with them. */
+/* Dequantises as many outputs as fit the buffer at a time, and multiplies with them. */
 static enum status in_bands(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums)
 {
     const struct coded_matrix *m = a->coded;
@@ -520,15 +522,15 @@ static bool is_for_codes(const struct gemms *g, const struct gemm_args *a)
            (m->product_blocks > 0) == (a->inputs->group > 0);
 }
 
-/* A product of codes with codes, on the tensor cores of 8 bits: gemm_small's or cuBLASLt's. */
+/* A product of FP8 codes with FP8 codes on the 8-bit tensor cores, by gemm_small or by cuBLASLt. */
 struct codes_product {
     struct gemm_args args;
     struct product_scales scales;
-    struct round_args round; // what makes x's codes
+    struct round_args round; // how the codes of x are made
     bool is_small;
 };
 
-/* False: this product is none. Gated ones are gemm_small's alone. */
+/* False if this product cannot be one. Gated products are supported by gemm_small only. */
 static bool codes_product_init(struct gemms *g, const struct gemm_args *a, struct codes_product *p)
 {
     const struct coded_matrix *m = a->coded;
@@ -577,7 +579,7 @@ bool cuda_gemm_codes(struct gemms *g, const struct gemm_args *a, struct round_ar
     return true;
 }
 
-/* x as the numbers that its codes stand for. */
+/* The product with x rounded to E4M3 and dequantised again. */
 static enum status with_rounded(struct gemms *g, struct gemm_args *a)
 {
     struct round_args r = rounding_of(a);

@@ -1,43 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Who makes which product, with what they need: plans of cuBLASLt, workspace, the area for sums.
- * Thread: the rank's owner. */
+/* Chooses who computes each product, and owns what that needs: cuBLASLt's plans, its workspace, and
+ * the area for partial sums. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_GEMM_H
 #define SLUICE_CUDA_CUDA_GEMM_H
 
 #include "cuda/cuda_device.h"
 #include "cuda/gemm.h"
 
-struct plans; // cuda_gemm.c
+struct plans; // defined in cuda_gemm.c
 
 struct gemms {
     struct cuda *device;
     struct plans *plans; // by shape
     void *workspace, *sums;
     size_t workspace_bytes;
-    void *expanded; // a quantised weight's numbers, for one product
+    void *expanded; // a dequantised weight, valid for one product
     size_t expanded_bytes;
-    struct { // rows rounded for one product
+    struct { // rounded rows, valid for one product
         void *rows;
         float *scales;
     } rounded;
-    struct row_bests bests; // where a head leaves them
+    struct row_bests bests; // where the output head leaves them
 };
 
 enum status gemms_open(struct gemms *g, struct cuda *device);
 enum status gemms_setup(struct gemms *g, int32_t vocab, int32_t max_rows);
 void gemms_close(struct gemms *g);
 
-/* With may_split y may be left as *sums instead, in the one area that there is for them; else, and
- * where sums->n stays 0, it is whole. sums may be NULL without may_split. */
+/* With may_split, y may be left as *sums instead (unreduced split-K partial sums) in the only
+ * area for them. Without it, or if sums->n stays 0, y is complete. sums may be NULL without
+ * may_split. */
 enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums);
-/* Whether x is multiplied as codes, and what makes them: who makes x may do that itself, right
- * before the product with is_rounded, and leave x as it was. */
+/* True if x is multiplied as FP8 codes; *round tells how to make them. The producer of x may then
+ * write the codes itself just before the product, pass is_rounded, and leave x unwritten. */
 bool cuda_gemm_codes(struct gemms *g, const struct gemm_args *a, struct round_args *round);
-/* A product with its activation in one kernel; false where there is none for it. */
+/* A product and its activation in one kernel; false if no kernel supports it. */
 bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st);
-/* The output head, of whose logits draws of the pass among the first n_drawn ids are made and no
- * more, with the bests that greedy ones read; rows that these alone read are left as they were.
- * False where cuda_gemm is to make all logits. */
+/* The output head when the pass draws only from the first n_drawn ids: it also writes the per-band
+ * bests that greedy draws read, and skips rows that only greedy draws read. False if cuda_gemm must
+ * compute all logits. */
 bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
                     const struct pass_view *pass, struct logit_bests *bests, enum status *st);
 

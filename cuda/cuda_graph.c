@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Captured passes. The first pass of a key is issued as it is (libraries load and choose their
- * kernels), the second is captured, later ones are replayed. The ops of a key are always the same:
- * they are a function of the model, of the counts, of the hidden states that are asked for, of
- * is_few, and of what recurrent layers have to do, which the key has. */
+/* Captured passes. The first pass with a key is launched normally (libraries load and choose their
+ * kernels then), the second is captured, and later ones are replayed. The ops of a key never
+ * change: they are a function of the model, the counts, the hidden states requested, is_few, and
+ * the work of recurrent layers, all of which are in the key. */
 #include "cuda/cuda_graph.h"
 #include "engine/base/mem.h"
 
@@ -21,17 +21,22 @@ struct graphs {
     struct cuda *device;
     struct graph all[MAX_GRAPHS];
     int32_t n;
-    struct graph *current; // of the pass in hand, NULL: none
+    struct graph *current; // the current pass's graph; NULL: none
     enum graph_use use;
 };
 
-/* Few enough shapes to have a graph each, close enough that padding costs little. */
+/* Pads n: few enough values that each can have a graph, close enough together that padding costs
+ * little. */
 int32_t cuda_bucket(int32_t n)
 {
-    if (n <= 4) {
-        return n;
+    static const struct {
+        int32_t most, step;
+    } steps[] = {{4, 1}, {16, 4}, {128, 8}, {256, 16}, {INT32_MAX, 32}};
+    int i = 0;
+    while (n > steps[i].most) {
+        i++;
     }
-    const int32_t step = n <= 16 ? 4 : n <= 128 ? 8 : n <= 256 ? 16 : 32;
+    const int32_t step = steps[i].step;
     return (n + step - 1) / step * step;
 }
 
@@ -52,7 +57,7 @@ void graphs_close(struct graphs *g)
     free(g);
 }
 
-/* The key's entry, a new one if there is room, else NULL. */
+/* The key's entry, a new one if there is space, else NULL. */
 static struct graph *find(struct graphs *g, const struct graph_key *key)
 {
     for (int32_t i = 0; i < g->n; i++) {
@@ -95,7 +100,7 @@ static enum status end_capture(struct graphs *g, struct graph *entry)
         cudaGraphDestroy(graph);
     }
     if (e != cudaSuccess) {
-        /* The ops of this pass were never run: there is no result to give. */
+        /* The ops of this pass never ran, so there is no result. */
         return cuda_check(g->device, e, "capture of a pass");
     }
     return OK;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* KV sets: where pages lie, block copies, slot moves. */
+/* KV sets: the layout of pages, block copies, slot moves. */
 #include "cuda/cuda_kv.h"
 #include "engine/base/mem.h"
 
@@ -30,12 +30,15 @@ static struct kv_codes codes_of(const struct kv_layer *l, const struct kv_set_de
     c.words_offset = c.tokens * (c.k_row + c.v_row);
     const bool two = kv_format_has_zero(desc->format) && desc->dtype == DT_F32;
     const bool stored = desc->format == KV_FP8 && l->k_scale > 0.0f && l->v_scale > 0.0f;
-    c.word_bytes = stored ? 0 : two ? 8 : 4;
+    c.word_bytes = two ? 8 : 4;
+    if (stored) {
+        c.word_bytes = 0;
+    }
     c.record_bytes = align16(c.words_offset + c.tokens * c.word_bytes * (l->v_in_k ? 1 : 2));
     return c;
 }
 
-/* Numbers one behind the other, or records of codes; pages begin at 16 bytes. */
+/* Plain elements, or records of codes; pages are aligned to 16 bytes. */
 struct kv_view kv_view_make(const struct kv_layer *l, const struct kv_set_desc *desc,
                             int32_t block_tokens, int32_t n_pages, void *base)
 {
@@ -78,7 +81,8 @@ enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
     return OK;
 }
 
-/* Room for prompts' codes as numbers: less than the pool itself; without it they are slower. */
+/* Memory for expanding prompts' codes to floating point: less than the pool itself. Without it such
+ * prompts are slower. */
 static enum status open_runs(struct kv_sets *kv, size_t pool_bytes,
                              struct attention_limits *attention)
 {
@@ -92,7 +96,7 @@ static enum status open_runs(struct kv_sets *kv, size_t pool_bytes,
     return st == ERR_NOMEM ? OK : st;
 }
 
-/* The regions of a set's layers to the device. */
+/* Copies the regions of a set's layers to the device. */
 static enum status send_regions(struct kv_sets *kv, struct kv_set *set,
                                 const struct kv_region *regions)
 {
@@ -110,7 +114,7 @@ enum status kv_open_hidden(struct kv_sets *kv, int32_t width, enum dtype dtype, 
 {
     struct kv_set *set = &kv->all[HIDDEN_SET];
     const size_t page = hidden_block_bytes(width, dtype, kv->block_tokens);
-    const int32_t n_pages = kv->n_blocks + 1; // and the trash page
+    const int32_t n_pages = kv->n_blocks + 1; // plus the trash page
     size_t total = 0;
     if (width <= 0 || set->n_layers > 0 || !mem_mul(page, (size_t)n_pages, &total)) {
         return err_set(err, ERR_INVALID, "rows of %d hidden states cannot be opened", width);
@@ -144,7 +148,7 @@ enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc 
         return err_set(err, ERR_INVALID, "KV set %d cannot be opened", index);
     }
     const int32_t block_tokens = kv->block_tokens;
-    size_t n_pages = (size_t)kv->n_blocks + 1; // and the trash page
+    size_t n_pages = (size_t)kv->n_blocks + 1; // plus the trash page
     if (index == 0) {
         n_pages += (size_t)attention->max_paths * (size_t)tree_path_blocks(block_tokens);
     }

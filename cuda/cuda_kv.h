@@ -14,7 +14,7 @@ extern "C" {
 enum { CUDA_MAX_SETS = MAX_KV_SETS, HIDDEN_SET = CUDA_MAX_SETS };
 
 struct kv_set {
-    int32_t n_layers; // 0: not open
+    int32_t n_layers; // 0: the set is not open
     struct kv_view *layers;
     struct kv_region *regions; // device, [n_layers]
     void *memory;
@@ -23,26 +23,28 @@ struct kv_set {
 struct kv_sets {
     struct cuda *device;
     int32_t n_blocks, block_tokens;
-    struct kv_set all[CUDA_MAX_SETS + 1]; // the last: hidden states by slot, one layer of K alone
-    void *run_memory; // of prompts' codes as numbers (attention_limits' run_bytes), of all sets
+    struct kv_set all[CUDA_MAX_SETS + 1]; // the last one: hidden states by slot, as one layer with
+                                          // K only
+    void *run_memory; // prompts' codes expanded to floating point (attention_limits.run_bytes),
+                      // shared by all sets
 };
 
-/* Where a layer's numbers, or codes, lie in pages at `base`. */
+/* The layout of a layer's elements or codes in the pages at `base`. */
 struct kv_view kv_view_make(const struct kv_layer *l, const struct kv_set_desc *desc,
                             int32_t block_tokens, int32_t n_pages, void *base);
 enum status cuda_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int32_t block_tokens,
                           size_t *out);
-/* Tells attention of the set's layers. */
+/* Also tells attention about the set's layers (attention_learn). */
 enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
                     struct attention_limits *attention, struct err *err);
-/* Hidden states by slot: K of one head as wide as a row. */
+/* Hidden states by slot, stored as K of one head that is as wide as a row. */
 enum status kv_open_hidden(struct kv_sets *kv, int32_t width, enum dtype dtype, struct err *err);
 void kv_close(struct kv_sets *kv);
-/* The layer's pages; NULL if there is none. */
+/* The layer's pages; NULL if there is no such layer. */
 const struct kv_view *kv_layer(const struct kv_sets *kv, int32_t set, int32_t layer);
 enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
                            const struct block_copy *copies);
-/* view: where the lanes' tables are. Hidden states go with set 0. */
+/* `view` says where the lanes' tables are. Hidden states move with set 0. */
 enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct pass_view *view,
                           int32_t index, int32_t n, const struct slot_move *moves);
 enum status kv_poison_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,

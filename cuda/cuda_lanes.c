@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Deltas to the lanes' state. They are staged in the step's pinned memory and applied by one small
- * kernel per flush: a step that admits nobody sends a few words, or nothing. */
+/* Updates of the lanes' state. They are staged in the step's pinned memory, and one small kernel
+ * per flush applies them: a step that admits no request sends a few words, or nothing. */
 #include "cuda/cuda_lanes.h"
 #include "engine/base/mem.h"
 
@@ -10,7 +10,7 @@
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Until a lane is told otherwise, it draws as sampling_params_default() says. */
+/* Until told otherwise, a lane draws with sampling_params_default(). */
 static enum status open_params(struct lanes *l)
 {
     const struct sampling_params d = sampling_params_default();
@@ -29,7 +29,7 @@ static enum status open_params(struct lanes *l)
     return cuda_check(l->device, e, "lane parameters");
 }
 
-/* Every entry of every table is the trash page until it is set. */
+/* Every entry of every block table is the trash page until it is set. */
 static enum status open_tables(struct lanes *l, size_t n_tables)
 {
     struct cuda *be = l->device;
@@ -41,7 +41,7 @@ static enum status open_tables(struct lanes *l, size_t n_tables)
     for (size_t i = 0; i < n; i++) {
         trash[i] = l->n_blocks;
     }
-    cudaError_t e = cudaStreamSynchronize(be->stream); // the zeroes come first
+    cudaError_t e = cudaStreamSynchronize(be->stream); // the zeroing must be done first
     e = e == cudaSuccess ? cudaMemcpy(l->blocks, trash, n * 4, cudaMemcpyHostToDevice) : e;
     free(trash);
     return cuda_check(be, e, "block tables");
@@ -102,8 +102,8 @@ static size_t aligned(size_t n)
     return (n + 15) / 16 * 16;
 }
 
-/* Room for n bytes in the step's staging memory. When it is full, the stream is waited for and the
- * memory used again: that happens only when one step brings megabytes of new prompts. */
+/* Reserves n bytes of the step's staging memory. When it is full, waits for the stream and reuses
+ * the memory, which happens only if one step brings megabytes of new prompts. */
 static enum status stage(struct lanes *l, size_t n_bytes, size_t *at)
 {
     struct staging *s = l->staging;
@@ -140,7 +140,7 @@ enum status lanes_flush(struct lanes *l)
     if (l->n_patches == 0) {
         return OK;
     }
-    /* The list itself has room: reserve() leaves it. */
+    /* The list of patches always fits: reserve() left space for it. */
     const size_t n_bytes = (size_t)l->n_patches * sizeof *l->patches;
     const size_t at = s->used_bytes;
     memcpy(s->pinned + at, l->patches, n_bytes);
@@ -188,7 +188,7 @@ void lanes_use_room(struct lanes *l, size_t n_bytes)
     s->flushed_bytes = s->used_bytes;
 }
 
-/* Room for n words to be written, and behind them for the list of writes. */
+/* Reserves space for n words to be written, and for the list of writes after them. */
 static enum status reserve(struct lanes *l, int32_t n, size_t *at)
 {
     const size_t list_bytes = (CUDA_MAX_PATCHES + 1) * sizeof(struct patch);
@@ -204,7 +204,7 @@ static enum status reserve(struct lanes *l, int32_t n, size_t *at)
 /* Stages a write of n words to `to`. */
 static enum status patch(struct lanes *l, void *to, const void *from, int32_t n)
 {
-    enum { PIECE = 1 << 16 }; // words
+    enum { PIECE = 1 << 16 }; // words per patch
     while (n > 0) {
         const int32_t piece = n < PIECE ? n : PIECE;
         size_t at = 0;
@@ -230,13 +230,13 @@ enum status lanes_tokens(struct lanes *l, int32_t lane, int32_t first_pos, int32
     if (!lane_ok(l, lane) || first_pos < 0 || n < 0 || n > l->history_stride - first_pos) {
         return ERR_INVALID;
     }
-    /* The writes of a flush are in no order: what a lane's last request still brought comes before
-     * what its next one has. */
+    /* Writes of one flush are unordered. Flush what the lane's previous request still wrote before
+     * the next request writes the same places. */
     if (first_pos < l->told[lane]) {
         TRY(lanes_flush(l));
     }
     TRY(patch(l, l->history + (int64_t)lane * l->history_stride + first_pos, tokens, n));
-    l->told[lane] = first_pos + n; // behind a flush that patch() needed, which forgets it
+    l->told[lane] = first_pos + n; // set after patch(), whose flush would clear it
     return OK;
 }
 
@@ -255,7 +255,7 @@ enum status lanes_blocks(struct lanes *l, int32_t lane, int32_t first, int32_t n
     return patch(l, l->blocks + (int64_t)lane * l->blocks_stride + first, blocks, n);
 }
 
-/* The ids that may be drawn, as bits. */
+/* The ids that may be drawn, as a bit set. */
 static enum status patch_allowed(struct lanes *l, int32_t lane, const struct sampling_params *p)
 {
     const int32_t n_words = l->allowed_stride;
@@ -306,7 +306,7 @@ enum status lanes_params(struct lanes *l, int32_t lane, const struct sampling_pa
         .n_bad_words = params->n_bad_words,
         .n_allowed = params->n_allowed,
     };
-    struct lane_params *to = l->params + lane; // device memory: only addresses are taken
+    struct lane_params *to = l->params + lane; // device memory: only addresses are computed
     TRY(patch(l, to, &fixed, (int32_t)(offsetof(struct lane_params, stop_ids) / 4)));
     TRY(patch(l, to->stop_ids, params->stop_ids, params->n_stop_ids));
     TRY(patch(l, to->bias, params->bias, params->n_bias * 2));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The lanes' state on the device, and what a step stages for it in pinned memory.
- * Thread: the rank's owner. */
+/* The lanes' state on the device, and what a step stages for it in pinned memory. Thread: the
+ * rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_LANES_H
 #define SLUICE_CUDA_CUDA_LANES_H
 
@@ -9,35 +9,35 @@
 
 enum { CUDA_MAX_PATCHES = 8192 }; // between two flushes
 
-/* What a step has staged, in host memory of its slot. */
+/* What a step has staged in its slot's host memory. */
 struct staging {
     char *pinned;
-    size_t used_bytes, flushed_bytes; // staged; of which sent
+    size_t used_bytes, flushed_bytes; // bytes staged, and bytes of those already sent
 };
 
 struct lanes {
     struct cuda *device;
     int32_t max_lanes, n_blocks, vocab;
     int32_t history_stride, blocks_stride, allowed_stride;
-    int32_t *history, *blocks; // device memory, and so on
+    int32_t *history, *blocks; // device memory, as are the following
     struct lane_params *params;
     uint32_t *allowed;
-    char *staged; // the mirror of a slot's pinned memory
+    char *staged; // device copy of a slot's pinned memory
     size_t staged_bytes;
-    struct staging *staging; // of the step in hand; NULL between steps
+    struct staging *staging; // of the current step; NULL between steps
     struct patch *patches;
     int32_t n_patches;
-    int32_t *told; // [max_lanes]: where the history ends that patches bring to a lane
+    int32_t *told; // [max_lanes]: end of the history that pending patches write for a lane
 };
 
-/* One lane more than there are, for padding, and n_more tables, of which all entries are the trash
+/* Opens one extra lane for padding, and n_more extra block tables. All their entries are the trash
  * page. */
 enum status lanes_open(struct lanes *l, struct cuda *device, const struct backend_limits *limits,
                        int32_t n_more);
 enum status lanes_open_staging(struct lanes *l, size_t n_bytes);
 void lanes_close(struct lanes *l);
 
-/* A step begins: its staging memory is empty. It ends with a flush. */
+/* Starts a step with empty staging memory. A step ends with a flush. */
 void lanes_begin(struct lanes *l, struct staging *staging);
 enum status lanes_end(struct lanes *l);
 
@@ -46,13 +46,15 @@ enum status lanes_tokens(struct lanes *l, int32_t lane, int32_t first_pos, int32
 enum status lanes_blocks(struct lanes *l, int32_t lane, int32_t first, int32_t n,
                          const int32_t *blocks);
 enum status lanes_params(struct lanes *l, int32_t lane, const struct sampling_params *params);
-/* Sends what the lanes' updates have staged. */
+/* Sends the staged updates of the lanes. */
 enum status lanes_flush(struct lanes *l);
-/* Stages n bytes and sends them with what came before: *device is where they will be. */
+/* Stages n bytes and sends them with everything staged before; *device is where they will be. */
 enum status lanes_send(struct lanes *l, const void *from, size_t n_bytes, void **device);
-/* Room for n bytes that the caller sends itself, in the step's staging memory: behind a flush,
- * since what is there is waited for and dropped where they do not fit. NULL: the device is lost. */
+/* Space for n bytes in the step's staging memory, which the caller copies itself. Call it after a
+ * flush: if the bytes do not fit, the stream is waited for and the staged data dropped. NULL: the
+ * device is lost. */
 char *lanes_room(struct lanes *l, size_t n_bytes);
-void lanes_use_room(struct lanes *l, size_t n_bytes); // so much of it is, and is sent
+void lanes_use_room(struct lanes *l, size_t n_bytes); // the first n_bytes of that space are used
+                                                      // and sent
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Opening a rank: the device, then what does not depend on limits. */
+/* Opens a rank: its device, then everything that does not depend on the limits. */
 #include "cuda/cuda.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/cuda_comm.h"

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A pass's metadata: one pinned image, one copy, at addresses that depend on the bucket alone. */
+/* A pass's metadata: one pinned image, sent with one copy, at addresses that depend on the bucket
+ * alone. */
 #include "cuda/cuda_pass.h"
 
 #include <string.h>
 
-/* Where the arrays of a pass lie in the area for metadata: a function of the bucket alone. */
+/* Offsets of a pass's arrays in the metadata area: a function of the bucket alone. */
 struct meta_layout {
     size_t rows, row_seq, seqs, groups, out_rows, draws, pool, keeps, plan, plan_bytes, tree, end;
 };
 
-/* States that a pass of so many rows may keep: of sequences with rows in several blocks. */
+/* Most state boundaries that a pass of n_rows rows may keep; its sequences can have rows in several
+ * blocks. */
 static int32_t most_keeps(int32_t n_rows)
 {
     return n_rows / 8 + 1;
@@ -101,7 +103,7 @@ enum status passes_open(struct passes *p, struct cuda *device, struct graphs *gr
     return OK;
 }
 
-/* What the kernels index with: everything that could lead them astray. */
+/* Checks every index that the kernels use, so that none can lead out of bounds. */
 static bool pass_ok(const struct passes *ps, const struct pass *p)
 {
     const struct backend_limits *l = &ps->limits;
@@ -196,7 +198,7 @@ static void fill_padding(char *image, const struct meta_layout *m, const struct 
     }
 }
 
-/* Builds the image in the slot's memory and sends it; sets the view that kernels get. */
+/* Builds the image in the slot's memory, sends it, and sets the view that the kernels get. */
 static enum status send_meta(struct passes *ps, struct lanes *lanes, const struct pass *p,
                              const struct pass_shape *shape)
 {
@@ -250,7 +252,8 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     return OK;
 }
 
-/* The draws' masks, if there are any: a copy of their own, to one place whatever the bucket. */
+/* The draws' masks, if any, go by a copy of their own, always to the same place whatever the
+ * bucket. */
 static enum status send_masks(struct passes *ps, struct lanes *lanes, const struct pass *p)
 {
     struct cuda *be = ps->device;
@@ -268,9 +271,10 @@ static enum status send_masks(struct passes *ps, struct lanes *lanes, const stru
     return OK;
 }
 
-/* Whether attention_few.cu may take its rows. It reads each row's keys for itself, so prefixes that
- * 17 rows and more share are the general way's; and of more than 32 rows it does not cut them, so
- * long ones among short ones are, too: each would keep a block busy when all others have ended. */
+/* True if attention/few.cu may take the pass. That kernel reads each row's keys separately, so a
+ * prefix shared by 17 or more rows goes to the general path. With more than 32 rows it does not
+ * split a row's keys, so neither does it take long rows among short ones: each would keep one block
+ * busy after all others have ended. */
 static bool is_few(const struct pass *p, int32_t n_rows)
 {
     enum { NO_GROUPS_FROM = 17, WHOLE_FROM = 33, SHORT = 512, LONGEST_SHARE = 24 };
@@ -302,7 +306,7 @@ static int32_t power_of_two(int32_t n)
     return p;
 }
 
-/* Counts of passes that may be captured are rounded up, for each has a graph of its own. */
+/* Counts of passes that may be captured are rounded up, because each count has its own graph. */
 static struct state_work state_work_of(const struct passes *ps, const struct pass *p, bool captured)
 {
     const int32_t block = ps->state_block[p->kv_set];
@@ -326,7 +330,7 @@ static struct state_work state_work_of(const struct passes *ps, const struct pas
     return w;
 }
 
-/* The engine's buffers end at the limit: the last bucket does too. */
+/* The last bucket ends at the limit, as the engine's buffers do. */
 static int32_t bucket_within(int32_t n, int32_t limit)
 {
     const int32_t padded = cuda_bucket(n);
@@ -342,7 +346,7 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     }
     _Static_assert((int)GRAPH_MAX_ROWS <= (int)ATTENTION_CAPTURED_ROWS,
                    "attention looks at the pass itself where nothing is captured");
-    /* A negative model is a test's: its ops differ from pass to pass. */
+    /* A negative model id is a test's; its ops differ from pass to pass. */
     const bool may_capture =
         pass->model >= 0 && pass->n_rows > 0 && pass->n_pool == 0 && pass->n_rows <= GRAPH_MAX_ROWS;
     *shape = (struct pass_shape){pass->n_rows, pass->n_out, pass->n_draws, true};
@@ -358,8 +362,9 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     TRY(send_meta(p, lanes, pass, shape));
     p->is_few = is_few(pass, shape->n_rows);
     p->state_work = state_work_of(p, pass, may_capture);
-    /* The host waits for the step before between the forward pass and draws that wait, which it may
-     * not while it captures; and the forward pass must not wait for them. */
+    /* Draws that wait need the host to wait for the previous step between the forward pass and the
+     * draws. The host cannot do that while it captures, and the forward pass must not wait for
+     * them. */
     if (may_capture && !pass->draws_wait && !be->options.enforce_eager) {
         struct graph_key key = {.model = pass->model,
                                 .set = pass->kv_set,

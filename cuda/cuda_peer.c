@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sums over ranks through peer memory, where all ranks are GPUs of this process that can reach each
- * other; which way is taken for which size is measured at the start, with NCCL among the
- * choices. */
+/* All-reduce over ranks through peer memory, if all ranks are GPUs of this process with access to
+ * each other's memory. Which algorithm serves which message size is measured at startup, with NCCL
+ * among the candidates. */
 #include "cuda/cuda_peer.h"
 #include "cuda/cuda_comm.h"
 #include "cuda/kernels/kernels.h"
@@ -14,13 +14,13 @@
 #include <time.h>
 
 enum {
-    LARGEST_BYTES = 16 << 20, // of a message; larger ones are NCCL's, which is as fast there
-    MAX_ROW_BYTES = 64 << 10, // what the kernel holds in registers
-    CALLS = 10,               // of a captured graph
+    LARGEST_BYTES = 16 << 20, // larger messages go to NCCL, which is as fast for them
+    MAX_ROW_BYTES = 64 << 10, // what the kernel can hold in registers
+    CALLS = 10,               // calls in one captured graph
     ROUNDS = 5,
 };
 
-/* Waits until every rank of this process has called; false after an abort. */
+/* Waits until every rank of this process has called it; false after an abort. */
 static bool meet(struct comm *c)
 {
     const int64_t end = clock_now_ns() + CUDA_COMM_WAIT_S * 1000000000LL;
@@ -88,7 +88,7 @@ static enum status open_own(struct peers *p, uint64_t area_bytes)
     return OK;
 }
 
-/* A row of the model's hidden states, if the kernel can take it: else 0. */
+/* Bytes of a row of the model's hidden states; 0 if the kernel cannot take it. */
 static int64_t row_bytes_of(const struct peers *p)
 {
     const int64_t n = (int64_t)p->hidden * (int64_t)dtype_bytes(p->device->options.dtype);
@@ -151,7 +151,7 @@ static bool can_take(const struct peers *p, enum peer_way way, const struct redu
                   (!n->out.mem.p || (n->out.dtype == r->y.dtype && aligned(n->out, r->width))));
 }
 
-/* The class of a message: 0 up to 4 KiB, then doubling. */
+/* The size class of a message: 0 up to 4 KiB, then doubling. */
 static int32_t class_of(int64_t n_bytes)
 {
     int32_t k = 0;
@@ -174,7 +174,7 @@ static enum status run_way(struct peers *p, enum peer_way way, const struct redu
     return OK;
 }
 
-/* A part of the rows. */
+/* Restricts the arguments to a range of rows. */
 static void cut_rows(const struct reduce_args *r, const struct norm_args *n, int32_t first,
                      int32_t n_rows, struct reduce_args *r_out, struct norm_args *n_out)
 {
@@ -206,7 +206,8 @@ bool peers_reduce(struct peers *p, const struct reduce_args *r, const float *sum
     if (r->n_rows > most && !be->options.deterministic) {
         return false;
     }
-    // Deterministic: the same sums whatever the number of rows, so never another's order.
+    // Deterministic mode: never exceed what peer memory takes, since NCCL would add in another
+    // order.
     most = most < r->n_rows ? most : r->n_rows;
     const enum peer_way way =
         most > 0 ? (enum peer_way)be->options.comm->ways[class_of(most * row_bytes)] : PEER_NONE;
@@ -216,7 +217,7 @@ bool peers_reduce(struct peers *p, const struct reduce_args *r, const float *sum
         cut_rows(r, n, first, r->n_rows - first < most ? r->n_rows - first : most, &part,
                  &norm_part);
         if (!can_take(p, way, &part, n ? &norm_part : NULL)) {
-            return false; // the first part has refused
+            return false; // the first part was refused
         }
         *st = run_way(p, way, &part, sum_bias, n ? &norm_part : NULL, weight, bias);
         if (*st != OK) {
@@ -226,7 +227,7 @@ bool peers_reduce(struct peers *p, const struct reduce_args *r, const float *sum
     return true;
 }
 
-/* Many rows do not fit an area. */
+/* The logits of many rows do not fit an area. */
 bool peers_join(struct peers *p, const struct logits_args *a, int32_t width, enum status *st)
 {
     struct cuda *be = p->device;
@@ -253,7 +254,7 @@ bool peers_join(struct peers *p, const struct logits_args *a, int32_t width, enu
 struct trial {
     struct reduce_args reduce;
     struct norm_args norm;
-    enum peer_way way; // PEER_NONE: NCCL, then the norm
+    enum peer_way way; // PEER_NONE: NCCL followed by the norm
 };
 
 static enum status run_trial(struct peers *p, const struct trial *t)
@@ -276,7 +277,8 @@ static enum status capture_trial(struct peers *p, const struct trial *t, cudaGra
     for (int32_t i = 0; i < CALLS && st == OK; i++) {
         st = run_trial(p, t);
     }
-    cudaError_t e = cudaStreamEndCapture(be->stream, &graph); // whatever became of the calls
+    // end the capture whatever happened to the calls
+    cudaError_t e = cudaStreamEndCapture(be->stream, &graph);
     if (st == OK) {
         e = e == cudaSuccess ? cudaGraphInstantiate(exec, graph, 0) : e;
         st = cuda_check(be, e, "capture of a sum over ranks");
@@ -296,7 +298,7 @@ static enum status time_rounds(struct cuda *be, cudaGraphExec_t exec, cudaEvent_
         if (!meet(be->options.comm)) {
             return be->lost = ERR_DEVICE;
         }
-        CUDA_TRY(be, cudaGraphLaunch(exec, be->stream)); // so that all ranks are there
+        CUDA_TRY(be, cudaGraphLaunch(exec, be->stream)); // so that all ranks have arrived
         CUDA_TRY(be, cudaEventRecord(begin, be->stream));
         CUDA_TRY(be, cudaGraphLaunch(exec, be->stream));
         CUDA_TRY(be, cudaEventRecord(end, be->stream));
@@ -308,14 +310,14 @@ static enum status time_rounds(struct cuda *be, cudaGraphExec_t exec, cudaEvent_
     return OK;
 }
 
-/* Microseconds of a call in a captured graph, as the engine will run it: the least of some
+/* Microseconds per call in a captured graph, as the engine will run it: the best of several
  * rounds. */
 static enum status time_trial(struct peers *p, const struct trial *t, float *us)
 {
     struct cuda *be = p->device;
     cudaGraphExec_t exec = NULL;
     cudaEvent_t begin = NULL, end = NULL;
-    TRY(run_trial(p, t)); // libraries set themselves up
+    TRY(run_trial(p, t)); // warm-up: libraries initialise
     CUDA_TRY(be, cudaStreamSynchronize(be->stream));
     enum status st = cuda_check(be, cudaEventCreate(&begin), "an event");
     st = st == OK ? cuda_check(be, cudaEventCreate(&end), "an event") : st;
@@ -333,7 +335,7 @@ static enum status time_trial(struct peers *p, const struct trial *t, float *us)
     return st;
 }
 
-/* The first rank's times decide for all: every rank must take the same way. */
+/* The first rank's times decide for all, because every rank must take the same path. */
 static enum status measure_class(struct peers *p, int32_t k, struct trial *t, char *line,
                                  size_t line_bytes)
 {
@@ -366,7 +368,7 @@ static enum status measure_class(struct peers *p, int32_t k, struct trial *t, ch
     return meet(c) ? OK : ERR_DEVICE;
 }
 
-/* Without a measurement: what moves the fewest bytes in time. */
+/* Without measurements: the choice that moves the fewest bytes. */
 static void choose_fixed(struct comm *c)
 {
     for (int32_t k = 0; k < PEER_CLASSES; k++) {
@@ -389,7 +391,7 @@ enum status peers_measure(struct peers *p)
     if (!meet(c)) {
         return ERR_DEVICE;
     }
-    if (be->options.deterministic) { // the same way in every run
+    if (be->options.deterministic) { // the same choice in every run
         return OK;
     }
     void *memory[3] = {NULL};

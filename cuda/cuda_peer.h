@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sums over ranks through peer memory, where all ranks are GPUs of this process that can reach each
- * other. Thread: the rank's owner. */
+/* All-reduce over ranks through peer memory, if all ranks are GPUs of this process with access to
+ * each other's memory. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_PEER_H
 #define SLUICE_CUDA_CUDA_PEER_H
 
@@ -9,20 +9,20 @@
 
 struct peers {
     struct cuda *device;
-    int32_t max_rows, hidden; // of a pass, of the model
-    bool all;                 // all ranks reach each other
+    int32_t max_rows, hidden; // most rows of a pass; width of the model
+    bool all;                 // every rank can access every other's memory
     struct peer_view view;
-    int64_t largest;   // bytes of a message
-    uint32_t *aborted; // pinned
+    int64_t largest;   // most bytes of a message
+    uint32_t *aborted; // pinned host memory
 };
 
-/* With several ranks, in setup: opens the memory, then measures. */
+/* Setup with several ranks: allocates the memory, then measures. */
 enum status peers_open(struct peers *p, struct cuda *device, const struct backend_limits *limits);
 enum status peers_measure(struct peers *p);
 void peers_close(struct peers *p);
-/* False when NCCL is to bring the logits together. */
+/* False if NCCL must gather the logits. */
 bool peers_join(struct peers *p, const struct logits_args *a, int32_t width, enum status *st);
-/* False when this sum is NCCL's; sum_bias may be NULL; n NULL: without a norm. */
+/* False if NCCL must do this sum. sum_bias may be NULL; n NULL: no norm. */
 bool peers_reduce(struct peers *p, const struct reduce_args *r, const float *sum_bias,
                   const struct norm_args *n, const float *weight, const float *bias,
                   enum status *st);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* State sets: where slots lie, and what moves in them between passes. */
+/* State sets: the layout of slots, and what moves in them between passes. */
 #include "cuda/cuda_state.h"
 #include "engine/base/mem.h"
 
@@ -31,7 +31,8 @@ static struct state_view lay_out(const struct state_set_desc *d, int32_t layer)
     const struct state_layer *g = &d->layers[layer];
     const int64_t size = (int64_t)dtype_bytes(d->dtype), heads = g->n_heads;
     struct state_view v = {.geometry = *g, .dtype = d->dtype, .block = d->block};
-    /* One page more than rows ahead need, where rows of one window may lie in two blocks. */
+    /* One page more than the rows ahead need, because the rows of one window may span two
+     * blocks. */
     v.slots = (2 + (d->max_ahead + d->block - 1) / d->block) * d->block;
     v.n_records = d->max_ahead > 0 ? 2 : 1;
     const int32_t ahead = d->max_ahead > STATE_WINDOW ? d->max_ahead : STATE_WINDOW;
@@ -143,7 +144,10 @@ const struct state_view *states_layer(const struct state_sets *s, int32_t set, i
 /* 0: lane to snapshot, 1: lane to lane, 2: snapshot to lane. */
 static int kind_of(const struct state_sets *s, const struct state_copy *c)
 {
-    return c->to >= s->max_lanes ? 0 : c->from < s->max_lanes ? 1 : 2;
+    if (c->to >= s->max_lanes) {
+        return 0;
+    }
+    return c->from < s->max_lanes ? 1 : 2;
 }
 
 static bool copy_ok(const struct state_sets *s, const struct state_set *set,
@@ -169,7 +173,7 @@ enum status states_copy(struct state_sets *s, struct lanes *lanes, int32_t set, 
             return ERR_INVALID;
         }
     }
-    for (int32_t first = 0, end; first < n; first = end) { // those of a kind together
+    for (int32_t first = 0, end; first < n; first = end) { // group copies of the same kind
         const int kind = kind_of(s, &copies[first]);
         for (end = first; end < n && kind_of(s, &copies[end]) == kind; end++) {
         }

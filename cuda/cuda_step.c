@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Staging slots: host memory of the steps under way, and a step's beginning, end and results. */
+/* Staging slots: the host memory of steps in progress, and a step's start, end and results. */
 #include "cuda/cuda_step.h"
 #include "cuda/cuda_comm.h"
 #include "engine/base/clock.h"
@@ -39,8 +39,8 @@ void steps_close(struct steps *s)
     }
 }
 
-/* Several ranks: a rank that is gone must not make the others wait for ever, and what comes after
- * an abort is no result. */
+/* With several ranks: a rank that is gone must not make the others wait for ever, and results after
+ * an abort are invalid. */
 static enum status wait_among_ranks(struct cuda *be, struct slot *s)
 {
     const int64_t end = clock_now_ns() + CUDA_STEP_WAIT_S * 1000000000LL;
@@ -77,7 +77,7 @@ enum status steps_begin(struct steps *s, int32_t index, struct lanes *lanes)
         return ERR_INVALID;
     }
     struct slot *slot = &s->slots[index];
-    TRY(wait_slot(s->device, slot)); // of the first rank the engine has waited already
+    TRY(wait_slot(s->device, slot)); // the engine has already waited for the first rank's
     slot->n_passes = slot->n_pooled = 0;
     lanes_begin(lanes, &slot->staging);
     s->slot = slot;
@@ -115,7 +115,7 @@ enum status steps_wait(struct steps *s, int32_t index, struct pass_results *resu
 bool steps_done(struct steps *s, int32_t index)
 {
     if (s->device->lost != OK || index < 0 || index >= s->n_steps) {
-        return true; // steps_wait says what is wrong
+        return true; // steps_wait reports the error
     }
     const struct slot *slot = &s->slots[index];
     return !slot->pending || cudaEventQuery(slot->done) != cudaErrorNotReady;

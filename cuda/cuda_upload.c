@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights from host memory (usually the page cache, through a mapping) to the device: threads copy
- * and convert into pinned buffers, which travel while the next one is filled. */
+/* Copies weights from host memory (usually a mapping of the file, so the page cache) to the device:
+ * threads copy and convert into pinned buffers, and one buffer travels while the next is filled. */
 #include "cuda/cuda_upload.h"
 #include "engine/base/mem.h"
 #include "engine/base/thread.h"
@@ -12,7 +12,7 @@
 
 enum { N_BUFFERS = 4, MAX_THREADS = 12, BUFFER_BYTES = 16 << 20 };
 
-/* One buffer's worth of units: [first, first + n), each made by `fill`. */
+/* One buffer's worth of units, [first, first + n), each produced by `fill`. */
 struct job {
     upload_fill *fill;
     const void *source;
@@ -31,7 +31,7 @@ struct upload {
     pthread_mutex_t lock;
     pthread_cond_t work, finished;
     struct job job;
-    uint64_t generation; // of jobs
+    uint64_t generation; // counts jobs, so that workers see a new one
     int32_t n_running;
     bool stop;
 };
@@ -44,13 +44,14 @@ static uint16_t float_to_half(float f)
     if (a >= 0x7f800000u) {
         return (uint16_t)(sign | 0x7c00u | (a > 0x7f800000u ? 0x200u : 0));
     }
-    if (a >= 0x477ff000u) { // rounds past the largest half
+    if (a >= 0x477ff000u) { // rounds to infinity
         return (uint16_t)(sign | 0x7c00u);
     }
-    if (a < 0x38800000u) { // subnormal: in units of 2^-24
+    if (a < 0x38800000u) { // subnormal in fp16: a multiple of 2^-24
         float magnitude;
         memcpy(&magnitude, &a, sizeof magnitude);
-        const float scaled = magnitude * 16777216.0f + 8388608.0f; // rounds to even at the unit
+        // adding 2^23 rounds to nearest even at that unit
+        const float scaled = magnitude * 16777216.0f + 8388608.0f;
         uint32_t bits;
         memcpy(&bits, &scaled, sizeof bits);
         return (uint16_t)(sign | (bits & 0x7ffu));
@@ -90,7 +91,7 @@ static void convert_row(const struct weight_part *p, int64_t row, enum dtype dty
     }
 }
 
-/* Rows of a part as units of an upload. */
+/* Rows of a part as upload units. */
 struct part_rows {
     struct weight_part part;
     enum dtype dtype;
@@ -180,14 +181,15 @@ enum status cuda_upload_open(struct cuda *be)
         CUDA_TRY(be, cudaEventCreateWithFlags(&u->sent[i], cudaEventDisableTiming));
     }
     const long n = sysconf(_SC_NPROCESSORS_ONLN) / (be->options.n_ranks) - 1;
-    const int32_t wanted = n > MAX_THREADS ? MAX_THREADS : n < 0 ? 0 : (int32_t)n;
+    int32_t wanted = n > MAX_THREADS ? MAX_THREADS : (int32_t)n;
+    wanted = wanted < 0 ? 0 : wanted;
     int32_t n_started = 0;
     pthread_mutex_lock(&u->lock);
     for (int32_t i = 0; i < wanted; i++) {
         struct worker *w = xmalloc(sizeof *w);
         *w = (struct worker){u, n_started};
         if (pthread_create(&u->threads[n_started], NULL, worker_main, w) != 0) {
-            free(w); // fewer threads are slower, not wrong
+            free(w); // fewer threads only make it slower
             break;
         }
         n_started++;
@@ -254,7 +256,7 @@ enum status cuda_upload_part(struct cuda *be, void *to, enum dtype dtype,
         return cuda_upload_units(be, to, (size_t)part->n_cols * element, part->n_rows, fill_row,
                                  &rows);
     }
-    /* A row that is longer than a buffer (a vector, say) goes in pieces of its own. */
+    /* A row longer than a buffer (a long vector, say) is sent in several pieces. */
     for (int64_t r = 0; r < part->n_rows; r++) {
         for (int64_t c = 0; c < part->n_cols; c += max_cols) {
             const int64_t n = part->n_cols - c < max_cols ? part->n_cols - c : max_cols;

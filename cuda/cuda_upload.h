@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights on their way to the device: pinned buffers and copying threads, for as long as weights
+/* Uploads weights to the device. The pinned buffers and copying threads exist only while weights
  * are opened. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_UPLOAD_H
 #define SLUICE_CUDA_CUDA_UPLOAD_H
@@ -8,15 +8,15 @@
 
 enum status cuda_upload_open(struct cuda *be);
 void cuda_upload_close(struct cuda *be);
-/* Makes unit i of a source at `to`. Thread: any, several at once. */
+/* Writes unit i of a source to `to`. Thread: any, several at once. */
 typedef void upload_fill(const void *source, int64_t i, char *to);
-/* n_units units, one behind the other. */
+/* n_units units, stored contiguously. */
 enum status cuda_upload_units(struct cuda *be, void *to, size_t unit_bytes, int64_t n_units,
                               upload_fill *fill, const void *source);
-/* n elements of `to` (device, dtype) from the part. */
+/* Converts n elements of the part to `to` (device memory, dtype). */
 enum status cuda_upload_part(struct cuda *be, void *to, enum dtype dtype,
                              const struct weight_part *part);
-/* Element i of an array of F32, BF16 or F16, rounded. */
+/* Stores element i of an F32, BF16 or F16 array, rounded. */
 void cuda_store_number(void *to, enum dtype dtype, int64_t i, float f);
 
 #endif

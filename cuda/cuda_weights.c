@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Opening a weight: its checks, its layout on the device, dummy values. */
+/* Opens a weight: checks it, chooses its layout on the device, makes dummy values. */
 #include "cuda/cuda_weights.h"
 #include "cuda/coded_pack.h"
 #include "cuda/cuda_upload.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows and columns of the parts must cover what the description says. */
+/* The parts must add up to the rows and columns of the description. */
 static enum status check_parts(const struct weight_desc *d, struct err *err)
 {
     if (d->n_out <= 0 || d->n_in <= 0 || d->n_experts <= 0 || d->n_parts <= 0 ||
@@ -41,7 +41,7 @@ static enum status fill(struct cuda *be, void *to, enum dtype dtype, const struc
     return OK;
 }
 
-/* The bias comes in one part or several: as many as make up its length. */
+/* The bias comes in one or more parts, which must add up to its length. */
 static enum status open_bias(struct cuda *be, const struct weight_desc *d, struct weight *w,
                              struct err *err)
 {
@@ -109,7 +109,7 @@ static enum status upload_coded(struct cuda *be, const struct coded_source *s,
     m->tiles = memory[0];
     m->scales = memory[1];
     m->zeros = memory[2];
-    if (m->code == DT_E4M3 && m->n_records == 1 && m->record_shift > 0) { // a scale for each row
+    if (m->code == DT_E4M3 && m->n_records == 1 && m->record_shift > 0) { // one scale per row
         m->product_scales = memory[1];
     }
     size_t n_blocks = 0;
@@ -129,8 +129,9 @@ static enum status upload_coded(struct cuda *be, const struct coded_source *s,
 /* ---- inputs
  * -------------------------------------------------------------------------------------- */
 
-/* How x is to be rounded: to E4M3, a scale for each row or each 128 inputs, or one that is stored,
- * the largest of the parts', which all read the same rows. */
+/* How x is rounded before the product: to E4M3 with one scale per row, per 128 inputs, or
+ * stored. A fused weight takes the largest stored scale of its parts, since all of them read the
+ * same rows. */
 static void read_inputs(struct cuda *be, const struct weight_desc *d, struct weight *w)
 {
     struct input_rule rule = d->parts[0].inputs;
@@ -143,7 +144,7 @@ static void read_inputs(struct cuda *be, const struct weight_desc *d, struct wei
         const struct input_rule *other = &d->parts[i].inputs;
         if (other->numbers != rule.numbers || other->group != rule.group ||
             other->from_row != rule.from_row || other->power_of_two != rule.power_of_two) {
-            return; // fused, and unlike: rows that all read stay as they are
+            return; // the fused parts differ, but share the rows: do not round them
         }
         rule.scale = other->scale > rule.scale ? other->scale : rule.scale;
     }
@@ -152,7 +153,7 @@ static void read_inputs(struct cuda *be, const struct weight_desc *d, struct wei
     be->max_rounded_in = d->n_in > be->max_rounded_in ? d->n_in : be->max_rounded_in;
 }
 
-/* *taken is false where the weight is to be stored as numbers. */
+/* *taken is false if the weight must be stored in floating point. */
 static enum status open_coded(struct cuda *be, const struct weight_desc *d, struct weight *w,
                               bool *taken, struct err *err)
 {
@@ -195,7 +196,7 @@ enum status cuda_weight_open(struct backend *base, const struct weight_desc *des
     w->n_out = desc->n_out;
     w->n_in = desc->n_in;
     w->n_experts = desc->n_experts;
-    w->next = be->weights; // freed on close, also when half-open
+    w->next = be->weights; // close frees it, even if half-open
     be->weights = w;
     bool is_coded = false;
     read_inputs(be, desc, w);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights and ropes as they lie on the device. Thread: the rank's owner. */
+/* Weights and rope tables on the device. Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_WEIGHTS_H
 #define SLUICE_CUDA_CUDA_WEIGHTS_H
 
@@ -12,21 +12,22 @@ struct weight {
     enum dtype dtype;
     int64_t n_out, n_in;
     int32_t n_experts;
-    void *data;                // [n_experts, n_out, n_in]; NULL: it stays quantised, as
-    struct coded_matrix coded; // (coded.tiles NULL: data)
-    struct input_rule inputs;  // INPUT_E4M3, of LINEAR, or INPUT_AS_IT_IS
+    void *data;                // [n_experts, n_out, n_in]; NULL: the weight stays quantised, in
+                               // `coded`
+    struct coded_matrix coded; // valid if coded.tiles is not NULL
+    struct input_rule inputs;  // INPUT_E4M3 (LINEAR only) or INPUT_AS_IT_IS
     float *bias;               // [n_experts, n_out] or NULL
-    void *bias_act;            // LINEAR: the same in the weight's dtype, if that is 16-bit
+    void *bias_act;            // LINEAR: a copy in the weight's dtype, if that has 16 bits
     struct weight *next;
 };
 
-/* NULL: it is stored as numbers. */
+/* NULL: the weight is stored in floating point. */
 static inline const struct coded_matrix *weight_coded(const struct weight *w)
 {
     return w->coded.tiles ? &w->coded : NULL;
 }
 
-/* NULL: what it multiplies is not rounded. */
+/* NULL: inputs are not rounded. */
 static inline const struct input_rule *weight_inputs(const struct weight *w)
 {
     return w->inputs.numbers == INPUT_E4M3 ? &w->inputs : NULL;

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* State sets as kernels see them, and the launchers of kernels/state/. A lane's memory of a layer:
+/* State sets as kernels see them, and the launchers of kernels/state/. A lane's memory for one
+ * layer:
  *
  *     records      [n_records] S [head][key_dim][value_dim] fp32, then inputs [kernel - 1][width]
  *     keys         [slots][key head][key_dim]
  *     values (u)   [slots][head][value_dim]
- *     decays (G)   [slots][head][decays] fp32: sums of log decays from the block's begin
+ *     decays (G)   [slots][head][decays] fp32: sums of log decays since the start of the block
  *     inputs       [conv_ring][width]
  *
- * slots = n_pages * block: slot position s is at s % slots. Numbers but S and G have the set's
- * dtype, which is that of activations. Snapshots are records. Everything begins at 16 bytes.
- * Compiles as C11 and C++17. Thread: plain data; launchers: the rank's owner. */
+ * slots = n_pages * block: slot position s is at s % slots. Everything except S and G has the set's
+ * dtype, which is that of activations. Snapshots are records. All parts are aligned to 16 bytes.
+ * Compiles as C11 and C++17.
+ * Thread: plain data; launchers: the rank's owner. */
 #ifndef SLUICE_CUDA_STATE_H
 #define SLUICE_CUDA_STATE_H
 
@@ -27,32 +29,33 @@ struct state_view {
     enum dtype dtype;
     int32_t block, slots, n_records, conv_ring, decays;
     int64_t s_bytes, record_bytes, lane_bytes;
-    int64_t k_at, u_at, g_at, conv_at; // in a lane's memory
+    int64_t k_at, u_at, g_at, conv_at; // offsets in a lane's memory
     char *lanes, *snapshots;
     int32_t max_lanes;
 };
 
-/* Rows of a sequence that one launch takes: so many that nothing it reads is what it overwrites,
- * whatever the order of its blocks. */
+/* Rows of a sequence that one launch takes. Small enough that a launch never overwrites anything it
+ * reads, whatever order its blocks run in. */
 enum { STATE_WINDOW = 16 };
 
-/* What a pass asks of recurrent layers: launches of k_state_rows for sequences of few rows and for
- * trees, and for all; sequences of more rows (chains), and the blocks that those have rows in. */
+/* The work of a pass's recurrent layers: launches of k_state_rows for sequences of few rows and
+ * trees only, and for all sequences; chains (sequences of more rows), and the blocks in which those
+ * have rows. */
 struct state_work {
     int32_t windows, all_windows, n_chains, n_blocks;
 };
 
-/* Vectors of the ops, as device memory. */
+/* Vectors of the ops, in device memory. */
 struct state_vectors {
-    const float *kernel, *bias; // of the convolution; kernel NULL: x is behind it already
+    const float *kernel, *bias; // of the convolution; kernel NULL: x is already convolved
     const float *a_log, *dt_bias, *skip;
     const float *norm;
-    bool norm_is_wide; // its weights are of all heads
+    bool norm_is_wide; // its weights cover all heads
 };
 
-/* The recurrence of each sequence's rows [window * STATE_WINDOW, + STATE_WINDOW), from the
- * convolution on if `conv` is given, and through the gate if `gate` is. With conv alone (`a` NULL)
- * the convolution of a STATE_CONV layer. */
+/* The recurrence for rows [window * STATE_WINDOW, + STATE_WINDOW) of each sequence, including the
+ * convolution if `conv` is given and the gate if `gate` is. With `conv` but no `a`: the convolution
+ * of a STATE_CONV layer. */
 struct state_rows_launch {
     const struct short_conv_args *conv;
     const struct recurrence_args *a;
@@ -61,28 +64,28 @@ struct state_rows_launch {
     struct state_view state;
     struct pass_view pass;
     int32_t window;
-    int32_t n_seqs; // of the bucket, at most
-    bool few_alone; // not those of more than STATE_WINDOW rows, unless they are trees
+    int32_t n_seqs; // the most that the bucket has
+    bool few_alone; // skip sequences of more than STATE_WINDOW rows, unless they are trees
 
-    /* k_state_blocks: such sequences, and the blocks of the state that they have rows in, at most
-     */
+    /* k_state_blocks: the most such sequences, and the most blocks of the state in which they have
+     * rows. */
     int32_t n_chains, n_blocks;
 };
-bool k_state_rows_takes(const struct state_view *state); // geometry that fits a multiprocessor
+bool k_state_rows_takes(const struct state_view *state); // true if its shape fits a multiprocessor
 cudaError_t k_state_rows(cudaStream_t stream, const struct state_rows_launch *l);
 
-/* The same of sequences of more than STATE_WINDOW rows that are no trees, a whole block of the
- * state at a time, without the gate: of 16-bit layers whose convolution comes with it. A row's bits
- * are not those of k_state_rows, nor the same in whatever pieces a block comes. */
+/* The recurrence for sequences of more than STATE_WINDOW rows that are not trees, a whole block of
+ * the state at a time, without the gate; 16-bit layers with their convolution only. A row's bits
+ * differ from those of k_state_rows, and depend on how a block is cut into passes. */
 bool k_state_blocks_takes(const struct state_rows_launch *l);
 size_t k_state_blocks_bytes(const struct state_view *state,
-                            int32_t n_blocks); // scratch; least: of 1
+                            int32_t n_blocks); // scratch bytes; with n_blocks 1 the minimum
 cudaError_t k_state_blocks(cudaStream_t stream, const struct state_rows_launch *l, void *scratch,
                            size_t n_bytes);
 cudaError_t k_short_conv(cudaStream_t stream, const struct state_rows_launch *l);
 cudaError_t k_gate(cudaStream_t stream, const struct gate_args *a, const float *norm, bool wide);
 
-/* views: those of all layers, on the device. Copies of one call are all of one kind. */
+/* views: all layers', on the device. All copies of one call are of the same kind. */
 cudaError_t k_copy_states(cudaStream_t stream, const struct state_view *views, int32_t n_layers,
                           const struct state_copy *copies, int32_t n);
 cudaError_t k_move_states(cudaStream_t stream, const struct state_view *views, int32_t n_layers,

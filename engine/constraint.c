@@ -10,7 +10,8 @@ void constraint_begin(struct constraint *c)
 
 /* ---- where the grammar begins --------------------------------------------------------------- */
 
-/* The longest beginning of the marker that these bytes end with, one byte after n_matched of it. */
+/* Extends a match by one byte: the longest prefix of the marker that the text seen so far, of which
+ * n_matched bytes matched, now ends with. */
 static size_t match(const char *marker, size_t n_matched, char byte)
 {
     char tail[GRAMMAR_AFTER_MAX + 1];
@@ -23,7 +24,7 @@ static size_t match(const char *marker, size_t n_matched, char byte)
     return n_matched - skip;
 }
 
-/* Looks for the marker's end in one more token. False: it lies inside of the token. */
+/* Searches for the end of the marker in one more token. False: it ends inside the token. */
 static bool search(struct constraint *c, const struct engine_request *r, int32_t token)
 {
     size_t length = strlen(r->grammar_after), n_bytes = 0, at = 0;
@@ -33,7 +34,7 @@ static bool search(struct constraint *c, const struct engine_request *r, int32_t
         c->n_matched = match(r->grammar_after, c->n_matched, bytes[at]);
     }
     if (!whole && n_bytes == 0) {
-        c->n_matched = 0; // a special token
+        c->n_matched = 0; // a special token has no text
     }
     c->n_searched++;
     if (whole || c->n_matched == length) {
@@ -56,12 +57,12 @@ bool constraint_is_ahead(struct constraint *c, const struct sequence *seq)
 
 /* ---- where the text is ---------------------------------------------------------------------- */
 
-/* Brings the state up to the known tokens. */
+/* Advances the state to the known tokens. */
 static enum status reach(struct constraint *c, const struct sequence *seq)
 {
     struct grammar *g = seq->request->grammar;
     if (constraint_is_ahead(c, seq)) {
-        return ERR_INVALID; // its text has no state yet
+        return ERR_INVALID; // the grammar's state at its text is unknown
     }
     const int32_t *tokens = seq->output->tokens + c->first, n = sequence_generated(seq) - c->first;
     enum status st = c->n_tokens >= 0 && c->n_tokens <= n ? OK : ERR_BUSY;
@@ -76,8 +77,9 @@ static enum status reach(struct constraint *c, const struct sequence *seq)
     return st;
 }
 
-/* Where the marker ends among tokens that are not known yet: how many come before the grammar's
- * text, all of them if it does not. ERR_INVALID: inside of one. */
+/* Looks for the end of the marker in tokens that are not known yet. Returns how many of them
+ * precede the grammar's text: all if it does not start among them. ERR_INVALID: the marker ends
+ * inside a token. */
 static enum status look_ahead(const struct constraint *c, const struct sequence *seq,
                               const int32_t *more, int32_t n_more, int32_t *n_before, bool *ahead)
 {
@@ -92,9 +94,9 @@ static enum status look_ahead(const struct constraint *c, const struct sequence 
     return OK;
 }
 
-/* The state behind the known tokens and some more; none, if with them the text is still *ahead of
- * its grammar. Each call may empty the tables that states lie in, and with them what the one before
- * gave: then once more, with room. */
+/* The state after the known tokens and some more; none if with them the text is still *ahead of its
+ * grammar. Each call may clear the tables that hold states, including the one just computed; if so,
+ * it is computed once more with free space. */
 static enum status state_behind(struct constraint *c, const struct sequence *seq,
                                 const int32_t *more, int32_t n_more, struct grammar_state *out,
                                 bool *ahead)
@@ -142,7 +144,7 @@ enum status constraint_mask(struct constraint *c, const struct sequence *seq, co
         any |= words[i];
     }
     if (st == OK && any == 0) {
-        st = ERR_INVALID; // what must follow cannot be written with these tokens
+        st = ERR_INVALID; // these tokens cannot spell what must follow
     }
     return st == ERR_BUSY ? ERR_LIMIT : st;
 }
@@ -182,14 +184,14 @@ void constraint_cut(struct constraint *c, const struct sequence *seq, struct pro
         struct grammar_state s;
         bool ahead;
         allowed = state_behind(c, seq, p->drafts, n, &s, &ahead) == OK;
-        if (allowed && ahead) { // unless the grammar begins inside of it
+        if (allowed && ahead) { // unless the grammar starts inside it
             allowed = state_behind(c, seq, p->drafts, n + 1, &s, &ahead) == OK;
         } else if (allowed) {
             allowed = grammar_allows(g, s, p->drafts[n], &allowed) == OK && allowed;
         }
         n += allowed;
         if (allowed && !ahead && grammar_is_end(g, p->drafts[n - 1])) {
-            break; // nothing follows
+            break; // nothing may follow
         }
     }
     p->n_drafts = n;
@@ -198,7 +200,7 @@ void constraint_cut(struct constraint *c, const struct sequence *seq, struct pro
 int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int32_t *ids,
                           int32_t max)
 {
-    enum { LEAST_BYTES = 4 }; // chosen: less is a token or two that drafts have anyway
+    enum { LEAST_BYTES = 4 }; // chosen: less is a token or two, which drafting predicts anyway
     if (max <= 0 || constraint_is_ahead(c, seq) || reach(c, seq) != OK) {
         return 0;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The grammar of one sequence's text, and where in it the text is. The state is a function of the
- * known tokens: what is kept of it is a cache, brought up to them where it is asked for and made
- * anew where it is stale. So preemption, siblings and the prefix cache need nothing.
+/* The grammar of one sequence's text, and the position in it. The state is a function of the known
+ * tokens. What is stored is a cache, advanced when needed and rebuilt when stale, so preemption,
+ * siblings and the prefix cache need no special handling.
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_CONSTRAINT_H
 #define SLUICE_ENGINE_CONSTRAINT_H
@@ -11,34 +11,37 @@
 
 struct constraint {
     struct grammar_state state;
-    int32_t n_tokens;    // generated tokens that it has seen; -1: it is not known
-    int32_t first;       // the generated token where the grammar's text begins; -1: not yet
-    int32_t n_searched;  // generated tokens that were searched for its beginning
-    size_t n_matched;    // bytes of the marker that they end with
-    enum status failure; // why the request has to end
+    int32_t n_tokens;    // generated tokens it covers; -1: unknown
+    int32_t first;       // index of the generated token where the grammar's text starts; -1: not
+                         // yet
+    int32_t n_searched;  // generated tokens already searched for that start
+    size_t n_matched;    // length of the marker prefix that they end with
+    enum status failure; // why the request must end
 };
 
-void constraint_begin(struct constraint *c); // of a new sequence
+void constraint_begin(struct constraint *c); // for a new sequence
 
-/* Whether the marker that the grammar begins behind is not among the known tokens. Then what is
- * drawn next is free. */
+/* True if the marker after which the grammar starts has not been generated yet, so that the next
+ * draw is unconstrained. */
 bool constraint_is_ahead(struct constraint *c, const struct sequence *seq);
 
-/* The mask behind the known tokens and these drafts: of everything, where with them the grammar has
- * not begun. OK, or words are all 0. */
+/* The mask after the known tokens and these drafts; all ones if the grammar has not started by
+ * then. If not OK, words are all 0. */
 enum status constraint_mask(struct constraint *c, const struct sequence *seq, const int32_t *drafts,
                             int32_t n_drafts, uint32_t *words);
 
-/* Takes a token that was drawn, which is not known yet. What is not allowed is refused. */
+/* Advances by a token just drawn, which is not known yet. A token that is not allowed is
+ * refused. */
 enum status constraint_take(struct constraint *c, const struct sequence *seq, int32_t token);
 
-/* Whether a token that was taken completes the text. */
+/* True if the token just taken completes the text. */
 bool constraint_ends(const struct constraint *c, const struct sequence *seq, int32_t token);
 
-/* Cuts the drafts before the first that is not allowed. */
+/* Cuts the drafts before the first one that is not allowed. */
 void constraint_cut(struct constraint *c, const struct sequence *seq, struct proposal *p);
 
-/* Text that must follow, as drafts, at most max: how many; 0 where it is short. */
+/* Text that must follow, as at most `max` draft ids; returns their number, or 0 if the text is
+ * short. */
 int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int32_t *ids,
                           int32_t max);
 

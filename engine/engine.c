@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The engine thread: inbox -> plan -> submit -> commit -> outbox. Step N + 1 is planned and
- * submitted before step N's results are read; what grammars allow its draws is told behind them. */
+ * submitted before step N's results are read; masks that depend on those results are sent after
+ * them. */
 #include "engine/engine_state.h"
 
 #include "engine/cluster/step_run.h"
@@ -46,7 +47,7 @@ static void fail_all(struct engine *e, enum status st, const char *text)
     }
 }
 
-/* A lost node makes the devices fail too; it is what a person wants to know. */
+/* If a node is lost the devices fail too; report the node, which is the cause. */
 static void fail_with_cause(struct engine *e, enum status st, const char *text)
 {
     struct err why;
@@ -54,8 +55,8 @@ static void fail_with_cause(struct engine *e, enum status st, const char *text)
     fail_all(e, lost ? ERR_DEVICE : st, lost ? why.text : text);
 }
 
-/* Where a grammar allows nothing, or says nothing within its limits, the request ends: what it does
- * not allow is never drawn instead. */
+/* If a grammar allows no token, or cannot decide within its limits, the request ends: a token that
+ * is not allowed is never drawn instead. */
 static void fail_constrained(struct engine *e, struct sequence *seq)
 {
     if (seq->state != SEQ_RETIRING) {
@@ -70,7 +71,8 @@ static void fail_closed(struct engine *e, const struct planned_step *ps)
     }
 }
 
-/* Masks and draws of a step whose forward pass is under way, once the tokens before are known. */
+/* Sends masks and draws of a step whose forward pass is running, once the preceding tokens are
+ * known. */
 static void submit_draws(struct engine *e)
 {
     struct planned_step *ps = e->draws_wait;
@@ -152,7 +154,7 @@ static bool is_stop(const struct engine_request *r, int32_t token)
     return false;
 }
 
-/* Adds a drawn token to what the sequence knows. False when that ended it. */
+/* Appends a drawn token to the sequence. False if that ended it. */
 static bool append(struct engine *e, struct sequence *seq, const struct draw_result *d)
 {
     struct engine_request *r = seq->request;
@@ -179,10 +181,10 @@ static bool append(struct engine *e, struct sequence *seq, const struct draw_res
     return true;
 }
 
-/* Its logits are not numbers: whatever was drawn is no answer. */
+/* The logits contain NaN or infinity, so no drawn token is a valid answer. */
 static void fail_broken(struct engine *e, struct engine_request *r)
 {
-    if (e->n_corrupted++ == 0) { // others may follow in every step
+    if (e->n_corrupted++ == 0) { // log once: it may repeat in every step
         log_error("%s: the model's logits hold NaN or infinities, or nothing but -infinity: its "
                   "weights are broken, or its activations too large for the dtype. Such requests "
                   "fail; --check-weights full looks for the former",
@@ -191,8 +193,7 @@ static void fail_broken(struct engine *e, struct engine_request *r)
     requests_fail(e, r, ERR_NAN, "the model's logits are not numbers");
 }
 
-/* The row whose draft stands given what was drawn at `row`, which then becomes that draft; -1: none
- * does. */
+/* The row whose draft equals the token drawn at `row`; -1: no draft does. */
 static int32_t next_row(const struct spec *sp, const struct sequence *seq, int32_t row,
                         int32_t n_drafts, struct draw_result *d)
 {
@@ -206,7 +207,7 @@ static int32_t next_row(const struct spec *sp, const struct sequence *seq, int32
     return row + 1;
 }
 
-/* Whether a grammar does not allow what was drawn: a mask that was closed, or a fault. */
+/* True if the grammar rejects the drawn token: its mask was empty, or there is a bug. */
 static bool is_refused(struct engine *e, const struct sequence *seq, int32_t token)
 {
     struct constraint *c = &e->constraints[seq->index];
@@ -214,8 +215,8 @@ static bool is_refused(struct engine *e, const struct sequence *seq, int32_t tok
     return c->failure != OK;
 }
 
-/* Draws first .. first + n belong to one sequence: its rows' tokens in order. A row's token stands
- * while the drafts before it were right. */
+/* Draws first .. first + n belong to one sequence, in row order. A row's token counts only if the
+ * drafts before it were all correct. */
 static void commit_draws(struct engine *e, const struct planned_step *ps, int32_t first, int32_t n)
 {
     struct sequence *seq = ps->owners[first].seq;
@@ -250,7 +251,7 @@ static void commit_draws(struct engine *e, const struct planned_step *ps, int32_
         }
         goes_on = append(e, seq, &d);
     }
-    if (n_drafts > 0) { // what lies behind an end was not judged
+    if (n_drafts > 0) { // drafts after the end were not tested
         bool cut = row >= 0 && !goes_on;
         const struct spec_trial trial = {.trust = &seq->trust,
                                          .seq = seq,
@@ -290,7 +291,7 @@ static void commit_pools(struct engine *e, const struct planned_step *ps)
     for (int32_t i = 0; i < ps->step.pass.n_pool; i++) {
         struct sequence *seq = ps->pool_owners[i];
         if (seq->state != SEQ_RETIRING && ps->step.pools[i].finish) {
-            // The backend adds up; a mean is over the whole prompt, last over one row.
+            // The backend returns a sum: a mean is over the whole prompt, "last" over one row.
             float n = seq->request->pool == POOL_MEAN ? (float)seq->n_prompt : 1.0f;
             const float *sum = step_results(ps)->pooled + (size_t)i * hidden;
             for (size_t k = 0; k < hidden; k++) {
@@ -301,7 +302,18 @@ static void commit_pools(struct engine *e, const struct planned_step *ps)
     }
 }
 
-/* A request that only asked for its prompt's log-probabilities ends with its last row. */
+/* Reports how much of the prompt is computed. Ignored by the caller after the first token. */
+static void tell_prompt(struct engine *e, const struct plan_entry *entry)
+{
+    struct engine_request *r = entry->seq->request;
+    int32_t n = entry->first + entry->n_rows - entry->n_drafts;
+    if (r->tells_prompt && entry->seq->sample == 0 && entry->first < r->n_prompt) {
+        atomic_store(&r->n_prefilled, n < r->n_prompt ? n : r->n_prompt);
+        requests_announce(e, r, false);
+    }
+}
+
+/* A request that only wants its prompt's log-probabilities ends with its last row. */
 static void commit_entry(struct engine *e, const struct plan_entry *entry)
 {
     struct sequence *seq = entry->seq;
@@ -309,6 +321,7 @@ static void commit_entry(struct engine *e, const struct plan_entry *entry)
         return;
     }
     scheduler_commit(&e->scheduler, seq);
+    tell_prompt(e, entry);
     if (seq->state == SEQ_RUNNING && seq->max_tokens == 0 &&
         entry->first + entry->n_rows == seq->n_known) {
         requests_finish(e, seq, FINISH_LENGTH);
@@ -322,11 +335,11 @@ static void step_over(struct engine *e, struct sequence *seq)
     }
 }
 
-/* How fast prompts are computed, by the steps that are at least half full, and with it how much
- * work may overtake a request that waits. */
+/* Measures how fast prompts are computed, from steps that are at least half full. It determines how
+ * much work may overtake a waiting request. */
 static void learn_speed(struct engine *e, int32_t n_rows)
 {
-    enum { PATIENCE_S = 10, KEEP = 7 }; // of 8 parts, what was known before
+    enum { PATIENCE_S = 10, KEEP = 7 }; // weight, in eighths, of the old estimate
     int64_t now = clock_now_ns(), since = e->last_commit_ns;
     e->last_commit_ns = e->n_inflight > 0 ? now : 0;
     if (since > 0 && now > since && 2 * n_rows >= e->scheduler.limits.max_rows) {
@@ -339,15 +352,24 @@ static void learn_speed(struct engine *e, int32_t n_rows)
     }
 }
 
-static void count_step(struct engine *e, int32_t n_rows)
+/* Prompt tokens among the rows of an entry. */
+static int32_t prompt_rows(const struct plan_entry *entry)
+{
+    int32_t left = entry->seq->n_prompt - entry->first;
+    left = left > 0 ? left : 0;
+    return left < entry->n_rows ? left : entry->n_rows;
+}
+
+static void count_step(struct engine *e, int32_t n_rows, int64_t n_tokens)
 {
     int32_t i = 0;
-    while (i < N_STEP_SIZES - 1 && n_rows > engine_step_bound(i)) {
+    while (i < N_STEP_SIZES - 1 && n_tokens > engine_step_bound(i)) {
         i++;
     }
     e->step_sizes[i]++;
     e->n_steps++;
     e->n_rows += n_rows;
+    e->step_tokens += n_tokens;
 }
 
 static void commit_step(struct engine *e)
@@ -356,6 +378,7 @@ static void commit_step(struct engine *e)
     struct planned_step *ps = &e->steps[slot];
     struct backend *be = e->ranks.rank[0].be;
     enum status status = e->failed;
+    int64_t n_tokens = -e->generated_tokens;
     if (status == OK) {
         status = be->ops->step_wait(be, slot, ps->results, step_n_passes(&ps->step));
     }
@@ -381,7 +404,9 @@ static void commit_step(struct engine *e)
     if (status == OK) {
         step_commit_draft_kv(ps, &e->scheduler.holdings);
     }
+    n_tokens += e->generated_tokens;
     for (int32_t i = 0; i < ps->plan.n_entries; i++) {
+        n_tokens += prompt_rows(&ps->plan.entries[i]);
         commit_entry(e, &ps->plan.entries[i]);
         step_over(e, ps->plan.entries[i].seq);
     }
@@ -389,7 +414,8 @@ static void commit_step(struct engine *e)
         scheduler_commit(&e->scheduler, ps->plan.forks[i].seq);
         step_over(e, ps->plan.forks[i].seq);
     }
-    count_step(e, ps->step.pass.n_rows);
+    count_step(e, ps->step.pass.n_rows, n_tokens);
+    e->step_seqs += ps->plan.n_entries;
     learn_speed(e, ps->step.pass.n_rows);
 }
 
@@ -401,7 +427,7 @@ static void publish_stats(struct engine *e)
     const struct spec_learnt *l = &e->spec.learnt;
     pthread_mutex_lock(&e->stats_lock);
     struct engine_stats *o = &e->stats;
-    o->n_submitted -= e->n_accepted; // they are in what follows
+    o->n_submitted -= e->n_accepted; // they are counted in the fields below
     o->submitted_tokens -= e->accepted_tokens;
     e->n_accepted = 0;
     e->accepted_tokens = 0;
@@ -410,9 +436,12 @@ static void publish_stats(struct engine *e)
     o->waiting_tokens = s->waiting_tokens;
     o->n_blocks = s->limits.n_blocks;
     o->n_blocks_held = s->limits.n_blocks - holdings_available(&s->holdings);
-    o->n_blocks_idle = s->holdings.pool.n_idle;
+    o->n_blocks_idle = s->holdings.pool.idle.n;
+    o->n_blocks_kept = s->holdings.retention.n_kept;
     o->n_steps = e->n_steps;
     o->n_rows = e->n_rows;
+    o->step_tokens = e->step_tokens;
+    o->step_seqs = e->step_seqs;
     memcpy(o->step_sizes, e->step_sizes, sizeof o->step_sizes);
     o->prompt_tokens = e->prompt_tokens;
     o->generated_tokens = e->generated_tokens;
@@ -432,16 +461,18 @@ static void publish_stats(struct engine *e)
 }
 
 enum {
-    NAP_NS = 1000000,     // where nothing can run until something changes: short against a step
-    IDLE_NS = 1000000000, // chosen: a lost node or device is noticed within it
+    NAP_NS = 1000000,     // poll interval when nothing can run until something changes: short
+                          // compared with a step
+    IDLE_NS = 1000000000, // chosen: the time in which a lost node or device is noticed
 };
 
-/* How long the thread may sleep for news: to the next deadline, if that is nearer. */
+/* How long the thread may wait for messages: at most until the next deadline. */
 static int64_t idle_timeout(const struct engine *e)
 {
     int64_t left =
         e->next_deadline_ns == INT64_MAX ? IDLE_NS : e->next_deadline_ns - clock_now_ns();
-    return left < NAP_NS ? NAP_NS : left < IDLE_NS ? left : IDLE_NS;
+    left = left < IDLE_NS ? left : IDLE_NS;
+    return left < NAP_NS ? NAP_NS : left;
 }
 
 void engine_turn(struct engine *e)
@@ -449,8 +480,10 @@ void engine_turn(struct engine *e)
     bool busy = e->n_inflight > 0 || e->scheduler.n_running + e->scheduler.n_waiting > 0;
     int64_t patience = e->options.no_thread ? 0 : idle_timeout(e);
     requests_take(e, busy ? 0 : patience);
-    requests_expire(e, clock_now_ns());
-    if (!busy) { // no step would tell
+    int64_t now = clock_now_ns();
+    requests_expire(e, now);
+    retention_tick(&e->scheduler.holdings.retention, now);
+    if (!busy) { // no step would report a lost node
         ranks_check(&e->ranks);
     }
     if (e->failed == OK && (engine_set_lost(e, NULL) || atomic_load(&e->ranks.aborted))) {
@@ -461,7 +494,7 @@ void engine_turn(struct engine *e)
     if (e->n_inflight == N_STEPS || (e->n_inflight > 0 && !submitted)) {
         commit_step(e);
     } else if (!submitted && busy) {
-        // Nothing fits until something ends: never spin.
+        // Nothing fits until something ends; do not spin.
         requests_take(e, patience < NAP_NS ? patience : NAP_NS);
     }
     submit_draws(e);

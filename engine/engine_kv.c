@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How each model's keys and values are stored: what --kv-cache-dtype, the speculative-config and
- * the checkpoints say, in this order; and the KV sets that a backend is told of. */
+/* Chooses how each model's keys and values are stored: by --kv-cache-dtype, then the speculative
+ * config, then the checkpoints. Also describes the KV sets to the backend. */
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
 
 #include <string.h>
 
-/* Of "auto", and of a model whose checkpoint asks for a format: with float32, where nothing but
- * weights is rounded, it is not heard. */
+/* The format for "auto". A format that the checkpoint requests is ignored with float32, which
+ * rounds nothing but weights. */
 static const struct kv_choice *automatic(const struct engine *e, const struct model *m)
 {
     const struct kv_choice *plain = kv_choice_plain(e->info.dtype);
@@ -61,7 +61,7 @@ void engine_kv_set(const struct engine *e, const struct model *m, struct kv_laye
                                 .format = choice->format};
 }
 
-/* Whether the backend has the format, so that its refusal says which one it is. */
+/* Tries the set on the backend, so that an error names the unsupported format. */
 static enum status try_set(const struct engine *e, const struct model *m, const char *where,
                            struct err *err)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a pass of n rows costs, measured at the start on the real models: speculation pays by this
- * curve, so it is not guessed. */
+/* Measures the cost of a pass of n rows at startup, on the real models: speculation decides by this
+ * curve. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/cluster/step_run.h"
@@ -13,12 +13,12 @@ struct measure {
     const struct spec_options *options;
     int32_t n_vocab_used;
     bool draft;
-    bool tells; // its draws tell the likeliest ids
+    bool tells; // its draws report the most likely ids
     int32_t n_rows, n_passes;
-    float seconds; // of rank 0
+    float seconds; // measured on rank 0
 };
 
-/* n rows over as many lanes as there are; false when they do not fit. */
+/* n rows over as many lanes as there are; false if they do not fit. */
 static bool fill_pass(const struct measure *m, struct pass *p, struct pass_row *rows,
                       struct pass_seq *seqs, struct pass_draw *draws, int32_t *out_rows)
 {
@@ -99,13 +99,13 @@ static enum status measure_rank(struct rank *r, void *arg)
     return OK;
 }
 
-/* What is measured for, and where. */
+/* What to measure, and on which ranks. */
 struct site {
     struct ranks *ranks;
     struct measure common;
 };
 
-/* Every rank takes as many turns, or their collectives would not meet. */
+/* Every rank runs the same number of passes; otherwise their collectives would not match. */
 static enum status measure_once(const struct site *site, bool draft, int32_t n_rows,
                                 int32_t n_passes, bool tells, float *least)
 {
@@ -121,8 +121,8 @@ static enum status measure_once(const struct site *site, bool draft, int32_t n_r
     return OK;
 }
 
-/* Once round all numbers of rows. The first rounds may capture graphs; the least time is what other
- * programs did not disturb, and a disturbance that lasts falls on all points alike. */
+/* Measures every row count once. The first rounds may capture graphs. The minimum over rounds
+ * filters out disturbances by other programs, and a longer disturbance affects all points alike. */
 static enum status measure_round(const struct site *site, bool draft, float *cost)
 {
     for (int32_t i = 0; i < SPEC_COST_POINTS; i++) {
@@ -131,7 +131,7 @@ static enum status measure_round(const struct site *site, bool draft, float *cos
     return OK;
 }
 
-/* Several draft passes of one step, and one that tells more. */
+/* Several draft passes in one step, and one that reports more ids. */
 static enum status measure_looks(const struct site *site, struct spec_timed_steps *t)
 {
     TRY(measure_once(site, true, 1, t->n_passes, false, &t->chain));

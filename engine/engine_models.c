@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which models are opened: what their folders and the options say, before anything is loaded. */
+/* Reads what the folders and the options say about the models, before anything is loaded. */
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
@@ -33,7 +33,7 @@ static enum status read_config(struct engine *e, struct err *err)
     return OK;
 }
 
-/* Drafts are never longer than the text, nor than what their model was made for. */
+/* Drafts are never longer than the text, nor than their model's own limit. */
 bool engine_fit_draft(struct engine *e, int32_t draft)
 {
     struct model_config *c = e->draft_config[draft];
@@ -41,13 +41,13 @@ bool engine_fit_draft(struct engine *e, int32_t draft)
     return model_config_fit(c, c->max_pos < served ? c->max_pos : served);
 }
 
-/* Random weights: there are no files but config.json. */
+/* Random weights: config.json is the only file. */
 static bool is_dummy(const struct engine_options *o)
 {
     return o->load_format && strcmp(o->load_format, "dummy") == 0;
 }
 
-/* The operator's word, else config.json's, else that of the weights themselves. */
+/* The operator's choice, else config.json's, else the dtype of the weights. */
 static enum status choose_dtype(const struct engine *e, enum dtype *out, struct err *err)
 {
     const struct model_config *c = &e->config;
@@ -62,7 +62,7 @@ static enum status choose_dtype(const struct engine *e, enum dtype *out, struct 
     return OK;
 }
 
-/* Both must mean the same by every id: the same number of them, and the same spelling where both
+/* Ids must mean the same in both models: equal vocabulary sizes, and equal spellings if both
  * folders have a tokenizer. */
 static enum status same_vocabulary(const struct engine *e, int32_t draft, struct err *err)
 {
@@ -87,7 +87,7 @@ static enum status same_vocabulary(const struct engine *e, int32_t draft, struct
     return st;
 }
 
-/* A draft model's config is its folder's; a head's is made for the model. */
+/* A draft model's config comes from its folder; a draft head's is derived from the model. */
 static enum status read_draft_config(struct engine *e, const char *folder, struct model_config *c,
                                      struct err *err)
 {
@@ -111,7 +111,7 @@ static enum status read_drafts(struct engine *e, struct err *err)
             e->spec.options.draft_max_len = c->max_pos;
         }
         if (c->head.kind == HEAD_MTP) {
-            continue; // of the model's own files
+            continue; // stored in the model's own files
         }
         TRY(same_vocabulary(e, i, err));
         if (!is_dummy(&e->options)) {
@@ -158,7 +158,7 @@ static enum status read_ranks(struct engine *e, struct err *err)
 enum status engine_check(const struct engine_options *options, struct err *err)
 {
     struct model_config *c = xcalloc(1, sizeof *c);
-    log_mute(true); // engine_open says what there is to say
+    log_mute(true); // engine_open will log these lines
     enum status st = model_config_load_over(options->model, options->hf_overrides, c, err);
     log_mute(false);
     free(c);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine among nodes: node 0 sends its steps to the others, which execute them here. Whatever
- * ends one node ends them all. */
+/* The engine on several nodes: node 0 sends its steps to the others, which execute them here.
+ * Whatever ends one node ends all of them. */
 #include "engine/cluster/step_run.h"
 #include "engine/cluster/step_wire.h"
 #include "engine/engine_state.h"
@@ -29,8 +29,8 @@ void engine_note_failure(struct engine *e, const char *why)
     atomic_compare_exchange_strong(&e->state, &ready, ENGINE_FAILED);
 }
 
-/* On a thread of the nodes': the engine thread may sit in a collective that never ends by itself.
- */
+/* Runs on a thread of the nodes module: the engine thread may be blocked in a collective that never
+ * ends by itself. */
 static void on_lost(void *arg)
 {
     struct engine *e = arg;
@@ -50,7 +50,7 @@ void engine_watch_nodes(struct engine *e)
     }
 }
 
-/* Also lets the others go: no step comes any more. */
+/* Also releases the other nodes: no more steps will come. */
 void engine_unwatch_nodes(struct engine *e)
 {
     if (e->options.nodes) {
@@ -136,7 +136,7 @@ static enum status follow_draws(struct rank *r, void *arg)
     return step_execute_draws(r, f->e->n_vocab_used);
 }
 
-/* One frame: a pass of the draft models, the step, or the draws that it lacks. *number counts
+/* One frame: a pass of the draft models, a step, or the draws missing from it. *number counts
  * steps. */
 static enum status follow_frame(struct engine *e, int64_t *number, const void *bytes,
                                 size_t n_bytes, struct err *err)
@@ -153,15 +153,15 @@ static enum status follow_frame(struct engine *e, int64_t *number, const void *b
         bool rest = frame == STEP_DRAWS;
         st = ranks_run(&e->ranks, rest ? follow_draws : follow_rank, &f);
     }
-    if (st == OK && frame != STEP_LEVEL && !step->pass.draws_wait) { // it is whole
+    if (st == OK && frame != STEP_LEVEL && !step->pass.draws_wait) { // the step is complete
         step->begun = false;
         e->n_steps = ++*number;
     }
     return st == OK ? OK : err_set(err, st, "a device failed in step %lld", (long long)*number);
 }
 
-/* No step came, which would tell of a device. What was aborted because the set is lost is told by
- * the next call for a step. */
+/* No step arrived that would reveal a failed device, so check. If the failure is due to a lost set,
+ * the next request for a step reports it. */
 static enum status follow_silence(struct engine *e, struct err *err)
 {
     ranks_check(&e->ranks);
@@ -195,7 +195,7 @@ enum status engine_follow(struct engine *e, struct err *err)
     return st;
 }
 
-/* The first rank that failed speaks for all, and a lost node for the ranks. */
+/* Returns the first failing rank's error; a lost node takes precedence over the ranks. */
 enum status engine_on_ranks(struct engine *e, enum status (*work)(struct rank *r, void *arg),
                             struct err *err)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Opening: devices and weights on every rank, memory for a step, and the order of it all. */
+/* Opening: devices and weights on every rank, memory for a step, in the right order. */
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
@@ -43,7 +43,7 @@ static bool inputs_as_they_are(const struct engine *e)
     return asked && strcmp(asked, "none") == 0;
 }
 
-/* A checkpoint that is quantised is what its config says, whatever this option does. */
+/* If the checkpoint is quantised, its own config applies and this option does not. */
 static enum requantise_kind requantise_of(const struct engine *e)
 {
     const char *asked = e->options.quantization;
@@ -68,13 +68,14 @@ static enum status load_rank(struct rank *r, void *arg)
     return model_load(&options, r->be, &r->target, &r->err);
 }
 
-/* A draft model is whole on every rank, unless the ranks are to share it: it is small, and then
- * needs no collectives. */
+/* Every rank holds the whole draft model unless told to share it: it is small, and then needs no
+ * collectives. */
 static enum status load_drafts(struct rank *r, void *arg)
 {
     struct engine *e = arg;
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
-        const bool module = e->draft_config[i]->head.kind == HEAD_MTP; // of the model's own files
+        // stored in the model's own files
+        const bool module = e->draft_config[i]->head.kind == HEAD_MTP;
         struct model_load_options options = {
             .config = e->draft_config[i],
             .target = &r->target,
@@ -164,7 +165,7 @@ static void size_live_table(struct engine *e)
     e->live_mask = n - 1;
 }
 
-/* Embedding models are published without a head; drafts are for tokens. */
+/* Embedding models are published without a head; drafts need one. */
 static enum status check_heads(struct engine *e, struct err *err)
 {
     const struct rank *r = &e->ranks.rank[0];
@@ -203,7 +204,7 @@ enum status engine_load(struct engine *e, struct err *err)
     engine_limits(e, &limits);
     scheduler_init(&e->scheduler, &limits);
     int64_t overtake = e->options.prefix_overtake_tokens;
-    /* Until a full step is measured, as if it took a second. */
+    /* Until a full step has been measured, assume that it takes a second. */
     e->scheduler.overtake_tokens = overtake >= 0 ? overtake : 10 * (int64_t)limits.max_rows;
     e->sizes = engine_step_sizes(e);
     spec_open(&e->spec, limits.max_len);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine's side of speculation: which sequences there are to propose for, and what the draft
- * models' KV lacks of them. */
+/* The engine's side of speculation: the sequences to propose drafts for, and the tokens missing
+ * from the draft models' KV. */
 #include "engine/engine_state.h"
 
 #include <string.h>
@@ -10,8 +10,8 @@ static bool decodes(const struct sequence *seq)
     return seq->state == SEQ_RUNNING && seq->n_computed >= seq->n_prompt - 1;
 }
 
-/* With recurrent state the nodes lie in the root's block, and none of them at its end (backend.h).
- */
+/* With recurrent state the nodes must lie in the root's block, and none at its last position
+ * (backend.h). */
 static int32_t tree_depth(const struct scheduler_limits *l, const struct sequence *seq)
 {
     if (l->state_block == 0) {
@@ -43,7 +43,7 @@ static struct spec_view view_of(struct engine *e)
     return v;
 }
 
-/* Blocks that nobody else fills are the sequence's to fill from here on. */
+/* Claims blocks that nobody else fills, so that this sequence may fill them. */
 static int32_t claim_draft_rows(struct holdings *h, struct sequence *seq)
 {
     int32_t can = holdings_draft_rows(h, seq, seq->n_known);
@@ -51,8 +51,8 @@ static int32_t claim_draft_rows(struct holdings *h, struct sequence *seq)
     return can < lag ? -1 : lag;
 }
 
-/* What a grammar forbids is not proposed, and what it forces comes before guesses. While a token of
- * forced text is in flight, the rest of it waits for that token. */
+/* What a grammar forbids is not proposed, and forced text precedes guesses. While a token of forced
+ * text is in flight, the rest waits for it. */
 static void propose_constrained(struct engine *e, struct spec_candidate *c)
 {
     struct constraint *of = &e->constraints[c->seq->index];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The requests' side of the engine: what callers do (any thread), the inbox, live requests by their
- * order number, their ends, and the outbox. */
+/* The request side of the engine: callers' functions (any thread), the inbox, live requests by
+ * order number, how they end, and the outbox. */
 #include "engine/engine_state.h"
 
 #include "engine/base/assert.h"
@@ -29,7 +29,7 @@ static void live_remove(struct engine *e, uint64_t order)
     for (uint32_t i = (hole + 1) & e->live_mask; e->live[i]; i = (i + 1) & e->live_mask) {
         uint32_t home = (uint32_t)e->live[i]->order & e->live_mask;
         if (((i - home) & e->live_mask) >= ((i - hole) & e->live_mask)) {
-            e->live[hole] = e->live[i]; // its probe sequence passes the hole
+            e->live[hole] = e->live[i]; // its probe sequence crosses the hole
             e->live[i] = NULL;
             hole = i;
         }
@@ -48,7 +48,8 @@ struct engine_request *requests_any(const struct engine *e)
 
 /* ---- the outbox --------------------------------------------------------------------------- */
 
-/* Puts the request on the list of those with news. With `ended`, it must not be touched after. */
+/* Adds the request to the list of those with news. With `ended`, it must not be touched
+ * afterwards. */
 void requests_announce(struct engine *e, struct engine_request *r, bool ended)
 {
     pthread_mutex_lock(&e->outbox.lock);
@@ -71,8 +72,8 @@ void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, v
 {
     struct engine_request *first = NULL, **end = &first;
     pthread_mutex_lock(&e->outbox.lock);
-    /* Once `listed` is false the engine may link the request again: the drained list needs links
-     * of its own. */
+    /* Once `listed` is false the engine may link the request again, so the drained list needs its
+     * own links. */
     for (struct queue_link *l = e->outbox.head; l; l = l->next) {
         struct engine_request *r = (struct engine_request *)l; // link is the first member
         r->listed = false;
@@ -117,7 +118,7 @@ void requests_finish(struct engine *e, struct sequence *seq, enum finish_reason 
     }
 }
 
-/* Ends what still lives of a request; sample -1: all of it. */
+/* Ends the live part of a request; sample -1: all of it. */
 void requests_end(struct engine *e, struct engine_request *r, int32_t sample,
                   enum finish_reason reason)
 {
@@ -148,11 +149,11 @@ static void accept_request(struct engine *e, struct engine_request *r)
     e->live[live_slot(e, r->order)] = r;
     r->n_live = r->n;
     e->n_accepted += r->n;
-    e->accepted_tokens += (int64_t)r->n * r->n_prompt; // as scheduler.waiting_tokens counts
+    e->accepted_tokens += (int64_t)r->n * r->n_prompt; // same count as scheduler.waiting_tokens
     e->prompt_tokens += r->n_prompt;
     for (int32_t i = 0; i < r->n; i++) {
         struct sequence *seq = scheduler_add(&e->scheduler, r, i);
-        ASSERT(seq); // submit reserved it
+        ASSERT(seq); // engine_submit reserved it
         constraint_begin(&e->constraints[seq->index]);
     }
     if (r->deadline_ns > 0 && r->deadline_ns < e->next_deadline_ns) {
@@ -172,7 +173,7 @@ static void accept_all(struct engine *e, struct queue_link *list)
     }
 }
 
-/* The messages so far, which are e->taking then. */
+/* Moves the pending messages to e->taking. */
 static size_t take_messages(struct engine *e)
 {
     pthread_mutex_lock(&e->message_lock);
@@ -194,7 +195,7 @@ static void obey(struct engine *e, const struct message *m)
         return;
     }
     struct engine_request *r = e->live[live_slot(e, m->order)];
-    if (r) { // else it has ended meanwhile
+    if (r) { // otherwise it has ended meanwhile
         requests_end(e, r, m->sample, m->kind == MESSAGE_STOP ? FINISH_STOP : FINISH_CANCELLED);
     }
 }
@@ -204,7 +205,7 @@ void requests_take(struct engine *e, int64_t timeout_ns)
     accept_all(e,
                timeout_ns == 0 ? queue_take_all(&e->inbox) : queue_wait_all(&e->inbox, timeout_ns));
     size_t n = take_messages(e);
-    if (n > 0) { // one may be about a request that came since
+    if (n > 0) { // one may concern a request that arrived since
         accept_all(e, queue_take_all(&e->inbox));
     }
     for (size_t i = 0; i < n; i++) {
@@ -255,7 +256,7 @@ void engine_add_eos(struct engine *e, int32_t id)
     }
 }
 
-/* Whether it could ever run. */
+/* Checks whether it can ever run. */
 static enum status check_request(const struct engine *e, const struct engine_request *r,
                                  struct err *err)
 {
@@ -312,13 +313,14 @@ enum status engine_submit(struct engine *e, struct engine_request *r, struct err
         return err_set(err, ERR_BUSY, "the queue is full");
     }
     if (r->params.temperature < MIN_TEMPERATURE) {
-        r->params.temperature = 0.0f; // from here on that alone is greedy
+        r->params.temperature = 0.0f; // from here on, only exactly 0 means greedy
     }
     r->order = atomic_fetch_add(&e->next_order, 1) + 1;
     r->t_submit_ns = clock_now_ns();
     r->t_scheduled_ns = r->t_first_token_ns = r->t_done_ns = 0;
     r->n_recomputed = e->states.block > 0 ? 0 : -1;
     atomic_store(&r->n_cached, 0);
+    atomic_store(&r->n_prefilled, 0);
     r->n_preemptions = 0;
     r->n_drafts = 0;
     r->n_accepted = 0;
@@ -329,7 +331,7 @@ enum status engine_submit(struct engine *e, struct engine_request *r, struct err
         atomic_store(&r->outputs[i].finish, FINISH_NONE);
         r->outputs[i].stop_id = -1;
     }
-    pthread_mutex_lock(&e->stats_lock); // before the push: the engine takes it off again
+    pthread_mutex_lock(&e->stats_lock); // before the push, because the engine subtracts it again
     e->stats.n_submitted += r->n;
     e->stats.submitted_tokens += (int64_t)r->n * r->n_prompt;
     pthread_mutex_unlock(&e->stats_lock);
@@ -367,7 +369,8 @@ void engine_reset_prefix_cache(struct engine *e)
 void engine_stats(struct engine *e, struct engine_stats *out)
 {
     enum engine_state state = (enum engine_state)atomic_load(&e->state);
-    pthread_mutex_lock(&e->stats_lock); // after the state: a failed one has left its cause by then
+    pthread_mutex_lock(&e->stats_lock); // after the state: a failed engine has stored its cause by
+                                        // then
     *out = e->stats;
     pthread_mutex_unlock(&e->stats_lock);
     out->state = state;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How much of everything there is: what is left of memory after weights and activations is cut into
- * KV blocks, and rows, lanes and lengths follow. */
+/* Sizes: memory left after weights and activations is divided into KV blocks, which determine rows,
+ * lanes and lengths. */
 #include "engine/engine_state.h"
 
 #include "engine/base/hash.h"
@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum {
-    MAX_EXACT_NODES = 64, // chosen: with pages of 32 tokens 512 MiB of an 8B's KV
+    MAX_EXACT_NODES = 64, // chosen: with pages of 32 tokens 512 MiB of an 8B model's KV
     LEAST_BLOCKS = 2,
 };
 
@@ -28,7 +28,7 @@ static enum status set_bytes(const struct engine *e, const struct model *m, size
     return m->be->ops->kv_bytes(m->be, &d, e->info.block_tokens, out);
 }
 
-/* Of one block, in all KV sets. */
+/* Bytes of one block over all KV sets. */
 static enum status block_bytes(struct engine *e, size_t *out)
 {
     struct rank *r = &e->ranks.rank[0];
@@ -45,8 +45,8 @@ static enum status block_bytes(struct engine *e, size_t *out)
     return OK;
 }
 
-/* Backends that lay the paths of trees out anew to get equal bits take blocks for them, so there
- * may not be any number of nodes. */
+/* Backends that copy tree paths to get equal bits need blocks for them, so the number of nodes is
+ * limited. */
 static int32_t path_blocks(struct engine *e, const struct backend_facts *facts)
 {
     if (!spec_has_trees(&e->spec) || !e->options.backend.deterministic || on_cpu(facts)) {
@@ -65,7 +65,7 @@ static double share_of_memory(const struct engine *e, const struct backend_facts
     return on_cpu(facts) ? 0.4 : 0.9;
 }
 
-/* How much of the device's memory the KV blocks may take. */
+/* How much device memory the KV blocks may take. */
 static size_t kv_budget(const struct engine *e, const struct backend_facts *facts,
                         size_t activations)
 {
@@ -85,7 +85,7 @@ static enum status ask_free(struct rank *r, void *arg)
     return OK;
 }
 
-/* Rows with logits of a pass, at most: of every sequence one, and one behind each draft. */
+/* The most rows with logits in a pass: one per sequence, and one after each draft. */
 static int32_t max_out_of(const struct engine *e)
 {
     const struct engine_info *info = &e->info;
@@ -111,14 +111,14 @@ static enum status common_facts(struct engine *e, struct backend_facts *out, str
     return OK;
 }
 
-/* Of a step: one for each sequence's draw, and one for each draft. */
+/* The most masks in a step: one per sequence's draw, and one per draft. */
 static int32_t max_masks_of(const struct engine *e)
 {
     int32_t n = e->info.max_num_seqs;
     return n + spec_max_drafts(&e->spec, n);
 }
 
-/* What a rank allocates beside weights and the pool of blocks. */
+/* What a rank allocates besides weights and KV blocks. */
 static enum status activation_bytes(struct engine *e, const struct backend_facts *facts,
                                     size_t *out)
 {
@@ -139,7 +139,7 @@ static enum status activation_bytes(struct engine *e, const struct backend_facts
     return OK;
 }
 
-/* All ranks have the same blocks, so the least room decides, on this node and on all. */
+/* All ranks on all nodes have the same blocks, so the least free memory decides. */
 static enum status count_blocks(struct engine *e, const struct backend_facts *facts,
                                 struct err *err)
 {
@@ -202,7 +202,7 @@ static enum status reopen_ropes(struct rank *r, void *arg)
     return OK;
 }
 
-/* The ropes are those of the length that is served in the end. */
+/* The rope tables are rebuilt for the length that is served. */
 static enum status shorten(struct engine *e, int32_t max_model_len, struct err *err)
 {
     log_info("max-model-len is %d: that is what the KV blocks hold", max_model_len);
@@ -214,7 +214,7 @@ static enum status shorten(struct engine *e, int32_t max_model_len, struct err *
     return changed ? engine_on_ranks(e, reopen_ropes, err) : OK;
 }
 
-/* A length was asked for that the KV blocks do not hold. */
+/* The requested length exceeds the KV blocks. */
 static enum status say_too_long(const struct engine *e, const struct backend_facts *facts,
                                 int32_t fits, struct err *err)
 {
@@ -249,7 +249,7 @@ enum status engine_choose_sizes(struct engine *e, struct err *err)
     info->max_sequences = engine_asked(e->options.max_waiting, 4096) + info->max_num_seqs;
     info->max_rows = engine_asked(e->options.max_num_batched_tokens, cpu ? 2048 : 8192);
     if (info->max_rows <= info->max_num_seqs) {
-        info->max_rows = info->max_num_seqs + 1; // the first in order always gets a row
+        info->max_rows = info->max_num_seqs + 1; // the first sequence in order always gets a row
     }
     TRY(count_blocks(e, &facts, err));
     int32_t fits = info->n_blocks * info->block_tokens;
@@ -265,7 +265,7 @@ enum status engine_choose_sizes(struct engine *e, struct err *err)
 void engine_limits(const struct engine *e, struct scheduler_limits *out)
 {
     const struct engine_info *info = &e->info;
-    int32_t nodes = spec_has_trees(&e->spec) ? MAX_TREE_NODES : 0; // slots behind the last token
+    int32_t nodes = spec_has_trees(&e->spec) ? MAX_TREE_NODES : 0; // slots after the last token
     int32_t max_out = max_out_of(e);
     *out = (struct scheduler_limits){
         .max_rows = info->max_rows,

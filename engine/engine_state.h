@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine's own state, shared by the files that open it and run it. Not for other folders.
- * Thread: as said per part. */
+/* The engine's own state, shared by the files that open and run it. Private to this folder.
+ * Thread: as stated per part. */
 #ifndef SLUICE_ENGINE_ENGINE_STATE_H
 #define SLUICE_ENGINE_ENGINE_STATE_H
 
@@ -17,17 +17,17 @@ enum { N_STEPS = 2 };
 
 enum message_kind { MESSAGE_CANCEL, MESSAGE_STOP, MESSAGE_RESET_CACHE };
 
-/* By value, because the request may have ended before the message is read. */
+/* Holds values, not pointers: the request may have ended before the message is read. */
 struct message {
     enum message_kind kind;
     uint64_t order;
     int32_t sample;
 };
 
-/* Of models with recurrent state: engine_states.c. */
+/* For models with recurrent state: engine_states.c. */
 struct engine_states {
-    int32_t block, interval, n_snapshots; // block 0: there is no state
-    struct state_sizes sizes;             // of a rank
+    int32_t block, interval, n_snapshots; // block 0: the model has no state
+    struct state_sizes sizes;             // per rank
 };
 
 struct engine {
@@ -38,130 +38,136 @@ struct engine {
     struct model_config *draft_config[MAX_DRAFT_MODELS]; // spec.options.n_models
     char model_dir[4096];
 
-    /* The engine thread's. */
+    /* Used by the engine thread only. */
     struct ranks ranks;
     struct scheduler scheduler;
     struct spec spec;
     struct spec_candidate *candidates; // [max_lanes]
     struct constraint *constraints;    // [max_sequences], by sequence.index
     struct planned_step steps[N_STEPS];
-    struct step_sizes sizes; // of every step
+    struct step_sizes sizes; // the largest step
     struct tree_moves moves;
-    int32_t n_inflight;              // steps submitted and not committed
-    int32_t next_slot;               // of the step to plan
-    struct planned_step *draws_wait; // submitted but for its draws; NULL: none is
+    int32_t n_inflight;              // steps submitted but not committed
+    int32_t next_slot;               // for the next step to plan
+    struct planned_step *draws_wait; // submitted except for its draws; NULL: none
     int32_t n_vocab_used;
     struct engine_states states;  // constant after open
     struct engine_request **live; // open addressing by order
     uint32_t live_mask;
-    const struct kv_choice *kv[MAX_KV_SETS]; // how the numbers of each set are stored
+    const struct kv_choice *kv[MAX_KV_SETS]; // format of each set
     int64_t next_deadline_ns;
-    int64_t generated_tokens, prompt_tokens, n_steps, n_rows;
+    int64_t generated_tokens, prompt_tokens, n_steps, n_rows, step_tokens, step_seqs;
     int64_t step_sizes[N_STEP_SIZES];
-    int32_t n_accepted; // sequences taken from the inbox since the last snapshot, and their prompts
+    int32_t n_accepted; // sequences taken from the inbox since the last published stats, and their
+                        // prompts
     int64_t accepted_tokens;
-    int64_t last_commit_ns; // of the step before, if the device has worked since; else 0
-    double rows_per_s;      // of steps that are full of prompts; 0: there was none yet
+    int64_t last_commit_ns; // time of the previous step's commit if the device has been busy since;
+                            // otherwise 0
+    double rows_per_s;      // over steps full of prompt rows; 0: none yet
     int64_t n_finished[N_FINISH_REASONS], n_corrupted;
     enum status failed; // sticky
-    struct buf wire;    // the step as the other nodes get it
+    struct buf wire;    // the step as sent to the other nodes
     pthread_t thread;
     bool thread_runs;
 
-    /* Any thread. */
+    /* Used by any thread. */
     struct queue inbox, outbox;
     _Atomic int64_t n_reserved; // sequences submitted and not freed
     _Atomic uint64_t next_order;
     _Atomic int32_t state; // enum engine_state
     pthread_mutex_t message_lock;
-    struct message *messages, *taking; // filled by senders, swapped by the engine thread
+    struct message *messages, *taking; // filled by senders, swapped out by the engine thread
     size_t n_messages, message_cap, taking_cap;
     pthread_mutex_t stats_lock;
-    struct engine_stats stats; // written by the engine thread, but n_submitted by submitters too
+    struct engine_stats stats; // written by the engine thread; submitters also write n_submitted
 };
 
-/* engine_open.c: everything before the thread starts, and after it has ended. */
+/* engine_open.c: everything before the thread starts and after it ends. */
 enum status engine_load(struct engine *e, struct err *err);
 void engine_unload(struct engine *e);
 
-/* engine_models.c: configs, checkpoints, ranks, before anything is loaded; and a draft model's
- * positions as far as the text that is served goes, true if that changed its ropes. */
+/* engine_models.c: reads configs, checkpoints and ranks before anything is loaded. engine_fit_draft
+ * limits a draft model's positions to the length served; true if that changed its rope tables. */
 enum status engine_read_models(struct engine *e, struct err *err);
 bool engine_fit_draft(struct engine *e, int32_t draft);
 
-/* engine_sizes.c, once the weights are loaded: e->info says how much of everything there is. Then
- * what the scheduler and the steps may count on. */
+/* engine_sizes.c, after the weights are loaded: fills in the sizes in e->info, then the limits of
+ * the scheduler and the steps. */
 enum status engine_choose_sizes(struct engine *e, struct err *err);
 void engine_limits(const struct engine *e, struct scheduler_limits *out);
 struct step_sizes engine_step_sizes(const struct engine *e);
 
-/* An option, or what is taken where none is given. */
+/* An option, or its default. */
 static inline int32_t engine_asked(int32_t asked, int32_t otherwise)
 {
     return asked > 0 ? asked : otherwise;
 }
 
-/* engine_states.c. Of a model without recurrent state nothing is asked and nothing changed. Once
- * weights and block size are known; then how many sequences and snapshots there can be; their
- * limits; and a rank's memory. */
+/* engine_states.c; does nothing for models without recurrent state. In order: once weights and
+ * block size are known; then the numbers of sequences and snapshots; their limits; a rank's
+ * memory. */
 enum status engine_states_begin(struct engine *e, struct err *err);
 void engine_states_fit_lanes(struct engine *e, size_t memory);
 size_t engine_states_of_lanes(const struct engine *e);
-/* Takes the snapshots from the budget of the KV blocks, of which one takes per_block. */
+/* Takes the snapshots out of the budget for KV blocks, each of which takes per_block. */
 enum status engine_states_choose(struct engine *e, size_t *budget, size_t per_block,
                                  struct err *err);
 void engine_states_limits(const struct engine *e, struct scheduler_limits *out);
 enum status engine_states_open(const struct engine *e, const struct model *m, struct err *err);
 
-/* engine_kv.c, once the models are loaded: what each set's numbers are; then a model's set, whose
- * layers are the caller's to hold. */
+/* engine_kv.c, after the models are loaded: the format of each set; then the description of a
+ * model's set, whose layer array the caller provides. */
 enum status engine_kv_choose(struct engine *e, struct err *err);
 void engine_kv_set(const struct engine *e, const struct model *m, struct kv_layer *layers,
                    struct kv_set_desc *out);
 
 /* engine_requests.c, for the engine thread. */
-struct engine_request *requests_any(const struct engine *e); // one that lives; NULL: none
-void requests_take(struct engine *e, int64_t timeout_ns); // new ones, and messages about old ones
+struct engine_request *requests_any(const struct engine *e); // some live request; NULL: none
+// takes new requests, and messages about old ones
+void requests_take(struct engine *e, int64_t timeout_ns);
 void requests_expire(struct engine *e, int64_t now_ns);
-/* Puts the request on the list of those with news. With `ended`, it must not be touched after. */
+/* Adds the request to the list of those with news. With `ended`, it must not be touched
+ * afterwards. */
 void requests_announce(struct engine *e, struct engine_request *r, bool ended);
 void requests_finish(struct engine *e, struct sequence *seq, enum finish_reason reason);
-/* Ends what still lives of a request; sample -1: all of it. */
+/* Ends the live part of a request; sample -1: all of it. */
 void requests_end(struct engine *e, struct engine_request *r, int32_t sample,
                   enum finish_reason reason);
 void requests_fail(struct engine *e, struct engine_request *r, enum status st, const char *text);
-void requests_freed(struct engine *e); // a sequence's place may be given to another
+void requests_freed(struct engine *e); // a sequence's slot can be reused
 
-/* engine_propose.c: before each plan, what sequences are to draft. */
+/* engine_propose.c: chooses, before each plan, the drafts of each sequence. */
 void engine_propose(struct engine *e);
 
-/* engine_measure.c: times passes of the target and the draft models on all ranks, before the first
- * request, and makes cost curves of that. */
+/* engine_measure.c: times passes of the target and the draft models on all ranks before the first
+ * request, and fits cost curves. */
 enum status spec_measure(struct ranks *ranks, const struct scheduler_limits *limits,
                          const struct spec_options *options, int32_t n_vocab_used,
                          struct spec_costs *out);
 
-/* engine_nodes.c. engine_on_ranks: on all of this node's, with the cause in err. engine_send_step:
- * a whole step, or, of one whose trees still grow, the draft models' pass `level`; OK at once when
- * there is one node. */
+/* engine_nodes.c. engine_on_ranks: runs work on all ranks of this node, with the cause of a failure
+ * in err. engine_send_step: sends a whole step, or, if its trees still grow, the draft models' pass
+ * `level`; OK at once with a single node. */
 enum status engine_on_ranks(struct engine *e, enum status (*work)(struct rank *r, void *arg),
                             struct err *err);
 enum status engine_agree(struct engine *e, int64_t *least, struct err *err);
 enum status engine_send_step(struct engine *e, const struct step *st, const struct pass *level);
-enum status engine_send_draws(struct engine *e, const struct step *st); // of a step that waits
-/* The same as engine_send_step of a level, for step_grow_trees; arg: the engine. */
+// of a step whose draws waited
+enum status engine_send_draws(struct engine *e, const struct step *st);
+/* engine_send_step for a level, as a callback of step_grow_trees; arg: the engine. */
 enum status engine_send_level(const struct step *st, const struct pass *level, void *arg);
 bool engine_set_lost(struct engine *e, struct err *why);
-/* The state is ENGINE_FAILED and who sees that finds the cause; the first one stays. Any thread. */
+/* Records the cause of ENGINE_FAILED; the first one is kept. Any thread. */
 void engine_note_failure(struct engine *e, const char *why);
-int32_t engine_nodes_alive(const struct engine *e); // this one counts; any thread
-/* As above after a device's failure: tensors' streams can break a moment before the nodes' do. */
+int32_t engine_nodes_alive(const struct engine *e); // including this one; any thread
+/* Waits a moment for the cause of a device failure: tensor connections can break just before the
+ * nodes' own do. */
 bool engine_await_cause(struct engine *e, struct err *why);
 void engine_watch_nodes(struct engine *e);
 void engine_unwatch_nodes(struct engine *e);
 
-/* engine.c. One turn: news in, a step out, the oldest step's results when two are under way. With
- * options.no_thread the test calls it. */
+/* engine.c. One turn: take messages, submit a step, and commit the oldest step if two are in
+ * flight. With options.no_thread the test calls it. */
 void *engine_main(void *arg);
 void engine_turn(struct engine *e);
 

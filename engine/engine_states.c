@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Memory for recurrent state beside the KV blocks: what a sequence that runs needs, which is taken
- * first, and snapshots, which share with the blocks what is left. */
+/* Memory for recurrent state besides the KV blocks: first what running sequences need, then
+ * snapshots, which share the rest with the blocks. */
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
 
 #include <string.h>
 
-enum { TOKENS_A_SNAPSHOT = 512 }; // chosen: what is computed again at most where memory suffices
+enum {
+    TOKENS_A_SNAPSHOT = 512
+}; // chosen: the most tokens recomputed after a hit, if memory
+   // suffices
 
-/* Slots behind a sequence's last known token. */
+/* Slots after a sequence's last known token. */
 static int32_t most_ahead(const struct spec *sp)
 {
     const struct spec_options *o = &sp->options;
@@ -24,7 +27,7 @@ static void describe(const struct engine *e, const struct model *m,
                                    e->states.block, most_ahead(&e->spec)};
 }
 
-/* The block size that was asked for, or the backend's, fits the state's blocks, or does not. */
+/* Checks that the requested block size, or the backend's, fits the state's blocks. */
 static enum status fit_blocks(struct engine *e, struct err *err)
 {
     struct engine_info *info = &e->info;
@@ -66,7 +69,7 @@ enum status engine_states_begin(struct engine *e, struct err *err)
     int32_t asked = e->options.mamba_block_size;
     s->interval = ((asked > 0 ? asked : TOKENS_A_SNAPSHOT) + s->block - 1) / s->block * s->block;
     if (spec_has_trees(&e->spec) && e->spec.options.budget >= s->block) {
-        e->spec.options.budget = s->block - 1; // rows may be taken back by less than a block
+        e->spec.options.budget = s->block - 1; // fewer rows than a block may be taken back
     }
     struct state_layer layers[MAX_LAYERS];
     struct state_set_desc d;
@@ -75,7 +78,7 @@ enum status engine_states_begin(struct engine *e, struct err *err)
     return st == OK ? OK : err_set(err, st, "the recurrent state's geometry is not usable");
 }
 
-/* Where nobody says how many, sequences that run take no more than a quarter of the memory. */
+/* By default, running sequences take at most a quarter of the memory. */
 void engine_states_fit_lanes(struct engine *e, size_t memory)
 {
     enum { PART = 4 };
@@ -97,7 +100,7 @@ size_t engine_states_of_lanes(const struct engine *e)
     return (size_t)e->info.max_num_seqs * e->states.sizes.lane;
 }
 
-/* One for every so many tokens that the rest of the memory holds, but not more than half of it. */
+/* One per TOKENS_A_SNAPSHOT tokens that fit the rest of the memory, but at most half of it. */
 static int64_t affordable(const struct engine *e, size_t budget, size_t per_block)
 {
     const struct engine_states *s = &e->states;
@@ -107,8 +110,8 @@ static int64_t affordable(const struct engine *e, size_t budget, size_t per_bloc
     return (int64_t)(n < half ? n : half);
 }
 
-/* As many as all sequences together could want: where a text begins, ends and branches, and so on.
- */
+/* The most that all sequences together could use: where texts start, end and branch, and OTHERS
+ * more. */
 static int64_t useful(const struct engine *e)
 {
     enum { OTHERS = 4 }; // chosen
@@ -134,7 +137,7 @@ enum status engine_states_choose(struct engine *e, size_t *budget, size_t per_bl
         return OK;
     }
     int64_t n = affordable(e, *budget, per_block), most = useful(e);
-    if (blocks > 0) { // these come first
+    if (blocks > 0) { // snapshots of the sequences come first
         size_t taken = (size_t)blocks * per_block;
         n = taken < *budget ? (int64_t)((*budget - taken) / s->sizes.snapshot) : 0;
     }

@@ -102,7 +102,7 @@ static int compare_blocks(const struct plan_entry *a, const struct plan_entry *b
     return x < y ? -1 : x > y;
 }
 
-/* Merge sort by first block, stable: equal sequences stay in order. */
+/* Stable merge sort by first block: equal sequences keep their order. */
 static void sort_entries(struct plan_entry *v, struct plan_entry *room, int32_t n,
                          const struct holdings *h)
 {
@@ -125,7 +125,7 @@ static void sort_entries(struct plan_entry *v, struct plan_entry *room, int32_t 
     }
 }
 
-/* Blocks that two entries have in common from the front, both wholly in the past. */
+/* Number of leading blocks that two entries share and that lie wholly in the past. */
 static int32_t common_blocks(const struct plan_entry *a, const struct plan_entry *b, int32_t limit,
                              const struct holdings *h)
 {
@@ -139,7 +139,7 @@ static int32_t common_blocks(const struct plan_entry *a, const struct plan_entry
     return n;
 }
 
-/* Runs of neighbours that share their leading blocks. */
+/* Groups neighbouring entries that share their leading blocks. */
 static void build_groups(struct planned_step *ps, const struct holdings *h)
 {
     struct step *st = &ps->step;
@@ -188,7 +188,7 @@ static void add_sample(struct planned_step *ps, int32_t out_row, struct sequence
     add_draw(ps, out_row, seq, d, (struct draw_owner){seq, pos, false, verify});
 }
 
-/* Row `pos` scores the prompt token behind it. */
+/* Row `pos` scores the prompt token after it. */
 static void add_score(struct planned_step *ps, int32_t out_row, struct sequence *seq, int32_t pos)
 {
     struct pass_draw d = {.kind = DRAW_SCORE,
@@ -230,7 +230,7 @@ static void build_draws(struct planned_step *ps, const struct plan_entry *e, int
     struct step *st = &ps->step;
     struct sequence *seq = e->seq;
     bool scores = seq->request->params.prompt_logprobs && e->first < seq->n_prompt;
-    int32_t n_plain = e->n_rows - e->n_drafts; // the last of these is the row of the newest token
+    int32_t n_plain = e->n_rows - e->n_drafts; // the last of these is the newest token's row
     for (int32_t i = 0; i < e->n_rows; i++) {
         int32_t pos = e->first + i;
         bool sample = e->draws && i >= n_plain - 1;
@@ -259,7 +259,7 @@ static void build_rows(struct planned_step *ps, const struct plan_entry *e, int3
     int32_t n_plain = e->n_rows - e->n_drafts, n = seq->tree ? n_plain : e->n_rows;
     for (int32_t i = 0; i < n; i++) {
         int32_t pos = e->first + i;
-        int32_t token = -1; // drawn by a step in flight, or a draft of this one
+        int32_t token = -1; // drawn by a step in flight, or a draft of this step
         if (i < n_plain && pos < seq->n_known) {
             token = sequence_token(seq, pos);
         } else if (i >= n_plain && !seq->proposal.on_device) {

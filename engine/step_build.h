@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A step on node 0, from plan to results: the plan as flat arrays, which is what every rank
- * executes (engine/cluster/step.h), and whose each result is.
+/* A step on node 0, from plan to results: the plan as flat arrays, which every rank executes
+ * (engine/cluster/step.h), and the owners of the results.
  *
- *     step_build.c   lanes' news, groups, rows, draws of the target's pass
- *     step_draft.c   the draft models' passes, and what is learnt of their KV
+ *     step_build.c   lane updates, groups, rows and draws of the target's pass
+ *     step_draft.c   the draft models' passes, and the state of their KV
  *     step_tree.c    rows and masks of trees, and their accepted paths
- *     step_mask.c    what grammars allow each draw, of the target's pass and of draft models'
- *     step_grow.c    trees that are grown level by level, each with a pass of its own
+ *     step_mask.c    grammar masks for draws of the target's pass and of draft models'
+ *     step_grow.c    trees grown level by level, one pass per level
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_STEP_BUILD_H
 #define SLUICE_ENGINE_STEP_BUILD_H
@@ -18,39 +18,40 @@
 #include "engine/speculate/grove.h"
 #include "engine/speculate/spec.h"
 
-/* Whose result a draw is. */
+/* The owner of a draw's result. */
 struct draw_owner {
     struct sequence *seq;
     int32_t pos; // of the row
     bool score;  // a prompt token's log-probability, not a drawn token
-    bool verify; // one of several rows of a sequence whose drafts are judged
+    bool verify; // one of several rows of a sequence whose drafts are verified
 };
 
 struct planned_step {
     struct plan plan;
     struct step step;
-    struct draw_owner *owners;     // [max_draws], of the target's draws
+    struct draw_owner *owners;     // [max_draws], for the target's draws
     struct sequence **pool_owners; // [max_lanes]
-    bool ungrouped;                // attention is told of no prefixes in common
-    struct plan_entry *sorted;     // [max_lanes], entries with members of a group side by side
+    bool ungrouped;                // do not tell attention about shared prefixes
+    struct plan_entry *sorted;     // [max_lanes], entries with the members of a group adjacent
     struct plan_entry *room;       // [max_lanes], for sorting
-    struct draft_feed {            // what the draft models' first pass feeds of whom
+    struct draft_feed {            // what the first pass of the draft models feeds for each
+                                   // sequence
         struct sequence *seq;
         int32_t first, n;
     } *feeds; // [max_lanes]
     int32_t n_feeds;
-    /* A draft head reads what the target's passes left, so a row can be fed once the one before it
-     * is submitted; and the states of drafts are its own guesses: when they are tokens they are fed
-     * again. */
+    /* A draft head reads hidden states from the target's passes, so a row can be fed once the row
+     * before it has been submitted. Hidden states of drafts are the head's own guesses; when the
+     * drafts become tokens they are fed again. */
     bool reads_target;
-    struct sequence **draft_owners[MAX_DRAFTS]; // [max_lanes] each, of the draft passes' draws
+    struct sequence **draft_owners[MAX_DRAFTS]; // [max_lanes] each, for the draft passes' draws
     struct spec_grove grove;
-    struct tree_pick *drawn; // [max_out], of step.level: the node whose children a draw tells
-    uint64_t *level_mask;    // [max_rows, TREE_MASK_WORDS], of step.level
-    uint64_t *mask;          // likewise, of the target's pass
-    struct constraint *constraints; // the engine's, of all sequences by their index
+    struct tree_pick *drawn; // [max_out], for step.level: the node whose children a draw returns
+    uint64_t *level_mask;    // [max_rows, TREE_MASK_WORDS], for step.level
+    uint64_t *mask;          // the same, for the target's pass
+    struct constraint *constraints; // the engine's, indexed by sequence
     int32_t max_masks;
-    struct sequence **closed; // [max_lanes]: their grammars allow nothing, or say nothing
+    struct sequence **closed; // [max_lanes]: sequences whose grammar allows nothing, or failed
     int32_t n_closed;
     struct pass_results results[MAX_STEP_PASSES]; // the drafts' passes, then the target's
 };
@@ -63,37 +64,38 @@ static inline const struct pass_results *step_results(const struct planned_step 
 void planned_step_init(struct planned_step *ps, int32_t slot, const struct step_sizes *sizes);
 void planned_step_deinit(struct planned_step *ps);
 
-/* Fill the arrays from ps->plan, in this order: lanes; with draft models, their passes, and the
- * trees that the plan has; trees that the host grows, and drafts that a grammar restricts, are
- * drawn at once; then the target's pass. */
+/* These fill the arrays from ps->plan, in this order: lanes; with draft models, their passes and
+ * the plan's trees (trees grown on the host, and drafts restricted by a grammar, are drawn
+ * immediately); then the target's pass. */
 void step_build_lanes(struct planned_step *ps, const struct holdings *h);
 void step_build_draft(struct planned_step *ps, struct holdings *h, const struct spec *sp);
 
-/* Where passes of a step that is still being built run. */
+/* Where the passes of a step still being built are run. */
 struct step_site {
     struct ranks *ranks;
     int32_t n_vocab_used;
-    /* Other nodes run them too. */
+    /* Lets other nodes run them, too. */
     enum status (*send_level)(const struct step *st, const struct pass *pass, void *arg);
     void *send_arg;
 };
 enum status step_grow_trees(struct planned_step *ps, const struct scheduler_limits *limits,
                             struct spec *sp, const struct step_site *site);
-/* Chains and combs of which some have a grammar: each draft's mask needs the drafts before it. */
+/* Chains and combs in which some sequences have a grammar: each draft's mask depends on the drafts
+ * before it. */
 enum status step_draft_masked(struct planned_step *ps, const struct step_site *site);
 void step_build(struct planned_step *ps, const struct holdings *h);
-/* Then a mask for each draw of a sequence with a grammar. True: some need tokens that are in
- * flight, so the draws wait until these are known; else the masks can be filled at once. */
+/* Then reserves a mask for each draw of a sequence with a grammar. True: some depend on tokens in
+ * flight, so the draws wait until these are known; otherwise the masks can be filled in now. */
 bool step_reserve_masks(struct planned_step *ps);
 void step_fill_masks(struct planned_step *ps);
 
-/* What the results say of the draft models: ids of the drafts; and how far their KV is right,
+/* Reads the draft models' results: the ids of the drafts; and how far their KV is valid, which is
  * called after the sequences' tokens were appended. */
 void step_commit_draft_ids(struct planned_step *ps);
 void step_commit_draft_kv(struct planned_step *ps, struct holdings *h);
 
-/* The path rows [0 .. n_path) of the sequence's tree was accepted and it goes on: what is to be
- * moved. */
+/* Rows path[0 .. n_path) of the sequence's tree were accepted and the sequence continues: records
+ * what must be moved. */
 void tree_moves_add(struct tree_moves *m, const struct planned_step *ps, struct sequence *seq,
                     const int32_t *path, int32_t n_path);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The draft model's passes of a step. Its KV lies under the same block ids as the target's; one
- * rule keeps it right: pass 0 feeds known[draft_computed:], whatever the reason it lags (a bonus
+/* The draft model's passes of a step. Its KV uses the same block ids as the target's. One rule
+ * keeps it valid: pass 0 feeds known[draft_computed:], whatever the reason for the lag (a bonus
  * token, a pause, a cache hit, a preemption). */
 #include "engine/step_tree.h"
 
@@ -13,7 +13,8 @@ static void begin_pass(struct draft_pass *d)
         (struct pass){.rows = d->rows, .seqs = d->seqs, .out_rows = d->out_rows, .draws = d->draws};
 }
 
-/* The ids beside a spine's: a comb's are drafts at once, among others the host picks. */
+/* The ids beside a spine: in a comb they become drafts immediately, in other trees the host picks
+ * among them. */
 static void add_beside(struct pass_draw *draw, const struct spec_tree *t, int32_t depth)
 {
     if (t->planned) {
@@ -27,8 +28,8 @@ static void add_beside(struct pass_draw *draw, const struct spec_tree *t, int32_
     }
 }
 
-/* Rows first .. first + n of the sequence in the pass of draft number `depth`, which is drawn from
- * the last if `draws`. */
+/* Rows first .. first + n of the sequence in the pass of draft number `depth`; the last row draws
+ * it if `draws`. */
 static void add_rows(struct planned_step *ps, int32_t depth, struct sequence *seq, int32_t first,
                      int32_t n, bool draws)
 {
@@ -58,8 +59,8 @@ static void add_rows(struct planned_step *ps, int32_t depth, struct sequence *se
     }
 }
 
-/* Whether the draft model keeps up with the sequence now. Where speculation is off or paused it
- * costs nothing; when it comes back, pass 0 feeds what was missed. */
+/* True if the draft model keeps up with the sequence. While speculation is off or paused it costs
+ * nothing; when it resumes, pass 0 feeds what was missed. */
 static bool follows(const struct plan_entry *e)
 {
     const struct sequence *seq = e->seq;
@@ -80,7 +81,7 @@ static void feed(struct planned_step *ps, struct holdings *h, const struct plan_
     int32_t n = holdings_draft_rows(h, seq, end);
     n = n < room ? n : room;
     bool draws = e->n_drafts > 0 && seq->proposal.on_device;
-    ASSERT(!draws || (n > 0 && seq->draft_computed + n == end)); // the proposer saw to it
+    ASSERT(!draws || (n > 0 && seq->draft_computed + n == end)); // the proposer guarantees it
     if (n > 0) {
         add_rows(ps, 0, seq, seq->draft_computed, n, draws);
         ps->feeds[ps->n_feeds++] = (struct draft_feed){seq, seq->draft_computed, n};
@@ -88,7 +89,7 @@ static void feed(struct planned_step *ps, struct holdings *h, const struct plan_
     }
 }
 
-/* Drafts that the device makes one from the other: all of a chain, the spine of a tree. */
+/* Drafts that the device derives one from the other: all of a chain, or the spine of a tree. */
 static int32_t chain_of(const struct plan_entry *e)
 {
     int32_t depth = e->seq->proposal.depth;
@@ -105,7 +106,7 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
     }
     step_plant_trees(ps, sp);
     begin_pass(&ps->step.draft[0]);
-    for (int32_t pass = 0; pass < 2; pass++) { // those that speculate first: they must fit
+    for (int32_t pass = 0; pass < 2; pass++) { // speculating sequences first: they must fit
         for (int32_t i = 0; i < ps->plan.n_entries; i++) {
             const struct plan_entry *e = &ps->plan.entries[i];
             bool speculates = e->n_drafts > 0 && e->seq->proposal.on_device;
@@ -126,13 +127,13 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
             if (chain_of(e) > j && e->seq->proposal.on_device) {
                 add_rows(ps, j, e->seq, e->first + e->n_rows - e->n_drafts + j - 1, 1, true);
                 e->seq->draft_computed +=
-                    !e->seq->tree && !ps->reads_target; // a tree's path decides
+                    !e->seq->tree && !ps->reads_target; // for a tree the accepted path decides
             }
         }
     }
 }
 
-/* Pass j's draws, as `results` has them, are draft number j of their sequences. */
+/* The draws of pass j, as in `results`, are draft number j of their sequences. */
 static void name_drafts(struct planned_step *ps, int32_t j, const struct pass_results *results)
 {
     const struct draft_pass *d = &ps->step.draft[j];
@@ -167,7 +168,7 @@ enum status step_run_drafts(struct planned_step *ps, const struct draft_pass *pa
     bool begun = ps->step.begun;
     for (int32_t i = 0; i < n_passes; i++) {
         TRY(site->send_level(&ps->step, &passes[i].pass, site->send_arg));
-        ps->step.begun = true; // the lanes' news go with the first alone
+        ps->step.begun = true; // lane updates go with the first pass only
     }
     ps->step.begun = begun;
     return step_run_ahead(&ps->step, passes, n_passes, site->ranks, site->n_vocab_used,
@@ -180,7 +181,7 @@ enum status step_draft_masked(struct planned_step *ps, const struct step_site *s
     if (n_passes == 0 || !step_drafts_masked(ps)) {
         return OK;
     }
-    ps->step.n_draft_passes = 0; // they run here
+    ps->step.n_draft_passes = 0; // they have run here
     for (int32_t j = 0; j < n_passes; j++) {
         step_mask_pass(ps, j);
         TRY(step_run_drafts(ps, &ps->step.draft[j], 1, site));
@@ -196,7 +197,7 @@ void step_commit_draft_kv(struct planned_step *ps, struct holdings *h)
         if (seq->state != SEQ_RUNNING) {
             continue;
         }
-        // Rejected drafts were fed too: their rows are overwritten by the next feed.
+        // Rejected drafts were fed, too; the next feed overwrites their rows.
         int32_t right =
             seq->draft_computed < seq->n_known - 1 ? seq->draft_computed : seq->n_known - 1;
         if (seq->n_inflight <= 1) { // no later step has fed more

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The passes of token trees. A tree is grown before the target's pass of the same step. First its
- * spine, as a chain is drafted: the device feeds each draft to the next pass, and the host reads
- * them all at once, with the likeliest ids beside each. Then, where it pays, one draft pass a level
- * for nodes off the spine: the host decides what each one feeds. Slots behind the root hold the fed
- * nodes in the order in which they were fed; a level's pass feeds everything behind the trunk
- * again, since new rows see only the past and each other. */
+/* The passes that grow token trees, before the target's pass of the same step. First comes the
+ * spine, drafted like a chain: the device feeds each draft to the next pass, and the host reads all
+ * of them at the end, with the most likely alternatives to each. Then, where it pays, one draft
+ * pass per level for nodes off the spine, which the host chooses. Slots after the root hold the fed
+ * nodes in the order in which they were fed. Each level's pass feeds everything after the trunk
+ * again, because new rows see only the past and each other. */
 #include "engine/step_tree.h"
 
 #include "engine/speculate/shape.h"
@@ -23,7 +23,7 @@ static void begin_level(struct planned_step *ps)
                             .tree_mask = ps->level_mask};
 }
 
-/* The rows of a tree from its trunk on, and a draw for each node that is fed for the first time. */
+/* A tree's rows from its trunk on, and a draw for each node that is fed for the first time. */
 static void add_tree(struct planned_step *ps, struct spec_tree *t)
 {
     struct draft_pass *d = &ps->step.level;
@@ -61,7 +61,7 @@ static void add_tree(struct planned_step *ps, struct spec_tree *t)
     t->n_seen = t->n_fed;
 }
 
-/* The draft pass of a level; a tree for which it has no room grows no more. */
+/* The draft pass of a level. A tree that does not fit it stops growing. */
 static void build_level(struct planned_step *ps, const struct scheduler_limits *l)
 {
     begin_level(ps);
@@ -84,7 +84,7 @@ static void build_level(struct planned_step *ps, const struct scheduler_limits *
 
 /* ---- growth ------------------------------------------------------------------------------- */
 
-/* What n-gram lookup finds is a path of candidates like any other. */
+/* Candidates from n-gram lookup form a path like any other. */
 static void look_up(const struct planned_step *ps, struct spec *sp, struct spec_tree *t)
 {
     struct proposal found;
@@ -99,8 +99,8 @@ static void look_up(const struct planned_step *ps, struct spec *sp, struct spec_
     }
 }
 
-/* Children of a node, by draw number `draw` of the pass, which gave `results`, one for each model.
- */
+/* Adds children to a node from draw number `draw` of the pass; `results` has one entry per
+ * model. */
 static void expand(const struct planned_step *ps, const struct spec *sp, struct spec_tree *t,
                    int32_t node, const struct pass *pass, const struct pass_results *results,
                    int32_t draw)
@@ -108,7 +108,7 @@ static void expand(const struct planned_step *ps, const struct spec *sp, struct 
     struct draw_result told[MAX_DRAFT_MODELS];
     const struct draw_result *drawn[MAX_DRAFT_MODELS];
     if (t->seq->proposal.law > 0) {
-        tree_expand_drawn(t, node, &results[0].draws[draw]); // of the one model
+        tree_expand_drawn(t, node, &results[0].draws[draw]); // there is one model
         return;
     }
     for (int32_t m = 0; m < ps->step.n_draft_models; m++) {
@@ -120,16 +120,15 @@ static void expand(const struct planned_step *ps, const struct spec *sp, struct 
                 spec_tree_children(sp, t->nodes[node].depth));
 }
 
-/* Passes of the spine of a tree: as many as it may have levels, of those the step has. */
+/* Spine passes of a tree: as many as it may have levels, limited by the passes of the step. */
 static int32_t spine_length(const struct spec_tree *t, int32_t n_passes)
 {
     int32_t n = t->depth < t->most ? t->depth : t->most;
     return n < n_passes ? n : n_passes;
 }
 
-/* What pass j of the chain of passes gives every tree: the next node of its spine, which is fed,
- * and the ids beside it. Where several models draft, the last one's draws are what the next pass
- * reads. */
+/* Adds to every tree what pass j of the chain drew: the next spine node, which is fed, and the ids
+ * beside it. If several models draft, the next pass reads the last one's draws. */
 static void grow_spine(struct planned_step *ps, struct spec *sp, int32_t j, int32_t n_passes,
                        const struct pass_results *results)
 {
@@ -138,7 +137,7 @@ static void grow_spine(struct planned_step *ps, struct spec *sp, int32_t j, int3
     for (int32_t i = 0; i < d->pass.n_draws; i++) {
         struct sequence *seq = ps->draft_owners[j][i];
         struct spec_tree *t = seq->tree;
-        int32_t node = t->by_fed[t->n_fed - 1]; // the spine's end
+        int32_t node = t->by_fed[t->n_fed - 1]; // the end of the spine
         expand(ps, sp, t, node, &d->pass, results, i);
         seq->proposal.drafts[j] = results[last].draws[i].token;
         int32_t next = tree_add(t, node, seq->proposal.drafts[j], -INFINITY);
@@ -154,8 +153,8 @@ static void grow_spine(struct planned_step *ps, struct spec *sp, int32_t j, int3
     ps->grove.spent += spec_cost(sp->costs.draft, d->pass.n_draws) + sp->costs.tell;
 }
 
-/* The device feeds each draft to the next pass, and the host reads them all at once; or one by one
- * where a grammar says what each may be. */
+/* The device feeds each draft to the next pass, and the host reads all of them at the end; or one
+ * by one if a grammar restricts each. */
 static enum status grow_spines(struct planned_step *ps, struct spec *sp, int32_t n_passes,
                                const struct step_site *site)
 {
@@ -175,7 +174,7 @@ static enum status grow_spines(struct planned_step *ps, struct spec *sp, int32_t
     return OK;
 }
 
-/* What was grown is what the plan now has. */
+/* Makes the grown trees the plan's drafts. */
 static void settle(struct planned_step *ps, struct spec *sp)
 {
     int32_t rows = ps->grove.base_rows;
@@ -185,7 +184,7 @@ static void settle(struct planned_step *ps, struct spec *sp)
         plan_trim(&ps->plan, &ps->plan.entries[t->entry], t->n_rows - 1);
         rows += t->n_rows - 1;
         if (t->n_rows == 1) {
-            ps->plan.entries[t->entry].seq->tree = NULL; // an ordinary decode row
+            ps->plan.entries[t->entry].seq->tree = NULL; // becomes an ordinary decode row
         }
     }
     spec_learn_seconds(&sp->learnt, ps->grove.spent + spec_cost(sp->costs.target, rows),
@@ -200,7 +199,7 @@ enum status step_grow_trees(struct planned_step *ps, const struct scheduler_limi
     if (n_passes == 0 || ps->step.draft[0].pass.n_draws == 0 || g->n_trees == 0 || !g->grows) {
         return OK;
     }
-    ps->step.n_draft_passes = 0; // they run here
+    ps->step.n_draft_passes = 0; // they have run here
     enum status status = grow_spines(ps, sp, n_passes, site);
     for (int32_t level = 1; level < n_passes && status == OK; level++) {
         if (grove_frontier(sp, g, level) == 0) {

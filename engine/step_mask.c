@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What grammars allow each draw. A mask belongs to a draw, not to a lane: it is a function of the
- * tokens before its row, and of the drafts among them. */
+/* Grammar masks of draws. A mask belongs to a draw, not to a lane: it is a function of the tokens
+ * before its row, including drafts. */
 #include "engine/step_tree.h"
 
 #include <math.h>
@@ -8,8 +8,8 @@
 
 /* ---- the target's draws ------------------------------------------------------------------- */
 
-/* Rows of one sequence whose drafts are judged follow each other. What lies before the draw of row
- * `row` of them: in a chain the first drafts, in a tree the path to its node. */
+/* The drafts before the draw of row `row`, where a sequence's rows under verification are
+ * consecutive: in a chain the first drafts, in a tree the path to its node. */
 static int32_t path_to(const struct sequence *seq, int32_t row, int32_t drafts[MAX_DRAFTS])
 {
     if (seq->tree) {
@@ -61,7 +61,7 @@ bool step_reserve_masks(struct planned_step *ps)
     return ps->step.pass.draws_wait;
 }
 
-/* A row behind a draft that is not allowed keeps a mask of zeros. */
+/* The mask of a row after a forbidden draft stays all zero. */
 static void fill(struct planned_step *ps, int32_t draw, int32_t row)
 {
     struct step *st = &ps->step;
@@ -71,7 +71,7 @@ static void fill(struct planned_step *ps, int32_t draw, int32_t row)
         return;
     }
     uint32_t *mask = st->masks + (int64_t)(d->mask - 1) * mask_words(st->vocab);
-    if (seq->state == SEQ_RETIRING) { // it ended meanwhile, and nobody looks at its request again
+    if (seq->state == SEQ_RETIRING) { // it has ended, and its request must not be touched
         memset(mask, 0, (size_t)mask_words(st->vocab) * sizeof *mask);
         *d = (struct pass_draw){.out_row = d->out_row,
                                 .lane = d->lane,
@@ -107,7 +107,8 @@ void step_mask_draft(struct planned_step *ps, struct pass *p, struct pass_draw *
     }
     uint32_t *mask = st->masks + (int64_t)p->n_masks * mask_words(st->vocab);
     struct constraint *c = &ps->constraints[seq->index];
-    if (constraint_mask(c, seq, drafts, n_drafts, mask) == OK) { // else it is a guess like others
+    // otherwise the draft is an ordinary guess
+    if (constraint_mask(c, seq, drafts, n_drafts, mask) == OK) {
         p->masks = st->masks;
         draw->mask = ++p->n_masks;
     }
@@ -149,7 +150,7 @@ void step_filter_drafts(const struct planned_step *ps, const struct pass *p, int
         }
     }
     sum += known ? 0.0f : expf(r->logprob);
-    if (n < r->n_top && sum > 0.0f) { // of what is left
+    if (n < r->n_top && sum > 0.0f) { // renormalise what is left
         r->logprob -= logf(sum);
         for (int32_t i = 0; i < n; i++) {
             r->top_logprobs[i] -= logf(sum);

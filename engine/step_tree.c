@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Trees in a step: which entries of the plan have one, their rows and masks in the target's pass,
- * and what is to be moved of an accepted path. */
+ * and the moves after a path is accepted. */
 #include "engine/step_tree.h"
 
 #include "engine/speculate/shape.h"
@@ -52,7 +52,7 @@ void step_tree_rows(struct planned_step *ps, const struct spec_tree *t, int32_t 
 
 /* ---- planting ----------------------------------------------------------------------------- */
 
-/* The shape of a comb as far as the plan has room, the siblings going first. */
+/* The shape of a comb that fits the plan; siblings are dropped first. */
 static void plan_comb(struct spec_tree *t, const struct spec *sp)
 {
     int32_t depth = t->depth < t->most ? t->depth : t->most;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tokens per second of the engine without a server, at known batches and contexts. Sequences with
- * random prompts of their own decode together; what counts is the time between two points at which
- * all of them had drawn so many tokens. */
+/* Tokens per second of the engine without a server, at given batch sizes and context lengths.
+ * Sequences with distinct random prompts decode together; a figure is the time between two points
+ * at which every sequence had generated a given number of tokens. */
 #include "bench/engine/bench_engine.h"
 
 #include "engine/base/clock.h"
@@ -31,7 +31,7 @@ struct bench {
     bool awake;
 };
 
-/* Requests of one figure. */
+/* The requests of one measurement. */
 struct load {
     int32_t n;
     struct engine_request *requests;
@@ -66,7 +66,8 @@ static void wait_for_news(struct bench *b)
 
 /* ---- a load ------------------------------------------------------------------------------- */
 
-/* Prompt i is the same whatever its length: a shorter one is in the prefix cache afterwards. */
+/* Prompt i has the same beginning at every length, so a shorter one is in the prefix cache after a
+ * longer one. */
 static int32_t *make_prompt(const struct bench *b, int32_t i, int32_t n, uint64_t seed)
 {
     int32_t *ids = xcalloc((size_t)n, sizeof *ids);
@@ -87,7 +88,7 @@ static void load_free(struct load *l)
     *l = (struct load){0};
 }
 
-/* n requests of n_prompt tokens each; max_tokens are drawn whatever they are. */
+/* n requests of n_prompt tokens each; exactly max_tokens are generated, whatever they are. */
 static enum status load_submit(struct bench *b, struct load *l, int32_t n, int32_t n_prompt,
                                int32_t max_tokens, uint64_t seed, struct err *err)
 {
@@ -113,7 +114,7 @@ static enum status load_submit(struct bench *b, struct load *l, int32_t n, int32
     return OK;
 }
 
-/* Tokens of context of all requests together. */
+/* Total context tokens of all requests. */
 static int64_t context_of(const struct load *l)
 {
     int64_t n = 0;
@@ -144,7 +145,7 @@ static bool has_failed(const struct load *l)
     return false;
 }
 
-/* When every request had at least n_tokens; 0 if one has failed. */
+/* The time at which every request had at least n_tokens; 0 if one failed. */
 static int64_t reach(struct bench *b, const struct load *l, int32_t n_tokens)
 {
     while (fewest_tokens(l) < n_tokens) {
@@ -177,8 +178,8 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The first sequences decode while the last are prefilled, and must not end before those have been
- * measured. The context that is printed is the mean over sequences and steps. */
+/* The first sequences already decode while the last are in prefill, and must not end before those
+ * have been measured. The printed context is the mean over sequences and steps. */
 static enum status measure_decode(struct bench *b, int32_t batch, int32_t context, struct err *err)
 {
     const int32_t half = REPEATS * b->n_steps / 2 + WARM_STEPS;
@@ -211,13 +212,13 @@ static enum status measure_decode(struct bench *b, int32_t batch, int32_t contex
     return st;
 }
 
-/* Prompts that fill whole steps several times over. */
+/* Measures prompts that fill several whole steps. */
 static enum status measure_prefill(struct bench *b, int32_t length, struct err *err)
 {
     const int32_t per_step = b->info->max_rows / length < 1 ? 1 : b->info->max_rows / length;
     const int32_t n = per_step * 6;
     double seconds[2];
-    for (int32_t run = 0; run < 2; run++) { // the second counts
+    for (int32_t run = 0; run < 2; run++) { // the second run counts
         struct load l = {0};
         const int64_t start = clock_now_ns();
         enum status st = load_submit(b, &l, n, length, 1, (uint64_t)(7 * length + run), err);
@@ -233,7 +234,7 @@ static enum status measure_prefill(struct bench *b, int32_t length, struct err *
     return OK;
 }
 
-/* Long contexts first: what shorter ones need of them is cached then. */
+/* Long contexts first, so that the shorter ones find their prompts in the cache. */
 static enum status measure_all(struct bench *b, struct err *err)
 {
     printf("%s: %s, %zu MB of weights, %d blocks of %d\n", b->info->device, b->info->model_type,
@@ -256,7 +257,7 @@ static int compare_ints(const void *a, const void *b)
     return *(const int32_t *)a - *(const int32_t *)b;
 }
 
-/* "64,128,256", ascending afterwards. */
+/* Parses "64,128,256" and sorts it in ascending order. */
 static bool read_list(const char *text, struct list *out)
 {
     out->n = 0;
@@ -285,7 +286,7 @@ static int usage(int code)
     return code;
 }
 
-/* Takes the command's own options out of argv; what is left is the option table's. */
+/* Removes the command's own options from argv; the rest is for the option table. */
 static bool take_options(struct bench *b, int argc, char **argv, int *n_rest, char **rest)
 {
     struct {
@@ -317,12 +318,12 @@ static bool take_options(struct bench *b, int argc, char **argv, int *n_rest, ch
     return b->n_steps >= 1 && b->n_steps <= 4096 && b->temperature >= 0.0f;
 }
 
-/* Opens the engine that the words `rest` ask for, and measures. */
+/* Opens the engine for the remaining arguments `rest`, and measures. */
 static enum status run(struct bench *b, int n_rest, char **rest, const struct engine_opener *opener,
                        struct engine_options *options, struct err *err)
 {
     TRY(opener->configure(n_rest, rest, options, opener->arg, err));
-    options->synthetic = true; // nobody reads what is drawn
+    options->synthetic = true; // nobody reads the generated tokens
     options->wake = wake;
     options->callback_arg = b;
     TRY(engine_open(options, &b->engine, err));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice bench-engine`: tokens per second of the engine without a server. Who calls it knows how
- * an engine is opened, on which device and from which words of the command line; the bench knows
- * what to ask of it.
+/* `sluice bench-engine`: tokens per second of the engine without a server. The caller knows how to
+ * open an engine from command-line arguments; the benchmark knows what to run on it.
  * Thread: main. */
 #ifndef SLUICE_BENCH_ENGINE_BENCH_ENGINE_H
 #define SLUICE_BENCH_ENGINE_BENCH_ENGINE_H
@@ -9,9 +8,9 @@
 #include "engine/engine.h"
 
 struct engine_opener {
-    /* Options for engine_open from the words that the bench does not know itself (argv[0] is the
-     * command's name). What they point to lives until `release`, which is always called, also after
-     * an error here. */
+    /* Fills in the options for engine_open from the arguments that the benchmark does not know
+     * (argv[0] is the command's name). What they point to lives until `release`, which is always
+     * called, also after an error here. */
     enum status (*configure)(int argc, char **argv, struct engine_options *out, void *arg,
                              struct err *err);
     void (*release)(struct engine_options *options, void *arg);

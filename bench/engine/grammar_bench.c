@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Times of the grammar library, for scripts/bench_structured, which compares with others' in the
- * same run. Without arguments: says so. With "TOKENIZER N_IDS": each line of standard input is
- * {"kind": "schema", "text": TEXT, "answers": [[ids], ...]}, and so is each line of the output:
- * times in us of a thread's processor time, of one compilation, of the masks and advances along the
- * answers, and of chains and trees of drafts. */
+/* Measures the grammar library for scripts/bench_structured, which compares it with other libraries
+ * in the same run. Without arguments it says so. With "TOKENIZER N_IDS", each line of standard
+ * input is {"kind": "schema", "text": TEXT, "answers": [[ids], ...]}, and each line of output has
+ * times in us of thread CPU time: of one compilation, of the masks and advances along the answers,
+ * and of chains and trees of drafts. */
 #include "engine/base/buf.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
@@ -67,7 +67,7 @@ static size_t n_masks(const struct subject *s)
     return stats.n_masks;
 }
 
-/* One answer's ids; a text of its own. */
+/* The ids of one answer. */
 static int32_t *ids_of(const struct json *list, size_t *n)
 {
     int32_t *ids = xcalloc(json_count(list) + 1, sizeof *ids);
@@ -78,8 +78,8 @@ static int32_t *ids_of(const struct json *list, size_t *n)
     return ids;
 }
 
-/* The mask and the advance of each token; the first time through, new masks and others are told
- * apart. */
+/* Computes the mask and advances for each token; in the first pass, times of new masks are
+ * separate. */
 static const char *follow(struct subject *s, const int32_t *ids, size_t n, bool first)
 {
     struct grammar_state state = grammar_start(s->g);
@@ -91,7 +91,11 @@ static const char *follow(struct subject *s, const int32_t *ids, size_t n, bool 
         }
         double took = now_us() - begin;
         bool fresh = first && n_masks(s) > before;
-        put(!first ? &s->again : fresh ? &s->fresh : &s->seen, took);
+        if (first) {
+            put(fresh ? &s->fresh : &s->seen, took);
+        } else {
+            put(&s->again, took);
+        }
         if (i == n) {
             return grammar_may_end(s->g, state) ? NULL : "the text may not end";
         }
@@ -107,7 +111,7 @@ static const char *follow(struct subject *s, const int32_t *ids, size_t n, bool 
     return NULL;
 }
 
-/* Behind each token: the masks of the next CHAIN drafts' rows and of the one behind them. */
+/* After each token: the masks for the next CHAIN drafts' rows, and for the row after them. */
 static void chains(struct subject *s, const int32_t *ids, size_t n)
 {
     struct grammar_state state = grammar_start(s->g);
@@ -125,8 +129,8 @@ static void chains(struct subject *s, const int32_t *ids, size_t n)
     }
 }
 
-/* The same of a tree: at each of TREE_DEPTH levels the right token, and beside it the first others
- * that are allowed. */
+/* The same for a tree: at each of TREE_DEPTH levels the correct token, and the first other allowed
+ * ones beside it. */
 static void trees(struct subject *s, const int32_t *ids, size_t n)
 {
     struct grammar_state state = grammar_start(s->g);
@@ -169,7 +173,7 @@ static enum status compile(struct subject *s, double *took, struct err *err)
     return st;
 }
 
-/* Drafts on tables that are as empty as they are for the first answer. */
+/* Drafts run on tables in the state in which the first answer finds them. */
 static const char *measure(struct subject *s, const struct json *answers)
 {
     const char *failed = NULL;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Host time of a step with 256 decoding sequences: plan, flat arrays and commit, without the
- * backend's own work (the fake's hashing is timed and taken off). */
+ * backend's own work (the fake's hashing is timed and subtracted). */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/engine_state.h"
@@ -57,7 +57,7 @@ int main(void)
             return 1;
         }
     }
-    for (int32_t i = 0; i < 20; i++) { // prompts, and both steps under way
+    for (int32_t i = 0; i < 20; i++) { // finish the prompts, with both steps in flight
         engine_turn(e);
     }
     enum { TURNS = 300 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Speed of the tokenizer. Without arguments: scripts/bench_tokenizer.py, which compares with
- * Hugging Face's in the same run. With "FILE.json TEXT...": loads the file and encodes each text
- * file (its documents end with NUL), and prints one line of numbers per text. */
+/* Speed of the tokenizer. Without arguments it refers to scripts/bench_tokenizer.py, which compares
+ * it with Hugging Face's in the same run. With "FILE.json TEXT..." it loads the file, encodes each
+ * text file (documents are NUL-terminated), and prints one line of numbers per text. */
 #include "engine/base/file.h"
 #include "engine/tokenizer/detok.h"
 #include "engine/tokenizer/tokenizer.h"

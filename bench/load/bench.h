@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice bench`: a load generator for any server that speaks the OpenAI API. It knows nothing of
- * our server: it sees HTTP and event streams only.
- * Thread: main; one per process (it takes SIGINT for its run). */
+/* `sluice bench`: a load generator for any server with an OpenAI-compatible API. It uses nothing of
+ * our own server, only HTTP and event streams.
+ * Thread: main; one per process (it handles SIGINT while it runs). */
 #ifndef SLUICE_BENCH_LOAD_BENCH_H
 #define SLUICE_BENCH_LOAD_BENCH_H
 

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Where the value of the first `key` (with its quotes) begins; NULL if there is none. Inside a
- * JSON string every quote is escaped, so text that a model writes cannot look like a key. */
+/* The start of the value of the first `key` (quoted); NULL if there is none. Quotes inside JSON
+ * strings are escaped, so generated text cannot look like a key. */
 static const char *value_of(const char *p, size_t n_bytes, const char *key, size_t n_key)
 {
     const char *end = p + n_bytes;
@@ -32,7 +32,7 @@ static int64_t number_at(const char *v, int64_t otherwise)
     return v != NULL && *v >= '0' && *v <= '9' ? strtoll(v, NULL, 10) : otherwise;
 }
 
-/* True if the string at v is not empty; its inside goes to `answer`. */
+/* True if the string at v is not empty; its contents are appended to `answer`. */
 static bool take_string(const char *v, const char *end, struct buf *answer)
 {
     if (v == NULL || *v != '"' || v + 1 >= end || v[1] == '"') {
@@ -60,7 +60,7 @@ static bool has_text(const struct events *s, const char *p, size_t n)
            take_string(VALUE_OF(p, n, "arguments"), end, NULL);
 }
 
-/* The data of one event; a character stands behind it (a line end), so numbers stop there. */
+/* Handles the data of one event. A line end follows it, so numbers stop there. */
 static void take_event(void *arg, const char *p, size_t n)
 {
     struct events *s = arg;
@@ -72,7 +72,7 @@ static void take_event(void *arg, const char *p, size_t n)
     if (has_text(s, p, n)) {
         s->n_text_events++;
         s->on_text(s->arg);
-        // An event with text may hold the running usage too; the last one counts.
+        // An event with text may include running usage; the last one counts.
     }
     const char *usage = VALUE_OF(p, n, "usage");
     if (usage != NULL && *usage == '{') {

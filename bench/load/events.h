@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The events of one streamed answer, read without a JSON parser: whether an
- * event carries text, the counts of the usage block, an error, and the end mark.
+/* Reads the events of a streamed answer without a JSON parser: whether an event has text, the usage
+ * counts, an error, and the end mark.
  * Thread: one owner. */
 #ifndef SLUICE_BENCH_LOAD_EVENTS_H
 #define SLUICE_BENCH_LOAD_EVENTS_H
@@ -13,11 +13,11 @@
 
 struct events {
     struct sse lines;
-    struct buf *answer; // if set, gets the text as it stands between the quotes
+    struct buf *answer; // if set, receives the raw text between the quotes
     int64_t n_events, n_text_events;
-    int64_t prompt_tokens, completion_tokens, cached_tokens; // -1: not told
+    int64_t prompt_tokens, completion_tokens, cached_tokens; // -1: not reported
     bool done, error;
-    void (*on_text)(void *arg); // an event with text has come
+    void (*on_text)(void *arg); // called for an event with text
     void *arg;
 };
 

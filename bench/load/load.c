@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Streams of random numbers; a shared prefix must not repeat a suffix. */
+/* Random streams; a shared prefix must not repeat a suffix. */
 enum {
     STREAM_OWN = 10,
     STREAM_PREFIX,
@@ -23,9 +23,9 @@ enum {
     STREAM_THINK,
     STREAM_RESULT_LEN
 };
-enum { MAX_TURNS = 1000 }; // of a unit
-enum { MAX_SPREAD = 4 };   // times the mean
-enum { FIRST_ID = 100 };   // below are special and byte tokens in most vocabularies
+enum { MAX_TURNS = 1000 }; // per unit
+enum { MAX_SPREAD = 4 };   // limit, relative to the mean
+enum { FIRST_ID = 100 };   // lower ids are special and byte tokens in most vocabularies
 enum { MAX_LINE_BYTES = 64 << 20 };
 enum { MAX_DATASET_BYTES = 1 << 30, MAX_DATASET_VALUES = 1 << 26 };
 
@@ -36,7 +36,7 @@ double bench_load_uniform(int64_t seed, uint32_t stream, int64_t n)
     return rng_uniform(b.v[0]);
 }
 
-/* Log-normal around the mean, but for the few that would be longer than MAX_SPREAD times it. */
+/* Log-normal around the mean, truncated at MAX_SPREAD times the mean. */
 static int64_t varied(const struct bench_load *load, uint32_t stream, int64_t unit, int64_t mean)
 {
     const double sigma = load->o->spread;
@@ -62,7 +62,7 @@ static void put_tokens(const struct bench_load *load, uint32_t stream, int64_t w
         }
         const uint32_t r = (uint32_t)(((uint64_t)b.v[i % 4] * span) >> 32);
         if (load->o->text) {
-            // Two letters and a space: about one token in the vocabularies in use.
+            // Two letters and a space: about one token in common vocabularies.
             buf_putc(out, (char)('a' + r % 26));
             buf_putc(out, (char)('a' + r / 26 % 26));
             buf_putc(out, ' ');
@@ -73,8 +73,8 @@ static void put_tokens(const struct bench_load *load, uint32_t stream, int64_t w
     }
 }
 
-/* Request number `unit` as a place in the order that goes round the groups: its group is the place
- * modulo the groups. */
+/* The position of request `unit` in an order that cycles through the groups: its group is the
+ * position modulo the number of groups. */
 static int64_t place_of(const struct bench_load *load, int64_t unit)
 {
     const struct bench_options *o = load->o;
@@ -99,7 +99,7 @@ int64_t bench_load_turns(const struct bench_load *load, int64_t unit)
     return least + (int64_t)(u * (double)(o->turns - least + 1));
 }
 
-/* Exponential: most tools are quick, and a few are not. */
+/* Exponential: most tools are fast, and a few are not. */
 int64_t bench_load_think_ns(const struct bench_load *load, int64_t unit, int64_t turn)
 {
     if (load->o->workload != WORKLOAD_AGENT) {
@@ -109,7 +109,7 @@ int64_t bench_load_think_ns(const struct bench_load *load, int64_t unit, int64_t
     return (int64_t)(-log(u) * load->o->think * 1e9);
 }
 
-/* What a tool has said: as many results are short as are long, by orders of magnitude. */
+/* Length of a tool's result, log-uniform. */
 static int64_t result_len(const struct bench_load *load, int64_t which)
 {
     const double least = (double)load->o->result_min, most = (double)load->o->result_max;
@@ -117,7 +117,7 @@ static int64_t result_len(const struct bench_load *load, int64_t which)
     return (int64_t)(least * pow(most / least, u));
 }
 
-/* The prompt's inside: words, or ids each with a comma behind. */
+/* The contents of the prompt: words, or ids followed by commas. */
 static void put_prompt(const struct bench_load *load, int64_t unit, int64_t turn, struct buf *out)
 {
     const struct bench_options *o = load->o;
@@ -132,7 +132,7 @@ static void put_prompt(const struct bench_load *load, int64_t unit, int64_t turn
         put_tokens(load, STREAM_OWN, unit * MAX_TURNS + turn,
                    varied(load, STREAM_INPUT_LEN, unit, o->input_len), out);
     }
-    out->data[--out->n_bytes] = '\0'; // the last comma or space
+    out->data[--out->n_bytes] = '\0'; // remove the last comma or space
 }
 
 static void put_text_prompt(const struct bench_load *load, int64_t unit, int64_t turn,
@@ -148,7 +148,7 @@ static void put_text_prompt(const struct bench_load *load, int64_t unit, int64_t
     buf_putc(out, '"');
 }
 
-/* All agents run the same program. */
+/* All agents share one system prompt. */
 static void put_system(const struct bench_load *load, struct buf *history)
 {
     buf_puts(history, "{\"role\":\"system\",\"content\":\"");
@@ -241,7 +241,7 @@ static const char *turn_text(const struct json *turn, const char *role, const ch
     return value != NULL && value[0] != '\0' ? value : NULL;
 }
 
-/* The first question and its answer are one request, as other generators have it. */
+/* The first question and its answer form one request, as in other generators. */
 static void take_items(struct bench_load *load, const struct json *root)
 {
     for (const struct json *c = json_first(root); c != NULL; c = json_next(c)) {
@@ -252,7 +252,7 @@ static void take_items(struct bench_load *load, const struct json *root)
         if (q != NULL && a != NULL) {
             struct sharegpt_item *item = &load->items[load->n_items++];
             item->prompt = xstrdup(q);
-            item->output_len = (int64_t)(strlen(a) + 3) / 4; // about four bytes a token
+            item->output_len = (int64_t)(strlen(a) + 3) / 4; // about four bytes per token
         }
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The workloads: which requests there are and what their bodies say. A body is a pure function of
- * the options and the request's number, so that two runs send the same bytes (later turns of a
- * conversation aside, which hold the server's answers).
+/* Workloads: the requests and their bodies. A body is a pure function of the options and the
+ * request's number, so two runs send the same bytes (except later turns of a conversation, which
+ * contain the server's answers).
  * Thread: one owner. */
 #ifndef SLUICE_BENCH_LOAD_LOAD_H
 #define SLUICE_BENCH_LOAD_LOAD_H
@@ -19,7 +19,8 @@ struct bench_load {
     const char *model;
     struct sharegpt_item *items;
     size_t n_items;
-    int64_t *shuffled; // [groups * members], the order of shared-prefix; NULL: another order
+    int64_t *shuffled; // [groups * members], the shuffled order of shared-prefix; NULL: another
+                       // order
 };
 
 /* Reads the dataset if there is one. `o` and `model` are borrowed. */
@@ -27,21 +28,21 @@ enum status bench_load_init(struct bench_load *load, const struct bench_options 
                             const char *model, struct err *err);
 void bench_load_deinit(struct bench_load *load);
 
-/* How many turns a unit has; and how long its client takes before one of them but the first. */
+/* Number of turns in a unit; and how long its client waits before a turn other than the first. */
 int64_t bench_load_turns(const struct bench_load *load, int64_t unit);
 int64_t bench_load_think_ns(const struct bench_load *load, int64_t unit, int64_t turn);
 
-/* Appends the body of turn `turn` of unit `unit`. `history` (of conversations) holds the messages
- * so far as JSON text without the brackets; the question is added to it. */
+/* Appends the body of turn `turn` of unit `unit`. `history` (conversations only) holds the messages
+ * so far as JSON text without brackets; the question is appended to it. */
 void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn, struct buf *history,
                      struct buf *body);
 
-/* Writes all requests as lines of a batch file, "-" being standard output: what `sluice run-batch`
- * and /v1/batches take. */
+/* Writes all requests as a batch file, as accepted by `sluice run-batch` and /v1/batches; "-" is
+ * standard output. */
 enum status bench_load_write_batch(const struct bench_load *load, const char *path,
                                    struct err *err);
 
-/* Adds the answer to the history: `raw` is the text as it stood between quotes in the events. */
+/* Adds the answer to the history; `raw` is the still-escaped text from the events. */
 void bench_load_answer(struct buf *history, const char *raw, size_t n_bytes);
 
 /* Uniform in (0, 1), for draw number `n` of `stream`. */

@@ -139,7 +139,7 @@ static enum status set(const struct option *opt, const char *value, struct bench
     return set_choice(opt, opt->kind == ORDER ? order_names : workload_names, value, at, err);
 }
 
-/* Of what was not given. */
+/* Fills in defaults. */
 static void settle_defaults(struct bench_options *o)
 {
     const bool agent = o->workload == WORKLOAD_AGENT;
@@ -184,7 +184,7 @@ static enum status settle(struct bench_options *o, struct err *err)
         o->concurrency = o->rate > 0 ? 0 : 8;
     }
     if (bench_has_turns(o)) {
-        o->chat = true; // the answer's text goes into the next question
+        o->chat = true; // the answer becomes part of the next question
     }
     o->text = o->text || o->chat || o->workload == WORKLOAD_SHAREGPT;
     if (o->api_key == NULL) {

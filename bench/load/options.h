@@ -18,13 +18,12 @@ enum workload {
     WORKLOAD_SHAREGPT
 };
 
-/* In which order members of different groups come: one of each group in turn, group by group, or at
- * random. */
+/* The order of members of different groups: round-robin, group by group, or shuffled. */
 enum group_turns { ORDER_ROUND, ORDER_GROUPED, ORDER_SHUFFLED };
 
 struct bench_options {
     const char *url, *model, *api_key, *json_path, *dataset;
-    const char *batch_path;  // the requests are written there as a batch, and none is sent
+    const char *batch_path;  // write the requests there as a batch, and send none
     struct client_peer peer; // of the URL
     enum workload workload;
     enum group_turns order;
@@ -33,21 +32,21 @@ struct bench_options {
     bool no_ignore_eos;
     bool help;
     int64_t n_requests, input_len, output_len, groups, members, prefix_len, suffix_len, turns;
-    int64_t result_min, result_max; // agent: tokens of a tool's result
-    int64_t concurrency;            // 0: no bound
+    int64_t result_min, result_max; // agent: tokens in a tool's result
+    int64_t concurrency;            // 0: unlimited
     int64_t vocab, seed;
-    double rate;        // requests (conversations) a second; 0: as fast as concurrency allows
-    double duration;    // s; no request starts later; 0: none
-    double timeout;     // s for one request
-    double think;       // agent: mean seconds that a tool takes
-    double spread;      // random: sigma of the lengths' logarithm; 0: all are equal
-    double temperature; // below 0: the server's own
+    double rate;        // requests (or conversations) per second; 0: as fast as concurrency allows
+    double duration;    // seconds after which no request starts; 0: no limit
+    double timeout;     // seconds per request
+    double think;       // agent: mean seconds per tool call
+    double spread;      // random: sigma of log(length); 0: all lengths equal
+    double temperature; // below 0: the server's default
     double ttft_limit_ms, tpot_limit_ms; // 0: none
 };
 
 extern const char *const workload_names[]; // by enum workload
 
-/* Whether a unit is a conversation: a request holds the answers before it. */
+/* True if a unit is a conversation, whose requests contain earlier answers. */
 static inline bool bench_has_turns(const struct bench_options *o)
 {
     return o->workload == WORKLOAD_MULTI_TURN || o->workload == WORKLOAD_AGENT;

@@ -14,7 +14,7 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Between the two nearest ranks, as numpy's default has it. */
+/* Interpolates between the two nearest ranks, like numpy's default. */
 static double percentile(const float *sorted, size_t n, double p)
 {
     const double at = p * (double)(n - 1);
@@ -47,8 +47,8 @@ static double ms(int64_t ns)
     return (double)ns / 1e6;
 }
 
-/* -1 where it does not exist. To the end of the answer and not to the last event with text: an
- * event can hold several tokens, and the last tokens may have no text. */
+/* Time per output token; -1 if undefined. Measured to the end of the answer rather than to the last
+ * event with text: an event may hold several tokens, and the last tokens may have no text. */
 static double tpot_of(const struct bench_record *rec)
 {
     return rec->output_tokens > 1 && rec->first > 0
@@ -81,7 +81,7 @@ static void make_range(const struct bench_results *r, struct turn_range *range, 
     range->ttft = summarise(room, n);
 }
 
-/* 1, 2, 3 to 4, 5 to 8 and so on, as far as there are answers. */
+/* Turns 1, 2, 3 to 4, 5 to 8 and so on, as far as there are answers. */
 static void make_ranges(const struct bench_results *r, struct bench_report *rep)
 {
     float *room = xcalloc((size_t)r->n_records + 1, sizeof *room);

@@ -11,7 +11,8 @@ struct summary {
     double mean, p50, p90, p99, max;
 };
 
-/* Turns of conversations, from 1: later ones have longer prompts, and find more in the cache. */
+/* A range of conversation turns, counted from 1: later turns have longer prompts, and more of them
+ * cached. */
 struct turn_range {
     int64_t first, last, prompt_tokens, cached_tokens;
     struct summary ttft;
@@ -20,11 +21,11 @@ enum { MAX_TURN_RANGES = 12 };
 
 struct bench_report {
     struct turn_range ranges[MAX_TURN_RANGES];
-    int n_ranges;                        // 0: units of one request
-    struct summary ttft, itl, tpot, e2e; // ms, of requests that succeeded; itl of all
+    int n_ranges;                        // 0: units have a single request
+    struct summary ttft, itl, tpot, e2e; // ms, over successful requests; itl over all
     int64_t outcomes[N_OUTCOMES];
     int64_t n_sent, prompt_tokens, cached_tokens, output_tokens, n_good;
-    bool tokens_told; // every good answer had a usage block
+    bool tokens_told; // every successful answer had a usage block
 };
 
 /* Sorts r->itl_ms. */

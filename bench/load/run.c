@@ -30,8 +30,8 @@ enum {
     STREAM_ARRIVALS = 20,
     READ_BYTES = 65536,
     MAX_BODY_BYTES = 256 << 20,
-    MAX_ITL = 1 << 26, // gaps kept; chosen, 256 MiB
-    MAX_EVENTS = 256,  // of one epoll_wait
+    MAX_ITL = 1 << 26, // gaps that are stored; chosen, 256 MiB
+    MAX_EVENTS = 256,  // per epoll_wait
 };
 
 struct conn {
@@ -40,12 +40,12 @@ struct conn {
     int fd;
     int index;
     int64_t unit, turn;
-    int64_t thinks_until;     // the next turn is sent then; 0: it does not wait
+    int64_t thinks_until;     // when to send the next turn; 0: not waiting
     struct bench_record *rec; // NULL: idle
-    struct buf out;           // the request, sent up to n_sent
+    struct buf out;           // the request; n_sent bytes are sent
     size_t n_sent;
-    bool reused;    // the connection has carried a request before
-    bool got_bytes; // of this answer
+    bool reused;    // the connection has served an earlier request
+    bool got_bytes; // part of this answer has arrived
     bool wants_write;
     struct http_in in;
     struct events events;
@@ -121,7 +121,7 @@ static void give_back(struct conn *c)
     c->run->idle = c;
 }
 
-/* The next turn, now or when its client has done what it does before. */
+/* Starts the next turn, now or after its client's think time. */
 static void think(struct conn *c)
 {
     struct run *run = c->run;
@@ -134,15 +134,23 @@ static void think(struct conn *c)
     run->n_thinking++;
 }
 
+static enum outcome outcome_of_answer(const struct conn *c)
+{
+    if (c->in.status != 200) {
+        return OUTCOME_HTTP;
+    }
+    if (c->events.error) {
+        return OUTCOME_STREAM;
+    }
+    return c->events.done ? OUTCOME_OK : OUTCOME_INCOMPLETE;
+}
+
 static void finish(struct conn *c, enum outcome outcome)
 {
     struct run *run = c->run;
     struct bench_record *rec = c->rec;
     if (outcome == OUTCOME_OK) {
-        outcome = c->in.status != 200 ? OUTCOME_HTTP
-                  : c->events.error   ? OUTCOME_STREAM
-                  : !c->events.done   ? OUTCOME_INCOMPLETE
-                                      : OUTCOME_OK;
+        outcome = outcome_of_answer(c);
     }
     rec->outcome = (uint8_t)outcome;
     rec->end = run->now;
@@ -210,7 +218,7 @@ static void send_some(struct conn *c)
         const ssize_t n =
             send(c->fd, c->out.data + c->n_sent, c->out.n_bytes - c->n_sent, MSG_NOSIGNAL);
         if (n <= 0) {
-            // A broken connection shows on the reading side, which also sees an early answer.
+            // A broken connection is detected when reading, which also sees an early answer.
             watch(c, n < 0 && (errno == EAGAIN || errno == ENOTCONN));
             return;
         }
@@ -219,8 +227,8 @@ static void send_some(struct conn *c)
     watch(c, false);
 }
 
-/* The connection ended. One that had been kept alive may have been closed by the server at the
- * moment we wrote; the request is then sent again, once, on a fresh one. */
+/* The connection ended. A kept-alive connection may have been closed by the server just as we
+ * wrote; the request is then resent, once, on a new one. */
 static void on_closed(struct conn *c)
 {
     if (c->rec == NULL) {
@@ -248,12 +256,12 @@ static void on_closed(struct conn *c)
 
 static void receive(struct conn *c)
 {
-    static char bytes[READ_BYTES]; // one thread, and nothing of it outlives this call
+    static char bytes[READ_BYTES]; // one thread, and its contents are not needed after this call
     const ssize_t n = recv(c->fd, bytes, sizeof bytes, 0);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         return;
     }
-    if (n <= 0 || c->rec == NULL) { // bytes that nobody asked for: not a connection to keep
+    if (n <= 0 || c->rec == NULL) { // unsolicited bytes: do not reuse the connection
         on_closed(c);
         return;
     }
@@ -332,7 +340,7 @@ static void start_turn(struct conn *c, int64_t due)
 
 /* ---- the loop ---- */
 
-/* A conversation keeps its place while its client thinks. */
+/* A conversation keeps its slot while its client thinks. */
 static bool has_place(const struct run *run)
 {
     return run->o->concurrency == 0 || run->n_in_flight + run->n_thinking < run->o->concurrency;
@@ -356,7 +364,7 @@ static void start_due(struct run *run)
     }
 }
 
-/* Those that have thought go on, also where the run's time is up: they then leave. */
+/* Continues conversations whose think time is over; once the run's time is up they end. */
 static void wake_thinkers(struct run *run)
 {
     for (int i = 0; run->n_thinking > 0 && i < run->n_conns; i++) {
@@ -387,7 +395,7 @@ static void check_timeouts(struct run *run)
 
 static void print_progress(struct run *run, bool last)
 {
-    const int64_t total = run->o->n_requests * run->n_turns; // of agents: at most
+    const int64_t total = run->o->n_requests * run->n_turns; // agents: an upper bound
     int64_t events = run->r->n_events;
     for (int i = 0; i < run->n_conns; i++) {
         events += run->conns[i]->rec != NULL ? run->conns[i]->events.n_events : 0;
@@ -412,7 +420,10 @@ static int wait_ms(const struct run *run)
         due = until > 0 && until < due ? until : due;
     }
     const int64_t ms = due == INT64_MAX ? 200 : (due - run->now) / 1000000;
-    return ms < 0 ? 0 : ms > 200 ? 200 : (int)ms;
+    if (ms < 0) {
+        return 0;
+    }
+    return ms > 200 ? 200 : (int)ms;
 }
 
 static void loop(struct run *run)

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the memory near a core lets AMX do: products of 512 rows with bf16 weights by blocks of 32
- * rows and 32 outputs, in the forms that cpu/ could take. All forms run in turns, many times,
- * because other programs may use the machine; the best of each counts, beside the same instructions
- * on registers alone. amx_bench [THREADS [INPUTS [OUTPUTS]]]     outputs of each thread: a multiple
- * of 64 Thread: each has weights, sums and results of its own; they read the same rows. */
+/* What AMX reaches given the memory near a core: products of 512 rows with bf16 weights by blocks
+ * of 32 rows and 32 outputs, in the forms that cpu/ could use. The forms alternate, many times,
+ * because other programs may use the machine; the best run of each counts, next to the same
+ * instructions on registers only.
+ *
+ *     amx_bench [THREADS [INPUTS [OUTPUTS]]]     outputs per thread: a multiple of 64
+ *
+ * Thread: each has its own weights, sums and results; they read the same rows. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 
@@ -27,18 +30,19 @@ enum { ROWS = 512, BLOCK = 32, STEP = 32, TURNS = 100, MAX_THREADS = 64, GROUP =
 enum { TILE_FLOATS = 256, BLOCK_FLOATS = 4 * TILE_FLOATS };
 enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; // arch_prctl's
 
-/* Rows lie one behind the other, an odd number of cache lines apart; or as tiles of 16 rows by 32
- * inputs, which are read as they lie. */
+/* Rows are contiguous, an odd number of cache lines apart; or tiles of 16 rows by 32 inputs, read
+ * as stored. */
 struct rows {
     const char *p;
-    int64_t line, step, tile; // bytes from a row of a tile to the next, of inputs, of 16 rows
+    int64_t line, step, tile; // bytes between rows of a tile, between inputs, between groups of 16
+                              // rows
 };
 
 struct form {
     const char *name;
     enum { REGISTERS, NEAREST, PRODUCT } kind;
-    int32_t stretch;  // inputs that all rows and a group of tiles take before the next; 0: all
-    bool tiled, asks; // asks: for the next weights, to the second cache
+    int32_t stretch;  // inputs that all rows and a group of tiles process before the next; 0: all
+    bool tiled, asks; // asks: prefetches the next weights into the L2 cache
 };
 
 static const struct form forms[] = {
@@ -61,19 +65,19 @@ static struct bench {
     float *sums[MAX_THREADS];       // [GROUP][ROWS / 32][4][16][16]
     float *results;                 // [ROWS][n_threads * n_outputs]
     pthread_barrier_t barrier;
-    double best[N_FORMS], off; // off: the largest error of a result
+    double best[N_FORMS], off; // off: the largest error of any result
 } b;
 
 /* ---- one block ---------------------------------------------------------------------------- */
 
 static void configure(void)
 {
-    uint8_t c[64] = {1}; // the palette; from 16 on bytes of a row, from 48 on rows
+    uint8_t c[64] = {1}; // the palette; row sizes from byte 16, row counts from byte 48
     for (int i = 0; i < 8; i++) {
         c[16 + 2 * i] = 64;
         c[48 + i] = 16;
     }
-    __asm__ volatile("" : : "m"(c)); // GCC's intrinsic says that it reads 8 bytes
+    __asm__ volatile("" : : "m"(c)); // GCC's intrinsic declares that it reads 8 bytes
     _tile_loadconfig(c);
 }
 

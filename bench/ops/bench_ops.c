@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice bench-ops`: the time of each op and of whole forward passes over dummy weights of a known
- * shape, through the backend's table alone. Shares are of what the machine does in the same run:
- * reads of the same weights, and the peak of the instruction that multiplies. */
+/* `sluice bench-ops`: times each op and whole forward passes over dummy weights of a known shape,
+ * using only the backend's table. Shares are relative to what the machine reaches in the same run:
+ * reading the same weights, and the peak of the multiplying instruction. */
 #include "bench/ops/bench_ops.h"
 #include "bench/ops/command.h"
 
@@ -19,8 +19,8 @@
 
 struct figure {
     const char *name;
-    enum status (*run)(struct bench *b, int32_t i); // i: the run, to vary the layer
-    double bytes, flops;                            // of one run
+    enum status (*run)(struct bench *b, int32_t i); // i: index of the run, to vary the layer
+    double bytes, flops;                            // per run
 };
 
 static enum status run_qkv(struct bench *b, int32_t i)
@@ -94,8 +94,8 @@ static enum status flush(struct bench *b)
     return b->ops->read(b->be, &byte, b->logits.mem, 1);
 }
 
-/* Seconds of the best run in at least `seconds` of runs, and three: like the peaks, what the
- * machine does when nobody else takes its time. Short ops run several times per reading. */
+/* Seconds of the best run, out of at least three runs and `seconds` of time: like the peaks, what
+ * the machine reaches undisturbed. Short ops run several times per measurement. */
 static enum status time_of(struct bench *b, const struct figure *f, double *out)
 {
     int64_t start = clock_now_ns(), now, before = start;
@@ -144,14 +144,14 @@ static double layer_params(const struct shape *s)
     return (q + 2 * kv + q + 3.0 * s->ffn) * s->hidden;
 }
 
-/* All figures for n_seqs sequences of `rows` new rows after `past` tokens. */
+/* All measurements for n_seqs sequences of `rows` new rows after `past` tokens. */
 static enum status measure(struct bench *b, int32_t n_seqs, int32_t rows, int32_t past)
 {
     const struct shape *s = &b->shape;
     double n = (double)n_seqs * rows, w = (double)dtype_bytes(b->dtype), hidden = s->hidden;
     double q = (double)s->n_heads * s->head_dim, kv = (double)s->n_kv_heads * s->head_dim;
     double keys = n_seqs * (double)(past + rows); // read at least once
-    double pairs = n * (past + (rows + 1) / 2.0); // of a query and a key that it sees
+    double pairs = n * (past + (rows + 1) / 2.0); // of a query and a visible key
     double attn = 4.0 * pairs * q, all = layer_params(s) * s->n_layers;
     double head = (double)s->vocab * s->hidden;
     const struct figure figures[] = {
@@ -184,7 +184,7 @@ static enum status measure(struct bench *b, int32_t n_seqs, int32_t rows, int32_
 
 /* ---- what is aimed at --------------------------------------------------------------------- */
 
-/* Bytes of weights that each pass reads. */
+/* Bytes of weights that every pass reads. */
 static double weight_bytes(const struct bench *b)
 {
     const struct shape *s = &b->shape;
@@ -192,8 +192,8 @@ static double weight_bytes(const struct bench *b)
            (layer_params(s) * s->n_layers + (double)s->vocab * s->hidden);
 }
 
-/* The target is for the clock's time; on a busy machine the other says what to expect of an idle
- * one. */
+/* The target is for wall-clock time; on a busy machine the CPU-time ratio tells what to expect of
+ * an idle one. */
 static void print_ratio(const char *what, double have, double by_processor, double target)
 {
     printf("%-46s %6.2f (by processor time %6.2f)   target %.2f: %s\n", what, have, by_processor,
@@ -201,8 +201,8 @@ static void print_ratio(const char *what, double have, double by_processor, doub
     fflush(stdout);
 }
 
-/* The time of a pass: of one run at best, and as the sum of the best times of its ops; and the
- * processor time of all threads, which other programs prolong least. */
+/* The time of a pass: the best run, the sum of the best times of its ops, and the CPU time of all
+ * threads, which other programs affect least. */
 struct pass_time {
     double whole, processor;
     double *laps;
@@ -246,16 +246,16 @@ static void print_pass(const char *what, double t, const struct pass_time *p, do
            p->whole * 1e3, p->processor * 1e3, rate, unit);
 }
 
-/* Decoding against a plain read of the same weights by the same threads. They take turns, so that
- * both meet the same neighbours. A pass's time is the sum over its ops of the best time of each,
- * and the read's the same over the weights: a millisecond passes undisturbed on a machine where a
- * whole pass never does. */
+/* Decoding compared with plainly reading the same weights with the same threads. The two alternate,
+ * so that both see the same disturbances. The time of a pass is the sum over its ops of each one's
+ * best time, and likewise for the read over the weights: a millisecond may pass undisturbed on a
+ * machine where a whole pass never does. */
 static enum status decode_ratios(struct bench *b)
 {
     int32_t n = bench_n_laps(b), n_weights = 0;
     double *laps = xcalloc(3 * (size_t)n, sizeof *laps), *reads = laps + 2 * n;
     struct pass_time one = {1e30, 1e30, laps}, sixteen = {1e30, 1e30, laps + n};
-    struct pass_time all = {1e30, 1e30, reads}; // of the weights, read
+    struct pass_time all = {1e30, 1e30, reads}; // reading the weights
     for (int32_t i = 0; i < 3 * n; i++) {
         laps[i] = 1e30;
     }
@@ -287,7 +287,7 @@ static enum status decode_ratios(struct bench *b)
     return OK;
 }
 
-/* Passes at least: of one or two, a piece may never have run undisturbed. */
+/* The fewest passes: with one or two, some part may never have run undisturbed. */
 enum { LEAST_PREFILLS = 3 };
 
 static enum status prefill_ratio(struct bench *b)
@@ -302,7 +302,7 @@ static enum status prefill_ratio(struct bench *b)
     }
     double flops = 2.0 * (layer_params(s) * s->n_layers * n + (double)s->vocab * s->hidden) +
                    2.0 * n * (n + 1.0) * q * s->n_layers;
-    /* What the last layer does not multiply, since only one row is asked of. */
+    /* What the last layer does not compute, since only one row needs logits. */
     double left_out = 2.0 * (n - 1.0) * (q + 3.0 * s->ffn) * s->hidden;
     enum status st = OK;
     int64_t start = clock_now_ns();
@@ -314,7 +314,7 @@ static enum status prefill_ratio(struct bench *b)
     double t = sum_of(laps, n_laps);
     free(laps);
     TRY(st);
-    struct cpu_peaks p; // once more: the machine may have been busy at the first time
+    struct cpu_peaks p; // again: the machine may have been busy the first time
     TRY(cpu_peaks(b->be, &p));
     b->product_rate = fmax(b->product_rate, p.product_flops_per_s);
     b->fma_rate = fmax(b->fma_rate, p.fma_flops_per_s);
@@ -359,7 +359,7 @@ static enum status run(struct bench *b, struct err *err)
     return prefill ? prefill_ratio(b) : OK;
 }
 
-/* A GPU's ops are timed by the hundred in a captured pass: see cuda_table.c. */
+/* GPU ops are timed by the hundred in a captured pass: see cuda_table.c. */
 static enum status run_cuda(struct bench *b, struct err *err)
 {
 #ifdef SLUICE_CUDA

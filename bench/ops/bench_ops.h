@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A plain Llama of dummy weights, driven through a backend's table alone: what `sluice bench-ops`
+/* A plain Llama with dummy weights, driven only through a backend's table: what `sluice bench-ops`
  * times. The weights and memory live until bench_close.
  * Thread: main. */
 #ifndef SLUICE_BENCH_OPS_BENCH_OPS_H
@@ -17,8 +17,8 @@ const struct shape *bench_shape(const char *name);
 
 enum {
     BENCH_LANES = 64,
-    BENCH_KV_SETS = 4, // of kv_lines.c: plain, and three formats
-    COPIES = 4,        // of each weight of the GPU's table, so that a cache does not hold them
+    BENCH_KV_SETS = 4, // of kv_lines.c: unquantised, and three formats
+    COPIES = 4,        // of each weight in the GPU's table, so that no cache holds them
     MOE_SHAPES = 2,
     BENCH_FORMATS = 4, // of cuda_quant.c
     BENCH_QUANT_PRODUCTS = 4,
@@ -35,20 +35,19 @@ struct bench_moe {
     const struct weight *w_router, *w_up, *w_down;
 };
 
-/* What is asked for, the backend, what its ops work on, and the pass that is open or made. The
- * CPU's run is over a whole model of `shape`, the GPU's table over single weights of the shapes in
- * cuda_timing.h. */
+/* The options, the backend, what its ops work on, and the current pass. The CPU run uses a whole
+ * model of `shape`; the GPU's table uses single weights of the shapes in cuda_timing.h. */
 struct bench {
     struct shape shape;
     const char *device;
-    const char *only; // lines of the CUDA bench, NULL: all
+    const char *only; // lines of the CUDA benchmark to run; NULL: all
     bool deterministic;
-    bool brief; // the ratios alone
+    bool brief; // print only the ratios
     int32_t threads, context, max_rows;
-    int32_t n_lanes, n_blocks; // of the CPU's run
+    int32_t n_lanes, n_blocks; // for the CPU run
     int32_t kv_set;
     enum dtype dtype;
-    double seconds; // of each figure, at least
+    double seconds; // minimum per measurement
     struct backend *be;
     const struct backend_ops *ops;
     struct backend_facts facts;
@@ -66,13 +65,13 @@ struct bench {
     /* the model */
     struct layer *layers;
     struct weight *embed, *norm;
-    double read_rate, fma_rate, product_rate; // per second; 0: not known
-    double *laps; // NULL, or [bench_n_laps]: lowered to what each op of bench_forward took
+    double read_rate, fma_rate, product_rate; // per second; 0: unknown
+    double *laps; // NULL, or [bench_n_laps]: lowered to the time of each op in bench_forward
     int32_t lap;
     int64_t lap_start;
 
     /* the GPU's table */
-    int32_t next_model;             // a pass's graph is keyed by it: each line has its own
+    int32_t next_model;             // part of the key of a pass's graph: each line has its own
     double copy_peak, product_peak; // bytes and operations per second
     const struct weight *w_qkv[COPIES], *w_o[COPIES], *w_gate_up[COPIES], *w_down[COPIES];
     const struct weight *w_head, *w_embed, *w_norm, *w_square, *w_sinks, *w_kv_norm, *w_uk, *w_uv;
@@ -96,7 +95,7 @@ enum status bench_norm(struct bench *b, struct weight *w, struct tensor delta, s
 enum status bench_store(struct bench *b, int32_t layer, int32_t n);
 enum status bench_attention(struct bench *b, int32_t layer, int32_t n);
 enum status bench_activate(struct bench *b, int32_t n);
-/* gate+up, activation and down, as the engine asks for them. norm: of what it reads, made first; or
+/* gate+up, activation and down, as the engine calls them. norm: computes their input first; or
  * NULL. */
 enum status bench_mlp(struct bench *b, const struct layer *l, const struct norm_args *norm,
                       int32_t n);
@@ -106,14 +105,14 @@ enum status bench_sample(struct bench *b);
 enum status bench_forward(struct bench *b);
 int32_t bench_n_laps(const struct bench *b);
 
-/* How the KV set's numbers are stored, of `--only kv`. */
+/* The KV set's format, for `--only kv`. */
 const struct kv_choice *bench_kv_format(int32_t set);
-/* kv_lines.c: what each of the sets costs. */
+/* kv_lines.c: the cost of each of the sets. */
 enum status bench_kv(struct bench *b);
 
-/* cuda_table.c: prints the time of each op at an 8B Llama's shapes and those of mixtures of
- * experts, with made-up weights: microseconds, bandwidth, arithmetic rate, and the share of what a
- * large copy and a large product reach in the same run. */
+/* cuda_table.c: prints the time of each op at the shapes of an 8B Llama and of mixtures of experts,
+ * with dummy weights: microseconds, bandwidth, arithmetic rate, and the share of what a large copy
+ * and a large product reach in the same run. */
 enum status cuda_bench(struct bench *b, const struct backend_options *options, struct err *err);
 
 #endif

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What weights in blocks (GGUF's formats) cost the CPU backend: one row times a matrix that fits no
- * cache, for each format beside bf16, in turns, many times, because other programs may use the
- * machine; the best of each counts. GB/s are of the format's own bytes, so that a format that kept
- * up with bf16 would have bf16's. blocks_bench [THREADS (1) [ROWS (1)]] */
+/* The cost of block-quantised weights (GGUF's formats) on the CPU backend: rows times a matrix
+ * larger than any cache, for each format and for bf16, alternating many times because other
+ * programs may use the machine; the best run of each counts. GB/s count the format's own bytes,
+ * so a format that is as efficient as bf16 shows bf16's figure.
+ *
+ *     blocks_bench [THREADS (1) [ROWS (1)]] */
 #include "cpu/cpu.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
@@ -24,8 +26,8 @@ struct scene {
     struct tensor x, y;
 };
 
-/* Any bytes will do, as long as scales are small numbers: zeros would be, too, but for pages that
- * the system need not have. */
+/* Any bytes will do, as long as scales are small. Zeros would do as well, but the system need not
+ * allocate pages for them. */
 static struct weight_part make_part(const char *name, unsigned char **data, double *bytes)
 {
     const struct block_format *f = block_format_find(name);

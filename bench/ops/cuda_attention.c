@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lines of attention. */
+/* Measurements of attention. */
 #include "bench/ops/cuda_timing.h"
 
 static enum status issue_attention(struct bench *b, const struct line *l, int32_t i)
@@ -34,12 +34,15 @@ static enum status plain_lines(struct bench *b, double element)
                          .n_rows = cases[i].n_rows,
                          .context = cases[i].context,
                          .shape = cases[i].shape};
-        l.name = prefill             ? "attention of one, rows"
-                 : l.shape == SHARED ? "attention, 16 share a prefix"
-                                     : "attention of";
+        if (prefill) {
+            l.name = "attention of one, rows";
+        } else {
+            l.name = l.shape == SHARED ? "attention, 16 share a prefix" : "attention of";
+        }
         const double n = l.n_rows, c = l.context;
         const double pairs = prefill ? n * c + n * (n + 1) / 2 : n * (c + 1);
-        const double keys = prefill ? c + n : l.shape == SHARED ? n / 16 * c : n * (c + 1);
+        const double decoded_keys = l.shape == SHARED ? n / 16 * c : n * (c + 1);
+        const double keys = prefill ? c + n : decoded_keys;
         l.operations = 4.0 * pairs * HEADS * HEAD_DIM;
         l.bytes = element * 2 * keys * KV_HEADS * HEAD_DIM;
         TRY(bench_print_line(b, &l));
@@ -47,7 +50,7 @@ static enum status plain_lines(struct bench *b, double element)
     return OK;
 }
 
-/* Attention as other families have it, and its softmax's further terms. */
+/* Attention variants of other families, and additional softmax terms. */
 static enum status other_lines(struct bench *b, double element)
 {
     const struct line kinds[] = {{.name = "attention, window of 1024, of", .window = 1024},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lines of draws, alone and behind the output head. */
+/* Measurements of draws, alone and after the output head. */
 #include "bench/ops/cuda_timing.h"
 
 static enum status issue_sample(struct bench *b, const struct line *l, int32_t i)
@@ -32,7 +32,7 @@ enum status bench_draw_lines(struct bench *b)
     return OK;
 }
 
-/* As a greedy pass has it, the draws behind it. */
+/* As in a greedy pass, followed by the draws. */
 static enum status issue_drawn_head(struct bench *b, const struct line *l, int32_t i)
 {
     struct logit_bests bests = {.n_bands = 0};

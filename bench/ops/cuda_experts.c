@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lines of mixtures: the router, and its experts. */
+/* Measurements of mixtures of experts: the router and the experts. */
 #include "bench/ops/cuda_timing.h"
 
 #include <math.h>
@@ -45,7 +45,7 @@ static enum status issue_moe(struct bench *b, const struct line *l, int32_t i)
     return b->ops->moe_ffn(b->be, &a);
 }
 
-/* The picks that the experts' lines work with, whatever lines are asked for. */
+/* Computes the picks that the experts' lines use, whichever lines are selected. */
 static enum status route_all(struct bench *b, const struct bench_moe *m)
 {
     const struct line l = {.n_rows = ROWS, .shape = PREFILL, .moe = m};
@@ -66,7 +66,7 @@ static enum status moe_lines(struct bench *b, const struct bench_moe *m, double 
     TRY(route_all(b, m));
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
         const double n = rows[r];
-        /* Experts that at least one row picks, if picks are even. */
+        /* Expected number of experts with at least one pick, if picks are uniform. */
         const double active = m->n_experts * (1 - pow(1 - (double)m->k / m->n_experts, n));
         struct line l = {.name = m->route,
                          .issue = issue_route,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lines of MLA: q lies in `mid`, the latent in `h`, absorbed queries in `act`. */
+/* Measurements of MLA: q is in `mid`, the latent in `h`, absorbed queries in `act`. */
 #include "bench/ops/cuda_timing.h"
 
 static struct tensor of_width(struct tensor t, int32_t width)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What shares are of: a large copy, and a large product. */
+/* The reference rates: a large copy, and a large product. */
 #include "bench/ops/cuda_timing.h"
 #include "engine/base/clock.h"
 
@@ -15,7 +15,7 @@ static enum status issue_copy(struct bench *b, const struct line *l, int32_t i)
     return b->ops->copy_blocks(b->be, l->n_out, copies);
 }
 
-/* Copies cannot be captured: they are timed between passes, many blocks at once. */
+/* Copies cannot be captured, so they are timed between passes, many blocks at a time. */
 static enum status measure_copy(struct bench *b)
 {
     const struct line l = {.n_out = N_BLOCKS / 2};

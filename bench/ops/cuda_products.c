@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lines of products with one weight. */
+/* Measurements of products with a single weight. */
 #include "bench/ops/cuda_timing.h"
 
 enum status bench_issue_linear(struct bench *b, const struct line *l, int32_t i)
@@ -78,7 +78,7 @@ static enum status issue_linear_act(struct bench *b, const struct line *l, int32
     return b->ops->linear_act(b->be, &a, &act);
 }
 
-/* As the engine asks for it. */
+/* As the engine calls it. */
 enum status bench_fused_product_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 64, 256};

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lines of products with weights that stay quantised. */
+/* Measurements of products with weights that stay quantised. */
 #include "bench/ops/cuda_timing.h"
 
 #include <stdio.h>
 
-/* As checkpoints of this size have them. */
+/* Formats as in checkpoints of this size. */
 static const struct {
     const char *name;
     enum dtype values, scales;
     int32_t zero, block_rows, block_cols; // columns 0: all
-    double bytes;                         // of a weight
+    double bytes;                         // per weight
 } formats[BENCH_FORMATS] = {
     {"fp8 in blocks", DT_E4M3, DT_F32, 0, 128, 128, 1.0 + 4.0 / 128},
     {"fp8", DT_E4M3, DT_BF16, 0, 1, 0, 1.0},
@@ -59,7 +59,7 @@ enum status bench_make_quantised(struct bench *b, struct err *err)
 
 static enum status issue(struct bench *b, const struct line *l, int32_t i)
 {
-    struct product_sums sums = {.n = 0}; // as the engine lets its products be left
+    struct product_sums sums = {.n = 0}; // as in the engine, products may be left as partial sums
     const struct linear_args a = {.weight = l->weight[i % COPIES],
                                   .x = l->from,
                                   .y = l->to,

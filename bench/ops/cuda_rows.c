@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lines of ops that treat each row by itself, and what fills the rows of all lines. */
+/* Measurements of row-wise ops, and the random contents of all rows. */
 #include "bench/ops/cuda_timing.h"
 
 static enum status issue_norm(struct bench *b, const struct line *l, int32_t i)
@@ -107,7 +107,7 @@ static enum status issue_pool(struct bench *b, const struct line *l, int32_t i)
     return b->ops->pool(b->be, &a);
 }
 
-/* What runs once a pass, on out rows, and what few families have. */
+/* Ops that run once per pass, on out rows, and ops of few families. */
 enum status bench_out_row_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 64, 256};
@@ -121,14 +121,14 @@ enum status bench_out_row_lines(struct bench *b, double element)
         for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
             struct line l = ops[o];
             l.n_rows = rows[r];
-            l.bytes = element * (double)l.n_in * l.n_rows; // n_in: what a row moves
+            l.bytes = element * (double)l.n_in * l.n_rows; // n_in: elements moved per row
             TRY(bench_print_line(b, &l));
         }
     }
     return OK;
 }
 
-/* Activations are zero at first; an embedding and products fill them with something random. */
+/* Activations are initially zero; an embedding and products fill them with random values. */
 enum status bench_warm_up(struct bench *b)
 {
     const struct line l = {.n_rows = ROWS, .shape = PREFILL};
@@ -161,7 +161,7 @@ enum status bench_warm_up(struct bench *b)
     TRY(b->ops->pass_end(b->be));
     TRY(b->ops->step_end(b->be));
     TRY(b->ops->step_wait(b->be, 0, results, 4));
-    /* Every page gets the keys of the first ones. */
+    /* Every page gets a copy of the first pages' keys. */
     enum { FILLED = ROWS / BLOCK };
     for (int32_t at = FILLED; at < N_BLOCKS; at += FILLED) {
         struct block_copy copies[FILLED];

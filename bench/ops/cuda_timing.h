@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The lines of `sluice bench-ops --device cuda`: the shapes, how a line is timed, and the files of
- * lines, each of one kind of op. Thread: main. */
+/* The lines of `sluice bench-ops --device cuda`: the shapes, how a line is timed, and one file per
+ * kind of op.
+ * Thread: main. */
 #ifndef SLUICE_BENCH_OPS_CUDA_TIMING_H
 #define SLUICE_BENCH_OPS_CUDA_TIMING_H
 
@@ -15,13 +16,13 @@ enum {
     FFN = 14336,
     VOCAB = 128256,
     QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM,
-    /* MLA as DeepSeek-V2-Lite has it. */
+    /* MLA as in DeepSeek-V2-Lite. */
     MLA_HEADS = 16,
     MLA_LORA = 512,
     MLA_ROPE = 64,
     MLA_NOPE = 128,
     MLA_KEY = MLA_LORA + MLA_ROPE,
-    MLA_Q = MLA_NOPE + MLA_ROPE, // of a head, before its key product is absorbed
+    MLA_Q = MLA_NOPE + MLA_ROPE, // per head, before its key product is absorbed
     MOE_MOST_K = 8,
     ROWS = 8192,
     OUT_ROWS = 256,
@@ -33,11 +34,11 @@ enum {
     REPEATS = 7,
 };
 
-/* What a line measures: `issue` launches the op once, i counts the launches. */
+/* One measurement: `issue` launches the op once; i counts the launches. */
 struct line {
     const char *name;
     enum status (*issue)(struct bench *b, const struct line *l, int32_t i);
-    int32_t n_rows, context; // context: tokens that are there already
+    int32_t n_rows, context; // context: earlier tokens
     double bytes, operations;
     const struct weight *const *weight;
     struct tensor from, to;
@@ -49,23 +50,23 @@ struct line {
     bool sinks, pools;
 };
 
-/* cuda_timing.c. The lanes' tables: lane l's block i; with `shared` groups of 16 have all but the
- * last in common. */
+/* cuda_timing.c. Sets the lanes' block tables; with `shared`, groups of 16 lanes share all but the
+ * last block. */
 enum status bench_give_blocks(struct bench *b, int32_t n_lanes, int32_t n_blocks, bool shared);
-/* What all lanes' draws go by from here on. */
+/* Sets the sampling parameters of all lanes. */
 enum status bench_draw_by(struct bench *b, const struct sampling_params *params);
-/* The pass that the line's op runs in, into b->pass. */
+/* Fills in b->pass for the line's op. */
 void bench_make_pass(struct bench *b, const struct line *l);
-/* Microseconds of one launch of the op. */
+/* Microseconds per launch of the op. */
 enum status bench_run_line(struct bench *b, const struct line *l, double *us);
-/* Times the op and prints its line, if `only` has it. */
+/* Times the op and prints its line, if `only` selects it. */
 enum status bench_print_line(struct bench *b, const struct line *l);
 
-/* Lines by what they time; element: bytes of one. */
+/* The lines by what they measure; element: bytes per element. */
 enum status bench_peak_lines(struct bench *b);                    // cuda_peaks.c
 enum status bench_row_lines(struct bench *b, double element);     // cuda_rows.c
-enum status bench_out_row_lines(struct bench *b, double element); // ops that run once a pass
-enum status bench_warm_up(struct bench *b); // activations and pages: something random
+enum status bench_out_row_lines(struct bench *b, double element); // ops that run once per pass
+enum status bench_warm_up(struct bench *b); // fills activations and pages with random values
 enum status bench_product_lines(struct bench *b, double element); // cuda_products.c
 enum status bench_fused_product_lines(struct bench *b, double element);
 enum status bench_make_quantised(struct bench *b, struct err *err); // cuda_quant.c
@@ -76,7 +77,7 @@ enum status bench_head_lines(struct bench *b, double element);      // the head 
 enum status bench_attention_lines(struct bench *b, double element); // cuda_attention.c
 enum status bench_mla_lines(struct bench *b, double element);       // cuda_mla.c
 
-/* cuda_products.c: one product, as a line has it. */
+/* cuda_products.c: one product of a line. */
 enum status bench_issue_linear(struct bench *b, const struct line *l, int32_t i);
 
 #endif

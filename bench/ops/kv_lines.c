@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice bench-ops --only kv`: what decoding over long texts costs with each KV format. Attention
- * and whole passes of the same dummy model take turns over the sets, whose pages hold the same
- * numbers. */
+/* `sluice bench-ops --only kv`: the cost of decoding long texts with each KV format. Attention and
+ * whole passes of one dummy model alternate over the sets, whose pages hold the same values. */
 #include "bench/ops/bench_ops.h"
 
 #include "engine/base/clock.h"
@@ -12,8 +11,8 @@
 
 enum { SETS = BENCH_KV_SETS };
 
-/* Block 0 of each set is stored into, and all others are copies of it: memory that nobody wrote to
- * would be read from a cache. */
+/* Block 0 of each set is written, and all others are copies of it: untouched memory would be read
+ * from a cache. */
 static enum status fill(struct bench *b, int32_t n_blocks)
 {
     struct block_copy *copies = xcalloc((size_t)n_blocks, sizeof *copies);
@@ -37,7 +36,7 @@ static enum status fill(struct bench *b, int32_t n_blocks)
 }
 
 struct set_times {
-    double attention, whole; // seconds of one layer's, and of a pass
+    double attention, whole; // seconds of one layer's attention, and of a pass
 };
 
 static enum status time_set(struct bench *b, int32_t n_seqs, struct set_times *best)
@@ -56,7 +55,7 @@ static enum status time_set(struct bench *b, int32_t n_seqs, struct set_times *b
     return bench_end(b);
 }
 
-/* Of a token, in all layers. */
+/* Bytes per token over all layers. */
 static double token_bytes(struct bench *b, enum kv_format format)
 {
     const struct shape *s = &b->shape;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The dummy model of `sluice bench-ops` (bench_ops.c). A composition root like main.c: it names
- * the backends. */
+/* The dummy model of `sluice bench-ops` (bench_ops.c). Like main.c it may name the backends. */
 #include "bench/ops/bench_ops.h"
 
 #include "cpu/cpu.h"
@@ -73,7 +72,7 @@ static enum status open_weights(struct bench *b, struct err *err)
     TRY(open_weight(b, WEIGHT_EMBED, s->vocab, s->hidden, &b->embed, err));
     float inv_freq[256];
     for (int32_t i = 0; i < s->head_dim / 2; i++) {
-        inv_freq[i] = 1.0f / (1.0f + (float)(i * i)); // any; only the time matters
+        inv_freq[i] = 1.0f / (1.0f + (float)(i * i)); // arbitrary; only the time matters
     }
     struct rope_desc rope = {s->head_dim / 2, inv_freq, 1.0f, false, b->context + b->max_rows + 1};
     return b->ops->rope_open(b->be, &rope, &b->rope);
@@ -92,7 +91,7 @@ const struct kv_choice *bench_kv_format(int32_t set)
     return set == 0 ? kv_choice_plain(DT_BF16) : kv_choice_find(names[set - 1]);
 }
 
-/* The plain set, and those of --only kv. */
+/* The unquantised set, and those of --only kv. */
 static enum status open_sets(struct bench *b, struct kv_set_desc desc, int32_t n, struct err *err)
 {
     for (int32_t i = 0; i < n; i++) {
@@ -339,7 +338,7 @@ enum status bench_mlp(struct bench *b, const struct layer *l, const struct norm_
     return norm ? ops_norm_linear(b->be, norm, &up, &act, &down) : ops_mlp(b->be, &up, &act, &down);
 }
 
-/* The end of an op, and the begin of the next. */
+/* Ends one op's time and starts the next. */
 static void lap(struct bench *b)
 {
     if (b->laps) {
@@ -364,7 +363,7 @@ int32_t bench_n_laps(const struct bench *b)
         lap(b);                                                                                    \
     } while (0)
 
-/* As the decoder does: only the out rows go on. */
+/* Keeps only the out rows, as the decoder does. */
 static enum status narrow(struct bench *b, struct tensor *x, struct tensor *attn, int32_t *n)
 {
     const struct shape *s = &b->shape;

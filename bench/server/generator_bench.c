@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What `sluice bench` itself can take: a responder that does nothing but send events answers its
- * requests, and the generator's own processor time is read when it has ended. bursts: an answer is
- * written in large pieces, as a fast server's events arrive at a busy client single: every event is
- * a packet of its own, which the responder, too, has to send one by one Fails under 300,000 events
- * per second of the generator's processor time in bursts. */
+/* The capacity of `sluice bench` itself: a responder that only sends events answers its requests,
+ * and the generator's CPU time is read at the end.
+ *
+ *   bursts  an answer is written in large pieces, as events of a fast server reach a busy client
+ *   single  every event is a packet of its own, which the responder must also send one by one
+ *
+ * Fails below 300,000 events per second of the generator's CPU time in bursts. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 
@@ -33,7 +35,7 @@ enum { N_EVENTS = 512, N_STREAMS = 64, MAX_FDS = 1024, WANTED = 300000 };
 
 static struct answer {
     char *bytes;
-    size_t ends[N_EVENTS + 3]; // where pieces end: the head, each event, the end
+    size_t ends[N_EVENTS + 3]; // ends of the pieces: the head, each event, the end
     int n_ends;
 } answer;
 
@@ -51,7 +53,7 @@ static void add_piece(const char *text, size_t n)
     answer.ends[answer.n_ends++] = at + n;
 }
 
-/* The events that sluice itself would send, each in a chunk. */
+/* The events that sluice would send, each in a chunk. */
 static void make_answer(void)
 {
     char text[512], chunk[600];
@@ -68,7 +70,7 @@ static void make_answer(void)
     }
 }
 
-/* Whether a whole request has come; its bytes are then forgotten. */
+/* True if a whole request has arrived, which is then discarded. */
 static bool take_request(int fd, struct stream *s)
 {
     char buf[65536];

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the front end reaches, beside a bare epoll loop that sends the same bytes in the same run:
- * events per second in lock-step with an engine that makes tokens as fast as it is asked, the age
- * of paced tokens at the client, memory per stream, small requests per second, and what a long
- * prompt does to another stream. Servers and clients are processes of their own; the two servers
- * take turns, and ratios are medians over the turns, because the machine is shared.
+/* Measures the HTTP front end next to a bare epoll loop that sends the same bytes in the same run:
+ * events per second in lock-step with an engine that produces tokens on demand, the age of paced
+ * tokens at the client, memory per stream, small requests per second, and the effect of a long
+ * prompt on another stream. Servers and clients are separate processes. The two servers alternate,
+ * and ratios are medians over the turns, because the machine is shared.
  *     http_bench [quick] [asleep] [PART...]     parts: see main; all without one.
- * asleep: the clients wait in epoll_wait, so that sends pay for waking them (http_load.h).
- * 10,000 streams need about 10,300 descriptors per process. */
+ * asleep: the clients wait in epoll_wait, so that sends pay for waking them (http_load.h). 10,000
+ * streams need about 10,300 descriptors per process. */
 #include "bench/server/http_load.h"
 #include "bench/server/http_subject.h"
 
@@ -81,7 +81,7 @@ static void throughput(int n_streams, int n_turns, double target)
         cb[MAX_TURNS];
     set_streams(&shared->bare, n_streams);
     set_streams(&shared->sluice, n_streams);
-    for (int i = 0; i < n_turns; i++) { // who goes first alternates
+    for (int i = 0; i < n_turns; i++) { // alternate who goes first
         struct turn s, bare;
         if (i % 2) {
             s = lockstep(&shared->sluice, ns);
@@ -155,8 +155,8 @@ static struct ages paced(struct side *side, int n_streams, long long period_ns, 
     return a;
 }
 
-/* The best of a few turns: other work on the machine can only add to an age. How far the bare loop
- * gets says what the machine allows; the ratio to it is of turns side by side. */
+/* The best of a few turns: other work on the machine can only increase an age. The bare loop's
+ * figure shows what the machine allows; the ratio is taken between adjacent turns. */
 static void latency(int n_streams, double seconds, double target_ms)
 {
     enum { N_TURNS = 5 };
@@ -164,7 +164,7 @@ static void latency(int n_streams, double seconds, double target_ms)
     double ratio[N_TURNS], cpu[N_TURNS], bare_cpu[N_TURNS];
     for (int i = 0; i < N_TURNS; i++) {
         struct ages a, b;
-        if (i % 2) { // who goes first alternates
+        if (i % 2) { // alternate who goes first
             a = paced(&shared->sluice, n_streams, 50000000, seconds);
             b = paced(&shared->bare, n_streams, 50000000, seconds);
         } else {
@@ -187,7 +187,7 @@ static void latency(int n_streams, double seconds, double target_ms)
     fflush(stdout);
 }
 
-/* Twice what lock-step carried: the age must not grow from second to second. */
+/* Twice the lock-step rate: the age must not grow over time. */
 static void overload(int n_streams, double carried)
 {
     struct side *side = &shared->sluice;
@@ -202,9 +202,12 @@ static void overload(int n_streams, double carried)
     side->pace = PACE_STOP;
     nap(500000000);
     const double scale_ms = N_BUCKETS * (BUCKET_NS / 1e6);
-    const char *verdict = last.p99_ms >= scale_ms                 ? "off the scale: cannot tell"
-                          : last.p99_ms < 1.5 * first.p99_ms + 50 ? "does not grow"
-                                                                  : "GROWS";
+    const char *verdict = "GROWS";
+    if (last.p99_ms >= scale_ms) {
+        verdict = "off the scale: cannot tell";
+    } else if (last.p99_ms < 1.5 * first.p99_ms + 50) {
+        verdict = "does not grow";
+    }
     printf(
         "overload, %d streams, %.0f events/s offered: p99 %.0f ms in the 2nd second, %.0f in the "
         "5th (%s)\n",
@@ -217,7 +220,7 @@ static void memory(void)
     struct side *side = &shared->sluice;
     set_streams(side, 0);
     nap(300000000);
-    /* The heap keeps what 10,000 streams needed before, so this one starts from a fresh server. */
+    /* The heap keeps the memory of earlier streams, so this part starts a fresh server. */
     long before = side->rss_bytes;
     set_streams(side, MAX_STREAMS);
     side->period_ns = 50000000;
@@ -258,7 +261,8 @@ static double requests_per_s(int port, const char *path, double seconds)
         int n = epoll_wait(ep, events, N_REQUEST_CONNS, 100);
         for (int i = 0; i < n; i++) {
             char in[4096];
-            ssize_t r = recv(events[i].data.fd, in, sizeof in, 0); // a reply fits and comes at once
+            // a reply fits and arrives at once
+            ssize_t r = recv(events[i].data.fd, in, sizeof in, 0);
             if (r < 12 || memcmp(in, "HTTP/1.1 200", 12) != 0) {
                 fprintf(stderr, "http_bench: %s was answered with %.40s\n", path, in);
                 exit(1);
@@ -377,7 +381,7 @@ static bool named(int argc, char **argv, const char *word)
     return false;
 }
 
-/* Named on the command line, or no part is. */
+/* True if the part is named on the command line, or none is. */
 static bool wanted(int argc, char **argv, const char *part)
 {
     int n_modes = named(argc, argv, "quick") + named(argc, argv, "asleep");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Parts of http_bench: what its processes share, the event that every server sends, a bare epoll
- * server, and the client. Included once.
- * Thread: as said at each part; the shared counters are atomic. */
+/* Parts of http_bench: state shared by its processes, the event that every server sends, a bare
+ * epoll server, and the client. Included once.
+ * Thread: as stated for each part; the shared counters are atomic. */
 #ifndef SLUICE_BENCH_SERVER_HTTP_LOAD_H
 #define SLUICE_BENCH_SERVER_HTTP_LOAD_H
 
@@ -31,25 +31,25 @@ enum { N_STAMPS = 4096, N_BUCKETS = 40000, BUCKET_NS = 50000, MAX_EVENT = 512, N
 
 enum pace { PACE_STOP, PACE_LOCKSTEP, PACE_TIMED };
 
-/* One server's and its client's half of the shared memory. */
+/* One server's and its client's part of the shared memory. */
 struct side {
     _Atomic int port;
     _Atomic int n_streams; // open on the server
     _Atomic int pace;
     _Atomic long long period_ns;
     _Atomic long long n_events, cpu_ns; // sent; of the loop's thread
-    _Atomic long long n_prompts;        // of 1 MB, answered
+    _Atomic long long n_prompts;        // answered prompts of 1 MB
     _Atomic long rss_bytes;
-    /* The client's orders and findings. */
+    /* Commands to the client, and its results. */
     _Atomic int want_streams, have_streams;
     _Atomic int epoch;  // a change clears the histogram
-    _Atomic int sleeps; // in epoll_wait, whenever there is nothing
+    _Atomic int sleeps; // waits in epoll_wait when idle
     _Atomic long long n_seen, lag_max_ns;
     _Atomic unsigned histogram[N_BUCKETS + 1];
     _Atomic int quit;
 };
 
-/* The engine's side of a step: a stamp for each, so that late ones can still be told. */
+/* Steps of the simulated engine: a time stamp each, so that late ones can still be assigned. */
 struct steps {
     struct side *side;
     _Atomic long long n; // steps made
@@ -58,7 +58,7 @@ struct steps {
     void *arg;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    long long n_done; // the loop has sent all up to this step
+    long long n_done; // the loop has sent everything up to this step
 };
 
 static inline void steps_done(struct steps *s, long long n)
@@ -69,7 +69,7 @@ static inline void steps_done(struct steps *s, long long n)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Loops on one core, engines and clients on another, where there are two. */
+/* Loops run on one core, engines and clients on another, if there are two. */
 static inline void pin(int core)
 {
     cpu_set_t set;
@@ -84,8 +84,8 @@ static inline void nap(long long ns)
     nanosleep(&t, NULL);
 }
 
-/* Thread: engine. Lock-step asks for the next token when all have been sent; timed does not wait.
- */
+/* Thread: engine. In lock-step it makes the next token once all have been sent; timed mode does not
+ * wait. */
 static inline void *steps_main(void *arg)
 {
     struct steps *s = arg;
@@ -168,7 +168,7 @@ struct bare_stream {
     int fd;
     bool blocked, open;
     long long sent_step;
-    char *rest; // what a full socket did not take
+    char *rest; // what did not fit the socket
     size_t n_rest;
 };
 
@@ -204,13 +204,13 @@ static inline void bare_send(struct bare_stream *st, int ep, const char *bytes, 
     epoll_ctl(ep, EPOLL_CTL_MOD, st->fd, &e);
 }
 
-/* All events that a stream has not got, as one chunk. */
+/* Sends all events that a stream has not received yet as one chunk. */
 static inline int bare_advance(struct bare_stream *st, struct steps *steps, int ep, long long n)
 {
     char out[64 << 10];
     size_t n_out = 6;
     int n_events = 0;
-    if (n - st->sent_step > 200) { // the rest is lost in both servers
+    if (n - st->sent_step > 200) { // older ones are lost in both servers
         st->sent_step = n - 200;
     }
     for (; st->sent_step < n; n_events++) {
@@ -241,7 +241,7 @@ static inline void bare_readable(struct bare_stream *st, struct steps *steps)
     ssize_t n = recv(st->fd, in, sizeof in, MSG_DONTWAIT);
     if (n <= 0) {
         bare_close(st, steps->side);
-    } else if (!st->open) { // the client sends a request in one piece
+    } else if (!st->open) { // the client sends a request in one packet
         st->open = true;
         st->sent_step = steps->n;
         n = send(st->fd, reply, sizeof reply - 1, MSG_NOSIGNAL);
@@ -349,11 +349,11 @@ static inline void bare_main(struct side *side, int max)
 
 /* --- The client: opens streams, reads all, and tells how old each event was --- */
 
-/* A client that sleeps in epoll_wait is woken by the next send, and the wake-up is the sender's
- * time (on a virtual machine more than half of what a send costs); a server whose clients are
- * elsewhere never pays it. So after a round that emptied its set, this one looks again only after
- * LOOK_NS, as a network card gathers packets before it interrupts. Ages are taken at each read:
- * they come out too long by up to this, never too short. `sleeps` turns this off. */
+/* A send must wake a client that sleeps in epoll_wait, and the sender pays for it (on a virtual
+ * machine more than half of the cost of a send); a server with remote clients never does. So after
+ * a round that emptied its set, this client polls again only after LOOK_NS, like a network card
+ * that coalesces interrupts. Ages are taken at each read: they are too long by up to LOOK_NS, never
+ * too short. `sleeps` turns this off. */
 enum { LOOK_NS = 100000 };
 
 static inline int client_connect(int port)

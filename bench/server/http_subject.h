@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Part of http_bench: the server under test, which is the whole front end (server/http/http.h) with
- * handlers that stand for an engine: streams of stamped tokens, small requests that are answered at
- * once or through another thread, and prompts that take the pool's time. Included once.
- * Thread: subject_main is a process of its own; its loop's thread, but where said otherwise. */
+ * handlers that simulate an engine: streams of stamped tokens, small requests answered at once or
+ * by another thread, and prompts that occupy the pool. Included once.
+ * Thread: subject_main is a process of its own; its loop's thread, unless stated otherwise. */
 #ifndef SLUICE_BENCH_SERVER_HTTP_SUBJECT_H
 #define SLUICE_BENCH_SERVER_HTTP_SUBJECT_H
 
@@ -19,7 +19,7 @@ struct slot {
     long long sent_step;
 };
 
-struct pending { // a small request that waits for the engine
+struct pending { // a small request waiting for the engine
     struct http_request *req;
     struct pending *next;
     bool ready;
@@ -125,7 +125,7 @@ static void on_pending_gone(struct http_request *req, enum http_gone why, void *
     (void)why;
     struct pending *p = arg;
     pthread_mutex_lock(&bs.lock);
-    p->req = NULL; // the engine's answer then has no taker
+    p->req = NULL; // the engine's answer will be dropped
     pthread_mutex_unlock(&bs.lock);
     reply_errorf(req, 503, "cancelled", NULL, "gone");
 }
@@ -147,7 +147,7 @@ static void post_engine(struct http_request *req, void *arg)
     pthread_mutex_unlock(&bs.lock);
 }
 
-/* The engine for small requests: answers all that there are, with one wake. */
+/* The engine for small requests: answers all that are pending, with one wake-up. */
 static void *answer_main(void *arg)
 {
     (void)arg;
@@ -175,7 +175,8 @@ static void *answer_main(void *arg)
     return NULL;
 }
 
-/* A prompt's work on the pool: a pass over each byte, as long as a parser and tokenizer take. */
+/* A prompt's work on the pool: one pass over its bytes, as long as a parser and tokenizer would
+ * take. */
 static void chew(void *arg)
 {
     struct http_request *req = arg;
@@ -222,7 +223,7 @@ static void *watch_main(void *arg)
     return NULL;
 }
 
-/* The pool's threads inherit the cores of the thread that first uses it. */
+/* Pool threads inherit the CPU affinity of the thread that first uses the pool. */
 static void no_work(void *arg)
 {
     (void)arg;
@@ -259,7 +260,7 @@ static void subject_main(struct side *side, int max)
     pthread_create(&threads[2], NULL, watch_main, side);
     http_pool_run(bs.http, no_work, no_work, NULL);
     nap(20000000);
-    pin(0); // after the others were made: they choose for themselves
+    pin(0); // after the other threads were created, which choose for themselves
     http_server_run(bs.http);
     for (int i = 0; i < 3; i++) {
         pthread_join(threads[i], NULL);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The time to render a conversation of 100 messages (goal: under 1 ms), compile time not included:
- * our own templates and, where it is present, every template of ../shared that takes it.
+/* The time to render a conversation of 100 messages, without compiling: our own templates and, if
+ * the optional folder ../shared is present, every template in it that accepts the conversation.
  *     render_bench [messages (100)] */
 #include "engine/base/buf.h"
 #include "engine/base/file.h"
@@ -39,7 +39,7 @@ static int by_median(const void *a, const void *b)
     return by_value(&((const struct result *)a)->median_ms, &((const struct result *)b)->median_ms);
 }
 
-/* User and assistant in turn, about 200 bytes each, with what JSON escapes. */
+/* User and assistant messages in turn, about 200 bytes each, with characters that JSON escapes. */
 static void make_messages(struct buf *b, int n)
 {
     static const char text[] =

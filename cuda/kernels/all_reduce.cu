@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sum over ranks through peer memory, with the residual's addition and the norm behind it: one
- * kernel instead of a collective and a norm; and the ranks' logits, brought together. See
+/* All-reduce over ranks through peer memory, fused with the residual addition and the norm that
+ * follow: one kernel instead of a collective and a norm. Also gathers the ranks' logits. See
  * cuda/all_reduce.h for the protocol.
  *
- * Grid: up to two blocks per multiprocessor, rows blockIdx.x, + gridDim.x, ...; a thread holds NV
- * vectors of 16 bytes of a row. All rows of a block are sent before the first is waited for. Rows
- * are the same blocks' on every rank, and a block waits only for rows of earlier or equal blocks of
- * other ranks, so there is progress however many blocks are resident. */
+ * Grid: up to two blocks per multiprocessor; a block takes rows blockIdx.x, + gridDim.x, ..., and a
+ * thread holds NV 16-byte vectors of a row. A block sends all its rows before it waits for the
+ * first. Every rank assigns rows to blocks in the same way, and a block waits only for rows of
+ * earlier or equal blocks of other ranks, so the kernel makes progress however many blocks are
+ * resident. Bound by the latency of the links for small messages and by their bandwidth for large
+ * ones. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/norm.cuh"
 #include "cuda/kernels/device/peer.cuh"
@@ -16,7 +18,7 @@ struct reduce_params {
     int32_t n_rows, width, y_stride, x_stride, out_stride;
     float eps, weight_offset, delta_scale, x_scale;
     bool layer; // subtract the mean
-    bool early; // the next kernel is let in before the wait: see device/launch.cuh
+    bool early; // trigger the next kernel before the wait: see device/launch.cuh
 };
 
 template <typename T> __device__ __forceinline__ vec<T> as_vec(uint4 v)
@@ -31,10 +33,10 @@ template <typename T> __device__ __forceinline__ uint4 load16(const T *p)
     return *reinterpret_cast<const uint4 *>(p);
 }
 
-/* Where a source's row lies in a receiver's area. */
+/* Where a source rank's row lies in a receiver's area. */
 struct area_map {
     int32_t n_ranks, rank, n_vecs;
-    int64_t n_rows, owned; // owned: rows that one rank sums, at most
+    int64_t n_rows, owned; // owned: the most rows that one rank sums
 
     __device__ __forceinline__ int64_t slot(int source, int receiver) const
     {
@@ -54,7 +56,7 @@ struct area_map {
     }
 };
 
-/* Sends the block's rows: one-shot to all, two-shot to their owners. */
+/* Sends the block's rows: to every rank (one-shot), or to their owners (two-shot). */
 template <typename T, bool TWO_SHOT>
 __device__ __forceinline__ void send_rows(const struct peer_view &peers, const struct area_map &map,
                                           int64_t area, const T *y, const struct reduce_params &p)
@@ -80,7 +82,8 @@ __device__ __forceinline__ void send_rows(const struct peer_view &peers, const s
     }
 }
 
-/* The sum of vector i of a row, rounded to T: in order of rank on every rank. */
+/* The sum of vector i of a row, rounded to T. Every rank adds in rank order, so all get the same
+ * bits. */
 template <typename T, bool TWO_SHOT>
 __device__ __forceinline__ vec<T> sum_of(const struct peer_view &peers, const struct area_map &map,
                                          int64_t area, uint4 own, int row, int i)
@@ -119,12 +122,12 @@ __device__ __forceinline__ vec<T> sum_of(const struct peer_view &peers, const st
                 send(peers.areas[r] + area + map.sum(row, i), whole);
             }
         }
-        out = as_vec<T>(whole); // a zero has the sign that the others get
+        out = as_vec<T>(whole); // normalise the sign of zeros as the other ranks receive it
     }
     return out;
 }
 
-/* The norm's weights for this thread's vectors: in registers from the beginning, where they fit. */
+/* The norm's weights for this thread's vectors, loaded into registers up front if they fit. */
 template <typename T, int NV> struct norm_weights {
     static constexpr int N = vec<T>::N;
     static constexpr bool EARLY = NV < 4;
@@ -177,8 +180,8 @@ norm_row(const vec<T> *v, T *out, const struct norm_weights<T, NV> &weights, con
     }
 }
 
-/* Adds the ranks' rows, the bias and the residual, which is in v, and stores the result, which v
- * then is, to `to`. Returns this thread's share of the norm's first sum. */
+/* Adds the ranks' rows and the bias to the residual in v, leaves the result in v and stores it to
+ * `to`. Returns this thread's share of the norm's first sum. */
 template <typename T, int NV, bool TWO_SHOT>
 __device__ __forceinline__ float add_row(const struct peer_view &peers, const struct area_map &map,
                                          int64_t area, const uint4 (&own)[NV], vec<T> (&v)[NV],
@@ -211,8 +214,8 @@ __device__ __forceinline__ float add_row(const struct peer_view &peers, const st
 }
 
 /* x NULL: the sums go back to y. Otherwise x = (x + delta_scale * (sum + sum_bias)) * x_scale, and
- * with `out`
- * out = norm(x): rounded wherever the separate ops would have stored. */
+ * if `out` is given out = norm(x). Values are rounded wherever the separate ops would have stored
+ * them. */
 template <typename T, int NV, bool TWO_SHOT>
 __global__ void __launch_bounds__(1024)
     reduce_norm_kernel(const __grid_constant__ struct peer_view peers, T *y, const float *sum_bias,
@@ -220,7 +223,7 @@ __global__ void __launch_bounds__(1024)
 {
     constexpr int N = vec<T>::N;
     __shared__ float shared[32];
-    /* No kernel writes the weights: they are here when the rows come. */
+    /* No kernel writes the weights, so they can be loaded before the rows arrive. */
     const struct norm_weights<T, NV> weights(weight, p.weight_offset, out ? p.width : 0);
     pdl_wait();
     pdl_trigger();
@@ -238,7 +241,7 @@ __global__ void __launch_bounds__(1024)
         uint4 own[NV];
         T *x_row = x + (int64_t)row * p.x_stride, *y_row = y + (int64_t)row * p.y_stride;
 #pragma unroll
-        for (int j = 0; j < NV; j++) { // what does not depend on others comes meanwhile
+        for (int j = 0; j < NV; j++) { // load what no other rank sends while waiting
             const int i = j * blockDim.x + threadIdx.x;
             if (i < map.n_vecs) {
                 own[j] = sendable(load16(y_row + i * N));
@@ -255,8 +258,8 @@ __global__ void __launch_bounds__(1024)
     }
 }
 
-/* The same, one-shot, for as many blocks as rows. All that a row needs is asked for at once, in one
- * trip to memory before the wait for the other ranks, and the state moves on behind that wait. */
+/* The one-shot version with one block per row. It issues all loads of a row at once, one round trip
+ * to memory before the wait for the other ranks, and advances the shared state behind that wait. */
 template <typename T, int NV>
 __global__ void __launch_bounds__(1024)
     reduce_norm_row_kernel(const __grid_constant__ struct peer_view peers, T *y,
@@ -306,7 +309,8 @@ __global__ void __launch_bounds__(1024)
     __syncthreads(); // all threads have read the state
     uint32_t n_ended = 0;
     if (threadIdx.x == 0 && gridDim.x > 1) {
-        n_ended = atomicAdd(&peers.state->ended, 1u); // on its way while the others' rows come
+        n_ended = atomicAdd(&peers.state->ended, 1u); // overlaps with the wait for the other ranks'
+                                                      // rows
     }
     const float sum = add_row<T, NV, false>(peers, map, area, own, v, row, sum_bias, x != nullptr,
                                             x ? x_row : y_row, p);
@@ -356,7 +360,7 @@ extern "C" cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way,
                                      int32_t width, int32_t max_blocks)
 {
     struct reduce_params p = {};
-    p.early = n_rows <= 32; // of more it wins nothing
+    p.early = n_rows <= 32; // no gain with more rows
     p.n_rows = n_rows;
     p.width = width;
     p.y_stride = y->stride;
@@ -392,8 +396,9 @@ extern "C" cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way,
     return cudaErrorInvalidValue;
 }
 
-/* Ranks' columns of the logits, [n_out, width] each, side by side: a call like a one-shot sum.
- * Every rank stores what it sends, so that all have the same bits. */
+/* Gathers the ranks' columns of the logits, [n_out, width] each, side by side. A call like a
+ * one-shot sum. Each rank also stores its own columns as it sends them, so that all ranks have the
+ * same bits. */
 __global__ void join_peers_kernel(const __grid_constant__ struct peer_view peers,
                                   const float *local, float *out, int64_t out_stride, int32_t n_out,
                                   int32_t width)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ops that touch each element once: activations, gates, biases, the logits' cap, pooling. */
+/* Element-wise ops: activations, gates, biases, the logits' soft cap, pooling. A thread handles one
+ * element or one 16-byte vector. Bound by memory bandwidth, or for few rows by launch latency. */
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/pairs.cuh"
@@ -88,7 +89,7 @@ extern "C" cudaError_t k_activation(cudaStream_t stream, const struct activation
     return cudaErrorInvalidValue;
 }
 
-/* A block per row, which its threads hold. */
+/* One block per row; its threads hold the whole row. */
 enum { CODES_THREADS = 512 };
 
 __device__ __forceinline__ float act_by_kind(enum activation kind, float gate, float up,
@@ -234,7 +235,8 @@ extern "C" cudaError_t k_scale_logits(cudaStream_t stream, const struct logits_a
                   a->softcap);
 }
 
-/* One block per row: -infinity to every id, then theirs to those that the head knows. */
+/* One block per row: fills all ids with -infinity, then copies the logits of the ids that the head
+ * knows. */
 __global__ void spread_logits_kernel(const float *local, int64_t local_stride, float *logits,
                                      int64_t stride, int32_t vocab, const int32_t *ids,
                                      int32_t n_ids)
@@ -278,7 +280,8 @@ extern "C" cudaError_t k_join_shards(cudaStream_t stream, const float *shards, f
                   stream, shards, out, (int64_t)out_stride, n_out, width);
 }
 
-/* Entries of one lane in one pass are worked in order, by the block of the first of them. */
+/* A pass may list a lane several times. The block of its first entry processes all of them in
+ * order. */
 template <typename T>
 __global__ void pool_kernel(const T *hidden, int64_t stride, int32_t width, struct pass_view pass,
                             float *results)

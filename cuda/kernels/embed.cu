@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rows in and out of the residual stream: the embedding, and the rows that go to the head. */
+/* Gathers rows into and out of the residual stream: the embedding, and the rows that go to the
+ * output head. One thread copies one vector. Bound by latency for few rows, by memory bandwidth
+ * otherwise. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The launchers of the kernels in this folder, one group per file. They check nothing that the ops
- * above have checked, launch on `stream`, and return the launch's error.
- * Compiles as C11 and C++17. Thread: the rank's owner. */
+/* The launchers of the kernels in this folder, grouped by file. They do not repeat the checks of
+ * the ops that call them; they launch on `stream` and return the launch's error. Compiles as C11
+ * and C++17.
+ * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_KERNELS_H
 #define SLUICE_CUDA_KERNELS_H
 
@@ -19,10 +20,10 @@ extern "C" {
 
 /* ---- step.cu: a lane's state, and what a pass needs before its first op */
 
-/* Words to be written at an offset of a lane's state: the deltas that the host sends. */
+/* Words to write at an offset of a lane's state: one update from the host. */
 struct patch {
     void *to;     // device
-    int32_t from; // index of the first word in the data that came along
+    int32_t from; // index of its first word in the data sent along
     int32_t n_words;
 };
 cudaError_t k_patch(cudaStream_t stream, const struct patch *patches, const uint32_t *data,
@@ -46,22 +47,22 @@ cudaError_t k_poison_blocks(cudaStream_t stream, const struct kv_region *regions
 cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a, const void *table,
                     enum dtype dtype, int64_t n_vocab, int32_t hidden,
                     const struct pass_view *pass);
-/* sums: what the delta is the sum of, instead of its memory, or NULL. codes: what is left instead
- * of `out`, or NULL. */
+/* sums: the delta's partial sums, read instead of its memory, or NULL. codes: written instead of
+ * `out`, or NULL. */
 bool k_norm_takes_sums(const struct norm_args *a);
 bool k_norm_makes_codes(const struct norm_args *a);
 cudaError_t k_norm(cudaStream_t stream, const struct norm_args *a, const float *weight,
                    const float *bias, const struct sum_parts *sums, const struct round_args *codes);
 
-/* ---- all_reduce.cu: rows of at most 64 KiB, all memory in vectors of 16 bytes. `a` NULL: y
- * becomes the sum (+ sum_bias); else the norm op with the sum as its delta, and y is left as it
- * was. */
+/* ---- all_reduce.cu: rows of at most 64 KiB, all memory in 16-byte vectors. `a` NULL: y becomes
+ * the sum (+ sum_bias). Otherwise the norm op with the sum as its delta, and y is unchanged. */
 cudaError_t k_peer_clear(cudaStream_t stream, void *areas, uint64_t n_bytes);
 cudaError_t k_peer_reduce(cudaStream_t stream, enum peer_way way, const struct peer_view *peers,
                           const struct tensor *y, const float *sum_bias, const struct norm_args *a,
                           const float *weight, const float *bias, int32_t n_rows, int32_t width,
                           int32_t max_blocks);
-/* Ranks' shards [n_out, width] side by side in every rank's out: [n_out, n_ranks * width]. */
+/* Gathers the ranks' shards [n_out, width] side by side in every rank's out: [n_out, n_ranks *
+ * width]. */
 cudaError_t k_join_peers(cudaStream_t stream, const struct peer_view *peers, const float *local,
                          float *out, int32_t out_stride, int32_t n_out, int32_t width,
                          int32_t max_blocks);
@@ -73,16 +74,16 @@ struct rope_view {
 };
 cudaError_t k_rope_table(cudaStream_t stream, float *cos_sin, const float *inv_freq,
                          const struct rope_view *rope, float attention_factor);
-/* sums: what qkv is the sum of, instead of its memory, or NULL. */
+/* sums: the partial sums of qkv, read instead of its memory, or NULL. */
 bool k_rope_takes_sums(const struct rope_store_args *a, const struct rope_view *rope,
                        int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv);
 cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store_args *a,
                          const struct rope_view *rope, const float *q_norm, int32_t q_norm_n,
                          const float *k_norm, int32_t k_norm_n, const struct kv_view *kv,
                          const struct pass_view *pass, const struct sum_parts *sums);
-/* attention_few.cu: rope_store and attention in one, for passes whose rows are sequences of their
- * own, without window, soft cap or sinks. sums: what qkv is the sum of, instead of its memory; n 0
- * or NULL: nothing. */
+/* attention/few.cu: rope_store and attention in one, for passes whose rows are sequences of their
+ * own, without window, soft cap or sinks. sums: the partial sums of qkv, read instead of its
+ * memory; n 0 or NULL: none. */
 bool k_attention_few_takes(const struct rope_store_args *a, const struct rope_view *rope,
                            int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv,
                            const struct attention_limits *limits);
@@ -93,7 +94,7 @@ cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_args *a,
                         const struct rope_view *rope, const float *kv_norm,
                         const struct kv_view *kv, const struct pass_view *pass);
 cudaError_t k_activation(cudaStream_t stream, const struct activation_args *a);
-/* Gated, left as codes instead of in `out`; and whether there is a kernel for it. */
+/* Gated activations written as codes instead of to `out`; true if there is a kernel for it. */
 bool k_activation_makes_codes(const struct activation_args *a);
 cudaError_t k_activation_codes(cudaStream_t stream, const struct activation_args *a,
                                const struct round_args *codes);
@@ -104,7 +105,7 @@ cudaError_t k_gather(cudaStream_t stream, const struct gather_args *a,
                      const struct pass_view *pass);
 cudaError_t k_scale_logits(cudaStream_t stream, const struct logits_args *a);
 cudaError_t k_spread_logits(cudaStream_t stream, const struct logits_args *a);
-/* Ranks' shards [n_ranks, n_out, width] side by side: [n_out, n_ranks * width]. */
+/* Gathers shards [n_ranks, n_out, width] side by side: [n_out, n_ranks * width]. */
 cudaError_t k_join_shards(cudaStream_t stream, const float *shards, float *out, int32_t out_stride,
                           int32_t n_ranks, int32_t n_out, int32_t width);
 cudaError_t k_pool(cudaStream_t stream, const struct pool_args *a, const struct pass_view *pass,
@@ -117,32 +118,34 @@ cudaError_t k_hidden_load(cudaStream_t stream, const struct hidden_args *a,
                           const struct kv_view *rows, const struct pass_view *pass);
 
 /* ---- weights.cu */
-/* n normal numbers of standard deviation `scale`, element i from (seed, i). */
+/* n normally distributed values with standard deviation `scale`; element i depends on (seed, i)
+ * only. */
 cudaError_t k_fill_normal(cudaStream_t stream, void *to, enum dtype dtype, int64_t n, uint64_t seed,
                           float scale);
 cudaError_t k_convert(cudaStream_t stream, void *to, enum dtype to_dtype, const void *from,
                       enum dtype from_dtype, int64_t n);
 
-/* ---- moe_route.cu, moe.cu, moe_sm90.cu */
+/* ---- moe/route.cu, moe.cu, sm90.cu */
 enum { MOE_MAX_K = MAX_PICKS, MOE_MAX_EXPERTS = MAX_EXPERTS };
 
-/* Sized for n_rows * k picks of one call. */
+/* Sized for n_rows * k picks per call. */
 struct moe_scratch {
-    int32_t *sorted;                   // [picks]: picks (row * k + j) in order of (expert, pick)
-    int32_t *first;                    // [n_experts + 1]: an expert's first place in sorted
+    int32_t *sorted;                   // [picks]: picks (row * k + j), sorted by (expert, pick)
+    int32_t *first;                    // [n_experts + 1]: index of an expert's first pick in sorted
     int32_t *tile_expert, *tile_first; // [picks]: the work list of the grouped products
     int32_t *n_tiles;
-    void *act;  // [picks, ffn], act dtype, by place (the plain kernels: by pick)
+    void *act;  // [picks, ffn] in the activation dtype, by place (plain kernels: by pick)
     float *out; // [picks, hidden], by pick
 };
 struct moe_weights {
     const void *gate_up, *down;
-    const struct coded_matrix *gate_up_coded, *down_coded; // which stay quantised; NULL: above
-    const float *gate_up_bias, *down_bias;                 // [n_experts, n_out] or NULL
+    // experts that stay quantised; NULL: use the pointers above
+    const struct coded_matrix *gate_up_coded, *down_coded;
+    const float *gate_up_bias, *down_bias; // [n_experts, n_out] or NULL
     enum dtype dtype;
     int32_t hidden;
 };
-/* logits: [n_rows, n_experts] of scratch. */
+/* logits: scratch for [n_rows, n_experts]. */
 cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, const void *router,
                         enum dtype router_dtype, const float *bias, const float *correction,
                         const float *expert_scale, int32_t hidden, float *logits);
@@ -151,9 +154,9 @@ cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, con
 cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
                       const struct moe_weights *w, const struct moe_scratch *scratch,
                       const int32_t *real, int32_t row_offset);
-/* moe_sm90.cu, not of quantised experts: the same on Hopper where an expert has many rows; `sm` and
- * `n_sms` are the device's. A row's bits are not those of k_moe_ffn. The scratch is for n_rows of
- * the call's rows. */
+/* moe/sm90.cu: the same on Hopper for experts that are not quantised and have many rows each; `sm`
+ * and `n_sms` describe the device. A row's bits differ from those of k_moe_ffn. The scratch is
+ * sized for n_rows of the call's rows. */
 bool k_moe_sm90_takes(const struct moe_ffn_args *a, const struct moe_weights *w, int32_t sm,
                       int32_t n_sms);
 size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t n_rows);
@@ -163,9 +166,9 @@ cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
 cudaError_t k_moe_bias(cudaStream_t stream, struct tensor y, int32_t n_rows, int32_t width,
                        const struct moe_ffn_args *moe, const float *down_bias);
 
-/* ---- sample.cu */
+/* ---- sample/sample.cu */
 struct sample_scratch {
-    void *memory; // zeroed at start, of this many bytes:
+    void *memory; // zeroed at start; sample_scratch_bytes
     int32_t max_draws, vocab;
 };
 size_t sample_scratch_bytes(int32_t max_draws, int32_t vocab);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* RMS and layer norm with the residual's addition before it: a block per row, which is read once.
- * The sum of squares goes over the row as it is stored, so that a norm of a stored residual gives
- * the same bits as a norm fused with the addition. Where a product of codes alone reads what it
- * makes, that leaves as codes. */
+/* RMS and layer norm, fused with the residual addition before it: one block per row, which is read
+ * once. The sum of squares uses the row as rounded for storage, so that a fused norm gives the same
+ * bits as a norm of the stored residual. If only a product of FP8 codes reads the result, it is
+ * written as codes. Bound by memory bandwidth, or by latency for few rows. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/norm.cuh"
 #include "cuda/kernels/device/rounding.cuh"
@@ -13,11 +13,11 @@ struct norm_params {
     int32_t x_stride, delta_stride, out_stride, width;
     float eps, weight_offset, delta_scale, x_scale;
     bool layer;              // subtract the mean
-    struct sum_parts sums;   // what delta is the sum of; n 0: delta is read
-    struct round_args codes; // what is left instead of out; codes NULL: out is
+    struct sum_parts sums;   // partial sums of delta; n 0: delta is read
+    struct round_args codes; // written instead of out if codes.codes is not NULL
 };
 
-/* Each thread keeps NV vectors of the row in registers. CODES: p.codes is what is left. */
+/* Each thread keeps NV vectors of the row in registers. CODES: writes p.codes. */
 template <typename T, int NV, bool CODES>
 __global__ void __launch_bounds__(1024)
     norm_vec_kernel(T *x, const T *delta, T *out, const float *weight, const float *bias,
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(1024)
 {
     constexpr int N = vec<T>::N;
     __shared__ float shared[32];
-    /* No kernel writes the weights: they are here when the row arrives. */
+    /* No kernel writes the weights, so they can be loaded before the row arrives. */
     float w[NV][N];
 #pragma unroll
     for (int j = 0; j < NV; j++) {
@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(1024)
     pdl_trigger(); // before the wait: see device/launch.cuh
     T *row = x + (int64_t)blockIdx.x * p.x_stride;
     vec<T> v[NV];
-    /* Sums come from a kernel that lets this one in when those before it have ended: the
-     * residual, which does not come from it, can be read before the wait. */
+    /* A product that leaves partial sums triggers this kernel only after the kernels before it have
+     * ended. The residual is not that product's output, so it can be read before the wait. */
     if (NV <= 2 && p.sums.n > 0) {
 #pragma unroll
         for (int j = 0; j < NV; j++) {
@@ -176,7 +176,7 @@ static cudaError_t norm_vec(cudaStream_t stream, const struct norm_args *a, cons
     }
 }
 
-/* Whether rows are read in vectors and fit a block's registers. */
+/* True if rows can be read in vectors and fit a block's registers. */
 static bool has_vectors(const struct norm_args *a, enum dtype act)
 {
     const size_t size = dtype_bytes(act);
@@ -188,7 +188,10 @@ static bool has_vectors(const struct norm_args *a, enum dtype act)
 
 static enum dtype act_dtype(const struct norm_args *a)
 {
-    return a->out.mem.p ? a->out.dtype : a->delta.mem.p ? a->delta.dtype : a->x.dtype;
+    if (a->out.mem.p) {
+        return a->out.dtype;
+    }
+    return a->delta.mem.p ? a->delta.dtype : a->x.dtype;
 }
 
 extern "C" bool k_norm_takes_sums(const struct norm_args *a)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rotation of positions, the norms of queries and keys before or after it, that of values, and the
- * store into the pages. A warp has one head in its registers. */
+/* Rotary position embedding, the norms of queries and keys before or after it, the norm of values,
+ * and the store into KV pages. A group of threads, at most a warp, holds one head in registers.
+ * Bound by memory bandwidth, or by latency for few rows. */
 #include "cuda/kernels/device/growth.cuh"
 #include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/launch.cuh"
@@ -9,7 +10,7 @@
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"
 
-/* The angle is rounded to float before its sine is taken, as in the models' own code. */
+/* The angle is rounded to float before its sine is taken, as in the models' reference code. */
 __global__ void rope_table_kernel(float *cos_sin, const float *inv_freq, int32_t n_pairs, int64_t n,
                                   float factor)
 {
@@ -33,7 +34,7 @@ extern "C" cudaError_t k_rope_table(cudaStream_t stream, float *cos_sin, const f
                   cos_sin, inv_freq, rope->n_pairs, n, attention_factor);
 }
 
-/* Where the row's K and V go: page and token in it. */
+/* Where the row's K and V are stored: the page, and the token in it. */
 __device__ __forceinline__ void slot_of(const struct pass_view &pass, const struct pass_row &row,
                                         int32_t block_tokens, int64_t *page, int32_t *token)
 {
@@ -43,7 +44,7 @@ __device__ __forceinline__ void slot_of(const struct pass_view &pass, const stru
     *token = row.slot_pos % block_tokens;
 }
 
-/* Rotates element i of a head, whose elements lie in `head` (shared by the warp). */
+/* Rotates element i of a head whose elements are in `head`, shared by the warp. */
 __device__ __forceinline__ float rotated(const float *head, int i, const struct rope_view &rope,
                                          const float *cos_sin)
 {
@@ -69,7 +70,7 @@ struct rope_params {
 
 enum { ROPE_WARPS = 4, ROPE_MAX_HEAD = 576 };
 
-/* Mean and scale of a norm over `n` elements, of which x gives any. */
+/* Mean and scale of a norm over `n` elements; x(i) returns element i. */
 template <typename X>
 __device__ void warp_stats(const X &x, int n, bool layer, float eps, float *mean, float *scale)
 {
@@ -117,7 +118,7 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     if (normed && !is_v) {
         const int32_t n_weight = is_q ? p.q_norm_n : p.k_norm_n;
         weight = is_q ? q_norm : k_norm;
-        if (weight && n_weight > p.head_dim) { // a row per head
+        if (weight && n_weight > p.head_dim) { // one row of weights per head
             weight += (is_q ? h : h - p.n_heads) * p.head_dim;
         }
     }
@@ -175,10 +176,10 @@ __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view
     }
 }
 
-enum norm_when { NO_NORM, NORM_FIRST, NORM_LAST }; // before the rope, behind it
+enum norm_when { NO_NORM, NORM_FIRST, NORM_LAST }; // no norm, before the rope, after it
 
-/* A head's numbers as codes, from `group` threads that follow each other: each has N of its first
- * half from d on, and as many of its second. */
+/* Stores a head as codes, by `group` consecutive threads: each has N elements of its first half
+ * from d on, and the matching N of its second half. */
 template <int N>
 __device__ __forceinline__ void store_codes(const struct kv_view &kv, const struct kv_place &at,
                                             bool is_v, int group, int half, int d, const float *a,
@@ -217,17 +218,17 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
                                       struct sum_parts sums)
 {
     constexpr int N = vec<T>::N;
-    const int32_t group = 1 << group_shift; // threads of a head
+    const int32_t group = 1 << group_shift; // threads per head
     const int32_t n_all = p.n_heads + 2 * p.n_kv_heads, per_row = n_all << group_shift;
     const int32_t item = blockIdx.x * blockDim.x + threadIdx.x;
     const int32_t r = item / per_row, h = (item - r * per_row) >> group_shift;
-    /* Sums come from a kernel that lets this one in when those before it have ended: what does not
-     * come from it can be read before the wait. */
+    /* A product that leaves partial sums triggers this kernel only after the kernels before it have
+     * ended. What is not that product's output can be read before the wait. */
     if (sums.n == 0 || r >= n_rows) {
         pdl_wait();
     }
     if (r >= n_rows) {
-        return; // whole groups: rows are multiples of a group
+        return; // groups return together: the row count is a multiple of the group
     }
     const int32_t half = p.head_dim / 2, d = (item & (group - 1)) * N;
     const struct pass_row row = pass.rows[r];
@@ -325,8 +326,8 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
     high.store(to + half + d);
 }
 
-/* A norm over the whole width needs the row as it was while other warps rotate their heads: a
- * first kernel normalises in place. */
+/* A norm over the whole width must read the row before other warps rotate their heads, so a first
+ * kernel normalises in place. */
 template <typename T>
 __global__ void qk_width_norm_kernel(T *qkv, struct rope_params p, const float *q_norm,
                                      const float *k_norm)
@@ -356,7 +357,7 @@ __global__ void qk_width_norm_kernel(T *qkv, struct rope_params p, const float *
     }
 }
 
-/* log2 of the threads of a head in the vector kernel; -1 where that does not serve. */
+/* log2 of the threads per head in the vector kernel; -1 if that kernel does not apply. */
 template <typename T>
 static int32_t vec_group_shift(const struct rope_params &p, const struct rope_view *rope,
                                const struct kv_view *kv, const T *qkv)
@@ -396,9 +397,10 @@ static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_a
     const int64_t items = (int64_t)a->n_rows * ((a->n_heads + 2 * a->n_kv_heads) << shift);
     const dim3 block(128), grid((unsigned)((items + 127) / 128));
     T *qkv = (T *)a->qkv.mem.p;
-    const norm_when norm = p.qk_norm != QK_NORM_HEAD ? NO_NORM
-                           : p.norm_after            ? NORM_LAST
-                                                     : NORM_FIRST;
+    norm_when norm = p.norm_after ? NORM_LAST : NORM_FIRST;
+    if (p.qk_norm != QK_NORM_HEAD) {
+        norm = NO_NORM;
+    }
     const auto kernel =
         kv->codes.format == KV_PLAIN ? vec_kernel<T, false>(norm) : vec_kernel<T, true>(norm);
     return launch(kernel, grid, block, 0, stream, qkv, p, *rope, q_norm, k_norm, *kv, *pass,
@@ -454,9 +456,10 @@ extern "C" bool k_rope_takes_sums(const struct rope_store_args *a, const struct 
                                   int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv)
 {
     const struct rope_params p = params_of(a, q_norm_n, k_norm_n);
-    return a->qkv.dtype == DT_BF16  ? takes_sums<bf16_t>(a, p, rope, kv)
-           : a->qkv.dtype == DT_F16 ? takes_sums<f16_t>(a, p, rope, kv)
-                                    : false;
+    if (a->qkv.dtype == DT_BF16) {
+        return takes_sums<bf16_t>(a, p, rope, kv);
+    }
+    return a->qkv.dtype == DT_F16 && takes_sums<f16_t>(a, p, rope, kv);
 }
 
 extern "C" cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store_args *a,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What happens to the lanes' state and to whole pages around a pass: small kernels, none of which
- * is on the path of a layer. */
+/* Small kernels around a pass, none on the path of a layer: updates of the lanes' state, and copies
+ * and moves of KV pages. A block handles one update, copy or move. Bound by launch latency. */
 #include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/kernels.h"
@@ -46,8 +46,8 @@ extern "C" cudaError_t k_pass_begin(cudaStream_t stream, const struct pass_view 
     return launch(pass_begin_kernel, dim3((pass->n_rows + 127) / 128), dim3(128), 0, stream, *pass);
 }
 
-/* One block per (copy, region): pages are multiples of 16 bytes long by layout (checked on open)
- * or copied word by word. */
+/* One block per (copy, region). Pages are multiples of 16 bytes (checked at open) or are copied
+ * word by word. */
 __global__ void copy_blocks_kernel(const struct kv_region *regions, const struct block_copy *copies)
 {
     pdl_wait();
@@ -72,9 +72,9 @@ extern "C" cudaError_t k_copy_blocks(cudaStream_t stream, const struct kv_region
     return launch(copy_blocks_kernel, dim3(n, n_regions), dim3(512), 0, stream, regions, copies);
 }
 
-/* Elements e of a token's K and V heads are independent; moves of one lane are in order, so a
- * thread does all moves of a lane for its elements. The block of a run's first move does the
- * run. */
+/* Elements e of a token's K and V heads are independent, and moves of one lane must stay in order,
+ * so one thread does all moves of a lane for its elements. The block of a run's first move does the
+ * whole run. */
 template <typename W>
 __device__ void move_run(const struct kv_view &kv, const struct slot_move *moves, int32_t first,
                          int32_t n, const struct pass_view &pass)
@@ -104,7 +104,7 @@ __device__ void move_run(const struct kv_view &kv, const struct slot_move *moves
     }
 }
 
-/* The same of codes, part by part. */
+/* The same for codes, part by part. */
 __device__ void move_codes(const struct kv_view &kv, const struct slot_move *moves, int32_t first,
                            int32_t n, const struct pass_view &pass)
 {
@@ -153,7 +153,7 @@ __global__ void poison_kernel(const struct kv_region *regions, const int32_t *bl
     pdl_wait();
     const struct kv_region region = regions[blockIdx.y];
     char *page = (char *)region.base + blocks[blockIdx.x] * region.page_bytes;
-    if (region.view.codes.format != KV_PLAIN) { // words, and codes of E4M3, are then NaN
+    if (region.view.codes.format != KV_PLAIN) { // scale words, and E4M3 codes, then read as NaN
         for (int64_t i = threadIdx.x; i < region.page_bytes; i += blockDim.x) {
             page[i] = (char)0xff;
         }

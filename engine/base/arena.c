@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A chunk is twice the one before: a small request costs a small chunk, which thousands of streams
- * multiply, and a large one few calls. */
+/* Each chunk is twice as large as the previous one: small requests, of which there may be thousands
+ * at a time, need one small chunk, and large ones few allocations. */
 enum { MIN_CHUNK_BYTES = 1024, MAX_CHUNK_BYTES = 16384, ALIGN = 16 };
 
 struct arena_chunk {

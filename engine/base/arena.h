@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A bump allocator with a hard cap, freed in one call. Holds what lives as long as one request or
- * one load. Memory is zeroed and 16-byte aligned.
+/* A bump allocator with a hard cap, freed in one call. It holds what lives as long as one request
+ * or one load. Memory is zeroed and 16-byte aligned.
  * Thread: one owner at a time. */
 #ifndef SLUICE_BASE_ARENA_H
 #define SLUICE_BASE_ARENA_H
@@ -11,14 +11,14 @@ struct arena_chunk;
 
 struct arena {
     struct arena_chunk *head;
-    size_t used_bytes; // handed out, including what alignment cost
-    size_t max_bytes;  // an allocation that would pass this returns NULL
+    size_t used_bytes; // handed out, including alignment padding
+    size_t max_bytes;  // an allocation that would exceed this returns NULL
 };
 
 void arena_init(struct arena *a, size_t max_bytes);
 void arena_deinit(struct arena *a); // accepts a zeroed struct
 
-/* NULL when over the cap. */
+/* NULL if it would exceed the cap. */
 void *arena_alloc(struct arena *a, size_t n, size_t size);
 char *arena_strndup(struct arena *a, const char *s, size_t n_bytes);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* ASSERT is always on: a broken invariant prints where and aborts. It is for the programmer's
- * errors only; bad input is a status. Compiles as C11 and C++17.
+/* ASSERT is always on: a broken invariant prints its location and aborts. It is for programming
+ * errors only; bad input is reported by a status. Compiles as C11 and C++17.
  * Thread: any. */
 #ifndef SLUICE_BASE_ASSERT_H
 #define SLUICE_BASE_ASSERT_H

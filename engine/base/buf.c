@@ -126,8 +126,9 @@ static void put_escaped(struct buf *b, unsigned char c)
     }
 }
 
-/* Characters that are no ASCII but end a line for some readers (Python's splitlines, and so HTTP
- * clients on it): an answer of one line, or an event, would fall apart there. 0: it is none. */
+/* Non-ASCII characters that some readers treat as line ends (Python's splitlines, and HTTP clients
+ * built on it), which would split a one-line answer or an event. Returns the length of one at s; 0:
+ * none. */
 static int other_line_end(const char *s, size_t n_bytes)
 {
     if (n_bytes == 2) {

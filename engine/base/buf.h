@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A growable byte buffer with a stated maximum. Always NUL-terminated behind its content. Past the
- * maximum (or out of memory) an append does nothing and `failed` stays set, so that a run of
- * appends needs one check at the end.
+/* A growable byte buffer with a maximum size, always NUL-terminated. An append that would exceed
+ * the maximum (or runs out of memory) does nothing and sets `failed`, which stays set, so that a
+ * run of appends needs one check at the end.
  * Thread: one owner. */
 #ifndef SLUICE_BASE_BUF_H
 #define SLUICE_BASE_BUF_H
@@ -33,13 +33,13 @@ void buf_putc(struct buf *b, char c);
 void buf_printf(struct buf *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
 void buf_put_int(struct buf *b, int64_t v);
 
-/* A JSON string with its quotes. Invalid UTF-8 becomes U+FFFD; control characters are escaped,
- * and so is what some readers take for the end of a line (U+0085, U+2028, U+2029). Other text goes
- * through as it is. */
+/* A JSON string with its quotes. Invalid UTF-8 becomes U+FFFD. Control characters are escaped, and
+ * so are characters that some readers treat as line ends (U+0085, U+2028, U+2029). Other text is
+ * unchanged. */
 void buf_put_json(struct buf *b, const char *s, size_t n_bytes);
 
-/* A JSON number that reads back to the same double (shortest of %.15g to %.17g); null for
- * NaN and the infinities. */
+/* A JSON number that parses to the same double (the shortest of %.15g to %.17g); null for NaN and
+ * infinities. */
 void buf_put_double(struct buf *b, double v);
 
 /* Drops the first n bytes. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Time. Below engine.c time is a parameter (now_ns), never a call.
+/* Time. Below engine.c, time is passed as a parameter (now_ns); nothing there reads a clock.
  * Thread: any. */
 #ifndef SLUICE_BASE_CLOCK_H
 #define SLUICE_BASE_CLOCK_H

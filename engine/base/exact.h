@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Float functions of the sampler whose bits are the same on every machine: only exactly rounded
- * operations in a fixed order, no product that a compiler could fuse with a sum by itself. The
- * CUDA kernels use the same functions.
+/* Float functions of the sampler that give the same bits on every machine: only exactly rounded
+ * operations in a fixed order, and no product that a compiler could fuse with a sum. The CUDA
+ * kernels use the same functions.
  * Thread: any. Compiles as C11, C++17 and CUDA. */
 #ifndef SLUICE_BASE_EXACT_H
 #define SLUICE_BASE_EXACT_H
@@ -30,7 +30,7 @@ RNG_FN uint32_t exact_to_bits(float f)
     return b.u;
 }
 
-/* log((1 + f) * 2^e) for f in [sqrt(1/2) - 1, sqrt(2) - 1]: f - f^2/2 + f^3 P(f), P fitted for
+/* log((1 + f) * 2^e) for f in [sqrt(1/2) - 1, sqrt(2) - 1]: f - f^2/2 + f^3 P(f), with P fitted for
  * the least relative error of the whole (6e-9 before rounding). */
 RNG_FN float exact_log_parts(float f, float e)
 {
@@ -79,8 +79,8 @@ RNG_FN float exact_exp(float x)
     return x > -87.0f ? p * e : 0.0f;
 }
 
-/* -log(-log(u)) for u = (bits + 0.5) / 2^32. Where u is near 1 the inner logarithm is taken of
- * 1 - t with t = 1 - u, which is exact to a float's precision however small t is. */
+/* -log(-log(u)) for u = (bits + 0.5) / 2^32. Where u is near 1 the inner logarithm is computed from
+ * t = 1 - u, which a float represents exactly enough however small it is. */
 RNG_FN float gumbel_noise(uint32_t bits)
 {
     uint32_t rest = ~bits; // t = (rest + 0.5) / 2^32

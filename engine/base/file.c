@@ -15,7 +15,8 @@
 
 static enum status open_regular(const char *path, int *fd, size_t *n_bytes, struct err *err)
 {
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe would be waited for
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // O_NONBLOCK: opening a pipe must not wait
+                                                         // for a writer
     if (*fd < 0) {
         return err_set(err, ERR_IO, "%s: %s", path, strerror(errno));
     }
@@ -71,9 +72,10 @@ bool file_exists(const char *path)
 
 /* ---- maps --------------------------------------------------------------------------------- */
 
-/* What is mapped, for the signal that comes when a file is cut under its map: a handler takes no
- * lock, so names stay where they are. A slot whose data is 0 is free, one whose length is 0 is not
- * to be read: it is written behind the name, and taken back before the slot is free. */
+/* The current maps, for the handler of the signal that arrives when a file is truncated under
+ * its map. A handler takes no lock, so names never move. A slot with data 0 is free. A slot with
+ * length 0 must not be read: the length is written after the name, and cleared before the slot
+ * is freed. */
 enum { MAX_NAMED_MAPS = 1024, MAX_MAP_NAME = 256 };
 
 static struct named_map {
@@ -117,10 +119,10 @@ static void on_bus_error(int signal_number, siginfo_t *info, void *context)
             write_last("sluice: ");
             write_last(m->path);
             write_last(": cannot be read any more: it was cut, or its disk fails\n");
-            _exit(1); // the thread cannot go on, nor be unwound
+            _exit(1); // the thread can neither continue nor be unwound
         }
     }
-    signal(signal_number, SIG_DFL); // not ours: comes again when this returns
+    signal(signal_number, SIG_DFL); // not a map of ours: the fault repeats with the default action
     raise(signal_number);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A keyed 64-bit hash for tables whose keys come from users (so that collisions cannot be made on
- * purpose), and a mixer for integers. Never an identity: a match is always compared in full.
+/* A keyed 64-bit hash for tables whose keys come from users (so that nobody can provoke
+ * collisions), and a mixer for integers. A hash is never an identity: matches are always compared
+ * in full.
  * Thread: any. */
 #ifndef SLUICE_BASE_HASH_H
 #define SLUICE_BASE_HASH_H
@@ -8,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A key drawn once per process from the system. */
+/* A key drawn from the system once per process. */
 uint64_t hash_process_key(void);
 
 uint64_t hash_bytes(const void *bytes, size_t n_bytes, uint64_t key);

@@ -20,8 +20,8 @@ static bool is_hex4(const char *p, size_t n_bytes, const char *first, const char
            strchr(second, p[3]);
 }
 
-/* What cJSON would cut or refuse without a word: a NUL ends its strings, and half a pair of
- * surrogates is no character. OK, or what is wrong, and where. */
+/* Rejects what cJSON would silently truncate or accept: NUL, which ends its strings, and lone
+ * surrogates. OK, or an error with the position. */
 static enum status check_escapes(const struct json_scan *sc, struct err *err)
 {
     static const char any[] = "0123456789abcdefABCDEF";
@@ -43,7 +43,11 @@ static enum status check_escapes(const struct json_scan *sc, struct err *err)
             return err_set(err, ERR_FORMAT, "half a pair of surrogates in a string at byte %zu",
                            at);
         }
-        i += high ? 11 : is_hex4(p + i, n, any, any) ? 5 : 1;
+        if (high) {
+            i += 11;
+        } else {
+            i += is_hex4(p + i, n, any, any) ? 5 : 1;
+        }
     }
     return OK;
 }
@@ -106,11 +110,16 @@ enum json_type json_type(const struct json *node)
     if (!c || cJSON_IsNull(c)) {
         return JSON_NULL;
     }
-    return cJSON_IsBool(c)     ? JSON_BOOL
-           : cJSON_IsNumber(c) ? JSON_NUMBER
-           : cJSON_IsString(c) ? JSON_STRING
-           : cJSON_IsArray(c)  ? JSON_ARRAY
-                               : JSON_OBJECT;
+    if (cJSON_IsBool(c)) {
+        return JSON_BOOL;
+    }
+    if (cJSON_IsNumber(c)) {
+        return JSON_NUMBER;
+    }
+    if (cJSON_IsString(c)) {
+        return JSON_STRING;
+    }
+    return cJSON_IsArray(c) ? JSON_ARRAY : JSON_OBJECT;
 }
 
 const char *json_type_name(enum json_type type)
@@ -160,6 +169,18 @@ void json_put(struct json *object, const struct json *member)
     json_remove(object, json_key(member));
     if (copy && !cJSON_AddItemToObject((cJSON *)object, json_key(member), copy)) {
         cJSON_Delete(copy);
+    }
+}
+
+void json_rename(struct json *object, const char *from, const char *to)
+{
+    const cJSON *member = item(json_get(object, from));
+    if (member && !json_get(object, to)) {
+        cJSON *copy = cJSON_Duplicate(member, true);
+        json_remove(object, from);
+        if (copy && !cJSON_AddItemToObject((cJSON *)object, to, copy)) {
+            cJSON_Delete(copy);
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A bounded tree of JSON values, for requests and small files: cJSON behind a pre-scan (UTF-8, no
- * NUL, depth, number of values). Nodes live as long as the document. For large files and for
- * number text see json_scan.h.
- * Thread: one owner; reading a document that no longer changes is safe from any thread. */
+/* A bounded tree of JSON values, for requests and small files: cJSON after a pre-scan (UTF-8, no
+ * NUL, depth, number of values). Nodes live as long as the document. For large files, and where the
+ * text of numbers matters, see json_scan.h.
+ * Thread: one owner; any thread may read a document that no longer changes. */
 #ifndef SLUICE_BASE_JSON_H
 #define SLUICE_BASE_JSON_H
 
@@ -17,34 +17,37 @@ struct json; // a node; the document is its root node
 enum json_type { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
 
 struct json_limits {
-    int max_depth;     // 0: 64
-    size_t max_values; // 0: 1,000,000
+    int max_depth;     // 0 means 64
+    size_t max_values; // 0 means 1,000,000
 };
 
-/* The caller frees *root with json_free. `limits` may be NULL. ERR_UNSUPPORTED: JSON, but with a
- * U+0000 in a string. */
+/* The caller frees *root with json_free. `limits` may be NULL. ERR_UNSUPPORTED: valid JSON that
+ * contains U+0000 in a string. */
 enum status json_parse(const char *text, size_t n_bytes, const struct json_limits *limits,
                        struct json **root, struct err *err);
 enum status json_parse_file(const char *path, size_t max_bytes, struct json **root,
                             struct err *err);
 void json_free(struct json *root); // accepts NULL
 
-/* All readers accept NULL and a node of another type: they then say "absent". */
+/* All readers accept NULL and nodes of another type, which they treat as absent. */
 enum json_type json_type(const struct json *node); // JSON_NULL for NULL
 const char *json_type_name(enum json_type type);
 bool json_is(const struct json *node, enum json_type type);
 
-/* Of an object; NULL if absent. Keys are compared exactly; the last of equal keys wins. */
+/* Member of an object; NULL if absent. Keys are compared exactly; of equal keys the last one
+ * wins. */
 const struct json *json_get(const struct json *object, const char *key);
 
-/* Copies into `object` each member of `from` whose key it does not have at all (a null counts as
- * there). Before the document is shared. */
+/* Copies each member of `from` whose key `object` lacks (a null counts as present). Call it before
+ * the document is shared. */
 void json_add_missing(struct json *object, const struct json *from);
 
-/* Puts a copy of `member`, which has a key, into `object`, in place of those of that key; and takes
- * out those of a key. Before the document is shared. */
+/* json_put replaces the members of `object` that have the key of `member` by a copy of it;
+ * json_remove removes the members with a key. Call them before the document is shared. */
 void json_put(struct json *object, const struct json *member);
 void json_remove(struct json *object, const char *key);
+/* Gives the member `from` another key, unless `object` has one of that key already. */
+void json_rename(struct json *object, const char *from, const char *to);
 
 size_t json_count(const struct json *array_or_object); // O(n)
 const struct json *json_first(const struct json *array_or_object);
@@ -58,7 +61,7 @@ bool json_bool(const struct json *node, bool otherwise);
 /* True if the node is a number with an integral value within +-2^53. */
 bool json_int64(const struct json *node, int64_t *v);
 
-/* Conveniences over json_get. A present member of the wrong type counts as absent. */
+/* Shorthands for json_get. A member of the wrong type counts as absent. */
 int64_t json_get_int(const struct json *object, const char *key, int64_t otherwise);
 double json_get_number(const struct json *object, const char *key, double otherwise);
 bool json_get_bool(const struct json *object, const char *key, bool otherwise);

@@ -33,7 +33,7 @@ static uint64_t count_lines(const char *text, size_t n_bytes)
     return n;
 }
 
-/* Where it cannot be written, the next try tells the larger number. */
+/* If the message cannot be written, the next attempt reports the larger number. */
 static void tell_lost(struct line_writer *w, uint64_t n_lost)
 {
     char line[256];
@@ -43,7 +43,7 @@ static void tell_lost(struct line_writer *w, uint64_t n_lost)
     }
 }
 
-/* Called and returns with the lock. */
+/* Called with the lock held, and returns with it held. */
 static void write_batch(struct line_writer *w)
 {
     char *full = w->filling;
@@ -111,7 +111,7 @@ struct line_writer *line_writer_open(int fd, const char *name, size_t max_waitin
 
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // signals are for other threads
+    pthread_sigmask(SIG_SETMASK, &all, &before); // other threads handle signals
     pthread_t thread;
     bool runs = pthread_create(&thread, NULL, writer_main, w) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -120,7 +120,7 @@ struct line_writer *line_writer_open(int fd, const char *name, size_t max_waitin
         return NULL;
     }
     pthread_setname_np(thread, name);
-    pthread_detach(thread); // it may be stuck in a write when the process ends
+    pthread_detach(thread); // it may be blocked in a write when the process ends
     return w;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Writes lines to a descriptor from a thread of its own, so that nobody else ever waits for whoever
- * reads them. Lines wait in memory, up to a bound. What does not fit, or cannot be written because
- * a disk is full, is counted as lost.
- * Thread: any, unless said otherwise. */
+/* Writes lines to a descriptor from a thread of its own, so that no other thread waits for a slow
+ * reader. Lines are queued in memory up to a limit; lines that do not fit, or cannot be written
+ * because a disk is full, are counted as lost.
+ * Thread: any, unless stated otherwise. */
 #ifndef SLUICE_BASE_LINE_WRITER_H
 #define SLUICE_BASE_LINE_WRITER_H
 
@@ -12,20 +12,20 @@
 
 struct line_writer;
 
-/* name: of the thread, at most 15 bytes. told: given how many lines were lost since the last time,
- * it makes the line that says so, which goes out as soon as anything can be written again; NULL:
- * nothing is said. NULL is returned when there is no thread to be had. */
+/* name: of the thread, at most 15 bytes. told: formats the line that reports how many lines were
+ * lost since the last report; it is written as soon as writing works again. NULL: losses are not
+ * reported. Returns NULL if no thread can be created. */
 struct line_writer *line_writer_open(int fd, const char *name, size_t max_waiting_bytes,
                                      size_t (*told)(uint64_t n_lost, char *line, size_t n_bytes));
 
-/* Takes whole lines. Never waits. */
+/* Queues whole lines. Never waits. */
 void line_writer_put(struct line_writer *w, const char *lines, size_t n_bytes);
 
 /* Lines lost so far. */
 uint64_t line_writer_lost(struct line_writer *w);
 
-/* Waits until all is out, or timeout_ms; true if it is. After the last put. A writer that is stuck
- * keeps its memory. */
+/* Waits until everything is written, for at most timeout_ms; true if it is. Call it after the last
+ * put. A writer that is stuck keeps its memory. */
 bool line_writer_close(struct line_writer *w, int timeout_ms);
 
 #endif

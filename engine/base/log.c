@@ -16,13 +16,13 @@ enum { MAX_WAITING_BYTES = 256 << 10, MAX_LINE_BYTES = 2048, LAST_PATIENCE_MS = 
 static _Atomic int log_level = LOG_INFO;
 static _Thread_local bool muted;
 
-/* Who writes a line: its caller, its caller with a bound on the wait, or the writer. The lock keeps
- * the writer alive while a line is handed to it; nothing under it waits. */
+/* Who writes a line: its caller, its caller with a bounded wait, or the writer thread. The lock
+ * keeps the writer alive while a line is passed to it; nothing blocks while holding it. */
 enum line_owner { CALLERS, CALLERS_BRIEFLY, WRITERS };
 static pthread_mutex_t owner_lock = PTHREAD_MUTEX_INITIALIZER;
 static enum line_owner owner;
 static struct line_writer *writer;
-static uint64_t lost_before; // by writers that are closed
+static uint64_t lost_before; // by writers that have been closed
 
 void log_set_level(enum log_level level)
 {

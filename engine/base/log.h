@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lines for the operator on standard error: "2026-01-02T03:04:05.678Z level message".
+/* Log lines for the operator on standard error: "2026-01-02T03:04:05.678Z level message".
  *
- * A program that serves calls log_open: from then on a thread of the log's own writes, and no other
- * thread ever waits for whoever reads the lines. They wait in memory, up to a bound; what does not
- * fit, or cannot be written because a disk is full, is counted, and the count is said as soon as
- * lines can be written again. Without log_open each line is written at once by its caller.
+ * A server calls log_open. From then on the log's own thread writes, and no other thread waits for
+ * a slow reader. Lines are queued in memory up to a limit; lines that do not fit, or cannot be
+ * written because a disk is full, are counted, and the count is logged as soon as writing works
+ * again. Without log_open each caller writes its line immediately.
  * Thread: any. */
 #ifndef SLUICE_BASE_LOG_H
 #define SLUICE_BASE_LOG_H
@@ -26,14 +26,13 @@ void log_line(enum log_level level, const char *fmt, ...) PRINTF_LIKE(2, 3);
 #define log_warn(...) log_line(LOG_WARN, __VA_ARGS__)
 #define log_error(...) log_line(LOG_ERROR, __VA_ARGS__)
 
-/* Drops the calling thread's lines until it says false: for a trial whose real run says them again.
- */
+/* Drops the calling thread's lines while set: for a dry run whose real run will log them again. */
 void log_mute(bool mute);
 
-/* Starts the writer. Without a thread to be had, lines go on being written by their callers. */
+/* Starts the writer thread. If none can be created, callers keep writing their own lines. */
 void log_open(void);
-/* Ends it after all lines are out, or after timeout_ms; what is left then is lost. Lines that come
- * later are written by their callers, with a bound on the wait. */
+/* Stops the writer once all lines are written, or after timeout_ms, when the rest is lost. Later
+ * lines are written by their callers, with a bounded wait. */
 void log_close(int timeout_ms);
 /* Lines lost so far. */
 uint64_t log_lost(void);

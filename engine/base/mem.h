@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Allocation for small things: never returns NULL, aborts with a line instead. Sizes that come
- * from outside go through mem_try_* and become a status.
+/* Allocation of small objects: never returns NULL, but aborts with a message. Sizes that come from
+ * outside go through mem_try_*, whose failure becomes a status.
  * Thread: any. */
 #ifndef SLUICE_BASE_MEM_H
 #define SLUICE_BASE_MEM_H
@@ -14,10 +14,10 @@ void *xrealloc(void *p, size_t n_bytes);
 char *xstrdup(const char *s);
 char *xstrndup(const char *s, size_t n_bytes);
 
-/* NULL when it cannot be had or when n * size overflows. Zeroed. */
+/* Zeroed. NULL if unavailable or if n * size overflows. */
 void *mem_try_calloc(size_t n, size_t size);
 
-/* False on overflow; *out is then unchanged. */
+/* False on overflow, with *out unchanged. */
 bool mem_mul(size_t a, size_t b, size_t *out);
 
 #endif

@@ -5,7 +5,7 @@
 
 enum { MAX_WORD = 64 };
 
-/* Levenshtein's distance of two words, b of MAX_WORD bytes at most. */
+/* Levenshtein distance of two words; b has at most MAX_WORD bytes. */
 static size_t distance(const char *a, const char *b, size_t nb)
 {
     size_t row[MAX_WORD + 1], na = strlen(a);
@@ -30,7 +30,7 @@ static size_t distance(const char *a, const char *b, size_t nb)
 void nearest_try(struct nearest *n, const char *word)
 {
     if (n->n_bytes > MAX_WORD) {
-        return; // nobody means a word with that
+        return; // too long to be a typing error
     }
     size_t d = distance(word, n->typed, n->n_bytes);
     if (!n->word || d < n->distance) {

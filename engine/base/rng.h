@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Counter-based random numbers: a value is a pure function of (seed, position, stream, index), so
- * that a draw never depends on batch mates, preemption or speculation. Philox 4x32 with 10 rounds;
- * the CUDA kernels use the same function and must give the same bits.
+ * that a draw never depends on other requests, preemption or speculation. Philox 4x32 with 10
+ * rounds; the CUDA kernels use the same function and must give the same bits.
  * Thread: any. */
 #ifndef SLUICE_BASE_RNG_H
 #define SLUICE_BASE_RNG_H

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* The first 32 bits of the fractions of the cube roots of the first 64 primes. */
+/* The first 32 bits of the fractional parts of the cube roots of the first 64 primes. */
 static const uint32_t rounds[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
@@ -61,7 +61,7 @@ static void mix_block(uint32_t h[8], const unsigned char *block)
 
 void sha256_begin(struct sha256 *s)
 {
-    /* Likewise of the square roots of the first 8 primes. */
+    /* The same for the square roots of the first 8 primes. */
     static const uint32_t first[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                       0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     *s = (struct sha256){.n_bytes = 0};
@@ -70,7 +70,7 @@ void sha256_begin(struct sha256 *s)
 
 void sha256_add(struct sha256 *s, const void *bytes, size_t n_bytes)
 {
-    const unsigned char *p = bytes; // may be NULL where there are none
+    const unsigned char *p = bytes; // may be NULL if n_bytes is 0
     size_t filled = s->n_bytes % SHA256_BLOCK_BYTES;
     s->n_bytes += n_bytes;
     if (filled > 0 && n_bytes > 0) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Status codes, and error text for the places where a person will read it.
- * One enum travels upward; a `struct err` carries a sentence at load, config and parse, never on
- * the per-token path. Compiles as C11 and C++17.
+/* Status codes, and error text for where a person will read it. Functions return the enum; a
+ * `struct err` adds a sentence at load, configuration and parsing, never on the per-token path.
+ * Compiles as C11 and C++17.
  * Thread: any. */
 #ifndef SLUICE_BASE_STATUS_H
 #define SLUICE_BASE_STATUS_H
@@ -12,17 +12,17 @@ extern "C" {
 
 enum status {
     OK = 0,
-    ERR_INVALID = -1,     // the caller's (client's) mistake
+    ERR_INVALID = -1,     // the caller's (or client's) mistake
     ERR_BUSY = -2,        // over a limit for now; try again later
-    ERR_NOMEM = -3,       // a size from outside that cannot be had
+    ERR_NOMEM = -3,       // memory of a size given from outside is unavailable
     ERR_IO = -4,          // a file or socket failed
-    ERR_FORMAT = -5,      // a file is broken
-    ERR_UNSUPPORTED = -6, // well-formed, but not something we do
+    ERR_FORMAT = -5,      // a file is malformed
+    ERR_UNSUPPORTED = -6, // valid, but not supported
     ERR_DEVICE = -7,      // sticky: the backend is lost
     ERR_CANCELLED = -8,
     ERR_TIMEOUT = -9,
-    ERR_LIMIT = -10, // a bound of ours (depth, size, steps) was passed
-    ERR_NAN = -11,   // a model's results are not numbers
+    ERR_LIMIT = -10, // an internal bound (depth, size, steps) was exceeded
+    ERR_NAN = -11,   // a model produced NaN or infinity
 };
 
 struct err {
@@ -38,11 +38,11 @@ struct err {
 /* A short English name of the status, static. */
 const char *status_name(enum status st);
 
-/* Writes the sentence and returns `st`, so that `return err_set(err, ERR_IO, ...)` reads well.
- * `err` may be NULL. Text that does not fit is cut. */
+/* Writes the sentence and returns `st`, for `return err_set(err, ERR_IO, ...)`. `err` may be NULL.
+ * Text that does not fit is cut. */
 enum status err_set(struct err *err, enum status st, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
-/* Puts "context: " before the present text and returns `st`. */
+/* Prepends "context: " to the current text and returns `st`. */
 enum status err_prefix(struct err *err, enum status st, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
 #define TRY(call)                                                                                  \

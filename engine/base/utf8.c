@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* Expected length by first byte, and the range that the second byte may have: this is where
- * overlong forms, surrogates and code points past U+10FFFF are refused. */
+/* Expected length by first byte, and the allowed range of the second byte, which excludes overlong
+ * forms, surrogates and code points above U+10FFFF. */
 static size_t lead(unsigned char c, unsigned char *low, unsigned char *high)
 {
     *low = 0x80;
@@ -28,7 +28,8 @@ static size_t lead(unsigned char c, unsigned char *low, unsigned char *high)
     return 0;
 }
 
-/* Bytes at s that fit a valid character so far; *want gets the full length (0: bad first byte). */
+/* Number of bytes at s that could start a valid character; *want is its full length (0: bad first
+ * byte). */
 static size_t good_prefix(const char *s, size_t n_bytes, size_t *want)
 {
     if (n_bytes == 0) {

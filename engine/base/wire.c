@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* True when the fd is ready (or broken: the next call on it says so). */
+/* True if the fd is ready, or broken, in which case the next call on it reports the error. */
 static bool wait_for(int fd, short events, int64_t deadline_ns)
 {
     for (;;) {
@@ -42,7 +42,7 @@ static void set_stream(int fd)
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
-/* A bound socket of this address; -1 with errno. */
+/* A socket bound to this address, or -1 with errno set. */
 static int bind_to(const struct addrinfo *a)
 {
     int on = 1, off = 0;
@@ -51,7 +51,7 @@ static int bind_to(const struct addrinfo *a)
         return -1;
     }
     bool good = setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0;
-    if (a->ai_family == AF_INET6) { // "::" takes IPv4 too
+    if (a->ai_family == AF_INET6) { // "::" accepts IPv4 too
         good = good && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0;
     }
     if (!good || bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, 128) != 0) {
@@ -80,7 +80,7 @@ enum status wire_listen(const char *host, int32_t port, int *out, int32_t *bound
         why = errno;
     }
     freeaddrinfo(list);
-    if (*out < 0 && !host) { // a machine without IPv6
+    if (*out < 0 && !host) { // the machine has IPv6 only
         return wire_listen("0.0.0.0", port, out, bound_port, err);
     }
     struct sockaddr_storage bound;
@@ -153,7 +153,8 @@ enum status wire_connect(const char *host, int32_t port, int64_t deadline_ns, in
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *list = NULL;
     int rc = getaddrinfo(host, service, &hints, &list);
     if (rc != 0) {
-        // A name may appear later: a headless service knows its pods only once they run.
+        // The name may become resolvable later: a headless service lists its pods only once they
+        // run.
         return err_set(err, rc == EAI_AGAIN || rc == EAI_NONAME ? ERR_IO : ERR_INVALID, "%s: %s",
                        host, gai_strerror(rc));
     }

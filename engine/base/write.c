@@ -9,7 +9,8 @@
 enum {
     RETRY_MS = 200,
     LAST_PATIENCE_MS = 500,
-    SAFE_WRITE_BYTES = 4096, // PIPE_BUF: a pipe that poll calls writable takes them at once
+    SAFE_WRITE_BYTES = 4096, // PIPE_BUF: a pipe that poll reports writable accepts this much at
+                             // once
 };
 
 size_t write_all(int fd, const char *text, size_t n_bytes)

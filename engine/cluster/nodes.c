@@ -72,7 +72,7 @@ static void *watcher_main(void *arg)
         }
         if (n->listener >= 0) {
             nodes_admit(n);
-            if (n->complete) { // nobody else has business here
+            if (n->complete) { // nobody else is expected
                 nodes_drop_pending(n);
                 wire_close(&n->listener);
             }
@@ -84,7 +84,7 @@ static void *watcher_main(void *arg)
 
 /* ---- opening and closing -------------------------------------------------------------------- */
 
-/* Waits for `changed`; the lock is held. False when the deadline has passed. */
+/* Waits for `changed` with the lock held. False once the deadline has passed. */
 static bool wait_changed(struct nodes *n, int64_t deadline_ns)
 {
     struct timespec t = {deadline_ns / 1000000000, deadline_ns % 1000000000};
@@ -219,8 +219,8 @@ void nodes_close(struct nodes *n)
 
 /* ---- collective calls and steps ------------------------------------------------------------- */
 
-/* The next frame from the peer, the caller's to free; NULL: none within a second. ERR_IO: the set
- * is lost. ERR_CANCELLED: goodbye. */
+/* The next frame from the peer, which the caller frees; NULL: none within a second. ERR_IO: the set
+ * is lost. ERR_CANCELLED: node 0 said goodbye. */
 static enum status next_frame(struct nodes *n, struct peer *p, struct frame **out)
 {
     const int64_t end = seconds_from_now(1);
@@ -230,7 +230,10 @@ static enum status next_frame(struct nodes *n, struct peer *p, struct frame **ou
         in_time = wait_changed(n, end);
     }
     struct frame *f = n->lost ? NULL : p->first;
-    const enum status st = n->lost ? ERR_IO : !f && p->said_bye ? ERR_CANCELLED : OK;
+    enum status st = !f && p->said_bye ? ERR_CANCELLED : OK;
+    if (n->lost) {
+        st = ERR_IO;
+    }
     if (f) {
         p->first = f->next;
         p->end = p->first ? p->end : &p->first;
@@ -248,12 +251,12 @@ static enum status lost_status(struct nodes *n, struct err *err)
                                : err_set(err, ERR_IO, "node 0 has ended");
 }
 
-/* Takes a frame of the kind and size, or loses the set. */
+/* Receives a frame of this kind and size; otherwise the set is lost. */
 static enum status expect(struct nodes *n, struct peer *p, enum frame_kind kind, void *bytes,
                           size_t n_bytes, struct err *err)
 {
     struct frame *f = NULL;
-    while (!f) { // the watcher keeps the deadline: silence
+    while (!f) { // the watcher enforces the deadline (NODE_SILENCE_S)
         if (next_frame(n, p, &f) != OK) {
             return lost_status(n, err);
         }

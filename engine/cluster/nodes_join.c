@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How a node is let in. Node 0 sends a greeting with random bytes; the node answers with who it is,
- * what it runs, random bytes of its own and a proof over all of that; node 0 answers with a proof
- * over those, or with the reason why not. */
+/* Admission of nodes. Node 0 sends a greeting with random bytes. The node answers with its number,
+ * its identity, random bytes of its own and a proof over all of that. Node 0 answers with a proof
+ * over the node's random bytes, or with the reason for rejecting it. */
 #include "engine/cluster/nodes_private.h"
 
 #include "engine/base/clock.h"
@@ -70,7 +70,7 @@ static uint64_t siphash(const void *bytes, size_t n_bytes, const uint64_t key[2]
     return v[0] ^ v[1] ^ v[2] ^ v[3];
 }
 
-/* What only those know who have the token: 128 bits over `bytes`. */
+/* A proof that only holders of the token can compute: 128 bits over `bytes`. */
 static void prove(const struct nodes *n, const void *bytes, size_t n_bytes, uint64_t proof[2])
 {
     static const uint64_t first[2] = {0x1f3a, 0x77c1}, second[2] = {0x90b2, 0x2e5d};
@@ -85,14 +85,14 @@ static void prove(const struct nodes *n, const void *bytes, size_t n_bytes, uint
 static void draw_nonce(uint64_t nonce[2])
 {
     if (getrandom(nonce, 2 * sizeof *nonce, 0) != (ssize_t)(2 * sizeof *nonce)) {
-        struct timespec t; // a kernel without it: different each time, which is all that is left
+        struct timespec t; // fallback for kernels without getrandom: at least different each time
         clock_gettime(CLOCK_MONOTONIC, &t);
         nonce[0] = (uint64_t)t.tv_sec;
         nonce[1] = (uint64_t)t.tv_nsec;
     }
 }
 
-/* The proof of a hello: over node 0's nonce, the hello itself, and the identity. */
+/* The proof of a hello covers node 0's nonce, the hello itself, and the identity. */
 static void prove_hello(const struct nodes *n, const uint64_t nonce[2], const struct hello *h,
                         const char *identity, uint64_t proof[2])
 {
@@ -132,7 +132,7 @@ void nodes_drop_pending(struct nodes *n)
     }
 }
 
-/* The first line in which two identities differ. */
+/* Describes the first line in which two identities differ. */
 static void say_difference(const char *theirs, const char *ours, int32_t node, char *out,
                            size_t n_bytes)
 {
@@ -149,7 +149,7 @@ static void say_difference(const char *theirs, const char *ours, int32_t node, c
     snprintf(out, n_bytes, "node %d and node 0 do not have the same options", node);
 }
 
-/* Empty: the node is welcome. */
+/* Decides about a hello; an empty refusal admits the node. */
 static void judge(struct nodes *n, const struct hello *h, const char *identity, char *refusal,
                   size_t n_bytes)
 {
@@ -166,7 +166,7 @@ static void judge(struct nodes *n, const struct hello *h, const char *identity, 
     }
 }
 
-/* The hello is whole: lets the node in, or not. */
+/* The hello is complete: admits or rejects the node. */
 static void answer(struct nodes *n, struct pending *p)
 {
     struct hello h;
@@ -198,7 +198,7 @@ static void answer(struct nodes *n, struct pending *p)
     free(identity);
 }
 
-/* False: it is done with, let in or not. */
+/* False when the connection has been dealt with, admitted or not. */
 static bool listen_to(struct nodes *n, struct pending *p, int64_t now_ns)
 {
     size_t want = sizeof(struct hello), got = 0;
@@ -234,7 +234,7 @@ static bool listen_to(struct nodes *n, struct pending *p, int64_t now_ns)
     }
 }
 
-/* Where a new connection goes: a free place, or the one that has been silent longest. */
+/* A slot for a new connection: a free one, or that of the connection silent for longest. */
 static int32_t make_room(struct nodes *n)
 {
     int32_t oldest = 0;
@@ -300,7 +300,8 @@ static enum status talk(struct nodes *n, int fd, struct stream_nonces *nonces, s
     TRY(wire_send(fd, n->identity, h.identity_bytes, deadline));
     struct welcome w;
     if (wire_recv(fd, &w, sizeof w, deadline) != OK) {
-        // Node 0 answers whoever knows the token; a node that comes while it ends looks the same.
+        // Node 0 answers everyone who knows the token, but this also happens if node 0 shuts down
+        // while the node connects.
         return err_set(err, ERR_IO, "node 0 did not let this node in: is the token the same?");
     }
     uint64_t proof[2];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One stream of the set: a peer comes, frames go out and arrive, it falls silent or goes. */
+/* One stream of the set: a peer is admitted, frames are sent and received, and it falls silent or
+ * disconnects. */
 #include "engine/cluster/nodes_private.h"
 
 #include "engine/base/clock.h"
@@ -30,7 +31,7 @@ void nodes_lose(struct nodes *n, const char *what, const char *text, int32_t nod
     }
 }
 
-/* Each direction of each stream has a key of its own, so that no frame fits elsewhere. */
+/* Each direction of each stream has its own key, so that a frame is valid nowhere else. */
 static void make_key(const struct nodes *n, const struct stream_nonces *nonces, char from_zero,
                      struct hmac_sha256 *key)
 {
@@ -44,7 +45,7 @@ static void make_key(const struct nodes *n, const struct stream_nonces *nonces, 
     hmac_sha256_key(key, made, sizeof made);
 }
 
-/* The proof of a frame, of which `head` is filled but for the proof. */
+/* The proof of a frame, whose `head` is complete except for the proof. */
 static void prove(const struct hmac_sha256 *key, uint64_t n_before, const struct frame_head *head,
                   const void *bytes, unsigned char proof[SHA256_BYTES])
 {
@@ -73,7 +74,7 @@ void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd,
     pthread_mutex_unlock(&n->lock);
 }
 
-/* The send lock is held. */
+/* Called with the send lock held. */
 static enum status send_frame(struct peer *p, enum frame_kind kind, const void *bytes,
                               size_t n_bytes, int64_t deadline_ns)
 {
@@ -97,7 +98,7 @@ enum status nodes_send_frame(struct peer *p, enum frame_kind kind, const void *b
 
 /* ---- what arrives ------------------------------------------------------------------------- */
 
-/* Puts a whole frame where it belongs; false if the stream makes no sense. */
+/* Dispatches a complete frame; false if it is invalid. */
 static bool take_frame(struct nodes *n, struct peer *p)
 {
     struct frame *f = p->partial;
@@ -144,7 +145,7 @@ static bool take_frame(struct nodes *n, struct peer *p)
     return good;
 }
 
-/* Reads what has come. False: the stream has ended or makes no sense. */
+/* Reads what has arrived. False: the stream has ended or is invalid. */
 static bool read_peer(struct nodes *n, struct peer *p)
 {
     for (;;) {
@@ -167,7 +168,7 @@ static bool read_peer(struct nodes *n, struct peer *p)
             if (p->head.n_bytes > MAX_FRAME_BYTES) {
                 return false;
             }
-            // The body's memory grows with what arrives, not with what was promised.
+            // The body's buffer grows with the bytes received, not with the announced size.
             p->partial_cap = p->head.n_bytes < 1 << 16 ? p->head.n_bytes : 1 << 16;
             p->partial = xmalloc(sizeof *p->partial + p->partial_cap);
             p->partial->head = p->head;
@@ -184,7 +185,7 @@ static bool read_peer(struct nodes *n, struct peer *p)
     }
 }
 
-/* A node that goes before all have come may come again; later the set is lost. */
+/* A node that disconnects before all have joined may join again; later the set is lost. */
 static void peer_gone(struct nodes *n, struct peer *p, const char *how)
 {
     if (n->ending) {
@@ -220,7 +221,7 @@ void nodes_watch_peer(struct nodes *n, struct peer *p, bool readable)
         peer_gone(n, p, "is silent");
         return;
     }
-    // A sender that holds the lock is saying more than a heartbeat does.
+    // If the lock is taken, a sender is active, which serves as a heartbeat.
     if (now - p->beat_ns >= NODE_BEAT_MS * 1000000LL && pthread_mutex_trylock(&p->send_lock) == 0) {
         p->beat_ns = now;
         enum status st = send_frame(p, FRAME_BEAT, NULL, 0, now + 1000000000);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The inside of engine/cluster/nodes.h: the streams, and how a node is let in. Not for other files.
- * Thread: as said per field. */
+/* Internals of engine/cluster/nodes.h: the streams, and admission. Not for other files.
+ * Thread: as stated per field. */
 #ifndef SLUICE_ENGINE_CLUSTER_NODES_PRIVATE_H
 #define SLUICE_ENGINE_CLUSTER_NODES_PRIVATE_H
 
@@ -15,27 +15,29 @@ enum frame_kind {
     FRAME_SHARE, // node 0's bytes
     FRAME_VALUE, // a node's int64 for `least`
     FRAME_STEP,
-    FRAME_FAIL, // text: this node ends, and why
-    FRAME_BYE,  // node 0 ends in order
+    FRAME_FAIL, // text: why this node ends
+    FRAME_BYE,  // node 0 shuts down cleanly
 };
 
 enum {
-    NODE_PROTOCOL = 2,         // changes with anything below, or with what a step looks like
-    MAX_FRAME_BYTES = 1 << 30, // chosen: what one frame can make the other side take
-    MAX_FRAMES_WAITING = 64,   // chosen: steps come two at a time; then nobody takes them
-    NODE_TALK_S = 5,           // for a stranger to say who it is
+    NODE_PROTOCOL = 2,         // incremented with any change below, or of the step format
+    MAX_FRAME_BYTES = 1 << 30, // chosen: the most memory that one frame can demand of the other
+                               // side
+    MAX_FRAMES_WAITING = 64,   // chosen: steps come two at a time; more means that nobody reads
+                               // them
+    NODE_TALK_S = 5,           // time for a stranger to identify itself
     MAX_PENDING = 32,          // strangers at a time
 };
 
 struct frame_head {
     uint32_t kind, n_bytes;
-    uint64_t number; // of the frames of this kind on this stream, from 0
-    /* HMAC of all before, the body, and how many frames this direction had: under a key that comes
-     * of the token and of what both sides drew for this stream. */
+    uint64_t number; // index among the frames of this kind on this stream, from 0
+    /* HMAC over the fields above, the body, and the number of earlier frames in this direction. The
+     * key is derived from the token and both sides' random bytes. */
     unsigned char proof[SHA256_BYTES];
 };
 
-/* What both sides drew when they met. */
+/* The random bytes that both sides drew for this stream. */
 struct stream_nonces {
     uint64_t zero[2], other[2];
 };
@@ -46,18 +48,18 @@ struct frame {
     unsigned char bytes[];
 };
 
-/* What both sides say before a node is let in. Node 0 speaks first. */
-struct greeting { // node 0
+/* The handshake before a node is admitted. Node 0 speaks first. */
+struct greeting { // from node 0
     char magic[8];
     uint32_t protocol, unused;
     uint64_t nonce[2];
 };
-struct hello { // the other node
+struct hello { // from the other node
     char magic[8];
     uint32_t protocol, node, n_nodes, identity_bytes; // the identity's text follows
     uint64_t nonce[2], proof[2];
 };
-struct welcome { // node 0; with `refused`, a text follows
+struct welcome { // from node 0; with `refused`, a text follows
     char magic[8];
     uint32_t refused, text_bytes;
     uint64_t proof[2];
@@ -65,31 +67,31 @@ struct welcome { // node 0; with `refused`, a text follows
 enum { MAX_REFUSAL_BYTES = 512 };
 
 struct peer {
-    int fd; // -1: not there
+    int fd; // -1: not connected
     int32_t node;
     pthread_mutex_t send_lock;
-    uint64_t n_sent[FRAME_BYE + 1], n_all_sent; // under send_lock
-    struct hmac_sha256 sends, receives;         // keys, set when it joins
-    int64_t seen_ns, beat_ns;                   // the watcher's
+    uint64_t n_sent[FRAME_BYE + 1], n_all_sent; // protected by send_lock
+    struct hmac_sha256 sends, receives;         // keys, set at admission
+    int64_t seen_ns, beat_ns;                   // used by the watcher only
 
-    /* The frame that is arriving: the watcher's. */
+    /* The frame being received; used by the watcher only. */
     struct frame_head head;
-    size_t have; // bytes of head, then of the body
+    size_t have; // bytes received of head, then of the body
     struct frame *partial;
     size_t partial_cap;
     uint64_t n_received[FRAME_BYE + 1], n_all_received;
 
-    /* Frames that wait to be read: under nodes.lock. */
+    /* Frames waiting to be read; protected by nodes.lock. */
     struct frame *first, **end;
     int32_t n_waiting;
-    _Atomic bool said_bye; // or went when it was allowed to
+    _Atomic bool said_bye; // said goodbye, or left when it was allowed to
 };
 
-/* A connection that has not proven itself. The watcher's. */
+/* A connection that has not authenticated yet; used by the watcher only. */
 struct pending {
     int fd;
     int64_t deadline_ns;
-    uint64_t nonce[2]; // that it must answer
+    uint64_t nonce[2]; // the challenge it must answer
     size_t have;
     char from[64];
     unsigned char bytes[sizeof(struct hello) + NODE_IDENTITY_BYTES];
@@ -98,13 +100,13 @@ struct pending {
 struct nodes {
     struct node_place place;
     char *leader, *token, *identity;
-    int listener; // -1 once all have come
+    int listener; // -1 once all have joined
     struct pending *pending[MAX_PENDING];
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    struct peer peers[MAX_NODES];        // node 0: its index is the node; others: [0] is node 0
-    int32_t n_joined;                    // peers, this node left out
+    struct peer peers[MAX_NODES];        // node 0: indexed by node; others: [0] is node 0
+    int32_t n_joined;                    // peers, without this node
     _Atomic bool complete, lost, ending; // set once, under lock
     bool stopping;
     struct err why;
@@ -115,32 +117,32 @@ struct nodes {
     pthread_mutex_t call_lock; // held while on_lost runs
     pthread_t watcher;
     bool watcher_runs;
-    struct frame *current; // what nodes_next_step has handed out
+    struct frame *current; // the frame that nodes_next_step returned
 };
 
-/* nodes_peer.c: the streams themselves. It knows neither how a node is let in nor who watches. */
+/* nodes_peer.c: the streams themselves. It depends neither on admission nor on the watcher. */
 
-/* The stream of a node that was let in is peer `index` from now on. */
+/* From now on, `fd` is the stream of peer `index`, an admitted node. */
 void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd,
                     const struct stream_nonces *nonces);
 
-/* Any thread, without the lock. The set is lost, and why; the first reason stays. node: whose fault
- * it is; -1: nobody's. */
+/* Any thread, without the lock. Marks the set as lost; the first reason given is kept. node: the
+ * one at fault; -1: none. */
 void nodes_lose(struct nodes *n, const char *what, const char *text, int32_t node);
 
-/* Any thread. ERR_LIMIT: more than a frame holds. */
+/* Any thread. ERR_LIMIT: the bytes exceed a frame. */
 enum status nodes_send_frame(struct peer *p, enum frame_kind kind, const void *bytes,
                              size_t n_bytes, int64_t deadline_ns);
 
-/* The watcher, again and again: takes what has come, notices silence, and sends heartbeats. */
+/* Called repeatedly by the watcher: receives frames, detects silence, and sends heartbeats. */
 void nodes_watch_peer(struct nodes *n, struct peer *p, bool readable);
 
-/* nodes_join.c: on top of the streams. */
+/* nodes_join.c: builds on the streams. */
 
-/* Node 0, watcher thread: takes connections, reads what strangers say, lets nodes in. */
+/* Node 0, watcher thread: accepts connections, reads their hellos, admits nodes. */
 void nodes_admit(struct nodes *n);
 void nodes_drop_pending(struct nodes *n);
-/* Another node: connects, and is let in. */
+/* Another node: connects, and waits to be admitted. */
 enum status nodes_join(struct nodes *n, struct err *err);
 
 #endif

@@ -8,9 +8,9 @@
 
 #include <time.h>
 
-enum { POLL_MS = 200 }; // between looks at whether a device or the set is lost, while all wait
+enum { POLL_MS = 200 }; // interval of checks for a lost device or set while all wait
 
-/* Waits for `changed` a moment; the lock is held. */
+/* Waits for `changed` for up to POLL_MS, with the lock held. */
 static bool wait_moment(struct ranks *rs)
 {
     int64_t end = clock_now_ns() + POLL_MS * 1000000LL;
@@ -26,7 +26,7 @@ void ranks_abort(struct ranks *rs)
     }
 }
 
-/* Between steps a device can be lost while another rank waits for it: its owner must notice. */
+/* Between steps a device can fail while another rank waits for it, so its owner must check. */
 static void check_device(struct ranks *rs, struct rank *r)
 {
     if (r->be && r->be->ops->alive && !atomic_load(&rs->aborted) &&
@@ -54,7 +54,7 @@ static enum status run_work(struct ranks *rs, struct rank *r,
 static void *worker(void *p)
 {
     struct rank *r = p;
-    // The struct holds its ranks by value, so the way back to it is arithmetic.
+    // The struct contains its ranks by value, so its address follows from a rank's.
     struct ranks *rs =
         (struct ranks *)(void *)((char *)(r - r->local) - offsetof(struct ranks, rank));
     uint64_t seen = 0;
@@ -114,7 +114,7 @@ void ranks_on_abort(struct ranks *rs, void (*abort)(void *arg), void *arg)
     rs->abort = abort;
 }
 
-/* The lock is held. False when a thread has not come back in time after an abort. */
+/* Called with the lock held. False if a thread has not come back in time after an abort. */
 static bool wait_for_workers(struct ranks *rs)
 {
     int64_t end = INT64_MAX;
@@ -170,7 +170,7 @@ void ranks_stop(struct ranks *rs)
     pthread_cond_broadcast(&rs->changed);
     pthread_mutex_unlock(&rs->lock);
     if (rs->stuck) {
-        return; // its thread still reads this struct: the process is about to end
+        return; // its thread still reads this struct, and the process is about to exit
     }
     for (int32_t i = 1; i <= rs->n_threads; i++) {
         pthread_join(rs->threads[i], NULL);

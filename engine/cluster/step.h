@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A step as every rank executes it, the same on all of them and on all nodes: plain data. Two exist
- * on a node, used in turn, because one is planned while the other runs. Whose its results are is
- * node 0's to know (engine/step_build.h).
- * Thread: the engine's fills it; ranks read it. */
+/* A step as every rank executes it, identical on all ranks and nodes: plain data. Each node has
+ * two, used in turn, because one is planned while the other runs. Who owns its results is known
+ * only on node 0 (engine/step_build.h).
+ * Thread: the engine's thread fills it; ranks read it. */
 #ifndef SLUICE_ENGINE_CLUSTER_STEP_H
 #define SLUICE_ENGINE_CLUSTER_STEP_H
 
 #include "engine/model/model.h"
 #include "engine/schedule/plan.h"
 
-/* A lane that begins anew, or has new blocks. */
+/* A lane that starts a sequence, or gets new blocks. */
 struct lane_update {
     int32_t lane, first_block, n_blocks;
     const int32_t *blocks;
@@ -19,7 +19,7 @@ struct lane_update {
     struct sampling_params params;
 };
 
-/* One forward of the draft models, with room for what it feeds. */
+/* One forward pass of the draft models, with the arrays it needs. */
 struct draft_pass {
     struct pass pass;
     struct pass_row *rows;
@@ -28,8 +28,8 @@ struct draft_pass {
     struct pass_draw *draws;
 };
 
-/* Accepted paths of trees that the next step moves to their final slots before anything else, with
- * the lanes' tables as they were: the history of a lane, and the slots in each KV set. */
+/* Accepted tree paths that the next step moves to their final slots before anything else, while the
+ * lanes' tables are unchanged: the lane's history, and the slots in each KV set. */
 struct tree_moves {
     int32_t n_paths;
     struct tree_path {
@@ -42,28 +42,30 @@ struct tree_moves {
 
 enum { MAX_STEP_PASSES = MAX_DRAFTS * MAX_DRAFT_MODELS + 1 };
 
-/* What a step may need at most: its room, and what one that arrives may not exceed. */
+/* The largest step: sizes of its arrays, and limits for a step received from node 0. */
 struct step_sizes {
     const struct scheduler_limits *limits;
     int32_t vocab;
-    int32_t n_draft_models, n_draft_passes; // passes: of each model
-    int32_t max_masks;                      // of the target's draws
-    bool trees;                             // some steps grow trees of drafts, level by level
+    int32_t n_draft_models, n_draft_passes; // n_draft_passes: per model
+    int32_t max_masks;                      // for the target's draws
+    bool trees;                             // some steps grow draft trees level by level
 };
 
 struct step {
     int32_t slot;
-    bool begun; // lanes, copies and moves were sent already, before the draft passes of a tree
-    const struct tree_moves *moves; // of the steps before
+    bool begun; // lane updates, copies and moves were already sent, before a tree's draft passes
+    const struct tree_moves *moves; // of earlier steps
     int32_t n_lanes, n_copies, n_state_copies;
     struct lane_update *lanes;       // [2 max_lanes]
     struct block_copy *copies;       // [max_lanes]
     struct state_copy *state_copies; // [max_state_copies], of the target's set
 
-    int32_t n_draft_models; // each has the draft passes
+    int32_t n_draft_models; // each runs the draft passes
     int32_t n_draft_passes;
-    struct draft_pass draft[MAX_DRAFTS]; // pass 0 feeds what was not seen yet, later ones a draft
-    struct draft_pass level;             // comes before the rest of the step: of trees, or masked
+    struct draft_pass draft[MAX_DRAFTS]; // pass 0 feeds tokens not seen yet, later ones a draft
+                                         // each
+    struct draft_pass level;             // runs before the rest of the step: a level of trees, or
+                                         // masked drafts
 
     struct pass pass; // the target's
     struct model_outputs want;

@@ -42,7 +42,7 @@ enum status step_run_pass(const struct pass *pass, struct model *m, struct model
     return m->be->ops->pass_end(m->be);
 }
 
-/* Accepted paths move while the tables are those of the step that computed them. */
+/* Moves accepted paths while the tables are still those of the step that computed them. */
 static enum status move_paths(const struct tree_moves *m, struct backend *be)
 {
     for (int32_t set = 0; set <= MAX_DRAFT_MODELS; set++) {

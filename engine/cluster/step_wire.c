@@ -10,7 +10,7 @@ static void put_i32(struct buf *b, int32_t v)
     buf_put(b, &v, sizeof v);
 }
 
-/* Lists of ids are read where they arrive, so everything is in multiples of 4 bytes. */
+/* Lists of ids are used in place on arrival, so everything is a multiple of 4 bytes. */
 static void put_ids(struct buf *b, const int32_t *ids, int32_t n)
 {
     put_i32(b, n);
@@ -82,7 +82,7 @@ static void put_tree(struct buf *b, const struct pass *p)
 {
     if (p->tree_mask) {
         if (b->n_bytes % 8 != 0) {
-            put_i32(b, 0); // the words are read in place
+            put_i32(b, 0); // padding: the words are used in place
         }
         buf_put(b, p->tree_mask, (size_t)p->n_rows * TREE_MASK_WORDS * sizeof *p->tree_mask);
     }
@@ -176,7 +176,7 @@ void step_encode_draws(const struct step *st, struct buf *out)
 
 /* ---- reading ------------------------------------------------------------------------------ */
 
-/* `bad` names the first thing that was wrong; after that every read gives zeroes. */
+/* `bad` names the first error; all reads after it return zero. */
 struct reader {
     const struct step_sizes *sizes;
     const unsigned char *at;
@@ -201,7 +201,7 @@ static const void *take(struct reader *r, size_t n_bytes)
     return p;
 }
 
-/* An int32 of [least, most]; `least` after a failure. */
+/* An int32 in [least, most]; `least` after an error. */
 static int32_t get(struct reader *r, int64_t least, int64_t most, const char *what)
 {
     int32_t v = (int32_t)least;
@@ -223,7 +223,7 @@ static void check(struct reader *r, int32_t v, int64_t least, int64_t most, cons
     }
 }
 
-/* n ids in place, each of [0, end). */
+/* n ids in place, each in [0, end). */
 static const int32_t *get_ids(struct reader *r, int32_t n, int64_t end, const char *what)
 {
     const int32_t *ids = take(r, (size_t)n * sizeof *ids);
@@ -297,7 +297,7 @@ static void get_lane(struct reader *r, struct lane_update *u)
     }
 }
 
-/* Positions go past the context only by drafts: as far as backends are told. */
+/* Only drafts have positions past the context, as far as backends allow. */
 static int64_t last_pos(const struct reader *r)
 {
     return (int64_t)r->sizes->limits->max_len + MAX_TREE_NODES - 1;
@@ -314,7 +314,7 @@ static void get_rows(struct reader *r, struct pass *p, struct pass_row *rows)
     }
 }
 
-/* Sequences lie one behind the other and cover the rows. */
+/* Sequences are contiguous and cover all rows. */
 static void get_seqs(struct reader *r, struct pass *p, struct pass_seq *seqs)
 {
     int32_t next = 0;
@@ -365,7 +365,7 @@ static void get_pool(struct reader *r, struct pass *p, struct pass_pool *pools)
     }
 }
 
-/* A boundary of the state's. */
+/* A boundary of recurrent state. */
 static int32_t get_boundary(struct reader *r)
 {
     int32_t block = r->sizes->limits->state_block, pos = get(r, block, last_pos(r), "a state");
@@ -384,7 +384,7 @@ static void get_keeps(struct reader *r, struct pass *p, struct state_keep *keeps
     }
 }
 
-/* Room for a pass's arrays: the step's own. NULL: this pass has none of them. */
+/* Destination of a pass's arrays: the step's own. NULL: this pass has none of that kind. */
 struct pass_room {
     struct pass_row *rows;
     struct pass_seq *seqs;
@@ -401,7 +401,7 @@ static void get_masks(struct reader *r, struct pass *p)
     p->masks = take(r, (size_t)p->n_masks * (size_t)mask_words(r->sizes->vocab) * sizeof *p->masks);
 }
 
-/* If there is one, p->tree_mask is not NULL. */
+/* p->tree_mask is not NULL if there is a tree. */
 static void get_tree(struct reader *r, struct pass *p)
 {
     if (p->tree_mask) {
@@ -433,7 +433,7 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
     bool tree = get(r, 0, 1, "a tree");
     p->tree_mask = tree ? &present : NULL;
     p->hidden.n = get(r, 0, MAX_HIDDEN_LAYERS, "the number of hidden states");
-    for (int32_t i = 0; i < p->hidden.n && !r->bad; i++) { // model_forward knows its layers
+    for (int32_t i = 0; i < p->hidden.n && !r->bad; i++) { // model_forward validates the layers
         p->hidden.ids[i] = get(r, 0, INT32_MAX, "a layer");
     }
     get_rows(r, p, room->rows);
@@ -483,7 +483,7 @@ static void get_moves(struct reader *r, struct tree_moves *m)
     }
 }
 
-/* From lane to lane at any position, else at a boundary. */
+/* Lane to lane may be at any position, other copies at a boundary. */
 static void get_state_copy(struct reader *r, struct state_copy *c)
 {
     const struct scheduler_limits *l = r->sizes->limits;
@@ -558,7 +558,7 @@ static void get_passes(struct reader *r, struct step *st)
                                  l->max_draws, l->max_lanes, r->sizes->max_masks, max_keeps(l)});
 }
 
-/* What is left of the step that came before. */
+/* The remaining part of the step received before. */
 static void get_rest(struct reader *r, struct step *st)
 {
     check(r, st->pass.draws_wait, true, true, "draws");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the engine asks of a backend's table before it relies on it. */
+/* Checks a backend's table before the engine relies on it. */
 #include "engine/device/ops.h"
 
 enum status backend_check(const struct backend *be, struct err *err)
@@ -22,8 +22,8 @@ enum status backend_check(const struct backend *be, struct err *err)
 #undef OP
     enum {
         N_BASIC = sizeof basic / sizeof basic[0],
-        /* Six fused ops, two that add sums, alive, five of states, gate, pass_draws, three of
-         * hidden states by slot. */
+        /* Six fused ops, two queries about partial sums, alive, five for states, gate, pass_draws,
+         * three for hidden states by slot. */
         N_OPTIONAL = 19,
     };
     _Static_assert(N_BASIC + N_OPTIONAL == sizeof *o / sizeof o->facts, "an op has no row above");

@@ -8,7 +8,7 @@ static float half_at(const unsigned char *p)
     return dtype_load(p, DT_F16, 0);
 }
 
-/* Two codes of four bits to a byte: the low ones are the first half's. */
+/* Two 4-bit codes per byte: the low nibbles are the first half of the codes. */
 static void put_nibbles(const unsigned char *bytes, int32_t n_bytes, uint8_t *out)
 {
     for (int32_t i = 0; i < n_bytes; i++) {
@@ -79,8 +79,9 @@ static void codes_mxfp4(const unsigned char *block, uint8_t *out)
 
 /* ---- 256 numbers whose parts' scales are steps of one ------------------------------------- */
 
-/* Eight pairs of six bits: scale, and what is taken off. The first four pairs lie in the low bits
- * of bytes 0 to 7; the others' low four bits in bytes 8 to 11, their high two on top of those. */
+/* Eight pairs of six bits: the scale, and the minimum to subtract. The first four pairs are in the
+ * low bits of bytes 0 to 7; of the others, the low four bits are in bytes 8 to 11, and the high two
+ * bits in the top bits of bytes 0 to 7. */
 static struct block_scale scale_of_eight(const unsigned char *block, int32_t part)
 {
     const unsigned char *steps = block + 4;
@@ -95,7 +96,7 @@ static struct block_scale scale_of_eight(const unsigned char *block, int32_t par
     return (struct block_scale){half_at(block), -half_at(block + 2), scale, least};
 }
 
-/* 64 numbers at a time, 32 of low nibbles and 32 of high ones. */
+/* 64 elements at a time: 32 from low nibbles and 32 from high ones. */
 static void codes_q4_k(const unsigned char *block, uint8_t *out)
 {
     for (int32_t i = 0; i < 4; i++) {
@@ -103,7 +104,7 @@ static void codes_q4_k(const unsigned char *block, uint8_t *out)
     }
 }
 
-/* The same; the fifth bits of each 32 numbers are one bit of 32 bytes. */
+/* The same; the fifth bits of each 32 elements are one bit plane of 32 bytes. */
 static void codes_q5_k(const unsigned char *block, uint8_t *out)
 {
     const unsigned char *high = block + 16;
@@ -115,8 +116,8 @@ static void codes_q5_k(const unsigned char *block, uint8_t *out)
     }
 }
 
-/* 128 numbers at a time: 64 bytes of nibbles, low ones before high ones, and 32 bytes of the bits
- * above them, two for each 32 numbers. */
+/* 128 elements at a time: 64 bytes of nibbles, low ones before high ones, and 32 bytes with the two
+ * bits above them, two bits for each 32 elements. */
 static void codes_q6_k(const unsigned char *block, uint8_t *out)
 {
     for (int32_t half = 0; half < 2; half++, out += 128) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights that are stored in blocks, numbers and scales together, as GGUF files have them: a row of
- * a tensor is so many blocks one behind the other. One row of a table per format.
+/* Weights stored in blocks that hold elements and scales together, as in GGUF files: a row of a
+ * tensor is a sequence of blocks. One table row per format.
  *
- * The number i of a block is
+ * Element i of a block is
  *
  *     (value of its code - zero) * (unit * steps) + offset_unit * offset_steps
  *
- * in fp32, the scale being that of the i / shared-th part of the block. Products of units and steps
- * are exact: a float of 16 bits by a whole number of eight.
+ * in fp32, with the scale of the (i / shared)-th part of the block. Products of units and steps are
+ * exact: a 16-bit float times an 8-bit integer.
  * Thread: any; constant data. Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_DEVICE_BLOCKS_H
 #define SLUICE_ENGINE_DEVICE_BLOCKS_H
@@ -20,21 +20,21 @@ extern "C" {
 
 enum { MAX_BLOCK_NUMBERS = 256 };
 
-/* A part's scale, in two steps where the block has them: else steps are 1. */
+/* A part's scale in two levels if the block has them; otherwise steps are 1. */
 struct block_scale {
-    float unit, offset_unit; // offset_unit is 0 where there is no offset
+    float unit, offset_unit; // offset_unit is 0 if there is no offset
     int32_t steps, offset_steps;
 };
 
 struct block_format {
-    const char *name; // as GGUF has it
-    enum dtype code;  // of the numbers
+    const char *name; // GGUF's name
+    enum dtype code;  // of the elements
     int32_t n, n_bytes;
-    int32_t shared; // numbers that share a scale
+    int32_t shared; // elements that share a scale
     int32_t zero;
     bool has_offset, has_steps;
-    enum dtype unit; // F16 or E8M0: what holds a unit exactly
-    /* The codes of a whole block, at any address, a byte each. */
+    enum dtype unit; // F16 or E8M0: holds a unit exactly
+    /* Unpacks the codes of a whole block at any address, one byte each. */
     void (*codes)(const unsigned char *block, uint8_t *out);
     struct block_scale (*scale)(const unsigned char *block, int32_t part);
 };

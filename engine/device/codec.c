@@ -101,12 +101,12 @@ float dtype_value(enum dtype t, uint32_t bits)
 
 /* ---- packings ----------------------------------------------------------------------------- */
 
-/* Field of each of AWQ's eight successive outputs: its kernels unpack even ones first. */
+/* Field of each of AWQ's eight successive outputs: its kernels unpack the even ones first. */
 static const uint8_t awq_fields[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
 static const struct {
-    int32_t unit_bytes;    // 0: a number's own
-    bool down;             // successive rows share a unit, not columns
+    int32_t unit_bytes;    // 0: each element by itself
+    bool down;             // successive rows share a unit, rather than columns
     const uint8_t *fields; // NULL: in order
 } packings[] = {
     [PACK_NONE] = {0, false, NULL},           [PACK_BYTES] = {1, false, NULL},
@@ -114,7 +114,7 @@ static const struct {
     [PACK_WORDS_AWQ] = {4, true, awq_fields},
 };
 
-/* Units are little-endian, like the machines that this runs on. */
+/* Units are little-endian, like the supported machines. */
 static uint32_t load_unit(const void *data, int64_t at, int32_t n_bytes)
 {
     uint32_t unit = 0;
@@ -176,7 +176,7 @@ static int64_t block_col_of(const struct weight_codec *c, int64_t col)
     return group;
 }
 
-/* The block that holds (row, col) of a tensor that is stored in blocks. */
+/* The block that holds (row, col) of a tensor stored in blocks. */
 static const unsigned char *block_at(const struct weight_codec *c, int64_t row, int64_t col)
 {
     int64_t at = row * c->values.row_stride + col / c->blocks->n;
@@ -269,7 +269,7 @@ struct weight_part weight_part_transpose(struct weight_part p)
     return p;
 }
 
-/* The tensor's row and column of element (row, col). */
+/* Row and column in the tensor of element (row, col) of a part. */
 struct place {
     int64_t row, col;
 };
@@ -330,14 +330,14 @@ bool weight_part_is_plain(const struct weight_part *p)
     return is_float && p->codec.values.packing == PACK_NONE && !p->codec.scales.data;
 }
 
-/* Numbers from one element of a row of a plain tensor to the next. */
+/* Distance, in elements, between neighbours in a row of a plain tensor. */
 static int64_t plain_step(const struct weight_part *p)
 {
     const struct number_grid *g = &p->codec.values;
     return p->transposed ? g->row_stride * p->row_step : g->col_stride * p->col_step;
 }
 
-/* Number of a plain tensor at which the element lies. */
+/* Index of the element in a plain tensor. */
 static int64_t plain_at(const struct weight_part *p, int64_t row, int64_t col)
 {
     struct place at = place_of(p, row, col);
@@ -363,7 +363,7 @@ static void read_plain(const struct weight_part *p, int64_t row, int64_t first, 
     }
 }
 
-/* Columns of the tensor from `col` on, n at most, that share a block. */
+/* Columns from `col` on, at most n, that share a block. */
 static int64_t same_block(const struct weight_codec *c, int64_t col, int64_t n)
 {
     if (!c->scales.data) {
@@ -373,7 +373,8 @@ static int64_t same_block(const struct weight_codec *c, int64_t col, int64_t n)
     return left < n ? left : n;
 }
 
-/* Of a part that is not transposed and takes every column: scales and zeros block by block. */
+/* For a part that is not transposed and takes every column: reads scales and zeros block by
+ * block. */
 static void read_blocks(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
                         float *out)
 {
@@ -411,7 +412,7 @@ static void block_codes(const struct weight_codec *c, int64_t row, int64_t col, 
     }
 }
 
-/* What each code of a format's numbers stands for, its zero taken off. */
+/* The value of each code of a format, less its zero. */
 static void fill_values(const struct block_format *f, float values[256])
 {
     uint32_t n = 1u << dtype_bits(f->code);
@@ -420,7 +421,7 @@ static void fill_values(const struct block_format *f, float values[256])
     }
 }
 
-/* Of a part in blocks that is not transposed and takes every column. */
+/* For a part in blocks that is not transposed and takes every column. */
 static void read_in_blocks(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
                            float *out)
 {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Types of numbers, as they are stored, and what their bits mean.
- * Thread: any. Compiles as C11 and C++17. */
+/* Element types as stored, and what their bits mean. Thread: any. Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_DEVICE_DTYPE_H
 #define SLUICE_ENGINE_DEVICE_DTYPE_H
 
@@ -13,9 +12,9 @@
 extern "C" {
 #endif
 
-/* E4M3 has no infinity and goes to 448; E8M0 is a power of two, 2^(b - 127); E2M1 is a sign and one
- * of 0, 0.5, 1, 1.5, 2, 3, 4, 6; NL4 one of sixteen whole numbers, the closer together the nearer
- * to 0. Those of less than 8 bits are only stored several to a byte or word, or in blocks. */
+/* E4M3 has no infinity and reaches 448. E8M0 is a power of two, 2^(b - 127). E2M1 is a sign and one
+ * of 0, 0.5, 1, 1.5, 2, 3, 4, 6. NL4 is one of sixteen integers, denser near 0. Types of less than
+ * 8 bits only occur several to a byte or word, or in blocks. */
 enum dtype {
     DT_F32,
     DT_BF16,
@@ -34,10 +33,10 @@ enum dtype {
     DT_NL4,
 };
 
-/* "bfloat16", "float16" or "float32", as checkpoints and operators name them; false: another. */
+/* "bfloat16", "float16" or "float32", as in checkpoints and options; false for other names. */
 bool dtype_find(const char *name, enum dtype *out);
 
-/* Of one number; 0 for those that take less than a byte. */
+/* Bytes of one element; 0 for types smaller than a byte. */
 static inline size_t dtype_bytes(enum dtype t)
 {
     switch (t) {
@@ -56,8 +55,8 @@ static inline size_t dtype_bytes(enum dtype t)
     }
 }
 
-/* Element i of an array of dtype F32, BF16 or F16, as float. The array may begin anywhere, as in
- * checkpoints whose headers have an odd length. */
+/* Element i of an array of dtype F32, BF16 or F16, as float. The array need not be aligned:
+ * checkpoint headers may have odd lengths. */
 static inline float dtype_load(const void *data, enum dtype t, size_t i)
 {
     union {
@@ -87,7 +86,7 @@ static inline float dtype_load(const void *data, enum dtype t, size_t i)
     return bits.f;
 }
 
-/* Bits of one number, and what they mean; not for I64, nor for I32 beyond 2^24. */
+/* Bits of one element, and its value; not for I64, nor for I32 beyond 2^24. */
 int32_t dtype_bits(enum dtype t);
 float dtype_value(enum dtype t, uint32_t bits);
 

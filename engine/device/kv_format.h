@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How the numbers of a KV cache are stored, and what operators call that. What an encoded number
- * means is defined by the CPU's scalar code (cpu/cpu_kv_codes.h); where codes and scales lie in a
- * page is each backend's own.
+/* KV cache formats, and their names on the command line. The CPU's scalar code defines what an
+ * encoded value means (cpu/cpu_kv_codes.h); the layout of codes and scales in a page is up to each
+ * backend.
  * Thread: any; constants. Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_DEVICE_KV_FORMAT_H
 #define SLUICE_ENGINE_DEVICE_KV_FORMAT_H
@@ -12,31 +12,32 @@
 extern "C" {
 #endif
 
-/* Scales, and zeros, are those of one head of one token's K, or V, and lie in the page; but FP8 of
- * a layer that has scales of its own (struct kv_layer) has no others. */
+/* There is one scale (and zero) per head and token of K, and of V, stored in the page. Exception:
+ * FP8 in a layer that has scales of its own (struct kv_layer). */
 enum kv_format {
-    KV_PLAIN,          // numbers of the set's dtype
+    KV_PLAIN,          // unquantised, in the set's dtype
     KV_FP8,            // E4M3 times a scale
     KV_INT8_SYMMETRIC, // -128 to 127 times a scale
     KV_INT8,           // 0 to 255, less a zero, times a scale
-    KV_INT4,           // 0 to 15, likewise
+    KV_INT4,           // 0 to 15, less a zero, times a scale
 };
 
-/* What --kv-cache-dtype can ask for. */
+/* One value of --kv-cache-dtype. */
 struct kv_choice {
     const char *name;
     enum kv_format format;
-    bool stored_scales; // those of the checkpoint are taken where it has them
+    bool stored_scales; // use the checkpoint's scales if it has them
 };
 
-/* "fp8", "int8" and so on; NULL: none of these (the model's dtype and "auto" are the caller's). */
+/* "fp8", "int8" and so on; NULL for other names (the caller handles "auto" and the model's
+ * dtype). */
 const struct kv_choice *kv_choice_find(const char *name);
-/* Numbers as they are, of this type. */
+/* The unquantised format of this dtype. */
 const struct kv_choice *kv_choice_plain(enum dtype dtype);
 
-/* Bits of a number; 0: those of the set's dtype. */
+/* Bits per element; 0: those of the set's dtype. */
 int32_t kv_format_bits(enum kv_format format);
-/* Whether there is a zero besides the scale. */
+/* True if the format has a zero besides the scale. */
 bool kv_format_has_zero(enum kv_format format);
 
 #ifdef __cplusplus

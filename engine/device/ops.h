@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of a backend: memory, order, maths, collectives. One args struct per op, copied at the
- * call. cpu/ has every basic op in scalar C: that is the definition the others are tested against.
- * Rows are those of the current pass, or, from the last layer's output product on, its "out rows":
- * those that something is asked of, gathered by then if they are fewer. Thread: the rank's owner.
- * Compiles as C11 and C++17. */
+/* A backend's table of ops: memory, order, maths, collectives. Each op has one args struct, which
+ * is copied at the call. cpu/ has every basic op in scalar C, which is the definition that other
+ * implementations are tested against. Rows are those of the current pass; from the last layer's
+ * output product on they are its "out rows", the rows that need logits or hidden states, gathered
+ * by then if they are fewer.
+ * Thread: the rank's owner. Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_DEVICE_OPS_H
 #define SLUICE_ENGINE_DEVICE_OPS_H
 
@@ -13,30 +14,30 @@
 extern "C" {
 #endif
 
-/* ---- what one op leaves to another. Values of the backend's, which the caller hands on from the
- * op that fills them to the one that takes them, without a look inside; zeroed, there is nothing.
- * They are valid until the next op that fills one of their kind. */
+/* ---- values that one op leaves for another. They belong to the backend; the caller passes them
+ * from the op that fills them to the op that takes them without looking inside. A zeroed struct is
+ * empty. A value is valid until the next op that fills one of its kind. */
 
-/* A product left as sums over runs of K instead of in its y, for the one op that reads it to add:
- * from linear_args to norm_args or rope_store_args. */
+/* A product left as partial sums over ranges of K (split-K), to be added by the one op that reads
+ * it: from linear_args to norm_args or rope_store_args. */
 struct product_sums {
-    struct dmem first, bias; // bias: added to the sums, or NULL
-    int64_t stride;          // elements from one sum to the next
-    int32_t width, n;        // of a row; of sums
+    struct dmem first, bias; // bias: to be added to the sums, or NULL
+    int64_t stride;          // elements from one partial sum to the next
+    int32_t width, n;        // of a row; number of partial sums
 };
 
-/* The best of each row of logits, by bands of ids, for greedy draws: from the head's linear_args to
- * sample_args. Rows that these alone read may lack their logits. */
+/* The best logit of each row in each band of ids, for greedy draws: from the head's linear_args to
+ * sample_args. Rows that only such draws read may have no logits. */
 struct logit_bests {
     struct dmem pairs;
-    int32_t stride, n_bands; // of a row: pairs to the next one; pairs
-    int32_t n_rows, n_drawn; // rows, of the first ids
+    int32_t stride, n_bands; // pairs from one row to the next; pairs per row
+    int32_t n_rows, n_drawn; // rows; leading ids covered
 };
 
 /* ---- the ops' args */
 
-/* x[row] = table[token(row)] * scale. scale is applied in fp32 after rounding it to the model's
- * dtype where the family asks for that. */
+/* x[row] = table[token(row)] * scale. scale is applied in fp32, after rounding it to the model's
+ * dtype if the family requires that. */
 struct embed_args {
     const struct weight *table;
     struct tensor x; // [n_rows, hidden], residual dtype
@@ -46,49 +47,51 @@ struct embed_args {
 
 enum norm_kind { NORM_RMS, NORM_LAYER };
 
-/* If delta is given: x = (x + delta_scale * delta) * x_scale first (x is the residual stream and is
- * stored). Then, if out is given: out = norm(x) * (weight + weight_offset) + bias, per row, in
- * fp32. */
+/* If delta is given, first x = (x + delta_scale * delta) * x_scale, where x is the residual stream
+ * and is stored. Then, if out is given, out = norm(x) * (weight + weight_offset) + bias, per row,
+ * in fp32. */
 struct norm_args {
-    struct tensor x;     // [n_rows, width]; may be act or residual dtype
+    struct tensor x;     // [n_rows, width], activation or residual dtype
     struct tensor delta; // [n_rows, width], act dtype; mem.p NULL: none
-    struct tensor out;   // [n_rows, width], act dtype; mem.p NULL: only the add; may be x itself
+    struct tensor out;   // [n_rows, width], act dtype; mem.p NULL: only add; may be x itself
     const struct weight *weight; // VECTOR; NULL: ones
     const struct weight *bias;   // VECTOR or NULL
     int32_t n_rows, width;
     enum norm_kind kind;
     float eps, weight_offset, delta_scale;
     float x_scale;                  // 0: none
-    struct product_sums delta_sums; // what delta is the sum of, instead of its memory
+    struct product_sums delta_sums; // partial sums of delta, read instead of its memory
 };
 
-/* y = x W^T + bias. x: [n_rows, n_in] act dtype; y: [n_rows, n_out], act dtype or fp32.
- * For a row-sharded product (partial sums over ranks) no bias is added: see reduce. */
+/* y = x W^T + bias. x: [n_rows, n_in], act dtype; y: [n_rows, n_out], act dtype or fp32. A
+ * row-sharded product (partial sums over ranks) adds no bias: see reduce. */
 struct linear_args {
-    const struct weight *weight; // LINEAR, or EMBED as a tied head
+    const struct weight *weight; // LINEAR, or EMBED for a tied head
     struct tensor x, y;
     int32_t n_rows;
-    bool partial;    // the bias, if any, is left to reduce
+    bool partial;    // the bias, if any, is added by reduce
     bool accumulate; // y += instead of y =
-    bool head;       // this is the output head: n_rows are out rows
-    /* Of the head: no more is made of y than draws among its first n_drawn ids, so that nothing
-     * need be left of a row but what its draws read. 0: y is left. */
+    bool head;       // the output head: n_rows are out rows
+    /* Head only: y is read only by draws among its first n_drawn ids, so a row may be left without
+     * logits that its draws do not read. 0: all of y is needed. */
     int32_t n_drawn;
-    struct logit_bests *bests; // zeroed; where n_drawn is not 0
-    /* Zeroed: y may be left in these sums, for the one op that reads it (norm_adds_sums,
-     * rope_store_adds_sums); with `partial` only where reduce would do nothing. NULL: y is left. */
+    struct logit_bests *bests; // zeroed; used if n_drawn is not 0
+    /* Zeroed: y may be left as these partial sums, for the one op that reads it (norm_adds_sums,
+     * rope_store_adds_sums); with `partial` only if reduce would do nothing. NULL: y must be
+     * complete. */
     struct product_sums *sums;
 };
 
-/* y[row, h] = x[row, h] W_h^T for each head h: MLA's absorbed products. x: [n_rows, heads, x_head]
- * with the first n_in of each head used; y: [n_rows, heads, y_head], the first n_out written. */
+/* y[row, h] = x[row, h] W_h^T for each head h: MLA's absorbed products. x: [n_rows, heads, x_head],
+ * of which the first n_in of each head are used; y: [n_rows, heads, y_head], of which the first
+ * n_out are written. */
 struct linear_heads_args {
     const struct weight *weight; // HEADS
     struct tensor x, y;
     int32_t n_rows, x_head, y_head; // elements from one head to the next
 };
 
-/* cos and sin of each position: built once from inv_freq (host memory, read at open). */
+/* cos and sin of each position, computed once from inv_freq (host memory, read at open). */
 struct rope_table;
 struct rope_desc {
     int32_t n_pairs;        // rotated pairs; 0: no rotation
@@ -100,37 +103,38 @@ struct rope_desc {
 
 enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WIDTH };
 
-/* Queries that grow with their position: q *= 1 + beta ln(1 + floor((pos + offset) / every)). */
+/* Queries that are scaled by their position: q *= 1 + beta ln(1 + floor((pos + offset) /
+ * every)). */
 struct query_growth {
-    float beta; // 0: they do not
+    float beta; // 0: no scaling
     int32_t every, offset;
 };
 
-/* In place on q inside qkv, the rest of which need not be left; K and V go to the pages of `layer`.
- * With n_kv_heads 0 there are none: the layer reads what another has stored. Order: qk-norm, then
- * rope on the first 2 * n_pairs of each head (or the other way round), then the growth of q, and
- * the store. With QK_NORM_WIDTH, which is always before the rope, the engine gives every rank all
- * heads, so no op has to look beyond its own. */
+/* Works in place on q inside qkv; the rest of qkv need not be preserved. K and V go to the pages of
+ * `layer`. With n_kv_heads 0 there are none: the layer reads what another one stored. Order:
+ * qk-norm and rope on the first 2 * n_pairs of each head (or rope first), then the scaling of q,
+ * then the store. With QK_NORM_WIDTH, which always precedes rope, the engine gives every rank all
+ * heads, so no op has to read another rank's. */
 struct rope_store_args {
     struct tensor qkv;             // [n_rows, (n_heads + 2 n_kv_heads) * head_dim]
     const struct rope_table *rope; // NULL: none (a layer without positions)
     int32_t n_rows, layer, n_heads, n_kv_heads, head_dim;
     enum qk_norm qk_norm;
     enum norm_kind qk_norm_kind;
-    bool norm_after_rope; // of QK_NORM_HEAD
-    bool v_norm;          // V is stored as its RMS norm per head, with eps and without a weight
-    const struct weight *q_norm, *k_norm; // VECTOR: [head_dim], [heads * head_dim] or, for LAYER
-                                          // per head, [n_heads, head_dim]; NULL: ones
+    bool norm_after_rope; // for QK_NORM_HEAD
+    bool v_norm;          // V is stored RMS-normed per head, with eps and without a weight
+    const struct weight *q_norm, *k_norm; // VECTOR: [head_dim], [heads * head_dim], or for LAYER
+                                          // per head [n_heads, head_dim]; NULL: ones
     float eps, norm_offset;
     struct query_growth growth;
-    struct product_sums sums; // what qkv is the sum of, instead of its memory
+    struct product_sums sums; // partial sums of qkv, read instead of its memory
 };
 
 /* MLA: c = norm(kv[:kv_lora]); stores [c | rope(kv[kv_lora:])] as the layer's single key head, and
- * writes rope(the q_rope_offset part of each q head) to q_out. kv: [n_rows, kv_lora + rope_dim];
- * q: [n_rows, n_heads, q_head]; q_out: [n_rows, n_heads, q_out_head], at q_out_offset of each head.
- * The two may be the same memory. What grows is all of q: its first q_rope_offset of each head in
- * place. */
+ * writes rope(the part of each q head from q_rope_offset on) to q_out. kv: [n_rows, kv_lora +
+ * rope_dim]; q: [n_rows, n_heads, q_head]; q_out: [n_rows, n_heads, q_out_head], at q_out_offset of
+ * each head. The two may be the same memory. Scaling by position applies to all of q: the first
+ * q_rope_offset of each head are scaled in place. */
 struct mla_store_args {
     struct tensor q, kv, q_out;
     const struct rope_table *rope;
@@ -141,56 +145,61 @@ struct mla_store_args {
     struct query_growth growth;
 };
 
-/* One op for everything: see struct pass_seq for who sees what. Reads K and V only from pages, new
- * rows included. q: [n_rows, n_heads, head_dim_k] with rows q.stride apart (it may lie inside qkv);
- * out: [n_rows, n_heads, head_dim_v]. */
+/* One op for every case; struct pass_seq defines which keys a row sees. Reads K and V only from
+ * pages, new rows included. q: [n_rows, n_heads, head_dim_k] with rows q.stride apart (it may lie
+ * inside qkv); out: [n_rows, n_heads, head_dim_v]. */
 struct attention_args {
     struct tensor q, out;
     int32_t n_rows, layer, n_heads, n_kv_heads, head_dim_k, head_dim_v;
     float scale;
     int32_t window; // key j is visible to position i iff i - window < j; 0: no window
-    int32_t chunk;  // only the keys from i / chunk * chunk on are, too; 0: no chunks
-    float softcap;  // 0: none; else scores become cap * tanh(score / cap), before the mask
-    const struct weight *sinks; // VECTOR [n_heads]: joins the denominator only; NULL: none
+    int32_t chunk;  // only keys from i / chunk * chunk on are visible; 0: no chunks
+    float softcap;  // 0: none; otherwise scores become cap * tanh(score / cap) before masking
+    const struct weight *sinks; // VECTOR [n_heads]: added to the denominator only; NULL: none
 };
 
 enum activation { ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_RELU, ACT_GPT_OSS, ACT_RELU2 };
 
 /* ACT_RELU2: max(x, 0) squared. */
 
-/* What ACT_GPT_OSS is told; others do not read it. */
+/* Parameters of ACT_GPT_OSS; other activations ignore them. */
 struct act_shape {
     float limit, alpha;
 };
 #define ACT_SHAPE_PUBLISHED ((struct act_shape){7.0f, 1.702f})
 
-/* gated: out = act(x[:, :width]) * x[:, width:2 width]; else out = act(x). ACT_GPT_OSS is gated:
- * g = min(gate, limit), u = clamp(up, -limit, limit): g * sigmoid(alpha g) * (u + 1). With `up`, of
- * which the op alone knows and no fused one: act(x[:, :width]) * up. */
+/* gated: out = act(x[:, :width]) * x[:, width:2 width]; otherwise out = act(x). ACT_GPT_OSS is
+ * gated: g = min(gate, limit), u = clamp(up, -limit, limit): g * sigmoid(alpha g) * (u + 1). With
+ * `up`, which no fused op supports: act(x[:, :width]) * up. */
 struct activation_args {
     struct tensor x, out; // out [n_rows, width]
-    struct tensor up;     // mem.p NULL: it is x's second half
+    struct tensor up;     // mem.p NULL: the second half of x
     int32_t n_rows, width;
     enum activation kind;
     bool gated;
     struct act_shape shape;
 };
 
-enum { MAX_EXPERTS = 1024, MAX_PICKS = 32 }; // of a layer; of a row: what every backend takes
+enum {
+    MAX_EXPERTS = 1024,
+    MAX_PICKS = 32
+}; // experts per layer; picks per row: the limits of
+   // every backend
 
 enum moe_scoring {
-    MOE_SOFTMAX_TOPK, // softmax over all, then top-k; `renormalise` divides by their sum
-    MOE_TOPK_SOFTMAX, // top-k on the logits, softmax over them
-    MOE_SIGMOID,      // DeepSeek V3: sigmoid + correction bias picks, sigmoid weighs
+    MOE_SOFTMAX_TOPK, // softmax over all experts, then top-k; `renormalise` divides by their sum
+    MOE_TOPK_SOFTMAX, // top-k of the logits, then softmax over those
+    MOE_SIGMOID,      // DeepSeek V3: picked by sigmoid + correction bias, weighted by sigmoid
 };
 
-/* logits = x W^T (+ bias) in fp32; picks k experts of each row. Ties: the lowest id. Groups: with
- * n_group > 1 only the topk_group best groups stay (SOFTMAX: a group's best score; SIGMOID: the sum
- * of its two best). The weights are multiplied by `scale`, and by their experts' own. */
+/* logits = x W^T (+ bias) in fp32; picks k experts for each row, ties to the lowest id. With
+ * n_group > 1 only the topk_group best groups stay (SOFTMAX: by a group's best score; SIGMOID:
+ * by the sum of its two best). The weights are multiplied by `scale` and by their expert's own
+ * scale. */
 struct moe_route_args {
-    const struct weight *router;     // LINEAR, fp32, with bias where the family has one
-    const struct weight *correction; // VECTOR [n_experts], added to the scores of the choice alone
-                                     // (not MOE_TOPK_SOFTMAX), or NULL
+    const struct weight *router;       // LINEAR, fp32, with a bias if the family has one
+    const struct weight *correction;   // VECTOR [n_experts], added to the scores for picking only
+                                       // (not MOE_TOPK_SOFTMAX), or NULL
     const struct weight *expert_scale; // VECTOR [n_experts]; NULL: ones
     struct tensor x;
     struct dmem ids;     // [n_rows, k] int32
@@ -202,9 +211,9 @@ struct moe_route_args {
     int32_t n_group, topk_group;
 };
 
-/* y = (accumulate ? y : 0) + sum over picks, in order of expert id, of
- * weight * down(act(gate_up(x))). Experts' biases are included unless `partial`. With weigh_inputs,
- * for experts whose gate_up has no bias: down(act(gate_up(weight * x))). With `plain` there are no
+/* y = (accumulate ? y : 0) + sum over picks, in order of expert id, of weight *
+ * down(act(gate_up(x))). Biases of experts are included unless `partial`. With weigh_inputs, for
+ * experts whose gate_up has no bias: down(act(gate_up(weight * x))). With `plain` there are no
  * gates. */
 struct moe_ffn_args {
     const struct weight *gate_up; // EXPERTS [2 ffn, hidden]: gate rows, then up rows; plain: [ffn]
@@ -224,21 +233,23 @@ struct row_gate_args {
     int32_t n_rows, x_width, y_width;
 };
 
-/* Rows of a pass and the hidden states by slot (backend.h), which are stored in the dtype that they
- * were opened with. store: those of the pass's rows, or of its out rows, x's rows being as many.
- * load: x of each row becomes what is stored for the row before it on its path, 0 at position 0. */
+/* Copies between rows of a pass and the hidden states by slot (backend.h), which are stored in the
+ * dtype they were opened with. store: the states of the pass's rows, or of its out rows; x has as
+ * many rows. load: x of each row becomes the state of the row before it on its path, 0 at position
+ * 0. */
 struct hidden_args {
     struct tensor x; // [n_rows, width]; act or residual dtype
     int32_t n_rows, width;
-    bool out_rows; // of store
+    bool out_rows; // for store
 };
 
-/* ---- recurrent layers: see "recurrent state" in backend.h. A row's own path is the rows before it
+/* ---- recurrent layers: see "recurrent state" in backend.h. A row's path is the rows before it
  * that it would see in attention. */
 
-/* Depthwise, over the row's own input and the kernel - 1 before it on its path, 0 before position
- * 0: out[c] = act(bias[c] + sum over i, rising, of x(row - (kernel - 1 - i))[c] * weight[i][c])
- * Inputs are rounded to the set's dtype, and kept. x and out may not be the same memory. */
+/* Depthwise, over the row's input and the kernel - 1 inputs before it on its path (0 before
+ * position 0): out[c] = act(bias[c] + sum over ascending i of x(row - (kernel - 1 - i))[c] *
+ * weight[i][c]). Inputs are rounded to the set's dtype and kept. x and out must not be the same
+ * memory. */
 struct short_conv_args {
     struct tensor x, out;        // [n_rows, width]
     const struct weight *weight; // VECTOR [kernel, width]
@@ -247,41 +258,42 @@ struct short_conv_args {
     bool silu;
 };
 
-/* For each head h, with S of the row's block at its beginning, and rows j of the block up to the
- * row t itself, in order of their positions. Log decays g_t <= 0 are one number or one for each of
- * S's key_dim rows; G_t is their sum from the block's beginning. With a = decay_scale decay +
- * dt_bias and dt = softplus(a), held to [dt_min, dt_max]:
+/* For each head h, with S at the start of the row's block, and rows j of the block up to row t
+ * itself, in position order. Log decays g_t <= 0 are one value per head, or one for each of S's
+ * key_dim rows; G_t is their sum from the start of the block. With a = decay_scale decay + dt_bias
+ * and dt = softplus(a), clamped to [dt_min, dt_max]:
  *
  *   g_t = -exp(a_log) dt, or, with decay_bound < 0, decay_bound sigmoid(exp(a_log) a)
- *   STATE_DELTA  q, k are divided by sqrt(sum of squares + 1e-6), q by sqrt(key_dim) besides
- *                u_t = sigmoid(beta) (v_t - (exp(G_t) k_t) S - sum over j < t of (k_t . exp(G_t -
- * G_j) k_j) u_j) STATE_DECAY  u_t = dt v_t out_t = (exp(G_t) q_t) S + sum over j <= t of (q_t .
- * exp(G_t - G_j) k_j) u_j + skip v_t at the block's last row e: S becomes exp(G_e) S + sum over j
- * of (exp(G_e - G_j) k_j) u_j
+ *   STATE_DELTA  q, k are divided by sqrt(sum of squares + 1e-6), and q also by sqrt(key_dim)
+ *                u_t = sigmoid(beta) (v_t - (exp(G_t) k_t) S
+ *                                         - sum over j < t of (k_t . exp(G_t - G_j) k_j) u_j)
+ *   STATE_DECAY  u_t = dt v_t
+ *   out_t = (exp(G_t) q_t) S + sum over j <= t of (q_t . exp(G_t - G_j) k_j) u_j + skip v_t
+ *   at the block's last row e: S becomes exp(G_e) S + sum over j of (exp(G_e - G_j) k_j) u_j
  *
- * k and u are rounded to the set's dtype where they are made. x is overwritten. */
+ * k and u are rounded to the set's dtype where they are computed. x is overwritten. */
 struct recurrence_args {
-    struct tensor
-        x; // [n_rows, ...]: queries and keys of n_key_heads, values of n_heads, from these on
+    struct tensor x; // [n_rows, ...]: queries and keys of n_key_heads, then values of n_heads,
+                     // starting at these columns
     int32_t q_at, k_at, v_at;
     struct tensor decay;          // [n_rows, n_heads], or [n_rows, n_heads, key_dim]
-    struct tensor beta;           // [n_rows, n_heads]; STATE_DELTA alone
+    struct tensor beta;           // [n_rows, n_heads]; STATE_DELTA only
     struct tensor out;            // [n_rows, n_heads, value_dim]
     const struct weight *a_log;   // VECTOR [n_heads]
     const struct weight *dt_bias; // VECTOR, as wide as decay
     const struct weight *skip;    // VECTOR [n_heads]; NULL: none
     int32_t n_rows, layer;
-    float decay_scale;    // times decay, before dt_bias is added
+    float decay_scale;    // multiplies decay before dt_bias is added
     float decay_bound;    // 0: none
-    float dt_min, dt_max; // dt_max 0: none
+    float dt_min, dt_max; // dt_max 0: no clamping
 };
 
-/* out = norm(x) act(scale gate), or, with gate_first, norm(x act(scale gate)). The norm is RMS over
+/* out = norm(x) act(scale gate), or with gate_first norm(x act(scale gate)). The norm is RMS over
  * each `group` of a row's elements. */
 enum gate_act { GATE_AS_IS, GATE_SIGMOID, GATE_SILU };
 struct gate_args {
     struct tensor x, out;      // [n_rows, width]; may be the same
-    struct tensor gate;        // [n_rows, width], or one for each group: [n_rows, width / group]
+    struct tensor gate;        // [n_rows, width], or one per group: [n_rows, width / group]
     const struct weight *norm; // VECTOR [group], or [width]; NULL: no norm
     int32_t n_rows, width, group;
     enum gate_act act;
@@ -289,14 +301,15 @@ struct gate_args {
     float scale, eps;
 };
 
-/* Joins the ranks' partial sums of y (nothing to do alone, or when each rank's y is `whole`), then
- * adds the biases of the row-sharded product and of the experts' down products that made them. */
+/* Joins the ranks' partial sums of y (nothing to do with one rank, or if each rank's y is `whole`),
+ * then adds the biases of the row-sharded product and of the experts' down products that computed
+ * it. */
 struct reduce_args {
     struct tensor y;
     int32_t n_rows, width;
     bool whole;
     const struct weight *linear;    // its bias is added; NULL: none
-    const struct moe_ffn_args *moe; // likewise, each row by its picks; NULL: none
+    const struct moe_ffn_args *moe; // its down biases are added, by each row's picks; NULL: none
 };
 
 /* out[i] = x[out_rows[i]] */
@@ -305,15 +318,15 @@ struct gather_args {
     int32_t n_out, width;
 };
 
-/* logits = cap(logits * scale): softcap 0 means none. Ranks hold column shards of the head:
- * `local` [n_out, vocab / n_ranks] is gathered into `logits` [n_out, vocab]; when both are the same
- * memory it is whole already. With `ids` every rank has all of a head that knows n_ids ids alone:
- * `local` [n_out, n_ids] is theirs, and every other id's logit is -infinity. */
+/* logits = cap(logits * scale); softcap 0 means none. Ranks hold column shards of the head: `local`
+ * [n_out, vocab / n_ranks] is gathered into `logits` [n_out, vocab]; if both are the same memory it
+ * is complete already. With `ids` the head knows only n_ids ids, and every rank has all of it:
+ * `local` is [n_out, n_ids], and every other id's logit is -infinity. */
 struct logits_args {
     struct tensor local, logits; // fp32
     int32_t n_out, vocab;
     float scale, softcap;
-    struct dmem ids; // [n_ids] int32, each another, below vocab; NULL: all
+    struct dmem ids; // [n_ids] int32, distinct, below vocab; NULL: all
     int32_t n_ids;
 };
 
@@ -345,15 +358,15 @@ struct sample_args {
     struct logit_bests bests; // of these logits
 };
 
-/* The pass's pool list, over hidden [n_out, hidden] (final norm applied), in fp32. */
+/* The pass's pool list over hidden [n_out, hidden] (final norm applied), in fp32. */
 struct pool_args {
     struct tensor hidden;
     int32_t n_out, width;
 };
 
 struct backend_ops {
-    /* ---- facts, memory: at start only. The order is: weights and ropes, kv_bytes, ropes
-     * again if need be, setup, kv_open, alloc; or weights after setup where a test wants it. */
+    /* ---- facts and memory, at startup only. Order: weights and ropes, kv_bytes, more ropes if
+     * needed, setup, kv_open, alloc; a test may open weights after setup. */
     enum status (*facts)(struct backend *be, struct backend_facts *out);
     enum status (*alloc)(struct backend *be, size_t n_bytes, struct dmem *out); // zeroed
     enum status (*weight_open)(struct backend *be, const struct weight_desc *desc,
@@ -366,7 +379,7 @@ struct backend_ops {
     enum status (*setup)(struct backend *be, const struct backend_limits *limits, struct err *err);
     enum status (*kv_open)(struct backend *be, int32_t set, const struct kv_set_desc *desc,
                            struct err *err);
-    void (*close)(struct backend *be); // frees everything, also half-open
+    void (*close)(struct backend *be); // frees everything, even if half-open
 
     /* ---- a step: lane updates and copies, then passes, then step_end. */
     enum status (*step_begin)(struct backend *be, int32_t slot);
@@ -383,9 +396,9 @@ struct backend_ops {
     enum status (*poison_blocks)(struct backend *be, int32_t n, const int32_t *blocks);
     enum status (*pass_begin)(struct backend *be, const struct pass *pass,
                               struct pass_shape *shape);
-    /* Of a pass with draws_wait, when its forward pass is issued and its masks are there: *shape
-     * says how the draws must be issued. Between the two calls other steps may be waited for, and
-     * nothing else is asked of the backend. NULL: it has nothing to do here. */
+    /* For a pass with draws_wait, after its forward pass is issued and its masks are filled in:
+     * *shape says how to issue the draws. Between the two calls other steps may be waited for;
+     * nothing else is called. NULL: nothing to do. */
     enum status (*pass_draws)(struct backend *be, struct pass_shape *shape);
     enum status (*pass_end)(struct backend *be);
     enum status (*step_end)(struct backend *be);
@@ -413,33 +426,33 @@ struct backend_ops {
     enum status (*pool)(struct backend *be, const struct pool_args *a);
 
     /* ---- optional: NULL is composed from basic ops by engine/device/ops_default.h */
-    /* reduce, then norm with the reduced y as its delta; y need not be left as the sum. */
+    /* reduce, then norm with the reduced y as its delta; y itself may be left unreduced. */
     enum status (*reduce_norm)(struct backend *be, const struct reduce_args *reduce,
                                const struct norm_args *norm);
-    /* linear, then the activation of its y, which need not be left as the product. */
+    /* linear, then the activation of its y; the product itself need not be stored. */
     enum status (*linear_act)(struct backend *be, const struct linear_args *linear,
                               const struct activation_args *act);
-    /* linear_act, then the product with what it made, of which nothing else need be left. */
+    /* linear_act, then the product of its result; nothing else need be stored. */
     enum status (*mlp)(struct backend *be, const struct linear_args *up,
                        const struct activation_args *act, const struct linear_args *down);
-    /* norm, then linear of its out, or with act and down (else both are NULL) the mlp of it; out
-     * need not be left. */
+    /* norm, then linear of its out, or with act and down (both or neither are NULL) the mlp of it;
+     * out need not be stored. */
     enum status (*norm_linear)(struct backend *be, const struct norm_args *norm,
                                const struct linear_args *linear, const struct activation_args *act,
                                const struct linear_args *down);
 
-    /* rope_store, then attention over its q, which need not be left rotated. */
+    /* rope_store, then attention over its q, which may be left unrotated. */
     enum status (*rope_attention)(struct backend *be, const struct rope_store_args *rope,
                                   const struct attention_args *attention);
 
-    /* Optional: whether the op, alone or fused, adds the sums of a product itself where these args
-     * come with some. NULL: it never does, and no product that it reads may be left so. */
+    /* Optional: true if the op, alone or fused, adds a product's partial sums itself when these
+     * args have some. NULL: it never does, and no product it reads may be left as partial sums. */
     bool (*norm_adds_sums)(struct backend *be, const struct norm_args *a);
     bool (*rope_store_adds_sums)(struct backend *be, const struct rope_store_args *a);
 
-    /* ---- recurrent state: all of these or none (NULL: models with state cannot be run).
-     * state_bytes comes where kv_bytes does, state_open where kv_open does, copy_states where
-     * copy_blocks does, in the list's order. */
+    /* ---- recurrent state: all of these or none (NULL: models with state are unsupported).
+     * Order: state_bytes is called with kv_bytes, state_open with kv_open, copy_states with
+     * copy_blocks. */
     enum status (*state_bytes)(struct backend *be, const struct state_set_desc *desc,
                                struct state_sizes *out);
     enum status (*state_open)(struct backend *be, int32_t set, const struct state_set_desc *desc,
@@ -448,29 +461,29 @@ struct backend_ops {
                                const struct state_copy *copies);
     enum status (*short_conv)(struct backend *be, const struct short_conv_args *a);
     enum status (*recurrence)(struct backend *be, const struct recurrence_args *a);
-    /* Optional: NULL where no model with gated attention or state is run. */
+    /* Optional: NULL if models with gated attention or state are unsupported. */
     enum status (*gate)(struct backend *be, const struct gate_args *a);
-    /* Optional: short_conv, recurrence of its out, gate of that one's out (NULL: none); nothing
-     * between them need be left. */
+    /* Optional: short_conv, then the recurrence of its out, then the gate of that result (NULL:
+     * none); nothing in between need be stored. */
     enum status (*recurrent)(struct backend *be, const struct short_conv_args *conv,
                              const struct recurrence_args *a, const struct gate_args *gate);
 
-    /* ---- hidden states by slot: all of these or none (NULL: there are no draft heads).
-     * hidden_open comes where kv_open does. */
+    /* ---- hidden states by slot: all of these or none (NULL: draft heads are unsupported).
+     * hidden_open is called with kv_open. */
     enum status (*hidden_open)(struct backend *be, int32_t width, enum dtype dtype,
                                struct err *err);
     enum status (*hidden_store)(struct backend *be, const struct hidden_args *a);
     enum status (*hidden_load)(struct backend *be, const struct hidden_args *a);
 
-    /* Optional: ERR_DEVICE when the device is found lost; never waits. */
+    /* Optional: ERR_DEVICE if the device is lost; never waits. */
     enum status (*alive)(struct backend *be);
 
-    /* ---- tests: device memory to and from the host, after all work in order */
+    /* ---- tests: copies between device memory and the host, after all queued work */
     enum status (*write)(struct backend *be, struct dmem to, const void *from, size_t n_bytes);
     enum status (*read)(struct backend *be, void *to, struct dmem from, size_t n_bytes);
 };
 
-/* Refuses a table with a hole where a basic op belongs. */
+/* Rejects a table that lacks a basic op. */
 enum status backend_check(const struct backend *be, struct err *err);
 
 static inline struct dmem dmem_at(struct dmem m, size_t offset_bytes)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Optional fused ops: a backend's own where it has one, else composed from basic ops.
+/* Optional fused ops: calls the backend's own if it has one, otherwise composes basic ops.
  * Thread: the rank's owner. */
 #ifndef SLUICE_ENGINE_DEVICE_OPS_DEFAULT_H
 #define SLUICE_ENGINE_DEVICE_OPS_DEFAULT_H
@@ -71,7 +71,7 @@ static inline enum status ops_recurrent(struct backend *be, const struct short_c
     return gate ? be->ops->gate(be, gate) : OK;
 }
 
-/* A product that the op reads next may be left as sums where these say so. */
+/* True if the next op, given these args, accepts a product left as partial sums. */
 static inline bool ops_norm_adds_sums(struct backend *be, const struct norm_args *a)
 {
     return be->ops->norm_adds_sums && be->ops->norm_adds_sums(be, a);

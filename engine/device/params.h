@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a request may ask of the sampler, and the limits of one sequence: plain data, range-checked
- * by whoever fills it in (sampling_params_check), the same for both backends.
+/* Sampling parameters of a request, and the limits of one sequence: plain data, the same for both
+ * backends. Whoever fills it in checks the ranges (sampling_params_check).
  * Thread: plain data. Compiles as C11 and C++17. */
 #ifndef SLUICE_ENGINE_DEVICE_PARAMS_H
 #define SLUICE_ENGINE_DEVICE_PARAMS_H
@@ -15,19 +15,19 @@ extern "C" {
 #endif
 
 enum {
-    MAX_TOP_LOGPROBS = 20, // OpenAI's bound
-    MAX_SAMPLES = 128,     // OpenAI's bound of n
-    MAX_STOP_IDS = 64,     // chosen: the model's own and a request's
-    MAX_EOS = 16,          // chosen: ids that end a text; further ones of a config are passed over
+    MAX_TOP_LOGPROBS = 20, // OpenAI's limit
+    MAX_SAMPLES = 128,     // OpenAI's limit of n
+    MAX_STOP_IDS = 64,     // chosen: the model's own and a request's together
+    MAX_EOS = 16,          // chosen: end-of-text ids; further ones of a config are ignored
     MAX_BIAS = 1024,       // entries of logit_bias
-    MAX_BAD_TOKENS = 1024, // ids in all bad words together
+    MAX_BAD_TOKENS = 1024, // ids of all bad words together
     MAX_BAD_WORDS = 256,   // chosen
 };
 
-/* Chosen, as others have it: scores divided by much less are more than a float holds. */
+/* Chosen, like other servers: scores divided by much less overflow a float. */
 #define MIN_TEMPERATURE 1e-5f
-/* Chosen: far beyond it all tokens are equally likely, and quotients still are what a float holds.
- */
+/* Chosen: far beyond the point where all tokens are equally likely, and quotients still fit a
+ * float. */
 #define MAX_TEMPERATURE 1e30f
 
 struct logit_bias {
@@ -44,13 +44,13 @@ struct sampling_params {
     float frequency_penalty;  // [-2, 2]; over output
     float presence_penalty;   // [-2, 2]; over output
     uint64_t seed;
-    int32_t max_tokens; // generated; at least 1 (0: score the prompt only)
+    int32_t max_tokens; // tokens to generate; 0: only score the prompt
     int32_t min_tokens; // no stop id is drawn before this many
     bool ignore_eos;    // eos ids do not stop (stop_ids still do)
-    bool logprobs;      // of each generated token, and top_logprobs others
+    bool logprobs;      // for each generated token, with top_logprobs alternatives
     bool prompt_logprobs;
     int32_t top_logprobs;        // 0 to MAX_TOP_LOGPROBS
-    int32_t prompt_top_logprobs; // likewise, for prompt tokens
+    int32_t prompt_top_logprobs; // the same for prompt tokens
 
     /* Lists are borrowed from the request's arena and live as long as the request. */
     int32_t n_stop_ids;
@@ -59,17 +59,18 @@ struct sampling_params {
     const struct logit_bias *bias;
     int32_t n_allowed; // 0: all are allowed
     const int32_t *allowed;
-    bool allowed_each;   // sample i draws allowed[i] alone: the score of each of some known answers
+    bool allowed_each;   // sample i may only draw allowed[i]: scores each of several known answers
     int32_t n_bad_words; // banned sequences of ids
     const int32_t *bad_word_lengths; // [n_bad_words]
-    const int32_t *bad_word_tokens;  // one behind the other
-    int32_t num_speculative_tokens;  // at most this many drafts a step; -1: the engine's setting
+    const int32_t *bad_word_tokens;  // concatenated
+    int32_t num_speculative_tokens;  // the most drafts per step; -1: the engine's setting
 };
 
 /* Temperature 1, everything else off, max_tokens 16, seed 0. */
 struct sampling_params sampling_params_default(void);
 
-/* Ranges, and every id within [0, vocab). ERR_INVALID with the parameter's name in the text. */
+/* Checks ranges, and that every id is in [0, vocab). ERR_INVALID with the parameter's name in the
+ * text. */
 enum status sampling_params_check(const struct sampling_params *p, int32_t vocab, struct err *err);
 
 #ifdef __cplusplus

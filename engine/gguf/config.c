@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* config.json and generation_config.json. One row per architecture: what Hugging Face calls it, and
- * which of its keys are whose. A new architecture is a row here; its tensors' names are read by
- * engine/model/checkpoint_gguf.c. */
+/* Generates config.json and generation_config.json. One table row per architecture: its name in
+ * Hugging Face's configs, and the mapping of its keys. To add an architecture, add a row;
+ * engine/model/checkpoint_gguf.c maps its tensor names. */
 #include "engine/gguf/make.h"
 
 #include "engine/base/mem.h"
@@ -22,7 +22,7 @@ struct maker {
 
 enum kind { INTEGER, NUMBER, FLAG };
 
-/* A key behind the architecture's name, and the member that it becomes. */
+/* A key after the architecture's prefix, and the config member that it becomes. */
 struct rename {
     const char *key, *as;
     enum kind kind;
@@ -30,11 +30,11 @@ struct rename {
 
 struct arch {
     const char *name, *model_type;
-    const struct rename *renames; // besides those of all; ends with a NULL
-    /* Rotated pairs lie beside each other: the converter has turned the rows of q and k round. */
+    const struct rename *renames; // in addition to the common ones; NULL-terminated
+    /* Rotated pairs are adjacent: the converter has permuted the rows of q and k. */
     bool pairs_together;
-    bool norms_plus_one;   // norms' weights are stored with the 1 that the family adds
-    const char *constants; // members that no key says, with a comma behind each
+    bool norms_plus_one;   // stored norm weights include the 1 that the family adds
+    const char *constants; // members that no key provides, each followed by a comma
     enum status (*more)(const struct maker *m);
 };
 
@@ -43,7 +43,7 @@ static void full_key(const struct maker *m, const char *key, char out[96])
     snprintf(out, 96, "%s.%s", m->arch->name, key);
 }
 
-/* A number, or a list of one number again and again. */
+/* A number, or a list that repeats one number. */
 static enum status get_number(const struct maker *m, const char *key, double *out, bool *found)
 {
     char full[96];
@@ -149,8 +149,7 @@ static const struct rename common[] = {
     {NULL, NULL, INTEGER},
 };
 
-/* Keys that change what a model computes, and that nothing here reads: they may only hold what does
- * nothing. */
+/* Keys that change the model's results but are not supported: only neutral values are accepted. */
 static enum status check_unread(const struct maker *m)
 {
     static const struct {
@@ -186,7 +185,8 @@ static enum status check_unread(const struct maker *m)
                             full);
 }
 
-/* What most of the matrices' bytes are; NULL: blocks, beside which bf16 is computed in. */
+/* The dtype of most of the matrix bytes; NULL: they are block-quantised, and bf16 is used for
+ * computing. */
 static const char *dtype_of(const struct gguf *g)
 {
     static const struct {
@@ -239,7 +239,8 @@ static enum status put_sizes(const struct maker *m)
     if (!mla) {
         put_number(m, "head_dim", key);
         double rotated = number_or(m, "rope.dimension_count", key);
-        /* Of a share the whole dimensions are taken, so it is a little more than the quotient. */
+        /* The loader truncates share * dimensions, so make the share slightly larger than the
+         * quotient. */
         put_number(m, "partial_rotary_factor", rotated < key ? (rotated + 0.25) / key : 1.0);
     }
     if (has_ffn) {
@@ -256,7 +257,7 @@ static void put_facts(const struct maker *m)
     put_flag(m, "mlp_bias", has_tensor(m, "blk.0.ffn_down.bias"));
     const char *dtype = dtype_of(m->g);
     buf_printf(m->out, "\"dtype\":\"%s\",", dtype ? dtype : "bfloat16");
-    if (!dtype) { // most of it is in blocks
+    if (!dtype) { // most of it is block-quantised
         buf_puts(m->out, "\"quantization_config\":{\"quant_method\":\"gguf\"},");
     }
     if (m->arch->pairs_together) {
@@ -273,7 +274,7 @@ static enum status put_ends(const struct maker *m)
     struct gguf_vocab v;
     int64_t ids[MAX_ENDS];
     if (!gguf_get(m->g, "tokenizer.ggml.tokens")) {
-        return OK; // another folder may have the tokenizer
+        return OK; // the tokenizer may come from another folder
     }
     TRY(gguf_vocab_open(m->g, &v, m->err));
     size_t n = gguf_end_ids(m->g, &v, ids, MAX_ENDS);
@@ -290,7 +291,7 @@ static enum status put_ends(const struct maker *m)
 
 /* ---- positions ---------------------------------------------------------------------------- */
 
-/* A tensor of divisors of frequencies, as a list. */
+/* A tensor of frequency divisors, as a list. */
 static enum status put_factors(const struct maker *m, const char *name, const char *as)
 {
     const struct gguf_tensor *t = gguf_find_tensor(m->g, name);
@@ -308,7 +309,7 @@ static enum status put_factors(const struct maker *m, const char *name, const ch
     return OK;
 }
 
-/* Llama 3's scaling is stored as the divisors that it comes to, the same for every length. */
+/* Llama 3's rope scaling is stored as the resulting divisors, the same for every length. */
 static enum status put_divisors(const struct maker *m, const char *shorter, const char *longer)
 {
     buf_puts(m->out, "\"rope_type\":\"longrope\",");
@@ -326,7 +327,7 @@ static enum status put_yarn(const struct maker *m)
     };
     buf_puts(m->out, "\"rope_type\":\"yarn\",");
     double log_multiplier = number_or(m, "rope.scaling.yarn_log_multiplier", 0);
-    if (log_multiplier > 0) { // DeepSeek's: stored as the tenth of it
+    if (log_multiplier > 0) { // DeepSeek's multiplier is stored divided by ten
         put_number(m, "mscale", log_multiplier * 10);
         put_number(m, "mscale_all_dim", log_multiplier * 10);
     }
@@ -426,7 +427,7 @@ static const struct rename deepseek2[] = {
     {NULL, NULL, INTEGER},
 };
 
-/* The one size whose heads are scaled by the model's width. */
+/* One size scales its heads by the model's width. */
 static enum status more_gemma(const struct maker *m, double widest_layers)
 {
     double layers, heads, width, key;
@@ -453,7 +454,7 @@ static enum status more_gemma3(const struct maker *m)
     return more_gemma(m, 62);
 }
 
-/* Norms of each head are one tensor there, and one for each head here. */
+/* Per-head norms are one tensor in GGUF, and one tensor per head here. */
 static enum status more_stablelm(const struct maker *m)
 {
     return has_tensor(m, "blk.0.attn_q_norm.weight")
@@ -532,7 +533,7 @@ static const struct arch archs[] = {
 
 enum { N_ARCHS = sizeof archs / sizeof archs[0] };
 
-/* One name with two families behind it. */
+/* One name for two families. */
 static const struct arch mixtral_arch = {
     .name = "llama", .model_type = "mixtral", .pairs_together = true, .renames = mixtral};
 static const struct arch deepseek3_arch = {

@@ -34,7 +34,7 @@ bool folder_is_file(const char *model)
     return gguf_is(model);
 }
 
-/* The text of one file, which is empty where there is nothing to say. */
+/* The text of one file; empty if there is nothing to say. */
 static enum status make(const char *model, const struct row *row, size_t max_bytes, struct buf *out,
                         struct err *err)
 {
@@ -82,7 +82,7 @@ enum status folder_read(const char *model, const char *name, size_t max_bytes, c
         buf_deinit(&out);
         return st;
     }
-    buf_putc(&out, '\0'); // so that there is memory, and a NUL behind it
+    buf_putc(&out, '\0'); // forces an allocation and NUL-terminates
     *n_bytes = out.n_bytes - 1;
     *data = out.data;
     return OK;

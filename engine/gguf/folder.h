@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A model's small files by name, wherever they are: in its folder, or in the metadata of a GGUF
- * file, which are then written as config.json, generation_config.json, tokenizer.json and
- * tokenizer_config.json would have them. All other files a GGUF file lacks.
+/* A model's small files by name, from its folder or generated from the metadata of a GGUF file:
+ * config.json, generation_config.json, tokenizer.json and tokenizer_config.json. A GGUF file has no
+ * other files.
  * Thread: any. */
 #ifndef SLUICE_ENGINE_GGUF_FOLDER_H
 #define SLUICE_ENGINE_GGUF_FOLDER_H
@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Whether the model is one file and not a folder. */
+/* True if the model is a single file rather than a folder. */
 bool folder_is_file(const char *model);
 
 bool folder_has(const char *model, const char *name);

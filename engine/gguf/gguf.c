@@ -12,11 +12,11 @@
 
 enum {
     MAX_KEYS = 4096,         // chosen: 40 times what real files have
-    MAX_TENSORS = 1 << 20,   // chosen: likewise
-    MAX_NAME_BYTES = 240,    // of a tensor: ggml's own bound is 64
-    MAX_KEY_BYTES = 65535,   // the format's bound
+    MAX_TENSORS = 1 << 20,   // chosen: 40 times what real files have
+    MAX_NAME_BYTES = 240,    // of a tensor: ggml's own limit is 64
+    MAX_KEY_BYTES = 65535,   // the format's limit
     MAX_ALIGNMENT = 1 << 20, // chosen
-    DEFAULT_ALIGNMENT = 32,  // the format's
+    DEFAULT_ALIGNMENT = 32,  // the format's default
     HEAD_BYTES = 24,
 };
 
@@ -36,10 +36,10 @@ struct gguf {
 
 /* ---- types of tensors --------------------------------------------------------------------- */
 
-/* All that there are, so that one which is not supported can be named. */
+/* All types that exist, so that error messages can name unsupported ones. */
 static const struct tensor_type {
     const char *name; // NULL: no such type
-    uint8_t n;        // numbers of a block, less one
+    uint8_t n;        // elements of a block, minus one
     uint16_t n_bytes; // of a block
 } tensor_types[] = {
     [0] = {"F32", 0, 4},         [1] = {"F16", 0, 2},         [2] = {"Q4_0", 31, 18},
@@ -60,7 +60,7 @@ enum { N_TENSOR_TYPES = sizeof tensor_types / sizeof tensor_types[0] };
 
 /* ---- reading bytes ------------------------------------------------------------------------ */
 
-/* A place in one file. What does not fit sets `cut`, and all that follows reads as nothing. */
+/* A position in one file. Reading past the end sets `cut`, and all later reads return nothing. */
 struct reader {
     const char *file;
     const unsigned char *data;
@@ -116,7 +116,7 @@ static enum status bad(const struct reader *r, const char *why, struct err *err)
 
 /* ---- keys --------------------------------------------------------------------------------- */
 
-/* Bytes of one; 0: strings and lists, which say it themselves. */
+/* Size of one value; 0: strings and lists, which store their own length. */
 static size_t value_bytes(uint32_t type)
 {
     static const uint8_t n_bytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
@@ -150,7 +150,7 @@ static enum status take_value(struct reader *r, struct gguf_value *v, struct err
         v->is_list = true;
         v->type = (enum gguf_type)take_u32(r);
         uint64_t n = take_u64(r);
-        r->cut = r->cut || n > r->n_bytes; // each item has a byte at least
+        r->cut = r->cut || n > r->n_bytes; // each item takes at least a byte
         v->n = r->cut ? 0 : (size_t)n;
     }
     return r->cut ? bad(r, "", err) : take_items(r, v, err);
@@ -192,7 +192,7 @@ static const struct gguf_value *find_key(const struct key *keys, size_t n, const
 static uint64_t load_uint(const unsigned char *data, size_t n_bytes)
 {
     uint64_t v = 0;
-    memcpy(&v, data, n_bytes); // little-endian, as the machines that this runs on
+    memcpy(&v, data, n_bytes); // little-endian, like the supported machines
     return v;
 }
 
@@ -307,7 +307,7 @@ static enum status bad_tensor(const struct reader *r, const char *name, const ch
     return err_set(err, ERR_FORMAT, "%s: tensor %s: %s", r->file, name, why);
 }
 
-/* Dimensions, of which the first lies together, and the bytes that they make. */
+/* Reads the dimensions (the first is contiguous) and computes the size in bytes. */
 static enum status take_shape(struct reader *r, struct gguf_tensor *t, struct err *err)
 {
     uint32_t n = take_u32(r);
@@ -359,7 +359,7 @@ static enum status take_tensor(struct reader *r, struct gguf_tensor *t, uint64_t
     return r->cut ? bad(r, "", err) : OK;
 }
 
-/* Data begins behind the tensors' list; offsets count from there. */
+/* Data starts after the list of tensors; offsets are relative to that. */
 static enum status place_data(const struct reader *r, struct gguf_tensor *t, size_t n,
                               const uint64_t *offsets, size_t alignment, struct err *err)
 {
@@ -438,7 +438,7 @@ static enum status alignment_of(const struct reader *r, const struct key *keys, 
     return OK;
 }
 
-/* Which file of how many this is, as its keys say; 1 of 1 without. */
+/* Reads from its keys which file of a split this is; 1 of 1 without them. */
 static enum status check_split(const struct reader *r, const struct key *keys, size_t n, size_t i,
                                size_t n_files, struct err *err)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A GGUF file (version 2 or 3), or all files of one that was split: keys with values, and tensors.
- * Every count, length and offset is checked when it is opened; names, values and tensors point into
- * the maps and live until gguf_close.
+/* A GGUF file (version 2 or 3), or all files of a split one: keys with values, and tensors. Every
+ * count, length and offset is checked at open. Names, values and tensors point into the maps and
+ * live until gguf_close.
  * Thread: open and close one owner; lookups any. */
 #ifndef SLUICE_ENGINE_GGUF_GGUF_H
 #define SLUICE_ENGINE_GGUF_GGUF_H
@@ -29,34 +29,34 @@ enum gguf_type {
     GGUF_F64,
 };
 
-/* One value, or a list of `n` of a type that is not ARRAY. */
+/* One value, or a list of `n` values of a type other than ARRAY. */
 struct gguf_value {
     bool is_list;
-    enum gguf_type type; // of it, or of each
+    enum gguf_type type; // of the value, or of each item
     size_t n, n_bytes;
-    const unsigned char *data; // at any address; strings have their length in front
+    const unsigned char *data; // unaligned; strings are preceded by their length
 };
 
 enum { GGUF_MAX_DIMS = 4 };
 
 struct gguf_tensor {
-    const char *name;      // with a NUL behind it
+    const char *name;      // NUL-terminated
     const char *file;      // for messages
     const char *type_name; // "Q4_K"
     int32_t n_dims;
-    int64_t dims[GGUF_MAX_DIMS]; // as in Hugging Face's files: the last one lies together
+    int64_t dims[GGUF_MAX_DIMS]; // in Hugging Face's order: the last one is contiguous
     const unsigned char *data;
     size_t n_bytes;
 };
 
 struct gguf;
 
-/* Whether the path is a file that begins as these do. */
+/* True if the path is a file that starts with GGUF's magic. */
 bool gguf_is(const char *path);
 
-/* Of a split (…-00001-of-00005.gguf) the first file is named, and all are opened. */
+/* For a split model (...-00001-of-00005.gguf) pass the first file; all are opened. */
 enum status gguf_open(const char *path, struct gguf **out, struct err *err);
-/* The same of one file's bytes, which must outlive it; `name` is for messages. */
+/* The same for one file's bytes in memory, which must outlive it; `name` is for messages. */
 enum status gguf_open_memory(const void *data, size_t n_bytes, const char *name, struct gguf **out,
                              struct err *err);
 void gguf_close(struct gguf *g); // accepts NULL
@@ -66,14 +66,15 @@ const char *gguf_path(const struct gguf *g); // as it was opened
 /* NULL if there is none. */
 const struct gguf_value *gguf_get(const struct gguf *g, const char *key);
 
-/* False: absent, or of another type. An integer of any width; a number of any type. */
+/* False if absent or of another type. get_int accepts integers of any width, get_number any numeric
+ * type. */
 bool gguf_get_int(const struct gguf *g, const char *key, int64_t *out);
 bool gguf_get_number(const struct gguf *g, const char *key, double *out);
 bool gguf_get_bool(const struct gguf *g, const char *key, bool *out);
 bool gguf_get_string(const struct gguf *g, const char *key, const char **text, size_t *n_bytes);
 
-/* Items of a list, one behind the other. A walk of a NULL value ends at once, and so does one at an
- * item of another type than is asked for. */
+/* Iterates over the items of a list. A walk ends at once for a NULL value, and at an item of a type
+ * other than requested. */
 struct gguf_walk {
     const struct gguf_value *v;
     const unsigned char *at;
@@ -83,13 +84,13 @@ struct gguf_walk gguf_walk(const struct gguf_value *list);
 bool gguf_next_string(struct gguf_walk *w, const char **text, size_t *n_bytes);
 bool gguf_next_number(struct gguf_walk *w, double *out);
 
-/* Its architecture, or an error: "llama". */
+/* The architecture ("llama"), or an error. */
 enum { GGUF_ARCH_BYTES = 32 };
 enum status gguf_architecture(const struct gguf *g, char out[GGUF_ARCH_BYTES], struct err *err);
 
 size_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);
-const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *name); // by a scan
+const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *name); // linear search
 
 size_t gguf_n_files(const struct gguf *g);
 const char *gguf_file(const struct gguf *g, size_t i, struct file_map *map); // its path

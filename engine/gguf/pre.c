@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How byte-level vocabularies have their text cut, by the names that llama.cpp's converter gives to
- * the tokenizers that it knows. What each name stands for is the pre-tokenizer of that model's
- * tokenizer.json. To add one: a row. */
+/* How byte-level vocabularies split text, by the names that llama.cpp's converter gives the
+ * tokenizers it knows. Each name stands for the pre-tokenizer in that model's tokenizer.json. To
+ * add one, add a row. */
 #include "engine/gguf/make.h"
 
 #include <string.h>
@@ -36,9 +36,10 @@
 
 enum { MAX_SPLITS = 5 };
 
-/* Cut by each pattern in turn; then digits one by one; then, with `words`, by GPT-2's pattern. */
+/* Split by each pattern in turn; then into single digits; then, with `words`, by GPT-2's
+ * pattern. */
 struct gguf_pre {
-    const char *names; // between spaces
+    const char *names; // space-separated
     const char *splits[MAX_SPLITS];
     bool digits, words;
     bool nfc, ignore_merges, adds_bos;
@@ -64,7 +65,7 @@ static const struct gguf_pre rows[] = {
      .digits = true},
     {" seed-coder ", .splits = {SEED}},
     {" bailingmoe bailingmoe2 llada-moe ", .splits = {BAILING}},
-    /* What files without a name mean to llama.cpp. */
+    /* llama.cpp's default for files without a name. */
     {" default ", .splits = {"[\\p{P}\\$\\+<=>\\^~\\|]+", GPT2, "\\p{N}+", "[0-9][0-9][0-9]"}},
 };
 

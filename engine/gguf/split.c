@@ -11,7 +11,7 @@
 
 enum { DIGITS = 5, MAX_FILES = 10000 };
 
-/* "-00001-of-00005.gguf" at the end of a path. */
+/* The pattern of "-00001-of-00005.gguf" at the end of a path. */
 static const char ending[] = "-#####-of-#####.gguf";
 
 static int number_at(const char *s)
@@ -23,7 +23,7 @@ static int number_at(const char *s)
     return n;
 }
 
-/* The length of what stands before the ending; 0: the name has none. */
+/* The length of the path before that suffix; 0: there is none. */
 static size_t parse_name(const char *path, int *no, int *count)
 {
     size_t n = strlen(path), m = sizeof ending - 1;

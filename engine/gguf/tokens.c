@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* tokenizer.json and tokenizer_config.json. */
+/* Generates tokenizer.json and tokenizer_config.json. */
 #include "engine/gguf/make.h"
 
 #include "engine/base/mem.h"
@@ -10,11 +10,11 @@
 #include <string.h>
 
 #define KEY(name) "tokenizer.ggml." name
-#define SPACE "\xE2\x96\x81" // what stands for a space in SentencePiece's vocabularies
+#define SPACE "\xE2\x96\x81" // stands for a space in SentencePiece vocabularies
 
 /* ---- the vocabulary ----------------------------------------------------------------------- */
 
-/* Lists beside the tokens' may be absent, but not of another length. */
+/* Lists parallel to the tokens may be absent, but must have the same length. */
 static enum status beside(const struct gguf *g, const char *key, size_t n, const char *what,
                           struct gguf_walk *out, struct err *err)
 {
@@ -41,7 +41,7 @@ static enum status fill(struct gguf_vocab *v, struct gguf_walk texts, struct ggu
         }
         t->kind = (enum gguf_token_kind)kind;
         if (gguf_ends_turn(t)) {
-            t->kind = TOKEN_CONTROL; // some files forget it
+            t->kind = TOKEN_CONTROL; // some files mark it wrongly
         }
     }
     return OK;
@@ -84,8 +84,8 @@ static bool is_text(const struct gguf_token *t, const char *text)
     return t->n_bytes == strlen(text) && memcmp(t->text, text, t->n_bytes) == 0;
 }
 
-/* Markers of chat templates that end a turn. Files name one or two of them by keys, and models
- * write the others, too. */
+/* Markers of chat templates that end a turn. Files name one or two of them by keys, but models
+ * generate the others, too. */
 bool gguf_ends_turn(const struct gguf_token *t)
 {
     static const char *const texts[] = {"<|eot_id|>",
@@ -123,7 +123,7 @@ static size_t add_id(int64_t *ids, size_t n, size_t max, int64_t id)
     return n;
 }
 
-/* GPT-OSS's <|end|> stands between the parts of one answer. */
+/* GPT-OSS's <|end|> separates the parts of one answer. */
 static bool ends_parts_alone(const struct gguf_vocab *v)
 {
     bool found = false;
@@ -156,8 +156,8 @@ size_t gguf_end_ids(const struct gguf *g, const struct gguf_vocab *v, int64_t *o
 
 /* ---- tokenizer.json ----------------------------------------------------------------------- */
 
-/* Tokens that are found in a text before it is cut. Templates write control tokens, and nobody
- * else may. Phi-3's swallow the white space behind them. */
+/* Added tokens, which are found in the text before it is split. Control tokens are recognised in
+ * templates only, never in user text. Phi-3's also swallow the white space after them. */
 static void put_added(const struct gguf *g, const struct gguf_vocab *v, struct buf *out)
 {
     char arch[GGUF_ARCH_BYTES];
@@ -187,7 +187,7 @@ static void put_added(const struct gguf *g, const struct gguf_vocab *v, struct b
 static void put_token(struct buf *out, const struct gguf_token *t, size_t id)
 {
     char none[32];
-    if (t->n_bytes == 0) { // a place that nothing is spelled as
+    if (t->n_bytes == 0) { // an unused id
         snprintf(none, sizeof none, "[EMPTY_%zu]", id);
         buf_put_json(out, none, strlen(none));
         return;
@@ -227,7 +227,7 @@ static enum status put_gpt2(const struct gguf *g, const struct gguf_vocab *v, st
     return OK;
 }
 
-/* SentencePiece's BPE: which pieces are joined is told by their scores. */
+/* SentencePiece BPE: scores determine which pieces are merged. */
 static enum status put_llama(const struct gguf *g, const struct gguf_vocab *v, struct buf *out,
                              struct err *err)
 {
@@ -303,7 +303,7 @@ enum status gguf_make_tokenizer(const struct gguf *g, struct buf *out, struct er
 
 /* ---- tokenizer_config.json ---------------------------------------------------------------- */
 
-/* False: there is no such token. */
+/* False if there is no such token. */
 static bool put_named(const struct gguf *g, const struct gguf_vocab *v, const char *name,
                       const char *key, int64_t otherwise, struct buf *out)
 {
@@ -329,7 +329,7 @@ static bool adds_bos(const struct gguf *g, bool is_llama)
     return adds;
 }
 
-/* Alone, or as a list where there is one for requests with tools. */
+/* A single template, or a list if there is a separate one for requests with tools. */
 static void put_templates(const struct gguf *g, struct buf *out)
 {
     const char *text, *tools;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The weights of a layer's attention: plain, fused, with norms of heads, sinks, or MLA. */
+/* Loads the weights of a layer's attention: plain, fused, with norms of heads, sinks, or MLA. */
 #include "engine/model/part.h"
 
 #include "engine/base/mem.h"
@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* With a gate q's tensor has, for each head, its queries and then its gates: those go behind the
- * values. */
+/* With a gate, q's tensor holds each head's queries and then its gates; the gates are moved after
+ * the values. */
 static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -37,7 +37,7 @@ static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_
     return status;
 }
 
-/* What q, k and v read: of an EAGLE-3 head the embedding beside the hidden state. */
+/* The inputs of q, k and v; an EAGLE-3 head also has the embedding beside the hidden state. */
 static int64_t input_width(const struct model_config *c)
 {
     return c->head.kind == HEAD_EAGLE3 ? 2 * (int64_t)c->hidden : c->hidden;
@@ -70,7 +70,7 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
         st.pieces[1] = (struct piece){k, kv_all, kv_first, kv_n};
         st.pieces[2] = (struct piece){v, kv_all, kv_first, kv_n};
     }
-    if (lc->kv_of != layer) { // some files have a k and a v that nothing reads
+    if (lc->kv_of != layer) { // some files contain a k and a v that nothing reads
         st.n = 1;
         part_pass_over(l, k);
         part_pass_over(l, v);
@@ -78,7 +78,7 @@ static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weight
     return part_linear(l, &st, l->options->dtype, &w->qkv);
 }
 
-/* StableLM keeps one norm per head, each a tensor of its own. */
+/* StableLM stores one norm tensor per head. */
 static enum status per_head_norms(struct loader *l, const char *pattern, int64_t hd, int32_t first,
                                   int32_t n, const char *what, const struct weight **out)
 {
@@ -111,7 +111,7 @@ static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_w
     const struct layer_share share = model_layer_share(c, s, layer);
     const int64_t hd = lc->head_dim;
     char q[NAME_BYTES], k[NAME_BYTES];
-    if (c->qk_norm == QK_NORM_NONE || !c->names->q_norm) { // none, or without weights
+    if (c->qk_norm == QK_NORM_NONE || !c->names->q_norm) { // there is no norm, or it has no weights
         return OK;
     }
     part_layer_name(c->names->q_norm, layer, q);
@@ -162,7 +162,8 @@ static enum status load_sinks(struct loader *l, int32_t layer, struct layer_weig
     return part_open_vector(l, name, &p, &w->sinks);
 }
 
-/* kv_b is split by head into the two products that MLA absorbs: keys into q, values behind. */
+/* Splits kv_b by head into the two products that MLA absorbs: keys into q, values into the
+ * output. */
 static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
                                   const struct weight **out)
 {
@@ -237,8 +238,8 @@ static enum status load_mla(struct loader *l, int32_t layer, struct layer_weight
     return load_o(l, layer, c->v_dim, w);
 }
 
-/* Scales of a quantised cache, of the names that writers give them; 0: there are none, or one for
- * each head. */
+/* Scales of a quantised cache, under the names that different writers use; 0: none, or one per
+ * head. */
 static enum status load_kv_scales(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     static const struct {
@@ -263,7 +264,7 @@ static enum status load_kv_scales(struct loader *l, int32_t layer, struct layer_
         w->k_scale = rows[i].k && scale > 0.0f ? scale : w->k_scale;
         w->v_scale = rows[i].v && scale > 0.0f ? scale : w->v_scale;
     }
-    w->k_scale = w->k_scale > 0.0f ? w->k_scale : w->v_scale; // one that is alone serves both
+    w->k_scale = w->k_scale > 0.0f ? w->k_scale : w->v_scale; // a single scale serves both
     w->v_scale = w->v_scale > 0.0f ? w->v_scale : w->k_scale;
     return OK;
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The memory of a model's forward pass: its activations, sized for the largest pass, and what its
- * layers keep in the KV cache. */
+/* Memory of a model's forward pass: its activations, sized for the largest pass, and the
+ * description of what its layers keep in the KV cache. */
 #include "engine/base/assert.h"
 #include "engine/model/model.h"
 
 /* One buffer: a matrix of activations, or rows of something else. */
 struct buffer_plan {
     struct tensor *t;
-    struct dmem *raw; // where t is NULL
+    struct dmem *raw; // used if t is NULL
     enum dtype dtype;
     int64_t width, rows;
 };
@@ -21,7 +21,7 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* What the layers need of the buffers that they share. */
+/* The largest sizes that the layers need of the buffers they share. */
 static struct widths widest_of(const struct model *m)
 {
     const struct model_config *c = m->config;
@@ -112,7 +112,7 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
     return n;
 }
 
-enum { MAX_BUFFERS = 31 }; // rows that plan_buffers may write; it fills 30 at most
+enum { MAX_BUFFERS = 31 }; // upper bound of the rows that plan_buffers fills, which are at most 30
 
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out)
 {

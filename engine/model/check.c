@@ -17,9 +17,9 @@
 #include <unistd.h>
 
 enum {
-    PIECE = 64,           // elements that lie together in a sample: within two pages
-    MAX_PIECES = 16,      // of a tensor
-    ALL_PIECES = 1 << 14, // chosen: of a checkpoint, about a second of a cold disk's time
+    PIECE = 64,           // consecutive elements of a sample: within two pages
+    MAX_PIECES = 16,      // per tensor
+    ALL_PIECES = 1 << 14, // chosen: per checkpoint, about a second of reading from a disk
     MAX_SUMS_BYTES = 4 << 20,
     MAX_THREADS = 8,
 };
@@ -34,7 +34,7 @@ enum check_depth check_depth_of(const char *name)
 
 /* ---- values --------------------------------------------------------------------------------- */
 
-/* Kinds of floating point: a value is no number where all bits of `special` are set. */
+/* Floating-point formats: a value is NaN or infinite if all bits of `special` are set. */
 static const struct form {
     const char *name;
     size_t n_bytes;
@@ -59,18 +59,18 @@ static const struct form *form_of(const struct checkpoint_tensor *t)
 }
 
 struct findings {
-    int64_t bad_at; // the first element that is no number; -1: none
-    bool has_value; // one that is not zero
+    int64_t bad_at; // the first NaN or infinity; -1: none
+    bool has_value; // some value is not zero
 };
 
-/* With n_bytes constant the compiler makes a loop for each width. Data may begin at any byte. */
+/* A constant n_bytes lets the compiler generate a loop for each width. Data may be unaligned. */
 static inline void scan_width(const unsigned char *data, int64_t first, int64_t n, size_t n_bytes,
                               const struct form *f, struct findings *out)
 {
     uint64_t any = 0;
     for (int64_t i = first; i < first + n; i++) {
         uint64_t bits = 0;
-        memcpy(&bits, data + (size_t)i * n_bytes, n_bytes); // little-endian, as the files are
+        memcpy(&bits, data + (size_t)i * n_bytes, n_bytes); // little-endian, like the files
         any |= bits & ~f->sign;
         if ((bits & f->special) == f->special && out->bad_at < 0) {
             out->bad_at = i;
@@ -90,7 +90,8 @@ static void scan(const struct checkpoint_tensor *t, const struct form *f, int64_
     }
 }
 
-/* The first and the last elements are in a sample: files are cut and overwritten at their ends. */
+/* A sample includes the first and the last elements, because files are truncated and overwritten at
+ * their ends. */
 static void scan_pieces(const struct checkpoint_tensor *t, const struct form *f, int64_t n,
                         int32_t n_pieces, struct findings *out)
 {
@@ -100,7 +101,7 @@ static void scan_pieces(const struct checkpoint_tensor *t, const struct form *f,
     }
 }
 
-/* Whether a tensor whose sample is zero is so altogether. */
+/* True if a tensor whose sample is zero is entirely zero. */
 static bool is_zero(const struct checkpoint_tensor *t, const struct form *f, int64_t n)
 {
     enum { STRIDE = 1 << 16 };
@@ -111,7 +112,7 @@ static bool is_zero(const struct checkpoint_tensor *t, const struct form *f, int
     return !found.has_value;
 }
 
-/* A number in blocks is none where its scale is none, or what is added to it. */
+/* A block is invalid if its scale or its offset is NaN or infinite. */
 static bool is_finite(const struct block_format *f, const unsigned char *block)
 {
     bool good = true;
@@ -142,7 +143,7 @@ static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pie
                                 struct err *err)
 {
     const bool is_read = t->dtype_known && !checkpoint_is_tower(t->name);
-    const struct form *f = is_read ? form_of(t) : NULL; // the loader names unknown dtypes
+    const struct form *f = is_read ? form_of(t) : NULL; // the loader reports unknown dtypes
     int64_t n = f ? (int64_t)(t->n_bytes / f->n_bytes) : 0;
     struct findings found = {.bad_at = -1};
     if (t->blocks) {
@@ -170,7 +171,7 @@ static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pie
 
 /* ---- sums ----------------------------------------------------------------------------------- */
 
-/* Files are hashed on several threads, since one is slower than a disk. */
+/* Files are hashed on several threads, because one thread is slower than a disk. */
 struct sums {
     const struct checkpoint *ck;
     unsigned char (*digest)[SHA256_BYTES];
@@ -207,7 +208,7 @@ static void hash_all(struct sums *s)
     }
 }
 
-/* The line of a file in the form that sha256sum writes, "HEX  NAME" or "HEX *NAME"; NULL: none. */
+/* Finds a file's line in sha256sum's format, "HEX  NAME" or "HEX *NAME"; NULL: none. */
 static const char *find_sum(const char *text, const char *name)
 {
     size_t n = strlen(name);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Whether a checkpoint's bytes can be what was trained: no NaN, no infinity, and the sums of a
- * sluice.sha256 beside them.
+/* Checks that a checkpoint's bytes are plausible: no NaN, no infinity, and matching checksums if a
+ * sluice.sha256 lies beside the files.
  * Thread: any. */
 #ifndef SLUICE_ENGINE_MODEL_CHECK_H
 #define SLUICE_ENGINE_MODEL_CHECK_H
@@ -9,15 +9,15 @@
 
 enum check_depth {
     CHECK_OFF,
-    CHECK_SAMPLED, // pieces all over each tensor; and the sums, if there are any
+    CHECK_SAMPLED, // samples spread over each tensor, and the checksums if there are any
     CHECK_FULL,    // every element
 };
 
 /* "off", "sampled" or "full"; NULL: sampled. */
 enum check_depth check_depth_of(const char *name);
 
-/* ERR_FORMAT names the first tensor or file that is broken. Matrices that are all zero are told in
- * the log: some are meant to be. `dir` is where the checkpoint was opened. */
+/* ERR_FORMAT names the first broken tensor or file. Matrices that are all zero are only logged,
+ * because some are meant to be. `dir` is where the checkpoint was opened. */
 enum status checkpoint_check_weights(const struct checkpoint *ck, const char *dir,
                                      enum check_depth depth, struct err *err);
 

@@ -15,7 +15,7 @@
 #include <string.h>
 
 enum {
-    MAX_HEADER_BYTES = 100 << 20, // safetensors' own bound
+    MAX_HEADER_BYTES = 100 << 20, // safetensors' own limit
     MAX_INDEX_BYTES = 64 << 20,   // chosen: far above the largest index seen
     MAX_SHARDS = 10000,           // chosen: likewise
 };
@@ -28,12 +28,12 @@ struct shard {
 struct checkpoint {
     char *dir;
     char *where;       // see checkpoint_where
-    struct gguf *gguf; // NULL: files of a folder
+    struct gguf *gguf; // NULL: safetensors files
     struct shard *shards;
     size_t n_shards;
     struct checkpoint_tensor *tensors;
     size_t n_tensors, cap;
-    int32_t *table; // open addressing over names; -1: empty
+    int32_t *table; // hash table over names, open addressing; -1: empty
     size_t table_size;
 };
 
@@ -93,7 +93,7 @@ static bool ends_with(const char *name, const char *end)
     return n > m && strcmp(name + n - m, end) == 0;
 }
 
-/* Weights of another format are nearly right, so they are named. */
+/* If the folder has weights in another format, the error names it. */
 static enum status say_no_weights(const char *dir, const char *other, struct err *err)
 {
     if (*other) {
@@ -168,7 +168,7 @@ struct entry {
     bool has_dtype, has_shape, has_offsets;
 };
 
-/* At an array of at most `max` integers >= 0; the count, or -1. */
+/* Reads an array of at most `max` integers >= 0; returns the count, or -1. */
 static int32_t read_int_array(struct json_scan *sc, int64_t *v, int32_t max)
 {
     if (json_scan_next(sc) != JSON_TOKEN_ARRAY) {
@@ -226,7 +226,7 @@ static enum status read_entry(struct json_scan *sc, const struct shard *s, const
     return OK;
 }
 
-/* Bounds, and the product of the shape against the bytes. */
+/* Checks bounds, and the shape against the number of bytes. */
 static enum status check_entry(const struct shard *s, const char *name, const struct entry *e,
                                size_t data_bytes, struct checkpoint_tensor *t, struct err *err)
 {
@@ -317,7 +317,7 @@ static enum status read_tensors(struct checkpoint *ck, const struct shard *s, co
             buf_deinit(&name);
             return st;
         }
-        tensor.name = name.data; // the buffer's memory stays with the tensor
+        tensor.name = name.data; // the tensor takes over the buffer's memory
         tensor.n_dims = e.n_dims;
         memcpy(tensor.dims, e.dims, sizeof tensor.dims);
         memcpy(tensor.dtype_name, e.dtype, sizeof tensor.dtype_name);
@@ -384,7 +384,7 @@ static enum status index_names(struct checkpoint *ck, struct err *err)
     return OK;
 }
 
-/* Which files there are; `index` gets its path, or "" where it does not decide. */
+/* Finds the files. `index` gets the path of the index, or "" if it is not used. */
 static enum status find_shards(struct checkpoint *ck, const char *dir, char index[PATH_MAX],
                                struct err *err)
 {

@@ -14,13 +14,14 @@ enum { MAX_NAME = 256 };
 
 /* ---- names -------------------------------------------------------------------------------- */
 
-/* How a tensor is taken: under its new name and what follows it (".weight"); without that; as one
- * row; or cut into one for each expert. */
+/* How a tensor is renamed: new name plus its suffix (".weight"); without the suffix; as a single
+ * row; or split into one tensor per expert. */
 enum taken_as { AS_IT_IS, BARE, ONE_ROW, EXPERTS };
 
 #define NAME(member) offsetof(struct tensor_names, member)
 
-/* What each tensor is to a family (struct tensor_names); the first that the family has counts. */
+/* Maps each GGUF tensor to its role in struct tensor_names; the first role that the family has is
+ * used. */
 static const struct role {
     const char *name;
     size_t member;
@@ -63,16 +64,16 @@ static const struct role {
     {"blk.ffn_gate_inp_shexp", NAME(shared_router), ONE_ROW},
 };
 
-/* Divisors of frequencies, which the config has taken up, and what older files store besides. */
+/* Frequency divisors, which the generated config contains, and related tensors of older files. */
 static bool is_about_positions(const char *name)
 {
     return strncmp(name, "rope_", 5) == 0 || strstr(name, ".attn_rot_embd") != NULL;
 }
 
-/* A name in its parts: "blk.12.attn_q.weight" is "blk.attn_q", 12 and ".weight". */
+/* A parsed name: "blk.12.attn_q.weight" is "blk.attn_q", 12 and ".weight". */
 struct parsed {
     char base[MAX_NAME];
-    int32_t layer; // -1: of no layer
+    int32_t layer; // -1: not in a layer
     const char *suffix;
 };
 
@@ -153,7 +154,7 @@ static struct checkpoint_tensor describe(const struct gguf_tensor *g)
     return t;
 }
 
-/* "model.layers.12." before names of layers. */
+/* Prefixes the names of a layer's tensors with "model.layers.12.". */
 static void full_name(char out[MAX_NAME], const struct parsed *p, const char *base,
                       const char *suffix)
 {
@@ -164,7 +165,7 @@ static void full_name(char out[MAX_NAME], const struct parsed *p, const char *ba
     }
 }
 
-/* All experts lie one behind the other; `base` has a "%d" for which of them. */
+/* Splits a tensor of contiguous experts; `base` contains "%d" for the expert. */
 static void put_experts(struct list *list, struct checkpoint_tensor t, const struct parsed *p,
                         const char *base)
 {

@@ -7,8 +7,8 @@
 #include "engine/gguf/gguf.h"
 #include "engine/model/checkpoint.h"
 
-/* *out and the names in it are the caller's to free; both are set when it fails, too. A tensor that
- * is no part of the family is an error. */
+/* The caller frees *out and the names in it; both are set even on failure. A tensor that is not
+ * part of the family is an error. */
 enum status checkpoint_gguf_read(const struct gguf *g, struct checkpoint_tensor **out, size_t *n,
                                  struct err *err);
 

@@ -45,7 +45,11 @@ static enum status option_int(const struct json *j, const char *key, int64_t max
 static enum status read_dims(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(need_int(j, "hidden_size", 1 << 20, &c->hidden, err));
-    TRY(need_int(j, "num_hidden_layers", MAX_LAYERS, &c->n_layers, err));
+    const struct json *kinds = json_get(j, "layers_block_type"); // for Nemotron's class enough
+    const int32_t n_kinds = (int32_t)json_count(kinds);
+    TRY(n_kinds > 0 && n_kinds <= MAX_LAYERS
+            ? option_int(j, "num_hidden_layers", MAX_LAYERS, n_kinds, &c->n_layers, err)
+            : need_int(j, "num_hidden_layers", MAX_LAYERS, &c->n_layers, err));
     TRY(need_int(j, "num_attention_heads", 4096, &c->n_heads, err));
     TRY(need_int(j, "vocab_size", 1 << 24, &c->vocab, err));
     TRY(option_int(j, "intermediate_size", 1 << 22, c->hidden * 4, &c->ffn, err));
@@ -347,10 +351,11 @@ static enum status read_generation(const char *dir, struct model_config *c, stru
     return OK;
 }
 
-/* Multimodal wrappers nest the language part. */
+/* Multimodal wrappers nest the language part, "speculators" a draft head's layer. */
 static struct json *text_part(struct json *root)
 {
-    const struct json *text = json_get(root, "text_config");
+    const bool head = json_get(root, "speculators_model_type") != NULL;
+    const struct json *text = json_get(root, head ? "transformer_layer_config" : "text_config");
     bool nested = json_is(text, JSON_OBJECT) && !json_get(root, "hidden_size");
     return nested ? (struct json *)text : root;
 }
@@ -360,6 +365,10 @@ static enum status add_defaults(const struct family *family, struct json *config
 {
     struct json *defaults;
     TRY(json_parse(family->defaults, strlen(family->defaults), NULL, &defaults, err));
+    const struct json *others = json_get(defaults, "other_keys");
+    for (const struct json *v = json_first(others); v; v = json_next(v)) {
+        json_rename(config, json_key(v), json_string(v));
+    }
     json_add_missing(config, defaults);
     json_free(defaults);
     return OK;
@@ -421,6 +430,10 @@ static enum status read_config(struct json *root, struct model_config *c, struct
     TRY(c->read_layers ? c->read_layers(j, c, err) : OK);
     size_layers(c);
     number_layers(c);
+    if (c->n_kv_layers == 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: no layer has attention, which is not supported");
+    }
     read_tied(root, c);
     TRY(read_ropes(j, c, err));
     c->max_pos = natural_length(j, c->max_pos);

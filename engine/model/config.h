@@ -145,7 +145,8 @@ struct family {
     const char *model_type;
     const struct tensor_names *names;
     /* A JSON object: what transformers takes for keys that config.json leaves out, where that is
-     * not what the readers take anyway. */
+     * not what the readers take anyway; and "other_keys", under which files may have what is read
+     * under the name beside them. */
     const char *defaults;
     /* Sets what differs from plain Llama. `j` is the (text) config. Read before it: the dimensions
      * (hidden to max_pos), dtype, rms_norm_eps, the activation; Llama's scales and one rope are

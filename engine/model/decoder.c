@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The forward pass of every family: one straight list of ops over one batch of rows.
- * This file has the order of a pass and of a layer; decoder.h what the layers share. */
+/* The forward pass of every family: a straight list of ops over one batch of rows. This file has
+ * the order of a pass and of a layer; decoder.h has what the layers share. */
 #include "engine/model/decoder.h"
 #include "engine/base/assert.h"
 #include "engine/model/head.h"
 
 #include <math.h>
 
-/* The layer's part of all layers' inputs. */
+/* This layer's slice of the per-layer inputs. */
 static struct tensor input_of(const struct flow *f, int32_t layer)
 {
     struct tensor part = f->input;
@@ -25,7 +25,7 @@ static enum status gather(struct flow *f, struct tensor *x, struct tensor out, i
     return f->ops->gather(f->be, &a);
 }
 
-/* Whether the hidden states behind `layer` are asked for, and their part of the output. */
+/* True if the hidden states after `layer` are requested; *out is where they go. */
 static bool wants_hidden(const struct flow *f, int32_t layer, struct tensor *out)
 {
     const struct model *m = f->m;
@@ -40,8 +40,8 @@ static bool wants_hidden(const struct flow *f, int32_t layer, struct tensor *out
     return false;
 }
 
-/* The hidden states behind the layer before this one: by now its output has joined x. Those of the
- * last layer need no copy: from `narrow` on x lies in the output itself. */
+/* Stores the hidden states after the previous layer, whose output has been added to x by now. Those
+ * of the last layer need no copy: from `narrow` on, x is the output buffer itself. */
 static enum status take_hidden(struct flow *f, int32_t layer)
 {
     struct tensor x = f->x, out;
@@ -53,9 +53,9 @@ static enum status take_hidden(struct flow *f, int32_t layer)
     return wants_hidden(f, layer - 1, &out) ? gather(f, &x, out, f->m->config->hidden) : OK;
 }
 
-/* Other rows than the out rows are read no more once the last layer's attention has seen their keys
- * and values: they end here. `in`: the layer's input, NULL if it is not read again. x comes first:
- * the next norm may read it before all that stands in front of it has ended (cuda/README.md). */
+/* Once the last layer's attention has stored all keys and values, only the out rows are needed:
+ * drops the others. `in`: the layer's input, NULL if it is not read again. x must come first: the
+ * next norm may read it before everything queued in front of it has ended (cuda/README.md). */
 static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
 {
     struct model *m = f->m;
@@ -77,8 +77,8 @@ static enum status narrow(struct flow *f, int32_t layer, struct tensor *in)
     return gather(f, &f->attn, m->out_attn, m->attn.stride);
 }
 
-/* The heads' outputs through this rank's part of the output product, into delta. `skipped`: what
- * lies before the heads that it takes. */
+/* Multiplies the heads' outputs by this rank's part of the output weight, into delta. `skipped`:
+ * the width before the heads that it takes. */
 static enum status heads_output(struct flow *f, const struct weight *weight, int32_t skipped,
                                 const struct weight *post_norm)
 {
@@ -125,7 +125,7 @@ static enum status state_output(struct flow *f, int32_t layer)
     return OK;
 }
 
-/* A further sub-layer, which joins the layer's own input: delta = up(act(gate(x)) * input). */
+/* A further sub-layer with the per-layer input: delta = up(act(gate(x)) * input). */
 static enum status layer_input(struct flow *f, int32_t layer)
 {
     struct model *m = f->m;
@@ -145,8 +145,9 @@ static enum status layer_input(struct flow *f, int32_t layer)
     return flow_finish_delta(f, NULL, w->input_post_norm);
 }
 
-/* What the layer's rows take from those before them, into f->attn, and from there into delta. With
- * attention and a state both read the same input. False in *more: the pass ends here. */
+/* Token mixing: from a layer's rows and those before them into f->attn, and from there into delta.
+ * If the layer has both attention and a state, both read the same input. False in *more: the pass
+ * ends here. */
 static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *more)
 {
     const struct model_config *c = f->m->config;
@@ -200,7 +201,7 @@ static enum status layer_forward(struct flow *f, int32_t layer)
         TRY(take_hidden(f, layer));
         TRY(narrow(f, layer, NULL));
     }
-    if (parallel) { // it is kept while attention's output joins x
+    if (parallel) { // keeps it while attention's output is added to x
         TRY(flow_join_norm(f, NULL, NULL, false, &unused));
     } else {
         TRY(flow_join_norm(f, w->ffn_norm, w->ffn_norm_bias, !lc->moe, &in));
@@ -214,7 +215,7 @@ static enum status layer_forward(struct flow *f, int32_t layer)
     return OK;
 }
 
-/* What the drafter reads behind the last layer, of all rows. */
+/* Stores what the drafter reads after the last layer, for all rows. */
 static enum status feed_last(struct flow *f)
 {
     struct model *m = f->m;
@@ -232,7 +233,7 @@ static enum status feed_last(struct flow *f)
     return head_feed_normed(m, m->h, f->n_rows);
 }
 
-/* The logits of the ids that the model knows, into those of all. */
+/* Spreads the logits of the ids that the head knows over the whole vocabulary. */
 static enum status logits_of(struct flow *f)
 {
     struct model *m = f->m;
@@ -261,7 +262,7 @@ static enum status logits_of(struct flow *f)
     return f->ops->logits(f->be, &logits);
 }
 
-/* The final norm of the out rows, and the head over them. */
+/* The final norm of the out rows, and the output head. */
 static enum status ends(struct flow *f, struct model_outputs want)
 {
     struct model *m = f->m;
@@ -269,7 +270,7 @@ static enum status ends(struct flow *f, struct model_outputs want)
     const int32_t n_out = f->n_out;
     struct tensor unused;
     TRY(flow_join_norm(f, NULL, NULL, false, &unused));
-    if (f->x.mem.p != f->out_x.mem.p) { // all rows came here, in an order of their own
+    if (f->x.mem.p != f->out_x.mem.p) { // all rows are out rows, in another order
         TRY(gather(f, &f->x, f->out_x, c->hidden));
     }
     struct norm_args norm = {.x = f->out_x,
@@ -302,8 +303,8 @@ static bool hidden_ok(const struct model *m, const struct hidden_layers *h)
     return ok;
 }
 
-/* The inputs of single layers, side by side: (table + norm(proj x / sqrt(D))) / sqrt(2). The norm
- * takes the division as an eps of more. */
+/* Computes the per-layer inputs side by side: (table + norm(proj x / sqrt(D))) / sqrt(2). The
+ * division is folded into the norm's eps. */
 static enum status make_inputs(struct flow *f)
 {
     struct model *m = f->m;
@@ -315,7 +316,7 @@ static enum status make_inputs(struct flow *f)
         .table = m->inputs_embed, .x = m->inputs, .n_rows = f->n_rows, .scale = m->inputs_scale};
     TRY(f->ops->embed(f->be, &embed));
     TRY(flow_linear(f, m->inputs_proj, f->x, m->inputs_proj_out, NULL));
-    struct tensor x = m->inputs, proj = m->inputs_proj_out; // a row for each row and layer
+    struct tensor x = m->inputs, proj = m->inputs_proj_out; // one row per token and layer
     x.stride = proj.stride = c->layer_input;
     struct norm_args norm = {.x = proj,
                              .delta = no_tensor,

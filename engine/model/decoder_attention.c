@@ -2,7 +2,8 @@
 /* Attention of a layer, from its normed input to the heads' outputs. */
 #include "engine/model/decoder.h"
 
-/* The heads' outputs, `width` elements each, times what lies in qkv behind `n_heads` of `head`. */
+/* Multiplies the heads' outputs, `width` elements each, by the gates, which are in qkv after
+ * `n_heads` heads of `head` elements. */
 static enum status gate_heads(struct flow *f, int32_t n_heads, int32_t head, int32_t width)
 {
     struct model *m = f->m;
@@ -31,23 +32,23 @@ enum status decoder_attention(struct flow *f, int32_t layer, struct tensor in)
     const struct layer_weights *w = &m->layers[layer];
     const struct layer_config *lc = &c->layers[layer];
     const int32_t n_kv_heads = model_layer_share(c, &m->shard, layer).n_kv_heads;
-    struct rope_store_args store = {
-        .qkv = m->qkv,
-        .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL,
-        .n_rows = f->n_rows,
-        .layer = lc->kv,
-        .n_heads = m->shard.n_heads,
-        .n_kv_heads = lc->kv_of == layer ? n_kv_heads : 0, // else what it reads is stored
-        .head_dim = lc->head_dim,
-        .qk_norm = lc->plain_qk ? QK_NORM_NONE : c->qk_norm,
-        .qk_norm_kind = c->qk_norm_kind,
-        .norm_after_rope = c->qk_norm_after_rope,
-        .q_norm = w->q_norm,
-        .k_norm = w->k_norm,
-        .v_norm = c->v_norm,
-        .eps = c->norm_eps,
-        .norm_offset = c->norm_offset,
-        .growth = lc->growth};
+    struct rope_store_args store = {.qkv = m->qkv,
+                                    .rope = lc->rope >= 0 ? m->ropes[lc->rope] : NULL,
+                                    .n_rows = f->n_rows,
+                                    .layer = lc->kv,
+                                    .n_heads = m->shard.n_heads,
+                                    // otherwise the layer reads another one's
+                                    .n_kv_heads = lc->kv_of == layer ? n_kv_heads : 0,
+                                    .head_dim = lc->head_dim,
+                                    .qk_norm = lc->plain_qk ? QK_NORM_NONE : c->qk_norm,
+                                    .qk_norm_kind = c->qk_norm_kind,
+                                    .norm_after_rope = c->qk_norm_after_rope,
+                                    .q_norm = w->q_norm,
+                                    .k_norm = w->k_norm,
+                                    .v_norm = c->v_norm,
+                                    .eps = c->norm_eps,
+                                    .norm_offset = c->norm_offset,
+                                    .growth = lc->growth};
     bool left = c->attn_gate == ATTN_GATE_NONE && ops_rope_store_adds_sums(f->be, &store);
     struct product_sums *sums = left ? &store.sums : NULL;
     TRY(flow_linear(f, w->qkv, in, m->qkv, sums));

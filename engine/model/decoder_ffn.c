@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The feed-forward half of a layer: an MLP, experts, shared experts, or several of them. */
+/* The feed-forward half of a layer: an MLP, experts, shared experts, or several of these. */
 #include "engine/model/decoder.h"
 
-/* An MLP whose gates have a factor. */
+/* An MLP whose gates are scaled. */
 static enum status scaled_mlp(struct flow *f, const struct linear_args *up,
                               const struct activation_args *act, const struct linear_args *down)
 {
@@ -20,7 +20,7 @@ static enum status scaled_mlp(struct flow *f, const struct linear_args *up,
     return f->ops->linear(f->be, down);
 }
 
-/* down(act(gate_up(in))) into delta, as this rank's partial sum. sums: as linear's. */
+/* down(act(gate_up(in))) into delta, as this rank's partial sum. sums: as for flow_linear. */
 static enum status mlp(struct flow *f, const struct weight *gate_up, const struct weight *down,
                        int32_t width, struct tensor in, struct product_sums *sums)
 {
@@ -49,7 +49,7 @@ static enum status mlp(struct flow *f, const struct weight *gate_up, const struc
     return ops_mlp(f->be, &up, &act, &a);
 }
 
-/* The shared experts, into delta: as this rank's partial sum, or whole. */
+/* The shared experts into delta, as this rank's partial sum or already reduced. */
 static enum status shared_experts(struct flow *f, const struct layer_weights *w, struct tensor in,
                                   bool whole)
 {
@@ -75,7 +75,7 @@ static enum status shared_experts(struct flow *f, const struct layer_weights *w,
     return f->ops->row_gate(f->be, &gate);
 }
 
-/* delta += routed, both whole. */
+/* delta += routed, both reduced. */
 static enum status join_routed(struct flow *f)
 {
     struct model *m = f->m;
@@ -131,7 +131,7 @@ static struct moe_ffn_args experts_of(const struct flow *f, const struct layer_w
                                  .shape = c->act_shape};
 }
 
-/* The experts between two products: their whole sum, brought back to the hidden width, into y. */
+/* Experts at a latent width: their reduced sum, projected back to the hidden width, into y. */
 static enum status latent_experts(struct flow *f, const struct layer_weights *w, struct tensor in,
                                   struct tensor y)
 {
@@ -173,7 +173,7 @@ static enum status moe(struct flow *f, int32_t layer, struct tensor in)
                                  .whole = m->shard.n_ranks == 1,
                                  .moe = &ffn};
     if (!apart) {
-        reduce.linear = w->shared_down; // in y too; where it is gated it has no bias
+        reduce.linear = w->shared_down; // also added to y; a gated shared expert has no bias
         return flow_finish_delta(f, &reduce, w->ffn_post_norm);
     }
     TRY(f->ops->reduce(f->be, &reduce));
@@ -181,7 +181,7 @@ static enum status moe(struct flow *f, int32_t layer, struct tensor in)
     return flow_finish_delta(f, NULL, w->ffn_post_norm);
 }
 
-/* An MLP on `in` and experts beside it, with norms of their own in front and behind: router and
+/* An MLP on `in`, and experts beside it with norms of their own before and after; router and
  * experts read x. */
 static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor in)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a pass hands from one sub-layer to the next: x, and the delta that has yet to join it. */
+/* What a pass carries from one sub-layer to the next: x, and the delta not yet added to it. */
 #include "engine/model/decoder.h"
 
 enum status flow_join_norm(struct flow *f, const struct weight *weight, const struct weight *bias,
@@ -24,7 +24,8 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
                           .delta_scale = f->delta_scale,
                           .x_scale = f->x_scale,
                           .delta_sums = f->delta_sums};
-    bool partial = f->partial && f->delta_sums.n == 0; // of what is left as sums nothing is reduced
+    bool partial = f->partial && f->delta_sums.n == 0; // nothing left as partial sums needs
+                                                       // reducing
     bool waits = once && weight && f->ops->norm_linear;
     bool joins = partial && f->ops->reduce_norm && !(waits && f->reduce.whole);
     f->pending = f->partial = false;

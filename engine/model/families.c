@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One row per model family: the names of its tensors, and what it does differently from plain
- * Llama (pre-norm RMSNorm, SwiGLU, no biases, rope on whole heads). A new family is a row in the
- * file of its kind. */
+/* One row per model family: the names of its tensors, and its differences from plain Llama
+ * (pre-norm RMSNorm, SwiGLU, no biases, rope on whole heads). A new family is a row in the file of
+ * its kind. */
 #include "engine/model/family_parts.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Families of plain attention and one MLP a layer. */
+/* Families with plain attention and one MLP per layer. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
 
@@ -93,7 +93,7 @@ static enum status read_exaone4(const struct json *j, struct model_config *c, st
     return family_exaone_attention(j, c, err);
 }
 
-/* Layers from max_window_layers on see the window. */
+/* Layers from max_window_layers on use the window. */
 static void qwen_windows(const struct json *j, struct model_config *c)
 {
     family_window_on_all(j, c);
@@ -140,12 +140,12 @@ static enum status read_olmo2(const struct json *j, struct model_config *c, stru
 static enum status read_olmo3(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_olmo2(j, c, err));
-    c->n_ropes = 2; // a scaling is of the full layers alone
+    c->n_ropes = 2; // a scaling applies to the full-attention layers only
     family_window_but_every(j, 4, c);
     return OK;
 }
 
-/* One norm, of which both sub-layers read; positions are those of the sliding layers alone. */
+/* One norm feeds both sub-layers; only the sliding layers have positions. */
 static enum status read_cohere2(const struct json *j, struct model_config *c, struct err *err)
 {
     (void)err;

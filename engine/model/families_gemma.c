@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Gemma: embeddings that are scaled, norms around sub-layers, a soft cap of logits. */
+/* Gemma: scaled embeddings, norms around sub-layers, soft-capped logits. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
 
@@ -41,7 +41,7 @@ static const struct tensor_names gemma4_names = {GEMMA_BASE,
                                                  .experts_gate_up = "experts.gate_up_proj",
                                                  .experts_down = "experts.down_proj"};
 
-/* "vision" is of images, which do not come here. */
+/* "vision" concerns images, which are unsupported anyway. */
 static enum status refuse_two_ways(const struct json *j, struct err *err)
 {
     const struct json *said = json_get(j, "use_bidirectional_attention");
@@ -77,7 +77,7 @@ static enum status read_gemma1(const struct json *j, struct model_config *c, str
     c->attn_scale = 1.0f / sqrtf((float)c->head_dim);
     c->attn_softcap = c->final_softcap = 0.0f;
     if (c->act == ACT_GELU) {
-        c->act = ACT_GELU_TANH; // what "gelu" meant in the first files
+        c->act = ACT_GELU_TANH; // the meaning of "gelu" in the first files
     }
     return OK;
 }
@@ -92,7 +92,7 @@ static enum status read_gemma2(const struct json *j, struct model_config *c, str
 static enum status read_gemma3(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_gemma(j, c, err));
-    c->attn_softcap = 0.0f; // the key is there, and transformers does not use it
+    c->attn_softcap = 0.0f; // the key exists, but transformers ignores it
     c->qk_norm = QK_NORM_HEAD;
     c->n_ropes = 2;
     int64_t pattern = json_get_int(j, "sliding_window_pattern", 6);
@@ -101,7 +101,7 @@ static enum status read_gemma3(const struct json *j, struct model_config *c, str
     return OK;
 }
 
-/* Sizes of single layers, by their numbers: as transformers 5 saves them. */
+/* Sizes of individual layers by number, as transformers 5 saves them. */
 static enum status layers_own_sizes(const struct json *own, struct model_config *c, struct err *err)
 {
     for (const struct json *o = json_first(own); o; o = json_next(o)) {
@@ -131,7 +131,7 @@ static enum status layers_own_sizes(const struct json *own, struct model_config 
     return OK;
 }
 
-/* Layers that see everything have larger heads, and may take their values from their keys. */
+/* Full-attention layers have larger heads, and may use their keys as values. */
 static enum status gemma4_sizes(const struct json *j, struct model_config *c, struct err *err)
 {
     const bool k_is_v = json_get_bool(j, "attention_k_eq_v", false);
@@ -161,7 +161,7 @@ static enum status gemma4_sizes(const struct json *j, struct model_config *c, st
     return OK;
 }
 
-/* The last layers read what the last layer of their kind before them has stored. */
+/* The last layers read the keys and values of the last earlier layer of their kind. */
 static enum status gemma4_sharing(const struct json *j, struct model_config *c, struct err *err)
 {
     const int64_t n = json_get_int(j, "num_kv_shared_layers", 0);
@@ -230,7 +230,7 @@ static enum status read_gemma4(const struct json *j, struct model_config *c, str
     return OK;
 }
 
-/* Gemma 3's wrappers leave out nearly everything. */
+/* Gemma 3's wrappers omit nearly everything. */
 #define GEMMA_DEFAULTS "\"head_dim\":256,\"hidden_activation\":\"gelu_pytorch_tanh\""
 #define GEMMA3_DEFAULTS                                                                            \
     "{\"eos_token_id\":1,"                                                                         \
@@ -238,7 +238,7 @@ static enum status read_gemma4(const struct json *j, struct model_config *c, str
     "\"max_position_embeddings\":131072,\"rope_theta\":1000000,\"query_pre_attn_scalar\":256,"     \
     "\"sliding_window\":4096," GEMMA_DEFAULTS "}"
 
-/* The ropes of both kinds of layers, and the E series' inputs of single layers. */
+/* The ropes of both kinds of layers, and the per-layer inputs of the E series. */
 #define GEMMA4_DEFAULTS                                                                            \
     "\"eos_token_id\":1,\"num_key_value_heads\":4,\"max_position_embeddings\":131072,"             \
     "\"rope_of_class\":{\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":10000},"   \

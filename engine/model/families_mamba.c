@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Families of attention beside Mamba-2 or short convolutions: Granite 4, Bamba, Falcon-H1,
+/* Families with attention and Mamba-2 or short convolutions: Granite 4, Bamba, Falcon-H1,
  * Nemotron-H, LFM2. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
@@ -80,7 +80,7 @@ static const struct tensor_names lfm2_names = {QKV_NAMES,
 
 /* ---- Mamba-2 ------------------------------------------------------------------------------ */
 
-/* Keys of one writer or another. */
+/* Config keys, which differ between writers. */
 struct mamba_keys {
     const char *heads, *head_dim, *state, *groups, *kernel, *conv_bias, *proj_bias;
 };
@@ -89,9 +89,9 @@ static const struct mamba_keys usual_keys = {"mamba_n_heads",  "mamba_d_head", "
                                              "mamba_proj_bias"};
 static const struct mamba_keys nemotron_keys = {
     "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups",
-    "conv_kernel",     "use_conv_bias",  "mamba_proj_bias"};
+    "conv_kernel",     "use_conv_bias",  "use_bias"};
 
-/* The range that steps are held to; its end is no number where it is infinite. */
+/* The range to which time steps are clamped; an infinite end is not a number in JSON. */
 static enum status read_steps(const struct json *j, struct model_config *c, struct err *err)
 {
     const struct json *limit = json_get(j, "time_step_limit");
@@ -141,7 +141,7 @@ static void make_state(struct model_config *c, int32_t layer)
     c->layers[layer].state = 0;
 }
 
-/* Layers that the list names have attention, the others a state. */
+/* Layers in the list have attention, the others a state. */
 static enum status attention_at(const struct json *j, const char *key, struct model_config *c,
                                 struct err *err)
 {
@@ -197,7 +197,7 @@ static enum status read_bamba(const struct json *j, struct model_config *c, stru
     return attention_at(j, "attn_layer_indices", c, err);
 }
 
-/* Factors of a list, 1 where there is none. */
+/* Factors from a list; 1 if there is none. */
 static enum status factors(const struct json *j, const char *key, int32_t n, float *out,
                            struct err *err)
 {
@@ -217,10 +217,10 @@ static float factor(const struct json *j, const char *key)
     return (float)json_get_number(j, key, 1.0);
 }
 
-/* Factors of inputs are made factors of what is linear in them. */
+/* Factors of inputs are moved to the weights that are linear in them. */
 static enum status read_falcon_h1(const struct json *j, struct model_config *c, struct err *err)
 {
-    float ssm[5] = {0}, mlp[2] = {0}; // of z, x, B, C, dt; of gates and outputs
+    float ssm[5] = {0}, mlp[2] = {0}; // for z, x, B, C, dt; for gates and outputs
     TRY(read_mamba(j, &usual_keys, json_get_int(j, "mamba_d_ssm", expanded(j, c)), c, err));
     TRY(factors(j, "ssm_multipliers", 5, ssm, err));
     TRY(factors(j, "mlp_multipliers", 2, mlp, err));
@@ -245,14 +245,14 @@ static enum status read_falcon_h1(const struct json *j, struct model_config *c, 
     c->embed_scale = factor(j, "embedding_multiplier");
     c->logit_scale = factor(j, "lm_head_multiplier");
     for (int32_t i = 0; i < c->n_layers; i++) {
-        c->layers[i].state = 0; // beside its attention
+        c->layers[i].state = 0; // in addition to its attention
     }
     return OK;
 }
 
 /* ---- Nemotron-H --------------------------------------------------------------------------- */
 
-/* One sub-layer each: by a letter, or a word in what transformers 5 writes. */
+/* One sub-layer per entry: a letter, or a word in transformers 5's form. */
 static bool set_kind(struct layer_config *l, char letter)
 {
     l->rope = -1;
@@ -268,7 +268,9 @@ static char letter_of(const char *word)
     static const struct {
         const char *word;
         char letter;
-    } rows[] = {{"mamba", 'M'}, {"attention", '*'}, {"mlp", '-'}, {"moe", 'E'}};
+    } rows[] = {{"mamba", 'M'},     {"linear_attention", 'M'},
+                {"attention", '*'}, {"full_attention", '*'},
+                {"mlp", '-'},       {"moe", 'E'}};
     for (size_t i = 0; word && i < sizeof rows / sizeof rows[0]; i++) {
         if (strcmp(rows[i].word, word) == 0) {
             return rows[i].letter;
@@ -310,7 +312,7 @@ static enum status read_nemotron_experts(const struct json *j, struct model_conf
                                          struct err *err)
 {
     TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
-    TRY(read_pattern(j, c, err)); // experts took all layers
+    TRY(read_pattern(j, c, err)); // experts were first given to all layers
     int64_t n_shared = json_get_int(j, "n_shared_experts", 0);
     if (n_shared > 0) {
         TRY(family_size(j, "moe_shared_expert_intermediate_size", 1 << 22, &c->shared_ffn, err));
@@ -320,15 +322,28 @@ static enum status read_nemotron_experts(const struct json *j, struct model_conf
     return family_routing_v3(j, c, err);
 }
 
+/* Implementations disagree on these: transformers clamps to time_step_min instead of
+ * time_step_limit, the published code does not. */
+static enum status refuse_steps(const struct json *j, const struct model_config *c, struct err *err)
+{
+    const bool bounded = c->state.dt_min > 0.0f || c->state.dt_max > 0.0f;
+    if (bounded || json_get_number(j, "time_step_min", 0.0) > 0.001) {
+        return err_set(err, ERR_UNSUPPORTED, "config.json: %s is not supported",
+                       bounded ? "a time_step_limit that bounds steps"
+                               : "a time_step_min above 0.001");
+    }
+    return OK;
+}
+
 static enum status read_nemotron_h(const struct json *j, struct model_config *c, struct err *err)
 {
     c->norm_eps = (float)json_get_number(j, "layer_norm_epsilon", 1e-5);
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
     c->mlp_bias = json_get_bool(j, "mlp_bias", false);
     c->gated = false;
-    TRY(family_must_be(j, "use_bias", false, err));
     TRY(read_mamba(j, &nemotron_keys, 0, c, err));
-    if (!json_get(j, "time_step_limit")) { // what transformers' prompts are held to then
+    TRY(refuse_steps(j, c, err));
+    if (!json_get(j, "time_step_limit")) { // transformers' clamping of prompts in that case
         c->state.dt_min = (float)json_get_number(j, "time_step_min", 0.0);
     }
     TRY(read_pattern(j, c, err));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Families of multi-head latent attention: DeepSeek, and those after it. */
+/* Families with multi-head latent attention: DeepSeek and its successors. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
 
@@ -74,7 +74,7 @@ static enum status read_deepseek_v2(const struct json *j, struct model_config *c
     } else if (strcmp(method, "group_limited_greedy") != 0) {
         return err_set(err, ERR_UNSUPPORTED, "config.json: topk_method '%s' is not known", method);
     }
-    c->scoring = MOE_SOFTMAX_TOPK; // transformers never renormalises here
+    c->scoring = MOE_SOFTMAX_TOPK; // transformers never renormalises in this case
     return OK;
 }
 
@@ -90,7 +90,7 @@ static enum status read_glm4_moe_lite(const struct json *j, struct model_config 
     return family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 1), c, err);
 }
 
-/* DeepSeek's attention, whose queries grow, with another router. */
+/* DeepSeek's attention with queries scaled by position, and another router. */
 static enum status read_mistral4(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_deepseek(j, c, err));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Families of plain attention and experts. */
+/* Families with plain attention and experts. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
 
@@ -26,7 +26,7 @@ static const struct tensor_names gpt_oss_names = {
     BASE_NAMES, QKV_NAMES, .sinks = "self_attn.sinks", .router = "mlp.router",
     .experts_gate_up = "mlp.experts.gate_up_proj", .experts_down = "mlp.experts.down_proj",
     .experts_form = EXPERTS_ALTERNATE,
-    /* Of GGUF files alone. */
+    /* Only GGUF files use these names. */
     .expert_gate = "mlp.experts.%d.gate_proj", .expert_up = "mlp.experts.%d.up_proj",
     .expert_down = "mlp.experts.%d.down_proj"};
 
@@ -120,7 +120,8 @@ static enum status read_qwen2_moe(const struct json *j, struct model_config *c, 
     family_sparse_steps(j, c);
     family_window_on_all(j, c);
     family_windows_if_used(j, c);
-    int64_t windows = json_get_int(j, "max_window_layers", 28); // here every other one before it
+    // in this family every other layer before it
+    int64_t windows = json_get_int(j, "max_window_layers", 28);
     for (int32_t i = 0; i < c->n_layers; i++) {
         c->layers[i].window = i % 2 == 0 && i < windows ? c->layers[i].window : 0;
     }
@@ -165,7 +166,7 @@ static enum status read_minimax_m2(const struct json *j, struct model_config *c,
     return OK;
 }
 
-/* Every so manyth layer of a range has experts. The correction is of the choice alone. */
+/* Every n-th layer of a range has experts. The correction only affects the choice. */
 static enum status read_ernie_moe(const struct json *j, struct model_config *c, struct err *err)
 {
     struct experts_said s = {.count_key = "moe_num_experts",
@@ -182,11 +183,11 @@ static enum status read_ernie_moe(const struct json *j, struct model_config *c, 
     for (int32_t i = 0; i < c->n_layers; i++) {
         c->layers[i].moe = (i + 1) % every == 0 && i >= first && (last == -1 || i <= last);
     }
-    if (json_get_number(j, "moe_norm_min", 0.0) > 1e-6) { // far below any sum of weights
+    if (json_get_number(j, "moe_norm_min", 0.0) > 1e-6) { // far below any real sum of weights
         return err_set(err, ERR_UNSUPPORTED,
                        "config.json: moe_norm_min above 1e-6 is not supported");
     }
-    TRY(family_must_be(j, "use_bias", false, err)); // its head would have one, too
+    TRY(family_must_be(j, "use_bias", false, err)); // its head would have a bias, too
     c->rope[0].desc.interleaved = true;
     c->tied = true;
     c->scoring = MOE_SOFTMAX_TOPK;
@@ -194,7 +195,7 @@ static enum status read_ernie_moe(const struct json *j, struct model_config *c, 
     return OK;
 }
 
-/* The keys may be lists, of a number for each layer. */
+/* The keys may be lists with one number per layer. */
 static enum status read_hunyuan_moe(const struct json *j, struct model_config *c, struct err *err)
 {
     struct experts_said s = {.count_key = "num_experts",
@@ -257,11 +258,12 @@ static enum status read_glm4_moe(const struct json *j, struct model_config *c, s
     return family_routing_v3(j, c, err);
 }
 
-/* Layers with positions see a chunk, and have norms of q and k behind the rotation; those without
- * see everything, and their queries grow. */
+/* Layers with positions see a chunk and norm q and k after the rotation. Layers without positions
+ * see everything and scale their queries by position. */
 static enum status llama4_layers(const struct json *j, struct model_config *c, struct err *err)
 {
-    const struct json *tuning = json_get(j, "attn_temperature_tuning"); // also a number, if not 0
+    // may be a number: true if not 0
+    const struct json *tuning = json_get(j, "attn_temperature_tuning");
     const bool grows = json_get_bool(j, "attn_temperature_tuning", json_number(tuning, 1.0) > 0.0);
     const int64_t every = json_get_int(j, "floor_scale", 8192);
     TRY(family_positive("floor_scale", every, MAX_POSITIONS, err));
@@ -279,7 +281,7 @@ static enum status llama4_layers(const struct json *j, struct model_config *c, s
     return OK;
 }
 
-/* Experts on every interleave_moe_layer_step-th layer, or on those that are listed. */
+/* Experts on every interleave_moe_layer_step-th layer, or on the listed ones. */
 static enum status llama4_experts(const struct json *j, struct model_config *c, struct err *err)
 {
     const struct json *list = json_get(j, "moe_layers");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Families of attention beside delta nets: with one decay a head Qwen3-Next, Qwen3.5, with one a
- * channel Kimi-Linear, Ling 3. */
+/* Families with attention and delta nets: one decay per head in Qwen3-Next and Qwen3.5, one per
+ * channel in Kimi-Linear and Ling 3. */
 #include "engine/base/json.h"
 #include "engine/model/family_parts.h"
 
@@ -162,16 +162,18 @@ static void set_kda(struct model_config *c)
     c->state.norm_eps = c->norm_eps;
 }
 
-/* Layers are named from 1 on. */
+/* Layers are numbered from 1. Without a list, the class makes every fourth one after the first a
+ * layer of full attention. */
 static enum status read_kimi_layers(const struct json *linear, struct model_config *c,
                                     struct err *err)
 {
+    const struct json *full = json_get(linear, "full_attn_layers");
     for (int32_t i = 0; i < c->n_layers; i++) {
-        c->layers[i].kv = -1;
-        c->layers[i].state = 0;
+        const bool usual = !full && i > 0 && i % 4 == 0;
+        c->layers[i].kv = usual ? 0 : -1;
+        c->layers[i].state = usual ? -1 : 0;
         c->layers[i].rope = -1;
     }
-    const struct json *full = json_get(linear, "full_attn_layers");
     for (const struct json *v = json_first(full); v; v = json_next(v)) {
         int64_t i;
         if (!json_int64(v, &i) || i < 1 || i > c->n_layers) {
@@ -186,37 +188,34 @@ static enum status read_kimi_layers(const struct json *linear, struct model_conf
     return OK;
 }
 
+/* Experts after the first layers; LATE_KEYS maps the key names of both families to these. */
+static enum status read_late_experts(const struct json *j, struct model_config *c, struct err *err)
+{
+    TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
+    TRY(family_every_freq(j, c, err));
+    if (json_is(json_get(j, "mlp_layer_types"), JSON_ARRAY)) {
+        TRY(family_dense_layers(j, 0, c, err));
+    }
+    TRY(family_shared_experts(j, "num_shared_experts", c, err));
+    return family_routing_v3(j, c, err);
+}
+
 static enum status read_kimi_linear(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_mla(j, c, err));
     TRY(family_must_be(j, "mla_use_nope", true, err));
     const struct json *linear = json_get(j, "linear_attn_config");
-    TRY(family_size(linear, "num_heads", 4096, &c->state.layer.n_heads, err));
-    TRY(family_size(linear, "head_dim", 1024, &c->state.layer.key_dim, err));
-    TRY(family_size(linear, "short_conv_kernel_size", 16, &c->state.layer.conv_kernel, err));
+    struct state_layer *g = &c->state.layer;
+    const bool nested = json_is(linear, JSON_OBJECT); // as released, not as transformers 5 saves it
+    const struct json *from = nested ? linear : j;
+    const char *kernel = nested ? "short_conv_kernel_size" : "linear_conv_kernel_dim";
+    TRY(family_size(from, nested ? "num_heads" : "linear_num_heads", 4096, &g->n_heads, err));
+    TRY(family_size(from, nested ? "head_dim" : "linear_head_dim", 1024, &g->key_dim, err));
+    TRY(family_size(from, kernel, 16, &g->conv_kernel, err));
     set_kda(c);
     c->state.low_rank = c->state.layer.key_dim;
     TRY(read_kimi_layers(linear, c, err));
-    int64_t length = json_get_int(j, "model_max_length", c->max_pos);
-    TRY(family_positive("model_max_length", length, MAX_POSITIONS, err));
-    c->max_pos = (int32_t)length;
-    struct experts_said said = {.count_key = "num_experts",
-                                .pick_key = "num_experts_per_token",
-                                .ffn_key = "moe_intermediate_size",
-                                .n = json_get_int(j, "num_experts", 0),
-                                .k = json_get_int(j, "num_experts_per_token", 0),
-                                .ffn = json_get_int(j, "moe_intermediate_size", 0)};
-    TRY(family_set_experts(&said, c, err));
-    TRY(family_every_freq(j, c, err));
-    TRY(family_shared_experts(j, "num_shared_experts", c, err));
-    TRY(family_routing_v3(j, c, err));
-    c->renormalise = json_get_bool(j, "moe_renormalize", true);
-    if (json_get_int(j, "num_expert_group", 1) != 1) {
-        return err_set(err, ERR_UNSUPPORTED,
-                       "config.json: num_expert_group above 1 is not "
-                       "supported");
-    }
-    return OK;
+    return read_late_experts(j, c, err);
 }
 
 static enum status read_ling(const struct json *j, struct model_config *c, struct err *err)
@@ -242,11 +241,14 @@ static enum status read_ling(const struct json *j, struct model_config *c, struc
         c->layers[i].kv = full ? 0 : -1;
         c->layers[i].state = full ? -1 : 0;
     }
-    TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
-    TRY(family_every_freq(j, c, err));
-    TRY(family_shared_experts(j, "num_shared_experts", c, err));
-    return family_routing_v3(j, c, err);
+    return read_late_experts(j, c, err);
 }
+
+#define LATE_KEYS                                                                                  \
+    "\"other_keys\":{\"num_experts_per_token\":\"num_experts_per_tok\",\"num_expert_group\":\"n_"  \
+    "group\","                                                                                     \
+    "\"moe_renormalize\":\"norm_topk_prob\",\"model_max_length\":\"max_position_embeddings\","     \
+    "\"num_local_experts\":\"num_experts\",\"n_shared_experts\":\"num_shared_experts\"}"
 
 #define DELTA_NET_DEFAULTS                                                                         \
     "\"linear_conv_kernel_dim\":4,\"linear_key_head_dim\":128,\"linear_value_head_dim\":128,"      \
@@ -268,11 +270,18 @@ static const struct family rows[] = {
     {"qwen3_5", &qwen3_5_names, QWEN3_5_DEFAULTS, read_qwen3_5},
     {"qwen3_5_moe_text", &qwen3_5_names, QWEN3_5_MOE_DEFAULTS, read_qwen3_5_moe},
     {"qwen3_5_moe", &qwen3_5_names, QWEN3_5_MOE_DEFAULTS, read_qwen3_5_moe},
-    {"kimi_linear", &kimi_linear_names, "{\"routed_scaling_factor\":1,\"num_shared_experts\":0}",
+    {"kimi_linear", &kimi_linear_names,
+     "{\"rms_norm_eps\":1e-5,\"max_position_embeddings\":1048576,\"first_k_dense_replace\":1,"
+     "\"num_experts\":256,\"num_experts_per_tok\":8,\"moe_intermediate_size\":1024,"
+     "\"routed_scaling_factor\":2.446,\"num_shared_experts\":1,\"linear_head_dim\":128,"
+     "\"linear_num_heads\":32,\"linear_conv_kernel_dim\":4," LATE_KEYS "}",
      read_kimi_linear},
     {"bailing_hybrid", &ling_names,
-     "{\"short_conv_kernel_size\":4,\"first_k_dense_replace\":0,\"num_shared_experts\":0,"
-     "\"layer_group_size\":4,\"n_group\":1,\"topk_group\":1}",
+     "{\"max_position_embeddings\":262144,\"rope_theta\":6000000,\"head_dim\":128,"
+     "\"short_conv_kernel_size\":4,\"first_k_dense_replace\":2,\"layer_group_size\":6,"
+     "\"num_experts\":512,\"num_experts_per_tok\":8,\"moe_intermediate_size\":768,"
+     "\"n_group\":8,\"topk_group\":4,\"routed_scaling_factor\":2.5,\"num_shared_experts\":"
+     "1," LATE_KEYS "}",
      read_ling},
 };
 const struct family_table families_recurrent = {rows, sizeof rows / sizeof rows[0]};

@@ -149,7 +149,7 @@ enum status family_experts(const struct json *j, const char *count_key, const ch
                              .n = json_get_int(j, count_key, 0),
                              .k = json_get_int(j, "num_experts_per_tok", 0),
                              .ffn = json_get_int(j, ffn_key, 0)};
-    if (s.n == 0) { // transformers 5 writes one name for all
+    if (s.n == 0) { // transformers 5 uses one name for all
         s.n = json_get_int(j, "num_local_experts", 0);
     }
     return family_set_experts(&s, c, err);
@@ -184,7 +184,14 @@ enum status family_routing_v3(const struct json *j, struct model_config *c, stru
     c->scoring = MOE_SIGMOID;
     c->renormalise = json_get_bool(j, "norm_topk_prob", true);
     c->correction = true;
-    return family_routing(j, c, err);
+    TRY(family_routing(j, c, err));
+    if (c->experts_per_token > c->topk_group * (c->n_experts / c->n_group)) {
+        return err_set(err, ERR_FORMAT,
+                       "config.json: %d of %d groups of experts (topk_group, n_group) have fewer "
+                       "than num_experts_per_tok, %d",
+                       c->topk_group, c->n_group, c->experts_per_token);
+    }
+    return OK;
 }
 
 enum status family_every_freq(const struct json *j, struct model_config *c, struct err *err)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the files of families share: the names that most checkpoints use, and readers of keys that
- * several families have. For families_*.c, not for others. */
+/* Shared by the files of families: the names that most checkpoints use, and readers of keys that
+ * several families have. Private to families_*.c. */
 #ifndef SLUICE_ENGINE_MODEL_FAMILY_PARTS_H
 #define SLUICE_ENGINE_MODEL_FAMILY_PARTS_H
 
@@ -24,7 +24,7 @@
 
 extern const struct tensor_names llama_names;
 
-/* The rows of one file. */
+/* The table rows of one file. */
 struct family_table {
     const struct family *rows;
     size_t n;
@@ -32,70 +32,71 @@ struct family_table {
 extern const struct family_table families_dense, families_gemma, families_moe, families_mla,
     families_recurrent, families_mamba;
 
-/* sliding_window on all layers, on the even ones; taken back unless use_sliding_window. */
+/* sliding_window on all layers; on the even ones; removed again unless use_sliding_window is
+ * set. */
 void family_window_on_all(const struct json *j, struct model_config *c);
 void family_window_on_even(const struct json *j, struct model_config *c);
 void family_windows_if_used(const struct json *j, struct model_config *c);
-/* sliding_window on all layers but every n-th. */
+/* sliding_window on all layers except every n-th. */
 void family_window_but_every(const struct json *j, int64_t n, struct model_config *c);
 
-/* Hunyuan's attention: norms of heads behind the rope. */
+/* Hunyuan's attention: per-head norms after the rope. */
 enum status family_hunyuan_attention(const struct json *j, struct model_config *c, struct err *err);
-/* EXAONE's attention: norms of heads, and positions in the sliding layers alone, if there are such.
- * sliding_window_pattern says which those are: all but every n-th, or by letters. */
+/* EXAONE's attention: per-head norms, and positions only in the sliding layers, if there are any.
+ * sliding_window_pattern selects them: all but every n-th, or by letters. */
 enum status family_exaone_attention(const struct json *j, struct model_config *c, struct err *err);
-/* no_rope_layers, in which 1 means that a layer has positions; empty or absent, every
- * no_rope_layer_interval-th (4) has none. */
+/* no_rope_layers, where 1 means that a layer has positions. If it is empty or absent, every
+ * no_rope_layer_interval-th (4) layer has none. */
 enum status family_no_rope_layers(const struct json *j, struct model_config *c, struct err *err);
 
-/* An integer from 1 to max, or the sentence that names the key. */
+/* Checks that v is an integer from 1 to max; the error names the key. */
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err);
 
-/* That of a key which must be there. */
+/* The same for a required key. */
 enum status family_size(const struct json *j, const char *key, int64_t max, int32_t *out,
                         struct err *err);
-/* The width of all layers' MLPs. */
+/* Sets the MLP width of all layers. */
 void family_ffn(struct model_config *c, int32_t ffn);
 
-/* Experts on every layer, as many as count_key says (or, as transformers 5 writes it for all,
- * num_local_experts) of the width of ffn_key; callers then take some layers back. */
+/* Experts on every layer: count_key has their number (or num_local_experts, as transformers 5
+ * writes it for all families), ffn_key their width. Callers then remove them from some layers. */
 enum status family_experts(const struct json *j, const char *count_key, const char *ffn_key,
                            struct model_config *c, struct err *err);
-/* The same with numbers that other keys, here for messages, have said. */
+/* The same with numbers already read; the keys are for messages. */
 struct experts_said {
     const char *count_key, *pick_key, *ffn_key;
     int64_t n, k, ffn;
 };
 enum status family_set_experts(const struct experts_said *s, struct model_config *c,
                                struct err *err);
-/* Shared experts, as many as `key` says, as one of their widths' sum. */
+/* Shared experts: as many as `key` says, treated as one expert of their total width. */
 enum status family_shared_experts(const struct json *j, const char *key, struct model_config *c,
                                   struct err *err);
-/* What DeepSeek's routers have: n_group, topk_group, routed_scaling_factor. */
+/* DeepSeek's router keys: n_group, topk_group, routed_scaling_factor. */
 enum status family_routing(const struct json *j, struct model_config *c, struct err *err);
-/* DeepSeek V3's router: sigmoid scores, a correction for the choice. */
+/* DeepSeek V3's router: sigmoid scores, and a correction for the choice. */
 enum status family_routing_v3(const struct json *j, struct model_config *c, struct err *err);
-/* Takes experts back: from the first first_k_dense_replace layers, and from all but every
+/* Removes experts from the first first_k_dense_replace layers, and from all but every
  * moe_layer_freq-th. */
 enum status family_every_freq(const struct json *j, struct model_config *c, struct err *err);
-/* Takes experts back: from the layers that mlp_layer_types calls dense, or without it from the
+/* Removes experts from the layers that mlp_layer_types calls dense, or without that key from the
  * first n_dense. */
 enum status family_dense_layers(const struct json *j, int64_t n_dense, struct model_config *c,
                                 struct err *err);
 
-/* An integer, or a list of one for each layer that are all the same; 0 if it is neither. */
+/* An integer, or a list with the same integer for each layer; 0 if it is neither. */
 enum status family_same_of_layers(const struct json *j, const char *key, int32_t n_layers,
                                   int64_t *out, struct err *err);
-/* A switch that only has one meaning here. */
+/* A switch of which only one value is supported. */
 enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err);
-/* Granite's: factors of embeddings, branches, scores and logits. */
+/* Granite's factors of embeddings, branches, scores and logits. */
 enum status family_granite(const struct json *j, struct model_config *c, struct err *err);
 /* Multi-head latent attention. */
 enum status family_mla(const struct json *j, struct model_config *c, struct err *err);
-/* llama_4_scaling_beta of the rope's parameters: queries of all layers grow. */
+/* llama_4_scaling_beta of the rope parameters: the queries of all layers are scaled by position. */
 enum status family_query_growth(const struct json *j, struct model_config *c, struct err *err);
 
-/* Qwen's: sparse unless listed in mlp_only_layers, and only every decoder_sparse_step-th. */
+/* Qwen's rule: only every decoder_sparse_step-th layer has experts, and none in mlp_only_layers. */
 void family_sparse_steps(const struct json *j, struct model_config *c);
 
 #endif

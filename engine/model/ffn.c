@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The weights of a layer's feed-forward half: an MLP, or experts with their router. */
+/* Loads the weights of a layer's feed-forward half: an MLP, or experts with their router. */
 #include "engine/model/part.h"
 
 #include "engine/base/assert.h"
@@ -44,13 +44,13 @@ static enum status load_mlp(struct loader *l, const char *gate, const char *up, 
     return part_linear(l, &d, l->options->dtype, down_out);
 }
 
-/* What experts read and write. */
+/* Input and output width of experts. */
 static int64_t width_of_experts(const struct model_config *c)
 {
     return c->moe_latent > 0 ? c->moe_latent : c->hidden;
 }
 
-/* Parts of expert e: its gate rows, if any, and up rows, and its down, this rank's share. */
+/* This rank's parts of expert e: its gate rows (if any) and up rows, and its down matrix. */
 static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
                                 struct weight_part *gate_up, struct weight_part *down)
 {
@@ -72,7 +72,7 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
     return OK;
 }
 
-/* All experts of one tensor, each [n_out][n_in], or stored the other way round. */
+/* All experts in one tensor, each [n_out][n_in] or transposed. */
 struct experts {
     struct weight_part all;
     bool turned;
@@ -101,7 +101,7 @@ static struct weight_part expert_of(const struct experts *s, int64_t e)
     return weight_part_slice(s->all, e * s->n_out, s->n_out, 0, s->n_in);
 }
 
-/* The same as expert_parts from tensors that stack all experts. */
+/* Like expert_parts, from tensors that stack all experts. */
 static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_part *gate_up,
                                  struct weight_part *down)
 {
@@ -146,7 +146,7 @@ static enum status expert_bias(struct loader *l, int32_t layer, const char *patt
     return OK;
 }
 
-/* Biases of single experts, this rank's gate rows then up rows. */
+/* Biases stored per expert: this rank's gate rows, then up rows. */
 static enum status single_biases(struct loader *l, int32_t layer, float *gate_up, float *down)
 {
     const struct model_config *c = l->c;
@@ -162,7 +162,7 @@ static enum status single_biases(struct loader *l, int32_t layer, float *gate_up
     return OK;
 }
 
-/* The same of stacked ones, where gate and up alternate. */
+/* The same from stacked biases, in which gate and up alternate. */
 static enum status stacked_biases(struct loader *l, int32_t layer, float *gate_up, float *down)
 {
     const struct model_config *c = l->c;
@@ -188,7 +188,7 @@ static enum status stacked_biases(struct loader *l, int32_t layer, float *gate_u
     return OK;
 }
 
-/* As [n_experts] parts, in fp32. */
+/* The biases as [n_experts] parts in fp32. */
 static enum status expert_biases(struct loader *l, int32_t layer, bool stacked, float *gate_up,
                                  float *down, struct weight_part *gate_up_parts,
                                  struct weight_part *down_parts)
@@ -202,7 +202,7 @@ static enum status expert_biases(struct loader *l, int32_t layer, bool stacked, 
     return OK;
 }
 
-/* Some families have been saved in both forms: the single experts' unless there are none. */
+/* Some families exist in both forms; single experts are preferred if present. */
 static bool experts_are_stacked(const struct loader *l, int32_t layer)
 {
     const struct tensor_names *names = l->c->names;
@@ -220,7 +220,7 @@ static enum status load_experts(struct loader *l, int32_t layer, struct layer_we
 {
     const struct model_config *c = l->c;
     size_t n = (size_t)c->n_experts;
-    const size_t per = c->gated ? 2 : 1; // matrices of an expert's first product
+    const size_t per = c->gated ? 2 : 1; // matrices in an expert's first product
     int64_t ffn = l->m->shard.moe_ffn;
     struct weight_part *gate_up = xcalloc(per * n, sizeof *gate_up);
     struct weight_part *down = xcalloc(n, sizeof *down), *gu_bias = NULL, *dn_bias = NULL;
@@ -276,7 +276,7 @@ static enum status load_experts(struct loader *l, int32_t layer, struct layer_we
     return st;
 }
 
-/* What experts beside an MLP have that others have not. */
+/* Loads what experts beside an MLP have in addition. */
 static enum status load_beside(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct tensor_names *names = l->c->names;
@@ -298,7 +298,7 @@ static enum status load_beside(struct loader *l, int32_t layer, struct layer_wei
     part_layer_name(names->router_norm, layer, name);
     TRY(part_of(l, name, &hidden, 1, &scale));
     part_dummy_vector(l, &scale, true);
-    float *root = xmalloc((size_t)hidden * sizeof *root); // what it is multiplied by besides
+    float *root = xmalloc((size_t)hidden * sizeof *root); // a further factor of its input
     for (int64_t i = 0; i < hidden; i++) {
         root[i] = weight_part_get(&scale, 0, i) / sqrtf((float)hidden);
     }
@@ -308,7 +308,7 @@ static enum status load_beside(struct loader *l, int32_t layer, struct layer_wei
     return st;
 }
 
-/* Products in front of the experts and behind them. */
+/* Projections before and after the experts. */
 static enum status load_latent(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -319,10 +319,16 @@ static enum status load_latent(struct loader *l, int32_t layer, struct layer_wei
     }
     part_layer_name(c->names->latent_in, layer, in);
     part_layer_name(c->names->latent_out, layer, out);
-    struct stack down = {
-        .pieces = {{in, latent, 0, latent}}, .n = 1, .n_in = hidden, .n_cols = hidden};
-    struct stack up = {
-        .pieces = {{out, hidden, 0, hidden}}, .n = 1, .n_in = latent, .n_cols = latent};
+    struct stack down = {.pieces = {{in, latent, 0, latent}},
+                         .n = 1,
+                         .n_in = hidden,
+                         .n_cols = hidden,
+                         .bias = c->mlp_bias};
+    struct stack up = {.pieces = {{out, hidden, 0, hidden}},
+                       .n = 1,
+                       .n_in = latent,
+                       .n_cols = latent,
+                       .bias = c->mlp_bias};
     TRY(part_linear(l, &down, l->options->dtype, &w->latent_in));
     return part_linear(l, &up, l->options->dtype, &w->latent_out);
 }

@@ -37,7 +37,7 @@ static enum status need_tensor(const struct module *m, const char *suffix,
                    checkpoint_where(m->checkpoint), m->name, suffix, format_name(m));
 }
 
-/* One of two names. */
+/* One of two names must exist. */
 static enum status need_either(const struct module *m, const char *suffix, const char *other,
                                const struct checkpoint_tensor **out)
 {
@@ -116,14 +116,14 @@ static int64_t cut_up(int64_t n, int64_t by)
     return (n + by - 1) / by;
 }
 
-/* A dense tensor of two dimensions. */
+/* A dense two-dimensional tensor. */
 static struct number_grid rows_of(const struct checkpoint_tensor *t, enum dtype dtype,
                                   enum packing packing, int64_t row_stride)
 {
     return (struct number_grid){t->data, dtype, packing, row_stride, 1};
 }
 
-/* The same of one that has inputs, or groups of them, as its rows. */
+/* The same for one whose rows are inputs, or groups of inputs. */
 static struct number_grid columns_of(const struct checkpoint_tensor *t, enum dtype dtype,
                                      enum packing packing, int64_t row_stride)
 {
@@ -132,7 +132,7 @@ static struct number_grid columns_of(const struct checkpoint_tensor *t, enum dty
 
 /* ---- scales ------------------------------------------------------------------------------- */
 
-/* Neither zero nor NaN nor infinite: such a scale is a broken file. */
+/* Rejects scales that are zero, NaN or infinite, which mean a broken file. */
 static enum status check_scales(const struct module *m, const struct checkpoint_tensor *t,
                                 enum dtype dtype)
 {
@@ -153,7 +153,7 @@ static enum status need_float(const struct module *m, const struct checkpoint_te
     return tensor_is_plain(t) ? OK : need_dtype(m, t, DT_F32);
 }
 
-/* Scales by output and block of inputs, one of each output, or one in all. */
+/* Scales per output and block of inputs, one per output, or a single one. */
 static enum status read_scales(const struct module *m, const struct checkpoint_tensor *t,
                                struct weight_codec *out)
 {
@@ -191,7 +191,7 @@ static enum status read_tensor_scale(const struct module *m, const char *suffix,
     return OK;
 }
 
-/* The group of each input. One that says nothing new is left out. */
+/* The group of each input. An identity mapping is dropped. */
 static enum status read_groups(const struct module *m, const char *suffix, int64_t n_groups,
                                struct weight_codec *out)
 {
@@ -230,7 +230,7 @@ static enum status read_whole(const struct module *m, enum dtype dtype, struct w
     return read_scales(m, scales, out);
 }
 
-/* Despite its name weight_scale_inv multiplies. */
+/* Despite its name, weight_scale_inv is a factor. */
 static enum status read_fp8(const struct module *m, struct weight_codec *out)
 {
     return read_whole(m, DT_E4M3, out);
@@ -266,7 +266,7 @@ static enum status packed_dtype(const struct module *m, enum dtype *out)
     }
 }
 
-/* compressed-tensors: words along the inputs; zeros are packed along the outputs. */
+/* compressed-tensors: words run along the inputs; zeros are packed along the outputs. */
 static enum status read_packed(const struct module *m, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values, *scales, *shape, *zeros;
@@ -303,7 +303,7 @@ static enum status read_packed(const struct module *m, struct weight_codec *out)
     return OK;
 }
 
-/* What AWQ and GPTQ share: scales and zeros by group of inputs, then output. */
+/* Common to AWQ and GPTQ: scales and zeros by group of inputs, then output. */
 static enum status read_groupwise(const struct module *m, enum dtype dtype,
                                   enum packing zero_packing, struct weight_codec *out)
 {
@@ -353,7 +353,7 @@ static enum status read_gptq(const struct module *m, struct weight_codec *out)
 
 /* ---- e2m1 --------------------------------------------------------------------------------- */
 
-/* Two to a byte, with a scale for each `group` inputs. */
+/* Two values per byte, with one scale per `group` inputs. */
 static enum status read_e2m1(const struct module *m, const char *suffix, int64_t group,
                              enum dtype scale_dtype, struct weight_codec *out)
 {
@@ -386,14 +386,14 @@ static enum status read_nvfp4(const struct module *m, struct weight_codec *out)
     return read_tensor_scale(m, ".weight_global_scale", TENSOR_SCALE_DIVIDES, out);
 }
 
-/* modelopt's keeps the name `weight`, and the reciprocal of the tensor's scale. */
+/* modelopt's form keeps the name `weight` and stores the reciprocal of the tensor's scale. */
 static enum status read_nvfp4_modelopt(const struct module *m, struct weight_codec *out)
 {
     TRY(read_e2m1(m, ".weight", 16, DT_E4M3, out));
     return read_tensor_scale(m, ".weight_scale_2", TENSOR_SCALE_TIMES, out);
 }
 
-/* GPT-OSS: all experts in one tensor, each block of 32 inputs a dimension of its own. */
+/* GPT-OSS: all experts in one tensor, with a dimension for the blocks of 32 inputs. */
 static enum status read_mxfp4_experts(const struct module *m, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values, *scales;
@@ -418,7 +418,7 @@ static enum status read_mxfp4_experts(const struct module *m, struct weight_code
 
 /* ---- inputs ------------------------------------------------------------------------------- */
 
-/* Scales of inputs that were measured before. An expert that was never reached may have none. */
+/* Input scales from calibration. An expert that calibration never reached may have none. */
 static enum status read_input_scale(const struct module *m, struct input_rule *rule)
 {
     const struct checkpoint_tensor *t = module_tensor(m, ".input_global_scale");
@@ -495,7 +495,7 @@ enum status module_read(const struct module *m, struct weight_part *out)
     return m->scheme->format->read(m, &out->codec);
 }
 
-/* Int4 is symmetric then, and of 8 bits, which no backend keeps in words, plain. */
+/* Dummy int4 is symmetric. 8-bit values, which no backend keeps packed in words, are plain. */
 bool module_dummy(const struct module *m, struct weight_part *out)
 {
     const struct quant_scheme *s = m->scheme;
@@ -514,6 +514,6 @@ bool module_dummy(const struct module *m, struct weight_part *out)
     c->block_cols = number == DT_E2M1 ? 32 : c->block_cols;
     out->inputs = s->inputs;
     out->inputs.n_inputs = m->n_in;
-    out->inputs.scale = 1.0f / 64.0f; // of those that are stored
+    out->inputs.scale = 1.0f / 64.0f; // if scales are stored
     return true;
 }

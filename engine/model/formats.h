@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The formats in which a quantised module's tensors are stored: each a row that makes a codec of
- * them. What belongs to which module is the config's affair (quant.h).
+/* Storage formats of quantised modules: each is a table row that builds a codec from the module's
+ * tensors. Which module has which format is up to the config (quant.h).
  * Thread: any. */
 #ifndef SLUICE_ENGINE_MODEL_FORMATS_H
 #define SLUICE_ENGINE_MODEL_FORMATS_H
@@ -9,50 +9,49 @@
 
 struct module_format;
 
-/* How a module is quantised, as far as the config says it. */
+/* How a module is quantised, as far as the config says. */
 struct quant_scheme {
-    const struct module_format *format; // NULL: the module is left alone
-    int32_t bits;                       // of a packed number
-    int32_t group;                      // inputs that share a scale; 0: all of a row
-    int32_t block_rows, block_cols;     // of a grid of scales; 0: none
+    const struct module_format *format; // NULL: the module is not quantised
+    int32_t bits;                       // of a packed value
+    int32_t group;                      // inputs that share a scale; 0: a whole row
+    int32_t block_rows, block_cols;     // of a two-dimensional grid of scales; 0: none
     bool asymmetric;
-    int32_t zero_offset;      // added to what is stored as zeros
-    struct input_rule inputs; // but for what the module's tensors say
+    int32_t zero_offset;      // added to stored zeros
+    struct input_rule inputs; // defaults; the module's tensors may override them
 };
 
-/* A module whose tensors are looked for. */
+/* A module whose tensors are to be found. */
 struct module {
     const struct checkpoint *checkpoint;
-    const char *name; // in full, as the checkpoint has it
-    /* Of its matrix. More than 1 expert: all of them are in one tensor. */
+    const char *name; // full name in the checkpoint
+    /* Shape of its matrix. More than 1 expert: one tensor holds all of them. */
     int64_t n_experts, n_out, n_in;
     const struct quant_scheme *scheme;
-    bool *taken; // by place in checkpoint_tensors, set for each tensor that is found; may be NULL
+    bool *taken; // indexed like checkpoint_tensors; set for each tensor that is used; may be NULL
     struct err *err;
 };
 
 struct module_format {
-    const char *name;   // as configs say it, and messages
-    const char *values; // what follows the module's name in that of its quantised numbers
+    const char *name;   // name in configs and messages
+    const char *values; // suffix of the tensor with the quantised values
     enum status (*read)(const struct module *m, struct weight_codec *out);
-    enum dtype number, scale; // as dummy weights have them; `number` I64: they are plain
+    enum dtype number, scale; // for dummy weights; `number` I64: plain
 };
 
 const struct module_format *format_find(const char *name); // NULL if there is none
 
-/* The module's tensor of this suffix; NULL if there is none. */
+/* The module's tensor with this suffix; NULL if there is none. */
 const struct checkpoint_tensor *module_tensor(const struct module *m, const char *suffix);
 
-/* Whether the tensor holds weights as they are. */
+/* True if the tensor holds unquantised weights. */
 bool tensor_is_plain(const struct checkpoint_tensor *t);
 
-/* Whether the module's numbers are there in any of the formats; *which then is their tensor. */
+/* True if the module's values exist in any of the formats, in tensor *which. */
 bool module_is_quantised(const struct module *m, const struct checkpoint_tensor **which);
 
-/* The module's matrix by its scheme's format. */
+/* Reads the module's matrix in its scheme's format. */
 enum status module_read(const struct module *m, struct weight_part *out);
-/* The same without a checkpoint: dummy weights whose codec says how they are stored; false: as
- * plain ones. */
+/* Without a checkpoint: dummy weights with the codec that the format implies; false: plain ones. */
 bool module_dummy(const struct module *m, struct weight_part *out);
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A draft head's weights: norms, fc, its own vocabulary, and the ends that it may share with its
- * target. */
+/* Loads a draft head: norms, fc, its own vocabulary, and the embedding and output head that it may
+ * share with its target. */
 #include "engine/model/head.h"
 
 #include "engine/base/log.h"
@@ -20,7 +20,7 @@ static enum status load_norm(struct loader *l, const char *base, const struct we
 
 /* ---- ends --------------------------------------------------------------------------------- */
 
-/* Whether a module's own copy of one of the target's matrices says nothing new. */
+/* True if a module's own copy of one of the target's matrices is identical to it. */
 static bool is_copy(const struct loader *l, const char *own, const char *targets)
 {
     char a[NAME_BYTES], b[NAME_BYTES];
@@ -41,7 +41,7 @@ static enum status own_head(struct loader *l, const char *base, int64_t n_rows)
     return part_linear(l, &head, l->options->dtype, &l->m->head);
 }
 
-/* The target's, as this rank has it. */
+/* Uses the target's head, as this rank holds it. */
 static enum status share_head(struct loader *l)
 {
     const struct model *target = l->options->target;
@@ -66,7 +66,8 @@ static enum status load_module_ends(struct loader *l, const char *embed, const c
 
 /* ---- MTP ---------------------------------------------------------------------------------- */
 
-/* How checkpoints name a module: Qwen's outside the layers, others as a layer behind the last. */
+/* A module's names in checkpoints: Qwen's lie outside the layers; others are one more layer after
+ * the last. */
 struct module_names {
     const char *layer, *fc, *embed_norm, *hidden_norm, *norm, *embed, *head;
 };
@@ -115,7 +116,7 @@ static enum status bad_map(const struct loader *l, const char *name, const char 
                    name, what);
 }
 
-/* d2t[i] is what is added to the head's id i to make it the target's. */
+/* d2t[i] is the offset from the head's id i to the target's id. */
 static enum status read_ids(struct loader *l, const struct checkpoint_tensor *t, int32_t *ids)
 {
     const int32_t n = l->c->head.n_ids;
@@ -137,7 +138,7 @@ static enum status read_ids(struct loader *l, const struct checkpoint_tensor *t,
     return st;
 }
 
-/* t2d says of each of the target's ids whether the head knows it. */
+/* t2d says for each target id whether the head knows it. */
 static enum status check_t2d(struct loader *l, const int32_t *ids)
 {
     const struct checkpoint_tensor *t = part_raw(l, "t2d");
@@ -183,7 +184,7 @@ static enum status load_ids(struct loader *l)
     return check_t2d(l, ids);
 }
 
-/* fc is cut by the target's layers: each part runs where its layer's states are. */
+/* Splits fc by target layer: each part runs where that layer's states are. */
 static enum status load_fed(struct loader *l)
 {
     const struct head_config *h = &l->c->head;

@@ -5,6 +5,7 @@
 
 #include <limits.h>
 #include <stdio.h>
+#include <string.h>
 
 /* Blocks that a head can be: x += attention(norm x), x += ffn(norm x). */
 static bool is_plain_block(const struct model_config *c)
@@ -107,6 +108,11 @@ static enum status read_eagle3(const struct json *j, const struct model_config *
                                struct model_config *c, struct err *err)
 {
     TRY(refuse_variant(j, err));
+    const char *form = json_get_string(j, "speculators_model_type");
+    if (form && strcmp(form, "eagle3") != 0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: the speculators_model_type '%.40s' is not eagle3", form);
+    }
     int64_t made_for = json_get_int(j, "target_hidden_size", target->hidden);
     int64_t n_ids = json_get_int(j, "draft_vocab_size", c->vocab);
     if (c->n_layers != 1 || c->n_experts > 0 || c->n_state_layers > 0 || c->kv_lora > 0 ||
@@ -130,7 +136,7 @@ static enum status read_eagle3(const struct json *j, const struct model_config *
                                    .target_hidden = target->hidden,
                                    .n_ids = (int32_t)n_ids,
                                    .norm_before_residual =
-                                       json_get_bool(j, "norm_before_residual", false)};
+                                       json_get_bool(j, "norm_before_residual", form != NULL)};
     return read_fed(j, target, &c->head.fed, err);
 }
 

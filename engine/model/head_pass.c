@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a draft head's pass does besides a layer and the ends, and a target's pass for its head. */
+/* The steps of a draft head's pass besides its layer, embedding and output head; and the steps that
+ * feed a head in its target's pass. */
 #include "engine/base/assert.h"
 #include "engine/device/ops.h"
 #include "engine/model/head.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What each key of config.json and generation_config.json may hold. The readers take a value of the
- * wrong type for an absent one: unchecked, a mistyped key would quietly make another model. */
+/* The allowed values of each key in config.json and generation_config.json. The readers treat a
+ * value of the wrong type as absent, so without this check a mistyped key would silently change the
+ * model. */
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/model/config.h"
@@ -22,14 +23,14 @@ enum kind {
     OBJECT
 };
 
-/* Null is as good as absent. min and max are of numbers, and of those in a list. */
+/* Null counts as absent. min and max apply to numbers, also inside lists. */
 struct key {
     const char *name;
     enum kind kind;
     double min, max;
 };
 
-/* Chosen: far from what any model has, and from overflow. */
+/* Chosen: far above any real model's values, and far from overflow. */
 #define MOST 1e9
 #define LEAST 1e-9
 
@@ -42,6 +43,8 @@ struct key {
 
 static const struct key config_keys[] = {
     {"model_type", TEXT, 0, 0},
+    {"speculators_model_type", TEXT, 0, 0},
+    {"transformer_layer_config", OBJECT, 0, 0},
     {"dtype", TEXT, 0, 0},
     {"torch_dtype", TEXT, 0, 0},
     {"hidden_act", TEXT, 0, 0},
@@ -61,7 +64,7 @@ static const struct key config_keys[] = {
     {"mlp_only_layers", INTEGERS, 0, INT32_MAX},
     {"no_rope_layers", INTEGERS, 0, 1},
     COUNT("no_rope_layer_interval", 0),
-    COUNT("sliding_window", -1),                               // 0 and -1: none
+    COUNT("sliding_window", -1),                               // 0 and -1: no window
     {"sliding_window_pattern", INTEGER_OR_TEXT, 0, INT32_MAX}, // 0: no window
     COUNT("_sliding_window_pattern", 1),
     COUNT("max_window_layers", 0),
@@ -205,7 +208,7 @@ static const struct key config_keys[] = {
     SWITCH("use_mixed_mlp_moe"),
     SWITCH("norm_topk_prob"),
     SWITCH("rope_interleave"),
-    SWITCH("rope_pairs_together"), // of GGUF files alone, as the next one
+    SWITCH("rope_pairs_together"), // written by GGUF conversion only, like the next one
     SWITCH("norms_plus_one"),
 };
 
@@ -225,9 +228,10 @@ static const struct key rope_keys[] = {
     FACTOR("mscale_all_dim", 0),
     FACTOR("alpha", 0),
     FACTOR("llama_4_scaling_beta", 0),
-    {"max_position_embeddings", NUMBER, 1, INT32_MAX}, // of the model: not read here
+    {"max_position_embeddings", NUMBER, 1, INT32_MAX}, // the model's; ignored here
     SWITCH("truncate"),
-    {"mrope_section", INTEGERS, 0, INT32_MAX}, // of text all its positions are the same
+    {"mrope_section", INTEGERS, 0, INT32_MAX}, // irrelevant for text, where all of its positions
+                                               // are equal
     SWITCH("mrope_interleaved"),
     {"short_factor", NUMBERS, LEAST, MOST},
     {"long_factor", NUMBERS, LEAST, MOST},
@@ -235,7 +239,7 @@ static const struct key rope_keys[] = {
     {"sliding_attention", OBJECT, 0, 0},
 };
 
-/* Their ranges are those of requests: what is out of them is told and ignored (model_config.c). */
+/* The ranges are those of requests; values outside them are logged and ignored (config.c). */
 static const struct key generation_keys[] = {
     {"eos_token_id", INTEGER_OR_LIST, INT32_MIN, INT32_MAX},
     SWITCH("do_sample"),
@@ -324,8 +328,8 @@ static enum status check(const struct json *object, const char *where, const str
 #define CHECK(object, where, keys, err)                                                            \
     check(object, where, keys, sizeof keys / sizeof keys[0], err)
 
-/* Scalings have had keys that transformers never read, such as attn_factor: nor do we, but not in
- * silence. */
+/* Some configs contain scaling keys that transformers never reads, such as attn_factor. They are
+ * ignored here, too, but with a warning. */
 static void warn_of_others(const struct json *rope, const char *where)
 {
     for (const struct json *v = json_first(rope); v; v = json_next(v)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reads a checkpoint by the names of its family's row and hands each weight to the backend, whole
- * or this rank's slice of it: norms, the two halves of each layer, and the ends. */
+/* Reads a checkpoint by the tensor names of its family and passes each weight to the backend, whole
+ * or this rank's slice: norms, the two halves of each layer, embedding and output head. */
 #include "engine/model/part.h"
 
 #include "engine/base/mem.h"
@@ -21,7 +21,7 @@ static enum status layer_norm(struct loader *l, const char *base, int32_t layer,
     return bias ? part_vector(l, name, ".bias", l->c->hidden, bias_out) : OK;
 }
 
-/* What one layer makes of its own input. */
+/* Weights with which one layer processes its per-layer input. */
 static enum status load_layer_input(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -51,7 +51,7 @@ static enum status load_layer_scale(struct loader *l, int32_t layer, struct laye
     part_layer_name(l->c->names->layer_scale, layer, name);
     TRY(part_of(l, name, (int64_t[]){1}, 1, &scale));
     w->x_scale = weight_part_is_dummy(&scale) ? 1.0f : weight_part_get(&scale, 0, 0);
-    if (!isfinite(w->x_scale) || fabsf(w->x_scale) <= 0.0f) { // the ops' word for none
+    if (!isfinite(w->x_scale) || fabsf(w->x_scale) <= 0.0f) { // 0 means "none" in the ops
         return err_set(l->err, ERR_FORMAT, "%s: tensor %s is %g",
                        checkpoint_where(l->options->checkpoint), name, (double)w->x_scale);
     }
@@ -79,7 +79,7 @@ static enum status load_layer(struct loader *l, int32_t layer, struct layer_weig
     return load_ffn(l, layer, w);
 }
 
-/* The inputs of all layers, side by side. */
+/* Weights of the per-layer inputs of all layers. */
 static enum status load_inputs(struct loader *l)
 {
     const struct model_config *c = l->c;
@@ -191,10 +191,15 @@ enum dtype model_stored_dtype(const struct model_config *c, const struct checkpo
     return part_embed_dtype(&l, c->dtype);
 }
 
-/* Some families keep the factor of their embeddings in the dtype that they run in. */
+/* Some families round the factor of their embeddings to the model's dtype. */
 static float embed_scale(const struct model_config *c, enum dtype dtype, float scale)
 {
-    int bits = dtype == DT_BF16 ? 8 : dtype == DT_F16 ? 11 : 0;
+    int bits = 0;
+    if (dtype == DT_BF16) {
+        bits = 8;
+    } else if (dtype == DT_F16) {
+        bits = 11;
+    }
     if (!c->embed_scale_rounded || bits == 0) {
         return scale;
     }
@@ -203,7 +208,7 @@ static float embed_scale(const struct model_config *c, enum dtype dtype, float s
     return ldexpf(rintf(ldexpf(mantissa, bits)), exponent - bits);
 }
 
-/* No vector of a model is longer. */
+/* An upper bound of the length of the model's vectors. */
 static size_t widest_vector(const struct model_config *c)
 {
     size_t ffn = 0, head_dim = 0;
@@ -216,8 +221,8 @@ static size_t widest_vector(const struct model_config *c)
            (size_t)c->n_heads * head_dim * 3;
 }
 
-/* Whether all matrices are whole blocks of 128 x 128: then FP8 has a scale for each, else for each
- * row, so that what is fused is of one kind. */
+/* True if all matrices consist of whole blocks of 128 x 128. Then FP8 uses a scale per block,
+ * otherwise one per row, so that all parts of a fused weight have the same kind. */
 static bool has_blocks(const struct model_config *c)
 {
     enum { BLOCK = 128 };
@@ -306,7 +311,8 @@ enum status model_load(const struct model_load_options *options, struct backend 
     if (st == OK) {
         st = model_open_ropes(out, err);
     }
-    if (st == OK && l.taken && c->head.kind != HEAD_MTP) { // that shares the target's files
+    // an MTP module shares the target's files
+    if (st == OK && l.taken && c->head.kind != HEAD_MTP) {
         part_report_unused(&l);
     }
     quant_close(quant);

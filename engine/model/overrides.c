@@ -9,8 +9,8 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* Positions have an older form and a newer one in its place: what the operator says in the older
- * one holds also for a file that has the newer. */
+/* Positions have an older and a newer form of keys. An override in the older form also replaces the
+ * newer form in the file. */
 static void override_rope(struct json *config, const struct json *overrides)
 {
     const struct json *scaling = json_get(overrides, "rope_scaling");

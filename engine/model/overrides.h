@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Members that the operator puts over those of config.json (--hf-overrides).
- * Thread: plain data. */
+/* Overrides of config.json members by the operator (--hf-overrides). Thread: plain data. */
 #ifndef SLUICE_ENGINE_MODEL_OVERRIDES_H
 #define SLUICE_ENGINE_MODEL_OVERRIDES_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tensors by name: what is looked for is checked, sliced, and handed over. */
+/* Finds tensors by name, checks and slices them, and passes them on. */
 #include "engine/model/part.h"
 
 #include "engine/base/assert.h"
@@ -12,13 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Into how many segments the sums of a row-sharded product are cut, all ranks together. */
+/* Segments into which the sums of a row-sharded product are cut, over all ranks together. */
 enum { TP_SEGMENTS = 4 };
 
 /* ---- names -------------------------------------------------------------------------------- */
 
-/* Wrappers of several modalities keep the language part under a prefix, and who saves a model
- * without a head (transformers' AutoModel) leaves "model." out. */
+/* Multimodal wrappers put the language part under a prefix, and models saved without a head
+ * (transformers' AutoModel) lack "model.". */
 enum { BARE = 4 };
 static const struct name_form forms[] = {
     {"model.", ""},    {"language_model.model.", "language_model."}, {"model.language_model.", ""},
@@ -26,7 +26,7 @@ static const struct name_form forms[] = {
     [BARE] = {"", ""},
 };
 
-/* A head's layer, as this checkpoint names it. */
+/* The name of a head's layer in this checkpoint. */
 static const char *named(const struct loader *l, const char *name, char room[NAME_BYTES])
 {
     static const char first[] = "model.layers.0.";
@@ -90,7 +90,7 @@ bool part_head_is_tied(struct loader *l)
     snprintf(name, sizeof name, "%s.weight", l->c->names->head);
     const struct checkpoint_tensor *head = part_find(l, name);
     if (!head && part_exists(l, l->c->names->head)) {
-        return false; // a quantised one
+        return false; // a quantised module
     }
     if (!embed || !head || !l->c->tied) {
         return l->c->tied || (embed && !head && !l->c->untied);
@@ -114,11 +114,11 @@ bool part_is_headless(const struct loader *l)
 
 enum purpose { OF_THE_MODEL, OF_IMAGE_OR_SOUND, OF_DRAFTS, DERIVED, N_PURPOSES };
 
-/* What a tensor that the model did not ask for is there for, by a part of its name. */
+/* What a tensor that the model did not request is for, judging by part of its name. */
 static enum purpose purpose_of(const struct loader *l, const char *name)
 {
     if (strstr(name, "rotary_emb.inv_freq")) {
-        return DERIVED; // old files store it
+        return DERIVED; // stored in old files
     }
     if (checkpoint_is_tower(name)) {
         return OF_IMAGE_OR_SOUND;
@@ -219,7 +219,7 @@ void part_layer_name(const char *base, int32_t layer, char out[NAME_BYTES])
     snprintf(out, NAME_BYTES, "model.layers.%d.%s", layer, base);
 }
 
-/* The e-th of several like things: "%d" in the pattern becomes e. */
+/* Replaces "%d" in the pattern by e. */
 void part_numbered_name(const char *pattern, int32_t e, char out[NAME_BYTES])
 {
     const char *mark = strstr(pattern, "%d");
@@ -245,7 +245,7 @@ static enum status shape_error(const struct loader *l, const struct checkpoint_t
                    have, want);
 }
 
-/* A vector may have dimensions of 1 besides. */
+/* A vector may have additional dimensions of 1. */
 static bool has_dims(const struct checkpoint_tensor *t, const int64_t *dims, int32_t n)
 {
     int64_t n_elements = 1, longest = 1;
@@ -259,7 +259,7 @@ static bool has_dims(const struct checkpoint_tensor *t, const int64_t *dims, int
     return t->n_dims == n && memcmp(t->dims, dims, sizeof *dims * (size_t)n) == 0;
 }
 
-/* The tensor `name`, checked against dims; *out describes it whole as rows of `cols`. */
+/* The tensor `name`, checked against dims; *out describes all of it as rows of `cols`. */
 enum status part_of(struct loader *l, const char *name, const int64_t *dims, int32_t n_dims,
                     struct weight_part *out)
 {
@@ -306,7 +306,7 @@ enum status part_number(struct loader *l, const char *name, float *out)
     return OK;
 }
 
-/* A quantised module's matrices, n_experts of them one below the other. */
+/* The matrices of a quantised module, n_experts of them stacked. */
 static enum status read_quantised(struct loader *l, const char *base, int64_t n_experts,
                                   int64_t n_out, int64_t n_in, struct weight_part *out, bool *found)
 {
@@ -317,7 +317,7 @@ static enum status read_quantised(struct loader *l, const char *base, int64_t n_
     m.n_experts = n_experts;
     m.n_out = n_out;
     m.n_in = n_in;
-    if (!l->options->checkpoint) { // heads hardly ever are, though few configs say so
+    if (!l->options->checkpoint) { // heads are hardly ever quantised, though few configs say so
         *found = false;
         if (strcmp(base, l->c->names->head) != 0) {
             quant_dummy(l->quant, &m, base, out, found);
@@ -386,7 +386,7 @@ enum status part_open(struct loader *l, struct weight_desc *d, const struct weig
     return OK;
 }
 
-/* A constant vector in the place of one that a dummy model does not have. */
+/* A constant vector, in place of one that a dummy model does not have. */
 void part_dummy_vector(struct loader *l, struct weight_part *p, bool one)
 {
     size_t n = (size_t)(p->n_rows * p->n_cols);
@@ -412,7 +412,7 @@ enum status part_open_vector(struct loader *l, const char *name, const struct we
     return part_open(l, &d, out);
 }
 
-/* A whole vector named `base` + suffix of n elements. */
+/* The whole vector `base` + suffix of n elements. */
 enum status part_vector(struct loader *l, const char *base, const char *suffix, int64_t n,
                         const struct weight **out)
 {
@@ -443,7 +443,7 @@ enum status part_table(struct loader *l, const char *base, int64_t width, const 
 
 /* ---- matrices ----------------------------------------------------------------------------- */
 
-/* One fp32 vector of all pieces' biases, which the caller frees. */
+/* Concatenates all pieces' biases into one fp32 vector, which the caller frees. */
 static enum status join_biases(struct loader *l, const struct piece *pieces, int32_t n,
                                int64_t n_out, float *joined)
 {
@@ -514,7 +514,7 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
 }
 
 /* K is cut into the largest number of equal segments, up to TP_SEGMENTS, that divides all units of
- * all ranks: the cuts, and so the sums, are the same however many ranks share them. */
+ * all ranks. So the cuts, and hence the sums, are the same for any number of ranks. */
 int32_t part_segments(const struct loader *l, int64_t units_of_rank)
 {
     int32_t n_ranks = l->m->shard.n_ranks, n = TP_SEGMENTS;

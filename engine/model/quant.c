@@ -17,7 +17,8 @@ struct quant {
     char kv_cache[64]; // "": nothing is said
 };
 
-/* Where a config may be, in order, and the method of those files that do not say it. */
+/* Where a quantisation config may be, in order of preference, and the method of files that do not
+ * name one. */
 static const struct source {
     const char *file, *keys[2]; // members within members
     const char *method;
@@ -30,8 +31,8 @@ static const struct source {
     {"quant_config.json", {NULL, NULL}, "awq"},
 };
 
-/* kv_cache_scheme is "static" in older files of FP8, else an object; modelopt also has a word of
- * its own. Scales, or that there are none, are told by the tensors. */
+/* kv_cache_scheme is "static" in older FP8 files, otherwise an object; modelopt also has its own
+ * key. Whether there are scales is told by the tensors. */
 static void read_kv_cache(const struct json *j, char *out, size_t n_bytes)
 {
     const struct json *scheme = json_get(j, "kv_cache_scheme");
@@ -105,7 +106,7 @@ enum status quant_open(const char *dir, struct quant **out, struct err *err)
 {
     *out = NULL;
     if (folder_is_file(dir)) {
-        return OK; // a GGUF file's tensors say it themselves
+        return OK; // a GGUF file's tensors describe themselves
     }
     for (size_t i = 0; i < sizeof sources / sizeof sources[0] && !*out; i++) {
         TRY(open_source(dir, &sources[i], out, err));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The quant_methods: what each of their configs says, as rules. */
+/* The quant_methods: each one's config is translated to rules. */
 #include "engine/model/quant_rules.h"
 
 #include "engine/base/log.h"
@@ -9,7 +9,7 @@
 
 /* ---- keys --------------------------------------------------------------------------------- */
 
-/* Null is as good as absent. */
+/* Null counts as absent. */
 static enum status read_int(const struct json *j, const char *key, int64_t min, int64_t max,
                             int32_t otherwise, int32_t *out, struct err *err)
 {
@@ -27,7 +27,7 @@ static enum status read_int(const struct json *j, const char *key, int64_t min, 
     return OK;
 }
 
-/* Of AWQ, GPTQ and compressed-tensors; -1 is a whole row: 0. */
+/* The group size of AWQ, GPTQ and compressed-tensors; -1 means a whole row, returned as 0. */
 static enum status read_group(const struct json *j, const char *key, int32_t otherwise,
                               int32_t *out, struct err *err)
 {
@@ -45,7 +45,7 @@ static enum status read_bits(const struct json *j, const char *key, int32_t *out
     return OK;
 }
 
-/* A string that may only be `want`. */
+/* A string that must equal `want` if present. */
 static enum status check_string(const struct json *j, const char *key, const char *want,
                                 struct err *err)
 {
@@ -56,7 +56,7 @@ static enum status check_string(const struct json *j, const char *key, const cha
     return err_set(err, ERR_UNSUPPORTED, "%s '%.80s' is not supported; '%s' is", key, have, want);
 }
 
-/* [rows, columns], or "rowsxcolumns" as older files have it. */
+/* [rows, columns], or "rowsxcolumns" in older files. */
 static enum status read_block(const struct json *node, const char *key, struct quant_scheme *s,
                               struct err *err)
 {
@@ -116,7 +116,7 @@ static enum status leave_alone(const struct json *j, const char *key, enum rule_
 
 /* ---- fp8 ---------------------------------------------------------------------------------- */
 
-/* By row, or by blocks of the weights' width. */
+/* Scales per row, or per block of the weights' width. */
 static enum status read_fp8_inputs(const struct json *j, struct quant_scheme *s, struct err *err)
 {
     const char *scheme = json_get_string(j, "activation_scheme");
@@ -145,8 +145,8 @@ static enum status read_fp8(const struct json *j, struct quant_rules *rules, str
 
 /* ---- awq ---------------------------------------------------------------------------------- */
 
-/* Two generations of names. Libraries understand the list of modules differently (AutoAWQ takes an
- * entry anywhere in a name): whole components are what all agree on. */
+/* There are two generations of key names. Libraries interpret the list of modules differently
+ * (AutoAWQ matches an entry anywhere in a name); whole components are the common ground. */
 static enum status read_awq(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     struct quant_scheme s = {.format = format_find("awq"), .bits = 4};
@@ -170,8 +170,8 @@ static enum status read_awq(const struct json *j, struct quant_rules *rules, str
 
 /* ---- gptq --------------------------------------------------------------------------------- */
 
-/* Patterns, the first that fits decides: "-:PATTERN" modules are left alone, of "+:PATTERN" or
- * "PATTERN" other numbers hold. */
+/* Patterns, the first match decides: "-:PATTERN" excludes modules; "+:PATTERN" or "PATTERN" gives
+ * them other parameters. */
 static enum status read_dynamic(const struct json *list, const struct quant_scheme *base,
                                 struct quant_rules *rules, struct err *err)
 {
@@ -190,7 +190,7 @@ static enum status read_dynamic(const struct json *list, const struct quant_sche
     return OK;
 }
 
-/* What the first generation stores as zeros is one less than they are. */
+/* The first generation stores zeros minus one. */
 static enum status read_gptq(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     struct quant_scheme s = {.format = format_find("gptq"), .bits = 4, .zero_offset = 1};
@@ -215,7 +215,7 @@ static enum status read_gptq(const struct json *j, struct quant_rules *rules, st
 
 /* ---- compressed-tensors ------------------------------------------------------------------- */
 
-/* What a group asks of inputs; null: nothing. */
+/* How a group rounds inputs; null: not at all. */
 static enum status read_ct_inputs(const struct json *j, struct input_rule *out, struct err *err)
 {
     *out = (struct input_rule){.numbers = INPUT_AS_IT_IS};
@@ -244,7 +244,7 @@ static enum status read_ct_inputs(const struct json *j, struct input_rule *out, 
     return OK;
 }
 
-/* A group's scheme; format NULL: it leaves weights as they are. */
+/* A group's scheme; format NULL: it does not quantise weights. */
 static enum status read_ct_scheme(const struct json *group, const char *otherwise,
                                   struct quant_scheme *s, struct err *err)
 {
@@ -280,8 +280,8 @@ static enum status read_ct_scheme(const struct json *group, const char *otherwis
 
 enum ct_pass { CT_NAMES, CT_CLASSES };
 
-/* Names and patterns go before classes. Of these "Linear" alone is a matter of weights that a
- * decoder has. */
+/* Names and patterns precede classes. "Linear" is the only class with weights that a decoder
+ * has. */
 static enum status read_ct_targets(const struct json *group, enum ct_pass pass,
                                    const struct quant_scheme *s, struct quant_rules *rules,
                                    struct err *err)
@@ -307,7 +307,7 @@ static enum status read_ct_targets(const struct json *group, enum ct_pass pass,
     return OK;
 }
 
-/* Of a transformation that weights have gone through, or of sparse ones, nothing is understood. */
+/* Transformed and sparse weights are unsupported. */
 static enum status check_ct_empty(const struct json *j, const char *key, struct err *err)
 {
     const struct json *node = json_get(j, key);
@@ -380,7 +380,7 @@ static enum status modelopt_scheme(const char *algo, struct quant_scheme *s, str
                    algo ? algo : "(none)");
 }
 
-/* Modules of several schemes are listed by name. */
+/* With mixed schemes, modules are listed by name. */
 static enum status read_modelopt_layers(const struct json *j, struct quant_rules *rules,
                                         struct err *err)
 {

@@ -57,7 +57,7 @@ enum status quant_rules_add(struct quant_rules *r, enum rule_kind kind, const ch
     return OK;
 }
 
-/* Dots at the ends of the text count for nothing: some lists have "mlp.gate.". */
+/* Dots at the ends of the text are ignored: some lists have "mlp.gate.". */
 static bool has_part(const char *name, const char *text)
 {
     text += text[0] == '.';

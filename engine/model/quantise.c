@@ -31,14 +31,14 @@ static const struct quantise_form forms[] = {
      BY_ROW("int", "token", "null")},
 };
 
-/* A tensor to write: a copy of `from`, or one of those that it becomes. */
+/* A tensor to write: a copy of `from`, or one of the tensors that it is quantised to. */
 struct output {
     const struct checkpoint_tensor *from;
-    const char *suffix; // behind the module's name; NULL: a copy
+    const char *suffix; // after the module's name; NULL: a copy
     const char *dtype;
     int32_t n_dims;
     int64_t dims[CHECKPOINT_MAX_DIMS];
-    size_t width, n_bytes, offset; // width: bytes of a number
+    size_t width, n_bytes, offset; // width: bytes per element
 };
 
 struct job {
@@ -48,7 +48,7 @@ struct job {
     const char *out;
     int64_t shard_bytes;
     struct requantise q;
-    size_t *shards; // of each tensor
+    size_t *shards; // shard of each tensor
     size_t n_shards;
     struct quantise_report *report;
     struct err *err;
@@ -58,7 +58,7 @@ struct job {
 
 static const char weight_end[] = ".weight";
 
-/* The module's name without ".weight"; 0: it is no such tensor. */
+/* Length of the module's name without ".weight"; 0: not such a tensor. */
 static int32_t base_bytes(const char *name)
 {
     const size_t n = strlen(name), m = sizeof weight_end - 1;
@@ -77,9 +77,9 @@ static bool is_gpt2(const char *name)
     return strncmp(name, "h.", 2) == 0 || strncmp(name, "transformer.h.", 14) == 0;
 }
 
-/* The projections of attention, feed-forwards and experts. Heads, embeddings, routers and what
- * recurrent layers have are small or sensitive, and stay, and so does what nobody here knows.
- * GPT-2 stores matrices the other way round. */
+/* The projections of attention, feed-forwards and experts are quantised. Heads, embeddings, routers
+ * and the weights of recurrent layers are small or sensitive, and stay; so do unknown tensors, and
+ * GPT-2's matrices, which are transposed. */
 static bool is_quantised(const struct checkpoint_tensor *t)
 {
     static const char *const names[] = {"q_proj",
@@ -122,7 +122,7 @@ static bool is_quantised(const struct checkpoint_tensor *t)
     return false;
 }
 
-/* Experts in one tensor would have to be taken apart. */
+/* Experts stacked in one tensor, which would have to be split. */
 static bool is_stack(const struct checkpoint_tensor *t)
 {
     return t->n_dims == 3 && t->dims[0] > 1 && t->dims[1] > 1 && t->dims[2] > 1 &&
@@ -156,7 +156,7 @@ static struct weight_part part_of(const struct checkpoint_tensor *t)
     return weight_part_plain(t->data, t->dtype, t->dims[0], t->dims[1], t->dims[1]);
 }
 
-/* As config.json says it. */
+/* As config.json will say it. */
 static int64_t group_of(const struct job *j, int64_t n_in)
 {
     const int64_t group = requantise_group(&j->q, n_in);
@@ -257,7 +257,7 @@ static bool put_packed(FILE *f, size_t at, const struct weight_part *p, const st
     return good;
 }
 
-/* Those of requantise.c have no more bits. */
+/* The values that requantise.c makes fit bf16 exactly. */
 static bool put_bf16(FILE *f, size_t at, const float *v, size_t n)
 {
     uint16_t *halves = xmalloc(n * sizeof *halves);
@@ -290,7 +290,7 @@ static enum status check_numbers(const struct job *j, const struct checkpoint_te
                           t->file, t->name);
 }
 
-/* `start` is where the file's data begins. */
+/* `start` is the offset of the file's data. */
 static enum status put_tensor(struct job *j, FILE *f, size_t start, const struct output *o,
                               bool *good)
 {
@@ -316,7 +316,7 @@ static enum status put_tensor(struct job *j, FILE *f, size_t start, const struct
     return OK;
 }
 
-/* Wide numbers come first, so that all lie at multiples of their width. */
+/* Wider elements come first, so that all are aligned to their width. */
 static size_t place(struct output *outputs, size_t n)
 {
     size_t at = 0;

@@ -162,8 +162,8 @@ static bool has_group(const struct quantise_module *modules, size_t n, int64_t g
     return false;
 }
 
-/* A group for each size that shares a scale: the first is that of all linear modules, and the
- * others name theirs, which readers look at before classes. */
+/* One group per group size: the first is for all linear modules; the others name their modules,
+ * which readers check before classes. */
 static void put_groups(struct buf *b, const struct quantise_form *f,
                        const struct quantise_module *modules, size_t n)
 {
@@ -188,7 +188,7 @@ static void put_groups(struct buf *b, const struct quantise_form *f,
     }
 }
 
-/* The text stays as it is: a member goes behind its last one. */
+/* The text is unchanged, except for a member appended after the last one. */
 enum status quantise_write_config(const char *dir, const char *out, const struct quantise_form *f,
                                   const struct quantise_module *modules, size_t n, struct err *err)
 {

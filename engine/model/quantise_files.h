@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a quantised folder has beside its tensors: config.json, the index, and copies of the rest.
- * For quantise.c alone. Thread: one. */
+/* The files of a quantised folder besides tensors: config.json, the index, and copies of the rest.
+ * Private to quantise.c.
+ * Thread: one. */
 #ifndef SLUICE_ENGINE_MODEL_QUANTISE_FILES_H
 #define SLUICE_ENGINE_MODEL_QUANTISE_FILES_H
 
@@ -12,18 +13,18 @@ struct quantise_module {
     const char *name;
     int32_t n_name;
     bool stays;    // it is not quantised
-    int64_t group; // inputs that share a scale; 0: all of an output
+    int64_t group; // inputs that share a scale; 0: a whole output
 };
 
 /* One of the formats of QUANTISE_FORMATS. */
 struct quantise_form {
-    const char *name, *format; // here, and in compressed-tensors
+    const char *name, *format; // name here, and in compressed-tensors
     enum requantise_kind kind;
     bool blocks;
-    const char *type; // of numbers
+    const char *type; // element type
     int32_t bits;
-    const char *dtype;  // of the tensor `weight`, or of weight_packed
-    const char *inputs; // the JSON of input_activations
+    const char *dtype;  // dtype of the tensor `weight` or weight_packed
+    const char *inputs; // JSON of input_activations
 };
 
 /* config.json with a quantization_config. */
@@ -31,9 +32,9 @@ enum status quantise_write_config(const char *dir, const char *out, const struct
                                   const struct quantise_module *modules, size_t n, struct err *err);
 enum status quantise_write_text(const char *out, const char *name, const struct buf *text,
                                 struct err *err);
-/* All files of the folder but weights of any format, the index and config.json. */
+/* Copies all files of the folder except weights of any format, the index and config.json. */
 enum status quantise_copy_rest(const char *dir, const char *out, struct err *err);
-/* Makes the folder, unless it is there and empty. */
+/* Creates the folder, or accepts an empty one. */
 enum status quantise_make_folder(const char *out, struct err *err);
 enum status quantise_path(char *path, size_t n_bytes, const char *dir, const char *name,
                           struct err *err);

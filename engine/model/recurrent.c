@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The weights of a recurrent layer. What checkpoints keep in tensors of many forms is brought into
- * one order: the convolution's channels (queries, keys, values), gates, strengths, decays. */
+/* Loads the weights of a recurrent layer. Checkpoints store them in many forms, which are brought
+ * into one order: the convolution's channels (queries, keys, values), gates, strengths, decays. */
 #include "engine/model/part.h"
 
 #include "engine/base/assert.h"
@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The convolution's channels come first, then gates, decays and strengths: a head's own last, since
- * the others want to be aligned. */
+/* The convolution's channels come first, then gates, decays and strengths. Per-head values come
+ * last, because the others must be aligned. */
 static void place_parts(const struct model_config *c, struct state_shard *s)
 {
     const struct state_layer *g = &s->layer;
@@ -49,7 +49,7 @@ bool state_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
         out->width = 3 * g->conv_width;
         return all->conv_width % n_ranks == 0;
     }
-    bool cut = all->n_key_heads % n_ranks == 0; // else every rank has all heads
+    bool cut = all->n_key_heads % n_ranks == 0; // otherwise every rank has all heads
     int32_t parts = cut ? n_ranks : 1, part = cut ? rank : 0;
     g->n_key_heads = all->n_key_heads / parts;
     g->n_heads = all->n_heads / parts;
@@ -68,7 +68,7 @@ bool state_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
 
 /* ---- the first product -------------------------------------------------------------------- */
 
-/* Names and pieces of a stack, in its order. */
+/* Names and pieces of a stacked matrix, in order. */
 struct pieces {
     char names[8][NAME_BYTES];
     struct piece *list;
@@ -87,7 +87,7 @@ static void add(struct pieces *p, const char *name, int64_t total, int64_t first
     p->list[p->n++] = (struct piece){name, total, first, n};
 }
 
-/* By key head: its queries, keys, values and gates, then those of the next. */
+/* Grouped by key head: its queries, keys, values and gates, then those of the next. */
 static void grouped_pieces(struct loader *l, int32_t layer, struct pieces *p)
 {
     const struct state_layer *all = &l->c->state.layer;
@@ -109,7 +109,7 @@ static void grouped_pieces(struct loader *l, int32_t layer, struct pieces *p)
     }
 }
 
-/* Rows of the heads that this rank has, of a tensor with `size` rows a head from `at` on. */
+/* Rows of this rank's heads, in a tensor with `size` rows per head from `at` on. */
 static void add_heads(struct loader *l, struct pieces *p, const char *name, int64_t total,
                       int64_t at, int64_t size)
 {
@@ -140,7 +140,7 @@ static void separate_pieces(struct loader *l, int32_t layer, struct pieces *p)
     add_heads(l, p, name_of(p, names->b, layer), all->n_heads, 0, 1);
 }
 
-/* Gates and decays are products of their own, straight or of a low rank. */
+/* Gates and decays are separate products, full or low-rank. */
 static void projected_pieces(struct loader *l, int32_t layer, struct pieces *p)
 {
     const struct state_layer *all = &l->c->state.layer;
@@ -161,7 +161,7 @@ static void projected_pieces(struct loader *l, int32_t layer, struct pieces *p)
     add_heads(l, p, name_of(p, names->b, layer), all->n_heads, 0, 1);
 }
 
-/* z, x, B, C, dt of Mamba-2: gates, values, keys, queries, decays. */
+/* Mamba-2's z, x, B, C, dt: gates, values, keys, queries, decays. */
 static void mamba_pieces(struct loader *l, int32_t layer, struct pieces *p)
 {
     const struct state_layer *all = &l->c->state.layer;
@@ -176,7 +176,7 @@ static void mamba_pieces(struct loader *l, int32_t layer, struct pieces *p)
     add_heads(l, p, in, total, 2 * values + 2 * keys, 1);
 }
 
-/* The gate before the convolution, the one behind it, and its values. */
+/* The gate before the convolution, the gate after it, and its values. */
 static void conv_pieces(struct loader *l, int32_t layer, struct pieces *p)
 {
     const struct state_shard *s = &l->m->shard.state;
@@ -187,7 +187,7 @@ static void conv_pieces(struct loader *l, int32_t layer, struct pieces *p)
     add(p, in, 3 * n, n + s->first_channel, mine);
 }
 
-/* The second product of a low rank. */
+/* The second factor of a low-rank product. */
 static enum status load_low(struct loader *l, int32_t layer, const char *base, int64_t size,
                             const struct weight **out)
 {
@@ -234,11 +234,11 @@ static enum status load_in(struct loader *l, int32_t layer, struct state_weights
 
 /* ---- vectors ------------------------------------------------------------------------------ */
 
-/* A run of the rank's channels in a convolution's tensor of `total`. */
+/* A range of this rank's channels in a convolution's tensor of `total` channels. */
 struct conv_run {
     const char *base;
     int64_t total, first, n;
-    float scale; // of the inputs, which the weights take
+    float scale; // factor of the inputs, folded into the weights
 };
 
 static int32_t conv_runs(const struct loader *l, struct conv_run out[3])
@@ -262,7 +262,7 @@ static int32_t conv_runs(const struct loader *l, struct conv_run out[3])
         out[2] = (struct conv_run){names->conv_v, values, value, s->out_width, 1.0f};
         return 3;
     }
-    const bool values_first = all->kind == STATE_DECAY; // values, keys, queries
+    const bool values_first = all->kind == STATE_DECAY; // order values, keys, queries
     int64_t q = values_first ? values + keys : 0, k = values_first ? values : keys;
     out[0] = (struct conv_run){names->conv, total, q + key, s->k_at, c->q_scale};
     out[1] = (struct conv_run){names->conv, total, k + key, s->k_at, c->k_scale};
@@ -271,7 +271,7 @@ static int32_t conv_runs(const struct loader *l, struct conv_run out[3])
     return 3;
 }
 
-/* [kernel, channels] of a tensor [channels, 1, kernel], from channel `at` on; and the biases. */
+/* [kernel, channels] from a tensor [channels, 1, kernel], from channel `at` on; and the biases. */
 static enum status read_conv(struct loader *l, int32_t layer, const struct conv_run *r,
                              int64_t width, float *weights, float *biases)
 {
@@ -322,7 +322,7 @@ static enum status load_conv(struct loader *l, int32_t layer, struct state_weigh
     return st;
 }
 
-/* The rank's part of a vector with `size` numbers a head. */
+/* This rank's part of a vector with `size` elements per head. */
 static enum status head_vector(struct loader *l, int32_t layer, const char *base, int64_t size,
                                bool deep, const struct weight **out)
 {

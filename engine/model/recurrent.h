@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Recurrent layers: what a config says of them, their tensors' names, and what of them a rank
- * holds. All layers with a state of a model are alike. For engine/model alone. Thread: plain data,
- * constant once it is filled in. */
+/* Recurrent layers: their configuration, their tensors' names, and the share that a rank holds. All
+ * layers with a state in a model are alike. Private to engine/model.
+ * Thread: plain data, constant once filled in. */
 #ifndef SLUICE_ENGINE_MODEL_RECURRENT_H
 #define SLUICE_ENGINE_MODEL_RECURRENT_H
 
@@ -10,21 +10,21 @@
 struct state_config {
     struct state_layer layer; // of all ranks together
     bool conv_bias, conv_silu, in_bias, out_bias;
-    float q_scale, k_scale, v_scale;   // of the convolution's channels, before it; 0: none
-    float decay_scale, gate_scale;     // of what decays and gates are made of; 0: none
+    float q_scale, k_scale, v_scale;   // factors of the convolution's input channels; 0: none
+    float decay_scale, gate_scale;     // factors of the inputs of decays and gates; 0: none
     float decay_bound, dt_min, dt_max; // see recurrence_args
-    int32_t low_rank;        // decays and gates come through products of this rank; 0: straight
-    enum gate_act gate;      // of the heads' outputs
-    bool normed, gate_first; // with an RMS norm, behind the gate or before it
-    int32_t norm_group;      // values of one such norm
-    bool norm_is_wide;       // its weights are of all groups, not common to them
+    int32_t low_rank;                  // rank of the products that make decays and gates; 0: full
+    enum gate_act gate;                // activation of the output gates
+    bool normed, gate_first;           // an RMS norm, after the gate or before it
+    int32_t norm_group;                // values that are normed together
+    bool norm_is_wide; // its weights cover all groups, rather than being shared by them
     float norm_eps;
 };
 
-/* Names behind "model.layers.N.", without ".weight" where that follows. One of the forms of the
- * product that the layer begins with:
+/* Names after "model.layers.N.", without ".weight" where that follows. The layer's first product
+ * has one of these forms:
  *   in (STATE_DECAY)   z, values, keys, queries, strengths
- *   in (STATE_CONV)    gate before, gate behind, values
+ *   in (STATE_CONV)    gate before, gate after, values
  *   qkvz, ba           by key head: q, k, its v, its z; its b, its a
  *   qkv, z, b, a       each in order
  *   q, k, v, b         each in order, with f and g, or f_a, f_b, g_a, g_b of low_rank */
@@ -40,14 +40,14 @@ struct state_weights {
     const struct weight *in, *f_b, *g_b, *conv, *conv_bias, *a_log, *dt_bias, *skip, *norm, *out;
 };
 
-/* A rank's heads, and where in a row of its first product what begins. Channels of the convolution
- * are queries, keys, values; of STATE_CONV values alone. */
+/* A rank's heads, and the offsets in a row of its first product. The convolution's channels are
+ * queries, keys, values; for STATE_CONV only values. */
 struct state_shard {
     struct state_layer layer;
     int32_t first_head, first_key_head, first_channel;
     int32_t first_o, n_o, o_width; // heads that its output product takes, and their width
     int32_t q_at, k_at, v_at;
-    int32_t gate_at, in_gate_at, beta_at, decay_at, low_at; // -1: not there
+    int32_t gate_at, in_gate_at, beta_at, decay_at, low_at; // -1: absent
     int32_t width, out_width;
 };
 

@@ -12,19 +12,19 @@
 enum { BLOCK = 128, SMALL_GROUP = 32, MAX_THREADS = 16 };
 enum { E4M3_MOST = 448, E4M3_MOST_CODE = 0x7E, I8_MOST = 127 };
 
-/* A matrix on its way. Bands of BLOCK rows are independent of each other. */
+/* A matrix being quantised. Bands of BLOCK rows are independent. */
 struct work {
     const struct weight_part *from;
     struct requantise *q;
     int64_t group; // inputs that share a scale
     int64_t n_groups, row_bytes;
     uint8_t *codes; // [n_rows, row_bytes]
-    float *scales;  // [n_rows, n_groups], or of bands with blocks
+    float *scales;  // [n_rows, n_groups]; with blocks one row per band
 };
 
 /* ---- numbers ------------------------------------------------------------------------------ */
 
-/* To nearest even, as cpu_inputs.c rounds inputs. */
+/* Rounds to nearest even, like cpu_inputs.c. */
 static uint8_t e4m3_code(float x)
 {
     union {
@@ -35,7 +35,7 @@ static uint8_t e4m3_code(float x)
     if (!(v.f < (float)E4M3_MOST)) {
         return (uint8_t)(sign | E4M3_MOST_CODE);
     }
-    if (v.f < 0.015625f) { // subnormal, or the least that is not
+    if (v.f < 0.015625f) { // subnormal, or rounds up to the smallest normal value
         return (uint8_t)(sign | (uint32_t)lrintf(v.f * 512.0f));
     }
     v.u += 0x7FFFF + (v.u >> 20 & 1);
@@ -60,7 +60,7 @@ static float largest_of(const float *w, int64_t n, float largest)
     return largest;
 }
 
-/* Of nothing but zeros it is 1: a scale of 0 is none. */
+/* 1 if all values are zero: a scale of 0 would be invalid. */
 static float scale_for(enum requantise_kind kind, float largest)
 {
     if (!(largest > 0.0f)) {
@@ -104,7 +104,7 @@ static void quantise_band(const struct work *w, int64_t band, float *values)
     const struct weight_part *p = w->from;
     const int64_t first = band * BLOCK, n_in = p->n_cols;
     const int64_t n = p->n_rows - first < BLOCK ? p->n_rows - first : BLOCK;
-    const int64_t in_common = w->q->blocks ? n : 1; // rows with a scale in common
+    const int64_t in_common = w->q->blocks ? n : 1; // rows that share a scale
     for (int64_t r = 0; r < n; r++) {
         weight_part_read(p, first + r, 0, n_in, values + r * n_in);
     }
@@ -145,7 +145,7 @@ static void *run_worker(void *arg)
     return NULL;
 }
 
-/* A thread that cannot be had leaves its bands to the caller's. */
+/* If a thread cannot be created, the caller's thread takes over its bands. */
 static void quantise(const struct work *w)
 {
     struct worker workers[MAX_THREADS];
@@ -205,7 +205,7 @@ static const struct {
     [REQUANTISE_INT8] = {"int8", DT_I8, PACK_NONE, 0, INPUT_I8},
 };
 
-/* What the codes and scales are, wherever they lie. */
+/* The codec of the codes and scales. */
 static struct weight_part describe(const struct work *w)
 {
     const enum requantise_kind kind = w->q->kind;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Frequencies of rotary positions, as transformers computes them for each rope_type: default,
- * linear, dynamic, yarn, longrope, llama3, proportional. What would change with a longer input is
- * fixed by the served length (rope_fit), because keys in the cache have been rotated already. */
+ * linear, dynamic, yarn, longrope, llama3, proportional. Where they depend on the input's length,
+ * the served length is used (rope_fit), because keys in the cache are already rotated. */
 #include "engine/base/json.h"
 #include "engine/model/config.h"
 
@@ -14,10 +14,11 @@ struct rope_input {
     const struct json *params, *config;
     double theta, factor;
     struct rope_share share;
-    int32_t dim, max_pos; // rotated dimensions
+    int32_t dim, max_pos; // dim: rotated dimensions
 };
 
-/* The length that the model was trained at before it was stretched: the key at the top decides. */
+/* The length that the model was trained at before it was extended: the top-level key takes
+ * precedence. */
 static double original_length(const struct rope_input *in)
 {
     double original = json_get_number(in->params, "original_max_position_embeddings", in->max_pos);
@@ -55,7 +56,7 @@ static enum status read_linear(const struct rope_input *in, struct rope_config *
     return OK;
 }
 
-/* Hunyuan's dynamic scaling is the same for every length. */
+/* Hunyuan's dynamic scaling does not depend on the length. */
 double rope_alpha(const struct json *config)
 {
     bool has = json_get_bool(config, "rope_alpha_of_class", false);
@@ -181,7 +182,7 @@ static enum status read_longrope(const struct rope_input *in, struct rope_config
     return OK;
 }
 
-/* Pairs lie half a head apart, and those behind the share do not turn. */
+/* Pairs are half a head apart, and those beyond the share are not rotated. */
 static enum status read_proportional(const struct rope_input *in, struct rope_config *out,
                                      struct err *err)
 {
@@ -226,7 +227,7 @@ static const struct rope_row *find_row(const struct json *params)
 {
     const char *type = rope_type(params);
     if (strcmp(type, "yarn") == 0 && json_is(json_get(params, "long_factor"), JSON_ARRAY)) {
-        type = "longrope"; // the name that it had in the first Phi
+        type = "longrope"; // its name in the first Phi models
     }
     for (size_t i = 0; i < sizeof rope_rows / sizeof rope_rows[0]; i++) {
         if (strcmp(rope_rows[i].name, type) == 0) {

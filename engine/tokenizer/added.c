@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Added tokens: strings that are cut out of the text before anything else looks at it. */
+/* Added tokens: strings that are cut out of the text before any other processing. */
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/mem.h"
@@ -37,8 +37,8 @@ static bool looks_like_markup(const char *s, size_t n)
     return !(angle && is_html_name(s + 1 + slash, n - 2 - slash));
 }
 
-/* The id that the library gives to a new token: what the model calls it, else the next one above
- * the model's entries, as if these had no gaps, and above those given so. */
+/* The id that the library assigns to a new token: the model's id for that text; otherwise the next
+ * id after the model's entries (counted without gaps) and after ids assigned earlier. */
 static int32_t new_id(struct tokenizer *tok, const char *text, size_t n)
 {
     int32_t id = string_table_find(&tok->by_text, text, n);
@@ -109,9 +109,9 @@ static enum status normalize_text(struct tokenizer *tok, struct added *a, struct
     return good ? OK : err_set(err, ERR_LIMIT, "an added token cannot be normalised");
 }
 
-/* Once all are known: normalised forms and the two tries. Where the model's ids have gaps, one that
- * was given to a token may be that of a later one, which then has it alone: the earlier is found in
- * no text, so that no text of a user's is a special token by that way. */
+/* Once all are known: normalised forms, and the two tries. If the model's ids have gaps, an
+ * assigned id may also belong to a later token, which then owns it; the earlier one is no longer
+ * recognised in text, so that user text cannot become a special token this way. */
 enum status added_finish(struct tokenizer *tok, struct err *err)
 {
     if (!trie_init(&tok->raw_trie) || !trie_init(&tok->normalized_trie)) {
@@ -129,7 +129,7 @@ enum status added_finish(struct tokenizer *tok, struct err *err)
             text = a->normalized_text ? a->normalized_text : text;
             n = a->normalized_text ? a->normalized_bytes : n;
         }
-        if (n == 0) { // the library then cuts between all bytes, or fails
+        if (n == 0) { // the library would cut between all bytes, or fail
             return err_set(err, ERR_UNSUPPORTED, "the added token %d normalises to nothing",
                            (int)a->id);
         }
@@ -167,7 +167,7 @@ static bool stands_alone(const struct added_search *a, size_t start, size_t end)
     return true;
 }
 
-/* Where the next input byte at or after `at` lies. */
+/* Position of the next input byte at or after `at`. */
 static size_t next_input(struct added_search *a, size_t at)
 {
     while (a->next_input < a->n_input && a->input[a->next_input].end <= at) {
@@ -186,8 +186,8 @@ static bool is_allowed(const struct added_search *a, int32_t index, bool has_inp
     return (a->parse_special || !token->special) && !(has_input && token->control);
 }
 
-/* The longest token at `at`, among those that are allowed there: what is not allowed does not
- * exist, so it hides nothing. */
+/* The longest token at `at` among those allowed there. Tokens that are not allowed do not hide
+ * shorter ones. */
 static int32_t longest(struct added_search *a, size_t at, size_t *end)
 {
     uint32_t node = 0;
@@ -235,19 +235,19 @@ bool added_search_next(struct added_search *a, struct range *match, int32_t *ind
         const struct added *token = &a->tok->added[v];
         a->from = end;
         if (token->single_word && !stands_alone(a, start, end)) {
-            continue; // as the library: what it covers is not searched again
+            continue; // as in the library, the text it covers is not searched again
         }
         if (token->lstrip) {
             size_t low = a->covered;
             start = start > low ? start - unicode_space_suffix(a->s + low, start - low) : low;
         }
         if (token->rstrip) {
-            // Inside what the match before swallowed, that is where the space ends.
+            // The space ends where the previous match, which swallowed part of it, ended.
             end =
                 end < a->covered ? a->covered : end + unicode_space_prefix(a->s + end, a->n - end);
         }
         if (start >= end) {
-            continue; // lies wholly in what the match before swallowed
+            continue; // lies entirely in text that the previous match swallowed
         }
         a->covered = end;
         *match = (struct range){start, end};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What stands around the model: the added tokens and the post-processor of tokenizer.json, and what
- * tokenizer_config.json and special_tokens_map.json say beside it. */
+/* Everything around the model: the added tokens and the post-processor of tokenizer.json, and the
+ * settings of tokenizer_config.json and special_tokens_map.json. */
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/mem.h"
@@ -15,7 +15,7 @@ static struct added added_from(const struct json *node)
     const char *text = json_get_string(node, "content");
     bool special = json_get_bool(node, "special", false);
     return (struct added){
-        .text = (char *)text, // only read
+        .text = (char *)text, // read only
         .n_bytes = text ? strlen(text) : 0,
         .single_word = json_get_bool(node, "single_word", false),
         .lstrip = json_get_bool(node, "lstrip", false),
@@ -47,7 +47,7 @@ static int compare_keyed(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* added_tokens_decoder: its flags hold over those of tokenizer.json. */
+/* The flags of added_tokens_decoder override those of tokenizer.json. */
 static enum status read_added_decoder(const struct json *node, struct tokenizer *tok,
                                       struct err *err)
 {
@@ -72,7 +72,7 @@ static const char *token_string(const struct json *node)
     return s ? s : json_get_string(node, "content");
 }
 
-/* A named token is special even where added_tokens forgot it. */
+/* A named token is special even if added_tokens does not list it. */
 static enum status name_is_special(struct tokenizer *tok, const char *text, struct err *err)
 {
     size_t n = strlen(text);
@@ -128,7 +128,7 @@ enum status beside_load(struct tokenizer *tok, const struct json *config, const 
     return read_named(config, tok, err);
 }
 
-/* add_bos_token and add_eos_token hold over the post-processor. */
+/* add_bos_token and add_eos_token override the post-processor. */
 void beside_override_ends(struct tokenizer *tok, const struct json *config)
 {
     const struct json *bos = json_get(config, "add_bos_token");
@@ -211,12 +211,12 @@ enum status post_load(const struct json *node, struct tokenizer *tok, struct err
     if (strcmp(type, "Sequence") == 0) {
         const struct json *list = json_get(node, "processors");
         for (const struct json *child = json_first(list); child; child = json_next(child)) {
-            TRY(post_load(child, tok, err)); // as deep as the JSON reader allows
+            TRY(post_load(child, tok, err)); // the JSON reader bounds the depth
         }
         return OK;
     }
     if (strcmp(type, "ByteLevel") == 0) {
-        return OK; // offsets only
+        return OK; // affects offsets only
     }
     if (tok->n_prefix + tok->n_suffix > 0) {
         return err_set(err, ERR_UNSUPPORTED, "two post-processors that add tokens");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Byte-pair encoding: what is made at load, and a piece's way through the cache and the cuts to
- * the merges (bpe_merge.c). */
+/* Byte-pair encoding: preparation at load, and the path of a piece through the cache and the cuts
+ * to the merges (bpe_merge.c). */
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/hash.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CUT_BYTES = 12 }; // a piece above this is worth cutting; anything in 6 to 24 works
+enum { CUT_BYTES = 12 }; // longer pieces are worth cutting; anything from 6 to 24 works
 
 static int32_t find_byte_token(const struct tokenizer *tok, int byte)
 {
@@ -56,7 +56,7 @@ static enum status make_byte_pairs(const struct bpe *bpe, struct merge_rules *ru
     return OK;
 }
 
-/* A second set of rules where a merge makes a special token, which the user's text must not. */
+/* A second set of rules, in case a merge produces a special token, which user text must not. */
 static enum status make_guarded(struct tokenizer *tok, struct err *err)
 {
     struct bpe *bpe = &tok->bpe;
@@ -103,12 +103,12 @@ void bpe_deinit(struct bpe *bpe)
 enum { CACHE_BITS = 14, KEY_BYTES = 31, VALUE_IDS = 7 };
 
 struct cache_slot {
-    uint64_t key[4]; // the bytes, zero-padded; the last byte is length and a tag
+    uint64_t key[4]; // the bytes, zero-padded; the last byte holds the length and a tag
     int32_t n;       // 0: empty
     int32_t id[VALUE_IDS];
 };
-/* One text can come out in several ways: whole or (with ignore_merges) as a part of a piece, and as
- * the user's, which makes no special token. */
+/* The same text can encode in several ways: whole, or (with ignore_merges) as a part of a piece;
+ * and as user input, which yields no special token. */
 enum { TAG_PART = 0x80, TAG_INPUT = 0x40 };
 struct piece_cache {
     struct cache_slot *slots; // 64-byte aligned
@@ -145,7 +145,7 @@ static inline uint64_t load64(const char *s)
     return v;
 }
 
-/* Up to 8 bytes without reading past the end. */
+/* Reads up to 8 bytes without reading past the end. */
 static inline uint64_t load_tail(const char *s, size_t n)
 {
     if (n >= 4) {
@@ -202,7 +202,7 @@ static inline enum status emit_slot(struct scratch *sc, const struct cache_slot 
     return emit_many(sc, slot->id, (size_t)slot->n);
 }
 
-/* Remembers what came out since `before`. */
+/* Caches the ids appended since `before`. */
 static void slot_fill(struct cache_slot *slot, const uint64_t key[4], const struct ids *out,
                       size_t before)
 {
@@ -220,7 +220,7 @@ static unsigned input_tag(const struct tokenizer *tok, const struct scratch *sc)
     return matters && sc->has_input ? TAG_INPUT : 0;
 }
 
-/* A part of a piece, between two cuts. */
+/* Encodes a part of a piece, between two cuts. */
 static enum status encode_part(const struct tokenizer *tok, struct scratch *sc, const char *s,
                                size_t n)
 {
@@ -250,7 +250,7 @@ static enum status encode_parts(const struct tokenizer *tok, struct scratch *sc,
     return OK;
 }
 
-/* A piece that the cache does not have. */
+/* Encodes a piece that is not in the cache. */
 static enum status encode_new(const struct tokenizer *tok, struct scratch *sc, const char *s,
                               size_t n)
 {
@@ -283,7 +283,7 @@ enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const ch
     }
     size_t before = sc->out->n;
     TRY(encode_new(tok, sc, s, n));
-    // The parts may have taken the slot; the whole piece is worth more.
+    // A part may have taken the slot; the whole piece is more useful there.
     slot_fill(slot, key, sc->out, before);
     return OK;
 }

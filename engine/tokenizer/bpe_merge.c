@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Merging of one piece: lowest rank first, leftmost among equals, as the library's queue has it. A
- * piece becomes symbols, which are scanned for the minimum while they are few and kept in a heap
- * where they are many: both give the same ids. */
+/* Merges one piece: lowest rank first, leftmost among equals, the order of the library's queue. A
+ * piece becomes a list of symbols; few symbols are scanned for the minimum, many are kept in a
+ * heap. Both give the same ids. */
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/utf8.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SMALL = 48 }; // symbols up to which scanning beats a heap; 32 to 64 is flat
+enum { SMALL = 48 }; // most symbols for which scanning beats a heap; 32 to 64 perform alike
 
 static const struct merge_rules *rules_for(const struct tokenizer *tok, const struct scratch *sc)
 {
@@ -20,8 +20,8 @@ static const struct merge_rules *rules_for(const struct tokenizer *tok, const st
 /* ---- symbols ---- */
 
 struct symbol {
-    int32_t id, merged; // merged: what this and the next become
-    uint32_t rank;      // of that; UINT32_MAX: they do not merge
+    int32_t id, merged; // merged: the id that this and the next symbol merge to
+    uint32_t rank;      // rank of that merge; UINT32_MAX: they do not merge
     uint32_t prev, next;
 };
 
@@ -29,8 +29,8 @@ struct word {
     const struct tokenizer *tok;
     struct scratch *sc;
     size_t n;
-    bool has_unk; // one is waiting: the library adds it before the next known symbol
-    bool fails;   // an unknown character, and the unk_token is not in the vocabulary
+    bool has_unk; // an unknown token is pending: the library adds it before the next known symbol
+    bool fails;   // there is an unknown character, and unk_token is not in the vocabulary
 };
 
 static bool symbols_reserve(struct scratch *sc, size_t n)
@@ -60,7 +60,8 @@ static void word_flush_unk(struct word *w)
     }
 }
 
-/* A character that the vocabulary lacks: its bytes, or the unknown token, or nothing. */
+/* A character that is not in the vocabulary: its fallback bytes, or the unknown token, or
+ * nothing. */
 static void word_put_unknown(struct word *w, const char *s, size_t n)
 {
     const struct bpe *bpe = &w->tok->bpe;
@@ -124,7 +125,8 @@ static enum status word_put_affixed(struct word *w, const char *s, size_t n)
 static enum status word_fill(struct word *w, const char *s, size_t n)
 {
     const struct bpe *bpe = &w->tok->bpe;
-    // A byte becomes two fallback tokens at most (its symbol has two bytes), and one may wait.
+    // A byte becomes at most two fallback tokens (its symbol has two bytes), and one may be
+    // pending.
     if (!symbols_reserve(w->sc, 2 * n + 2)) {
         return err_set(w->sc->err, ERR_NOMEM, "out of memory");
     }
@@ -163,7 +165,7 @@ static void look_up(const struct merge_rules *rules, struct symbol *a, const str
 
 struct small {
     int32_t id[SMALL], merged[SMALL];
-    uint32_t rank[SMALL]; // of symbols i and i + 1
+    uint32_t rank[SMALL]; // of merging symbols i and i + 1
     size_t n;
 };
 
@@ -204,7 +206,7 @@ static void small_merge(const struct merge_rules *rules, struct small *w)
     }
 }
 
-/* A short piece of bytes, all of which are in the vocabulary. */
+/* A short piece whose bytes are all in the vocabulary. */
 static void small_fill_bytes(const struct bpe *bpe, const struct merge_rules *rules,
                              struct small *w, const char *s, size_t n)
 {
@@ -304,8 +306,8 @@ static bool merge_many(const struct merge_rules *rules, struct scratch *sc, size
         uint64_t key = heap_pop(sc);
         uint32_t at = (uint32_t)key;
         struct symbol *a = &sym[at];
-        // An entry is stale once the pair at its place has another rank. (A pair at one place only
-        // ever grows, so an equal rank is the same pair.)
+        // An entry is stale if the pair at its place now has another rank. (A pair at one place
+        // only grows, so an equal rank means the same pair.)
         if (a->id < 0 || a->rank != key >> 32) {
             continue;
         }

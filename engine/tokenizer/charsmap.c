@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* SentencePiece's compiled normalisation rules: a double-array trie over UTF-8 that leads to
- * offsets of replacement strings. Layout: u32 bytes of the trie, the trie's u32 units, then the
- * replacements, each NUL-terminated. */
+/* SentencePiece's compiled normalisation rules: a double-array trie over UTF-8 whose values are
+ * offsets of replacement strings. Layout: u32 size of the trie in bytes, the trie's u32 units, then
+ * the replacements, each NUL-terminated. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
@@ -87,15 +87,15 @@ void charsmap_free(struct charsmap *map)
     }
 }
 
-/* A unit: bit 8 says that a value hangs below, bits 10 on are the offset to the children (times
- * 256 if bit 9 is set), bits 0 to 7 and 31 the label. */
+/* Layout of a unit: bit 8 says that a value hangs below; bits 10 and up are the offset of the
+ * children (times 256 if bit 9 is set); bits 0 to 7 and 31 are the label. */
 static size_t children_of(uint32_t unit)
 {
     return (size_t)(unit >> 10) << ((unit & 512u) >> 6);
 }
 
-/* The replacement for the shortest rule that s begins with (that is how the library picks), NULL
- * if none. */
+/* The replacement for the shortest rule that is a prefix of s (the library's choice); NULL if
+ * none. */
 static const char *lookup(const struct charsmap *map, const char *s, size_t n)
 {
     size_t at = children_of(map->units[0]);
@@ -115,7 +115,8 @@ static const char *lookup(const struct charsmap *map, const char *s, size_t n)
             }
             size_t offset = map->units[at] & 0x7FFFFFFFu;
             const char *by = offset < map->n_text ? map->text + offset : NULL;
-            // A broken file must not make broken text: everything behind here trusts UTF-8.
+            // A malformed file must not produce malformed text: all later code relies on valid
+            // UTF-8.
             return by && utf8_check(by, strlen(by)) == strlen(by) ? by : NULL;
         }
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The members of character classes as PCRE2 writes them between brackets: what Oniguruma means by
- * \w,
- * \p{Lu} or [:punct:]. */
+/* The members of character classes as PCRE2 writes them in brackets: the meaning that Oniguruma
+ * gives to \w, \p{Lu} or [:punct:]. */
 #include "engine/tokenizer/regex.h"
 
 #include <stdio.h>
@@ -22,7 +21,7 @@ static bool block_is_uniform(uint32_t block)
     return memcmp(kinds, kinds + 1, 127) == 0;
 }
 
-/* Inside brackets, Oniguruma's \w lacks the superscripts and fractions of Latin-1 that it has
+/* Inside brackets, Oniguruma's \w lacks the superscripts and fractions of Latin-1 that it includes
  * outside. */
 static bool word_lacks(uint32_t cp)
 {
@@ -60,7 +59,7 @@ void class_put_word(struct buf *b, bool in_class)
     put_members(b, U_WORD, 0, in_class);
 }
 
-/* PCRE2's own property (fast), and what its Unicode may not know yet. */
+/* PCRE2's own property (fast), plus characters that its Unicode version may not know. */
 void class_put_property(struct buf *b, const char *name, uint32_t bit)
 {
     buf_printf(b, "\\p{%s}", name);
@@ -69,7 +68,7 @@ void class_put_property(struct buf *b, const char *name, uint32_t bit)
 
 static const struct {
     const char *name; // lower case, without spaces, '_' and '-'
-    const char *pcre; // NULL: list the ranges
+    const char *pcre; // NULL: write the ranges out
     uint32_t bit;
 } properties[] = {
     {"l", "L", U_L},
@@ -121,10 +120,10 @@ static const struct {
     {"alnum", NULL, U_ALPHA | U_DIGIT},
 };
 
-/* Where [:name:] is not \p{name}, and what is short enough to spell out. */
+/* Names where [:name:] differs from \p{name}, and classes short enough to spell out. */
 static const struct {
     const char *name, *items;
-    uint32_t bits; // where items is NULL
+    uint32_t bits; // if items is NULL
 } posix[] = {
     {"punct", NULL, U_PUNCT},    {"cntrl", "\\p{Cc}", 0},    {"xdigit", "0-9A-Fa-f", 0},
     {"ascii", "\\x00-\\x7F", 0}, {"blank", "\\t\\p{Zs}", 0},
@@ -164,13 +163,14 @@ bool class_put_posix(struct buf *b, const char *name)
     return put_property_named(b, name);
 }
 
-/* \p{name}; false if the name is not ours. */
+/* \p{name}; false if the name is unknown. */
 bool class_put_named(struct buf *b, const char *name)
 {
-    return put_property_named(b, name) || class_put_posix(b, name); // "word" is the former's
+    // "word" is handled by the first
+    return put_property_named(b, name) || class_put_posix(b, name);
 }
 
-/* A script's name alone means its extensions, too, in newer PCRE2; Oniguruma means the script. */
+/* In newer PCRE2 a bare script name includes script extensions; in Oniguruma it does not. */
 bool class_is_script(const char *name)
 {
     char pattern[80];

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Where a long piece may be cut before merging.
  *
- * A merge of l and r joins two neighbouring characters A and B of the text if l ends with A (or
- * with the last bytes of A) and r begins with B (or with the first bytes of B). So each merge
- * forbids some cuts, and between characters that no merge names a cut changes nothing: the parts
- * never touch. Words of a SentencePiece text come apart at their ▁, Chinese at most characters, and
- * each part is short and frequent enough for the cache. The set of what is forbidden is a filter
- * with false positives, which only lose cuts. */
+ * A merge of l and r can join neighbouring characters A and B only if l ends with A (or its last
+ * bytes) and r begins with B (or its first bytes). So each merge forbids some cuts, and a cut
+ * between characters that no merge joins changes nothing. SentencePiece text splits at its ▁,
+ * Chinese at most characters, and the parts are short and frequent enough for the cache. The
+ * forbidden pairs are stored in a filter with false positives, which only lose cuts. */
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/mem.h"
@@ -16,16 +15,17 @@
 #include <string.h>
 
 struct cuts {
-    uint64_t ascii[128][2]; // [A] bits of B
+    uint64_t ascii[128][2]; // [A]: bit set of B
     uint64_t filter[1 << 13];
-    // Merges that name a character by a part of it are few; these say where to look for them.
-    uint64_t before_part[64]; // whole characters A before a part of B
-    uint64_t behind_part[64]; // whole characters B behind a part of A
-    uint64_t two_parts[4];    // first bytes of B where both are named by parts
-    bool forms[4][4];         // which forms occur: 0 whole, k the last or first k bytes
+    // Few merges name a character by part of its bytes; these bit sets tell where to look for them.
+    uint64_t before_part[64]; // whole characters A before a partial B
+    uint64_t behind_part[64]; // whole characters B after a partial A
+    uint64_t two_parts[4];    // first bytes of B where both are partial
+    bool forms[4][4];         // which forms occur: 0 whole, k: the last or first k bytes
 };
 
-/* A whole character is named by its number, a part by its bytes above all numbers. */
+/* Key of a character: whole ones use their code point, partial ones their bytes, above all code
+ * points. */
 static uint64_t part(const char *s, size_t n)
 {
     uint64_t v = 0;
@@ -67,8 +67,8 @@ static bool is_tail(char c)
     return ((unsigned char)c & 0xC0) == 0x80;
 }
 
-/* How l names its last character: bytes to compare, and 0 (whole) or their number. False if l does
- * not end where a character ends. */
+/* How l spells its last character: the bytes to compare, and 0 (whole) or their number. False if l
+ * does not end on a character border. */
 static bool last_of(const char *s, size_t n, const char **at, size_t *bytes, size_t *form)
 {
     size_t i = n;
@@ -76,7 +76,7 @@ static bool last_of(const char *s, size_t n, const char **at, size_t *bytes, siz
         i--;
     }
     size_t tails = n - i;
-    if (i == 0 || tails == 4) { // nothing but tail bytes
+    if (i == 0 || tails == 4) { // only continuation bytes
         *at = s + i;
         *bytes = *form = tails;
         return tails > 0 && tails < 4;
@@ -123,8 +123,8 @@ static void note_merge(struct cuts *c, const char *l, size_t n_l, const char *r,
     }
 }
 
-/* Cuts are sound only if every character has its symbols: an unknown token may be fused with its
- * neighbour, and a character that is dropped makes its neighbours meet. */
+/* Cuts are sound only if every character has symbols: an unknown token may be fused with its
+ * neighbour, and dropping a character makes its neighbours adjacent. */
 static bool may_cut(const struct tokenizer *tok)
 {
     const struct bpe *bpe = &tok->bpe;
@@ -164,7 +164,8 @@ struct cuts *cuts_make(const struct tokenizer *tok)
         size_t n_l, n_r;
         const char *l = strings_get(keys, left, &n_l), *r = strings_get(keys, right, &n_r);
         if (is_byte_token(tok, left) || is_byte_token(tok, right)) {
-            cuts_free(c); // fallback bytes that merge: their spelling is not their text
+            cuts_free(c); // fallback bytes take part in merges: their spelling differs from their
+                          // text
             return NULL;
         }
         if (l && r) {

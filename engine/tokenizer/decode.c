@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ids back to text: the chain of decoders over a list of strings, exactly as the library runs it,
- * and the table of what each token adds to a stream. */
+/* Ids back to text: the chain of decoders over a list of strings, exactly as in the library, and
+ * the table of the text that each token adds to a stream. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
@@ -67,7 +67,7 @@ enum status decoders_load(const struct json *node, struct tokenizer *tok, struct
     if (strcmp(type, "Sequence") == 0) {
         const struct json *list = json_get(node, "decoders");
         for (const struct json *child = json_first(list); child; child = json_next(child)) {
-            TRY(decoders_load(child, tok, err)); // as deep as the JSON reader allows
+            TRY(decoders_load(child, tok, err)); // the JSON reader bounds the depth
         }
         return OK;
     }
@@ -98,11 +98,11 @@ void decoder_deinit(struct decoder *d)
 
 struct list {
     struct buf bytes;
-    size_t *end; // of each string in bytes
+    size_t *end; // end offset of each string
     size_t n, cap;
 };
 
-static void list_close(struct list *l) // ends the string that is being built
+static void list_close(struct list *l) // ends the current string
 {
     if (l->n == l->cap) {
         l->cap = l->cap ? 2 * l->cap : 256;
@@ -160,7 +160,8 @@ bool spelled_as_bytes(const char *s, size_t n, struct buf *out)
     return true;
 }
 
-/* The bytes behind a token's symbols; the token itself if one of them is no symbol. */
+/* The bytes that a token's symbols stand for; the token itself if it contains any other
+ * character. */
 static void put_bytes(struct buf *out, const char *s, size_t n)
 {
     size_t before = out->n_bytes;
@@ -199,11 +200,11 @@ static void put_replaced(const struct decoder *d, struct scratch *sc, const char
     struct pattern_walk w;
     pattern_walk_init(&w, &d->pattern, s, n);
     size_t start, end, copied = 0;
-    if (d->pattern.regex && utf8_check(s, n) != n) { // half a character of a stream
+    if (d->pattern.regex && utf8_check(s, n) != n) { // part of a character in a stream
         buf_put(out, s, n);
         return;
     }
-    // The library leaves an empty string alone whatever the pattern.
+    // The library leaves an empty string unchanged whatever the pattern.
     while (n > 0 && pattern_walk_next(&w, sc, &start, &end) > 0) {
         buf_put(out, s + copied, start - copied);
         buf_put(out, d->text, d->text_bytes);
@@ -218,7 +219,7 @@ static int byte_of_token(const char *s, size_t n)
     if (n != 6 || memcmp(s, "<0x", 3) != 0 || s[5] != '>') {
         return -1;
     }
-    if (s[3] == '+' && isxdigit((unsigned char)s[4])) { // what Rust's parser takes, too
+    if (s[3] == '+' && isxdigit((unsigned char)s[4])) { // Rust's parser accepts this, too
         char one[2] = {s[4], '\0'};
         return (int)strtol(one, NULL, 16);
     }
@@ -351,7 +352,7 @@ static void put_bpe(const struct decoder *d, const char *s, size_t n, bool last,
     }
 }
 
-/* Decoders that work on each string alone. */
+/* Decoders that handle each string separately. */
 static void decode_each(const struct decoder *d, struct scratch *sc, const struct list *in,
                         struct list *out)
 {
@@ -383,7 +384,7 @@ static void decode_one(const struct decoder *d, struct scratch *sc, const struct
     }
 }
 
-/* The string that decoding starts from: an added token's normalised form, where it has one. */
+/* The string that decoding starts from: an added token's normalised form, if it has one. */
 static const char *decode_text(const struct tokenizer *tok, int32_t id, size_t *n)
 {
     int32_t at = id >= 0 && id < tok->texts.n_ids ? tok->added_of[id] : -1;
@@ -394,8 +395,8 @@ static const char *decode_text(const struct tokenizer *tok, int32_t id, size_t *
     return strings_get(&tok->texts, id, n);
 }
 
-/* Special by the string that decoding starts from: a normalised form may be spelled otherwise, and
- * then it is special only if another token is spelled so and special. */
+/* Special by the string that decoding starts from. A normalised form may be spelled differently; it
+ * is special only if another token has that spelling and is special. */
 static bool is_skipped(const struct tokenizer *tok, int32_t id)
 {
     int32_t at = tok->added_of[id];
@@ -444,12 +445,12 @@ void tokenizer_decode(const struct tokenizer *tok, const int32_t *ids, size_t n_
 
 /* ---- pieces of a stream ---- */
 
-/* What one token adds in the middle of a text, before UTF-8 is looked at. */
+/* The text that one token adds in the middle of a stream, before UTF-8 is checked. */
 static void put_piece(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n,
                       struct buf *out)
 {
     if (tok->n_decoders == 1 && tok->decoders[0].kind == DECODE_BYTE_LEVEL) {
-        put_bytes(out, s, n); // the usual case, a hundred thousand times at load
+        put_bytes(out, s, n); // the common case, which runs a hundred thousand times at load
         return;
     }
     struct buf a, b;
@@ -472,11 +473,11 @@ static void put_piece(const struct tokenizer *tok, struct scratch *sc, const cha
             byte = byte_of_token(text, a.n_bytes);
             if (byte >= 0) {
                 buf_putc(&b, (char)byte);
-                i = tok->n_decoders; // bytes of a character: nothing further applies to them
+                i = tok->n_decoders; // bytes of a character: no further decoder applies
                 break;
             }
             continue;
-        default: continue; // Fuse joins, Strip is for the ends of a whole text
+        default: continue; // Fuse only joins; Strip only affects the ends of a whole text
         }
         struct buf swap = a;
         a = b;
@@ -499,7 +500,7 @@ enum status decoders_make_pieces(struct tokenizer *tok, struct err *err)
     tok->longest_piece = 1;
     for (int32_t id = 0; good && id < tok->texts.n_ids; id++) {
         size_t n;
-        // An added token is what it says; only byte symbols must be undone.
+        // An added token's text is literal; only byte symbols must be decoded.
         const char *s = by_bytes ? decode_text(tok, id, &n) : strings_get(&tok->texts, id, &n);
         if (!s) {
             continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A stream's ids to text: bytes are held back until they are whole characters. */
+/* Converts a stream of ids to text: bytes are held back until they form whole characters. */
 #include "engine/tokenizer/detok.h"
 
 #include "engine/base/utf8.h"
@@ -16,7 +16,7 @@ static void put_replacement(struct buf *out)
     buf_puts(out, "\xEF\xBF\xBD");
 }
 
-/* Ends the character that is pending as far as the bytes at s allow; returns how many it took. */
+/* Completes the pending character with the bytes at s; returns how many were used. */
 static size_t finish_pending(struct detok *d, const char *s, size_t n, struct buf *out)
 {
     size_t used = 0;
@@ -30,7 +30,7 @@ static size_t finish_pending(struct detok *d, const char *s, size_t n, struct bu
         } else if (utf8_is_incomplete(p, d->n_pending)) {
             used++;
         } else {
-            put_replacement(out); // the byte starts something of its own
+            put_replacement(out); // the byte starts a new character
             d->n_pending = 0;
         }
     }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Token ids to text, one by one, for a stream: never half a character, and the chunks joined are
- * the whole. Holds back at most three bytes. Text is a continuation: the leading space of the first
- * token stays. To look at the state is to copy the struct: it is plain data.
- * Thread: one owner; the tokenizer behind it is shared. */
+/* Token ids to text, one by one, for streaming: never part of a character, and the chunks
+ * concatenate to the whole text. Holds back at most three bytes. The text is treated as a
+ * continuation: the leading space of the first token stays. The struct is plain data; copy it to
+ * look ahead.
+ * Thread: one owner; the tokenizer is shared. */
 #ifndef SLUICE_ENGINE_TOKENIZER_DETOK_H
 #define SLUICE_ENGINE_TOKENIZER_DETOK_H
 
@@ -11,7 +12,7 @@
 
 struct detok {
     const struct tokenizer *tok;
-    unsigned char pending[4]; // the beginning of a character
+    unsigned char pending[4]; // the start of an incomplete character
     uint8_t n_pending;
     bool skip_special;
 };
@@ -19,10 +20,10 @@ struct detok {
 /* The tokenizer must outlive it. Nothing to free. */
 void detok_init(struct detok *d, const struct tokenizer *tok, bool skip_special);
 
-/* Appends the text that is now certain. Malformed bytes become U+FFFD. */
+/* Appends the text that can no longer change. Malformed bytes become U+FFFD. */
 void detok_push(struct detok *d, int32_t id, struct buf *out);
 
-/* At the end: a character that was begun becomes U+FFFD. The state is then as after init. */
+/* At the end: an incomplete character becomes U+FFFD. The state is then as after init. */
 void detok_flush(struct detok *d, struct buf *out);
 
 #endif

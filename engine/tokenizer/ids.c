@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lists of ids, and how all models add to one: with an error once it is full. */
+/* Lists of ids, and the function with which all models append: an error once the list is full. */
 #include "engine/tokenizer/impl.h"
 
 #include <stdlib.h>

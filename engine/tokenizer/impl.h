@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The inside of struct tokenizer, shared by the files of engine/tokenizer/ alone.
+/* Internals of struct tokenizer, private to engine/tokenizer/.
  *
- * A text goes through: added tokens that want raw text -> normalizer -> added tokens that want
- * normalised text -> pre-tokenizer stages -> model. A stretch is what lies between two added
- * tokens; a piece is what the last stage hands to the model.
+ * Text passes through: added tokens that match raw text -> normalizer -> added tokens that match
+ * normalised text -> pre-tokenizer stages -> model. A stretch is the text between two added tokens;
+ * a piece is what the last stage passes to the model.
  *
- * Byte-level models name tokens in an alphabet of 256 printable characters. Their vocabulary is
- * kept here by the bytes themselves, and the mapping is skipped wherever nobody could see it.
- * Thread: as tokenizer.h; struct scratch belongs to one call at a time. */
+ * Byte-level models spell tokens in an alphabet of 256 printable characters. Their vocabulary is
+ * stored here as raw bytes, and the mapping is skipped wherever it has no visible effect.
+ * Thread: as in tokenizer.h; a struct scratch belongs to one call at a time. */
 #ifndef SLUICE_ENGINE_TOKENIZER_IMPL_H
 #define SLUICE_ENGINE_TOKENIZER_IMPL_H
 
@@ -21,15 +21,16 @@
 enum {
     MAX_TOKEN_ID = (1 << 24) - 1, // chosen: 60 times the largest vocabulary seen
     MAX_STAGES = 32,              // chosen: real files have at most 7
-    UNK_MISSING = -2,             // unk_token is named but not in the vocabulary: an error on use
-    TEXT_MAX = 1 << 30,           // chosen: offsets fit 32 bits where normalising doubles a text
+    UNK_MISSING = -2,             // unk_token is named but not in the vocabulary: an error when
+                                  // used
+    TEXT_MAX = 1 << 30,           // chosen: offsets fit 32 bits even if normalising doubles a text
     MAX_FILE_BYTES = 512 << 20,   // chosen: 20 times the largest tokenizer.json seen
 };
 
-/* Strings by id, in one block. */
+/* Strings by id, in one block of memory. */
 struct strings {
     struct buf bytes;
-    uint32_t *at, *n; // n is UINT32_MAX where there is none
+    uint32_t *at, *n; // n is UINT32_MAX if the id has no string
     int32_t n_ids, cap;
 };
 
@@ -37,25 +38,26 @@ bool strings_set(struct strings *s, int32_t id, const char *text, size_t n_bytes
 const char *strings_get(const struct strings *s, int32_t id, size_t *n_bytes); // NULL if absent
 void strings_deinit(struct strings *s);
 
-/* String -> id over a struct strings: open addressing, keyed hash, full comparison. */
+/* Maps a string to its id in a struct strings: open addressing, keyed hash, full comparison. */
 struct string_slot {
     uint32_t tag;
     int32_t id;     // -1: empty
-    uint32_t at, n; // as in strings: one access less
+    uint32_t at, n; // copied from strings to save an access
 };
 struct string_table {
     const struct strings *strings;
     struct string_slot *slots;
-    size_t n, mask; // mask is 0 when there are no slots
+    size_t n, mask; // mask is 0 if there are no slots
     uint64_t key;
 };
 
 bool string_table_init(struct string_table *t, const struct strings *strings, size_t expected);
 void string_table_deinit(struct string_table *t);
-bool string_table_put(struct string_table *t, int32_t id); // the later of equal strings wins
+bool string_table_put(struct string_table *t, int32_t id); // of equal strings the later one wins
 int32_t string_table_find(const struct string_table *t, const char *text, size_t n_bytes);
 
-/* The same in steps, for many strings at a time: each asks for the memory that the next reads. */
+/* The lookup in separate steps, for many strings at a time: each step prefetches what the next one
+ * reads. */
 uint64_t string_table_hash(const struct string_table *t, const char *text, size_t n_bytes);
 void string_table_prefetch(const struct string_table *t, uint64_t hash);
 void string_table_prefetch_text(const struct string_table *t, uint64_t hash);
@@ -103,12 +105,12 @@ struct piece_cache;
  */
 enum status regex_compile(const char *pattern, struct regex **out, struct err *err);
 void regex_free(struct regex *re);
-/* The first match at or after `from`, in the manner of Oniguruma's find_iter (see regex_walk).
- * 1: found, 0: none, -1: a limit of the matcher was passed. */
+/* The first match at or after `from`, like Oniguruma's find_iter (see regex_walk). 1: found, 0:
+ * none, -1: a limit of the matcher was exceeded. */
 int regex_find(const struct regex *re, struct scratch *sc, const char *s, size_t n, size_t from,
                size_t *start, size_t *end);
 
-/* Where a walk over all matches is: empty ones right behind a match are passed over. */
+/* Iterates over all matches; an empty match directly after another match is skipped. */
 struct regex_walk {
     const struct regex *re;
     const char *s;
@@ -161,8 +163,9 @@ struct normalizer {
 };
 enum status normalizer_load(const struct json *node, struct tokenizer *tok, struct err *err);
 void normalizer_deinit(struct normalizer *op);
-/* The normalised text, valid until the next call with this scratch; may be s itself. `dropped_head`
- * is set when characters at the very start went away. False: a limit of the matcher was passed. */
+/* The normalised text, valid until the next call with this scratch; may be s itself.
+ * `dropped_head` is set if characters at the very start were removed. False: a limit of the
+ * matcher was exceeded. */
 bool normalizer_apply(const struct tokenizer *tok, struct scratch *sc, const char **s, size_t *n,
                       bool *dropped_head);
 
@@ -175,10 +178,10 @@ enum stage_kind {
     STAGE_SPLIT,        // at the matches of a pattern
     STAGE_CLASS,        // at the characters of a class
     STAGE_WORDS,        // keeps runs of word characters and runs of other visible ones
-    STAGE_FIXED,        // so many characters each
-    STAGE_PREFIX_SPACE, // rewrites: a space in front
+    STAGE_FIXED,        // fixed number of characters each
+    STAGE_PREFIX_SPACE, // rewrites: adds a space in front
     STAGE_BYTE_MAP,     // rewrites: bytes as printable characters
-    STAGE_METASPACE,    // rewrites: spaces as another character, and one in front
+    STAGE_METASPACE,    // rewrites: spaces to another character, and adds one in front
 };
 enum behavior { ISOLATED, REMOVED, MERGED_WITH_PREVIOUS, MERGED_WITH_NEXT, CONTIGUOUS };
 enum prepend_scheme { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER };
@@ -186,9 +189,9 @@ struct stage {
     enum stage_kind kind;
     struct pattern pattern;     // SPLIT
     enum behavior behavior;     // SPLIT, CLASS
-    bool invert;                // SPLIT: the matches are what lies between
-    uint32_t flags;             // CLASS: members have one of these unicode bits,
-    uint32_t code_point;        // or are this
+    bool invert;                // SPLIT: the matches are the text in between
+    uint32_t flags;             // CLASS: characters with one of these unicode bits,
+    uint32_t code_point;        // or this character
     enum prepend_scheme scheme; // METASPACE
     char replacement[4];
     size_t replacement_bytes;
@@ -196,7 +199,7 @@ struct stage {
 };
 enum status stages_load(const struct json *node, struct tokenizer *tok, struct err *err);
 void stage_deinit(struct stage *st);
-/* Runs the stages and the model over one stretch. `first`: it is at the very start of the text. */
+/* Runs the stages and the model on one stretch. `first`: it starts the text. */
 enum status stages_run(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n,
                        bool first);
 
@@ -214,12 +217,12 @@ struct merge_table {
     unsigned shift; // 64 - log2(slots)
 };
 struct json_scan;
-/* Reads the list that comes next in the scan, once the vocabulary and the prefix are known. */
+/* Reads the list that follows in the scan, once the vocabulary and the prefix are known. */
 enum status merges_read(struct tokenizer *tok, struct json_scan *scan, struct err *err);
-/* Those of SentencePiece's BPE, from the scores of its pieces by id. */
+/* Derives the merges of SentencePiece's BPE from the scores of its pieces by id. */
 enum status merges_of_scores(struct tokenizer *tok, const double *scores, struct err *err);
 
-/* Where the search for a pair begins. */
+/* Where the search for a pair starts. */
 static inline const struct merge_slot *merge_table_home(const struct merge_table *t, int32_t left,
                                                         int32_t right)
 {
@@ -242,17 +245,17 @@ static inline const struct merge_slot *merge_table_find(const struct merge_table
 }
 
 struct byte_pair {
-    uint32_t rank; // UINT32_MAX: they do not merge
+    uint32_t rank; // UINT32_MAX: the pair does not merge
     int32_t id;
 };
 struct merge_rules {
     struct merge_table table;
-    struct byte_pair *byte_pairs; // [first byte][second]: what two byte symbols merge to
+    struct byte_pair *byte_pairs; // [first byte][second]: the merge of two byte symbols
 };
 struct bpe {
     struct merge_rules merges;
-    struct merge_rules guarded; // for input: without merges to special tokens
-    bool has_guarded;           // false: no merge makes one
+    struct merge_rules guarded; // for user input: without merges to special tokens
+    bool has_guarded;           // false: no merge produces one
     bool ignore_merges, fuse_unk, byte_fallback, has_affixes;
     char *prefix, *suffix;    // continuing_subword_prefix, end_of_word_suffix
     int32_t unk;              // -1: none
@@ -270,23 +273,23 @@ struct unigram {
     int32_t byte_token[256];
 };
 struct wordpiece {
-    char *prefix; // of what continues a word
+    char *prefix; // of pieces that continue a word
     int32_t unk;
     size_t max_chars;
 };
 
 enum status bpe_load(struct tokenizer *tok);                    // before added tokens
-enum status bpe_finish(struct tokenizer *tok, struct err *err); // once the keys are made
+enum status bpe_finish(struct tokenizer *tok, struct err *err); // after keys exist
 void bpe_deinit(struct bpe *bpe);
 
-/* Where a long piece may be cut: between two characters that no merge can ever join. What lies
- * between two cuts comes out the same alone. */
+/* Where a long piece may be cut: between two characters that no merge can join. The text between
+ * two cuts encodes independently. */
 struct cuts *cuts_make(const struct tokenizer *tok);
 void cuts_free(struct cuts *cuts);
-/* The next cut behind `from`, or n. */
+/* The next cut after `from`, or n. */
 size_t cuts_next(const struct cuts *cuts, const char *s, size_t n, size_t from);
 enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n);
-/* One piece, or a part of one, by its merges alone; nothing is remembered. */
+/* Encodes one piece, or a part of one, by its merges only; bypasses the cache. */
 enum status bpe_merge_piece(const struct tokenizer *tok, struct scratch *sc, const char *s,
                             size_t n);
 void piece_cache_free(struct piece_cache *cache);
@@ -316,7 +319,7 @@ struct decoder {
 };
 enum status decoders_load(const struct json *node, struct tokenizer *tok, struct err *err);
 void decoder_deinit(struct decoder *d);
-/* The bytes that byte symbols stand for, into a cleared buffer; false if one is no symbol. */
+/* Decodes byte symbols into a cleared buffer; false if a character is not a symbol. */
 bool spelled_as_bytes(const char *s, size_t n, struct buf *out);
 /* Fills tok->pieces, once all tokens are known. */
 enum status decoders_make_pieces(struct tokenizer *tok, struct err *err);
@@ -326,16 +329,17 @@ struct added {
     int32_t id;
     char *text;
     size_t n_bytes;
-    char *normalized_text; // what is searched, and decoded, when the normalizer changes it
+    char *normalized_text; // searched for and decoded instead of the text, if the normalizer
+                           // changes it
     size_t normalized_bytes;
     bool single_word, lstrip, rstrip, normalized, special;
-    bool control; // never recognised in input: special, or looks like markup
+    bool control; // never recognised in user input: special, or looks like markup
 };
 struct range {
     size_t start, end;
 };
 enum status added_load(const struct json *list, struct tokenizer *tok, struct err *err);
-/* Adds the token, or changes the flags of one that is there. */
+/* Adds the token, or updates the flags of an existing one. */
 enum status added_put(struct tokenizer *tok, const struct added *token, struct err *err);
 enum status added_finish(struct tokenizer *tok, struct err *err);
 
@@ -345,8 +349,8 @@ struct added_search {
     const struct trie *trie;
     const uint64_t *first_bytes; // 256 bits
     const char *s;
-    size_t n, from, covered;   // covered: where the last match ended, stripping included
-    const struct range *input; // sorted; where no control token may be
+    size_t n, from, covered;   // covered: end of the previous match, including stripping
+    const struct range *input; // sorted; no control token is recognised inside
     size_t n_input, next_input;
     bool parse_special;
 };
@@ -360,12 +364,12 @@ struct named_token {
 
 /* ---- the whole ---- */
 struct tokenizer {
-    struct strings texts;        // spelling, model's and added tokens
+    struct strings texts;        // spellings of the model's and added tokens
     struct strings keys;         // what the model looks up: raw bytes if byte level
-    struct strings pieces;       // what a token adds to a stream
+    struct strings pieces;       // text that a token adds to a stream
     struct string_table by_text; // the model's vocabulary
     struct string_table by_key;  // points into keys if byte level, else unused
-    bool byte_level;             // the model takes bytes, and keys are bytes
+    bool byte_level;             // the model works on bytes, and keys are bytes
     int32_t n_model;             // entries of the model's vocabulary
 
     struct normalizer normalizers[MAX_STAGES];
@@ -391,7 +395,7 @@ struct tokenizer {
     bool has_normalized;
     uint64_t raw_first[4], normalized_first[4];
 
-    int32_t prefix[16], suffix[16]; // what the post-processor puts around
+    int32_t prefix[16], suffix[16]; // ids that the post-processor adds around a text
     size_t n_prefix, n_suffix;
 
     struct named_token named[16];
@@ -399,11 +403,11 @@ struct tokenizer {
     struct arena arena; // names and other small strings
     size_t longest_piece;
 
-    _Atomic(struct scratch *) scratches[16]; // parked between calls
+    _Atomic(struct scratch *) scratches[16]; // idle ones, kept between calls
 };
 
-/* What one call needs. Taken from the tokenizer and given back, so that buffers and the piece cache
- * stay warm. */
+/* Memory for one call. It is borrowed from the tokenizer and returned, so that buffers and the
+ * piece cache stay warm. */
 struct symbol;
 struct scratch {
     struct buf joined; // spans joined, or text repaired
@@ -412,8 +416,8 @@ struct scratch {
     struct buf word; // WordPiece: what is looked up
     struct ids *out;
     struct err *err;
-    bool has_input; // the stretch holds bytes of the user: the model may give no special token
-    void (*on_piece)(void *arg, const char *s, size_t n); // instead of the model, if set
+    bool has_input; // the stretch contains user input, so the model may yield no special token
+    void (*on_piece)(void *arg, const char *s, size_t n); // called instead of the model, if set
     void *on_piece_arg;
     void *match_data, *match_context, *jit_stack; // PCRE2's
     struct symbol *symbols;
@@ -436,15 +440,16 @@ static inline enum status emit_many(struct scratch *sc, const int32_t *id, size_
     return OK;
 }
 
-/* A special token that the model itself could spell must not come out of the user's text. */
+/* True if user text must not yield this token: it is special, although the model itself can spell
+ * it. */
 static inline bool is_barred(const struct tokenizer *tok, const struct scratch *sc, int32_t id)
 {
     return sc->has_input && tokenizer_is_special(tok, id);
 }
 
 enum status post_load(const struct json *node, struct tokenizer *tok, struct err *err);
-/* tokenizer_config.json and special_tokens_map.json; either may be NULL. The second call is for
- * once the post-processor and the ids are known. */
+/* Reads tokenizer_config.json and special_tokens_map.json; either may be NULL. Call the second
+ * function once the post-processor and the ids are known. */
 enum status beside_load(struct tokenizer *tok, const struct json *config, const struct json *map,
                         struct err *err);
 void beside_override_ends(struct tokenizer *tok, const struct json *config);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* tokenizer.json. The vocabulary and the merges (merges.c), which are nearly all of the
- * file, are read token by token; the small sections become trees. */
+/* Loads tokenizer.json. The vocabulary and the merges (merges.c), which are nearly all of the file,
+ * are parsed as a token stream; the small sections become trees. */
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/file.h"
@@ -24,7 +24,7 @@ struct loader {
     struct json_scan scan;
     struct buf a; // an unescaped string
     struct section added_tokens, normalizer, pre_tokenizer, post_processor, decoder;
-    struct json_scan merges; // where they begin, if the vocabulary comes later
+    struct json_scan merges; // position of the merges, if the vocabulary comes later
     bool has_merges, merges_wait, has_vocab, vocab_is_list;
     char type[32];
     char *unk_token;
@@ -40,7 +40,7 @@ static enum status broken(struct loader *l, const char *what)
     return err_set(l->err, ERR_FORMAT, "%s (near byte %zu)", what, l->scan.at);
 }
 
-/* The last key or string: in place if it can be, else unescaped into b. */
+/* The last key or string: in place if possible, otherwise unescaped into b. */
 static const char *text_of(const struct json_scan *sc, struct buf *b, size_t *n)
 {
     if (!sc->escaped) {
@@ -63,7 +63,7 @@ static bool take_section(struct loader *l, struct section *s)
     return true;
 }
 
-/* JSON text of one section -> tree. */
+/* Parses the JSON text of one section into a tree. */
 static enum status parse_section(const char *s, size_t n, struct json **root, struct err *err)
 {
     struct json_limits limits = {.max_depth = 64, .max_values = 20u << 20};
@@ -116,9 +116,9 @@ static double power_of_ten(long exponent)
     return strtod(text, NULL);
 }
 
-/* A score as the library's JSON reader has it: 19 or 20 digits as an integer, then one division by
- * a power of ten. That may differ from the nearest double in the last bit, which decides between
- * paths whose sums are the same but for rounding. */
+/* Parses a score as the library's JSON reader does: 19 or 20 digits as an integer, then one
+ * division by a power of ten. That may differ from the nearest double in the last bit, which breaks
+ * ties between paths with otherwise equal sums. */
 static double read_score(const char *s, size_t n)
 {
     bool negative = n > 0 && s[0] == '-', behind_point = false, full = false;
@@ -153,7 +153,8 @@ static double read_score(const char *s, size_t n)
     return negative ? -v : v;
 }
 
-/* [["piece", log probability], ...]: Unigram's, or SentencePiece's BPE, which needs no trie. */
+/* [["piece", log probability], ...]: Unigram's, or that of SentencePiece's BPE, which needs no
+ * trie. */
 static enum status read_vocab_list(struct loader *l)
 {
     struct unigram *u = &l->tok->unigram;
@@ -198,7 +199,7 @@ static enum status read_vocab(struct loader *l)
         return broken(l, "two vocabularies");
     }
     l->has_vocab = true;
-    // Real files have 70 to 130 bytes per entry, merges included; the table grows if need be.
+    // Real files have 70 to 130 bytes per entry, merges included; the table grows if needed.
     if (!string_table_init(&l->tok->by_text, &l->tok->texts, l->scan.n_bytes / 96)) {
         return err_set(l->err, ERR_NOMEM, "out of memory");
     }
@@ -275,14 +276,14 @@ static enum status read_scalar(struct loader *l)
     return OK;
 }
 
-/* SentencePiece's BPE, whose merges follow from its pieces' scores. */
+/* True for SentencePiece's BPE, whose merges follow from its pieces' scores. */
 static bool has_scores(const struct loader *l)
 {
     return strcmp(l->type, "BPE") == 0 && l->vocab_is_list && !l->has_merges;
 }
 
-/* A field that changes what the merges mean may come after them, so merges that come before the end
- * are remembered and read last. The usual order (merges last) costs nothing. */
+/* A field that changes the meaning of merges may come after them, so merges that are not last are
+ * read at the end. The usual order (merges last) costs nothing. */
 static enum status read_model(struct loader *l)
 {
     enum json_token t = json_scan_next(&l->scan);
@@ -364,8 +365,12 @@ static enum status read_top(struct loader *l)
 static enum status model_kind(struct loader *l)
 {
     static const char *const names[] = {"BPE", "Unigram", "WordPiece", "WordLevel"};
-    if (l->type[0] == '\0') { // old files: known by their shape
-        strcpy(l->type, l->has_merges ? "BPE" : l->vocab_is_list ? "Unigram" : "WordPiece");
+    if (l->type[0] == '\0') { // old files: recognised by their members
+        if (l->has_merges) {
+            strcpy(l->type, "BPE");
+        } else {
+            strcpy(l->type, l->vocab_is_list ? "Unigram" : "WordPiece");
+        }
     }
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(l->type, names[i]) == 0) {
@@ -436,8 +441,8 @@ static enum status read_section(struct loader *l, const struct section *s, const
     return st == OK ? OK : err_prefix(l->err, st, "%s", name);
 }
 
-/* Byte symbols at the very end are never written out: the model takes bytes. Where a later step
- * sees them, they are characters like any other. */
+/* A byte mapping in the last stage is skipped, because the model takes bytes. If a later stage sees
+ * the symbols, they are ordinary characters. */
 static void settle_byte_level(struct tokenizer *tok)
 {
     tok->byte_level = tok->model == MODEL_BPE && tok->n_stages > 0 &&
@@ -447,8 +452,8 @@ static void settle_byte_level(struct tokenizer *tok)
 
 /* ---- after everything is read ---- */
 
-/* Spelling -> bytes for byte-level models. A spelling with a character that is no byte symbol can
- * never be asked for. */
+/* Converts spellings to bytes for byte-level models. A spelling that contains another character can
+ * never be looked up. */
 static enum status make_keys(struct tokenizer *tok, struct err *err)
 {
     struct buf bytes;
@@ -456,7 +461,7 @@ static enum status make_keys(struct tokenizer *tok, struct err *err)
     for (int32_t id = 0; id < tok->texts.n_ids; id++) {
         n_ids += strings_get(&tok->texts, id, NULL) != NULL;
     }
-    bool unique = n_ids == tok->by_text.n; // else the later of equal spellings is asked for
+    bool unique = n_ids == tok->by_text.n; // otherwise the last of equal spellings is looked up
     buf_init(&bytes, 1 << 24);
     bool good = string_table_init(&tok->by_key, &tok->keys, (size_t)tok->n_model);
     for (int32_t id = 0; good && id < tok->texts.n_ids; id++) {
@@ -472,7 +477,7 @@ static enum status make_keys(struct tokenizer *tok, struct err *err)
     return good ? OK : err_set(err, ERR_NOMEM, "out of memory for the vocabulary");
 }
 
-/* Added tokens that the model does not have get their spelling, too. */
+/* Also stores the spellings of added tokens that the model lacks. */
 static enum status place_added(struct tokenizer *tok, struct err *err)
 {
     for (size_t i = 0; i < tok->n_added; i++) {
@@ -567,7 +572,7 @@ static bool ends_in_json(const char *path)
     return n > 5 && strcmp(path + n - 5, ".json") == 0;
 }
 
-/* What the metadata of a GGUF file say. */
+/* Loads a tokenizer from the metadata of a GGUF file. */
 static enum status load_gguf(const char *path, struct tokenizer **out, struct err *err)
 {
     char *json, *config = NULL;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The merges of a BPE model: read from tokenizer.json, and the table that holds them.
  *
- * Each merge looks up three strings in a vocabulary that is larger than the caches, in no order. So
- * merges are gathered, and each step over a batch asks for the memory that the next one reads. */
+ * Each merge looks up three strings in a vocabulary larger than the caches, in random order. So
+ * merges are batched, and each step over a batch prefetches the memory that the next step reads. */
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/json_scan.h"
@@ -63,7 +63,7 @@ static bool table_put(struct merge_table *t, int32_t left, int32_t right, uint32
         i = (i + 1) & (n_slots - 1);
     }
     t->n += t->slots[i].pair == UINT64_MAX;
-    t->slots[i] = (struct merge_slot){pair, rank, id}; // the later of equal pairs wins
+    t->slots[i] = (struct merge_slot){pair, rank, id}; // of equal pairs the later one wins
     return true;
 }
 
@@ -72,7 +72,7 @@ static bool table_put(struct merge_table *t, int32_t left, int32_t right, uint32
 enum { BATCH = 64, LEFT = 0, RIGHT = 1, JOINED = 2 };
 
 struct merge_text {
-    size_t at[3], n[3]; // left, right, and what they make: in the reader's bytes
+    size_t at[3], n[3]; // left, right, and the result: offsets in the reader's bytes
     uint64_t hash[3];
     int32_t id[3];
 };
@@ -81,10 +81,10 @@ struct reader {
     struct tokenizer *tok;
     struct json_scan *scan;
     struct err *err;
-    struct buf bytes, one; // of the batch; of a string that must be unescaped
+    struct buf bytes, one; // bytes: of the batch; one: a string being unescaped
     struct merge_text batch[BATCH];
     size_t n;
-    uint32_t rank; // of the first merge of the batch
+    uint32_t rank; // of the batch's first merge
     size_t prefix_bytes;
 };
 
@@ -107,7 +107,7 @@ static enum status check_parts(struct reader *r, size_t k)
     return OK;
 }
 
-/* Looks the batch up and enters it. */
+/* Looks the batch up and inserts it. */
 static enum status flush(struct reader *r)
 {
     const struct string_table *t = &r->tok->by_text;
@@ -154,16 +154,17 @@ static void put_string(struct reader *r)
     }
 }
 
-/* The two parts stand at `at`, one behind the other. */
+/* The two parts are adjacent, starting at `at`. */
 static enum status put_merge(struct reader *r, size_t at, size_t n_left)
 {
     size_t n_right = r->bytes.n_bytes - at - n_left, skip = r->prefix_bytes;
     struct merge_text *m = &r->batch[r->n++];
     *m = (struct merge_text){.at = {at, at + n_left, at}, .n = {n_left, n_right, n_left + n_right}};
-    if (skip > 0 && n_right >= skip) { // what continues a word loses its prefix
+    if (skip > 0 && n_right >= skip) { // a part that continues a word loses its prefix
         m->at[JOINED] = r->bytes.n_bytes;
         m->n[JOINED] -= skip;
-        if (!buf_reserve(&r->bytes, n_left + n_right)) { // it is copied from itself
+        if (!buf_reserve(&r->bytes, n_left + n_right)) { // source and destination are the same
+                                                         // buffer
             return err_set(r->err, ERR_LIMIT, "the merges are too long");
         }
         buf_put(&r->bytes, r->bytes.data + at, n_left);
@@ -238,7 +239,7 @@ enum status merges_read(struct tokenizer *tok, struct json_scan *scan, struct er
     if (json_scan_next(scan) != JSON_TOKEN_ARRAY) {
         return err_set(err, ERR_FORMAT, "merges are not a list");
     }
-    free(tok->bpe.merges.table.slots); // of an earlier key of the same name
+    free(tok->bpe.merges.table.slots); // left by an earlier, duplicate key
     if (!table_init(&tok->bpe.merges.table, (size_t)tok->n_model)) {
         return err_set(err, ERR_NOMEM, "out of memory for the merges");
     }
@@ -272,10 +273,10 @@ static int by_score(const void *a, const void *b)
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* All pairs of pieces that make this one, between any two of its characters. */
+/* All pairs of pieces that concatenate to this one, split at any of its characters. */
 static bool put_splits(struct tokenizer *tok, int32_t id, uint32_t rank)
 {
-    enum { LONGEST = 1024 }; // chosen: longer ones are markers, which nothing is joined to
+    enum { LONGEST = 1024 }; // chosen: longer ones are markers, which take part in no merge
     struct merge_table *table = &tok->bpe.merges.table;
     size_t n;
     const char *text = strings_get(&tok->texts, id, &n);
@@ -294,8 +295,8 @@ static bool put_splits(struct tokenizer *tok, int32_t id, uint32_t rank)
     return good;
 }
 
-/* Of two pairs the one with the better piece is joined first, and of equals the left one: so pairs
- * that make the same piece, or pieces of one score, have one rank. */
+/* The pair whose result has the better score merges first, and among equals the left one. So pairs
+ * with the same result, or with results of equal score, have the same rank. */
 enum status merges_of_scores(struct tokenizer *tok, const double *scores, struct err *err)
 {
     size_t n = (size_t)tok->texts.n_ids;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Normalizers: text in, text out. Text that a step leaves alone is not copied. */
+/* Normalizers: text in, text out. Text that a step leaves unchanged is not copied. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
@@ -73,7 +73,7 @@ enum status normalizer_load(const struct json *node, struct tokenizer *tok, stru
     if (strcmp(type, "Sequence") == 0) {
         const struct json *list = json_get(node, "normalizers");
         for (const struct json *child = json_first(list); child; child = json_next(child)) {
-            TRY(normalizer_load(child, tok, err)); // as deep as the JSON reader allows
+            TRY(normalizer_load(child, tok, err)); // the JSON reader bounds the depth
         }
         return OK;
     }
@@ -111,8 +111,8 @@ static int combining_class(int32_t cp)
     return unicode_has_forms((uint32_t)cp) ? utf8proc_get_property(cp)->combining_class : 0;
 }
 
-/* Sorts marks by combining class, keeping the order of equal ones: one counting pass per class
- * that occurs, so that a text of nothing but marks costs no more than 255 passes. */
+/* Stable sort of marks by combining class: one counting pass per class that occurs, so that text
+ * made of marks only costs at most 255 passes. */
 static void order_marks(int32_t *cp, size_t n, int32_t *tmp)
 {
     bool present[256] = {false};
@@ -149,7 +149,7 @@ static void order_all(int32_t *cp, size_t n, int32_t *tmp)
     }
 }
 
-/* Decomposes one character into at most `room` places, which suffice. */
+/* Decomposes one character into at most `room` code points, which always suffices. */
 static size_t decompose(uint32_t c, int options, int32_t *out, size_t room)
 {
     utf8proc_ssize_t k = 0;
@@ -163,7 +163,7 @@ static size_t decompose(uint32_t c, int options, int32_t *out, size_t room)
     return (size_t)k;
 }
 
-/* Composes in place and returns what is left. What has no forms joins nothing on either side. */
+/* Composes in place and returns the new length. Characters without forms combine with nothing. */
 static size_t compose_all(int32_t *cp, size_t n)
 {
     size_t kept = 0;
@@ -190,7 +190,7 @@ static bool put_form(enum normalizer_kind form, const char *s, size_t n, struct 
     bool compat = form == NORMALIZE_NFKC || form == NORMALIZE_NFKD;
     bool compose = form == NORMALIZE_NFC || form == NORMALIZE_NFKC;
     int options = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (compat ? UTF8PROC_COMPAT : 0);
-    // A code point decomposes to 18 at most (U+FDFA).
+    // A code point decomposes to at most 18 (U+FDFA).
     size_t cap = 18 * n + 1;
     int32_t small[2 * 256];
     int32_t *cp = 2 * cap <= 512 ? small : malloc(2 * cap * sizeof *cp);
@@ -214,7 +214,7 @@ static bool put_form(enum normalizer_kind form, const char *s, size_t n, struct 
     return !out->failed;
 }
 
-/* Bytes from `from` on that are ASCII. */
+/* Length of the ASCII run at `from`. */
 static size_t ascii_run(const char *s, size_t n, size_t from)
 {
     size_t i = from;
@@ -231,7 +231,7 @@ static size_t ascii_run(const char *s, size_t n, size_t from)
     return i - from;
 }
 
-/* Where the next character lies that NFC may touch, or n; *safe is the character before it. */
+/* Position of the next character that NFC may change, or n; *safe is the character before it. */
 static size_t next_unsafe(const char *s, size_t n, size_t from, size_t *safe)
 {
     size_t i = from;
@@ -254,7 +254,7 @@ static size_t next_unsafe(const char *s, size_t n, size_t from, size_t *safe)
     return n;
 }
 
-/* NFC leaves most text alone: only stretches around unsafe characters go through the tables. */
+/* NFC leaves most text unchanged: only stretches around unsafe characters use the tables. */
 static bool apply_nfc(const char *s, size_t n, struct buf *out, bool *changed)
 {
     size_t safe, at = next_unsafe(s, n, 0, &safe), copied = 0;
@@ -284,7 +284,7 @@ static bool apply_nfc(const char *s, size_t n, struct buf *out, bool *changed)
     return true;
 }
 
-/* True if nothing before this character joins it or changes places with it. */
+/* True if no earlier character can combine with this one or be reordered with it. */
 static bool begins_afresh(const char *s)
 {
     uint32_t cp;
@@ -302,7 +302,7 @@ static bool apply_form(enum normalizer_kind form, const char *s, size_t n, struc
         return apply_nfc(s, n, out, changed);
     }
     *changed = ascii_run(s, n, 0) < n;
-    // Pieces end before ASCII, which nothing ever joins, or at 4 KiB, to bound the memory.
+    // Pieces end before ASCII, which never combines, or at 4 KiB, to bound memory.
     for (size_t i = 0; *changed && i < n;) {
         size_t run = ascii_run(s, n, i);
         size_t keep = run > 0 && i + run < n ? run - 1 : run;
@@ -337,7 +337,7 @@ static void apply_lowercase(const char *s, size_t n, struct buf *out)
     }
 }
 
-/* Drops the characters that have one of the bits. */
+/* Drops characters that have one of the bits. */
 static void apply_filter(uint32_t bits, const char *s, size_t n, struct buf *out, bool *head)
 {
     for (size_t i = 0; i < n;) {
@@ -389,7 +389,7 @@ static bool is_cjk(uint32_t c)
            (c >= 0xF900 && c <= 0xFAFF) || (c >= 0x2F800 && c <= 0x2FA1F);
 }
 
-/* Cleaning and the spaces around ideographs. */
+/* Removes control characters, and adds spaces around ideographs. */
 static void bert_clean(const struct normalizer *op, const char *s, size_t n, struct buf *out,
                        bool *head)
 {
@@ -439,7 +439,7 @@ static bool apply_bert(const struct normalizer *op, const char *s, size_t n, str
     return good;
 }
 
-/* The usual case, a space for three bytes, without a search per space. */
+/* The common case, replacing a space by three bytes, without a search per space. */
 static void replace_spaces(const char *s, size_t n, const char *by, size_t by_bytes,
                            struct buf *out)
 {
@@ -448,7 +448,7 @@ static void replace_spaces(const char *s, size_t n, const char *by, size_t by_by
         spaces += s[i] == ' ';
     }
     if (!buf_reserve(out, n + spaces * by_bytes + 8)) {
-        buf_put(out, s, SIZE_MAX / 2); // marks it as failed
+        buf_put(out, s, SIZE_MAX / 2); // marks the buffer as failed
         return;
     }
     char *p = out->data + out->n_bytes;
@@ -478,7 +478,7 @@ static bool apply_replace(const struct normalizer *op, struct scratch *sc, const
     while ((rc = pattern_walk_next(&w, sc, &start, &end)) > 0) {
         buf_put(out, s + copied, start - copied);
         buf_put(out, op->text, op->text_bytes);
-        // To the library the new text begins where the last character of the old one stood.
+        // In the library, the new text starts where the last character of the old text stood.
         *head = *head || (start == 0 && end > 0 &&
                           (op->text_bytes == 0 || end > unicode_lead_length((unsigned char)s[0])));
         copied = end;
@@ -494,7 +494,7 @@ static void byte_level(const char *s, size_t n, struct buf *out)
     }
 }
 
-/* Strip only narrows the view. */
+/* Strip only narrows the range. */
 static void apply_strip(const struct normalizer *op, const char **s, size_t *n, bool *head)
 {
     if (op->left) {
@@ -508,7 +508,7 @@ static void apply_strip(const struct normalizer *op, const char **s, size_t *n, 
     }
 }
 
-/* One step into out; *changed false: out was not used. */
+/* Runs one step into out; *changed false: out was not used. */
 static bool apply_one(const struct normalizer *op, struct scratch *sc, const char *s, size_t n,
                       struct buf *out, bool *changed, bool *head)
 {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Oniguruma's (Ruby) pattern syntax -> PCRE2's. What differs: classes nest and intersect (&&), \h
- * is a hexadecimal digit, {n,m}+ repeats instead of being possessive, (?m) is what others call
- * (?s), and the members of \w, \s, \p{L} and their like follow another version of Unicode.
+/* Translates Oniguruma's (Ruby) pattern syntax to PCRE2's. Differences: classes nest and intersect
+ * (&&), \h is a hexadecimal digit, {n,m}+ repeats instead of being possessive, (?m) means (?s)
+ * elsewhere, and \w, \s, \p{L} and the like follow another version of Unicode.
  *
- * A class becomes an expression that matches one character: [items] where brackets suffice,
- * otherwise alternatives and lookaheads. */
+ * A class becomes an expression that matches one character: [items] if brackets suffice, otherwise
+ * alternatives and lookaheads. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/utf8.h"
@@ -20,9 +20,9 @@ struct translator {
     const char *p;
     size_t n, i;
     struct buf *out;
-    size_t atom; // where the last atom begins in out
+    size_t atom; // where the last atom starts in out
     bool has_atom, caseless;
-    uint32_t last_literal; // for folds of two letters to one
+    uint32_t last_literal; // for two letters that fold to one
     int class_depth, n_groups;
     struct {
         size_t start;
@@ -42,7 +42,7 @@ static char peek(const struct translator *t, size_t ahead)
     return t->i + ahead < t->n ? t->p[t->i + ahead] : '\0';
 }
 
-/* At "\p{" or "\P{": appends items, says whether they are to be negated. */
+/* At "\p{" or "\P{": appends items, and tells whether they are negated. */
 static enum status read_property(struct translator *t, struct buf *items, bool *negated)
 {
     *negated = peek(t, 1) == 'P';
@@ -74,7 +74,8 @@ static enum status read_property(struct translator *t, struct buf *items, bool *
     return OK;
 }
 
-/* At a backslash: a shorthand class (\s \W \h \p{..})? Appends its items and moves on. */
+/* At a backslash: if it starts a shorthand class (\s \W \h \p{..}), appends its items and
+ * advances. */
 static enum status read_shorthand(struct translator *t, struct buf *items, bool *negated, bool *is)
 {
     char c = peek(t, 1);
@@ -114,7 +115,7 @@ static bool read_hex(struct translator *t, size_t from, size_t max_digits, uint3
     return n > 0 && v < 0x110000 && !(v >= 0xD800 && v < 0xE000);
 }
 
-/* At a backslash that begins a character written as a number or a letter. */
+/* At a backslash that starts a character given as a number or a letter. */
 static enum status read_escape(struct translator *t, uint32_t *cp, bool *is)
 {
     static const char letters[] = "nrtfvae", values[] = "\n\r\t\f\v\a\033";
@@ -155,7 +156,7 @@ static enum status read_escape(struct translator *t, uint32_t *cp, bool *is)
 /* ---- classes ---- */
 
 struct class_text {
-    struct buf items; // between one pair of brackets
+    struct buf items; // inside one pair of brackets
     struct buf more;  // "|X|Y": further expressions for one character
 };
 
@@ -231,7 +232,7 @@ static enum status read_class_shorthand(struct translator *t, struct class_text 
     return st;
 }
 
-/* One character of a class, however it is written. */
+/* One character of a class, in any notation. */
 static enum status read_class_char(struct translator *t, uint32_t *cp)
 {
     if (peek(t, 0) != '\\') {
@@ -358,7 +359,7 @@ static void begin_atom(struct translator *t)
     t->has_atom = true;
 }
 
-/* Oniguruma folds some pairs of letters to one character when case is ignored; PCRE2 does not. */
+/* Oniguruma folds some pairs of letters to one character when ignoring case; PCRE2 does not. */
 static bool folds_together(uint32_t a, uint32_t b)
 {
     static const char pairs[][3] = {"ss", "ff", "fi", "fl", "st"};
@@ -370,7 +371,7 @@ static bool folds_together(uint32_t a, uint32_t b)
     return false;
 }
 
-/* \b and \B by Oniguruma's \w, to which marks belong. */
+/* \b and \B by Oniguruma's \w, which includes marks. */
 static void put_boundary(struct translator *t, bool is_boundary)
 {
     struct buf word;
@@ -461,12 +462,12 @@ static enum status open_group(struct translator *t)
     if (c == 'i' || c == 'm' || c == 'x' || c == '-') {
         TRY(read_flags(t));
         buf_putc(t->out, peek(t, 0));
-        // "(?i)" holds to the end of the group that it stands in.
+        // "(?i)" applies to the end of the enclosing group.
         t->n_groups += peek(t, 0) == ':';
         t->i++;
         return OK;
     }
-    // The same in both.
+    // The same in both syntaxes.
     char next = peek(t, 1);
     bool named =
         c == '<' && (next == '=' || next == '!' || next == '_' || isalpha((unsigned char)next));
@@ -502,7 +503,7 @@ static void wrap_atom(struct translator *t)
     buf_deinit(&copy);
 }
 
-/* At '{'. A literal brace if it is no quantifier. */
+/* At '{', which is literal unless it starts a quantifier. */
 static void read_braces(struct translator *t)
 {
     size_t k = 1;

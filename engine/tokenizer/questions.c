@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What can be asked of a loaded tokenizer: its vocabulary, its added tokens, and the tokens that
- * its files name. Reads alone, so that every other file may ask. */
+/* Queries on a loaded tokenizer: its vocabulary, its added tokens, and the tokens that its files
+ * name. They only read, so every other file may call them. */
 #include "engine/tokenizer/impl.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Runs compiled patterns: PCRE2 with JIT, or a splitter written by hand. The translation from
- * Oniguruma's syntax is in pattern.c, the splitters are in split.c. */
+/* Runs compiled patterns: PCRE2 with JIT, or a hand-written splitter. pattern.c translates
+ * Oniguruma's syntax; split.c has the splitters. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
@@ -9,9 +9,9 @@
 #include <string.h>
 
 enum {
-    MATCH_LIMIT = 50 * 1000 * 1000, // chosen: far above what any real pattern needs per match
+    MATCH_LIMIT = 50 * 1000 * 1000, // chosen: far above what real patterns need per match
     JIT_STACK_START = 64 << 10,
-    JIT_STACK_MAX = 64 << 20, // chosen: a backtracking pattern over a megabyte of text fits
+    JIT_STACK_MAX = 64 << 20, // chosen: enough for a backtracking pattern over a megabyte of text
 };
 
 static enum status compile_pcre(struct regex *re, const char *translated, struct err *err)
@@ -32,7 +32,7 @@ static enum status compile_pcre(struct regex *re, const char *translated, struct
         return err_set(err, ERR_UNSUPPORTED, "the pattern \"%.200s\" does not compile: %s",
                        translated, (const char *)text);
     }
-    // Without JIT the interpreter does the same, slower.
+    // Without JIT the interpreter gives the same result more slowly.
     re->has_jit = pcre2_jit_compile(re->code, PCRE2_JIT_COMPLETE) == 0;
     return OK;
 }
@@ -124,7 +124,7 @@ int regex_find_pcre(const struct regex *re, struct scratch *sc, const char *s, s
     const PCRE2_SIZE *v = pcre2_get_ovector_pointer(sc->match_data);
     *start = v[0];
     *end = v[1];
-    // \K in a lookahead may turn them round; nobody writes that, but a size must not wrap.
+    // \K in a lookahead may reverse them. Nobody writes that, but a size must not wrap.
     return v[0] <= v[1] && v[1] <= n ? 1 : -1;
 }
 
@@ -137,8 +137,8 @@ int regex_find(const struct regex *re, struct scratch *sc, const char *s, size_t
     return regex_find_pcre(re, sc, s, n, from, start, end);
 }
 
-/* A stretch of the text at a time: a memmem that looks at all that it is given, as that of a thread
- * sanitizer does, would make many matches take quadratic time. */
+/* Searches the text in limited stretches: a memmem that scans all the memory it is given, like that
+ * of a thread sanitizer, would make many matches quadratic. */
 static const char *find_literal(const struct pattern *p, const char *s, size_t n)
 {
     enum { STRETCH = 4096 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The scratch memory that a call borrows: parked in the tokenizer between calls, so that its
+/* Scratch memory that a call borrows. It is kept in the tokenizer between calls, so that its
  * buffers, the matcher's state and the piece cache stay warm. */
 #include "engine/tokenizer/regex.h"
 
@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-enum { KEEP_BYTES = 4 << 20 }; // chosen: what a parked scratch keeps of each buffer
+enum { KEEP_BYTES = 4 << 20 }; // chosen: the most memory that an idle scratch keeps per buffer
 
 static struct scratch *scratch_new(void)
 {
@@ -44,7 +44,7 @@ void scratch_free(struct scratch *sc)
 
 struct scratch *scratch_take(const struct tokenizer *tok)
 {
-    struct tokenizer *shared = (struct tokenizer *)tok; // the parking places alone change
+    struct tokenizer *shared = (struct tokenizer *)tok; // only the slots of idle scratches change
     for (size_t i = 0; i < sizeof tok->scratches / sizeof tok->scratches[0]; i++) {
         struct scratch *sc = atomic_exchange(&shared->scratches[i], NULL);
         if (sc) {
@@ -63,7 +63,7 @@ static void trim(struct buf *b)
     }
 }
 
-/* One huge text must not cost its memory for ever. */
+/* One huge text must not keep its memory allocated for ever. */
 static void scratch_trim(struct scratch *sc)
 {
     trim(&sc->joined);

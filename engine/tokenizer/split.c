@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Splitters written by hand for the patterns that nearly all models use. Each gives exactly what
- * the pattern gives (a test compares them with PCRE2 on random text), without backtracking: white
- * space, for instance, is looked at once, however the alternatives at the end of the patterns
+/* Hand-written splitters for the patterns that nearly all models use. Each gives exactly the
+ * matches of its pattern (a test compares them with PCRE2 on random text), without backtracking:
+ * white space, for instance, is read once, however the alternatives at the end of the patterns
  * divide it.
  *
  * A splitter returns the first match at or after `from`. */
@@ -9,12 +9,12 @@
 
 #include <string.h>
 
-/* What a character is to these patterns. */
+/* The kinds of character that these patterns distinguish. */
 enum kind {
-    OTHER,  // none of the below: punctuation, symbols, marks, controls
+    OTHER,  // anything else: punctuation, symbols, marks, controls
     LETTER, // \p{L}
     NUMBER, // \p{N}
-    SPACE,  // \s, but not \r and \n
+    SPACE,  // \s except \r and \n
     NEWLINE,
 };
 
@@ -34,7 +34,7 @@ static const uint8_t ascii_kind[128] = {
 #undef S
 #undef R
 
-/* The kind of the character at s[i], and its width. `letters` are the bits that make a letter. */
+/* The kind of the character at s[i], and its width. `letters`: the bits that make a letter. */
 static inline enum kind kind_at(const char *s, size_t i, uint32_t letters, size_t *width)
 {
     unsigned char c = (unsigned char)s[i];
@@ -48,7 +48,10 @@ static inline enum kind kind_at(const char *s, size_t i, uint32_t letters, size_
     if (flags & letters) {
         return LETTER;
     }
-    return flags & U_N ? NUMBER : flags & U_SPACE ? SPACE : OTHER;
+    if (flags & U_N) {
+        return NUMBER;
+    }
+    return flags & U_SPACE ? SPACE : OTHER;
 }
 
 static inline size_t run_of(enum kind kind, uint32_t letters, const char *s, size_t n, size_t i)
@@ -77,7 +80,7 @@ static size_t contraction(const char *s, size_t n, size_t i)
         return 0;
     }
     if ((unsigned char)s[i + 1] == 0xC5 && (unsigned char)s[i + 2] == 0xBF) {
-        return 3; // U+017F is a lower-case s, too
+        return 3; // U+017F is a lower-case s
     }
     char b = (char)(s[i + 2] | 0x20);
     bool two = (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l');
@@ -124,8 +127,8 @@ static inline size_t numbers_end(const char *s, size_t n, size_t i, size_t most)
     return i;
 }
 
-/* Llama 3, cl100k, Qwen and their kin: contractions first, a letter run with any one character
- * before it, `most` digits, punctuation with the newlines behind it. */
+/* Llama 3, cl100k, Qwen and similar: contractions first, then a run of letters with any one
+ * character before it, up to `most` digits, punctuation with the newlines after it. */
 static inline size_t cl100k_end(const char *s, size_t n, size_t i, uint32_t letters, size_t most)
 {
     size_t width, width2;
@@ -168,7 +171,7 @@ COVERING(split_qwen2, cl100k_end(s, n, from, U_L, 1))
 COVERING(split_cl100k_numbers, cl100k_end(s, n, from, U_L, SIZE_MAX))
 COVERING(split_qwen35, cl100k_end(s, n, from, U_L | U_M, 1))
 
-/* GPT-2: contractions in lower case, runs of one kind with a space before them. */
+/* GPT-2: lower-case contractions, and runs of one kind with an optional space before them. */
 static inline size_t gpt2_end(const char *s, size_t n, size_t i)
 {
     size_t width, width2;
@@ -196,14 +199,17 @@ COVERING(split_gpt2, gpt2_end(s, n, from))
 
 /* ---- o200k and tekken: words by case ---- */
 
-enum { UPPER = 1, LOWER = 2 }; // may stand in the first part of a word, in the second
+enum { UPPER = 1, LOWER = 2 }; // may be in the first part of a word, in the second part
 
 static inline unsigned case_at(const char *s, size_t i, size_t *width)
 {
     unsigned char c = (unsigned char)s[i];
     if (c < 0x80) {
         *width = 1;
-        return c >= 'a' && c <= 'z' ? LOWER : c >= 'A' && c <= 'Z' ? UPPER : 0;
+        if (c >= 'a' && c <= 'z') {
+            return LOWER;
+        }
+        return c >= 'A' && c <= 'Z' ? UPPER : 0;
     }
     uint32_t cp;
     *width = unicode_next(s + i, &cp);
@@ -212,7 +218,7 @@ static inline unsigned case_at(const char *s, size_t i, size_t *width)
            (flags & (U_LL | U_LM | U_LO | U_M) ? LOWER : 0);
 }
 
-/* [upper]*[lower]+ at i: its end, or 0. *upper_end: where the run of upper ends, for the other
+/* [upper]*[lower]+ at i: its end, or 0. *upper_end: the end of the run of upper, for the other
  * alternative, [upper]+[lower]*. */
 static inline size_t word_end(const char *s, size_t n, size_t i, size_t *upper_end)
 {
@@ -224,7 +230,7 @@ static inline size_t word_end(const char *s, size_t n, size_t i, size_t *upper_e
     }
     *upper_end = i;
     if (i == n || !(k & LOWER)) {
-        return both_end; // what serves as lower must be given back by the first part
+        return both_end; // the first part must give back what the second part needs
     }
     while (i < n && (case_at(s, i, &width) & LOWER)) {
         i += width;
@@ -239,7 +245,7 @@ static size_t o200k_word(const char *s, size_t n, size_t i, enum kind k, size_t 
     if (prefix && (end = word_end(s, n, i + width, &upper)) > 0) {
         return end;
     }
-    bool bare = k == LETTER || k == OTHER; // a mark is OTHER
+    bool bare = k == LETTER || k == OTHER; // a mark has kind OTHER
     if (bare && (end = word_end(s, n, i, &upper_bare)) > 0) {
         return end;
     }
@@ -411,11 +417,16 @@ static const struct {
      split_deepseek3},
 };
 
-/* Files write newlines in a pattern both as escapes and as themselves. */
+/* Files write newlines in a pattern either as escapes or literally. */
 static bool same_pattern(const char *a, const char *known_pattern)
 {
     for (; *a; a++) {
-        const char *escape = *a == '\n' ? "\\n" : *a == '\r' ? "\\r" : NULL;
+        const char *escape = NULL;
+        if (*a == '\n') {
+            escape = "\\n";
+        } else if (*a == '\r') {
+            escape = "\\r";
+        }
         if (escape && strncmp(known_pattern, escape, 2) == 0) {
             known_pattern += 2;
         } else if (*a == *known_pattern) {

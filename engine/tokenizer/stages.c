@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pre-tokenizers: each stage cuts or rewrites what the stage before hands to it, and passes each
- * piece on at once, so that nothing is ever listed. The recursion is as deep as there are stages.
- */
+/* Pre-tokenizers: each stage splits or rewrites what it gets from the previous stage and passes
+ * each piece on immediately, so no list of pieces is ever built. The recursion is as deep as there
+ * are stages. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
@@ -201,7 +201,7 @@ enum status stages_load(const struct json *node, struct tokenizer *tok, struct e
         return load_one(tok, node, err);
     }
     for (const struct json *child = json_first(list); child; child = json_next(child)) {
-        TRY(stages_load(child, tok, err)); // as deep as the JSON reader allows
+        TRY(stages_load(child, tok, err)); // the JSON reader bounds the depth
     }
     return OK;
 }
@@ -228,11 +228,11 @@ static enum status model_encode(const struct tokenizer *tok, struct scratch *sc,
 static enum status run(const struct tokenizer *tok, struct scratch *sc, size_t k, const char *s,
                        size_t n, bool first);
 
-/* What a split does with its matches. Holds one piece back where its end is not yet certain. */
+/* Handles the matches of a split. It holds one piece back while its end is uncertain. */
 struct cutter {
     const struct tokenizer *tok;
     struct scratch *sc;
-    size_t k; // the stage that gets the pieces
+    size_t k; // the next stage
     const char *s;
     bool first;
     enum behavior behavior;
@@ -285,7 +285,7 @@ static enum status cutter_put(struct cutter *c, size_t start, size_t end, bool m
     return OK;
 }
 
-/* The usual last stage, without the machinery: a hand-written splitter, pieces to the model. */
+/* The usual last stage as a fast path: a hand-written splitter feeding the model. */
 static enum status run_fast(struct cutter *c, splitter_fn *next, size_t n)
 {
     size_t start, end, covered = 0;

@@ -91,7 +91,7 @@ void string_table_deinit(struct string_table *t)
     *t = (struct string_table){0};
 }
 
-/* The slot that holds the text, or the empty one where it belongs. */
+/* The slot that holds the text, or the empty slot where it belongs. */
 static struct string_slot *slot_of(const struct string_table *t, const char *text, size_t n,
                                    uint64_t hash)
 {
@@ -227,7 +227,7 @@ static uint32_t node_add(struct trie *t, uint32_t parent, unsigned char byte)
         t->value = value;
         t->cap_nodes *= 2;
     }
-    // Keys are 24 bits of node and 8 of byte.
+    // Keys are 24 bits of node and 8 bits of byte.
     if (t->n_nodes >= 1u << 24 || (t->n_edges * 2 >= t->mask && !edges_grow(t))) {
         return 0;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A text's way to ids: spans are joined, added tokens cut out, and each stretch between them
- * goes to the stages. The top of engine/tokenizer/: what it calls never calls back. */
+/* Encodes text: spans are joined, added tokens cut out, and each stretch between them passed to the
+ * stages. The top of engine/tokenizer/: nothing below calls back. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
@@ -17,7 +17,7 @@ struct job {
     struct tokenizer_flags flags;
     const char *s;
     size_t n;
-    struct range *input; // where the user's bytes are
+    struct range *input; // ranges of user input
     size_t n_input, cap_input, next_input;
 };
 
@@ -37,8 +37,8 @@ static void add_input(struct job *job, size_t start, size_t end)
     job->input[job->n_input++] = (struct range){start, end};
 }
 
-/* Puts U+FFFD where bytes are malformed. A character cut in two by a span's end counts as both
- * spans', so that no byte of the user's escapes notice. */
+/* Replaces malformed bytes by U+FFFD. A character split by the border of two spans belongs to both,
+ * so that no byte of user input goes unnoticed. */
 static bool repair(struct job *job)
 {
     struct buf fixed;
@@ -101,8 +101,9 @@ static enum status join(struct job *job, const struct text_span *spans, size_t n
 
 /* ---- stretches ---- */
 
-/* The user's ranges as they lie in the normalised text of a stretch. Each part is normalised alone
- * and its length counted; if the lengths do not add up, the whole stretch counts as the user's. */
+/* Maps the ranges of user input to the normalised text of a stretch. Each part is normalised
+ * separately and its length counted; if the lengths do not add up, the whole stretch counts as user
+ * input. */
 static void map_input(struct job *job, struct range stretch, size_t n_normalized,
                       struct job *mapped)
 {
@@ -143,7 +144,7 @@ static void map_input(struct job *job, struct range stretch, size_t n_normalized
     }
 }
 
-/* Stretches come in order, so that one walk over the ranges serves all. */
+/* Stretches come in order, so a single walk over the ranges serves all of them. */
 static bool touches_input(struct job *job, struct range r)
 {
     while (job->next_input < job->n_input && job->input[job->next_input].end <= r.start) {
@@ -152,7 +153,7 @@ static bool touches_input(struct job *job, struct range r)
     return job->next_input < job->n_input && job->input[job->next_input].start < r.end;
 }
 
-/* Normalised text with added tokens that are to be found in it. */
+/* Encodes normalised text, searching it for added tokens that match normalised text. */
 static enum status encode_normalized(struct job *job, struct range stretch, const char *s, size_t n,
                                      bool first)
 {

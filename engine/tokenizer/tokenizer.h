@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Text to token ids and back, exactly as Hugging Face `tokenizers` does it for the same
- * tokenizer.json: BPE (byte level or with byte fallback) and Unigram, all normalizers,
- * pre-tokenizers, post-processors and decoders that language models use. What a file asks for and
- * we do not have is an error at load, never a silent difference. Time is linear in the text.
+/* Text to token ids and back, exactly as Hugging Face `tokenizers` does for the same
+ * tokenizer.json: BPE (byte level or with byte fallback) and Unigram, and all normalizers,
+ * pre-tokenizers, post-processors and decoders that language models use. An unsupported feature in
+ * a file is an error at load, never a silent difference. Time is linear in the length of the text.
  *
- * A tokenizer does not change after tokenizer_load. Pointers to token text live as long as it does.
+ * A tokenizer does not change after tokenizer_load. Pointers to token text live as long as the
+ * tokenizer.
  *
- * Special tokens are strings such as "<|im_end|>" that the text of a user must never turn into:
- * see tokenizer_encode.
+ * Special tokens are strings such as "<|im_end|>" that user text must never turn into: see
+ * tokenizer_encode.
  * Thread: any; one tokenizer may serve many threads at once. */
 #ifndef SLUICE_ENGINE_TOKENIZER_TOKENIZER_H
 #define SLUICE_ENGINE_TOKENIZER_TOKENIZER_H
@@ -22,7 +23,7 @@
 
 struct tokenizer;
 
-/* A growable list of token ids with a stated maximum. `v` is NULL until the first id. */
+/* A growable list of token ids with a maximum length. `v` is NULL until the first id. */
 struct ids {
     int32_t *v;
     size_t n, cap, max;
@@ -33,13 +34,12 @@ void ids_deinit(struct ids *ids);          // accepts a zeroed struct
 bool ids_put(struct ids *ids, int32_t id); // false: over the maximum, or out of memory
 
 struct tokenizer_flags {
-    bool add_special;   // what the model wants around a prompt (BOS and the like)
-    bool parse_special; // recognise special tokens in text that is not input
+    bool add_special;   // add what the model expects around a prompt (BOS and the like)
+    bool parse_special; // recognise special tokens in text that is not user input
 };
 
-/* Reads a model folder (tokenizer.json, and beside it tokenizer_config.json and
- * special_tokens_map.json where they exist) or a single tokenizer.json. The caller frees *out with
- * tokenizer_free. */
+/* Reads a model folder (tokenizer.json, and tokenizer_config.json and special_tokens_map.json if
+ * they exist) or a single tokenizer.json. The caller frees *out with tokenizer_free. */
 enum status tokenizer_load(const char *dir_or_file, struct tokenizer **out, struct err *err);
 
 /* The same from memory; `config` and `map` (the two other files) may be NULL. */
@@ -51,37 +51,37 @@ enum status tokenizer_load_memory(const struct tokenizer_files *files, struct to
                                   struct err *err);
 void tokenizer_free(struct tokenizer *tok); // accepts NULL
 
-/* Appends the ids of the joined text of all spans. The normal pipeline runs on the joined text, so
- * that span boundaries change nothing for harmless input. An added token is not recognised where
- * a byte of it is input (`is_input`) and it is special or looks like control markup
- * ("<tool_call>"); with parse_special false, special ones are recognised nowhere. A plain text is
- * one span that is not input. Malformed UTF-8 is read as U+FFFD.
- * Returns ERR_LIMIT when `out` would pass its maximum; `out` then holds the first ids. */
+/* Appends the ids of the joined text of all spans. Because the normal pipeline runs on the joined
+ * text, span borders change nothing for harmless input. An added token is not recognised if any of
+ * its bytes is user input (`is_input`) and it is special or looks like control markup
+ * ("<tool_call>"); with parse_special false, special tokens are recognised nowhere. Plain text is
+ * one span that is not input. Malformed UTF-8 is read as U+FFFD. Returns ERR_LIMIT if `out` would
+ * exceed its maximum; `out` then holds the first ids. */
 enum status tokenizer_encode(const struct tokenizer *tok, const struct text_span *spans,
                              size_t n_spans, struct tokenizer_flags flags, struct ids *out,
                              struct err *err);
 
-/* Appends the text of the list as Hugging Face's decode() has it (a leading space may be dropped).
- * Ids that the tokenizer does not know contribute nothing. To decode a stream: detok.h. */
+/* Appends the text of the list like Hugging Face's decode() (a leading space may be dropped).
+ * Unknown ids contribute nothing. To decode a stream, see detok.h. */
 void tokenizer_decode(const struct tokenizer *tok, const int32_t *ids, size_t n_ids,
                       bool skip_special, struct buf *out);
 
 int32_t tokenizer_vocab_size(const struct tokenizer *tok); // highest id + 1
 
-/* The bytes that a token stands for in the middle of a stream: byte-level symbols mapped back, the
- * SentencePiece space as ' ', "<0xE2>" as one byte. May be half a character. NULL and 0 for an id
- * that does not exist. */
+/* The bytes that a token stands for in the middle of a stream: byte-level symbols decoded, the
+ * SentencePiece space as ' ', "<0xE2>" as one byte. It may be part of a character. NULL and 0 for
+ * ids that do not exist. */
 const char *tokenizer_piece(const struct tokenizer *tok, int32_t id, size_t *n_bytes);
 
 /* The spelling in tokenizer.json ("Ġhello"), NUL-terminated; NULL for an id that does not exist. */
 const char *tokenizer_token_text(const struct tokenizer *tok, int32_t id, size_t *n_bytes);
 
-/* The id that is spelled so in tokenizer.json; -1 if there is none. */
+/* The id with this spelling in tokenizer.json; -1 if there is none. */
 int32_t tokenizer_find(const struct tokenizer *tok, const char *text, size_t n_bytes);
 
 bool tokenizer_is_special(const struct tokenizer *tok, int32_t id); // decode may skip it
 
-/* Added tokens in file order: what a client may want to list, ban or search for. */
+/* Added tokens in file order, which a client may want to list, ban or search for. */
 struct tokenizer_added {
     const char *text;
     size_t n_bytes;
@@ -91,15 +91,15 @@ struct tokenizer_added {
 size_t tokenizer_n_added(const struct tokenizer *tok);
 struct tokenizer_added tokenizer_added_at(const struct tokenizer *tok, size_t i);
 
-/* -1 where the folder names none. */
+/* -1 if the folder names none. */
 int32_t tokenizer_bos(const struct tokenizer *tok);
 int32_t tokenizer_eos(const struct tokenizer *tok);
 
-/* How many ids add_special puts before a text and behind it. */
+/* Number of ids that add_special puts before and after a text. */
 void tokenizer_n_around(const struct tokenizer *tok, size_t *n_before, size_t *n_behind);
 
-/* The longest token's piece: a text of n bytes has at least n / this many tokens, so that hopeless
- * prompts can be refused before any work. At least 1. */
+/* The length of the longest token's piece: a text of n bytes has at least n / this many tokens, so
+ * that prompts that cannot fit are rejected before any work. At least 1. */
 size_t tokenizer_longest_piece(const struct tokenizer *tok);
 
 #endif

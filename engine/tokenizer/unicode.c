@@ -53,7 +53,7 @@ size_t unicode_to_lower(uint32_t cp, uint32_t out[2])
     return 1;
 }
 
-/* Bytes that print keep their value; the others follow from U+0100 in order. */
+/* Printable bytes keep their value; the others are numbered from U+0100 in order. */
 static bool prints(unsigned b)
 {
     return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;

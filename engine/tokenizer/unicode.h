@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What each code point is to Hugging Face `tokenizers` (measured, see scripts/tokenizer_tables.py),
- * and steps through text that is known to be valid UTF-8.
+/* How Hugging Face `tokenizers` classifies each code point (measured, see
+ * scripts/tokenizer_tables.py), and iteration over valid UTF-8.
  * Thread: any. */
 #ifndef SLUICE_ENGINE_TOKENIZER_UNICODE_H
 #define SLUICE_ENGINE_TOKENIZER_UNICODE_H
@@ -31,9 +31,9 @@ enum unicode_bit {
     U_MARK = 1 << 18,         // StripAccents drops it
     U_BERT_ACCENT = 1 << 19,  // BertNormalizer drops it
     U_BERT_CONTROL = 1 << 20, // likewise
-    U_NFC_UNSAFE = 1 << 21,   // NFC may change it or join it to its left
+    U_NFC_UNSAFE = 1 << 21,   // NFC may change it or combine it with the character to its left
     U_NEW = 1 << 22,          // newer than Unicode 14
-    U_ALPHA = 1 << 23,        // [[:alpha:]] and its kin
+    U_ALPHA = 1 << 23,        // [[:alpha:]] and the like
     U_UPPER = 1 << 24,
     U_LOWER = 1 << 25,
     U_MN = 1 << 26, // more general categories
@@ -90,15 +90,21 @@ static inline size_t unicode_previous(const char *s, size_t at, uint32_t *cp)
 
 static inline size_t unicode_lead_length(unsigned char lead)
 {
-    return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    if (lead < 0x80) {
+        return 1;
+    }
+    if (lead < 0xE0) {
+        return 2;
+    }
+    return lead < 0xF0 ? 3 : 4;
 }
 
 /* Bytes of white space (\s) at the start and at the end of a valid text. */
 size_t unicode_space_prefix(const char *s, size_t n_bytes);
 size_t unicode_space_suffix(const char *s, size_t n_bytes);
 
-/* False for what the library's normalisation forms do not know: it stays as it is, joins nothing
- * and orders nothing. */
+/* False if the library's normalisation forms do not know the character: it is unchanged, combines
+ * with nothing, and does not take part in reordering. */
 bool unicode_has_forms(uint32_t cp);
 
 /* Appends the lower case of cp (one or two code points) and returns how many. */

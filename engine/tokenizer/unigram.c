@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Unigram (the best path by log probability), WordPiece and WordLevel. */
+/* Unigram (the most likely path), WordPiece and WordLevel. */
 #include "engine/tokenizer/impl.h"
 
 #include "engine/tokenizer/unicode.h"
@@ -8,8 +8,8 @@
 #include <string.h>
 
 struct unigram_node {
-    double score;   // of the best path that ends here
-    uint32_t start; // where its last piece begins; UINT32_MAX: none ends here
+    double score;   // of the best path ending here
+    uint32_t start; // start of its last piece; UINT32_MAX: no path ends here
     int32_t id;
 };
 
@@ -52,7 +52,7 @@ static bool forward(const struct tokenizer *tok, const struct scratch *sc, const
     return true;
 }
 
-/* A run of unknown characters is one token, unless its bytes are tokens. */
+/* A run of unknown characters is one unknown token, unless its bytes are tokens. */
 static enum status emit_unknown(const struct tokenizer *tok, struct scratch *sc, const char *s,
                                 size_t n)
 {
@@ -71,7 +71,7 @@ static enum status emit_unknown(const struct tokenizer *tok, struct scratch *sc,
     return OK;
 }
 
-/* Turns the chain of starts round, so that nodes[start].start is where its piece ends. */
+/* Reverses the chain of starts, so that nodes[start].start is the end of its piece. */
 static void turn_round(struct unigram_node *nodes, size_t n)
 {
     size_t end = n;
@@ -128,7 +128,7 @@ enum status unigram_encode(const struct tokenizer *tok, struct scratch *sc, cons
     return OK;
 }
 
-/* The longest known prefix, again and again; a word with an unknown part is unknown as a whole. */
+/* Repeatedly takes the longest known prefix; a word with an unknown part is unknown as a whole. */
 static enum status wordpiece(const struct tokenizer *tok, struct scratch *sc, const char *s,
                              size_t n)
 {

@@ -83,6 +83,8 @@ def deepseek(rng):
         routed_scaling_factor=rng.choice([1.0, 2.5]),
         attention_bias=rng.random() < 0.3,
     )
+    while c["topk_group"] * c["n_routed_experts"] // n_group < c["num_experts_per_tok"]:
+        c["topk_group"] += 1  # else what is picked besides is nobody's word
     c["head_dim"] = c["qk_rope_head_dim"]
     c["rope_parameters"] = rope(rng, c["qk_rope_head_dim"], ("default", "yarn"))
     return c

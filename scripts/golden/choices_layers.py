@@ -75,8 +75,6 @@ def glm4_moe_lite(rng):
     c = deepseek(rng)
     c["rope_interleave"] = rng.random() < 0.7
     del c["first_k_dense_replace"]  # its class takes one dense layer, or a list
-    while c["topk_group"] * c["n_routed_experts"] // c["n_group"] < c["num_experts_per_tok"]:
-        c["topk_group"] += 1  # else what is picked besides is nobody's word
     mlp_layer_types(rng, c)
     return c
 

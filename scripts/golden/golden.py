@@ -58,8 +58,16 @@ def fill_weights(model, generator):
     adds_one = is_gemma and not model.config.model_type.startswith("gemma4")  # to its norms
     for name, tensor in model.state_dict().items():
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
-        if name.endswith("bias"):
+        if name.endswith("dt_bias"):
+            value = noise  # decays of single steps, and of hundreds
+        elif name.endswith("bias"):
             value = 0.1 * noise
+        elif name.endswith("A_log"):
+            value = noise
+        elif name.endswith(".D"):
+            value = 0.5 * noise + 1.0
+        elif "conv" in name and tensor.dim() == 3:
+            value = tensor.shape[-1] ** -0.5 * noise
         elif "norm" in name:
             value = 0.1 * noise + (0.0 if adds_one else 1.0)
         elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
@@ -161,7 +169,7 @@ def fix_rope_length(model):
     cannot: keys in its cache are already rotated. So what is expected is the model as it computes
     at its full length, which for dynamic scaling is max_position_embeddings times the factor.
     """
-    rotary = model.model.rotary_emb
+    rotary = getattr(model.model, "rotary_emb", None)
     rope = getattr(model.config, "rope_parameters", None) or {}
     kind = rope.get("rope_type")
     if kind not in ("dynamic", "longrope") or rotary.rope_type == "ntk_alpha":  # Hunyuan's is fixed

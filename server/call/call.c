@@ -32,6 +32,11 @@ static const struct call_format *const formats[N_REQUEST_KINDS] = {
     [KIND_OLLAMA_GENERATE] = &call_ollama_format,
     [KIND_OLLAMA_EMBED] = &call_ollama_embed_format,
     [KIND_OLLAMA_LOAD] = &call_ollama_load_format,
+    [KIND_CHAT_BATCH] = &call_chat_format,
+    [KIND_LABELS] = &call_labels_format,
+    [KIND_CLASSIFY] = &call_classify_format,
+    [KIND_POOLING] = &call_pooling_format,
+    [KIND_COHERE_EMBED] = &call_cohere_format,
     [KIND_NATIVE] = &call_native_format,
     [KIND_INFILL] = &call_native_format,
     [KIND_NATIVE_EMBED] = &call_native_embed_format,
@@ -542,11 +547,33 @@ static void note_first_token(struct call *c, const struct engine_request *r, int
     }
 }
 
+/* What the cache had of a prompt, then each piece; all of it before the first token. */
+static void tell_prompt(struct call_choice *ch)
+{
+    struct engine_request *r = ch->request;
+    struct call *c = ch->call;
+    if (!r->tells_prompt || ch->started || c->sink->is_full(c)) {
+        return;
+    }
+    int32_t n_tokens = atomic_load(&r->outputs[0].n_tokens);
+    int32_t n = n_tokens > 0 ? r->n_prompt : atomic_load(&r->n_prefilled);
+    if (n > 0 && !ch->told_prompt) {
+        ch->told_prompt = true;
+        ch->n_prefilled = r->n_cached;
+        c->format->prompt(ch);
+    }
+    if (n > ch->n_prefilled) {
+        ch->n_prefilled = n;
+        c->format->prompt(ch);
+    }
+}
+
 /* Takes what the engine has made of one request. A sink that is full gets nothing more:
  * call_on_room comes back for it, also when the engine is done with the request. */
 static void progress(struct call *c, struct engine_request *r, int64_t now_ns)
 {
     size_t first = (size_t)(r - c->requests) * (size_t)c->request.n;
+    tell_prompt(&c->choices[first]);
     for (size_t i = first; i < first + (size_t)c->request.n; i++) {
         struct call_choice *ch = &c->choices[i];
         if (ch->finish || (c->request.stream && c->sink->is_full(c))) {
@@ -575,6 +602,9 @@ static void observe_done(struct call *c, const struct engine_request *r)
         longest = n > longest ? n : longest;
         s->counts.finished[atomic_load(&r->outputs[i].finish)]++;
     }
+    int32_t context = r->n_prompt + longest;
+    s->counts.longest_context =
+        context > s->counts.longest_context ? context : s->counts.longest_context;
     if (c->tenant) {
         tenant_charge(c->tenant, total, clock_now_ns());
     }

@@ -72,6 +72,7 @@ struct call_counts {
     uint64_t finished[N_FINISH_REASONS]; // samples, by enum finish_reason
     uint64_t rejected[N_REJECTS], aborted[N_ABORTS];
     uint64_t n_unknown_keys;
+    int32_t longest_context; // the most tokens that a prompt and its answer had together
 };
 
 /* ---- whoever starts calls ----------------------------------------------------------------------
@@ -173,6 +174,8 @@ struct call_choice {
     bool started, has_content, has_reasoning, has_call, skip_call;
     bool is_custom; // the call is one of a custom tool: its `arguments` are a text
     bool sent_prompt_text, sent_prompt_ids; // completions, once
+    bool told_prompt;                       // return_progress: something was told,
+    int32_t n_prefilled;                    // and this last
     int32_t n_calls, n_lines; // n_lines: pieces with a line end (llama.cpp's answers alone)
     int64_t t_last_ns;
 };

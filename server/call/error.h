@@ -42,8 +42,8 @@ bool call_error_context_hopeless(struct call_error *e, const char *param, int64_
 /* The object that OpenAI's clients read, {"error":{"message","type","param","code"}}, all four
  * keys. */
 void call_error_put(struct buf *b, const struct call_error *e);
-/* The object that Anthropic's read, {"type":"error","error":{"type","message"},"request_id"}: its
- * type is a word for the status. */
+/* The object that Anthropic's read, {"type":"error","error":{"type","message","details"},
+ * "request_id"}: its type is a word for the status, and details has the code. */
 void call_error_put_typed(struct buf *b, const struct call_error *e, const char *request_id);
 
 /* The object that Ollama's read, {"error": "message"}. */

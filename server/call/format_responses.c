@@ -145,7 +145,7 @@ static void put_object(struct buf *b, struct call *c, struct ending e)
         put_id_or_null(b, c->request.conversation);
         buf_putc(b, '}');
     }
-    buf_puts(b, ",\"service_tier\":\"default\"");
+    buf_puts(b, ",\"service_tier\":\"default\",\"prompt_cache_diagnostics\":null");
     buf_puts(b, c->request.repeated);
     buf_puts(b, ",\"usage\":");
     if (over) {

@@ -107,7 +107,12 @@ static bool make_requests(struct call *c, struct call_error *e)
         q->grammar_after_id = r->constraint_after_id;
         q->priority = r->priority;
         q->background = r->background;
+        q->tells_prompt = r->tells_prompt && r->stream;
         q->cache_salt = salt;
+        q->hints = r->hints;
+        q->n_hints = r->n_hints;
+        q->owner = c->tenant ? c->tenant->id : 0;
+        q->cache_share = c->tenant ? c->tenant->limits.cache_share : 1;
         q->user = c;
         if (r->pools) {
             q->pool = r->pooling;

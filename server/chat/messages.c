@@ -41,7 +41,7 @@ static bool trust(struct jrt *rt, struct jv *v)
     return s != NULL;
 }
 
-/* Strings within a value, as deep as content and tool calls go. */
+/* Marks strings within a value as trusted, as deep as content and tool calls nest. */
 static bool trust_all(struct jrt *rt, struct jv *v, int nest)
 {
     if (nest > JINJA_MAX_NEST) {
@@ -85,7 +85,8 @@ bool chat_trust_roles(struct jrt *rt, struct jv messages, bool trust_assistant)
 
 /* ---- content ---- */
 
-/* A part under the name that templates know: input_text, output_text and refusal are text, too. */
+/* Renames a part's type to the one templates know: input_text, output_text and refusal are text,
+ * too. */
 static bool name_part(struct jrt *rt, struct jv part)
 {
     const struct jv *refusal = NULL;
@@ -126,7 +127,7 @@ static bool all_text_parts(struct jrt *rt, struct jv content)
 static bool flatten(struct jrt *rt, struct jv *content)
 {
     if (!all_text_parts(rt, *content)) {
-        return true; // pictures and the like: for the template to accept or refuse
+        return true; // images and the like: the template accepts or rejects them
     }
     struct jsb b;
     jsb_init(&b, rt);
@@ -187,7 +188,7 @@ static bool is_blank(const struct jstr *s)
 
 static bool shape_arguments(struct jrt *rt, struct jv *arguments, const struct chat_traits *traits)
 {
-    if (arguments->type == JV_STR && is_blank(arguments->u.s)) { // of a call without parameters
+    if (arguments->type == JV_STR && is_blank(arguments->u.s)) { // a call without parameters
         struct jdict *none = jd_new(rt);
         if (!none) {
             return false;
@@ -195,7 +196,7 @@ static bool shape_arguments(struct jrt *rt, struct jv *arguments, const struct c
         *arguments = jv_dict(none);
     }
     if (arguments->type == JV_STR && !traits->string_arguments) {
-        struct jrt probe = *rt; // text that is no JSON stays text: its error must not stick
+        struct jrt probe = *rt; // text that is not JSON stays text, so its error must not persist
         struct jv object;
         const struct jstr *s = arguments->u.s;
         bool ok = jinja_from_json(&probe, s->s, s->n_bytes, s->prov, "arguments", &object);
@@ -222,7 +223,8 @@ static bool shape_arguments(struct jrt *rt, struct jv *arguments, const struct c
     return true;
 }
 
-/* A custom tool's call, {"custom": {"name", "input"}}, as one of a function with a single text. */
+/* Converts a custom tool's call, {"custom": {"name", "input"}}, to a function call with a single
+ * text argument. */
 static bool shape_custom(struct jrt *rt, struct jv call)
 {
     const struct jv *custom = field(rt, call, "custom");
@@ -254,7 +256,7 @@ static bool shape_calls(struct jrt *rt, struct jv message, const struct chat_tra
     return rt->st == OK;
 }
 
-/* The names by which clients send, and templates look for, what an assistant thought. */
+/* Keys under which clients send an assistant's reasoning, and templates look for it. */
 static const char *const REASONING_KEYS[] = {"reasoning_content", "reasoning", "thinking"};
 enum { N_REASONING_KEYS = sizeof REASONING_KEYS / sizeof REASONING_KEYS[0] };
 
@@ -264,8 +266,8 @@ static bool has_text(const struct jv *content)
                        (content->type == JV_LIST && content->u.list->n > 0));
 }
 
-/* Sets it under the template's name beside the client's. A client that sends replies back as it has
- * them may have null there. */
+/* Stores it under the template's key as well as the client's. A client that sends back replies
+ * unchanged may have null there. */
 static bool shape_reasoning(struct jrt *rt, struct jv message, const struct chat_traits *traits)
 {
     const char *key = traits->reasoning_key;
@@ -329,12 +331,12 @@ struct probe {
     "\"tool_a\",\"arguments\":" arguments "}}]},{\"role\":\"tool\",\"tool_call_id\":"              \
     "\"abcdefghi\",\"name\":\"tool_a\",\"content\":\"r\"}]"
 
-/* What a probe's text has. */
+/* What a probe's output contains. */
 enum {
     RENDERED = 1,
     HAS_WORD = 2,
-    HAS_TYPE = 4,     // the part itself was printed, not its text
-    HAS_REPR_KEY = 8, // the arguments were printed as Python does
+    HAS_TYPE = 4,     // the part itself was printed instead of its text
+    HAS_REPR_KEY = 8, // the arguments were printed in Python's notation
     HAS_JSON_KEY = 16,
     HAS_NONE = 32,
 };
@@ -394,7 +396,7 @@ static void probe_arguments(const struct probe *p, struct chat_traits *traits)
 {
     int object = look(p, CALL("\"content\":\"\",", "{\"pkey\":\"" WORD "\"}"), NULL);
     int text = look(p, CALL("\"content\":\"\",", "\"{\\\"pkey\\\": \\\"" WORD "\\\"}\""), NULL);
-    if (!(object & HAS_WORD) && !(text & HAS_WORD)) { // perhaps only with tools
+    if (!(object & HAS_WORD) && !(text & HAS_WORD)) { // possibly only with tools
         object = look(p, CALL("\"content\":\"\",", "{\"pkey\":\"" WORD "\"}"), TOOLS);
         text = look(p, CALL("\"content\":\"\",", "\"{\\\"pkey\\\": \\\"" WORD "\\\"}\""), TOOLS);
     }
@@ -435,7 +437,8 @@ static int look_for_thought(const struct probe *p, const struct chat_traits *tra
     return look(p, messages, NULL);
 }
 
-/* What the template prints decides; one that prints it only if asked to think names its key. */
+/* Judged by what the template prints. If it prints reasoning only when thinking is requested, the
+ * key is found by its name in the template. */
 static void probe_reasoning(const struct probe *p, struct chat_traits *traits)
 {
     for (size_t i = 0; i < N_REASONING_KEYS; i++) {

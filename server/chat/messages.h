@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Brings a request's messages into the shape that a template can take. What a template can take is
- * found out when it is loaded, by rendering small conversations (chat_traits_probe), because
- * templates do not say it: some want content as a string and some as parts, some want tool
- * arguments as an object and some as JSON text, many fail on null content.
- * Thread: probing belongs to loading; traits are then read by all. */
+/* Converts a request's messages to the form that a template supports. Templates do not declare
+ * that, so it is probed at load by rendering small conversations (chat_traits_probe): some want
+ * content as a string and some as parts, some want tool arguments as an object and some as JSON
+ * text, and many fail on null content.
+ * Thread: probing is part of loading; afterwards all threads may read the traits. */
 #ifndef SLUICE_SERVER_CHAT_MESSAGES_H
 #define SLUICE_SERVER_CHAT_MESSAGES_H
 
@@ -15,11 +15,11 @@ struct chat_traits {
     bool string_arguments; // arguments stay JSON text; otherwise they become an object
     bool null_is_empty;    // null or absent content becomes ""
     bool developer_is_system;
-    bool thought_or_text; // beside a call it takes reasoning or content, not both: content stays
-    const char *reasoning_key; // where it looks for an assistant's reasoning; NULL: nowhere
+    bool thought_or_text; // with a call it prints reasoning or content, not both: content is kept
+    const char *reasoning_key; // its key for an assistant's reasoning; NULL: none
 };
 
-/* A special token of the model, as the template names it ("bos_token"). */
+/* A special token of the model under the template's name for it ("bos_token"). */
 struct chat_token {
     char *name, *text;
 };
@@ -27,12 +27,12 @@ struct chat_token {
 void chat_traits_probe(const struct jinja_template *t, const struct chat_token *tokens,
                        size_t n_tokens, struct chat_traits *traits);
 
-/* Rewrites messages (fresh values of this render, all input). Marks what is not input after all:
- * roles that the API defines and, if asked, what the assistant said. */
+/* Rewrites messages (fresh values of this render, all input). Marks what is not input: roles
+ * defined by the API and, if requested, what the assistant said. */
 bool chat_shape(struct jrt *rt, struct jv messages, const struct chat_traits *traits,
                 bool trust_assistant);
 
-/* Roles alone, for requests that are passed on as they are. */
+/* Marks only roles, for requests that are passed on unchanged. */
 bool chat_trust_roles(struct jrt *rt, struct jv messages, bool trust_assistant);
 
 #endif

@@ -3,9 +3,12 @@
 
 #include <string.h>
 
-enum { HELD_MAX_BYTES = 16 << 20 }; // chosen: text that may still become a stop string or a call
+enum {
+    HELD_MAX_BYTES = 16 << 20
+}; // chosen: limit of text that may still become a stop string or
+   // a call
 
-/* What is no reasoning goes on to the tool parser, if there is one. */
+/* Passes text other than reasoning to the tool parser, if there is one. */
 static void put_content(void *arg, const char *text, size_t n_bytes)
 {
     struct output *o = arg;
@@ -34,7 +37,8 @@ void output_init(struct output *o, const struct output_options *options,
     o->parser = own ? own : options->parser;
     if (o->parser) {
         struct tool_sink to = o->sink;
-        to.on_reasoning = own ? to.on_reasoning : to.on_text; // not told apart
+        // reasoning is not reported separately
+        to.on_reasoning = own ? to.on_reasoning : to.on_text;
         tool_parse_init(&o->parse, o->parser, options->parser ? options->tools : NULL, to);
         o->parse.in_items = options->in_items;
         if (own && options->starts_in_reasoning) { // as if the model had opened it
@@ -54,7 +58,7 @@ void output_deinit(struct output *o)
     tool_parse_deinit(&o->parse);
 }
 
-/* The longest stop string that ends at `end`; its index or -1. */
+/* The index of the longest stop string that ends at `end`, or -1. */
 static int stop_at(const struct output *o, size_t end)
 {
     int found = -1;
@@ -71,8 +75,8 @@ static int stop_at(const struct output *o, size_t end)
     return found;
 }
 
-/* The stop string that is complete first. Returns its index or -1; *end is behind it. What was
- * searched before is not searched again: a token costs what it adds. */
+/* Finds the stop string that is completed first. Returns its index or -1; *end is after it. Text is
+ * searched only once, so the cost per token is proportional to its length. */
 static int find_stop(const struct output *o, size_t *end)
 {
     int found = -1;
@@ -83,7 +87,7 @@ static int find_stop(const struct output *o, size_t *end)
     return found;
 }
 
-/* Bytes at the end that are the beginning of some stop string. */
+/* Length of the trailing text that could begin a stop string. */
 static size_t undecided(const struct output *o)
 {
     size_t most = 0;
@@ -99,7 +103,7 @@ static size_t undecided(const struct output *o)
     return most;
 }
 
-/* Passes on what no stop string can still claim. */
+/* Passes on text that can no longer be part of a stop string. */
 static bool search(struct output *o, bool final)
 {
     if (o->text.n_bytes == 0) {
@@ -133,7 +137,7 @@ bool output_text(struct output *o, const char *text, size_t n_bytes)
     return search(o, false);
 }
 
-/* Which of the parser's markers the token is; -1: none. */
+/* Index of the parser's marker that this token is; -1: none. */
 static int find_marker(const struct output *o, const char *text)
 {
     for (int i = 0; o->parser && o->parser->markers[i]; i++) {
@@ -152,7 +156,7 @@ static void skip_early(struct output *o)
     }
 }
 
-/* Markers that are looked for are shown even where special tokens are skipped. */
+/* True for markers that are needed even if special tokens are skipped. */
 static bool is_marker(const struct output *o, const char *text)
 {
     return find_marker(o, text) >= 0 || reasoning_is_marker(o->options->reasoning, text);

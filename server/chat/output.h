@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* From token ids to what a client sees, one sample at a time: text that is whole UTF-8, cut at stop
- * strings, split into reasoning, content and tool calls. What comes out of the sink, joined, does
- * not depend on how the tokens arrived; text that may still become a stop string or a marker is
- * held back.
+/* From token ids to what a client sees, one sample at a time: valid UTF-8 text, cut at stop
+ * strings, split into reasoning, content and tool calls. The concatenated output does not depend on
+ * how the tokens arrived; text that may still become a stop string or a marker is held back.
  *
  *     ids -> detok -> stop strings -> reasoning -> tool parser -> sink
  *
- * Where reasoning is a part of the parser's form (harmony), the parser finds it, and is there also
- * when no calls are wanted.
+ * If reasoning is part of the parser's format (harmony), the parser extracts it, and is used even
+ * if no calls are wanted.
  *
  * Thread: the loop; one owner per sample. */
 #ifndef SLUICE_SERVER_CHAT_OUTPUT_H
@@ -22,33 +21,34 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What all samples of a request share. Borrowed by each output. */
+/* Options shared by all samples of a request, borrowed by each output. */
 struct output_options {
     const struct tokenizer *tok; // NULL: text is fed directly
     bool skip_special;
-    const char *const *stop; // stop strings, none empty
+    const char *const *stop; // none of them empty
     const size_t *stop_bytes;
     size_t n_stop;
     bool include_stop;
-    int32_t min_tokens; // no stop string ends within the text of so many
+    int32_t min_tokens; // no stop string ends within the text of the first min_tokens
     enum reasoning_kind reasoning;
-    bool starts_in_reasoning;         // the prompt has opened it
-    const struct tool_parser *parser; // NULL: calls are text
+    bool starts_in_reasoning;         // the prompt ends inside reasoning
+    const struct tool_parser *parser; // NULL: calls are passed through as text
     const struct json *tools;
-    bool in_items; // a run of one kind is shown alone: no line is begun for what another kind parts
+    bool in_items; // runs of one kind are reported separately, without joining line breaks
 };
 
 struct output {
     const struct output_options *options;
-    const struct tool_parser *parser; // the options', or the one that finds the reasoning; or NULL
+    const struct tool_parser *parser; // the options' parser, or the one that extracts reasoning; or
+                                      // NULL
     struct tool_sink sink;
     struct detok detok;
-    struct buf text;   // of the last ids, that may still become a stop string
-    size_t n_searched; // bytes of it within which none ends
+    struct buf text;   // recent text that may still become a stop string
+    size_t n_searched; // leading bytes of it in which no stop string ends
     int32_t n_tokens;
     struct reasoning_split split;
     struct tool_parse parse;
-    size_t n_bytes; // of text so far, before anything was cut
+    size_t n_bytes; // of text so far, before any cut
     int32_t n_reasoning_tokens;
     bool stopped;   // at a stop string
     int stop_index; // which
@@ -58,11 +58,11 @@ void output_init(struct output *o, const struct output_options *options,
                  const struct tool_sink *sink);
 void output_deinit(struct output *o); // accepts a zeroed struct
 
-/* False once a stop string was found: what follows is not wanted. */
+/* False once a stop string was found: later tokens are not wanted. */
 bool output_token(struct output *o, int32_t id);
 bool output_text(struct output *o, const char *text, size_t n_bytes);
 
-/* The end: reports all that is held back. */
+/* At the end: reports everything held back. */
 void output_finish(struct output *o);
 
 #endif

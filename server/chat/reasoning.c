@@ -4,21 +4,22 @@
 #include <string.h>
 
 enum state {
-    BEFORE, // nothing but white space yet: the open marker may come
-    OPENED, // inside, nothing but white space yet
+    BEFORE, // only white space so far: the open marker may come
+    OPENED, // inside, only white space so far
     INSIDE,
-    CLOSED, // newlines behind the close marker are dropped, and what opens the answer
-    ANSWER, // within markers of the answer's own
+    CLOSED, // after the close marker: drops newlines, and the marker that opens the answer
+    ANSWER, // inside the answer's own markers
     REST,
 };
 
-/* In the order in which a template is searched for them: the more special come first. Lists end in
- * NULL. */
+/* In the order in which a template is searched for them: the more specific come first. Lists are
+ * NULL-terminated. */
 static const struct kind {
     struct reasoning_marks marks;
-    const char *ends[2];              // behind the answer, and no text
-    const char *sign, *without;       // in templates; NULL: the first marker, and nothing
-    const struct tool_parser *parser; // finds it, as it is a part of that form
+    const char *ends[2];              // markers after the answer, which are not part of it
+    const char *sign, *without;       // substrings of templates: required, excluded; NULL: the
+                                      // first marker, none
+    const struct tool_parser *parser; // extracts it, because it is part of that format
 } kinds[] = {
     [REASONING_HARMONY] = {.marks.opens = {"<|channel|>analysis<|message|>"},
                            .parser = &tool_parser_harmony},
@@ -55,7 +56,7 @@ static const struct kind {
 
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
-/* Names as vLLM has them, "harmony" and "think". */
+/* vLLM's names, "harmony" and "think". */
 static const struct {
     const char *name;
     enum reasoning_kind kind;
@@ -179,7 +180,7 @@ const struct tool_parser *reasoning_parser(enum reasoning_kind kind)
     return kinds[kind].parser;
 }
 
-/* A marker may be several tokens, of which the first is special. */
+/* A marker may be several tokens, the first of which is special. */
 static bool begins_one(const char *text, const char *const *words)
 {
     for (; *words; words++) {
@@ -200,7 +201,7 @@ bool reasoning_is_marker(enum reasoning_kind kind, const char *text)
 
 /* ---- the split ---- */
 
-enum { HELD_MAX_BYTES = 16 << 20 }; // chosen: a run of white space, or what may be a marker
+enum { HELD_MAX_BYTES = 16 << 20 }; // chosen: limit of white space or of a possible marker
 
 void reasoning_split_init(struct reasoning_split *r, enum reasoning_kind kind, bool opened,
                           const char *const *enders, struct tool_sink sink)
@@ -227,8 +228,7 @@ static void put_rest(struct reasoning_split *r, const char *text, size_t n_bytes
     }
 }
 
-/* Whether the held text begins with one of the words at `at`: MATCH_YES, and then *n is its
- * length. */
+/* Whether the held text has one of the words at `at`: MATCH_YES sets *n to its length. */
 static enum tool_match begins(const struct reasoning_split *r, size_t at, const char *const *words,
                               bool final, size_t *n)
 {
@@ -263,8 +263,7 @@ static void consume(struct reasoning_split *r, size_t n_bytes)
     r->n_blank = 0;
 }
 
-/* What opens an answer at `at`, or stands behind it: true if it is decided whether something does.
- */
+/* Skips the marker that opens an answer at `at`, or follows it; false while that is undecided. */
 static bool at_answer(struct reasoning_split *r, size_t at, bool final)
 {
     size_t n;
@@ -288,7 +287,8 @@ static bool at_answer(struct reasoning_split *r, size_t at, bool final)
     return true;
 }
 
-/* BEFORE and OPENED: white space, then perhaps the open marker. True: go on in a new state. */
+/* States BEFORE and OPENED: white space, then possibly the open marker. True: continue in a new
+ * state. */
 static bool at_open(struct reasoning_split *r, bool final)
 {
     size_t skip = spaces(r), n;
@@ -299,7 +299,7 @@ static bool at_open(struct reasoning_split *r, bool final)
     if (m == MATCH_MAYBE) {
         return false;
     }
-    if (r->state == OPENED) { // some models repeat the marker that the prompt has
+    if (r->state == OPENED) { // some models repeat the marker that the prompt ends with
         consume(r, skip + n);
         r->state = m == MATCH_YES ? OPENED : INSIDE;
         return m != MATCH_YES || r->held.n_bytes > 0;
@@ -313,8 +313,8 @@ static bool at_open(struct reasoning_split *r, bool final)
     return at_answer(r, skip, final);
 }
 
-/* Passes text on up to one of the words, or of `more`; white space in front of that is dropped.
- * True: one was found, and what is held begins with it; *n bytes of that are no text. */
+/* Passes on text up to one of `words` or `more`; white space before that is dropped. True: one was
+ * found, and the held text starts with it; its first *n bytes are not text. */
 static bool up_to(struct reasoning_split *r, const char *const *words, const char *const *more,
                   void (*report)(void *, const char *, size_t), bool final, size_t *n)
 {
@@ -324,7 +324,7 @@ static bool up_to(struct reasoning_split *r, const char *const *words, const cha
         m = begins(r, i, words, final, n);
         if (m == MATCH_NO) {
             m = begins(r, i, more, final, n);
-            *n = 0; // what begins there is text to others
+            *n = 0; // others treat what begins there as text
         }
         if (m != MATCH_NO) {
             break;
@@ -357,7 +357,7 @@ static bool in_answer(struct reasoning_split *r, bool final)
     static const char *const none[] = {NULL};
     size_t n;
     if (!up_to(r, kinds[r->kind].marks.answer_closes, none, r->sink.on_text, final, &n)) {
-        if (final) { // white space that no marker followed
+        if (final) { // white space without a following marker
             put_rest(r, r->held.data, r->held.n_bytes);
             consume(r, r->held.n_bytes);
         }

@@ -15,7 +15,7 @@
 #include <time.h>
 
 enum {
-    MAX_TEMPLATE_BYTES = 4 << 20, // the longest known one has 60 KB
+    MAX_TEMPLATE_BYTES = 4 << 20, // the longest known template has 60 KB
     MAX_CONFIG_BYTES = 64 << 20,
     MAX_TOKENS = 64,
 };
@@ -26,10 +26,10 @@ struct compiled {
 };
 
 struct chat_template {
-    struct compiled plain, tool_use; // tool_use takes requests with tools, if there is one
+    struct compiled plain, tool_use; // tool_use, if present, is used for requests with tools
     struct chat_token tokens[MAX_TOKENS];
     size_t n_tokens;
-    struct buf text; // of both
+    struct buf text; // source of both
 };
 
 /* ---- loading ---- */
@@ -78,7 +78,7 @@ static enum status compile_into(struct chat_template *t, struct compiled *c, con
                                 size_t n_bytes, const char *where, struct err *err)
 {
     if (c->jinja) {
-        return OK; // the first source has it
+        return OK; // an earlier source takes precedence
     }
     enum status st = jinja_compile(text, n_bytes, &c->jinja, err);
     buf_put(&t->text, text, n_bytes);
@@ -139,9 +139,9 @@ static enum status load_config(struct chat_template *t, const char *dir, const c
     return st;
 }
 
-/* Which files, first one first: chat_template.jinja and its siblings, chat_template.json (of
- * processors), tokenizer_config.json. Tokens: special_tokens_map.json, which
- * tokenizer_config.json overrides. */
+/* Sources, in order of precedence: chat_template.jinja and its siblings, chat_template.json (of
+ * processors), tokenizer_config.json. Tokens: special_tokens_map.json, which tokenizer_config.json
+ * overrides. */
 static enum status load_all(struct chat_template *t, const char *dir, bool with_templates,
                             struct err *err)
 {
@@ -183,7 +183,7 @@ enum status chat_template_load(const char *model_dir, struct chat_template **out
         chat_template_free(t);
         return st;
     }
-    if (!t->plain.jinja) { // a folder with nothing but tool_use
+    if (!t->plain.jinja) { // a folder that only has tool_use
         t->plain = t->tool_use;
         t->tool_use = (struct compiled){0};
     }
@@ -242,7 +242,7 @@ int64_t chat_clock_us(void)
 
 /* ---- continuing the last message ---- */
 
-/* The text of the last message, as shaped: a string, or its last text part. */
+/* The text of the last message after shaping: a string, or its last text part. */
 static struct jv *final_text(struct jrt *rt, struct jv messages)
 {
     if (messages.type != JV_LIST || messages.u.list->n == 0) {
@@ -264,11 +264,11 @@ static struct jv *final_text(struct jrt *rt, struct jv messages)
     return NULL;
 }
 
-/* Written behind the last message's text, so that the prompt can be cut there. Its space tells
- * whether the template has trimmed that text. */
+/* Appended to the last message's text, so that the prompt can be cut there. Its trailing space
+ * shows whether the template trims that text. */
 static const char final_mark[] = "[END OF WHAT IS CONTINUED] ";
 
-/* *final: the text as it was, or NULL. */
+/* *final: the original text, or NULL. */
 static bool mark_final(struct jrt *rt, struct jv messages, struct jstr **final)
 {
     struct jv *text = final_text(rt, messages);
@@ -286,8 +286,8 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
 
-/* Cuts the prompt behind the last message's text, so that the model goes on with it. Where the
- * template trims it, white space at its end is not part of it. */
+/* Cuts the prompt after the last message's text, so that the model continues it. If the template
+ * trims that text, its trailing white space is excluded. */
 static bool cut_behind_final(struct jrt *rt, const struct jstr *final, struct jstr **out)
 {
     const size_t n_mark = sizeof final_mark - 1;
@@ -307,7 +307,7 @@ static bool cut_behind_final(struct jrt *rt, const struct jstr *final, struct js
     while (n_space < final->n_bytes && is_space(final->s[final->n_bytes - 1 - n_space])) {
         n_space++;
     }
-    if (is_whole || n_space == final->n_bytes) { // of nothing but white space nothing is there
+    if (is_whole || n_space == final->n_bytes) { // text of only white space leaves nothing to find
         n_space = 0;
     }
     for (; n_space > 0 && at > 0 && is_space(s->s[at - 1]); n_space--) {
@@ -330,7 +330,7 @@ static bool set_tokens(struct jrt *rt, const struct chat_template *t)
     return true;
 }
 
-/* The request's own variables, but those that have a place of their own. */
+/* The request's own variables, except those with a dedicated argument. */
 static bool set_kwargs(struct jrt *rt, const struct chat_input *in)
 {
     static const char *const reserved[] = {"messages", "tools", "add_generation_prompt"};
@@ -443,7 +443,7 @@ enum status chat_template_render(const struct chat_template *t, const struct cha
     if (st != ERR_INVALID || in->raw || c->traits.null_is_empty) {
         return st;
     }
-    /* The probe saw one place where null content is fine; this conversation has another. */
+    /* The probe found one place where null content works; this conversation has another. */
     struct chat_traits again = c->traits;
     again.null_is_empty = true;
     return render_once(t, c, in, &again, out, NULL) == OK ? OK : st;

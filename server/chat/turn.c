@@ -28,7 +28,7 @@ static void put_words(struct buf *out, const char *const *words, bool first)
     }
 }
 
-/* One of some words. */
+/* One of several words. */
 static void put_one_of(struct buf *out, const char *const *words)
 {
     buf_puts(out, OR);
@@ -39,7 +39,7 @@ static void put_one_of(struct buf *out, const char *const *words)
     buf_puts(out, "]}");
 }
 
-/* Text that has none of the words. */
+/* Text that contains none of the words. */
 static void put_text_without(struct buf *out, const char *const *words, const char *const *more)
 {
     buf_puts(out, "{\"type\":\"any_text\",\"excludes\":[");
@@ -62,7 +62,7 @@ static void put_answer(struct buf *out, const struct turn *t)
     }
 }
 
-/* The answer between the markers that some kinds have around it, and calls behind it. */
+/* The answer inside the markers that some kinds have, followed by calls. */
 static void put_marked(struct buf *out, const struct turn *t, const struct reasoning_marks *m)
 {
     buf_puts(out, SEQUENCE);
@@ -101,8 +101,8 @@ static void put_body(struct buf *out, const struct turn *t, const struct reasoni
 /* ---- what comes before it ---------------------------------------------------------------------
  */
 
-/* Reasoning up to its end, and the rest. Where it may end without a marker, because a call begins,
- * the call follows at once. */
+/* Reasoning up to its end, and the rest. If a call may end it without a marker, the call follows
+ * directly. */
 static void put_reasoning(struct buf *out, const struct turn *t, const struct reasoning_marks *m)
 {
     buf_puts(out, SEQUENCE);
@@ -141,7 +141,7 @@ static void put_start(struct buf *out, const struct turn *t, const struct reason
     SEQUENCE "{\"type\":\"const_string\",\"value\":\"<|channel|>" channel                          \
              "<|message|>\"}," ANY_TEXT "," NEXT "]}"
 
-/* Messages of reasoning, and what is said before a call; then a call, or the final message. */
+/* Messages with reasoning and text before a call; then a call, or the final message. */
 static void put_harmony(struct buf *out, const struct turn *t)
 {
     buf_puts(out, t->opened ? SEQUENCE ANY_TEXT "," NEXT "," : SEQUENCE);

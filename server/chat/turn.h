@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the whole output of a model looks like where its answer or its calls are constrained: what
- * it thinks first, the markers around an answer, text, calls. One structural tag
- * (engine/grammar/README.md), as JSON text; output.h reads what follows it.
+/* The format of a model's whole output when its answer or its calls are constrained: leading
+ * reasoning, the markers around an answer, text, calls. It is one structural tag
+ * (engine/grammar/README.md), as JSON text; output.h parses matching output.
  * Thread: any. */
 #ifndef SLUICE_SERVER_CHAT_TURN_H
 #define SLUICE_SERVER_CHAT_TURN_H
@@ -11,13 +11,14 @@
 
 struct turn {
     enum reasoning_kind reasoning;
-    bool opened;                    // the prompt ends in opened reasoning
-    bool may_think;                 // else the model may open it
-    bool behind;                    // it begins behind the reasoning: blank lines may come first
+    bool opened;                    // the prompt ends inside reasoning
+    bool may_think;                 // otherwise the model may open it
+    bool behind;                    // the output starts after the reasoning, possibly with blank
+                                    // lines
     const struct tool_calls *calls; // NULL: none
     bool must_call;
-    const char *const *enders; // words that end reasoning which nobody closed; may be NULL
-    const char *answer;        // the format of the text; NULL: any text
+    const char *const *enders; // words that end unclosed reasoning; may be NULL
+    const char *answer;        // format of the answer's text; NULL: any text
     size_t answer_bytes;
 };
 

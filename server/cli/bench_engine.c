@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice bench-engine MODEL`: bench/engine, on an engine as `sluice serve` opens it. */
+/* `sluice bench-engine MODEL`: runs bench/engine on an engine opened as `sluice serve` would. */
 #include "bench/engine/bench_engine.h"
 
 #include "server/cli/commands.h"

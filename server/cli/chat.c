@@ -25,7 +25,7 @@ enum {
     LOST_MS = 500
 };
 
-/* A message as it stands in a request. */
+/* A message, as JSON text for the request. */
 struct message {
     char *json;
     bool of_user;
@@ -40,22 +40,22 @@ struct chat {
     char *tools;        // JSON array; NULL: none
     struct message *messages;
     size_t n_messages, cap;
-    struct buf input; // what was typed last
-    int n_interrupts; // in a row, with nothing sent between them
+    struct buf input; // the current input
+    int n_interrupts; // consecutive interrupts without a message in between
     bool over;
     int exit_code;
 };
 
 static volatile sig_atomic_t interrupted, terminated;
 
-/* Either ends what waits; SIGTERM and SIGHUP end the chat too. */
+/* An interrupt ends the current wait; SIGTERM and SIGHUP also end the chat. */
 static void on_signal(int sig)
 {
     interrupted = 1;
     terminated = terminated || sig != SIGINT;
 }
 
-/* A pipe has nobody who could go on. */
+/* On an interrupt, a chat through a pipe ends: nobody is there to continue it. */
 static bool leaves(struct chat *c)
 {
     if (!terminated && c->terminal) {
@@ -66,7 +66,7 @@ static bool leaves(struct chat *c)
     return true;
 }
 
-/* Errors go where a pipe's reader does not take them for an answer. */
+/* In a pipe, errors go to standard error, so that a reader does not take them for an answer. */
 static void say_error(const struct chat *c, const char *text)
 {
     fflush(stdout);
@@ -83,7 +83,7 @@ static void drop_messages(struct chat *c, size_t n_kept)
     }
 }
 
-/* Takes the text. */
+/* Takes ownership of the text. */
 static void add_message(struct chat *c, char *json, bool of_user)
 {
     if (c->n_messages == c->cap) {
@@ -114,7 +114,7 @@ static void add_text(struct chat *c, const char *role, const char *call_id, cons
     add_message(c, b.data, !call_id);
 }
 
-/* A question that was never answered gives way to the next. */
+/* Replaces a previous question that got no answer. */
 static void ask(struct chat *c, const char *text)
 {
     if (c->n_messages > 0 && c->messages[c->n_messages - 1].of_user) {
@@ -167,7 +167,8 @@ static enum status request_answer(struct chat *c, struct chat_answer *a, struct 
 
 static enum line_result read_input(struct chat *c, const char *prompt);
 
-/* What the tools gave: the person is asked, since nothing is run here. False: given up. */
+/* Asks the user for the results of tool calls, because nothing is executed here. False: the user
+ * gave up. */
 static bool read_results(struct chat *c, const struct chat_answer *a)
 {
     for (int i = 0; i < a->n_calls; i++) {
@@ -182,7 +183,8 @@ static bool read_results(struct chat *c, const struct chat_answer *a)
     return true;
 }
 
-/* Says how a request failed, if it did; false if there is nothing to go on with. */
+/* Reports how a request failed, if it did; false if the conversation cannot continue from the
+ * answer. */
 static bool settle(struct chat *c, const struct chat_answer *a, enum status st, struct err *err)
 {
     struct err lost = {""};
@@ -192,7 +194,7 @@ static bool settle(struct chat *c, const struct chat_answer *a, enum status st, 
         if (!leaves(c)) {
             puts("(stopped)");
         }
-        return true; // what came is part of the conversation
+        return true; // the partial answer stays in the conversation
     }
     if (st == OK && a->error.n_bytes == 0) {
         return true;
@@ -206,8 +208,8 @@ static bool settle(struct chat *c, const struct chat_answer *a, enum status st, 
     return false;
 }
 
-/* One request and its answer. True if tools were called and their results are there, so that the
- * model has to be asked again. */
+/* One request and its answer. True if tools were called and their results are known, so that the
+ * model must be asked again. */
 static bool answer_once(struct chat *c)
 {
     struct chat_answer a;
@@ -224,7 +226,7 @@ static bool answer_once(struct chat *c)
         message.data = NULL;
         again = a.n_calls > 0 && st == OK && read_results(c, &a);
         if (a.n_calls > 0 && !again) {
-            drop_messages(c, n_before); // a call without its result fits no template
+            drop_messages(c, n_before); // no template accepts a call without its result
         }
     }
     buf_deinit(&message);
@@ -351,7 +353,7 @@ static void run_command(struct chat *c, const char *line)
 /* ---- input --------------------------------------------------------------------------------------
  */
 
-/* Adds lines until `"""` ends one. */
+/* Appends lines until one ends with `"""`. */
 static enum line_result read_block(struct chat *c, struct buf *line)
 {
     for (;;) {
@@ -370,7 +372,7 @@ static enum line_result read_block(struct chat *c, struct buf *line)
     }
 }
 
-/* One message, of one line or of several, into c->input. */
+/* Reads one message, of one or several lines, into c->input. */
 static enum line_result read_message(struct chat *c, const char *prompt, struct buf *line)
 {
     buf_clear(&c->input);
@@ -391,7 +393,7 @@ static enum line_result read_message(struct chat *c, const char *prompt, struct 
     return got == LINE_END && c->input.n_bytes > 0 ? LINE_OK : got;
 }
 
-/* Ctrl-C drops what was typed; with nothing typed it leaves when it comes twice. */
+/* Ctrl-C discards the input; pressed twice on an empty line it ends the chat. */
 static void on_interrupted_input(struct chat *c, bool empty)
 {
     interrupted = 0;

@@ -43,13 +43,13 @@ void chat_answer_deinit(struct chat_answer *a)
 /* ---- showing ------------------------------------------------------------------------------------
  */
 
-/* C0, DEL and C1: what a terminal would take for an order. */
+/* C0, DEL and C1 controls, which a terminal would interpret. */
 static bool is_control(uint32_t cp)
 {
     return (cp < 0x20 && cp != '\n' && cp != '\t') || (cp >= 0x7F && cp < 0xA0);
 }
 
-/* To a terminal without control characters; to a pipe as it is. */
+/* Strips control characters for a terminal; a pipe gets the text unchanged. */
 static void show(struct chat_answer *a, const char *s, size_t n)
 {
     if (n > 0) {
@@ -78,7 +78,7 @@ static void end_line(struct chat_answer *a)
     }
 }
 
-/* Reasoning is dimmed and ends with its line; a pipe gets the answer alone. */
+/* Reasoning is dimmed and ends with its line; a pipe gets only the answer. */
 static void show_as(struct chat_answer *a, int kind, const char *s)
 {
     if (!*s || (kind == SHOWN_REASONING && !a->terminal)) {
@@ -154,7 +154,7 @@ static void take_delta(struct chat_answer *a, const struct json *delta)
     fflush(stdout);
 }
 
-/* {"error": {"message": "..."}}, or the error as a text, as some servers have it. */
+/* {"error": {"message": "..."}}, or the error as a string, as some servers send it. */
 static bool take_error(struct chat_answer *a, const struct json *root)
 {
     const struct json *error = json_get(root, "error");
@@ -198,7 +198,7 @@ void chat_answer_feed(void *answer, const char *bytes, size_t n_bytes)
 /* ---- the end ------------------------------------------------------------------------------------
  */
 
-/* What went wrong, if something did. */
+/* Stores the error message, if there was an error. */
 static void settle_error(struct chat_answer *a)
 {
     struct json *root = NULL;
@@ -225,8 +225,8 @@ static void show_calls(struct chat_answer *a)
     }
 }
 
-/* Tokens a second are counted from the first to the last, so that the wait for the first stands
- * apart; what came at once has no such rate, and is counted over the whole time. */
+/* Tokens per second are measured from the first to the last token, so that the time to the first is
+ * separate. If everything arrived at once, they are measured over the whole time. */
 static void show_figures(const struct chat_answer *a)
 {
     const int64_t n = a->n_tokens > 0 ? a->n_tokens : a->n_events;

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Sampling settings, by their names in a request. */
+/* Sampling settings by their names in a request. */
 static const struct {
     const char *name;
     double min, max;
@@ -139,7 +139,7 @@ static enum status take_option(struct chat_options *o, const char *name, size_t 
     return setting < 0 ? OK : err_set(err, ERR_INVALID, "--%s needs a value", name);
 }
 
-/* What is left over goes to the server that is started: there has to be one. */
+/* The remaining options are for the server that is started, so there must be one. */
 static enum status check_rest(const struct chat_options *o, struct err *err)
 {
     if (o->n_rest == 0) {

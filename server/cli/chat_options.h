@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What `sluice chat` was asked for, and the sampling settings that can also be changed in the chat.
+/* The options of `sluice chat`, and the sampling settings that can also be changed during the chat.
  * Thread: plain data. */
 #ifndef SLUICE_SERVER_CLI_CHAT_OPTIONS_H
 #define SLUICE_SERVER_CLI_CHAT_OPTIONS_H
@@ -11,7 +11,7 @@
 
 enum { N_CHAT_SETTINGS = 6 };
 
-/* By the rows of the table in chat_options.c; what is not set is the server's to choose. */
+/* One value per table row in chat_options.c; the server chooses those not set. */
 struct chat_settings {
     double value[N_CHAT_SETTINGS];
     bool is_set[N_CHAT_SETTINGS];
@@ -20,9 +20,9 @@ struct chat_settings {
 struct chat_options {
     const char *target; // folder, name or URL; NULL: the server on this machine, or the demo model
     const char *model, *api_key, *tools_path;
-    char *system; // NULL: none; the caller's to free
+    char *system; // NULL: none; the caller frees it
     struct chat_settings settings;
-    char **rest; // [n_rest] options that are `sluice serve`'s, when a model is served; to free
+    char **rest; // [n_rest] options passed on to `sluice serve`; the caller frees it
     int n_rest;
     bool help;
 };

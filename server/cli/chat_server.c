@@ -29,7 +29,7 @@ static void append(void *arg, const char *bytes, size_t n_bytes)
     buf_put(arg, bytes, n_bytes);
 }
 
-/* The first model's name; false if the body is no list of models. */
+/* Reads the first model's name; false if the body is not a list of models. */
 static bool read_models(const struct buf *body, char *name, size_t n_name)
 {
     struct json *root = NULL;
@@ -42,7 +42,8 @@ static bool read_models(const struct buf *body, char *name, size_t n_name)
     return id != NULL;
 }
 
-/* Asks for the models: whether this is a server, whether it takes the key, and what it serves. */
+/* Requests the list of models: tells whether this is a server, whether it accepts the key, and what
+ * it serves. */
 static enum status ask_models(struct chat_server *s, const volatile sig_atomic_t *interrupt,
                               struct err *err)
 {
@@ -80,8 +81,7 @@ static enum status use_url(struct chat_server *s, const char *url,
 /* ---- a server of our own ------------------------------------------------------------------------
  */
 
-/* The model that ships with the program: beside a build in its checkout, and where `make install`
- * and the tarball put it. */
+/* The bundled model: in the checkout, or where `make install` and the tarball put it. */
 static enum status find_demo(char *path, size_t n_path, struct err *err)
 {
     static const char *const places[] = {"../../models/demo", "../share/sluice/models/demo"};
@@ -104,8 +104,8 @@ static enum status find_demo(char *path, size_t n_path, struct err *err)
                    "the program: name a model folder or a server's URL, as in: sluice chat FOLDER");
 }
 
-/* In the child: becomes the server. Ctrl-C is the chat's, so it leaves the terminal's group, and it
- * ends when the chat does, however that happens. */
+/* The child: becomes the server. It leaves the terminal's process group, because Ctrl-C is for the
+ * chat, and it ends with the chat, however that ends. */
 static void become_server(const struct chat_server *s, const struct chat_options *o,
                           const char *model, pid_t parent)
 {
@@ -123,7 +123,7 @@ static void become_server(const struct chat_server *s, const struct chat_options
     argv[n++] = xstrdup(s->peer.unix_path);
     argv[n++] = xstrdup("--drain-delay=0");
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++) {
-        unsetenv(foreign[i]); // meant for a server that others reach
+        unsetenv(foreign[i]); // meant for a server that others can reach
     }
     const int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
     setpgid(0, 0);
@@ -152,7 +152,7 @@ static enum status start(struct chat_server *s, const struct chat_options *o, co
     char path[128];
     snprintf(path, sizeof path, "%s/log", folder);
     s->log = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    unlink(path); // it ends with the last process that has it open
+    unlink(path); // the file disappears with the last process that has it open
     const pid_t parent = getpid();
     fflush(NULL);
     s->child = s->log >= 0 ? fork() : -1;
@@ -166,7 +166,7 @@ static enum status start(struct chat_server *s, const struct chat_options *o, co
     return OK;
 }
 
-/* The last line of the child's log, which says why it ended. */
+/* The last line of the child's log, which should say why it ended. */
 static void last_words(const struct chat_server *s, char *text, size_t n_text)
 {
     char tail[1024];
@@ -249,14 +249,15 @@ static enum status use_model(struct chat_server *s, const struct chat_options *o
 /* ---- both ---------------------------------------------------------------------------------------
  */
 
-/* Whoever names no model and gives no options for one wants the server that runs here. */
+/* Without a model and model options, uses a server running on this machine. */
 static enum status use_nearest(struct chat_server *s, const struct chat_options *o, bool terminal,
                                const volatile sig_atomic_t *interrupt, struct err *err)
 {
     char demo[PATH_MAX + 64];
     if (o->n_rest == 0) {
         const enum status st = use_url(s, LOCAL_URL, interrupt, err);
-        if (st != ERR_IO && st != ERR_FORMAT) { // no key, no time: it is a server, say so
+        if (st != ERR_IO && st != ERR_FORMAT) { // it is a server, but the key or the time-out
+                                                // failed: report that
             return st;
         }
     }
@@ -284,7 +285,7 @@ enum status chat_server_open(struct chat_server *s, const struct chat_options *o
     return OK;
 }
 
-/* A server that drains ends at once, since this chat was its only client. */
+/* The server drains at once, because this chat was its only client. */
 static void end_child(pid_t child)
 {
     const int64_t begin = clock_now_ns();

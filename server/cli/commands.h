@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The program's commands: each is one cmd_*.c file and one row of the table in main.c.
- * A command gets its own arguments (argv[0] is the command's name) and returns the exit code.
+/* The program's commands: each is a file and a row of the table in main.c. A command gets its own
+ * arguments (argv[0] is its name) and returns the exit code.
  * Thread: main. */
 #ifndef SLUICE_SERVER_CLI_COMMANDS_H
 #define SLUICE_SERVER_CLI_COMMANDS_H

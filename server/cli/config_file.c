@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A configuration's file: "key: value" lines, with lists as "[a, b]" or as "- a" lines. */
+/* Reads a configuration file: "key: value" lines; lists are "[a, b]" or "- a" lines. */
 #include "server/cli/config_source.h"
 
 #include "engine/base/file.h"
@@ -9,8 +9,8 @@
 
 enum { FILE_MAX_BYTES = 1 << 20 };
 
-/* Cuts a trailing comment and white space, and takes the quotes off. NULL if a quoted text does
- * not end, or is not all there is. */
+/* Strips a trailing comment, white space and quotes. NULL if a quoted text is unterminated or
+ * followed by more. */
 static char *scalar(char *s)
 {
     while (*s == ' ' || *s == '\t') {
@@ -67,7 +67,7 @@ static enum status set_line(struct loading *l, const struct option_row *row, cha
     return loading_set(l, row, value, SOURCE_FILE, err);
 }
 
-/* "- item", of the list that the line before began. */
+/* "- item" of the list started by an earlier line. */
 static enum status read_item(struct loading *l, char *text, struct err *err)
 {
     char *item = scalar(text);
@@ -137,7 +137,7 @@ enum status loading_read_file(struct loading *l, struct err *err)
     TRY(file_read(l->file, FILE_MAX_BYTES, &text, &n_bytes, err));
     enum status st = OK;
     int number = 1;
-    bool has_mark = n_bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0; // of byte order
+    bool has_mark = n_bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0; // byte order mark
     for (char *line = text + (has_mark ? 3 : 0); st == OK && line && *line; number++) {
         char *end = strchr(line, '\n');
         if (end) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A configuration's flags. */
+/* Reads a configuration from command-line flags. */
 #include "server/cli/config_source.h"
 
 #include "engine/base/mem.h"
@@ -8,14 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A name as a flag has it: whose it is, and what of it is a value. */
+/* A parsed flag name: its row, and the value that the name itself implies. */
 struct name {
     const char *text;
     size_t n_bytes;
     const struct option_row *row;
     const struct vllm_flag *flag;
-    const char *member; // of the row's object
-    const char *value;  // what is part of the name: "false" of --no-x, "3" of -O3; NULL
+    const char *member; // member of the row's object
+    const char *value;  // implied by the name: "false" for --no-x, "3" for -O3; or NULL
 };
 
 static bool find_plain(struct name *n, const char *text, size_t n_bytes)
@@ -30,7 +30,7 @@ static bool takes_no_value(const struct name *n)
     return n->row ? n->row->type == OPTION_BOOL : n->flag->takes == TAKES_NOTHING;
 }
 
-/* As it is; --no-x; -O3; and --x.key, a member of x's object. */
+/* Resolves --x, --no-x, -O3, and --x.key (a member of x's object). */
 static bool find_name(struct name *n)
 {
     const char *dot = memchr(n->text, '.', n->n_bytes);
@@ -78,7 +78,7 @@ static enum status read_config_flag(struct loading *l, const char *path, struct 
     return OK;
 }
 
-/* One flag at argv[i]; returns how many words it took through *used. */
+/* Reads the flag at argv[i]; *used becomes the number of words it took. */
 static enum status read_flag(struct loading *l, int n_left, char **words, int *used,
                              struct err *err)
 {

@@ -39,8 +39,8 @@ static enum status read_variable(struct loading *l, const char *variable, struct
     return st == OK ? OK : err_prefix(err, st, "environment SLUICE_%.*s", (int)n_bytes, key);
 }
 
-/* Who comes from vLLM brings its key in the environment, and maybe settings that do nothing here:
- * those are named, never their values. */
+/* Users of vLLM may have its key in the environment, and settings without effect here: the latter
+ * are logged by name, never with their values. */
 static enum status read_vllm_env(struct loading *l, char **env, struct err *err)
 {
     static const char api_key[] = "VLLM_API_KEY=";
@@ -78,7 +78,7 @@ static enum status read_env(struct loading *l, char **env, struct err *err)
     return read_vllm_env(l, env, err);
 }
 
-/* As browsers send it: scheme://host[:port], nothing behind. */
+/* An origin as browsers send it: scheme://host[:port] and nothing after it. */
 static bool is_origin(const char *text)
 {
     const char *host = strstr(text, "://");
@@ -108,7 +108,16 @@ static enum status check(const struct config *c, struct err *err)
     return OK;
 }
 
-/* "models/demo/" is how a shell completes it: the slash is no part of a name. */
+/* vLLM's command lines may ask for more than there is, for all by -1; requests that do are told. */
+static void bound_logprobs(struct config *c)
+{
+    if (c->max_logprobs < 0 || c->max_logprobs > MAX_TOP_LOGPROBS) {
+        log_info("max-logprobs is %d: requests for more are refused", MAX_TOP_LOGPROBS);
+        c->max_logprobs = MAX_TOP_LOGPROBS;
+    }
+}
+
+/* Removes the slash that shell completion adds to "models/demo/". */
 static void trim_slashes(const char **folder)
 {
     size_t n = *folder ? strlen(*folder) : 0, trimmed = n;
@@ -138,6 +147,7 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
     st = st == OK ? read_env(&l, env, err) : st;
     st = st == OK && l.file ? loading_read_file(&l, err) : st;
     st = st == OK ? check(c, err) : st;
+    bound_logprobs(c);
     trim_slashes(&c->engine.model);
     free(l.source);
     free(l.in_file);

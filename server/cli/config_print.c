@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What config_load.h prints: the help, and the values that are in force. */
+/* Prints the help, and the effective configuration. */
 #include "server/cli/config_load.h"
 #include "server/cli/config_table.h"
 #include "server/cli/config_value.h"
@@ -28,7 +28,7 @@ static bool is_default(const struct config *c, const struct option_row *row)
     return same;
 }
 
-/* The words of a choice, in lines that fit a terminal. */
+/* The words of a choice, wrapped to a terminal's width. */
 static void put_choices(const char *choices, struct buf *out)
 {
     enum { INDENT = 35, MAX_COLUMNS = 100 };

@@ -71,11 +71,11 @@ enum status loading_unknown(const char *key, size_t n_bytes, struct err *err)
     return err_set(err, ERR_INVALID, "unknown option '%.*s'", n, key);
 }
 
-/* False: a stronger source has set the option. Else its value may be set, or be added to. */
+/* False if a stronger source has set the option. Otherwise it may be set or extended. */
 static bool may_set(struct loading *l, const struct option_row *row, enum source source)
 {
     unsigned char *from = &l->source[row - option_rows];
-    if (*from < source) { // the first of this source replaces; lists then grow
+    if (*from < source) { // the first value of a source replaces; further ones extend lists
         config_value_clear(l->config, row);
         *from = (unsigned char)source;
     }
@@ -93,7 +93,7 @@ const struct option_row *loading_find_member(const char *key, size_t n_bytes, co
     const char *dot = memchr(key, '.', n_bytes);
     const struct option_row *row = dot ? loading_find_row(key, (size_t)(dot - key)) : NULL;
     *member = dot ? dot + 1 : NULL;
-    return row && row->type == OPTION_JSON ? row : NULL;
+    return row && (row->type == OPTION_JSON || row->may_be_object) ? row : NULL;
 }
 
 enum status loading_set_member(struct loading *l, const struct option_row *row, const char *member,
@@ -118,7 +118,7 @@ enum status loading_take_flag(struct loading *l, const struct vllm_flag *flag, c
         log_info("option %s has no effect here: %s", flag->name, flag->why);
         return OK;
     }
-    if (*value == '\0' || strcasecmp(value, "false") == 0) { // as if it were not there
+    if (*value == '\0' || strcasecmp(value, "false") == 0) { // as if the flag were absent
         return OK;
     }
     const struct option_row *row = loading_find_member(other, strlen(other), &member);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The rows of the option table and what a row says. Adding an option is a field and a row: the
- * field in struct config, or in what it embeds (struct engine_options, struct backend_options) when
- * the engine or a backend reads it; the row in config_table.c. Nothing is copied on the way.
+/* The rows of the option table. To add an option, add a field and a row: the field in struct
+ * config, or in a struct that it embeds (struct engine_options, struct backend_options) if the
+ * engine or a backend reads it; the row in config_table.c. No other code copies the value.
  * Thread: any; constant. */
 #ifndef SLUICE_SERVER_CLI_CONFIG_TABLE_H
 #define SLUICE_SERVER_CLI_CONFIG_TABLE_H
@@ -10,9 +10,9 @@
 
 enum option_type {
     OPTION_STRING,
-    OPTION_LIST,  // repeated, or separated by commas
+    OPTION_LIST,  // repeated, or comma-separated
     OPTION_INT,   // 8192, 8k (x1000), 8K (x1024), 1.5m
-    OPTION_BYTES, // as OPTION_INT, also 4GiB, 512MB
+    OPTION_BYTES, // like OPTION_INT, also 4GiB, 512MB
     OPTION_REAL,
     OPTION_SECONDS, // 30, 1.5, 500ms, 2m, 1h
     OPTION_BOOL,    // --x, --no-x, --x=false
@@ -24,22 +24,24 @@ struct option_row {
     const char *section; // starts a new group in --help
     const char *name;
     enum option_type type;
-    const char *field;      // what of struct config, as text: its last part is the name
-    size_t offset, n_bytes; // of that field; whole numbers are of four or of eight bytes
-    const char *initial;    // as it would be written; NULL: empty
+    const char *field;      // the field of struct config as text; its last part is the option's
+                            // name
+    size_t offset, n_bytes; // of that field; integers have four or eight bytes
+    const char *initial;    // default, as it would be written; NULL: empty
     double min, max;        // of numbers
     const char *choices;    // "a|b|c" of OPTION_CHOICE
-    const char *synonyms;   // "x=a|y=b": other words for these; NULL: none
+    const char *synonyms;   // "x=a|y=b": synonyms of choices; NULL: none
+    bool may_be_object;     // of OPTION_STRING: members may be set one by one, as of OPTION_JSON
     bool secret;            // never printed
-    bool same_on_nodes;     // several processes for one model must agree on it
-    bool is_command;        // asks for another output than a server: no part of what is in force
+    bool same_on_nodes;     // all processes that serve one model must agree on it
+    bool is_command;        // requests other output than a server; not part of the configuration
     const char *help;
 };
 
 extern const struct option_row option_rows[];
 extern const size_t n_option_rows;
 
-/* Other spellings: short flags, llama.cpp's and SGLang's names. */
+/* Other spellings: short flags, and names from llama.cpp and SGLang. */
 struct option_alias {
     const char *alias; // without dashes
     const char *name;

@@ -27,7 +27,7 @@ static int64_t get_int(const struct config *c, const struct option_row *row)
     return row->n_bytes == sizeof(int32_t) ? *(const int32_t *)at : *(const int64_t *)at;
 }
 
-/* The row's bounds are within what its field holds. */
+/* The row's bounds fit its field. */
 static void set_int(struct config *c, const struct option_row *row, int64_t v)
 {
     void *at = field(c, row);
@@ -56,7 +56,7 @@ static bool read_bool(const char *text, bool *out)
     return *out || is_one_of(text, no);
 }
 
-/* vLLM's rule: a small letter is decimal, a capital binary. */
+/* vLLM's rule: lower-case suffixes are decimal, upper-case ones binary. */
 static double unit_of(const char *suffix, bool bytes)
 {
     static const char letters[] = "kmgt";
@@ -94,6 +94,26 @@ static double seconds_of(const char *suffix)
     return 0;
 }
 
+/* What a number's suffix multiplies it by; 0: it has another meaning, or none. */
+static double unit_of_type(enum option_type type, const char *suffix)
+{
+    switch (type) {
+    case OPTION_SECONDS: return seconds_of(suffix);
+    case OPTION_REAL: return *suffix == '\0';
+    default: return unit_of(suffix, type == OPTION_BYTES);
+    }
+}
+
+static const char *number_form(enum option_type type)
+{
+    switch (type) {
+    case OPTION_SECONDS: return "a time such as 30, 500ms or 2m";
+    case OPTION_REAL: return "a number";
+    case OPTION_BYTES: return "a size such as 4GiB";
+    default: return "a whole number such as 8192 or 8k";
+    }
+}
+
 static enum status read_number(const struct option_row *row, const char *text, double *out,
                                struct err *err)
 {
@@ -106,19 +126,18 @@ static enum status read_number(const struct option_row *row, const char *text, d
     char *end;
     errno = 0;
     double v = strtod(text, &end);
-    double unit = row->type == OPTION_SECONDS ? seconds_of(end)
-                  : row->type == OPTION_REAL  ? (*end == '\0')
-                                              : unit_of(end, row->type == OPTION_BYTES);
+    double unit = unit_of_type(row->type, end);
     if (end == text || !isfinite(v) || unit == 0) {
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is not %s", row->name, text,
-                       row->type == OPTION_SECONDS ? "a time such as 30, 500ms or 2m"
-                       : row->type == OPTION_REAL  ? "a number"
-                       : row->type == OPTION_BYTES ? "a size such as 4GiB"
-                                                   : "a whole number such as 8192 or 8k");
+                       number_form(row->type));
     }
     v *= unit;
     if (integral && v != floor(v)) {
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is not whole", row->name, text);
+    }
+    if (row->min == row->max && v != row->min) { // its help says why
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not supported (%s)", row->name,
+                       text, row->help);
     }
     if (v < row->min || v > row->max) {
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is outside %.15g to %.15g", row->name,
@@ -147,7 +166,7 @@ static void list_add(struct string_list *list, const char *item, size_t n_bytes)
     }
 }
 
-/* vLLM's way to write a list of origins: ["*"]. False: the text is no such array. */
+/* vLLM's notation for a list of origins: ["*"]. False: the text is not such an array. */
 static bool list_add_array(struct string_list *list, const char *text)
 {
     struct json *root = NULL;
@@ -173,7 +192,7 @@ static void list_add_text(struct string_list *list, const char *text)
     }
 }
 
-/* The choice that a word stands for: itself, or what the synonyms "x=a|y=b" say. */
+/* The choice that a word stands for: itself, or its synonym in "x=a|y=b". */
 static char *choice_of(const struct option_row *row, const char *word)
 {
     size_t n = strlen(word);
@@ -234,7 +253,7 @@ enum status config_value_set(struct config *c, const struct option_row *row, con
     return OK;
 }
 
-/* A word that is no JSON is a string. */
+/* A word that is not JSON is written as a string. */
 static void put_member_value(struct buf *out, const char *text)
 {
     struct json *root = NULL;
@@ -271,7 +290,11 @@ enum status config_value_set_member(struct config *c, const struct option_row *r
     const char *now = *(const char **)field(c, row);
     now = now ? now : "{}";
     struct json *root = NULL;
-    TRY(json_parse(now, strlen(now), NULL, &root, err));
+    if (json_parse(now, strlen(now), NULL, &root, err) != OK || !json_is(root, JSON_OBJECT)) {
+        json_free(root);
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is no object that has members",
+                       row->name, now);
+    }
     char *first = xstrndup(key, strcspn(key, "."));
     bool is_there = json_get(root, first) != NULL, is_empty = json_first(root) == NULL;
     free(first);

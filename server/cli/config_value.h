@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One value of the option table: from text, to text.
- * Thread: main. */
+/* Parses and prints one value of the option table. Thread: main. */
 #ifndef SLUICE_SERVER_CLI_CONFIG_VALUE_H
 #define SLUICE_SERVER_CLI_CONFIG_VALUE_H
 
@@ -8,20 +7,21 @@
 #include "engine/base/status.h"
 #include "server/cli/config_table.h"
 
-/* Parses `text` into the row's field; a list gains items. The error names the option and what was
- * expected. */
+/* Parses `text` into the row's field; lists gain items. The error names the option and the expected
+ * value. */
 enum status config_value_set(struct config *c, const struct option_row *row, const char *text,
                              struct err *err);
 
-/* Adds a member to the object of an OPTION_JSON; "a.b" is a member of the member a. What is no JSON
- * itself is a string. */
+/* Adds a member to the object of an OPTION_JSON; "a.b" is member b of member a. Text that is not
+ * JSON becomes a string. */
 enum status config_value_set_member(struct config *c, const struct option_row *row, const char *key,
                                     const char *text, struct err *err);
 
 /* Frees and zeroes the field. */
 void config_value_clear(struct config *c, const struct option_row *row);
 
-/* Appends the value as config_value_set reads it, quoted where YAML needs it; nothing if empty. */
+/* Appends the value in the form that config_value_set reads, quoted where YAML needs it; nothing if
+ * empty. */
 void config_value_print(const struct config *c, const struct option_row *row, struct buf *out);
 
 #endif

@@ -14,7 +14,7 @@ static enum status share(void *bytes, size_t n_bytes, void *arg, struct err *err
     return nodes_share(arg, bytes, n_bytes, err);
 }
 
-/* n_ranks of all nodes, which each have as many. */
+/* n_ranks over all nodes, which each have the same number. */
 static struct comm_place place_of(const struct engine_options *o)
 {
     return (struct comm_place){

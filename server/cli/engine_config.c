@@ -14,7 +14,7 @@
 
 extern char **environ;
 
-/* The method that a member of config.json names, in the file or in its text part. */
+/* The quantisation method in a member of config.json, at the top level or in its text part. */
 static const char *method_of(const struct json *config, const char *key)
 {
     return json_get_string(json_get(config, key), "quant_method");
@@ -36,11 +36,11 @@ static const char *method_in(const char *dir, const struct json *config)
     return method;
 }
 
-/* Who names the format that the checkpoint has, as command lines of vLLM's do, gets it. */
+/* Accepts a command line that names the checkpoint's own format, as vLLM's often do. */
 static enum status check_quantization(const struct config *c, struct err *err)
 {
     static const char *const names[][2] = {
-        // a method, and what it may be called
+        // a method, and its names
         {"awq", "awq|auto_awq|awq_marlin"},
         {"gptq", "gptq|auto_gptq|gptq_marlin"},
         {"modelopt", "modelopt|modelopt_fp4|modelopt_mxfp8|modelopt_mixed"},
@@ -66,7 +66,7 @@ static enum status check_quantization(const struct config *c, struct err *err)
     return st;
 }
 
-/* Waits until all processes that share the model have met. */
+/* Waits until all processes that share the model have joined. */
 static enum status meet_nodes(const struct config *c, struct engine_options *o, struct err *err)
 {
     struct nodes_setting s;
@@ -97,7 +97,7 @@ enum status engine_config(const struct config *c, struct engine_options *out, st
 {
     TRY(engine_config_check(c, err));
     *out = c->engine;
-    /* Admission refuses earlier; this leaves room for what passes it at once. */
+    /* Admission rejects earlier; this leaves space for requests that pass it at the same time. */
     out->max_waiting = (int32_t)(2 * c->max_num_queued_reqs + c->max_n);
     out->synthetic = c->engine.load_format && strcmp(c->engine.load_format, "dummy") == 0;
     TRY(meet_nodes(c, out, err));

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* From what the operator has set to an engine that can be opened: one way for every command that
- * loads a model.
+/* From the configuration to engine options: shared by every command that loads a model.
  * Thread: main. */
 #ifndef SLUICE_SERVER_CLI_ENGINE_CONFIG_H
 #define SLUICE_SERVER_CLI_ENGINE_CONFIG_H
@@ -8,12 +7,12 @@
 #include "engine/engine.h"
 #include "server/config/config.h"
 
-/* Reads config.json and says what speaks against loading: quick, and nothing is opened. */
+/* Reads config.json and reports reasons why the model cannot be loaded: fast, and opens nothing. */
 enum status engine_config_check(const struct config *c, struct err *err);
 
-/* The config's own struct engine_options, with what an opener adds to it; strings are borrowed. The
- * device is chosen too, and all nodes have met, which may take a while: pair with devices_release,
- * also after an error. */
+/* The config's struct engine_options plus what the caller of engine_open adds; strings are
+ * borrowed. Also chooses the device and waits for all nodes to join, which may take a while. Pair
+ * it with devices_release, also after an error. */
 enum status engine_config(const struct config *c, struct engine_options *out, struct err *err);
 
 #endif

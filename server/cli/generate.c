@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* `sluice generate MODEL`: the engine without a server. A prompt on the command line streams its
- * continuation; with --json, JSON lines in and out, all of them in the engine together, each
- * answered as soon as it and those before it are done. */
+ * continuation. With --json it reads and writes JSON lines: all requests run concurrently, and
+ * answers are printed in input order. */
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "server/cli/commands.h"
@@ -20,10 +20,11 @@ struct generate {
     struct local_engine local;
     struct generate_job **jobs; // in input order
     size_t n_jobs, cap, n_printed;
-    bool told_unknown; // once is enough
+    bool told_unknown; // warn only once
 };
 
-/* Other keys are no error, since requests for servers have more of them, but may be misspelt. */
+/* Unknown keys are not an error, because requests for servers may contain more keys, but they may
+ * be typing errors. */
 static void note_unknown(struct generate *g, const struct generate_job *job)
 {
     if (job->unknown[0] && !g->told_unknown) {
@@ -32,7 +33,7 @@ static void note_unknown(struct generate *g, const struct generate_job *job)
     }
 }
 
-/* Prints what is done, in input order. */
+/* Prints finished answers in input order. */
 static void print_done(struct generate *g)
 {
     while (g->n_printed < g->n_jobs && g->jobs[g->n_printed]->over) {
@@ -46,7 +47,7 @@ static void print_done(struct generate *g)
     fflush(stdout);
 }
 
-/* Waits for news of the engine, or for bytes to read. */
+/* Waits for news of the engine, or until `fd` is readable. */
 static void turn(struct generate *g, int fd)
 {
     if (local_engine_wait(&g->local, fd, -1)) {
@@ -55,7 +56,8 @@ static void turn(struct generate *g, int fd)
     }
 }
 
-/* Until the engine has taken what it was given, so that not more is read than it can hold. */
+/* Waits until the engine has accepted the pending requests, so that input is not read faster than
+ * it can be processed. */
 static void wait_for_room(struct generate *g)
 {
     while (g->local.calls.queue) {
@@ -75,7 +77,7 @@ static void add_line(struct generate *g, const char *line, size_t n_bytes)
     wait_for_room(g);
 }
 
-/* What was read and is not used yet: less than a line. */
+/* Input that was read but not processed yet: less than a line. */
 struct input {
     char *bytes;
     size_t n_bytes, cap;
@@ -132,7 +134,7 @@ static void run_lines(struct generate *g)
             size_t n_old = in.n_bytes;
             read_more(&in);
             take_lines(g, &in, n_old);
-            print_done(g); // what is refused makes no news
+            print_done(g); // a rejected request causes no wake-up
         }
     }
     free(in.bytes);
@@ -162,7 +164,7 @@ static int run_prompt(struct generate *g, const char *prompt, const char *max_to
 struct arguments {
     bool json, help;
     const char *prompt, *max_tokens;
-    char **rest; // for the option table
+    char **rest; // passed to the option table
     int n_rest;
 };
 

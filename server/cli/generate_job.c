@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where the answers of `sluice generate` go. */
+/* Writes the answers of `sluice generate`. */
 #include "server/cli/generate_job.h"
 
 #include "engine/base/clock.h"
@@ -50,7 +50,8 @@ static void whole(struct call *c, struct buf *json)
 
 static void error(struct call *c, const struct call_error *e)
 {
-    bool named = e->param[0] == '\0' || strstr(e->message, e->param); // an answer has no "param"
+    // the error line has no "param" member
+    bool named = e->param[0] == '\0' || strstr(e->message, e->param);
     char text[sizeof e->param + sizeof e->message + 2];
     snprintf(text, sizeof text, "%s%s%s", named ? "" : e->param, named ? "" : ": ", e->message);
     keep_unknown(of(c));
@@ -59,7 +60,7 @@ static void error(struct call *c, const struct call_error *e)
 
 static void drop(struct call *c)
 {
-    (void)c; // never: who asks for lines stays
+    (void)c; // never: the client stays
 }
 
 static void over(struct call *c)
@@ -72,7 +73,7 @@ static const struct call_sink line_sink = {
 
 static void begin(struct call *c)
 {
-    (void)c; // a person's text has no head
+    (void)c; // text for a person has no header
 }
 
 static void show(struct call *c, const char *name, const char *text, size_t n_bytes)
@@ -122,7 +123,7 @@ static const struct call_sink person_sink = {
 void generate_job_start(struct generate_job *job, struct call_server *s, const char *line,
                         size_t n_bytes, bool to_person)
 {
-    char *text = xstrndup(line, n_bytes); // it is changed while it is read
+    char *text = xstrndup(line, n_bytes); // parsed in place
     job->call.sink = to_person ? &person_sink : &line_sink;
     job->call.format = &generate_line_format;
     job->call.offline = true;
@@ -131,5 +132,5 @@ void generate_job_start(struct generate_job *job, struct call_server *s, const c
     job->call.request.n_bytes = n_bytes;
     job->call.t_arrived_ns = clock_now_ns();
     call_start(s, &job->call);
-    free(text); // the host prepares at once
+    free(text); // the host prepares synchronously
 }

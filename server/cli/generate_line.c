@@ -6,7 +6,8 @@
 
 enum { MAX_LINE_BYTES = 1 << 30 };
 
-/* JSON has neither infinities nor NaN, which broken weights give: then the API's least. */
+/* JSON has no infinity or NaN, which broken weights can produce; the API's minimum is used
+ * instead. */
 static void put_logprob(struct buf *out, float v)
 {
     buf_printf(out, "%.9g", v > -9999.0f ? (double)v : -9999.0);
@@ -23,7 +24,7 @@ static void put_top(struct buf *out, const struct token_logprobs *l)
     buf_putc(out, ']');
 }
 
-/* Entries first .. n of both forms; those before `first` are null. */
+/* Entries first .. n in both forms; those before `first` are null. */
 static void put_logprobs(struct buf *out, const char *key, const char *top_key,
                          const struct token_logprobs *l, int32_t first, int32_t n, bool tops)
 {
@@ -88,7 +89,7 @@ static void put_usage(struct buf *out, const struct call *c)
     for (size_t i = 0; i < c->n_choices; i++) {
         n_generated += c->choices[i].n_taken;
     }
-    /* What a stop string has ended is not the caller's again yet. */
+    /* After a stop string the engine still owns the request until it is done. */
     int32_t n_preemptions = r->done ? r->n_preemptions : 0;
     buf_printf(out,
                "\"usage\": {\"prompt_tokens\": %d, \"completion_tokens\": %d, "
@@ -128,7 +129,7 @@ static void end(struct call *c)
     c->sink->whole(c, &out);
 }
 
-/* To a person: the text as it grows. */
+/* For a person: the text as it is generated. */
 static void pending(struct call_choice *ch)
 {
     ch->call->sink->event(ch->call, NULL, ch->content.data, ch->content.n_bytes);
@@ -137,7 +138,7 @@ static void pending(struct call_choice *ch)
 
 static void finish(struct call_choice *ch)
 {
-    (void)ch; // its text is out
+    (void)ch; // its text has been written
 }
 
 const struct call_format generate_line_format = {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* sluice grammar: whether texts follow a grammar, and which tokens may come next. JSON lines in;
- * answers for people, or JSON lines, out. */
+/* sluice grammar: checks whether texts match a grammar, and which tokens may come next. Reads JSON
+ * lines; writes text for people, or JSON lines. */
 #include "server/cli/commands.h"
 
 #include "engine/base/buf.h"
@@ -15,17 +15,17 @@
 
 enum { LINE_MAX_BYTES = 1 << 28, LINE_DEPTH = 500, SHOWN_TOKENS = 20 };
 
-/* With a model: its tokens. */
+/* The tokens of a model, if one is given. */
 struct model {
     struct tokenizer *tok;
     struct grammar_vocab *vocab;
-    uint32_t *words; // of a mask
+    uint32_t *words; // a mask
 };
 
 struct line {
     struct grammar_source source;
     struct buf text, space, prefix;
-    const char *strings; // the list as it stands, NULL: none
+    const char *strings; // the raw JSON array; NULL: none
     size_t n_strings;
     bool has_source, has_prefix;
 };
@@ -49,7 +49,7 @@ static void usage(FILE *out)
 
 /* ---- reading a line ---- */
 
-/* A string's text, or another value as it stands. */
+/* The text of a string, or the raw JSON of another value. */
 static enum status read_source(struct json_scan *sc, struct line *l, enum grammar_kind kind,
                                struct err *err)
 {
@@ -177,7 +177,7 @@ static enum status read_line(struct line *l, const char *s, size_t n, struct err
 
 /* ---- answering it ---- */
 
-/* How far a text goes, and why not further. */
+/* How much of a text matches, and why not more. */
 struct verdict {
     bool accepted, over;
     size_t n_good;

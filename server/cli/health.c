@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice health [URL]`: exit code 0 if the server answers 200 there. For containers and scripts on
+/* `sluice health [URL]`: exits with 0 if the server answers 200. For containers and scripts on
  * machines without curl. */
 #include "engine/base/buf.h"
 #include "server/cli/commands.h"
@@ -14,7 +14,7 @@
 
 enum { MAX_SHOWN_BYTES = 2048 };
 
-/* What the server says is shown, but no more of it than fits a screen. */
+/* Shows the server's answer, but at most a screenful. */
 static void on_body(void *arg, const char *bytes, size_t n_bytes)
 {
     struct buf *shown = arg;

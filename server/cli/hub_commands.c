@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice pull`, `sluice list` and `sluice remove`: the cache of models by name. */
+/* `sluice pull`, `sluice list` and `sluice remove`: manage the cache of downloaded models. */
 #include "server/cli/commands.h"
 #include "server/hub/hub.h"
 
@@ -21,7 +21,7 @@ static int fail(const struct err *err)
     return 1;
 }
 
-/* The one argument of a command, and the settings; else the exit code through *rc. */
+/* Reads the command's only argument, and the settings; otherwise *rc is the exit code. */
 static bool read_arguments(int argc, char **argv, const char *what, struct hub_name *name,
                            struct hub_settings *settings, int *rc)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lines that are edited in place with libedit: arrow keys, Emacs' keys, the lines before. It reads
- * characters through us, so that a signal ends a line at once and not with the next key. */
+/* Line editing with libedit: arrow keys, Emacs keys, history. libedit reads characters through our
+ * function, so that a signal ends a line at once rather than at the next key. */
 #include "server/cli/line.h"
 
 #include "engine/base/mem.h"
@@ -16,7 +16,7 @@
 enum { KEPT_LINES = 500 };
 
 struct edited {
-    struct line_reader reader; // first: what callers hold
+    struct line_reader reader; // must be the first member
     EditLine *el;
     HistoryW *history;
     wchar_t prompt[64];
@@ -50,7 +50,7 @@ static int get_char(EditLine *el, wchar_t *out)
             *out = 0xFFFD;
             return 1;
         }
-        if (used != (size_t)-2) { // -2: more bytes of this character follow
+        if (used != (size_t)-2) { // -2: the character is incomplete
             return 1;
         }
     }
@@ -72,7 +72,8 @@ static enum line_result read_edited(struct line_reader *r, const char *prompt, s
     struct edited *e = (struct edited *)r;
     int n = 0;
     swprintf(e->prompt, sizeof e->prompt / sizeof e->prompt[0], L"%.60hs", prompt);
-    el_wset(e->el, EL_PREP_TERM, 1); // before the prompt: who sees it may type at once
+    el_wset(e->el, EL_PREP_TERM, 1); // before the prompt, because the user may type as soon as it
+                                     // appears
     const wchar_t *text = el_wgets(e->el, &n);
     if (*r->interrupt) {
         const LineInfoW *line = el_wline(e->el);
@@ -80,7 +81,7 @@ static enum line_result read_edited(struct line_reader *r, const char *prompt, s
         return line->lastchar == line->buffer ? LINE_INTERRUPTED_EMPTY : LINE_INTERRUPTED;
     }
     if (!text || n <= 0) {
-        putchar('\n'); // the prompt stands there
+        putchar('\n'); // the cursor is after the prompt
         return LINE_END;
     }
     put_wide(out, text, (size_t)n - (text[n - 1] == L'\n'));
@@ -107,7 +108,7 @@ static void close_edited(struct line_reader *r)
     free(e);
 }
 
-/* Characters are told by the locale; where it is not one with UTF-8, C's with it will do. */
+/* libedit decodes characters by the locale; if that is not UTF-8, use C.UTF-8. */
 static bool set_locale(void)
 {
     return (setlocale(LC_CTYPE, "") && MB_CUR_MAX > 1) || setlocale(LC_CTYPE, "C.UTF-8");
@@ -125,7 +126,7 @@ struct line_reader *line_open_edited(const volatile sig_atomic_t *interrupt)
         .read = read_edited, .remember = remember, .close = close_edited, .interrupt = interrupt};
     e->el = el_init("sluice", stdin, stdout, stderr);
     e->history = history_winit();
-    if (!e->el || !e->history) { // nothing is left to edit with
+    if (!e->el || !e->history) { // cannot edit
         free(e);
         return NULL;
     }

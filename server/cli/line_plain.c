@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lines as the terminal or a pipe gives them. */
+/* Lines as the terminal or a pipe provides them. */
 #include "server/cli/line.h"
 
 #include "engine/base/mem.h"
@@ -12,13 +12,13 @@
 #include <unistd.h>
 
 struct plain {
-    struct line_reader reader; // first: what callers hold
+    struct line_reader reader; // must be the first member
     bool terminal;
-    size_t begin, end; // of what was read and not taken yet
+    size_t begin, end; // range of the buffer not returned yet
     char bytes[4096];
 };
 
-/* A signal between a look at the flag and a read would go unseen, so nothing waits for long. */
+/* A signal between checking the flag and reading would be missed, so waits are short. */
 bool line_await_input(const struct line_reader *r)
 {
     enum { LOOK_MS = 100 };
@@ -56,7 +56,7 @@ static enum line_result read_plain(struct line_reader *r, const char *prompt, st
     for (;;) {
         if (p->begin == p->end && !fill(p)) {
             if (*r->interrupt) {
-                return LINE_INTERRUPTED_EMPTY; // the terminal has dropped what was typed
+                return LINE_INTERRUPTED_EMPTY; // the terminal has discarded the input
             }
             return out->n_bytes > 0 ? LINE_OK : LINE_END;
         }

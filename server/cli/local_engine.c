@@ -27,7 +27,7 @@ void local_engine_wake(struct local_engine *l)
 {
     if (!atomic_exchange(&l->awake, true)) {
         ssize_t n = write(l->in, "", 1);
-        (void)n; // one byte at a time always fits
+        (void)n; // a single byte always fits
     }
 }
 
@@ -41,7 +41,7 @@ bool local_engine_wait(struct local_engine *l, int fd, int timeout_ms)
     char byte;
     while (read(l->out, &byte, 1) < 0 && errno == EINTR) {
     }
-    atomic_store(&l->awake, false); // what is announced from here on wakes again
+    atomic_store(&l->awake, false); // news from here on will wake again
     return true;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* An engine with its calls and without a server, for commands that read lines and end.
+/* An engine with its calls but without a server, for commands that read lines and exit.
  * Thread: main. */
 #ifndef SLUICE_SERVER_CLI_LOCAL_ENGINE_H
 #define SLUICE_SERVER_CLI_LOCAL_ENGINE_H
@@ -7,25 +7,25 @@
 #include "server/call/call.h"
 
 struct local_engine {
-    struct call_server calls; // its host prepares at once
+    struct call_server calls; // its host prepares synchronously
     struct config config;
     struct engine_options options;
-    int out, in; // a pipe, so that news of the engine and other things can be waited for together
-    atomic_bool awake; // a byte is in it
+    int out, in; // a pipe, which allows waiting for the engine and for other descriptors together
+    atomic_bool awake; // the pipe contains a byte
 };
 
-/* Reads the options and loads the model, its tokenizer and the like with call_model_open or
- * call_model_open_prompts. command: what an error calls it. local_engine_close in any case. */
+/* Reads the options, and loads the model and its tokenizer with call_model_open or
+ * call_model_open_prompts. command: its name in errors. Call local_engine_close in any case. */
 enum status local_engine_open(struct local_engine *l, int argc, char **argv, const char *command,
                               enum status (*open_model)(struct call_model *, const struct config *,
                                                         const struct engine_info *, struct err *),
                               struct err *err);
 /* Makes the next wait return at once. */
 void local_engine_wake(struct local_engine *l);
-/* True: the engine has news, and call_on_wake is due. False: `fd` (-1: none) can be read, or the
- * time is over (-1: there is none). */
+/* True: the engine has news, and call_on_wake is due. False: `fd` (-1: none) is readable, or the
+ * time is over (-1: no limit). */
 bool local_engine_wait(struct local_engine *l, int fd, int timeout_ms);
-/* The exit code: `rc`, or 2 when the engine had failed. */
+/* The exit code: `rc`, or 2 if the engine failed. */
 int local_engine_close(struct local_engine *l, int rc);
 
 #endif

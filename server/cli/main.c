@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The commands: a row each. The only file that is not in the tests. */
+/* The table of commands. The only file that is not linked into the tests. */
 #include "bench/load/bench.h"
 #include "bench/ops/command.h"
 #include "engine/base/file.h"

@@ -32,7 +32,8 @@ struct offers {
     size_t n;
 };
 
-/* The demo beside this program: as `make` leaves it, as `make install` does, or in this folder. */
+/* Finds the demo model: where `make` leaves it, where `make install` puts it, or in the current
+ * folder. */
 static bool find_demo(char out[PATH_MAX])
 {
     static const char *const places[] = {"/../../models/demo", "/../share/sluice/models/demo"};
@@ -89,7 +90,8 @@ static void free_offers(struct offers *o)
     }
 }
 
-/* A number of the list, nothing for its first, or a model as an argument would name it. */
+/* Reads a choice: a number from the list, nothing for the first entry, or a model as on the command
+ * line. */
 static enum status read_choice(const struct offers *o, const char **model, struct err *err)
 {
     char *line = NULL, *end;
@@ -161,13 +163,13 @@ static bool is_folder(const char *path)
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-/* The folder that may be meant by a path that is none: the entry most like its first part that is
- * not there. False if nothing is like it. */
+/* Suggests a folder for a path that does not exist: the entry closest to its first missing part.
+ * False if nothing is similar. */
 static bool nearest_folder(const char *path, char out[PATH_MAX])
 {
     char parent[PATH_MAX];
     size_t n = strlen(path);
-    do { // up to what exists
+    do { // up to the part that exists
         while (n > 0 && path[n - 1] != '/') {
             n--;
         }
@@ -219,7 +221,7 @@ static bool has_gguf_ending(const char *path)
     return n > 5 && strcmp(path + n - 5, ".gguf") == 0;
 }
 
-/* Such a path is no name of the hub's. */
+/* A path like this cannot be a name on the hub. */
 static enum status no_file(const char *model, struct err *err)
 {
     const char *slash = strrchr(model, '/');
@@ -249,7 +251,7 @@ static enum status no_file(const char *model, struct err *err)
     return err_set(err, ERR_IO, "model '%.200s': there is no such file", model);
 }
 
-/* What looks like a name may be a misspelt folder. */
+/* Something that looks like a name may be a misspelt folder. */
 static enum status no_name(const char *model, enum status st, struct err *err)
 {
     char meant[PATH_MAX];
@@ -259,8 +261,8 @@ static enum status no_name(const char *model, enum status st, struct err *err)
                : st;
 }
 
-/* Clients may use the whole name, which comes first as with other servers, and its last part. A
- * '*', any name, stands beside them. */
+/* Clients may use the full name, which is listed first as on other servers, or its last part. A
+ * '*', which allows any name, is kept. */
 static void add_names(struct config *c, const struct hub_name *name)
 {
     struct string_list *names = &c->served_model_name;

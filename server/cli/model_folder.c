@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* More bytes than a path may have are no path. */
+/* False if the result exceeds the length of a path. */
 static bool join(char *out, size_t n_out, const char *folder, const char *name)
 {
     const bool slash = folder[0] && folder[strlen(folder) - 1] == '/';
@@ -25,7 +25,7 @@ static bool is_model(const char *folder)
     return join(path, sizeof path, folder, "config.json") && file_exists(path);
 }
 
-/* Of what is in `folder`, the first by name that is a model: a folder, or a GGUF file. */
+/* The first model in `folder` by name: a folder, or a GGUF file. */
 static bool find_inside(const char *folder, char *out, size_t n_out)
 {
     struct dirent **list = NULL;

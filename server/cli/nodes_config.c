@@ -27,7 +27,7 @@ static const char *env_get(char **env, const char *name)
     return NULL;
 }
 
-/* False when the variable is not there; a value that is no number of [0, 2^20] is an error. */
+/* False if the variable is not set; a value that is not a number in [0, 2^20] is an error. */
 static bool env_number(char **env, const char *name, int32_t *out, enum status *st, struct err *err)
 {
     const char *text = env_get(env, name);
@@ -54,7 +54,7 @@ static const struct launcher {
     {"srun", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NODELIST"},
 };
 
-/* "host", "host,other" and "gpu[03-07,9]-ib" (the first name of such a list). */
+/* The first host of "host", "host,other" or "gpu[03-07,9]-ib". */
 static void first_host(const char *list, char *out, size_t n_bytes)
 {
     size_t n = 0;
@@ -73,7 +73,7 @@ static void first_host(const char *list, char *out, size_t n_bytes)
     out[n] = '\0';
 }
 
-/* True if all of the world runs on this host, so that node 0 is here. */
+/* True if the whole world runs on this host, so that node 0 is here. */
 static bool all_local(char **env, int32_t size)
 {
     int32_t local = 0;
@@ -118,7 +118,7 @@ static enum status read_env(const struct config *c, char **env, struct nodes_set
         snprintf(out->leader, sizeof out->leader, "%s", leader);
     }
     if (c->nnodes == 0 && c->engine.tensor_parallel_size <= 1) {
-        out->place.n_nodes = 1; // as many replicas as there are processes
+        out->place.n_nodes = 1; // the processes are replicas
         out->place.node = 0;
     }
     return OK;
@@ -148,7 +148,8 @@ enum status nodes_setting_read(const struct config *c, char **env, struct nodes_
         snprintf(out->leader, sizeof out->leader, "%s", c->master_addr);
     }
     p->leader = out->leader;
-    p->bind = c->master_addr; // a launcher's name for this host may be a loopback's on it
+    p->bind = c->master_addr; // a launcher's name for this host may resolve to a loopback address
+                              // here
     if (p->node >= p->n_nodes) {
         return err_set(err, ERR_INVALID, "node-rank %d: with %d nodes it is from 0 to %d", p->node,
                        p->n_nodes, p->n_nodes - 1);
@@ -175,7 +176,7 @@ enum status nodes_setting_read(const struct config *c, char **env, struct nodes_
 
 /* ---- the identity --------------------------------------------------------------------------- */
 
-/* A fixed key: the same on every node. It guards against mistakes, not against malice. */
+/* A fixed key, the same on every node: it protects against mistakes, not attacks. */
 enum { KEY = 0x51a1ce };
 
 static void put_hash(struct buf *out, const char *name, uint64_t hash)
@@ -194,8 +195,8 @@ static enum status put_file(struct buf *out, const char *label, const char *dir,
     return OK;
 }
 
-/* The header whole (of a GGUF file what is as large as headers are), and 64 samples: fine-tunings
- * of one model differ in nothing else. */
+/* Hashes the whole header (for GGUF, as many bytes as headers have) and 64 samples: fine-tuned
+ * versions of one model differ only in their values. */
 static uint64_t hash_weights(const struct file_map *m)
 {
     enum { SAMPLES = 64, SAMPLE_BYTES = 4096, GGUF_HEADER = 16 << 20 };
@@ -279,7 +280,7 @@ static enum status put_draft(const struct config *c, struct buf *out, struct err
     struct json *j = NULL;
     const char *text = c->engine.speculative_config;
     if (!text || json_parse(text, strlen(text), NULL, &j, NULL) != OK) {
-        return OK; // the engine says what is wrong with it
+        return OK; // the engine will report the error
     }
     const struct json *model = json_get(j, "model");
     const struct json *one = json_is(model, JSON_ARRAY) ? json_first(model) : model;

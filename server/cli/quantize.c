@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice quantize`: a model's folder once more, with its matrices quantised. */
+/* `sluice quantize`: writes a quantised copy of a model folder. */
 #include "engine/model/quantise.h"
 #include "server/cli/commands.h"
 #include "server/cli/model_folder.h"
@@ -39,7 +39,7 @@ static bool read_megabytes(const char *text, int64_t *n_bytes)
     return *text && *end == '\0' && n > 0 && n < 1000000000;
 }
 
-/* 0, or the exit code. */
+/* Returns 0, or the exit code. */
 static int read_arguments(int argc, char **argv, struct arguments *a)
 {
     int n_paths = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice render`: chat templates from the command line, for comparing them with Jinja2. */
+/* `sluice render`: renders chat templates on the command line, to compare them with Jinja2. */
 #include "engine/base/buf.h"
 #include "engine/base/file.h"
 #include "engine/base/json_scan.h"
@@ -27,13 +27,13 @@ static const char help[] =
 
 struct render {
     struct chat_template *t;
-    struct err err; // why there is none
+    struct err err; // if the template is not available
     bool raw, spans, trust_assistant;
 };
 
 enum { MAX_LINE_DEPTH = 400 };
 
-/* One member of the line: where its value's text is. */
+/* The raw text of one member of the line. */
 struct slice {
     const char *s;
     size_t n_bytes;
@@ -106,7 +106,7 @@ static enum status read_request(const struct render *r, const char *line, size_t
     return OK;
 }
 
-/* "2025-06-15 12:34:56", with T for the space, with a fraction, or seconds since 1970. */
+/* "2025-06-15 12:34:56", with a space or T, optionally with a fraction; or seconds since 1970. */
 static bool parse_clock(struct slice s, int64_t *us)
 {
     char text[64];
@@ -235,7 +235,8 @@ static int load(const char *dir, const char *file, struct render *r)
         }
         st = chat_template_compile(text, n, r->raw ? NULL : dir, &r->t, &r->err);
         free(text);
-        return st == OK || st == ERR_FORMAT || st == ERR_LIMIT ? 0 : 1; // lines tell the error
+        // errors are reported in the output lines
+        return st == OK || st == ERR_FORMAT || st == ERR_LIMIT ? 0 : 1;
     }
     st = chat_template_load(dir, &r->t, &r->err);
     if (st == OK && !r->t) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice run-batch MODEL -i IN -o OUT`: a job without a server. */
+/* `sluice run-batch MODEL -i IN -o OUT`: runs a batch job without a server. */
 #include "server/cli/run_batch.h"
 
 #include "engine/base/clock.h"
@@ -18,7 +18,7 @@ struct arguments {
     const char *input, *output;
     bool ordered, resume, help;
     enum job_order order;
-    char **rest; // for the option table
+    char **rest; // passed to the option table
     int n_rest;
 };
 
@@ -73,7 +73,8 @@ static enum status read_order(const char *name, enum job_order *order, struct er
                    "group-order: '%.40s' is not one of none, sorted, groups, ratio", name);
 }
 
-/* The value of an option, from "--name=value" or the next word; NULL: argv[*i] is another one. */
+/* The value of an option, from "--name=value" or the next word; NULL: argv[*i] is another
+ * option. */
 static const char *value_of(const char *name, const char *letter, int argc, char **argv, int *i)
 {
     size_t n = strlen(name);
@@ -129,7 +130,7 @@ static void wake(void *arg)
     local_engine_wake(&b->local);
 }
 
-/* Says which lines are wrong; then nothing is run. */
+/* Reports all invalid lines; nothing runs if there are any. */
 static enum status check_lines(struct run_batch *b, struct err *err)
 {
     struct job_lines_limits limits = {.max_line_bytes = (size_t)b->local.config.max_body_bytes,
@@ -173,7 +174,7 @@ static enum status run(struct run_batch *b, struct err *err)
     b->report = (struct batch_report){clock_now_ns(), clock_now_ns()};
     enum status st = OK;
     while (!job_turn(j)) {
-        if (job_keep_error(j)) { // a file does not become writable by waiting
+        if (job_keep_error(j)) { // waiting does not make a file writable
             st = err_set(err, ERR_IO, "%s", job_keep_error(j)->text);
             job_stop(j, NULL, NULL);
             job_drop_answers(j);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What `sluice run-batch` reads and writes: its files, and the counts that a person sees.
+/* Input and output of `sluice run-batch`: its files, and the progress shown to a person.
  * Thread: main. */
 #ifndef SLUICE_SERVER_CLI_RUN_BATCH_H
 #define SLUICE_SERVER_CLI_RUN_BATCH_H
@@ -10,8 +10,8 @@
 
 /* ---- the input ------------------------------------------------------------------------------- */
 
-/* Opens a file, "-" being standard input, which is copied into a temporary one: a job reads its
- * input more than once. *fd is the caller's. */
+/* Opens a file; "-" is standard input, which is copied to a temporary file, because a job reads its
+ * input more than once. The caller closes *fd. */
 enum status batch_input_open(const char *path, int *fd, struct job_input *in, struct err *err);
 
 /* ---- the output ------------------------------------------------------------------------------ */
@@ -19,14 +19,14 @@ enum status batch_input_open(const char *path, int *fd, struct job_input *in, st
 struct batch_output {
     FILE *file;
     bool ordered;
-    /* Of an ordered one: answers that wait for those before them. */
+    /* For ordered output: answers waiting for earlier ones. */
     struct job_lines *lines;
     char **held; // [lines->n]
     int32_t n_written;
 };
 
-/* resume: what is there stays, and lines that it answers are marked; a last line that was cut is
- * taken off. "-": standard output. */
+/* resume: keeps existing answers and marks their lines as done; removes an incomplete last line.
+ * "-": standard output. */
 enum status batch_output_open(struct batch_output *o, const char *path, bool ordered, bool resume,
                               struct job_lines *lines, struct err *err);
 enum status batch_output_put(struct batch_output *o, const struct batch_answer *answers, size_t n,
@@ -38,7 +38,7 @@ enum status batch_output_close(struct batch_output *o, struct err *err); // acce
 struct batch_report {
     int64_t t_start_ns, t_shown_ns;
 };
-/* One line, written over itself, at most once a second. */
+/* A single line, overwritten in place, at most once per second. */
 void batch_report_progress(struct batch_report *r, const struct job *j, FILE *to);
 /* The table at the end. */
 void batch_report_end(const struct batch_report *r, const struct job *j, FILE *to);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice serve MODEL`: listens at once, loads the model on a pool thread, serves, drains. */
+/* `sluice serve MODEL`: starts listening at once, loads the model on a pool thread, serves,
+ * drains. */
 #include "server/cli/commands.h"
 
 #include "engine/base/clock.h"
@@ -128,7 +129,7 @@ static void address_of(const struct config *c, char *out, size_t n_bytes)
     }
 }
 
-/* The origins as http.h wants them: one text with commas. */
+/* The origins in the form that http.h expects: comma-separated. */
 static char *join(const struct string_list *list)
 {
     struct buf b;
@@ -140,14 +141,14 @@ static char *join(const struct string_list *list)
     return b.data;
 }
 
-enum { NEVER_S = 1000000 }; // far longer than any stream is silent
+enum { NEVER_S = 1000000 }; // longer than any stream is silent
 
 static unsigned ms(double seconds)
 {
     return seconds * 1000 > 4e9 ? 4000000000U : (unsigned)(seconds * 1000);
 }
 
-/* The commonest mistake of a second start. */
+/* The most common mistake when starting a second server. */
 static enum status say_taken(const struct config *c, struct err *err)
 {
     struct err first = *err;
@@ -232,7 +233,7 @@ static void announce(const struct serve *s)
     }
 }
 
-/* Where files and batches are kept. Without a folder, in a temporary file. */
+/* Opens the store of files and batches; without a folder, in a temporary file. */
 static enum status open_store(struct serve *s, struct err *err)
 {
     const struct config *c = &s->config;
@@ -248,8 +249,8 @@ static enum status open_store(struct serve *s, struct err *err)
     return OK;
 }
 
-/* Nobody is told of an address whose model cannot be loaded: what a look at its files shows comes
- * first. */
+/* Checks the model's files before listening, so that clients never see an address whose model
+ * cannot be loaded. */
 static enum status prepare(struct serve *s, struct err *err)
 {
     TRY(engine_config_check(&s->config, err));
@@ -279,20 +280,20 @@ static int run(struct serve *s)
     http_set_watchdog(s->http, is_healthy, &s->api);
     http_pool_run_unawaited(s->http, load, loaded, s);
     int rc = http_server_run(s->http);
-    if (s->loading) { // it may go on for minutes, and exit() would wait for its thread
+    if (s->loading) { // loading may take minutes more, and exit() would wait for its thread
         log_info("stopped while the model was loading");
         log_close(LOG_PATIENCE_MS);
         _exit(0);
     }
     bool dead = s->api.health == HEALTH_DEAD;
     if (dead) {
-        alarm(LAST_RESORT_S); // a device may never come back
+        alarm(LAST_RESORT_S); // the device may hang for ever
     }
     if (s->engine) {
         engine_stop_all(s->engine);
-        api_on_wake(&s->api); // the terminal events
+        api_on_wake(&s->api); // deliver the terminal events
         if (dead && s->load_status == OK) {
-            return EXIT_DEAD; // what hangs on the device is left to the system
+            return EXIT_DEAD; // leave hanging device work to the system
         }
         engine_close(s->engine);
     }
@@ -304,10 +305,13 @@ static int run(struct serve *s)
     if (rc != 0) {
         log_warn("some requests were cut");
     }
-    return s->load_status != OK ? 1 : dead ? EXIT_DEAD : 0;
+    if (s->load_status != OK) {
+        return 1;
+    }
+    return dead ? EXIT_DEAD : 0;
 }
 
-/* The exit code of what is no model, else 0. */
+/* The exit code if no model is found, otherwise 0. */
 static int find_model(struct config *c)
 {
     struct err err = {""};
@@ -320,7 +324,7 @@ static int find_model(struct config *c)
 
 int cmd_serve(int argc, char **argv)
 {
-    static struct serve s; // large, and alive until the process ends
+    static struct serve s; // too large for the stack, and used until the process ends
     struct err err = {""};
     struct buf text;
     if (config_load(&s.config, argc, argv, environ, &err) != OK) {

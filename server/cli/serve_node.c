@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice serve` on every node but 0: no HTTP; loads its part of the model and executes what node 0
- * sends, until that says goodbye. */
+/* `sluice serve` on every node except 0: no HTTP; loads its part of the model and executes what
+ * node 0 sends, until node 0 says goodbye. */
 #include "server/cli/serve_node.h"
 
 #include "engine/base/log.h"
@@ -14,12 +14,13 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { LAST_RESORT_S = 15 }; // above what ranks_run gives a thread that hangs (RANK_PATIENCE_S)
+enum { LAST_RESORT_S = 15 }; // longer than ranks_run waits for a hanging thread (RANK_PATIENCE_S)
 
 static volatile sig_atomic_t follows;
 
-/* A launcher tells all processes of a set to end at once. Node 0 still has requests to finish then,
- * and needs the others for that: they end with it. A second signal ends this one by itself. */
+/* A launcher signals all processes at the same time, but node 0 still needs the others to finish
+ * its requests. So the first signal is ignored: this node ends with node 0. A second signal ends it
+ * alone. */
 static void on_signal(int number)
 {
     if (!follows) {
@@ -29,7 +30,7 @@ static void on_signal(int number)
     write_last("sluice: this node ends with node 0; a second signal ends it now\n");
 }
 
-/* A device that never comes back must not keep the supervisor from starting the set again. */
+/* A hanging device must not keep the supervisor from restarting the set. */
 static void on_lost(void *arg)
 {
     (void)arg;
@@ -69,5 +70,8 @@ int serve_node(const struct config *c)
     }
     engine_close(engine);
     devices_release(&options);
-    return st == OK ? 0 : engine ? 2 : 1;
+    if (st == OK) {
+        return 0;
+    }
+    return engine ? 2 : 1;
 }

@@ -6,7 +6,8 @@
 
 #include "server/config/config.h"
 
-/* Until node 0 ends: 0; 1 if the node could not start, 2 when the set or a device was lost. */
+/* Returns after node 0 ends: 0; 1 if the node could not start, 2 if the set or a device was
+ * lost. */
 int serve_node(const struct config *c);
 
 #endif

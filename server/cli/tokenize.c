@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* sluice tokenize: JSON lines in, JSON lines out, over a folder's tokenizer files alone. */
+/* sluice tokenize: JSON lines in and out, using only a folder's tokenizer files. */
 #include "server/cli/commands.h"
 
 #include "engine/base/buf.h"

@@ -15,9 +15,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { MAX_REQUEST_BYTES = 256 << 20, LOOK_MS = 100 /* how soon `stop` is seen */ };
+enum { MAX_REQUEST_BYTES = 256 << 20, LOOK_MS = 100 /* interval of checks of `stop` */ };
 
-/* Until the socket is ready for `events`. */
+/* Waits until the socket is ready for `events`. */
 static enum status await(int fd, short events, const struct client_request *request,
                          struct err *err)
 {
@@ -40,7 +40,7 @@ static enum status await(int fd, short events, const struct client_request *requ
     }
 }
 
-/* A connected socket that does not block in *fd; -1 there if it fails. */
+/* A connected non-blocking socket in *fd; -1 on failure. */
 static enum status open_one(int family, const struct sockaddr *address, socklen_t n_address,
                             const struct client_request *request, int *fd, struct err *err)
 {
@@ -115,7 +115,7 @@ static void put_request(const struct client_peer *peer, const struct client_requ
     }
 }
 
-/* A server may answer before it has read everything (413): a broken connection shows when its
+/* A server may answer before it has read everything (413). A broken connection is reported when the
  * answer is read. */
 static enum status send_all(int fd, const struct client_request *request, const struct buf *out,
                             struct err *err)
@@ -161,7 +161,7 @@ static enum status receive_all(int fd, const struct client_request *request, str
     }
 }
 
-/* What receives the body, and the status that it is told of in time. */
+/* Where the body goes, and where the status is reported before it. */
 struct receiver {
     struct http_in in;
     void (*on_body)(void *arg, const char *bytes, size_t n_bytes);

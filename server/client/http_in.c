@@ -69,7 +69,7 @@ static bool take_header(struct http_in *in, const char *line)
 
 static void end_head(struct http_in *in)
 {
-    if (in->status < 200) { // 100 Continue and its kin: the real head follows
+    if (in->status < 200) { // after 100 Continue and the like, the real head follows
         http_in_reset(in);
     } else if (in->status == 204 || in->status == 304) {
         in->state = AT_END;
@@ -82,7 +82,7 @@ static void end_head(struct http_in *in)
     }
 }
 
-/* One whole line without its end. */
+/* Processes one complete line without its end. */
 static bool take_line(struct http_in *in, const char *line)
 {
     switch (in->state) {

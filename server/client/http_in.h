@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The receiving side of HTTP/1.1: one response after the other, fed as bytes arrive, the body
- * handed on in pieces as it comes. Lines, header sizes and chunk sizes are bounded.
+/* The receiving side of HTTP/1.1: parses responses as bytes arrive and passes on the body in
+ * pieces. Lengths of lines, headers and chunks are bounded.
  * Thread: one owner. */
 #ifndef SLUICE_SERVER_CLIENT_HTTP_IN_H
 #define SLUICE_SERVER_CLIENT_HTTP_IN_H
@@ -18,10 +18,10 @@ struct http_in {
     int status;      // valid once the status line was read
     bool keep_alive; // the connection can carry another request
     bool chunked;
-    bool until_close;  // the body ends with the connection
+    bool until_close;  // the end of the connection ends the body
     uint64_t left;     // of the body or chunk
     size_t head_bytes; // of header lines so far, bounded
-    struct buf line;   // the part of a line that has come
+    struct buf line;   // the incomplete current line
     void (*on_body)(void *arg, const char *bytes, size_t n_bytes);
     void *arg;
 };
@@ -30,11 +30,11 @@ void http_in_init(struct http_in *in, void (*on_body)(void *, const char *, size
 void http_in_deinit(struct http_in *in);
 void http_in_reset(struct http_in *in); // before the next response
 
-/* Takes bytes; stops behind the response's end. Bytes behind it are a protocol error (BAD): nobody
- * here has two requests under way on one connection. */
+/* Consumes bytes up to the end of the response. Bytes after that are a protocol error (BAD),
+ * because requests are not pipelined. */
 enum http_in_result http_in_feed(struct http_in *in, const char *bytes, size_t n_bytes);
 
-/* The connection ended: DONE if that is the end of the body. */
+/* The connection ended: DONE if that ends the body. */
 enum http_in_result http_in_eof(const struct http_in *in);
 
 #endif

@@ -24,7 +24,7 @@ void sse_reset(struct sse *s)
 static void take_line(struct sse *s, const char *p, size_t n)
 {
     if (n < 5 || memcmp(p, "data:", 5) != 0) {
-        return; // a comment, an event's name, or the blank line behind an event
+        return; // a comment, another field, or the empty line after an event
     }
     p += 5;
     n -= 5;
@@ -47,7 +47,7 @@ void sse_feed(struct sse *s, const char *bytes, size_t n_bytes)
         if (s->line.n_bytes > 0) {
             buf_put(&s->line, bytes, n);
             if (s->line.failed) {
-                return; // stays so: what follows cannot be told apart
+                return; // stays failed: later events cannot be separated
             }
             take_line(s, s->line.data, s->line.n_bytes);
             buf_clear(&s->line);

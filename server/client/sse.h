@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The lines of a stream of server-sent events, as bytes arrive: the data of each event is handed
- * on, comments and other fields are skipped. An event's data is taken to be one line, as it is in
- * every OpenAI-compatible stream. Thread: one owner. */
+/* Parses server-sent events as bytes arrive: the data of each event is passed on; comments and
+ * other fields are skipped. An event's data must be a single line, as in every OpenAI-compatible
+ * stream.
+ * Thread: one owner. */
 #ifndef SLUICE_SERVER_CLIENT_SSE_H
 #define SLUICE_SERVER_CLIENT_SSE_H
 
 #include "engine/base/buf.h"
 
 struct sse {
-    struct buf line; // the part of a line that has come; `failed` once one was too long
-    /* One event's data. A character stands behind the last byte (the line's end, or NUL), so what
-     * reads a number from its end stops there. */
+    struct buf line; // the incomplete current line; `failed` once one was too long
+    /* One event's data. A byte that is no digit (line end or NUL) follows it, so a number can be
+     * parsed safely at its end. */
     void (*on_data)(void *arg, const char *data, size_t n_bytes);
     void *arg;
 };

@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The host between brackets, or up to a ':' or '/'. Returns what stands behind it; NULL if it is
- * none. */
+/* Parses a host in brackets, or up to a ':' or '/'. Returns the rest; NULL if it is invalid. */
 static const char *take_host(const char *s, struct client_peer *peer)
 {
     const char *begin = s + (*s == '[');

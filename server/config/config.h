@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the operator has set, as plain data: a field for each option of the table in
- * server/cli/config_table.c, which has their meanings, bounds and defaults. Who reads an option
- * needs this header alone; how the values come here is server/cli/config_load.h. A field has its
- * option's name.
- * Thread: any; written by main before the loop runs, read-only afterwards. */
+/* The operator's configuration as plain data: a field per option of the table in
+ * server/cli/config_table.c, which documents meanings, bounds and defaults. Code that reads options
+ * needs only this header; server/cli/config_load.h fills it in. Fields are named like their
+ * options.
+ * Thread: any; main writes it before the loop runs, read-only afterwards. */
 #ifndef SLUICE_SERVER_CONFIG_CONFIG_H
 #define SLUICE_SERVER_CONFIG_CONFIG_H
 
@@ -19,12 +19,12 @@ struct string_list {
 };
 
 struct config {
-    struct engine_options engine; // model, sizes, memory, drafts: what the engine reads itself
+    struct engine_options engine; // model, sizes, memory, drafts: read by the engine itself
     // model
     struct string_list served_model_name;
-    const char *revision;                     // of a model by name; NULL: as the name says
+    const char *revision;                     // for a model given by name; NULL: as in the name
     const char *tokenizer;                    // folder or tokenizer.json; NULL: the model's
-    bool skip_tokenizer_init;                 // token ids alone
+    bool skip_tokenizer_init;                 // requests and answers are token ids only
     const char *chat_template;                // file, or the template itself; NULL: the model's
     const char *default_chat_template_kwargs; // JSON object, or NULL
     const char *generation_config;            // "auto", "vllm", or a folder
@@ -44,10 +44,10 @@ struct config {
     int64_t port;
     struct string_list api_key, allowed_origins, allowed_hosts;
     const char *api_key_file, *ssl_certfile, *ssl_keyfile, *ssl_min_version;
-    bool request_priority; // may requests say one at all
+    bool request_priority; // requests may set a priority
     int64_t key_min_priority, key_max_priority, key_requests_per_minute, key_tokens_per_minute;
     int64_t key_concurrent;
-    double key_queue_share;
+    double key_queue_share, key_cache_share;
     bool cache_salt_by_key;
     bool disable_fastapi_docs;
     bool open_metrics; // /metrics without a key even when keys are set
@@ -58,9 +58,9 @@ struct config {
     double sse_keep_alive_interval, head_delay, drain_delay, shutdown_timeout;
     double stall_timeout, dead_timeout;
     // files and batches
-    const char *data_dir; // NULL: nothing outlives the server
+    const char *data_dir; // NULL: nothing survives a restart
     int64_t data_max_bytes;
-    double data_retention; // 0: for ever
+    double data_retention; // 0: keep for ever
     // answers
     const char *tool_call_parser, *reasoning_parser;
     bool clamp_max_tokens, strict_parameters, trust_request_chat_template;

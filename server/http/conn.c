@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One connection: its deadlines, and the private epoll descriptor that sees clients leave. A
- * suspended connection is invisible to libmicrohttpd, and each byte restarts its time-outs; both
- * jobs are therefore done here, on the socket that it owns. */
+/* One connection: its deadlines, and the private epoll descriptor that detects when clients leave.
+ * libmicrohttpd ignores a suspended connection and restarts its time-outs with each byte, so both
+ * jobs are done here, on the socket that it owns. */
 #include "server/http/private.h"
 #include "server/http/tcp.h"
 
@@ -18,12 +18,13 @@ static void on_deadline(struct http_timer *timer, void *arg);
 
 static void set_option(int fd, int level, int name, int value)
 {
-    setsockopt(fd, level, name, &value, sizeof value); // none of them is vital
+    setsockopt(fd, level, name, &value, sizeof value); // none of them is essential
 }
 
-/* A peer that vanished without a word is found by probes (after half of dead_peer_ms, 5 s, then 2 s
- * apart, three of them), or by unacknowledged bytes that grow older than dead_peer_ms. The small
- * send buffer bounds what the kernel swallows for a reader that stalls (4.2 MB by default). */
+/* A peer that vanished silently is detected by three keep-alive probes (by default the first after
+ * 5 s, half of dead_peer_ms, and the others 2 s apart), or by bytes unacknowledged for longer than
+ * dead_peer_ms. The small send buffer limits what the kernel buffers for a stalled reader (4.2 MB
+ * by default). */
 static void set_socket_options(struct http_conn *c)
 {
     set_option(c->fd, SOL_SOCKET, SO_SNDBUF, 64 << 10);
@@ -63,7 +64,7 @@ void http_conn_open(struct http_conn *c, struct MHD_Connection *mhd)
 
 int64_t http_conn_head_ms(const struct http_conn *c)
 {
-    enum { AT_ONCE_MS = 500 }; // chosen: three round trips of a far TLS client
+    enum { AT_ONCE_MS = 500 }; // chosen: three round trips of a distant TLS client
     int64_t ms = c->server->options.header_timeout_ms;
     return c->over_limit && ms > AT_ONCE_MS ? AT_ONCE_MS : ms;
 }
@@ -72,7 +73,7 @@ bool http_conn_make_place(struct http_server *s)
 {
     struct http_conn *oldest = NULL;
     unsigned left = s->stats.n_connections - s->options.max_connections;
-    for (struct http_conn *c = s->conns; c && left > 0; c = c->next) { // the newest come first
+    for (struct http_conn *c = s->conns; c && left > 0; c = c->next) { // newest first
         left -= c->over_limit;
         if (c->over_limit && !c->broken && c->phase <= CONN_BODY) {
             oldest = c;
@@ -87,7 +88,7 @@ bool http_conn_make_place(struct http_server *s)
     return oldest != NULL;
 }
 
-/* libmicrohttpd is about to close the socket, which takes it out of the epoll set. */
+/* libmicrohttpd is about to close the socket, which removes it from the epoll set. */
 void http_conn_closed(struct http_conn *c)
 {
     struct http_server *s = c->server;
@@ -121,20 +122,22 @@ void http_conn_deadline(struct http_conn *c, int64_t deadline_ms)
     }
     c->deadline_ns = s->now_ns + deadline_ms * 1000000;
     int64_t due = (c->deadline_ns - s->tick_base_ns) / (TICK_MS * 1000000LL) + 1;
-    if (!c->timer.link || c->timer.due_tick > due) { // a later deadline is seen when it fires
+    if (!c->timer.link || c->timer.due_tick > due) { // a later deadline is noticed when the timer
+                                                     // fires
         http_timer_start(s, &c->timer, deadline_ms, on_deadline, c);
     }
 }
 
-/* After a FIN nothing more comes: what is whole by then is whole in a moment. libmicrohttpd may not
- * see it: 0.9.75 reads no further when the last bytes and the FIN arrive together. */
+/* After a FIN nothing more arrives, so a request that is complete will be so in a moment.
+ * libmicrohttpd may miss it: 0.9.75 stops reading when the last bytes and the FIN arrive
+ * together. */
 void http_conn_phase(struct http_conn *c, enum conn_phase phase, int64_t deadline_ms)
 {
     c->phase = phase;
     http_conn_deadline(c, c->half_closed && phase <= CONN_BODY ? REST_MS : deadline_ms);
 }
 
-/* libmicrohttpd sees the end of file and cleans up; so do we, on the private epoll descriptor. */
+/* libmicrohttpd sees end of file and cleans up; so do we, through the private epoll descriptor. */
 void http_conn_cut(struct http_conn *c)
 {
     c->broken = true;
@@ -157,7 +160,7 @@ static void answer_late(struct http_conn *c)
     }
 }
 
-/* Milliseconds that a body may still take, by what has come of it. */
+/* Milliseconds that a body may still take, given the bytes received. */
 static int64_t body_time_left(const struct http_conn *c)
 {
     const struct http_request *req = c->req;
@@ -169,8 +172,8 @@ static int64_t body_time_left(const struct http_conn *c)
     return allowed_ms - (c->server->now_ns - req->record.arrived_ns) / 1000000;
 }
 
-/* A socket is reported as writable only when a third of it is free, and libmicrohttpd does not say
- * how far it has come with a reply: the kernel knows what has arrived. */
+/* A socket is writable only when a third of its buffer is free, and libmicrohttpd does not report
+ * its progress with a reply. The kernel knows how much has been acknowledged. */
 static int64_t reply_time_left(struct http_conn *c)
 {
     int64_t acked = http_tcp_acked_bytes(c->fd), before = c->acked_bytes;
@@ -178,13 +181,13 @@ static int64_t reply_time_left(struct http_conn *c)
     return acked > before ? (int64_t)c->server->options.stall_timeout_ms : 0;
 }
 
-/* libmicrohttpd reads, or waits for something to read. */
+/* True if libmicrohttpd is reading, or waiting to read. */
 static bool ends_with_fin(const struct http_conn *c)
 {
     return c->half_closed && c->phase != CONN_HANDLER && c->phase != CONN_REPLY;
 }
 
-/* Bytes that came before the FIN and that libmicrohttpd has not got round to. */
+/* Time to process bytes that arrived before the FIN and that libmicrohttpd has not read yet. */
 static int64_t fin_time_left(const struct http_conn *c)
 {
     const struct http_server *s = c->server;
@@ -232,7 +235,7 @@ void http_conn_want_out(struct http_conn *c, bool on)
     }
 }
 
-/* FIN and a half-close look alike. Whatever the handler has answered by then still goes out. */
+/* A FIN and a half-close look the same. What the handler has answered by then is still sent. */
 static void on_left(struct http_conn *c, uint32_t events)
 {
     struct http_request *req = c->req;
@@ -251,7 +254,7 @@ static void on_left(struct http_conn *c, uint32_t events)
     }
 }
 
-/* No call of libmicrohttpd happens in here, so no connection goes away under the batch. */
+/* Nothing here calls libmicrohttpd, so no connection of the batch is freed meanwhile. */
 void http_watch_ready(struct http_server *s)
 {
     struct epoll_event events[N_EVENTS];

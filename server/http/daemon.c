@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* libmicrohttpd's daemons: one for plain connections, one for TLS, both without a socket of their
- * own, driven through their epoll descriptors. */
+/* libmicrohttpd's daemons: one for plain connections, one for TLS. Neither has a listening socket;
+ * both are driven through their epoll descriptors. */
 #include "server/http/private.h"
 
 #include <stdarg.h>
@@ -11,11 +11,11 @@
 
 enum { MAX_PEM_BYTES = 1 << 20 };
 
-/* MHD_USE_NO_THREAD_SAFETY of 1.0: without it each resume writes an eventfd. The value is here so
- * that a program built with an older header profits on a newer library. */
+/* MHD_USE_NO_THREAD_SAFETY of 1.0: without it each resume writes to an eventfd. The value is
+ * defined here so that a program built with an older header benefits from a newer library. */
 enum { NO_THREAD_SAFETY = 1 << 19 };
 
-/* "0.9.75" as 0x00097500: the library in use, not the one compiled with. */
+/* "0.9.75" as 0x00097500: the version of the library at run time, not at build time. */
 static int library_version(void)
 {
     int major = 0, minor = 0, patch = 0;
@@ -28,7 +28,7 @@ static int library_version(void)
     return major << 24 | minor << 16 | patch << 8;
 }
 
-/* Mostly clients' faults, which the request log has anyway. */
+/* Mostly errors of clients, which the request log records anyway. */
 static void on_mhd_log(void *arg, const char *fmt, va_list args) PRINTF_LIKE(2, 0);
 static void on_mhd_log(void *arg, const char *fmt, va_list args)
 {
@@ -43,7 +43,7 @@ static void on_mhd_log(void *arg, const char *fmt, va_list args)
     log_debug("libmicrohttpd: %s", text);
 }
 
-/* Escapes are decoded once, by route.c, from the untouched target. */
+/* route.c decodes escapes, once, from the original target. */
 static size_t no_unescape(void *arg, struct MHD_Connection *mhd, char *text)
 {
     (void)arg;
@@ -99,8 +99,8 @@ static struct MHD_Daemon *start(struct http_daemon *d, char *cert, char *key)
     flags |= cert ? (unsigned)MHD_USE_TLS : 0;
     bool modern = s->mhd_version >= 0x01000000;
     flags |= modern ? (unsigned)NO_THREAD_SAFETY : 0;
-    /* The strictest level of 1.0. On 0.9.75 it would answer some requests twice; there the guard
-     * does the work. The pool's size is also the bound on a request's head. */
+    /* The strictest level of 1.0. With 0.9.75 it would answer some requests twice, so guard.c does
+     * the checks there. The pool's size also bounds a request's head. */
     struct MHD_OptionItem tls[] = {
         {cert ? MHD_OPTION_HTTPS_MEM_CERT : MHD_OPTION_END, 0, cert},
         {key ? MHD_OPTION_HTTPS_MEM_KEY : MHD_OPTION_END, 0, key},
@@ -185,7 +185,7 @@ bool http_daemons_pending(struct http_server *s)
 static void on_poll_closed(uv_handle_t *handle)
 {
     struct http_daemon *d = handle->data;
-    MHD_stop_daemon(d->mhd); // its epoll descriptor goes with it
+    MHD_stop_daemon(d->mhd); // also closes its epoll descriptor
     free(d);
 }
 
@@ -200,7 +200,7 @@ static void stop(struct http_server *s, struct http_daemon *d)
     uv_close((uv_handle_t *)&d->poll, on_poll_closed);
 }
 
-/* New certificates came: the old daemon ends with its last connection. */
+/* After new certificates are loaded, the old daemon ends with its last connection. */
 void http_daemon_retire(struct http_server *s, struct http_daemon *d)
 {
     d->retired = true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Errors that are told in here, before a handler is asked or where it cannot be: their code and
- * sentence are ours, the form of the body the caller's (options.put_error). */
+/* Errors reported by this folder, before a handler runs or where it cannot. Code and sentence are
+ * defined here; the caller formats the body (options.put_error). */
 #include "server/http/private.h"
 
 enum { MAX_ERROR_BYTES = 64 << 10, MAX_HEAD_BYTES = 2048 };
@@ -70,7 +70,7 @@ void http_refuse_raw(const struct http_server *s, int fd, int status, const char
     buf_puts(&head, "\r\n");
     buf_put(&head, body.data, body.n_bytes);
     ssize_t n = send(fd, head.data, head.n_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-    (void)n; // a courtesy: the connection is given up anyway
+    (void)n; // best effort: the connection is closed anyway
     buf_deinit(&body);
     buf_deinit(&head);
 }

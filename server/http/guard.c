@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What libmicrohttpd lets through and an HTTP server must not: ambiguous framing above all. Older
- * versions (0.9.75) ignore a header that they cannot name, take the first of two lengths, join
- * folded lines wrongly and cut at NUL; 1.0.1 is better, 1.0.5 and newer refuse nearly all of it
- * themselves. Whatever is refused here is answered once and the connection is closed, so that what
+/* Rejects requests that libmicrohttpd accepts and an HTTP server must not, above all ambiguous
+ * framing. Older versions (0.9.75) ignore headers with invalid names, use the first of two lengths,
+ * join folded lines wrongly and cut values at NUL; 1.0.1 is better; 1.0.5 and newer reject nearly
+ * all of it themselves. A request rejected here is answered and its connection closed, so that what
  * follows on it is never parsed as a request. */
 #include "engine/base/words.h"
 #include "server/http/private.h"
@@ -13,7 +13,7 @@
 
 struct guard {
     struct http_request *req;
-    const char *expected; // where the next header line must begin (0.9.75 only, else NULL)
+    const char *expected; // where the next header line must start (0.9.75 only, otherwise NULL)
     unsigned n_lengths, n_codings, n_hosts;
     int status;
     const char *why;
@@ -52,9 +52,9 @@ static bool is_clean(const char *s, size_t n_bytes)
     return true;
 }
 
-/* 0.9.75 parses in place: "Name: value\r\n" becomes "Name\0 value\0\0", and the next line follows
- * at once. A folded line, a NUL inside a value, a bare LF all break that row, and are invisible
- * otherwise. */
+/* 0.9.75 parses in place: "Name: value\r\n" becomes "Name\0 value\0\0", directly followed by the
+ * next line. A folded line, a NUL in a value, or a bare LF break that sequence, and are not
+ * detectable otherwise. */
 static bool follows(struct guard *g, const char *name, size_t n_name, const char *value,
                     size_t n_value)
 {
@@ -73,7 +73,7 @@ static bool follows(struct guard *g, const char *name, size_t n_name, const char
     return value[n_value] == '\0' && value[n_value + 1] == '\0';
 }
 
-/* Digits only, at most 18 of them: what every parser understands alike. */
+/* Digits only, at most 18, which every parser understands in the same way. */
 static bool parse_length(const char *s, size_t n_bytes, uint64_t *length)
 {
     uint64_t v = 0;
@@ -106,7 +106,7 @@ static void keep_id(struct http_request *req, const char *value, size_t n_bytes)
     }
 }
 
-/* W3C trace context: "00-" 32 hex "-" 16 hex "-" 2 hex. The trace's id goes to the log. */
+/* W3C trace context: "00-" 32 hex "-" 16 hex "-" 2 hex. The trace id is logged. */
 static void keep_trace(struct http_request *req, const char *value, size_t n_bytes)
 {
     static const char hex[] = "0123456789abcdef";
@@ -154,8 +154,9 @@ static enum MHD_Result take_coding(struct guard *g, const char *value, size_t n_
         return refuse(g, 400, "HTTP/1.0 has no Transfer-Encoding.");
     }
     g->req->has_body = true;
-    /* Parsers differ over chunk heads (extensions, bare LF, blanks), and none shows them to us:
-     * never go on behind such a body. Clients that stream their bodies are rare. */
+    /* Parsers disagree about chunk headers (extensions, bare LF, blanks), and libmicrohttpd does
+     * not expose them, so the connection is not reused after a chunked body. Clients that send
+     * those are rare. */
     g->req->must_close = true;
     return MHD_YES;
 }
@@ -241,8 +242,8 @@ static enum MHD_Result on_header(void *arg, enum MHD_ValueKind kind, const char 
     return MHD_YES;
 }
 
-/* The empty line is where the row of lines leads to, and there the head ends: a last line that
- * ended with a bare LF is one byte shorter than it seems. */
+/* The sequence of lines must end at the empty line: a last line that ended with a bare LF is one
+ * byte shorter than expected. */
 static bool ends_head(const struct guard *g, const char *method)
 {
     const union MHD_ConnectionInfo *info =
@@ -260,7 +261,7 @@ int http_guard(struct http_request *req, const char *method, const char *version
     }
     req->http10 = version[7] == '0';
     if (req->server->mhd_version < 0x01000000) {
-        g.expected = version + 10; // behind its CRLF
+        g.expected = version + 10; // after its CRLF
         if (version[8] != '\0' || version[9] != '\0' ||
             req->uri_seen != method + strlen(method) + 1 || !req->text ||
             version != req->uri_seen + req->n_uri + 1) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The server whole: what wakes the loop, drain and stop, signals, open, run and close. */
+/* The server as a whole: what wakes the loop, drain and stop, signals, open, run and close. */
 #include "server/http/private.h"
 #include "server/http/sched.h"
 
@@ -103,7 +103,7 @@ static void on_delay_over(struct http_timer *timer, void *arg)
         if (c->req || (c->phase != CONN_NEW && c->phase != CONN_IDLE)) {
             continue;
         }
-        if (has_input(c->fd)) { // a request that is on its way gets its 503
+        if (has_input(c->fd)) { // a request already sent gets its 503
             http_conn_deadline(c, CUT_GRACE_MS);
         } else {
             http_conn_cut(c);
@@ -113,7 +113,8 @@ static void on_delay_over(struct http_timer *timer, void *arg)
     http_check_drained(s);
 }
 
-/* The delay is for whoever has to see that the server is not ready any more. */
+/* The drain delay is for load balancers and probes, which must notice that the server is not ready
+ * any more; true if there may be one. */
 static bool somebody_looks(const struct http_server *s)
 {
     int64_t delay_ns = s->options.drain_delay_ms * 1000000LL;
@@ -173,7 +174,7 @@ static void on_signal(uv_signal_t *signal, int number)
     }
     if (number != SIGHUP) {
         if (s->state == HTTP_RUNNING) {
-            if (number == SIGINT) { // a person waits, and no balancer has to look
+            if (number == SIGINT) { // a person is waiting, and no balancer needs the delay
                 s->options.drain_delay_ms = 0;
             }
             http_server_drain(s);
@@ -241,8 +242,8 @@ static void copy_options(struct http_server *s, const struct http_options *optio
     s->options.n_listen = 0;
 }
 
-/* One descriptor per connection and some for the rest. An operator's own number is a promise, so
- * it is an error if it cannot be kept; the default bends. */
+/* Needs one descriptor per connection and some more. If the operator set the limit, it is an error
+ * if it cannot be met; the default is lowered instead. */
 static enum status check_descriptors(struct http_server *s, bool explicit_limit, struct err *err)
 {
     struct rlimit limit;
@@ -322,7 +323,7 @@ enum status http_server_open(const struct http_options *options, struct http_ser
                              struct err *err)
 {
     struct http_server *s = xcalloc(1, sizeof *s);
-    signal(SIGPIPE, SIG_IGN); // libmicrohttpd's writes, and the log's
+    signal(SIGPIPE, SIG_IGN); // from writes by libmicrohttpd and the log
     copy_options(s, options);
     s->resume_tail = &s->resume;
     s->gone_tail = &s->gone;
@@ -345,7 +346,7 @@ enum status http_server_open(const struct http_options *options, struct http_ser
         http_server_close(s);
         return st;
     }
-    if (s->options.signals) { // from now on they wait for the loop
+    if (s->options.signals) { // from here on the loop handles them
         uv_signal_start(&s->sigterm, on_signal, SIGTERM);
         uv_signal_start(&s->sigint, on_signal, SIGINT);
         uv_signal_start(&s->sighup, on_signal, SIGHUP);
@@ -355,8 +356,8 @@ enum status http_server_open(const struct http_options *options, struct http_ser
     return OK;
 }
 
-/* What could not be ended in time is taken from libmicrohttpd, which must not be stopped with a
- * suspended connection. Bounded: each round brings every connection at least one state further. */
+/* Closes connections that did not end in time; libmicrohttpd must not be stopped with a suspended
+ * connection. Terminates, because each round advances every connection by at least one state. */
 static void close_connections(struct http_server *s)
 {
     for (int round = 0; round < 100 && s->conns; round++) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Listening sockets and accepting. The accept is our own, so that one daemon serves any number of
- * listeners, a client over the limit gets an answer instead of silence, and running out of
- * descriptors neither spins nor stalls. */
+/* Listening sockets and accepting connections. We call accept ourselves, so that one daemon serves
+ * any number of listeners, a client above the limit gets an answer, and running out of descriptors
+ * neither spins nor stalls. */
 #include "server/http/private.h"
 
 #include <arpa/inet.h>
@@ -18,7 +18,7 @@
 enum {
     BACKLOG = 4096,
     ACCEPTS_PER_TURN = 256,
-    N_CUT = 64, // connections that were cut for others and that libmicrohttpd has not closed yet
+    N_CUT = 64, // connections closed to free slots that libmicrohttpd has not closed yet
 };
 
 static void format_address(const struct sockaddr *sa, char *text, size_t n_text)
@@ -42,7 +42,7 @@ static void format_address(const struct sockaddr *sa, char *text, size_t n_text)
     }
 }
 
-/* Takes the descriptor, also when it fails. */
+/* Takes ownership of the descriptor, also on failure. */
 static enum status add_listener(struct http_server *s, int fd, bool inherited, const char *path,
                                 struct err *err)
 {
@@ -80,7 +80,7 @@ static enum status add_listener(struct http_server *s, int fd, bool inherited, c
     return OK;
 }
 
-/* A socket file that nobody listens on any more is taken over. */
+/* A socket file without a listener is stale and is replaced. */
 static bool is_stale(const struct sockaddr_un *un)
 {
     struct stat st;
@@ -96,7 +96,7 @@ static bool is_stale(const struct sockaddr_un *un)
     return refused;
 }
 
-/* An address that another program has is told apart, since one can choose another. */
+/* An address in use is a separate status, because the user can choose another one. */
 static enum status bind_status(int error)
 {
     return error == EADDRINUSE ? ERR_BUSY : ERR_IO;
@@ -133,7 +133,7 @@ static enum status listen_address(struct http_server *s, const struct addrinfo *
     }
     int on = 1, off = 0;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (a->ai_family == AF_INET6) { // "::" takes IPv4 too, whatever the system's default
+    if (a->ai_family == AF_INET6) { // "::" accepts IPv4 too, whatever the system default
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     }
     if (bind(fd, a->ai_addr, a->ai_addrlen) < 0) {
@@ -174,7 +174,7 @@ static enum status listen_tcp(struct http_server *s, const char *spec, struct er
         first = first == OK ? st : first;
     }
     freeaddrinfo(list);
-    if (all && s->n_listeners == before) { // a system without IPv6
+    if (all && s->n_listeners == before) { // the system has no IPv6
         char v4[32];
         snprintf(v4, sizeof v4, "0.0.0.0%s", colon);
         return listen_tcp(s, v4, err);
@@ -212,8 +212,8 @@ static void swallow(int fd)
     }
 }
 
-/* Closing a socket with unread bytes resets it, and the client may then never read the answer:
- * refused sockets stay for a second, but never more than a few. */
+/* Closing a socket with unread bytes resets the connection, and the client may never read the
+ * answer. So rejected sockets linger for a second, but only a few of them. */
 static void refuse(struct http_server *s, int fd, bool tls)
 {
     s->stats.n_refused++;
@@ -255,7 +255,7 @@ static void linger_tick(struct http_server *s, bool all)
 
 static void pause_listeners(struct http_server *s, bool pause);
 
-/* No descriptors left: the spare one lets us answer one client; then wait a little. */
+/* No descriptors left: the spare one allows answering one client; then pause briefly. */
 static void out_of_descriptors(struct http_server *s, struct http_listener *l)
 {
     linger_tick(s, true);
@@ -294,14 +294,14 @@ static void take(struct http_server *s, struct http_listener *l, int fd,
     c->over_limit = s->stats.n_connections >= o->max_connections;
     format_address((const struct sockaddr *)sa, c->peer, sizeof c->peer);
     s->accepting = c;
-    /* Unix sockets have no address that libmicrohttpd would know what to do with. */
+    /* libmicrohttpd cannot handle addresses of Unix sockets. */
     struct sockaddr_in none = {.sin_family = AF_INET};
     const struct sockaddr *addr =
         l->is_unix ? (const struct sockaddr *)&none : (const struct sockaddr *)sa;
     if (MHD_add_connection(c->daemon->mhd, fd, addr, l->is_unix ? sizeof none : n_sa) != MHD_YES &&
         s->accepting) {
         s->accepting = NULL;
-        free(c); // the socket is closed by libmicrohttpd
+        free(c); // libmicrohttpd closes the socket
     }
     c = s->accepting;
     s->accepting = NULL;
@@ -325,7 +325,7 @@ static void on_listener(uv_poll_t *poll, int status, int events)
             out_of_descriptors(s, l);
             break;
         } else if (errno != EINTR && errno != ECONNABORTED) {
-            break; // EAGAIN, or an error of that one client
+            break; // EAGAIN, or an error of that client only
         }
     }
     http_settle(s);

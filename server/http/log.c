@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The request log. Lines gather in a buffer, and each tick hands them to a thread that writes: a
- * pipe that nobody empties must not stop the loop, nor hold a thread of the pool. */
+/* The request log. Lines are buffered, and each tick passes them to a writer thread: a full pipe
+ * must not block the loop, nor occupy a pool thread. */
 #include "engine/base/line_writer.h"
 #include "server/http/private.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Work for libuv's threads, whose end comes back to the loop. */
+/* Work for libuv's threads; completion is reported on the loop. */
 #include "engine/base/thread.h"
 #include "server/http/private.h"
 
@@ -17,7 +17,7 @@ struct pool_job {
 static void on_pool_work(uv_work_t *work)
 {
     struct pool_job *job = work->data;
-    thread_name("pool"); // libuv made it
+    thread_name("pool"); // created by libuv
     job->run(job->arg);
 }
 
@@ -40,7 +40,7 @@ static void queue_job(const struct pool_job *template)
     job->work.data = job;
     job->server->n_pool_jobs += job->is_awaited;
     int rc = uv_queue_work(&job->server->loop, &job->work, on_pool_work, on_pool_done);
-    ASSERT(rc == 0); // fails for want of a callback only
+    ASSERT(rc == 0); // fails only without a callback
 }
 
 void http_pool_run(struct http_server *s, void (*work)(void *arg), void (*done)(void *arg),

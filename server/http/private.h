@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the files of the front end share: connections, requests, the server. Only files of
- * server/http include it. Ownership: libmicrohttpd owns the socket and calls us when it opens and
- * closes one; a connection lives until its socket is closed and its last request is freed; a
- * request lives until both the handler's side (the terminal call) and libmicrohttpd have let go.
+/* Shared by the files of the front end: connections, requests, the server. Private to server/http.
+ * Ownership: libmicrohttpd owns the socket and calls us when it opens and closes one. A connection
+ * lives until its socket is closed and its last request is freed. A request lives until both the
+ * handler (by its terminal call) and libmicrohttpd have released it.
  * Thread: the loop. */
 #ifndef SLUICE_SERVER_HTTP_PRIVATE_H
 #define SLUICE_SERVER_HTTP_PRIVATE_H
@@ -22,14 +22,15 @@
 
 enum {
     TICK_MS = 100,            // of the timer wheel
-    N_WHEEL = 256,            // slots of the timer wheel: 25.6 s a turn
-    N_LINGER = 64,            // refused sockets that wait for their last bytes to be read
+    N_WHEEL = 256,            // slots of the timer wheel: 25.6 s per turn
+    N_LINGER = 64,            // rejected sockets whose remaining bytes are being read
     SCRATCH_BYTES = 64 << 10, // one direct write; also the largest chunk (4 hex digits)
     CHUNK_HEAD = 6,           // "00be\r\n"
-    MAX_CHUNK = 60000,        // chosen: four hex digits, and a scratch buffer with its head
-    DISCARD_BYTES = 32 << 20, // of a refused body that are swallowed for the reply's sake
+    MAX_CHUNK = 60000,        // chosen: four hex digits, and fits the scratch buffer with its head
+    DISCARD_BYTES = 32 << 20, // the most bytes of a rejected body that are read so that the client
+                              // sees the reply
     MAX_LISTENERS = 16,       // chosen
-    REST_MS = 100,            // chosen: for what came before a FIN to be read
+    REST_MS = 100,            // chosen: time to read what arrived before a FIN
     NEVER = -1,
 };
 
@@ -41,7 +42,7 @@ struct http_listener {
     int fd;
     bool is_unix, inherited, polling;
     char address[160];
-    char *unlink_path; // of a Unix socket that we bound
+    char *unlink_path; // of a Unix socket bound by us
 };
 
 /* One libmicrohttpd daemon: plain, or TLS with one set of certificates. */
@@ -50,11 +51,11 @@ struct http_daemon {
     uv_poll_t poll;
     struct http_server *server;
     struct http_daemon *next;
-    bool tls, retired, ready; // ready: its epoll descriptor has something, or it asked for a run
+    bool tls, retired, ready; // ready: its epoll descriptor is ready, or it asked to be run
     unsigned n_connections;
 };
 
-/* In the order of a request; up to CONN_BODY it is still being read. */
+/* In the order of a request; up to CONN_BODY it is still being received. */
 enum conn_phase { CONN_NEW, CONN_HEAD, CONN_BODY, CONN_HANDLER, CONN_REPLY, CONN_IDLE };
 
 struct http_conn {
@@ -64,16 +65,17 @@ struct http_conn {
     struct http_conn *next, **link;
     struct http_request *req; // the current one
     int fd;
-    unsigned n_refs; // libmicrohttpd's, and one per request
+    unsigned n_refs; // libmicrohttpd's reference, and one per request
     enum conn_phase phase;
-    bool over_limit;  // only for routes that always answer, then closed; see http_conn_make_place
-    bool half_closed; // the peer has shut its writing side (or all)
-    bool broken;      // reset, timed out or cut by us
-    bool wants_out;   // EPOLLOUT is asked for
+    bool over_limit;  // accepted above the limit: only for HTTP_ROUTE_ALWAYS, then closed; see
+                      // http_conn_make_place
+    bool half_closed; // the peer has shut down its writing side, or both
+    bool broken;      // reset, timed out or closed by us
+    bool wants_out;   // EPOLLOUT is requested
     int64_t left_ns;  // when half_closed was set
     int64_t deadline_ns;
-    int64_t acked_bytes;     // when a reply's stall was last judged
-    struct http_timer timer; // lazily follows deadline_ns
+    int64_t acked_bytes;     // at the last check for a stalled reply
+    struct http_timer timer; // follows deadline_ns lazily
     char peer[64];
 };
 
@@ -82,30 +84,30 @@ struct reply_header {
     char *name, *value; // in one allocation with the node
 };
 
-/* A stream's unsent bytes: framed for the direct writer, raw for libmicrohttpd's. The members up to
- * out's are what each token touches. */
+/* A stream's unsent bytes: framed for the direct writer, raw for libmicrohttpd's. Members up to
+ * `out` are accessed for each token. */
 struct stream {
-    bool begun, started; // started: the head is due or out
-    bool direct;         // decided at the beginning: hand-framed chunks on the socket
-    bool open;           // direct, and the head is out: the socket is ours
+    bool begun, started; // started: the head is due or sent
+    bool direct;         // decided at the start: we write chunks to the socket ourselves
+    bool open;           // direct, and the head is sent: we own the socket
     bool ended, full;
     int fd;          // the connection's, while open
     uint64_t n_sent; // bytes, for the log line
     int64_t last_write_ns;
     struct buf out;
-    size_t sent;     // of out
-    int64_t turn_ns; // of the loop's turn that last kept bytes, and what was unsent before it
+    size_t sent;     // bytes of `out` already sent
+    int64_t turn_ns; // the loop turn that last buffered bytes, and what was unsent before it
     size_t n_left_over;
     const char *content_type;
-    struct http_timer timer; // the head's delay, then keep-alive comments
+    struct http_timer timer; // for the delayed head, then for keep-alive comments
 };
 
 struct http_request {
-    /* What a token touches comes first, in 64 bytes: with thousands of streams each further cache
-     * line is a miss. stream.c asserts it. */
+    /* The members that each token accesses come first, in 64 bytes: with thousands of streams each
+     * further cache line is a miss. stream.c asserts it. */
     struct http_server *server;
     enum http_gone gone;
-    bool completed; // libmicrohttpd has let go
+    bool completed; // libmicrohttpd has released it
     bool terminal;
     struct stream stream;
 
@@ -114,29 +116,29 @@ struct http_request {
     const struct http_events *events;
     void *events_arg;
 
-    /* Where it stands. */
-    bool head_done;   // the first call for it is over
-    bool in_callback; // libmicrohttpd is calling us for it right now
-    bool handed;      // the handler's side has it
+    /* State. */
+    bool head_done;   // the first call for it has finished
+    bool in_callback; // we are inside a libmicrohttpd callback for it
+    bool handed;      // the handler owns it
     bool deferred;
-    bool suspended; // in libmicrohttpd
-    bool queued;    // the response is libmicrohttpd's
+    bool suspended; // suspended in libmicrohttpd
+    bool queued;    // the response was passed to libmicrohttpd
     bool must_close, refused, is_bad;
     bool gone_told;
 
-    /* Lists of the server; a request is in each at most once. */
+    /* The server's lists; a request is in each at most once. */
     struct http_request *next_resume, *next_gone, *next_flush;
     bool in_resume, in_gone, in_flush;
 
-    /* The request. text holds the raw URI, the path and query parameters. */
+    /* The request. `text` holds the raw URI, the path and the query parameters. */
     bool http10, is_head, expects_continue, has_body;
     char method[16];
     const char *path, *param, *second_param, *query;
     char *text, *query_end;
-    const char *uri_seen; // where libmicrohttpd had it, and its length: for the guard
+    const char *uri_seen; // its position in libmicrohttpd's memory, and length: for the guard
     size_t n_uri;
     char id[132];
-    bool id_is_given;                                     // by the head
+    bool id_is_given;                                     // given in the head
     const char *origin, *content_type, *content_encoding; // borrowed from libmicrohttpd
     uint64_t content_length;
     char *body;
@@ -149,7 +151,7 @@ struct http_request {
     struct reply_header *headers;
     struct http_record record;
     char user_agent[64];
-    max_align_t room[]; // options.n_room bytes: the caller's
+    max_align_t room[]; // options.n_room bytes for the caller
 };
 
 struct http_server {
@@ -169,7 +171,7 @@ struct http_server {
     struct http_daemon *daemons, *plain, *tls;
 
     struct http_conn *conns;
-    struct http_conn *accepting; // handed to libmicrohttpd's notice of a new connection
+    struct http_conn *accepting; // the connection being accepted, for libmicrohttpd's notification
     struct http_request *resume, *gone, *flush, **resume_tail, **gone_tail, **flush_tail;
     bool settling;
     struct {
@@ -177,10 +179,10 @@ struct http_server {
         int64_t due_ns;
     } linger[N_LINGER];
 
-    char *spare_room; // for http_stream_reserve where scratch will not do
+    char *spare_room; // for http_stream_reserve when scratch cannot be used
     size_t n_spare_room;
     bool reserved_scratch;
-    char *scratch; // the direct writer's: one stream's bytes, not yet sent
+    char *scratch; // direct writer: one stream's bytes that were not sent yet
     struct http_request *scratch_req;
     size_t n_scratch;
 
@@ -189,7 +191,7 @@ struct http_server {
     int64_t tick_now, tick_base_ns; // the wheel's position, and the time of position 0
     int64_t now_ns;                 // of this turn of the loop
     int64_t last_tick_ns;
-    int64_t left_ns; // when the last connection that has ended did so; 0: none has
+    int64_t left_ns; // when the last connection that ended did so; 0: none has
 
     enum http_state state;
     struct http_timer drain_timer;
@@ -200,21 +202,22 @@ struct http_server {
     void *healthy_arg;
     int64_t watchdog_ns, watchdog_last_ns;
     uint64_t id_seed, n_ids;
-    int64_t accept_pause_ns; // no descriptors left: listen again then
+    int64_t accept_pause_ns; // out of descriptors: listen again at this time
     struct http_stats stats;
     struct buf log_lines;
-    struct line_writer *log_writer; // NULL: there is no request log
+    struct line_writer *log_writer; // NULL: no request log
     uint64_t n_log_dropped, n_log_told;
     unsigned n_pool_jobs;
 };
 
-enum { CUT_GRACE_MS = 2000 }; // for what is cut to come to its end
+enum { CUT_GRACE_MS = 2000 }; // time for connections that were cut off to close
 
 /* http.c */
-void http_server_begin(struct http_server *s); // of http_server_run: then uv_run may be called
+void http_server_begin(struct http_server *s); // first part of http_server_run: afterwards uv_run
+                                               // may be called
 
 /* turn.c */
-void http_settle(struct http_server *s); // after every callback: runs what it made due
+void http_settle(struct http_server *s); // after every callback: runs everything it made due
 void http_check_drained(struct http_server *s);
 
 /* daemon.c */
@@ -233,10 +236,10 @@ void http_listen_close(struct http_server *s);
 void http_listen_tick(struct http_server *s);
 
 /* error.c */
-/* Initialises b and puts the body of an error into it. Its Content-Type; NULL: there is no body. */
+/* Initialises b and writes an error's body. Returns its Content-Type; NULL: no body. */
 const char *http_put_error(const struct http_server *s, struct buf *b, int status, const char *code,
                            const char *message);
-/* An error as raw bytes, for a socket that libmicrohttpd cannot answer on any more. */
+/* An error as raw bytes, for sockets on which libmicrohttpd can no longer answer. */
 void http_refuse_raw(const struct http_server *s, int fd, int status, const char *code,
                      const char *message, int retry_after_s);
 
@@ -247,10 +250,11 @@ void http_conn_release(struct http_conn *c);
 void http_conn_phase(struct http_conn *c, enum conn_phase phase, int64_t deadline_ms);
 void http_conn_deadline(struct http_conn *c, int64_t deadline_ms);
 void http_conn_cut(struct http_conn *c);
-/* Time for a head. The few places over the limit are not for who sends slowly. */
+/* Time limit for a head, shorter for connections above the limit. */
 int64_t http_conn_head_ms(const struct http_conn *c);
-/* Cuts the oldest of those over the limit whose request is not there whole yet: a probe's comes at
- * once, so it is older only while as many others come. False: there is none. */
+/* Closes the oldest connection above the limit whose request is incomplete. A probe's request
+ * arrives at once, so it becomes the oldest only if as many others arrive first. False: there is
+ * none. */
 bool http_conn_make_place(struct http_server *s);
 void http_conn_want_out(struct http_conn *c, bool on);
 void http_watch_ready(struct http_server *s);
@@ -264,15 +268,15 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
                     enum MHD_RequestTerminationCode code);
 void http_request_gone(struct http_request *req, enum http_gone why);
 void http_request_resume(struct http_request *req);
-void http_request_release(struct http_request *req); // frees it when nobody has it
+void http_request_release(struct http_request *req); // frees it once nobody holds it
 
-/* guard.c: refuses what libmicrohttpd lets through. 0: fine; else the HTTP status. Fills in
- * what it learnt of the headers. */
+/* guard.c: rejects what libmicrohttpd wrongly accepts. 0: fine; otherwise the HTTP status. Stores
+ * what it learnt from the headers. */
 int http_guard(struct http_request *req, const char *method, const char *version, const char **why);
 
 /* route.c */
 const struct http_route *http_route_find(struct http_request *req, struct buf *allow);
-/* That of another method, or any that the path has; NULL: no such path. */
+/* The path's route for another method, or any method; NULL: no such path. */
 const struct http_route *http_route_of_path(struct http_request *req, const char *method);
 bool http_split_uri(struct http_request *req, const char *raw);
 
@@ -287,7 +291,7 @@ bool http_cors_preflight(struct http_request *req);
 void http_flush_scratch(struct http_server *s);
 void http_stream_flush(struct http_request *req);
 void http_stream_opened(struct http_request *req);
-void http_stream_drop(struct http_request *req); // gone: forgets what was not sent
+void http_stream_drop(struct http_request *req); // the client is gone: discards unsent bytes
 ssize_t http_stream_read(void *arg, uint64_t pos, char *bytes, size_t max_bytes);
 void http_stream_timer(struct http_timer *timer, void *arg);
 
@@ -295,7 +299,7 @@ void http_stream_timer(struct http_timer *timer, void *arg);
 void http_timers_tick(struct http_server *s);
 
 /* systemd.c */
-int http_systemd_sockets(void); // how many, from descriptor 3
+int http_systemd_sockets(void); // their number; descriptors start at 3
 void http_systemd_open(struct http_server *s);
 void http_systemd_tick(struct http_server *s);
 

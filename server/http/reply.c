@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One response: what every reply carries, and the hand-over to libmicrohttpd. */
+/* A response: the headers of every reply, and passing it to libmicrohttpd. */
 #include "server/http/private.h"
 
 #include <stdarg.h>
@@ -11,7 +11,8 @@
 static void add(struct MHD_Response *r, const char *name, const char *value)
 {
     if (value) {
-        MHD_add_response_header(r, name, value); // fails only for what http_reply_header dropped
+        MHD_add_response_header(r, name, value); // fails only for headers that http_reply_header
+                                                 // has dropped
     }
 }
 
@@ -41,7 +42,7 @@ static bool is_loopback_page(const char *origin)
     return host && !strpbrk(host + 3, "/@ ") && http_is_loopback(host + 3);
 }
 
-/* Whether pages in general may read answers of this route, or only those that are named. */
+/* True if any page may read this route's answers, rather than only listed origins. */
 static bool is_for_pages(const struct http_request *req)
 {
     unsigned scope = req->server->options.cors_scope;
@@ -99,12 +100,12 @@ static void add_common(struct http_request *req, struct MHD_Response *r)
     }
 }
 
-/* The origin header is read when the handler runs; a deferred reply comes later, but
- * libmicrohttpd keeps the head of a request for as long as the request. */
+/* The origin header is read when the handler runs. A deferred reply comes later, but libmicrohttpd
+ * keeps the head as long as the request. */
 static void set_response(struct http_request *req, int status, const char *content_type,
                          struct MHD_Response *r)
 {
-    if (!r) { // no memory: the connection is all that can be given up
+    if (!r) { // out of memory: all we can do is drop the connection
         http_conn_cut(req->conn);
         http_request_resume(req);
         return;
@@ -117,7 +118,7 @@ static void set_response(struct http_request *req, int status, const char *conte
     http_request_resume(req);
 }
 
-/* The terminal call's first half: false if there is nobody to answer. */
+/* First half of a terminal call: false if there is nobody to answer. */
 static bool begin_terminal(struct http_request *req)
 {
     ASSERT(!req->terminal && !req->stream.started);
@@ -186,7 +187,7 @@ void http_reply_header(struct http_request *req, const char *name, const char *v
 
 struct MHD_Response *http_make_stream(struct http_request *req)
 {
-    /* The block is used for clients without chunks only; for the others it is a stub. */
+    /* Only clients without chunked encoding use the block; for others it is minimal. */
     size_t n_block = req->http10 ? 4096 : 64;
     struct MHD_Response *r =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, n_block, http_stream_read, req, NULL);
@@ -223,7 +224,7 @@ void http_refusef(struct http_request *req, int status, const char *code, const 
     http_refuse(req, status, code, message);
 }
 
-/* True if the request was a preflight of CORS, which is then answered. */
+/* True if the request was a CORS preflight, which is then answered. */
 bool http_cors_preflight(struct http_request *req)
 {
     const char *wanted = http_header(req, "Access-Control-Request-Method");
@@ -234,7 +235,7 @@ bool http_cors_preflight(struct http_request *req)
     if (!req->route) {
         return false;
     }
-    if (!allowed_origin(req)) { // an answer without leave, by which the browser knows
+    if (!allowed_origin(req)) { // an answer without CORS headers, which tells the browser no
         http_reply(req, 200, NULL, "", 0);
         return true;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The life of one request between libmicrohttpd's calls and the handler's: head, body, handler,
+/* The life of one request between libmicrohttpd's callbacks and the handler: head, body, handler,
  * reply, end. */
 #include "engine/base/words.h"
 #include "server/http/private.h"
@@ -42,7 +42,7 @@ void http_request_release(struct http_request *req)
     free_request(req);
 }
 
-/* Makes libmicrohttpd look at the request again, at the end of this callback: it then takes the
+/* Makes libmicrohttpd process the request again at the end of this callback: it then takes the
  * reply, reads the stream, or closes. */
 void http_request_resume(struct http_request *req)
 {
@@ -87,7 +87,7 @@ static void make_id(struct http_request *req)
     struct http_server *s = req->server;
     static const char digits[] = "0123456789abcdef";
     uint64_t x[2] = {s->id_seed, ++s->n_ids};
-    for (int i = 0; i < 2; i++) { // two rounds of splitmix64: unlike ids, not secret ones
+    for (int i = 0; i < 2; i++) { // two rounds of splitmix64: distinct ids, not secret ones
         uint64_t z = x[i] + (x[1 - i] << 1 | 1) * 0x9e3779b97f4a7c15u;
         z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
         z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -121,7 +121,7 @@ static struct http_conn *conn_of(struct MHD_Connection *mhd)
     return info ? info->socket_context : NULL;
 }
 
-/* The first that is known of a request; its headers may still be on their way. */
+/* The first callback of a request; its headers may not have arrived yet. */
 void *http_uri_seen(void *arg, const char *uri, struct MHD_Connection *mhd)
 {
     (void)arg;
@@ -137,7 +137,7 @@ void *http_uri_seen(void *arg, const char *uri, struct MHD_Connection *mhd)
     return req;
 }
 
-/* JSON is UTF-8; a client that names another charset would be misread. */
+/* JSON is UTF-8; with another charset the text would be misread. */
 static bool has_other_charset(const char *type)
 {
     const char *value = strcasestr(type, "charset=");
@@ -158,7 +158,7 @@ static bool is_json_type(const char *type)
     return json && !has_other_charset(type + n);
 }
 
-/* Content types that say something else than JSON; without one the body's first byte decides. */
+/* Rejects content types other than JSON; without one the body's first byte decides. */
 static bool check_type(struct http_request *req)
 {
     if (req->content_encoding && *req->content_encoding &&
@@ -190,7 +190,7 @@ static void refuse_target(struct http_request *req, const struct buf *allow)
     http_refusef(req, 404, "unknown_url", "Invalid URL (%s %.200s)", req->method, req->path);
 }
 
-/* All that can be said before the body is read. False: it has been answered. */
+/* Everything that can be decided before the body is read. False: it has been answered. */
 static bool admit(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -225,8 +225,8 @@ static bool admit(struct http_request *req)
 
 static enum MHD_Result queue(struct http_request *req);
 
-/* The body of a refused request is swallowed so that the client gets to read the answer; not if it
- * waits for our leave to send one, nor if it is huge. */
+/* The body of a rejected request is read and discarded so that the client gets the answer; but not
+ * if the client waits for 100 Continue, nor if the body is huge. */
 static enum MHD_Result after_refusal(struct http_request *req)
 {
     if (req->must_close || req->expects_continue || req->content_length > DISCARD_BYTES) {
@@ -305,10 +305,10 @@ static void take_body(struct http_request *req, const char *data, size_t n_data)
         req->body[req->n_body] = '\0';
         return;
     }
-    req->refused = true; // in the middle of a body no reply can be queued: swallow the rest
+    req->refused = true; // in the middle of a body no reply can be queued: discard the rest
 }
 
-/* Everything is consumed at once: what was left over would make libmicrohttpd spin. */
+/* Everything is consumed at once: leftover bytes would make libmicrohttpd spin. */
 static enum MHD_Result on_body(struct http_request *req, const char *data, size_t *n_data)
 {
     struct http_server *s = req->server;
@@ -382,14 +382,14 @@ static void suspend(struct http_request *req)
 {
     MHD_suspend_connection(req->conn->mhd);
     req->suspended = true;
-    /* The client may have left before it was our turn to notice. */
+    /* The client may have left before we could notice. */
     if (req->conn->half_closed &&
         (req->conn->broken || !req->server->options.tolerate_half_close)) {
         http_request_gone(req, HTTP_GONE_CLOSED);
     }
 }
 
-/* The whole request is here: for the first time, or again after a resume. */
+/* The request is complete: for the first time, or again after a resume. */
 static enum MHD_Result on_whole(struct http_request *req)
 {
     if (!req->handed && !req->refused) {
@@ -402,7 +402,7 @@ static enum MHD_Result on_whole(struct http_request *req)
         return queue(req);
     }
     if (req->terminal) {
-        return MHD_NO; // there was no memory for a reply
+        return MHD_NO; // no memory for a reply
     }
     suspend(req);
     return MHD_YES;
@@ -448,7 +448,7 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
     struct http_conn *c = req->conn;
     c->req = NULL;
     http_conn_want_out(c, false);
-    if (!req->head_done) { // libmicrohttpd refused it by itself, or the client broke off
+    if (!req->head_done) { // libmicrohttpd rejected it, or the client disconnected
         s->stats.n_bad_requests++;
         make_id(req);
     }
@@ -461,8 +461,8 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
     req->completed = true;
     req->stream.fd = -1;
     if (req->must_close || s->state >= HTTP_CLOSING) {
-        /* The head said close, or was sent before the drain began. libmicrohttpd may still have
-         * the last bytes to send when the head said so; else only we can end it. */
+        /* The head said close, or it was sent before the drain began. If the head said so,
+         * libmicrohttpd may still be sending the last bytes; otherwise only we can close it. */
         http_conn_phase(c, CONN_IDLE, req->must_close ? 2000 : 0);
     } else {
         http_conn_phase(c, CONN_IDLE, c->half_closed ? REST_MS : s->options.idle_timeout_ms);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The request's target: decoding, the query, and the table of routes. */
+/* The request target: decoding, the query, and the table of routes. */
 #include "server/http/private.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ static int hex_value(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Decodes n bytes into *out (which moves on behind the NUL). False for a broken escape and for
+/* Decodes n bytes into *out, which advances past the NUL. False for an invalid escape and for
  * control characters, encoded or not. */
 static bool decode(const char *from, size_t n_bytes, bool plus_is_space, char **out)
 {
@@ -65,12 +65,13 @@ static bool decode_query(struct http_request *req, const char *q, size_t n_bytes
     return true;
 }
 
-/* What precedes the path in the absolute form that proxies may send. */
+/* Skips what precedes the path in the absolute form that proxies may send. */
 static const char *skip_authority(const char *raw)
 {
-    size_t n = strncasecmp(raw, "http://", 7) == 0    ? 7
-               : strncasecmp(raw, "https://", 8) == 0 ? 8
-                                                      : 0;
+    size_t n = strncasecmp(raw, "https://", 8) == 0 ? 8 : 0;
+    if (strncasecmp(raw, "http://", 7) == 0) {
+        n = 7;
+    }
     if (n == 0) {
         return raw;
     }
@@ -87,12 +88,12 @@ bool http_split_uri(struct http_request *req, const char *raw)
             return false;
         }
     }
-    if (raw[0] == '\0') { // "GET  HTTP/1.1", as libmicrohttpd 1.0.1 reads it
+    if (raw[0] == '\0') { // "GET  HTTP/1.1", as parsed by libmicrohttpd 1.0.1
         return false;
     }
     raw = skip_authority(raw);
     size_t n = strlen(raw);
-    req->text = xcalloc(1, 2 * n + 8); // the parts decoded, and room for {id} once more
+    req->text = xcalloc(1, 2 * n + 8); // the decoded parts, and once more for {id}
     char *out = req->text;
     req->path = out;
     const char *q = strchr(raw, '?');
@@ -121,7 +122,7 @@ struct part {
     size_t n;
 };
 
-/* The parts of the path that the pattern's braces take. */
+/* Finds the parts of the path that the pattern's braces match. */
 static bool matches(const char *pattern, const char *path, size_t n_path, struct part parts[2])
 {
     const char *end = path + n_path;
@@ -145,7 +146,7 @@ static bool matches(const char *pattern, const char *path, size_t n_path, struct
     }
 }
 
-/* http_split_uri left room for copies. */
+/* http_split_uri reserved memory for these copies. */
 static const char *copy_part(char **to, struct part part)
 {
     char *copy = *to;
@@ -163,7 +164,7 @@ static bool method_fits(const struct http_request *req, const struct http_route 
     return strcmp(r->method, req->method) == 0 || (req->is_head && strcmp(r->method, "GET") == 0);
 }
 
-/* The route, or NULL: then `allow` lists the methods that the path has (empty: no such path). */
+/* The route, or NULL: then `allow` lists the methods of that path (empty: no such path). */
 const struct http_route *http_route_find(struct http_request *req, struct buf *allow)
 {
     size_t n_path = strlen(req->path);

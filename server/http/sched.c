@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The loop thread sleeps most of the time and then must run at once: on a busy machine its tokens
- * would wait for others' time slices. Since Linux 6.12 a thread may ask for shorter slices of its
- * own, which let it preempt sooner after a sleep and change nothing of its share. */
+/* The loop thread sleeps most of the time and must then run at once; on a busy machine its tokens
+ * would wait for the time slices of others. Since Linux 6.12 a thread can request shorter slices,
+ * which let it preempt sooner after a sleep without changing its share. */
 #include "server/http/sched.h"
 
 #include <stdint.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* The kernel's struct; libc has no name for it before 2.41. */
+/* The kernel's struct, which libc does not define before 2.41. */
 struct attributes {
     uint32_t size, policy;
     uint64_t flags;
@@ -17,7 +17,7 @@ struct attributes {
     uint64_t runtime_ns, deadline_ns, period_ns;
 };
 
-enum { SLICE_NS = 100000 }; // the least that the kernel accepts
+enum { SLICE_NS = 100000 }; // the kernel's minimum
 
 void http_sched_prefer_short_slices(void)
 {
@@ -25,6 +25,6 @@ void http_sched_prefer_short_slices(void)
     if (syscall(SYS_sched_getattr, 0, &a, (unsigned)sizeof a, 0u) == 0 && a.policy == 0) {
         a.size = sizeof a;
         a.runtime_ns = SLICE_NS;
-        syscall(SYS_sched_setattr, 0, &a, 0u); // older kernels ignore it, a sandbox may refuse it
+        syscall(SYS_sched_setattr, 0, &a, 0u); // older kernels ignore it, a sandbox may reject it
     }
 }

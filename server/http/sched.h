@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How the kernel schedules the loop thread.
- * Thread: the one that it is about. */
+/* How the kernel schedules the loop thread. Thread: the one concerned. */
 #ifndef SLUICE_SERVER_HTTP_SCHED_H
 #define SLUICE_SERVER_HTTP_SCHED_H
 

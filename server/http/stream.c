@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Streams, by one of two writers. The direct one (HTTP/1.1 without TLS) lets libmicrohttpd send
- * the head, suspends the connection when it first asks for bytes, and then writes hand-framed
- * chunks on the socket: a token costs one send() whatever the number of other streams, and a full
- * socket or an error shows at once. libmicrohttpd gets the connection back for the last chunk. The
- * other writer (TLS, HTTP/1.0, HEAD) feeds libmicrohttpd's reader and costs a resume per wake.
+/* Streams, by one of two writers. The direct writer (HTTP/1.1 without TLS) lets libmicrohttpd
+ * send the head, suspends the connection when it first asks for bytes, and from then on writes
+ * chunks to the socket itself: a token costs one send() whatever the number of other streams,
+ * and a full socket or an error is noticed at once. libmicrohttpd gets the connection back for
+ * the last chunk. The other writer (TLS, HTTP/1.0, HEAD) feeds libmicrohttpd's reader and costs
+ * a resume per wake-up.
  *
- * The direct writer formats into one scratch buffer that all streams share: no memory of its own
- * is touched for a stream whose socket takes all. Writing to another stream sends the scratch. */
+ * The direct writer formats into a scratch buffer shared by all streams, so a stream whose
+ * socket accepts everything needs no buffer of its own. Writing to another stream sends the
+ * scratch first. */
 #include "server/http/private.h"
 
 #include <errno.h>
@@ -44,7 +46,7 @@ void http_stream_begin(struct http_request *req, const char *content_type)
     st->content_type = content_type;
     st->direct = !req->conn->daemon->tls && !req->http10 && !req->is_head;
     st->last_write_ns = s->now_ns;
-    buf_init(&st->out, SIZE_MAX / 4); // its bound is stream_hard_bytes, see is_behind
+    buf_init(&st->out, SIZE_MAX / 4); // limited by stream_hard_bytes, see is_behind
     if (!is_dead(req)) {
         http_timer_start(s, &st->timer, s->options.head_delay_ms, http_stream_timer, req);
     }
@@ -111,8 +113,8 @@ static void blocked(struct http_request *req)
     http_conn_deadline(req->conn, s->options.stall_timeout_ms);
 }
 
-/* Judges the reader by what earlier turns of the loop have left: what this one writes, it has had
- * no time to read. */
+/* True if the reader is too slow, judged by what earlier turns of the loop left unsent: it has had
+ * no time to read what this turn writes. */
 static bool is_behind(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -124,7 +126,7 @@ static bool is_behind(struct http_request *req)
     return st->n_left_over > s->options.stream_hard_bytes;
 }
 
-/* Puts framed or raw bytes behind what is unsent already. */
+/* Appends framed or raw bytes to the unsent ones. */
 static void keep(struct http_request *req, const char *bytes, size_t n_bytes)
 {
     struct http_server *s = req->server;
@@ -201,7 +203,7 @@ char *http_stream_reserve(struct http_request *req, size_t n_bytes)
             return s->scratch + s->n_scratch;
         }
     }
-    if (s->scratch_req == req) { // keeps the order
+    if (s->scratch_req == req) { // preserves the order
         http_flush_scratch(s);
     }
     if (n_bytes > s->n_spare_room) {
@@ -236,7 +238,7 @@ bool http_stream_is_full(const struct http_request *req)
     return req->stream.full;
 }
 
-/* Bytes that the socket took, or -1 with the request gone. */
+/* Number of bytes that the socket accepted, or -1 if the request is gone. */
 static ssize_t send_some(struct http_request *req, const char *bytes, size_t n_bytes)
 {
     ssize_t n = send(req->stream.fd, bytes, n_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -288,7 +290,7 @@ static void reset_out(struct http_request *req)
     st->sent = 0;
 }
 
-/* The direct writer goes on where the socket was full, or begins when the head is out. */
+/* The direct writer continues after the socket was full, or starts once the head is sent. */
 void http_stream_flush(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -303,12 +305,13 @@ void http_stream_flush(struct http_request *req)
         }
         st->sent += (size_t)n;
         s->stats.held_stream_bytes -= (size_t)n;
-        if (unsent(req) > 0) { // edge-triggered: only a full socket will be reported again
+        if (unsent(req) > 0) { // edge-triggered: readiness is reported again only after the socket
+                               // was full
             if (n == 0) {
                 http_conn_want_out(req->conn, true);
                 break;
             }
-            http_conn_deadline(req->conn, s->options.stall_timeout_ms); // it makes progress
+            http_conn_deadline(req->conn, s->options.stall_timeout_ms); // it made progress
         }
     }
     if (unsent(req) == 0) {
@@ -353,7 +356,7 @@ static ssize_t read_direct(struct http_request *req)
     return 0;
 }
 
-/* libmicrohttpd asks for bytes. Nothing there: suspend, or it would ask for ever. */
+/* libmicrohttpd asks for bytes. If there are none, suspend; otherwise it would keep asking. */
 ssize_t http_stream_read(void *arg, uint64_t pos, char *bytes, size_t max_bytes)
 {
     struct http_request *req = arg;
@@ -375,7 +378,7 @@ ssize_t http_stream_read(void *arg, uint64_t pos, char *bytes, size_t max_bytes)
         st->n_sent += n;
         http_conn_deadline(req->conn, s->options.stall_timeout_ms);
         if (st->full && unsent(req) <= s->options.stream_soft_bytes / 2) {
-            push_flush(req); // tells that it is writable, outside of this call
+            push_flush(req); // reports that it is writable, outside this call
         }
         return (ssize_t)n;
     }
@@ -392,7 +395,7 @@ ssize_t http_stream_read(void *arg, uint64_t pos, char *bytes, size_t max_bytes)
     return 0;
 }
 
-/* Outside of libmicrohttpd's calls: the head is out, or a reader has caught up. */
+/* Called outside libmicrohttpd's callbacks: the head is sent, or a reader has caught up. */
 void http_stream_opened(struct http_request *req)
 {
     if (is_dead(req)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The three things that systemd asks of a service: sockets from descriptor 3 on, notices on a
- * datagram socket, and a sign of life. No library is needed for them. */
+/* systemd's interface for services: sockets from descriptor 3 on, notifications on a datagram
+ * socket, and watchdog pings. No library is needed. */
 #include "server/http/private.h"
 
 #include <errno.h>
@@ -21,7 +21,8 @@ static int64_t number_from_env(const char *name)
     return errno || *end || v < 0 ? -1 : v;
 }
 
-/* The variables are for one process only: a wrong LISTEN_PID means that they were inherited. */
+/* The variables are meant for one process: a different LISTEN_PID means that they were
+ * inherited. */
 int http_systemd_sockets(void)
 {
     int64_t n = number_from_env("LISTEN_FDS");
@@ -41,7 +42,7 @@ void http_systemd_open(struct http_server *s)
     int64_t usec = number_from_env("WATCHDOG_USEC");
     int64_t pid = number_from_env("WATCHDOG_PID");
     if (usec > 0 && (pid < 0 || pid == (int64_t)getpid())) {
-        s->watchdog_ns = usec * 1000 / 2; // twice per period, as its manual advises
+        s->watchdog_ns = usec * 1000 / 2; // twice per period, as the manual advises
     }
 }
 
@@ -57,7 +58,7 @@ void http_notify(struct http_server *s, const char *text)
     }
     memcpy(to.sun_path, s->notify_path, n);
     if (to.sun_path[0] == '@') {
-        to.sun_path[0] = '\0'; // the abstract name space
+        to.sun_path[0] = '\0'; // the abstract namespace
     }
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) {

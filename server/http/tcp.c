@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Apart from the others because the kernel's header and libc's cannot be included together, and
- * only the kernel's has the count of bytes. */
+/* A separate file because the kernel's header and libc's cannot be included together, and only the
+ * kernel's has the byte counter. */
 #include "server/http/tcp.h"
 
 #include <linux/tcp.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A hashed wheel: O(1) to start and stop, which every request does. A slot holds all timers whose
- * tick is congruent to it; one turn later they are looked at again. */
+/* A hashed timer wheel: O(1) to start and stop a timer, which every request does. A slot holds all
+ * timers whose tick is congruent to it; those not yet due are checked again one turn later. */
 #include "server/http/private.h"
 
 static void unlink_timer(struct http_server *s, struct http_timer *t)
@@ -45,8 +45,8 @@ void http_timer_stop(struct http_server *s, struct http_timer *t)
     }
 }
 
-/* Callbacks may start and stop any timer, so each due one is taken out before it is called and
- * the slot is searched again; a restarted timer is due at a later tick. */
+/* Callbacks may start and stop any timer, so each due one is removed before its call and the slot
+ * is searched again; a restarted timer is due at a later tick. */
 static void run_slot(struct http_server *s, int64_t tick)
 {
     struct http_timer **slot = &s->wheel[tick % N_WHEEL];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One turn of the loop: what a callback made due is done before the loop sleeps again. */
+/* One turn of the loop: everything that a callback made due is done before the loop sleeps
+ * again. */
 #include "server/http/private.h"
 
 enum { MAX_ROUNDS = 8 };
@@ -16,14 +17,14 @@ static void tell_gone(struct http_server *s)
         req->gone_told = true;
         req->in_gone = false;
         if (tell) {
-            req->events->on_gone(req, req->gone, req->events_arg); // may be its end
+            req->events->on_gone(req, req->gone, req->events_arg); // may free it
         } else if (req->terminal) {
             http_request_resume(req);
         }
     }
 }
 
-/* Of those in the list by now: on_writable may write, which puts a request into it again. */
+/* Processes the requests listed now; on_writable may write, which lists a request again. */
 static void flush_streams(struct http_server *s)
 {
     struct http_request *list = s->flush;
@@ -32,14 +33,14 @@ static void flush_streams(struct http_server *s)
     while (list) {
         struct http_request *req = list;
         list = req->next_flush;
-        req->in_flush = false; // one that has completed does nothing here, so it outlasts the call
+        req->in_flush = false; // completed requests do nothing here, so it survives the call
         http_stream_opened(req);
         http_request_release(req);
     }
     http_flush_scratch(s);
 }
 
-/* libmicrohttpd walks all suspended connections when any is resumed: hence all at once. */
+/* Resuming any connection makes libmicrohttpd walk all suspended ones, so resume all at once. */
 static void resume_all(struct http_server *s)
 {
     while (s->resume) {
@@ -76,7 +77,7 @@ void http_settle(struct http_server *s)
         more = s->gone || s->flush || s->resume || s->scratch_req || http_daemons_pending(s);
     }
     s->settling = false;
-    if (more) { // others may be waiting: let the loop look at its descriptors first
+    if (more) { // let the loop check its descriptors first
         uv_idle_start(&s->again, on_again);
     }
 }

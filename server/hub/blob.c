@@ -12,10 +12,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Parts are as large as is good for a connection; a small file has a few, too. */
+/* Part size limits: parts suit one connection each; a small file also has a few. */
 enum { MIN_PART_BYTES = 1 << 20, MAX_PART_BYTES = 64 << 20, FEW_PARTS = 8 };
 
-/* Behind the file's bytes: this word, the length of a part, and what each part has. */
+/* Trailer after the file's bytes: this word, the length of a part, and the bytes received of each
+ * part. */
 #define TRAILER_MAGIC 0x31706574756C73LL
 
 static int64_t trailer_at(const struct blob *b, int32_t part)
@@ -76,7 +77,7 @@ static void set_parts(struct blob *b, int64_t part_bytes)
     b->got = xcalloc((size_t)b->n_parts + 1, sizeof *b->got);
 }
 
-/* True if the file has a trailer that fits. */
+/* True if the file has a matching trailer. */
 static bool read_trailer(struct blob *b)
 {
     int64_t head[2];
@@ -193,7 +194,7 @@ static void *check(void *arg)
 {
     struct blob *b = arg;
     enum status st = hub_hash(b->fd, b->n_bytes, b->hash, b->found, &b->check_err);
-    if (st == OK && fdatasync(b->fd) != 0) { // a name stands for bytes that are on the disk
+    if (st == OK && fdatasync(b->fd) != 0) { // a blob's name promises that its bytes are on disk
         st = err_set(&b->check_err, ERR_IO, "%s", strerror(errno));
     }
     const enum blob_check result = strcmp(b->found, b->hash) == 0 ? BLOB_GOOD : BLOB_BAD;

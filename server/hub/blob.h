@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One blob while it is downloaded: blobs/HASH.sluice.incomplete, in parts that come beside each
- * other. How much of each part is there stands behind the file's own bytes, so that a download goes
- * on after a cut, whatever cut it; what it says is believed only as far as the hash agrees in the
- * end. A lock, the same that huggingface_hub takes, keeps other processes out.
+/* A blob being downloaded: blobs/HASH.sluice.incomplete, in parts that are downloaded concurrently.
+ * The progress of each part is stored after the file's own bytes, so a download can resume after
+ * any interruption; the final hash check verifies it. A lock, the one that huggingface_hub uses,
+ * keeps other processes out.
  * Thread: one owner; the check runs on a thread of its own. */
 #ifndef SLUICE_SERVER_HUB_BLOB_H
 #define SLUICE_SERVER_HUB_BLOB_H
@@ -18,29 +18,29 @@ struct blob {
     char path[PATH_MAX], incomplete[PATH_MAX];
     char hash[65];
     int64_t n_bytes, part_bytes;
-    int64_t *got; // [n_parts], bytes of each that are there
+    int64_t *got; // [n_parts], bytes received of each
     int32_t n_parts;
     int fd, lock_fd;
     pthread_t checker;
-    bool checks;      // the thread is to be joined
+    bool checks;      // the thread must be joined
     atomic_int check; // enum blob_check
-    char found[65];   // the hash that it has
+    char found[65];   // the computed hash
     struct err check_err;
 };
 
-/* Is the whole blob in the cache? */
+/* True if the whole blob is in the cache. */
 bool blob_exists(const char *path, int64_t n_bytes);
 
-/* Bytes of the disk that it has already, whole or in part. */
+/* Disk space that it occupies already, complete or in part. */
 int64_t blob_allocated(const char *path, int64_t n_bytes);
 
-/* Takes the lock and opens what has come so far. ERR_BUSY: another process downloads it now. The
- * lock's folder and the blob's exist. */
+/* Takes the lock and opens what has been downloaded so far. ERR_BUSY: another process is
+ * downloading it. The folders of the lock and the blob must exist. */
 enum status blob_open(struct blob *b, const char *path, const char *lock, const char *hash,
                       int64_t n_bytes, struct err *err);
-void blob_close(struct blob *b); // and lets the lock go; accepts a zeroed struct with fd -1
+void blob_close(struct blob *b); // also releases the lock; accepts a zeroed struct with fd -1
 
-/* Empty parts; `whole`: one, for a server that knows no ranges. */
+/* Discards all parts; `whole`: continue with a single part, for servers without range support. */
 enum status blob_start_over(struct blob *b, bool whole, struct err *err);
 
 int64_t blob_part_bytes(const struct blob *b, int32_t part); // its length
@@ -50,11 +50,11 @@ int64_t blob_got(const struct blob *b);                      // of all parts
 enum status blob_write(struct blob *b, int32_t part, const void *bytes, size_t n_bytes,
                        struct err *err);
 
-/* All parts are there: starts the check; b->check says how it went. */
+/* All parts are complete: starts the check; b->check has the result. */
 enum status blob_check_start(struct blob *b, struct err *err);
 void blob_check_join(struct blob *b);
 
-/* After a good check: gives it its name. */
+/* After a successful check: renames it to its final name. */
 enum status blob_finish(struct blob *b, struct err *err);
 
 #endif

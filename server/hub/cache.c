@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The cache's layout: where things are, links and refs, what is complete. */
+/* The cache's layout: paths, links and refs, and which models are complete. */
 #include "server/hub/private.h"
 
 #include "engine/base/file.h"
@@ -88,7 +88,7 @@ bool hub_commit_of(const char *repo, const char *revision, char commit[41])
     return found;
 }
 
-/* Renames what was made beside it, so that nobody ever sees half of it. */
+/* Renames a file created next to its target, so that nobody sees a partial one. */
 static enum status put_in_place(const char *made, const char *path, struct err *err)
 {
     if (rename(made, path) == 0) {
@@ -120,7 +120,7 @@ enum status hub_link_file(const char *repo, const char *commit, const char *path
         return OK;
     }
     TRY(hub_path(made, err, "%s.%d.new", at, (int)getpid()));
-    unlink(made); // of a process with this number that was killed
+    unlink(made); // left by a killed process with the same pid
     if (symlink(target, made) != 0) {
         return err_set(err, ERR_IO, "%.300s: the link cannot be made: %s", at, strerror(errno));
     }
@@ -146,7 +146,7 @@ enum status hub_write_ref(const char *repo, const char *revision, const char *co
 {
     char path[PATH_MAX], folder[PATH_MAX], made[PATH_MAX], now[41];
     if (hub_commit_of(repo, revision, now) && strcmp(now, commit) == 0) {
-        return OK; // a commit is its own name
+        return OK; // a commit needs no ref
     }
     TRY(hub_path(path, err, "%s/refs/%s", repo, revision));
     TRY(hub_path(folder, err, "%.*s", (int)(strrchr(path, '/') - path), path));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Why the hub gave nothing, and what to do about it: one sentence. */
+/* Explains in one sentence why a download failed, and what to do. */
 #include "server/hub/pull.h"
 
 #include <stdio.h>
@@ -21,7 +21,7 @@ static enum status explain_gated(struct pull *p)
                    id, s->endpoint, id, s->endpoint);
 }
 
-/* The hub answers 401 for what an anonymous client may not know to exist. */
+/* The hub answers 401 for repositories whose existence it hides from anonymous clients. */
 static enum status explain_missing(struct pull *p)
 {
     const struct hub_settings *s = p->settings;

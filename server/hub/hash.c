@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Hashes as the hub names them: sha256 of large files, and for small ones git's sha1 of a blob,
- * which begins with its length. Thread: any. */
+/* Hashes as the hub uses them: sha256 of large files; for small ones git's sha1 of a blob, whose
+ * input starts with its length.
+ * Thread: any. */
 #include "server/hub/private.h"
 
 #include "engine/base/mem.h"
@@ -47,7 +48,7 @@ enum status hub_hash(int fd, int64_t n_bytes, const char *like, char out[65], st
     if (git) {
         char head[64];
         int n = snprintf(head, sizeof head, "blob %lld", (long long)n_bytes);
-        gnutls_hash(hash, head, (size_t)n + 1); // with its NUL
+        gnutls_hash(hash, head, (size_t)n + 1); // including its NUL
     }
     enum status st = add_file(hash, fd, n_bytes, err);
     gnutls_hash_deinit(hash, digest);

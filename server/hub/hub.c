@@ -4,13 +4,13 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-/* For `sluice list`, also where the file system keeps no times of reading. */
+/* For `sluice list`, also on file systems that do not store access times. */
 static void note_use(const char *folder)
 {
     char path[PATH_MAX];
     const struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_OMIT}};
     if (hub_path(path, NULL, "%s/config.json", folder) == OK) {
-        (void)utimensat(AT_FDCWD, path, times, 0); // a cache that is read-only has no such times
+        (void)utimensat(AT_FDCWD, path, times, 0); // a read-only cache keeps no times
     }
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Models by name: Hugging Face's cache folder and the hub that fills it. A name is ORG/NAME or
- * ORG/NAME@REVISION. What lies in the cache needs no network, and huggingface_hub reads what is
- * written here as we read what it writes:
+/* Models by name: Hugging Face's cache folder, and the hub it is filled from. A name is ORG/NAME or
+ * ORG/NAME@REVISION. Models in the cache need no network. The layout is shared with huggingface_hub
+ * in both directions:
  *
  *     CACHE/models--ORG--NAME/blobs/ETAG              a file's bytes; the name is its hash
  *     CACHE/models--ORG--NAME/snapshots/COMMIT/PATH   a link to its blob
- *     CACHE/models--ORG--NAME/refs/REVISION           which commit a branch or tag is at
+ *     CACHE/models--ORG--NAME/refs/REVISION           the commit of a branch or tag
  *     CACHE/.locks/models--ORG--NAME/ETAG.lock        held while that blob is downloaded
  *
  * Thread: main. */
@@ -27,27 +27,27 @@ struct hub_name {
     bool revision_given;
 };
 
-/* False if the text is no such name. */
+/* False if the text is not a valid name. */
 bool hub_name_read(const char *text, struct hub_name *name);
 
-/* Takes a revision that was given apart from the name. */
+/* Sets a revision that was given separately from the name. */
 enum status hub_name_set_revision(struct hub_name *name, const char *revision, struct err *err);
 
-/* What the environment says: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE,
+/* Settings from the environment: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE,
  * HF_HUB_DOWNLOAD_TIMEOUT. */
 struct hub_settings {
-    char endpoint[512]; // without a slash at its end
+    char endpoint[512]; // without a trailing slash
     char cache[PATH_MAX];
     char token[512]; // "": none
     bool offline;
-    int timeout_s; // without a byte
+    int timeout_s; // longest wait for a byte
 };
 
 enum status hub_settings_read(struct hub_settings *settings, struct err *err);
 
-/* The folder of that revision: from the cache if all that a model needs is there, else what is
- * missing is downloaded, with the progress on standard error. `newest`: the hub is asked whether a
- * branch has moved on even then. */
+/* The folder of that revision: from the cache if it is complete there; otherwise missing files are
+ * downloaded, with progress on standard error. `newest`: ask the hub even then whether the branch
+ * has moved. */
 enum status hub_get(const struct hub_settings *settings, const struct hub_name *name, bool newest,
                     char folder[PATH_MAX], struct err *err);
 
@@ -56,19 +56,19 @@ const char *hub_size_text(int64_t n_bytes, char out[32]);
 
 struct hub_entry {
     char id[HUB_ID_BYTES];
-    char commit[41];                   // "": nothing but parts of a download
-    char revision[HUB_REVISION_BYTES]; // a branch or tag that is at this commit, else the commit
-    int64_t n_bytes;                   // with what has come of a download
+    char commit[41];                   // "": only parts of a download
+    char revision[HUB_REVISION_BYTES]; // a branch or tag at this commit, otherwise the commit
+    int64_t n_bytes;                   // including parts of downloads
     int64_t used_sec;                  // since 1970
     bool complete;
 };
 
-/* Every revision in the cache, by name. */
+/* Lists every revision in the cache by name. */
 enum status hub_list(const struct hub_settings *settings,
                      void (*each)(const struct hub_entry *entry, void *arg), void *arg,
                      struct err *err);
 
-/* Deletes one revision and the blobs that no other refers to; without revision_given all of the
+/* Deletes one revision and the blobs that no other revision uses; without revision_given the whole
  * model. ERR_BUSY: it is being downloaded. */
 enum status hub_remove(const struct hub_settings *settings, const struct hub_name *name,
                        int64_t *freed_bytes, struct err *err);

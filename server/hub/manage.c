@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What lies in the cache: listing it, and deleting a model or a revision. */
+/* The contents of the cache: listing it, and deleting a model or a revision. */
 #include "server/hub/private.h"
 
 #include "engine/base/mem.h"
@@ -17,7 +17,7 @@
 
 /* ---- walks ----------------------------------------------------------------------------------- */
 
-/* The names in a folder, sorted; none if it cannot be read. */
+/* The sorted names in a folder; none if it cannot be read. */
 static void read_names(const char *folder, struct hub_paths *out)
 {
     struct dirent **list;
@@ -33,7 +33,7 @@ static void read_names(const char *folder, struct hub_paths *out)
     }
 }
 
-/* Files and links below a folder, as paths from there. */
+/* Files and links below a folder, as relative paths. */
 static void read_tree(const char *folder, const char *under, struct hub_paths *out)
 {
     struct hub_paths names = {0};
@@ -57,7 +57,7 @@ static void read_tree(const char *folder, const char *under, struct hub_paths *o
     hub_paths_free(&names);
 }
 
-/* The blobs that the links of a snapshot are at, by name. */
+/* The names of the blobs that a snapshot's links point to. */
 static void read_blobs(const char *repo, const char *commit, struct hub_paths *out)
 {
     char folder[PATH_MAX], at[PATH_MAX], target[PATH_MAX];
@@ -97,7 +97,7 @@ static bool id_of_folder(const char *folder, char id[HUB_ID_BYTES])
     return hub_name_read(id, &name) && !name.revision_given;
 }
 
-/* A file's bytes, and when it was read or written last. */
+/* Adds a file's size, and its latest access or modification. */
 static void add_use(const char *path, struct hub_entry *e)
 {
     struct stat info;
@@ -154,7 +154,7 @@ static bool is_part_of_download(const char *blob)
     return n > n_end && strcmp(blob + n - n_end, ".incomplete") == 0;
 }
 
-/* What no revision shows yet: parts of blobs. */
+/* Reports partial blobs that do not belong to a revision yet. */
 static void tell_parts(const char *repo, const char *id,
                        void (*each)(const struct hub_entry *, void *), void *arg)
 {
@@ -211,7 +211,7 @@ enum status hub_list(const struct hub_settings *s,
 
 /* ---- remove ---------------------------------------------------------------------------------- */
 
-/* Takes all locks of a model, so that nothing is taken from under a download. */
+/* Takes all locks of a model, so that no download in progress loses its files. */
 static enum status take_locks(const struct hub_settings *s, const char *id, int **fds,
                               size_t *n_fds, struct err *err)
 {
@@ -272,7 +272,7 @@ static int64_t size_of_blobs(const char *repo)
     return all.n_bytes;
 }
 
-/* The blobs of one revision that are not in `kept`. */
+/* Deletes one revision's blobs that are not in `kept`. */
 static enum status delete_blobs(const char *repo, const struct hub_paths *blobs,
                                 const struct hub_paths *kept, struct err *err)
 {
@@ -318,7 +318,8 @@ static enum status remove_revision(const char *repo, const char *commit, struct 
             read_blobs(repo, commits.items[i], &kept);
         }
     }
-    enum status st = delete_refs(repo, commit, err); // first: nothing may name what is half gone
+    enum status st = delete_refs(repo, commit, err); // first: no ref may point to a half-deleted
+                                                     // revision
     st = st == OK ? delete_tree(path, err) : st;
     st = st == OK ? delete_blobs(repo, &blobs, &kept, err) : st;
     st = st == OK && commits.n <= 1 ? delete_tree(repo, err) : st;

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What may be a model's name, a revision, a path within a repository, the name of a blob: all of it
- * becomes part of a path on this machine, so each is checked before it is used. And sizes as
- * text. */
+/* Validates names of models, revisions, paths in a repository and blobs: all of them become parts
+ * of local paths, so each is checked before use. Also formats sizes. */
 #include "server/hub/private.h"
 
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
-/* ORG or NAME: letters, digits and "-_.", which neither begin nor end it; no "--", no "..": the
- * first would make the cache's folder ambiguous. */
+/* ORG or NAME: letters, digits and "-_.", not at the start or end; no "--", which would make the
+ * cache's folder names ambiguous, and no "..". */
 static bool is_part(const char *s, size_t n_bytes)
 {
     if (n_bytes == 0 || n_bytes > 96 || strchr("-.", s[0]) || strchr("-.", s[n_bytes - 1])) {
@@ -50,7 +49,7 @@ bool hub_path_is_safe(const char *path)
     }
 }
 
-/* Git's rules are wider; what is in use fits these. */
+/* Git's rules are wider, but names in use satisfy these. */
 static bool is_revision(const char *text)
 {
     for (const char *c = text; *c; c++) {

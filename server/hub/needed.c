@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which files of a repository a model needs: what the engine, the tokenizer and the templates read,
- * and nothing else of what may lie there (other formats, several copies of the weights,
- * pictures). */
+/* Which files of a repository a model needs: those that the engine, the tokenizer and the templates
+ * read, and no others (other formats, further copies of the weights, pictures). */
 #include "server/hub/private.h"
 
 #include "engine/base/file.h"
@@ -14,7 +13,7 @@
 
 enum { MAX_INDEX_BYTES = 256 << 20 };
 
-/* A pattern may have one "*", which stands for anything but "/". */
+/* A pattern may contain one "*", which matches anything but "/". */
 static const char *const needed[] = {
     "config.json",
     "generation_config.json",
@@ -53,7 +52,7 @@ bool hub_is_needed(const char *path)
 
 bool hub_paths_has(const struct hub_paths *paths, const char *path)
 {
-    for (size_t i = paths->n; i-- > 0;) { // mostly the one that came last
+    for (size_t i = paths->n; i-- > 0;) { // usually the last one added
         if (strcmp(paths->items[i], path) == 0) {
             return true;
         }
@@ -123,7 +122,7 @@ static bool has_all_of_index(const char *folder)
     return all;
 }
 
-/* Links to weights are made when all of them are there, so one stands for the others. */
+/* Links to weights are created only when all of them are complete, so one implies the rest. */
 static bool has_some_weights(const char *folder)
 {
     DIR *dir = opendir(folder);

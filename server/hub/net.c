@@ -14,7 +14,7 @@ enum { MAX_HOPS = 6, MAX_TRIES = 5, CONNECT_S = 15 };
 
 #define MS 1000000LL
 #define FIRST_WAIT_NS (250 * MS)
-#define LONGEST_WAIT_NS (300000 * MS) // for one request, all waits together
+#define LONGEST_WAIT_NS (300000 * MS) // limit of all waits of one request together
 
 struct net {
     const struct hub_settings *settings;
@@ -22,7 +22,7 @@ struct net {
     void *tell_arg;
     CURLM *multi;
     const char *certificates;  // NULL: libcurl's own
-    struct net_request *queue; // wait for a place, or for their time
+    struct net_request *queue; // waiting for a slot, or for their retry time
     struct net_request *active[NET_MAX_ACTIVE];
     size_t n_active, n_queued;
 };
@@ -67,7 +67,7 @@ static bool header_is(const char *line, size_t n_bytes, const char *name, const 
     return true;
 }
 
-/* An etag without its quotes and its mark of weakness. */
+/* An etag without its quotes and weakness mark. */
 static void keep_etag(const char *value, char *out, size_t out_bytes)
 {
     value += strncmp(value, "W/", 2) == 0 ? 2 : 0;
@@ -112,7 +112,7 @@ static size_t on_header(char *bytes, size_t one, size_t n_bytes, void *arg)
     (void)one;
     struct net_request *r = arg;
     char line[512];
-    if (n_bytes > 5 && memcmp(bytes, "HTTP/", 5) == 0) { // the begin of an answer
+    if (n_bytes > 5 && memcmp(bytes, "HTTP/", 5) == 0) { // start of a response
         r->answer = (struct net_answer){
             .n_bytes = -1, .linked_bytes = -1, .first_byte = -1, .total_bytes = -1};
     }
@@ -127,10 +127,10 @@ static size_t on_body(char *bytes, size_t one, size_t n_bytes, void *arg)
     struct net_request *r = arg;
     curl_easy_getinfo(r->easy, CURLINFO_RESPONSE_CODE, &r->answer.status);
     if (r->answer.status / 100 != 2) {
-        return n_bytes; // of an error or a redirect: not what was asked for
+        return n_bytes; // body of an error or a redirect
     }
     r->took = r->took || n_bytes > 0;
-    return r->take(r, bytes, n_bytes) ? n_bytes : 0; // 0: libcurl stops
+    return r->take(r, bytes, n_bytes) ? n_bytes : 0; // 0 makes libcurl stop
 }
 
 static void add_header(struct net_request *r, const char *line)
@@ -139,11 +139,12 @@ static void add_header(struct net_request *r, const char *line)
     r->headers = list ? list : r->headers;
 }
 
-/* The same for every request. Certificates are checked, as libcurl does by itself. */
+/* Options common to all requests. libcurl verifies certificates by default. */
 static void set_options(const struct net *net, CURL *easy)
 {
     curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
-    curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1); // a connection each
+    // one connection per request
+    curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     curl_easy_setopt(easy, CURLOPT_USERAGENT, "sluice/" SLUICE_VERSION);
     curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, on_header);
     curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_body);
@@ -233,16 +234,16 @@ static void begin_again(struct net_request *r)
     r->n_hops = 0;
 }
 
-/* Fails the request for what a redirect says. */
+/* Fails the request because of an unacceptable redirect. */
 static void refuse(struct net_request *r, const char *why, const char *where)
 {
     r->end = NET_FAILED;
-    r->code = CURLE_BAD_FUNCTION_ARGUMENT; // not worth another try
+    r->code = CURLE_BAD_FUNCTION_ARGUMENT; // not worth retrying
     snprintf(r->why, sizeof r->why, "%s %.150s", why, where);
 }
 
-/* True if the request goes on elsewhere. A HEAD stays on its host: what it asks for is in the
- * answer that points to another one. */
+/* True if the request continues at another address. A HEAD request stays on its host, because the
+ * redirect response itself has the headers that it needs. */
 static bool follow(struct net *net, struct net_request *r, const char *where)
 {
     const char *here = r->at ? r->at : r->url;
@@ -289,8 +290,8 @@ static bool is_passing(const struct net_request *r)
     }
 }
 
-/* True if the request is to be tried again, and when. Bytes that came and stay begin the count
- * anew. */
+/* True if the request should be retried, and schedules that. Progress resets the number of
+ * attempts. */
 static bool try_again(struct net *net, struct net_request *r)
 {
     const bool nearer = r->took && r->keeps;
@@ -334,7 +335,10 @@ static void read_result(struct net_request *r, CURLcode code, char **where)
     r->answer.n_bytes = n_bytes;
     r->answer.retry_after_s = retry_after;
     *where = to && r->answer.status / 100 == 3 ? xstrdup(to) : NULL;
-    r->end = code == CURLE_OK ? NET_ANSWERED : code == CURLE_WRITE_ERROR ? NET_STOPPED : NET_FAILED;
+    r->end = code == CURLE_WRITE_ERROR ? NET_STOPPED : NET_FAILED;
+    if (code == CURLE_OK) {
+        r->end = NET_ANSWERED;
+    }
     if (r->why[0] == '\0') {
         snprintf(r->why, sizeof r->why, "%s", curl_easy_strerror(code));
     }
@@ -355,7 +359,8 @@ static void finish(struct net *net, struct net_request *r, CURLcode code)
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
-/* libcurl knows where its distribution keeps certificates; this machine may have another place. */
+/* libcurl knows where its own distribution keeps certificates; this machine may have them
+ * elsewhere. */
 static const char *find_certificates(void)
 {
     static const char *const variables[] = {"SSL_CERT_FILE", "CURL_CA_BUNDLE"};

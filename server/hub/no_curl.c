@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* In place of pull.c where libcurl's header was not there to build with (CURL=0). */
+/* Replaces pull.c in builds without libcurl's header (CURL=0). */
 #include "server/hub/private.h"
 
 enum status hub_pull(const struct hub_settings *s, const struct hub_name *name,

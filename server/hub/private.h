@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the files of this room share.
- * Thread: main, but for hub_hash. */
+/* Private to server/hub. Thread: main, except hub_hash. */
 #ifndef SLUICE_SERVER_HUB_PRIVATE_H
 #define SLUICE_SERVER_HUB_PRIVATE_H
 
@@ -10,16 +9,17 @@
 
 /* ---- names.c --------------------------------------------------------------------------------- */
 
-/* A path that stays in its folder: relative, with "/" alone, no "." and no ".." in it. */
+/* True for a path that stays within its folder: relative, separated by "/", without "." and ".."
+ * components. */
 bool hub_path_is_safe(const char *path);
 
 bool hub_is_commit(const char *text);
-/* A blob's name: sha256 of a large file, git's sha1 of a small one, in lower case. */
+/* True for a valid blob name: sha256 of a large file, git's sha1 of a small one, in lower case. */
 bool hub_is_hash(const char *text);
 
 /* ---- cache.c: the layout --------------------------------------------------------------------- */
 
-/* A path from its parts; ERR_LIMIT if it is too long. */
+/* Formats a path; ERR_LIMIT if it is too long. */
 enum status hub_path(char out[PATH_MAX], struct err *err, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
 enum status hub_repo_path(const struct hub_settings *s, const char *id, char out[PATH_MAX],
@@ -27,23 +27,23 @@ enum status hub_repo_path(const struct hub_settings *s, const char *id, char out
 enum status hub_locks_path(const struct hub_settings *s, const char *id, char out[PATH_MAX],
                            struct err *err);
 
-/* Makes the folder, and those above it. Below `root` a link in the place of a folder is refused:
- * nothing is written outside of the cache through one. */
+/* Creates the folder and its parents. Below `root` a symbolic link in place of a folder is
+ * rejected, so that nothing is written outside the cache. */
 enum status hub_make_folders(const char *root, const char *folder, struct err *err);
 
-/* The commit that the cache has for a revision: false if none. */
+/* The commit that the cache has for a revision; false if none. */
 bool hub_commit_of(const char *repo, const char *revision, char commit[41]);
 
-/* Makes snapshots/COMMIT/PATH a link to the blob, in one step. */
+/* Atomically makes snapshots/COMMIT/PATH a link to the blob. */
 enum status hub_link_file(const char *repo, const char *commit, const char *path, const char *hash,
                           struct err *err);
-/* Says which commit a revision is at. */
+/* Records the commit of a revision. */
 enum status hub_write_ref(const char *repo, const char *revision, const char *commit,
                           struct err *err);
 
 /* ---- needed.c: what a model needs ------------------------------------------------------------ */
 
-/* Small files of a repository that are read here: configuration, tokenizer, templates. */
+/* True for small files that are read here: configuration, tokenizer, templates. */
 bool hub_is_needed(const char *path);
 
 struct hub_paths {
@@ -52,17 +52,17 @@ struct hub_paths {
 };
 
 bool hub_paths_has(const struct hub_paths *paths, const char *path);
-void hub_paths_add(struct hub_paths *paths, const char *path); // a copy, once
+void hub_paths_add(struct hub_paths *paths, const char *path); // a copy, without duplicates
 void hub_paths_free(struct hub_paths *paths);
 
 #define HUB_ONE_FILE "model.safetensors"
 #define HUB_INDEX "model.safetensors.index.json"
 
-/* The files of an index, checked. `where` is for messages. */
+/* The files named in an index, validated. `where` is for messages. */
 enum status hub_read_index(const char *file, const char *where, struct hub_paths *out,
                            struct err *err);
 
-/* Is all of it in this folder: config.json, and the weights as the engine looks for them? */
+/* True if the folder is complete: config.json, and the weights as the engine looks for them. */
 bool hub_is_complete(const char *folder);
 
 /* ---- pull.c, or no_curl.c in a build that cannot download ------------------------------------ */
@@ -72,7 +72,7 @@ enum status hub_pull(const struct hub_settings *settings, const struct hub_name 
 
 /* ---- hash.c ---------------------------------------------------------------------------------- */
 
-/* The hash of an open file's first n bytes, of the kind that `like` is of, in hexadecimal. */
+/* The hash of an open file's first n bytes in hexadecimal, of the same kind as `like`. */
 enum status hub_hash(int fd, int64_t n_bytes, const char *like, char out[65], struct err *err);
 
 #endif

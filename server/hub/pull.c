@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is missing of a model comes from the hub: the list of a revision's files, the small ones,
- * and then the weights that these name. Links are made when their blobs are whole, those of the
- * weights when all of them are, and the revision's ref at the very end: what the cache says of a
- * model holds, whatever cuts a download short. */
+/* Downloads what is missing of a model: the list of a revision's files, the small files, and then
+ * the weights that these name. A file is linked once its blob is complete, weights once all of them
+ * are, and the revision's ref is written last. So the cache is consistent at all times, whatever
+ * interrupts a download. */
 #include "server/hub/pull.h"
 
 #include "engine/base/json.h"
@@ -154,7 +154,7 @@ static enum status add_shards(struct pull *p, const char *index_hash)
     return st;
 }
 
-/* As the engine looks for them: one file, else those of the index, else all that are there. */
+/* As the engine looks for them: a single file, else those of the index, else all that exist. */
 static enum status add_weights(struct pull *p)
 {
     if (hub_paths_has(&p->listed, HUB_ONE_FILE)) {
@@ -181,7 +181,7 @@ static enum status add_weights(struct pull *p)
 
 /* ---- room ------------------------------------------------------------------------------------ */
 
-/* Counts what is here from file `first` on, and asks the disk for the rest. */
+/* Counts what is present from file `first` on, and checks that the disk has space for the rest. */
 static enum status check_room(struct pull *p, size_t first)
 {
     int64_t needed = 0;
@@ -263,7 +263,7 @@ static enum status get_weights(struct pull *p)
 static enum status pull_all(struct pull *p)
 {
     TRY(net_open(p->settings, tell, &p->progress, &p->net, p->err));
-    TRY(list_files(p)); // before anything is made: a misspelt name leaves nothing
+    TRY(list_files(p)); // before anything is created: a misspelt name leaves no trace
     TRY(make_folders(p));
     TRY(get_small(p));
     TRY(get_weights(p));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A download while it runs: what pull.c (what is needed), pull_files.c (its bytes) and explain.c
- * (why not) share. Thread: main. */
+/* A download in progress: shared by pull.c (what is needed), pull_files.c (its bytes) and explain.c
+ * (why it failed).
+ * Thread: main. */
 #ifndef SLUICE_SERVER_HUB_PULL_H
 #define SLUICE_SERVER_HUB_PULL_H
 
@@ -13,17 +14,17 @@ enum pull_state { FILE_WAITS, FILE_LOADS, FILE_CHECKS, FILE_DONE };
 struct pull_file {
     struct pull *pull;
     char *path;    // in the repository
-    char hash[65]; // "": the hub was not asked yet
+    char hash[65]; // "": not yet requested from the hub
     int64_t n_bytes;
     struct net_request head;
     enum pull_state state;
     struct blob blob;
-    bool *busy;    // [blob.n_parts], a request is under way for it
-    char *storage; // where the hub sent us for its bytes; NULL: ask again
+    bool *busy;    // [blob.n_parts], a request for the part is running
+    char *storage; // the address the hub redirected to; NULL: ask again
     bool no_ranges, told_busy;
-    int n_active;           // requests under way
-    int n_refused, n_wrong; // answers without use, in a row; contents with another hash
-    int64_t look_ns;        // when to try its lock again
+    int n_active;           // running requests
+    int n_refused, n_wrong; // consecutive useless answers; contents with the wrong hash
+    int64_t look_ns;        // when to retry its lock
 };
 
 struct pull {
@@ -35,23 +36,23 @@ struct pull {
     struct hub_paths listed; // files of the repository that may be needed
     struct pull_file **files;
     size_t n_files, cap;
-    int64_t had_bytes; // of the files, before this
-    bool counts;       // the sizes of all files are known: progress can be told
+    int64_t had_bytes; // bytes that were present before
+    bool counts;       // all sizes are known, so progress can be shown
     enum status st;    // the first failure, with its sentence
     struct err *err;
 };
 
-/* Asks the hub for the hash and size of the files that have none. */
+/* Requests hash and size of files for which they are unknown. */
 enum status pull_describe(struct pull *p);
 
-/* Brings all files that are not done into the cache's blobs. */
+/* Downloads all unfinished files into the cache's blobs. */
 enum status pull_download(struct pull *p);
 
-/* Where the hub has the list of the revision, and a file of the commit. The caller frees it. */
+/* The hub's URLs: the list of the revision, and a file of the commit. The caller frees them. */
 char *pull_list_url(const struct pull *p);
 char *pull_file_url(const struct pull *p, const char *path);
 
-/* The sentence for a request that brought nothing. `what` is a file, or NULL for the model. */
+/* Explains why a request failed. `what` is a file, or NULL for the model. */
 enum status pull_explain(struct pull *p, const struct net_request *r, const char *what);
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The bytes of a download: what each file is (its hash and size), then its parts, several at a
- * time; parts of one file and of several beside each other, in the order of the list. */
+/* The bytes of a download: first the hash and size of each file, then its parts. Several parts of
+ * one or more files are downloaded concurrently, in the order of the list. */
 #include "server/hub/pull.h"
 
 #include "engine/base/clock.h"
@@ -20,7 +20,7 @@ struct worker {
     struct net_request request;
     struct pull_file *file; // NULL: idle
     int32_t part;
-    bool remembered; // the address was not the hub's but where it sent an earlier request
+    bool remembered; // used the address of an earlier redirect
 };
 
 /* ---- what each file is ----------------------------------------------------------------------- */
@@ -35,9 +35,10 @@ static void described(struct net_request *r)
         return;
     }
     const char *hash = a->linked_etag[0] ? a->linked_etag : a->etag;
-    const int64_t n_bytes = a->linked_bytes >= 0 ? a->linked_bytes
-                            : a->status < 300    ? a->n_bytes
-                                                 : -1;
+    int64_t n_bytes = a->linked_bytes;
+    if (n_bytes < 0) {
+        n_bytes = a->status < 300 ? a->n_bytes : -1;
+    }
     if (p->st != OK) {
         return;
     }
@@ -79,7 +80,7 @@ static void prepare_part(struct net_request *r)
     struct pull_file *f = w->file;
     struct blob *b = &f->blob;
     if (f->no_ranges) {
-        b->got[w->part] = 0; // nothing but the begin can be had
+        b->got[w->part] = 0; // only the whole file is available
     }
     r->keeps = !f->no_ranges;
     const int64_t begin = w->part * b->part_bytes, got = b->got[w->part];
@@ -101,7 +102,7 @@ static bool take_bytes(struct net_request *r, const void *bytes, size_t n_bytes)
         f->no_ranges = true;
         return false;
     }
-    /* A range is what was asked for in the first packet, and its rest follows. */
+    /* Part of the range was in the first packet; the rest follows. */
     const bool first = blob_part_bytes(&f->blob, w->part) - f->blob.got[w->part] == r->to - r->from;
     if (r->from >= 0 && first && (a->first_byte != r->from || a->total_bytes != f->n_bytes)) {
         p->st = err_set(p->err, ERR_FORMAT, "%s: another range of %.150s came than was asked for",
@@ -116,7 +117,7 @@ static bool take_bytes(struct net_request *r, const void *bytes, size_t n_bytes)
     return st == OK;
 }
 
-/* An answer that is of no use, but may be another time: where the bytes are is asked for anew. */
+/* The answer is useless but a retry may succeed: ask the hub for the address again. */
 static void refused(struct worker *w)
 {
     struct pull_file *f = w->file;
@@ -124,7 +125,7 @@ static void refused(struct worker *w)
     if (w->remembered) {
         const bool known = !f->storage || strcmp(f->storage, r->url) != 0;
         if (known) {
-            return; // another request has found that out before
+            return; // another request has handled this already
         }
         free(f->storage);
         f->storage = NULL;
@@ -153,13 +154,13 @@ static void part_done(struct net_request *r)
     }
     if (f->pull->st == OK && served) {
         if (f->blob.got[w->part] < blob_part_bytes(&f->blob, w->part)) {
-            refused(w); // less came than was asked for
+            refused(w); // shorter than requested
         } else {
             f->n_refused = 0;
         }
     } else if (f->pull->st == OK && !(r->end == NET_STOPPED && f->no_ranges)) {
         if (elsewhere && r->end == NET_ANSWERED) {
-            refused(w); // such addresses hold for a while only
+            refused(w); // such addresses expire
         } else {
             pull_explain(f->pull, r, f->path);
         }
@@ -187,7 +188,7 @@ static void set_busy(struct pull_file *f)
     f->busy = xcalloc((size_t)f->blob.n_parts + 1, sizeof *f->busy);
 }
 
-/* The same bytes may be in a repository under two names. */
+/* A repository may contain the same bytes under two names. */
 static bool another_loads_it(const struct pull *p, const struct pull_file *f)
 {
     for (size_t i = 0; i < p->n_files; i++) {
@@ -296,7 +297,7 @@ static enum status advance(struct pull_file *f)
     return OK;
 }
 
-/* A part that nobody is at; -1: none. */
+/* A part that no request is working on; -1: none. */
 static int32_t open_part(const struct pull_file *f)
 {
     const struct blob *b = &f->blob;
@@ -310,7 +311,7 @@ static int32_t open_part(const struct pull_file *f)
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
-/* Gives an idle worker something to do, if there is anything. */
+/* Assigns work to an idle worker, if there is any. */
 static enum status employ(struct pull *p, struct worker *w)
 {
     for (size_t i = 0; i < p->n_files && !w->file; i++) {

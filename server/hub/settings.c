@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The environment, with the names and defaults of huggingface_hub. */
+/* Reads the environment, with the names and defaults of huggingface_hub. */
 #include "server/hub/private.h"
 
 #include "engine/base/file.h"
@@ -11,7 +11,7 @@
 
 enum { TIMEOUT_S = 30 };
 
-/* NULL for what is not set and for what is set to nothing. */
+/* NULL if the variable is unset or empty. */
 static const char *variable(const char *name)
 {
     const char *value = getenv(name);
@@ -29,7 +29,7 @@ static bool is_true(const char *value)
     return false;
 }
 
-/* DIR/more, where "~/" is the home folder. */
+/* DIR/more, with "~/" expanded to the home folder. */
 static enum status join(char *out, const char *dir, const char *more, struct err *err)
 {
     const bool at_home = dir[0] == '~' && (dir[1] == '/' || dir[1] == '\0');
@@ -59,8 +59,8 @@ static enum status read_cache(struct hub_settings *s, const char *home, struct e
     return given ? join(s->cache, given, "", err) : join(s->cache, home, "/hub", err);
 }
 
-/* A token goes into a header: white space around it is a file's last line, any within a
- * mistake. */
+/* A token is sent in a header: white space around it is trimmed (a file's line end), white space
+ * inside is an error. */
 static enum status set_token(struct hub_settings *s, const char *text, const char *from,
                              struct err *err)
 {

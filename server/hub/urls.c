@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Addresses below the endpoint. */
+/* URLs below the endpoint. */
 #include "server/hub/pull.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@ char *pull_file_url(const struct pull *p, const char *path)
     struct buf url;
     buf_init(&url, 1 << 16);
     buf_printf(&url, "%s/%s/resolve/%s/", p->settings->endpoint, p->name->id, p->commit);
-    for (const char *at = path; *at;) { // each folder's name, with the slashes between
+    for (const char *at = path; *at;) { // escapes each path component, keeping the slashes
         const size_t n = strcspn(at, "/");
         put_escaped(&url, at, n);
         buf_puts(&url, at[n] ? "/" : "");

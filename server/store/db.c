@@ -80,11 +80,15 @@ static enum status set_max_pages(struct db *db, int64_t n_pages, struct err *err
     return db_script(db, text, err);
 }
 
-/* A write-ahead log that is synced at each commit: a commit that returned is on the disk. With the
- * exclusive mode no other process gets in, and no shared memory file is needed. */
+/* A write-ahead log that is synced at each commit: a commit that returned is on the disk. Exclusive
+ * mode is set before the file is first read: no other process can open the database, and the index
+ * of the log is in our own memory instead of a shared file. */
 static enum status settle(struct db *db, const char *path, struct err *err)
 {
     char text[128];
+    if (path) {
+        TRY(db_script(db, "PRAGMA locking_mode = EXCLUSIVE;", err));
+    }
     snprintf(text, sizeof text, "PRAGMA page_size = %d; PRAGMA temp_store = MEMORY;", PAGE_BYTES);
     TRY(db_script(db, text, err));
     TRY(set_max_pages(db, db->max_pages, err));
@@ -95,8 +99,8 @@ static enum status settle(struct db *db, const char *path, struct err *err)
              LOG_PAGES, 2 * LOG_PAGES * PAGE_BYTES);
     TRY(db_script(db, text, err));
     return db_script(db,
-                     "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;"
-                     "PRAGMA synchronous = FULL; BEGIN EXCLUSIVE; COMMIT;",
+                     "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;"
+                     "BEGIN EXCLUSIVE; COMMIT;",
                      err);
 }
 

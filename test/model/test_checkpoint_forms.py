@@ -3,12 +3,15 @@
 and with its experts in one tensor or in many. None changes an answer."""
 import json
 import os
+import shutil
 import struct
 
 import pytest
 
 import golden
-from test_checkpoint import HEAD, MOE, SOURCE, Checkpoint, run, tokens
+import heads
+from test_checkpoint import HEAD, MOE, SOURCE, Checkpoint, run, scores, tokens
+from test_golden_families import FAMILIES
 
 TIED = os.path.join(golden.GOLDEN, "llama-tied")
 
@@ -68,6 +71,30 @@ def test_stacked_experts_of_another_shape_are_refused(tmp_path):
     c.write()
     done = run(c.folder)
     assert done.returncode == 1 and name in done.stderr and f"[{n}, {rows}, {cols}]" in done.stderr
+
+
+def each_expert(name, stacked, by_columns):
+    """The matrices of single experts in a tensor of all, by their names."""
+    base, part = name.rsplit(".", 1)
+    for e, matrix in enumerate(stacked.transpose(0, 2, 1) if by_columns else stacked):
+        rows = {"down": matrix} if part == "down_proj" else dict(zip(("gate", "up"), heads.numpy.split(matrix, 2)))
+        yield from ((f"{base}.{e}.{which}_proj.weight", r) for which, r in rows.items())
+
+
+@pytest.mark.skipif(not os.path.isdir(FAMILIES), reason=f"no {FAMILIES}")
+@pytest.mark.parametrize("family, by_columns", [("qwen3.5-moe", False), ("gemma-4-moe", False), ("mistral-small-4", False),
+                                                ("llama-4", True)])
+def test_single_experts_are_those_of_one_tensor(family, by_columns, tmp_path):
+    source = os.path.join(FAMILIES, family)
+    shutil.copytree(source, tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    tensors, split = heads.read(path), {}
+    for name, a in tensors.items():
+        stacked = name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+        split.update(each_expert(name, a, by_columns) if stacked else {name: a})
+    assert len(split) > len(tensors)
+    heads.write(path, split)
+    assert scores(tmp_path / "model") == scores(source)
 
 
 OTHERS = ["vision_tower.blocks.0.weight", "model.visual.merger.weight", "model.audio_tower.layers.0.weight",

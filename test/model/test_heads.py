@@ -63,6 +63,34 @@ def test_an_eagle3_head_drafts_what_numpy_does(tmp_path, variant):
     check_drafts(head, "llama-2", *speculative(method="eagle3", model=folder))
 
 
+TOP = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "eagle_aux_hidden_state_layer_ids")
+
+
+def as_speculators_writes_it(config, tensors):
+    """The layer's keys in an object of their own, and other names for its tensors."""
+    top = {k: config[k] for k in TOP if k in config}
+    layer = {k: v for k, v in config.items() if k not in top and k not in ("architectures", "torch_dtype")}
+    top = {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "torch_dtype": "bfloat16",
+           "target_hidden_size": None, "speculators_config": {"algorithm": "eagle3"}, **top}
+    return {**top, "transformer_layer_config": layer}, {k.replace("midlayer.", "layers.0."): v for k, v in tensors.items()}
+
+
+@pytest.mark.parametrize("before", [None, False])
+def test_a_head_of_speculators_is_the_same(tmp_path, before):
+    """Where it says nothing of it, norm_before_residual is true."""
+    target = heads.Target("llama-2")
+    config = {**heads.EAGLE3, "hidden_size": 64, "vocab_size": 384, "draft_vocab_size": 200,
+              "eagle_aux_hidden_state_layer_ids": [1, 2, 3], **({} if before is None else {"norm_before_residual": before})}
+    tensors = know(heads.eagle3_tensors(config, 64, 3), ALLOWED)
+    folder = heads.eagle3_folder(tmp_path / "head", *as_speculators_writes_it(config, tensors))
+    head = heads.Eagle3(target, {**config, "norm_before_residual": before is None}, tensors, [1, 2, 3])
+    check_drafts(head, "llama-2", *speculative(method="eagle3", model=folder))
+    other, _ = as_speculators_writes_it(config, tensors)
+    other = heads.eagle3_folder(tmp_path / "other", {**other, "speculators_model_type": "dflash"}, tensors)
+    says = refusal("llama-2", *speculative(method="eagle3", model=other))
+    assert "the speculators_model_type 'dflash' is not eagle3" in says
+
+
 def know(tensors, ids):
     """The head's vocabulary with these among it."""
     n, vocab = len(tensors["d2t"]), len(tensors["t2d"])

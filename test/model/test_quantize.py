@@ -130,6 +130,26 @@ def test_tokens_are_those_of_quantising_while_loading(made):
         assert here == tokens(DEMO, "--quantization", name)
 
 
+def test_the_quantised_module_drafts(made):
+    """About as often right as the plain one, and no answer changes."""
+    _, out = made
+    module = ("--speculative-config", '{"method":"mtp","num_speculative_tokens":2,"fixed":true}')
+    chat = "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n"
+    requests = [{"prompt": chat % p, "max_tokens": 60, "temperature": 0}
+                for p in ["Tell me a story about a fox and a crow.", "Copy: 81 seven boats, a red kite", "What is 12 plus 7?"]]
+
+    def answers(model, *flags):
+        """(the tokens, drafts, those of them that were right) of all."""
+        made = golden.generate(model, requests, *flags)
+        counts = (sum(a["usage"].get(k, 0) for a in made) for k in ("draft_tokens", "accepted_draft_tokens"))
+        return [a["outputs"][0]["token_ids"] for a in made], *counts
+
+    have, drafts, right = answers(out, *module)
+    _, plain_drafts, plain_right = answers(DEMO, *module)
+    assert have == answers(out)[0]
+    assert plain_right > plain_drafts / 2 and right / drafts > 0.9 * plain_right / plain_drafts, (right, drafts)
+
+
 @pytest.mark.parametrize("family", ["deepseek-v3", "mixtral", "phi-3", "qwen2-moe", "starcoder2"])
 def test_modules_are_those_that_loading_quantises(family, tmp_path):
     model, out = os.path.join(golden.GOLDEN, family), str(tmp_path / "out")

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention's launch: the variant that takes the layer, then the join of partial results. Which
- * variant it is depends on the layer and the machine alone, never on the pass. */
+/* Launches attention: the kernel variant that supports the layer, then the kernel that joins
+ * partial results. The variant depends on the layer and the device only, never on the pass. */
 #include "cuda/kernels/attention/common.cuh"
 
 enum { JOIN_WARPS = 8, JOIN_BLOCKS_PER_SM = 2, JOIN_AHEAD = 8 };
 
-/* The slots of one row and head, of which a lane has four columns, to the row's output. JOIN_AHEAD
- * slots are read at once: one behind the other, each takes as long as a way to memory. Little code:
- * it is fetched anew by every launch, which takes longer than to run it. */
+/* Joins the slots of one row and head into the output; each lane has four columns. JOIN_AHEAD slots
+ * are loaded at a time, because loading them one by one would cost a full memory latency each. The
+ * code is kept small: every launch fetches it anew, and that takes longer than running it. */
 template <typename T>
 __device__ __forceinline__ void join_row(const struct attention_params &p, struct attention_row row,
                                          int r, int h, int column)
@@ -24,7 +24,7 @@ __device__ __forceinline__ void join_row(const struct attention_params &p, struc
         for (int k = 0; k < JOIN_AHEAD; k++) {
             ml[k] = *reinterpret_cast<const float2 *>(slot + dim);
             add[k] = *reinterpret_cast<const float4 *>(slot + column);
-            slot += k + 1 < left ? stride : 0; // else the last once more
+            slot += k + 1 < left ? stride : 0; // past the end: reload the last slot
         }
 #pragma unroll
         for (int k = 0; k < JOIN_AHEAD; k++) {
@@ -45,20 +45,22 @@ __device__ __forceinline__ void join_row(const struct attention_params &p, struc
     to[3] = from_float<T>(__fmul_rn(value.w, w));
 }
 
-/* Grid: (rows, heads / JOIN_WARPS), as many rows as fit the machine; a warp joins one row and head
- * at a time. */
+/* Grid: (rows, heads / JOIN_WARPS), with as many blocks along x as fit the device; a warp joins one
+ * row and head at a time. Bound by the latency of reading the slots. */
 template <typename T>
 __global__ void __launch_bounds__(JOIN_WARPS * 32)
     attention_join_kernel(const __grid_constant__ struct attention_params p)
 {
-    /* The plan was there before the kernel ahead began; the slots are that kernel's. */
+    /* The plan was written before the preceding kernel started; the slots are that kernel's
+     * output. */
     const struct attention_plan_head *head = plan_head(p.plan);
     const struct attention_row *rows = (const struct attention_row *)(head + 1);
     const bool is_any = head->n_slots > 0;
     struct attention_row row = rows[blockIdx.x];
     const int h = blockIdx.y * JOIN_WARPS + (int)(threadIdx.x >> 5);
-    /* A product of this many rows fills its block's memory with weights as soon as a multiprocessor
-     * is free of attention (gemm_wide.cu); those of fewer rows would crowd (device/launch.cuh). */
+    /* With this many rows the next product is gemm/wide.cu's, whose blocks start loading weights as
+     * soon as a multiprocessor is free of attention. Blocks of the products of fewer rows would
+     * crowd onto some multiprocessors (device/launch.cuh). */
     if (p.n_rows > 32) {
         pdl_trigger();
     }
@@ -84,7 +86,10 @@ static cudaError_t launch_join(cudaStream_t stream, const struct attention_launc
 {
     const int by_heads = (p.n_heads + JOIN_WARPS - 1) / JOIN_WARPS;
     const int most = a->limits->n_sms * JOIN_BLOCKS_PER_SM / by_heads;
-    const int n = p.n_rows < most ? p.n_rows : most < 1 ? 1 : most;
+    int n = most < 1 ? 1 : most;
+    if (p.n_rows < most) {
+        n = p.n_rows;
+    }
     const dim3 grid((unsigned)n, (unsigned)by_heads), block(JOIN_WARPS * 32);
     BY_DTYPE(a->dtype, T, return launch(attention_join_kernel<T>, grid, block, 0, stream, p));
     return cudaErrorInvalidValue;
@@ -118,7 +123,7 @@ static struct attention_params params_of(const struct attention_launch *a)
     return p;
 }
 
-/* What many rows read becomes numbers first; the other items read codes. */
+/* Dequantises what many rows read, then runs attention; the other items read the codes. */
 static cudaError_t launch_expanded(cudaStream_t stream, const struct attention_launch *a,
                                    const struct attention_params *params)
 {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The device half of codes.cu: what a warp does with the records of its chunks, and a block with
- * the results of its warps. Thread: device code, a warp at once unless it says otherwise. */
+/* The device half of codes.cu: how a warp processes the records of its chunks, and how a block
+ * joins its warps' results.
+ * Thread: device code, one warp at a time unless stated otherwise. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_CODES_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_CODES_CUH
 
@@ -11,35 +12,37 @@
 
 enum { CODE_WARPS = 4, CODE_THREADS = CODE_WARPS * 32, RECORD_KEYS = 16, CODE_MAX_SLOTS = 12 };
 
-/* A query's numbers are rounded to fp16 after this factor, so that large ones fit. */
+/* Queries are multiplied by this before they are rounded to fp16, so that large ones do not
+ * overflow. */
 static constexpr float QUERY_FACTOR = 0.03125f;
 
 struct codes_params {
     struct attention_params a;
-    bool is_bf16;                 // queries and outputs; else fp16
-    int32_t n_slots, record_room; // of a warp's ring; bytes of a record there
-    int32_t n_k, n_v;             // 16-byte pieces of a row of K and V
+    bool is_bf16;                 // type of queries and outputs; otherwise fp16
+    int32_t n_slots, record_room; // slots in a warp's ring; bytes per record in it
+    int32_t n_k, n_v;             // 16-byte pieces in a row of K and of V
 };
 
-/* What the layers of one format have in common: codes as operands of fp16, and what those have to
- * be multiplied with. An integer code is the mantissa of a subnormal number, which the tensor cores
- * take as any other: no instruction but a mask makes an operand of it. */
+/* What all layers of one format share: how codes become fp16 operands, and the factors to apply
+ * afterwards. An integer code is used as the mantissa of a subnormal fp16 number, which the tensor
+ * cores handle at full speed, so a single mask makes an operand. */
 template <enum kv_format F> struct code_kind {
-    static constexpr int STEPS = F == KV_INT4 ? 2 : 1; // of 16 numbers, in a chunk
+    static constexpr int STEPS = F == KV_INT4 ? 2 : 1; // of 16 elements, per chunk
     static constexpr int NUMBERS = 16 * STEPS;
     static constexpr float UNIT = F == KV_FP8 ? 1.0f : 16777216.0f;
-    static constexpr float ODD = F == KV_INT4 ? 0.0625f : 1.0f; // of every second operand besides
+    // extra factor of every second operand
+    static constexpr float ODD = F == KV_INT4 ? 0.0625f : 1.0f;
 };
 
 template <int D> struct codes_shape {
-    static constexpr int RECORDS = D <= 128 ? 2 : 1;    // of a chunk: their work goes side by side
-    static constexpr int KEYS = RECORDS * RECORD_KEYS;  // of a chunk
-    static constexpr int TILES = D / 16;                // of a value
-    static constexpr int MANY = D <= 128 ? 4 : 2;       // columns of 8 query vectors, at most
-    static constexpr int PITCH = D + 4;                 // of a row that waits to be joined
+    static constexpr int RECORDS = D <= 128 ? 2 : 1;    // per chunk, processed side by side
+    static constexpr int KEYS = RECORDS * RECORD_KEYS;  // per chunk
+    static constexpr int TILES = D / 16;                // per value
+    static constexpr int MANY = D <= 128 ? 4 : 2;       // the most columns of 8 query vectors
+    static constexpr int PITCH = D + 4;                 // of a row waiting to be joined
     static constexpr int ROOM = CODE_WARPS * 8 * PITCH; // floats
     static constexpr int QUERIES = MANY * TILES * 32 * 8 + MANY * 8 * 4; // bytes
-    static constexpr int FOLD = MANY * 8 * PITCH; // floats, of deterministic runs
+    static constexpr int FOLD = MANY * 8 * PITCH; // floats, for runs of deterministic mode
 
     static __host__ __device__ int fixed_bytes(bool folds)
     {
@@ -49,7 +52,7 @@ template <int D> struct codes_shape {
 
 #if HAVE_SM90A
 
-/* An 8 x 8 matrix of 16-bit elements, of which each lane has two of a row. */
+/* Transposes an 8 x 8 matrix of 16-bit elements; each lane holds two elements of a row. */
 __device__ __forceinline__ uint32_t matrix_transposed(uint32_t x)
 {
     uint32_t y;
@@ -82,7 +85,7 @@ __device__ __forceinline__ float2 half_values(uint32_t v)
     return __half22float2(*reinterpret_cast<const __half2 *>(&v));
 }
 
-/* Two E4M3 codes, the first in the low byte. */
+/* Converts two E4M3 codes; the first is in the low byte. */
 __device__ __forceinline__ uint32_t half_pair_of_e4m3(uint16_t codes)
 {
     uint32_t pair;
@@ -90,8 +93,8 @@ __device__ __forceinline__ uint32_t half_pair_of_e4m3(uint16_t codes)
     return pair;
 }
 
-/* The operands in a word of a row of K: four codes that follow each other, or eight of four bits.
- * Which of them make a pair is q_dim's affair. */
+/* The operands in one word of a row of K: four consecutive codes, or eight of four bits. q_dim
+ * tells which codes form a pair. */
 template <enum kv_format F>
 __device__ __forceinline__ void key_operands(uint32_t word,
                                              uint32_t (&out)[2 * code_kind<F>::STEPS])
@@ -105,14 +108,14 @@ __device__ __forceinline__ void key_operands(uint32_t word,
     } else {
         const uint32_t rest = word >> 8;
         out[0] = word & 0x000f000fu;
-        out[1] = word & 0x00f000f0u; // 16 times the code
+        out[1] = word & 0x00f000f0u; // the code times 16
         out[2] = rest & 0x000f000fu;
         out[3] = rest & 0x00f000f0u;
     }
 }
 
-/* The same of a word that ldmatrix transposed: two codes (four of four bits) of a key in the low
- * half, those of the next key in the upper. Pairs are of keys. */
+/* The operands in a word that ldmatrix transposed: two codes (four of four bits) of one key in the
+ * low half, those of the next key in the upper half. Pairs combine the two keys. */
 template <enum kv_format F>
 __device__ __forceinline__ void value_operands(uint32_t word,
                                                uint32_t (&out)[2 * code_kind<F>::STEPS])
@@ -120,8 +123,8 @@ __device__ __forceinline__ void value_operands(uint32_t word,
     key_operands<F>(F == KV_FP8 ? __byte_perm(word, 0, 0x3120) : word, out);
 }
 
-/* Which of its word's numbers (4, or 8) a lane's operand `reg` of step `step` begins with, and how
- * far off the pair's second is. */
+/* Which element of its word (of 4, or 8) a lane's operand `reg` of step `step` starts with, and the
+ * distance to the pair's second element. */
 template <enum kv_format F> __device__ __forceinline__ constexpr int q_dim(int step, int reg)
 {
     return F == KV_FP8 ? 2 * reg : F == KV_INT8 ? reg : 2 * step + reg;
@@ -131,7 +134,7 @@ template <enum kv_format F> __device__ __forceinline__ constexpr int q_pair()
     return F == KV_FP8 ? 1 : F == KV_INT8 ? 2 : 4;
 }
 
-/* The units of one block, in order. */
+/* Iterates over the units of one block in order. */
 template <int KEYS> struct unit_walk {
     const struct attention_params &p;
     int items_offset, n_sub, n_units, tile_rows, k = 0;
@@ -152,23 +155,23 @@ template <int KEYS> struct unit_walk {
     }
 };
 
-/* Brings a warp's chunks: of each unit's those whose number, counted from the item's first key,
- * leaves the warp's own when divided by CODE_WARPS. It runs ahead over units' borders. */
+/* Loads one warp's chunks: chunk c of a unit, counted from the item's first key, belongs to warp c
+ * % CODE_WARPS. The loader runs ahead across unit borders. */
 template <int D> struct codes_loader {
     using S = codes_shape<D>;
-    static constexpr int LOOKED_UP = 32 / S::RECORDS; // chunks, at once
+    static constexpr int LOOKED_UP = 32 / S::RECORDS; // chunks per table lookup
     const struct codes_params &p;
     char *slots;
     uint64_t *full;
     int warp, lane;
     struct unit_walk<S::KEYS> walk;
-    uint64_t once, again; // cache policies
+    uint64_t once, again; // cache policies: read once, read again
     struct attention_unit u = {};
-    int chunk = 0, end = 0, i = 0; // the next chunk and its number among those looked up
-    int32_t record = 0, next = 0;  // lane l: of chunk l / RECORDS of those record l % RECORDS
+    int chunk = 0, end = 0, i = 0; // the next chunk, and its index among those looked up
+    int32_t record = 0, next = 0;  // lane l: record l % RECORDS of chunk l / RECORDS
     bool has_unit = false, has_waited = false;
 
-    /* From that chunk on. */
+    /* Looks up the records of the chunks from `first` on. */
     __device__ __forceinline__ int32_t look_up(int first) const
     {
         const struct kv_view &kv = p.a.kv;
@@ -211,7 +214,7 @@ template <int D> struct codes_loader {
             next = look_up(chunk + LOOKED_UP * CODE_WARPS);
         }
         const int first = u.item.kv_begin + chunk * S::KEYS;
-        /* The kernel ahead stores the pass's own keys; older ones are there. */
+        /* The preceding kernel stores this pass's keys; older keys are already there. */
         if (!has_waited && u.item.mask != ATTENTION_ALL && first + S::KEYS > u.item.n_past) {
             pdl_wait();
             has_waited = true;
@@ -234,7 +237,7 @@ template <int D> struct codes_loader {
     }
 };
 
-/* NT: columns of 8 query vectors each. FULL: rows of K and V are D numbers, not less. */
+/* NT: columns of 8 query vectors. FULL: rows of K and V have exactly D elements, not fewer. */
 template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
     using S = codes_shape<D>;
     using K = code_kind<F>;
@@ -249,9 +252,9 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
     uint32_t parity = 0;
 
     uint2 own[NT == 1 ? TILES : 1]; // NT == 1: this lane's queries
-    float q_sum[NT][2];             // of columns 2 t and 2 t + 1
+    float q_sum[NT][2];             // for columns 2 t and 2 t + 1
     float values[NT][TILES][4];
-    float top[NT][2], sum[NT][2], zeros[NT][2]; // the last two of this lane's keys alone
+    float top[NT][2], sum[NT][2], zeros[NT][2]; // sum and zeros cover this lane's keys only
 
     __device__ __forceinline__ int g() const
     {
@@ -269,8 +272,8 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return p.is_bf16 ? to_float(((const bf16_t *)from)[i]) : to_float(((const f16_t *)from)[i]);
     }
 
-    /* The operands of column j's vector g, and what this lane's numbers of it add up to, as they
-     * are rounded. */
+    /* Writes the operands of vector g of column j, and returns the sum of this lane's elements as
+     * rounded. */
     template <typename Put>
     __device__ __forceinline__ float load_column(const struct attention_unit &u, int j, Put put)
     {
@@ -302,7 +305,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return total;
     }
 
-    /* All warps; they have done with the unit before. */
+    /* Called by all warps, after they have finished with the previous unit. */
     __device__ __forceinline__ void load_queries(const struct attention_unit &u)
     {
         if constexpr (NT == 1) {
@@ -344,8 +347,8 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return loader.slots + (slot * RECORDS + r) * p.record_room;
     }
 
-    /* Where this lane's row of four matrices begins: of keys 0 to 7 and 8 to 15 of record r, of
-     * pieces c and c + 1. */
+    /* The address this lane passes to ldmatrix for four matrices: keys 0 to 7 and 8 to 15 of record
+     * r, pieces c and c + 1. */
     __device__ __forceinline__ const char *matrices_at(int r, bool is_v, int c) const
     {
         const struct kv_codes &codes = p.a.kv.codes;
@@ -358,11 +361,11 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return FULL ? c >= PIECES : c >= n || c >= PIECES;
     }
 
-    /* Scores of keys g and g + 8 of each record: [0], [1] and [2], [3], of columns 2 t and 2 t + 1.
-     * Sums of even and odd steps go side by side. */
+    /* Scores of keys g and g + 8 of each record: [0], [1] and [2], [3], for columns 2 t and 2 t +
+     * 1. Even and odd steps have separate accumulators, so that they overlap. */
     __device__ __forceinline__ void score(float (&scores)[RECORDS][NT][4], int n_columns)
     {
-        constexpr int ABREAST = NT == 1 ? RECORDS : 1; // records
+        constexpr int ABREAST = NT == 1 ? RECORDS : 1; // records processed side by side
         float odd[ABREAST][NT][4];
 #pragma unroll
         for (int r0 = 0; r0 < RECORDS; r0 += ABREAST) {
@@ -387,7 +390,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* Pieces c and c + 1 of a record's keys. */
+    /* Adds pieces c and c + 1 of a record's keys. */
     __device__ __forceinline__ void score_pieces(float (&even)[NT][4], float (&odd)[NT][4], int r,
                                                  int c, int n_columns)
     {
@@ -416,7 +419,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* Whether column `column` of the unit sees the key. */
+    /* True if column `column` of the unit sees the key. */
     __device__ __forceinline__ bool sees(const struct attention_unit &u, int column, int key) const
     {
         const struct attention_row_view v = row_view(p.a, u, column);
@@ -431,7 +434,8 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return tree_sees(p.a, u, v, w, key - u.item.n_past);
     }
 
-    /* Of a record that begins with key `first`: bit 4 j + i is score i of column j. */
+    /* Visibility mask of a record that starts with key `first`: bit 4 j + i is score i of column
+     * j. */
     __device__ __forceinline__ uint32_t seen_of(const struct attention_unit &u, int first) const
     {
         uint32_t seen = 0;
@@ -443,13 +447,13 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return seen;
     }
 
-    /* A key's score is k (sum - k_zero times the query's sum); of its value's scale the logarithm
-     * and the inverse. */
+    /* Factors of one key: its score is k (sum - k_zero times the query's sum). Of its value's
+     * scale, the logarithm and the inverse. */
     struct key_scales {
         float k, k_zero, v_log, v_inverse, v_zero;
     };
 
-    /* Of the key that has this lane's number, which may be none that is there. */
+    /* Of the key with this lane's number; that key may not exist (is_there). */
     __device__ __forceinline__ struct key_scales own_scales(bool is_there) const
     {
         const struct kv_codes &c = p.a.kv.codes;
@@ -478,8 +482,9 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
                 of(lanes.v_inverse), HAS_ZERO ? of(lanes.v_zero) : 0.0f};
     }
 
-    /* Scores become the weights of codes, of which the largest so far is 1: a probability times its
-     * value's scale. The probabilities' sum is kept relative to the same. */
+    /* Turns scores into weights for the value codes, scaled so that the largest so far is 1: a
+     * weight is the probability times the value's scale. The sum of probabilities is kept relative
+     * to the same maximum. */
     __device__ __forceinline__ void softmax(const struct attention_unit &u, int first,
                                             float (&scores)[RECORDS][NT][4],
                                             uint32_t (&weights)[RECORDS][NT][2], int n_columns)
@@ -571,8 +576,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* Which of a lane's keys there are, as masks of its words: the others may hold anything, and
-     * E4M3 has NaN. */
+    /* Word masks of the lane's keys that exist. The others may hold anything, and E4M3 has NaN. */
     __device__ __forceinline__ uint32_t word_mask(const struct attention_unit &u, int key) const
     {
         return (key >= u.first && key < u.hi ? 0xffffu : 0u) |
@@ -606,7 +610,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* Pieces c and c + 1 of a record's values. */
+    /* Adds pieces c and c + 1 of a record's values. */
     __device__ __forceinline__ void
     add_pieces(const uint32_t (&words)[4], const uint32_t (&weights)[NT][2], int c, int n_columns)
     {
@@ -673,7 +677,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return x + __shfl_xor_sync(0xffffffffu, x, 16);
     }
 
-    /* This warp's results of column j: each vector's values, its maximum and its sum. */
+    /* Stores this warp's results for column j: each vector's values, its maximum and its sum. */
     __device__ __forceinline__ void put_column(int j)
     {
         const float stored = p.a.kv.codes.word_bytes == 0 ? p.a.kv.codes.v_scale : 1.0f;
@@ -698,7 +702,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         float value, top, sum;
     };
 
-    /* Element d of the warps' results of a vector, joined in their order. */
+    /* Joins element d of the warps' results for a vector, in warp order. */
     __device__ __forceinline__ struct result joined(int vector, int d) const
     {
         struct result r = {0.0f, -INFINITY, 0.0f};
@@ -736,8 +740,8 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         }
     }
 
-    /* Element d of a run's result joins those of the runs before it, in `folded`; of a vector's
-     * maximum and sum the new ones stand behind the old, which others still read. */
+    /* Joins element d of a run's result with the earlier runs in `folded`. A vector's new maximum
+     * and sum are written next to the old ones, which other threads may still read. */
     __device__ __forceinline__ struct result fold_run(int packed, int d, const struct result &r,
                                                       bool is_first) const
     {
@@ -756,7 +760,7 @@ template <enum kv_format F, int D, int NT, bool FULL> struct codes_computer {
         return all;
     }
 
-    /* All warps' results of a run of the unit's keys. */
+    /* Joins and stores all warps' results for one run of the unit's keys. */
     __device__ __forceinline__ void finish(const struct attention_unit &u, bool is_first,
                                            bool is_last)
     {

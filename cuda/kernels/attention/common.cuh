@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the attention kernels share: their parameters, the unit of work, the rule of who sees whom,
- * and the arithmetic that joins partial results (one definition, so that a row's bits do not depend
- * on which kernel joined them). Thread: device code. */
+/* Shared by the attention kernels: their parameters, the unit of work, the visibility rule, and the
+ * arithmetic that joins partial results. It is defined once, so that a row's bits do not depend on
+ * which kernel joined them.
+ * Thread: device code. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_COMMON_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_COMMON_CUH
 
@@ -20,18 +21,19 @@ struct attention_params {
     const uint64_t *tree_mask;
     const int32_t *blocks;
     int32_t blocks_stride;
-    int32_t n_rows, n_heads, group; // group: query heads of a KV head
+    int32_t n_rows, n_heads, group; // group: query heads per KV head
     float softcap, cap_scale;       // cap_scale: 2 log2(e) scale / softcap
-    float scale_log2; // what a score is multiplied by to be a power of two; after a soft cap
+    float scale_log2; // converts a score to a power-of-two exponent; applied after a soft cap
     int32_t window, chunk;
     const float *sinks;
     float *slots;                         // see attention_plan.h
-    float *scratch;                       // per block: the fold of fixed splits
-    int32_t page_rows, head_rows, v_rows; // sm_90: strides in rows of head_dim
-    int32_t q_rows;               // sm_90: that GROUP_ROWS packed rows are; 0: not a whole number
-    int32_t first_lane, end_lane; // items of others are another kernel's
-    bool is_expanded;             // the kernel ahead writes the items' tables and older keys
-    bool may_be_thin; // sm_90: a row's bits may depend on which rows are in the pass with it
+    float *scratch;                       // per block: accumulates fixed splits
+    int32_t page_rows, head_rows, v_rows; // sm_90: strides, in rows of head_dim
+    int32_t q_rows;               // sm_90: rows that make GROUP_ROWS packed rows; 0: not a whole
+                                  // number
+    int32_t first_lane, end_lane; // this launch skips items of other lanes
+    bool is_expanded;             // the preceding kernel writes the items' tables and older keys
+    bool may_be_thin; // sm_90: a row's bits may depend on which other rows are in the pass
 };
 
 __device__ __forceinline__ float *slot_at(const struct attention_params &p, int slot, int head)
@@ -39,8 +41,8 @@ __device__ __forceinline__ float *slot_at(const struct attention_params &p, int 
     return p.slots + ((int64_t)slot * p.n_heads + head) * (p.kv.head_dim_v + 4);
 }
 
-/* Whether rows do not see all that is older, and the first position that a row at `pos` sees then:
- * no row sees more than an earlier one of what is older than both. */
+/* True if rows do not see all older keys. The first position that a row at `pos` then sees: a later
+ * row never sees an older key that an earlier row does not. */
 __device__ __forceinline__ bool is_local(const struct attention_params &p)
 {
     return p.window > 0 || p.chunk > 0;
@@ -52,14 +54,14 @@ __device__ __forceinline__ int first_seen(int window, int chunk, int pos)
     return chunk > 0 ? max(low, pos / chunk * chunk) : low;
 }
 
-/* One item for one KV head, cut to ATTENTION_TILE_ROWS packed rows: packed row p is row
+/* One item for one KV head, cut to ATTENTION_TILE_ROWS packed rows: packed row p is pass row
  * first_row + p / group, head kv_head * group + p % group. */
 struct attention_unit {
     struct attention_item item;
     int32_t kv_head, first_packed, n_packed; // n_packed <= 0: nothing to do
-    int32_t lo, hi;         // keys that some row sees lie in [lo, hi); lo a tile's begin
-    int32_t first;          // in [lo, hi]: no row sees a key before it
-    int32_t all_lo, all_hi; // keys in [all_lo, all_hi) are seen by every row
+    int32_t lo, hi;         // keys that any row sees lie in [lo, hi); lo is aligned to a tile
+    int32_t first;          // in [lo, hi]: no row sees an earlier key
+    int32_t all_lo, all_hi; // keys in [all_lo, all_hi) are visible to every row
 };
 
 __device__ __forceinline__ const struct attention_plan_head *plan_head(const void *plan)
@@ -75,7 +77,7 @@ __device__ __forceinline__ int units_of(const struct attention_params &p,
     return head.n_items * p.kv.n_kv_heads * *n_sub;
 }
 
-/* All lanes of a warp call it together and get the same unit. */
+/* Called by all lanes of a warp together; they all get the same unit. */
 __device__ __forceinline__ struct attention_unit unit_at(const struct attention_params &p,
                                                          int items_offset, int index, int n_sub,
                                                          int tile_rows, int tile_keys)
@@ -113,13 +115,14 @@ __device__ __forceinline__ struct attention_unit unit_at(const struct attention_
     return u;
 }
 
-/* The k-th unit of one of n workers: longest first, to and fro. */
+/* Index of the k-th unit of one of n workers. Units are dealt out longest first in alternating
+ * direction, which balances the sums. */
 __device__ __forceinline__ int unit_index(int k, int n, int worker)
 {
     return k * n + (k & 1 ? n - 1 - worker : worker);
 }
 
-/* The end of the run of keys that begins at lo and is summed in one go. */
+/* The end of the key range that starts at lo and is summed in one go. */
 __device__ __forceinline__ int run_end(const struct attention_unit &u, int lo)
 {
     return u.item.fold ? min(u.hi, (lo / ATTENTION_FIXED_SPLIT + 1) * ATTENTION_FIXED_SPLIT) : u.hi;
@@ -129,7 +132,7 @@ __device__ __forceinline__ int run_end(const struct attention_unit &u, int lo)
 struct attention_row_view {
     int32_t row, head; // pass row, query head
     int32_t first_pos; // the first position that it sees
-    int32_t lo, hi;    // it sees slots in [lo, hi); in a tree, new ones only as its mask says
+    int32_t lo, hi;    // sees slots in [lo, hi); of a tree's new slots only those in its mask
 };
 
 __device__ __forceinline__ struct attention_row_view
@@ -142,13 +145,13 @@ row_view(const struct attention_params &p, const struct attention_unit &u, int p
     v.hi = u.item.mask == ATTENTION_CAUSAL ? min(u.hi, u.item.n_past + v.row - u.item.seq_row + 1)
                                            : u.hi;
     v.first_pos = is_local(p) ? first_seen(p.window, p.chunk, p.rows[v.row].pos) : 0;
-    /* Slots of a tree's new rows are not positions: tree_sees looks at those. */
+    /* The slots of a tree's new rows are not positions; tree_sees handles them. */
     v.lo = u.item.mask == ATTENTION_TREE ? min(v.first_pos, u.item.n_past) : v.first_pos;
     return v;
 }
 
-/* Whether a row of a tree sees new slot `node`; w: the row's mask. Beyond a window it is the node's
- * position that counts, which is its depth. */
+/* True if a row of a tree sees new slot `node`; w: the row's mask. For a sliding window the node's
+ * position counts, which is its depth. */
 __device__ __forceinline__ bool tree_sees(const struct attention_params &p,
                                           const struct attention_unit &u,
                                           const struct attention_row_view &v,
@@ -159,8 +162,8 @@ __device__ __forceinline__ bool tree_sees(const struct attention_params &p,
            (!is_local(p) || p.rows[u.item.seq_row + node].pos >= v.first_pos);
 }
 
-/* The same for 128 slots from `first` on, which may lie before the new rows: bit i is slot
- * first + i. Not beyond 128 slots before them. */
+/* tree_sees for 128 slots from `first` on, which may start up to 128 slots before the new rows: bit
+ * i is slot first + i. */
 __device__ __forceinline__ unsigned __int128 tree_keys(const struct attention_params &p,
                                                        const struct attention_unit &u,
                                                        const struct attention_row_view &v,
@@ -197,7 +200,7 @@ __device__ __forceinline__ float soft_cap(const struct attention_params &p, floa
     return p.softcap * (1.0f - __fdividef(2.0f, e + 1.0f));
 }
 
-/* Joining (m, l) to (M, L): what both sides' values are then multiplied by. */
+/* Joins (m, l) to (M, L): the factors for the values of both sides. */
 struct join_weights {
     float old_weight, new_weight;
 };
@@ -217,7 +220,7 @@ __device__ __forceinline__ float join_value(const struct join_weights &w, float 
     return __fmaf_rn(old_value, w.old_weight, __fmul_rn(new_value, w.new_weight));
 }
 
-/* What the joined values are multiplied by in the end. */
+/* The factor for the joined values at the end. */
 __device__ __forceinline__ float final_weight(float top, float sum, const float *sinks, int head)
 {
     float weight = 1.0f;
@@ -228,7 +231,7 @@ __device__ __forceinline__ float final_weight(float top, float sum, const float 
     return sum > 0.0f ? __fdiv_rn(weight, sum) : 0.0f;
 }
 
-/* Launchers of the variants; attention.cu chooses. */
+/* Launchers of the variants; attention.cu chooses one. */
 cudaError_t attention_sm90(cudaStream_t stream, const struct attention_launch *a,
                            const struct attention_params *p, int n_sms);
 cudaError_t attention_mma(cudaStream_t stream, const struct attention_launch *a,

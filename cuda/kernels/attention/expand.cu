@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What prompts read of pages of codes, as numbers in pages of their own: the tensor cores then work
- * on them as on any others, where the kernel that reads codes would decode each of them again for
- * every 32 query vectors. The plan says which lanes' keys (attention_plan.h); each layer has them
- * expanded anew, right before its attention.
+/* Expands pages of codes to floating-point pages for prompts. The tensor cores then work on them as
+ * on any other pages, whereas the kernel that reads codes would decode each code again for every 32
+ * query vectors. The plan names the lanes and keys (attention_plan.h); every layer expands its own
+ * right before its attention.
  *
- * A warp has a record at a time: 16 tokens of a head, of which a lane has 16 bytes. Bound by
- * writing the numbers. */
+ * A warp takes one record at a time: 16 tokens of a head, 16 bytes per lane. Bound by the bandwidth
+ * of writing the expanded pages. */
 #include "cuda/kernels/attention/common.cuh"
 #include "cuda/kernels/device/kv_codes.cuh"
 
-enum { EXPAND_WARPS = 8, EXPAND_BLOCKS = 4 }; // blocks to a multiprocessor
+enum { EXPAND_WARPS = 8, EXPAND_BLOCKS = 4 }; // resident blocks per multiprocessor
 
-/* One token's 16 bytes of K or V: numbers d to d + 15, or 31. */
+/* Expands one token's 16 bytes of K or V: elements d to d + 15, or to d + 31. */
 template <typename T>
 __device__ __forceinline__ void expand_piece(T *to, const struct kv_codes &c,
                                              const struct kv_place &at, bool is_v, int piece,
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(EXPAND_WARPS * 32)
     const int per_head = bt / c.tokens, per_page = per_head * kv.n_kv_heads;
     const int lane = threadIdx.x & 31, warp = blockIdx.x * EXPAND_WARPS + (threadIdx.x >> 5);
     const int n_k = c.k_row / 16, n_pieces = n_k + c.v_row / 16;
-    /* Pages stay as they are if no row sees anything of the tiles of keys that they belong to. */
+    /* Pages are skipped if no row sees any key of the tiles they belong to. */
     const int low = first_seen(window, chunk, run.low_pos) - ATTENTION_KV_TILE;
     const int from = max(low, run.begin) / bt;
     for (int r = (from - first) * per_page + warp; r < (end - first) * per_page;
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(EXPAND_WARPS * 32)
     }
 }
 
-/* The layer's pages as numbers, in `memory`. */
+/* The layer's expanded pages, in `memory`. */
 struct kv_view attention_expanded(const struct kv_view *kv, void *memory, int32_t n_pages)
 {
     struct kv_view v = *kv;

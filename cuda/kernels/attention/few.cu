@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Decoding rows, each a sequence of its own: rope, the store of the new key and value, and
- * attention in one launch, for Hopper. Other ways need three (rope, attention, the join of its
- * pieces), each of which takes longer than the keys of few rows do.
+ * attention in one launch, for Hopper. The general path needs three launches (rope, attention,
+ * join), and each takes longer than reading the keys of a few rows.
  *
- * A unit is a row and KV head (or a part of its group of query heads). The warps that share its
- * keys take a chunk of 16 at a time, each with a maximum and sums of its own; in the end all warps'
- * results are joined in shared memory. Few units are worked off each by a cluster of blocks, of
- * which each joins its part of the head's elements. Many (decoding 33 to 256 sequences) are worked
- * off by blocks that fill the machine, each every so manyth unit: its warps fetch the next one's
- * keys while they end this one, so that memory never waits.
+ * A unit is a row and KV head (or part of the KV head's group of query heads). The warps that share
+ * its keys take chunks of 16 in turn, each with its own maximum and sums; at the end the warps'
+ * results are joined in shared memory. When units are few, a cluster of blocks processes each one,
+ * and every block joins its part of the head's elements. When they are many (33 to 256 sequences),
+ * the launch just fills the device and each block takes every gridDim-th unit: its warps fetch the
+ * next unit's keys while they finish the current one, so memory is always busy.
  *
- * Chunks come by the copy engine into a ring that is the warp's own. Older keys and values do not
- * come from the kernel ahead (the product that makes qkv): the first are fetched before the wait
- * for it, and so are block tables and angles. Where that product is left as sums over runs of K
+ * The copy engine brings chunks into the warp's own ring. Older keys and values do not depend on
+ * the preceding kernel (the product that makes qkv), so the first chunks, the block tables and the
+ * rope angles are fetched before the wait for it. If that product was left as split-K partial sums,
  * they are added here.
  *
- * Scores are K Q^T and values V^T P^T (mma.sync): keys, and elements of a value, are the 16 rows of
- * a product, heads its 8 columns. K's operand is read as it lies, 16 bytes a lane: which elements a
- * lane has (dim_at) only permutes those that are summed over, and is such that reads do not collide
- * and that an element to be rotated lies in the same lane as its partner. The new key comes as one
- * more row of Q. */
+ * Scores are K Q^T and outputs V^T P^T (mma.sync): keys, and elements of a value, are the 16 rows
+ * of a product, heads its 8 columns. K's operand is loaded as stored, 16 bytes per lane. Which
+ * elements a lane gets (dim_at) only permutes the summed dimension; the permutation is chosen so
+ * that loads have no bank conflicts and so that an element and its rotation partner are in the same
+ * lane. The new key is an extra row of Q.
+ *
+ * Bound by reading the keys and values once the contexts are long, by launch and memory latency
+ * otherwise. */
 #include "cuda/kernels/attention/few.cuh"
 #include "cuda/kernels/kernels.h"
 
@@ -27,7 +30,7 @@
 
 #if HAVE_SM90A
 
-/* A block's only unit, as one of a cluster. */
+/* Joins a block's only unit, as one block of a cluster. */
 template <typename F> __device__ __forceinline__ void join_cluster(F &f, float *room, uint64_t *bar)
 {
     const int n = min(f.n_workers, f.n_chunks);
@@ -40,7 +43,7 @@ template <typename F> __device__ __forceinline__ void join_cluster(F &f, float *
     f.join_all(room, n, f.place());
 }
 
-/* A block's units, which it works off alone. What the next one begins with comes while one is
+/* Processes units that a block handles alone. The start of the next unit is fetched while one is
  * joined. */
 template <bool SUMS, typename F>
 __device__ __forceinline__ void join_units(F &f, float *room, char *rows)
@@ -48,7 +51,7 @@ __device__ __forceinline__ void join_units(F &f, float *room, char *rows)
     const int n_units = F::S::MANY ? f.n_units : 1;
 #pragma unroll 1
     for (int k = 0; k < n_units; k++) {
-        const int n = min(f.n_workers, f.n_chunks); // 0 of padding
+        const int n = min(f.n_workers, f.n_chunks); // 0 for padding
         const auto out = f.place();
         if (n > 0) {
             f.rotate();
@@ -63,7 +66,8 @@ __device__ __forceinline__ void join_units(F &f, float *room, char *rows)
             }
         }
         if (SUMS || k > 0) {
-            __syncthreads(); // the unit before has been joined, and this one's rows are read
+            __syncthreads(); // the previous unit has been joined, and this one's rows have been
+                             // read
         }
         f.send(room, nullptr, n);
         if (SUMS) {
@@ -89,7 +93,7 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
 #if HAVE_SM90A
     using S = few_shape<DIM, WAY>;
     constexpr bool ALONE = WAY != BY_CLUSTER, SUMS = WAY == IN_TURN_OF_SUMS;
-    extern __shared__ __align__(1024) char smem[]; // as the swizzle needs
+    extern __shared__ __align__(1024) char smem[]; // the alignment that the swizzle needs
     const int warp = threadIdx.x >> 5, n_blocks = ALONE ? 1 : 1 << p.log_cluster;
     uint64_t *bar = (uint64_t *)(smem + S::WARPS * S::SLOTS * S::SLOT);
     float *room = (float *)((char *)bar + BARRIER_BYTES);
@@ -107,7 +111,7 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
     f.begin();
     f.enter_unit(0);
     if (!ALONE) {
-        if (f.past < 0) { // padding; the cluster's blocks alike
+        if (f.past < 0) { // padding; the same for all blocks of the cluster
             pdl_wait();
             return;
         }
@@ -119,7 +123,7 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
         __syncthreads();
         cluster_begun();
     }
-    if (S::MANY) { // gemm_wide.cu is behind it, or what is not let in early
+    if (S::MANY) { // the next kernel is gemm/wide.cu, or one that must not start early
         pdl_trigger();
     }
     pdl_wait();
@@ -142,23 +146,23 @@ __global__ void __launch_bounds__(few_shape<DIM, WAY>::WARPS * 32, few_shape<DIM
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-enum { SM_BYTES = 228 * 1024 }; // of which a block takes 1,024 besides its own
+enum { SM_BYTES = 228 * 1024 }; // a block needs 1,024 bytes besides its own
 
-/* Of fewer rows gemm_small.cu is behind it. A block of either then fills a multiprocessor: where
- * two of one kind fitted, they met on some and left others without. */
+/* With fewer rows gemm/small.cu follows. A block of either kind then fills a multiprocessor: if two
+ * fitted, they would double up on some and leave others empty. */
 static bool is_many(int n_rows)
 {
     return n_rows > 32;
 }
 
-/* Whether so many units to a row keep the machine busy. Of few rows clusters share them. */
+/* True if n_each units per row keep the device busy. For few rows clusters share the units. */
 static bool fills(int n_rows, int n_each, int n_sms)
 {
     return !is_many(n_rows) || 2 * n_rows * n_each > n_sms;
 }
 
-/* The log of a cluster's blocks: half of the machine is enough, and more are no faster. 0: not even
- * two to each row fit, and blocks go alone. */
+/* log2 of the blocks in a cluster: covering half of the device is enough, and more blocks are no
+ * faster. 0: not even two blocks per unit fit, so blocks work alone. */
 static int log_cluster_of(const struct few_params &p, int head_dim, int n_sms)
 {
     const int n = p.n_units;
@@ -172,8 +176,8 @@ static int log_cluster_of(const struct few_params &p, int head_dim, int n_sms)
     return log;
 }
 
-/* The log of the parts in which the heads of a group are taken: the eighth column is the new
- * key's. -1: none. */
+/* log2 of the parts into which a group's heads are cut: the eighth column is for the new key. -1:
+ * unsupported. */
 static int log_parts_of(int group)
 {
     for (int n = 0; n <= 2; n++) {
@@ -211,7 +215,7 @@ static cudaError_t launch_few(cudaStream_t stream, const struct few_params &p, i
     const auto kernel = attention_few_kernel<T, DIM, NORM, WAY>;
     const int smem = S::bytes(p), cluster = 1 << p.log_cluster;
     CUtensorMap map;
-    cudaError_t e = // of this device: ranks have one each
+    cudaError_t e = // the attribute is per device, and ranks have one device each
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
     if (e == cudaSuccess) {
         e = tensor_map_2d(&map, p.kv.base, p.kv.dtype == DT_BF16, (uint64_t)DIM,
@@ -283,8 +287,14 @@ extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_st
     p.log_parts = log_parts_of(a->n_heads / a->kv.n_kv_heads);
     p.group = a->n_heads / a->kv.n_kv_heads >> p.log_parts;
     p.n_units = p.n_rows * (p.kv.n_kv_heads << p.log_parts);
-    p.log_heads = p.group <= 2 ? 1 : p.group <= 4 ? 2 : 3;
-    p.log_bt = a->kv.block_tokens == 16 ? 4 : a->kv.block_tokens == 32 ? 5 : 6;
+    p.log_heads = 1;
+    while (1 << p.log_heads < p.group && p.log_heads < 3) {
+        p.log_heads++;
+    }
+    p.log_bt = a->kv.block_tokens == 32 ? 5 : 6;
+    if (a->kv.block_tokens == 16) {
+        p.log_bt = 4;
+    }
     p.eps = r->eps;
     p.norm_offset = r->norm_offset;
     p.growth = r->growth;

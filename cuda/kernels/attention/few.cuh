@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The device half of attention_few.cu: what a warp does of one row and KV head.
- * Thread: device code, a warp at once. */
+/* The device half of few.cu: how a warp processes one row and KV head.
+ * Thread: device code, one warp at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_FEW_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_FEW_CUH
 
@@ -9,16 +9,15 @@
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/sums.cuh"
 
-/* How rows and KV heads are worked off: each by a cluster, or by a block of its own; or, of many
- * rows, by blocks that fill the machine and go through them all; the same of a product left as
- * sums. */
+/* How units are processed: each by a cluster or by a block of its own; or, with many rows, by
+ * blocks that fill the device and take units in turn, with or without adding partial sums. */
 enum few_way { BY_CLUSTER, BY_BLOCK, IN_TURN, IN_TURN_OF_SUMS };
 
 enum { CHUNK = 16, MAX_CLUSTER = 8, MAX_UNITS = 32, BARRIER_BYTES = 128 };
 
 struct few_params {
     const void *qkv;
-    struct sum_parts sums; // what qkv is the sum of; n 0: it is there
+    struct sum_parts sums; // the partial sums of qkv; n 0: qkv is complete
     void *out;
     int32_t stride, out_stride; // in elements
     struct kv_view kv;
@@ -28,10 +27,10 @@ struct few_params {
     int32_t blocks_stride;
     const float *cos_sin, *q_norm, *k_norm;
     int32_t n_rows, max_pos, n_heads, group;
-    int32_t n_units;                      // rows x KV heads or parts of their groups
-    int32_t page_rows, head_rows, v_rows; // pages as rows of one token's elements of a head
-    /* Logarithms: a KV head's query heads are taken in parts, each of `group`, for which there is
-     * room for log_heads; tokens of a page; blocks of a cluster. */
+    int32_t n_units;                      // rows x KV heads (or parts of their groups)
+    int32_t page_rows, head_rows, v_rows; // pages as rows of one token's elements of one head
+    /* log2 values: parts of a KV head's query heads (each has `group` heads, with space for
+     * 2^log_heads), tokens of a page, blocks of a cluster. */
     int32_t log_parts, log_heads, log_bt, log_cluster;
     float eps, norm_offset, scale_log2;
     struct query_growth growth;
@@ -39,23 +38,23 @@ struct few_params {
 
 template <int DIM, few_way WAY> struct few_shape {
     static constexpr bool MANY = WAY == IN_TURN || WAY == IN_TURN_OF_SUMS;
-    /* SLOTS: chunks of keys that a warp has on their way; BLOCKS: of a multiprocessor. Four of
-     * three warps divide 128 or 256 rows of 8 KV heads better than three of four do. */
+    /* SLOTS: chunks of keys in flight per warp. BLOCKS: resident per multiprocessor. Four blocks of
+     * three warps divide 128 or 256 rows of 8 KV heads more evenly than three of four. */
     static constexpr int WARPS = MANY ? 3 : 4, SLOTS = MANY ? 2 : 3, BLOCKS = MANY ? 4 : 2;
-    static constexpr int J = DIM / 32;     // vectors that a lane holds of a key
-    static constexpr int TILES = DIM / 16; // of a value
+    static constexpr int J = DIM / 32;     // vectors per lane of a key
+    static constexpr int TILES = DIM / 16; // per value
     static constexpr int LOG_TILES = DIM == 128 ? 3 : 2;
     static constexpr int BOX = CHUNK * 128; // 64 elements of a chunk's keys or values, swizzled
     static constexpr int BOXES = DIM / 64;
     static constexpr int SLOT = 2 * BOXES * BOX;
 
-    /* What the workers found: values and, per head, maximum and sum. */
+    /* Bytes for the warps' results: values, and per head the maximum and sum. */
     __host__ __device__ static int room_bytes(const struct few_params &p)
     {
         const int n_workers = WARPS << p.log_cluster, dims = DIM >> p.log_cluster;
         return (n_workers * (dims + 2) << p.log_heads) * (int)sizeof(float);
     }
-    /* The slots, the barriers, that room, and a unit's rows of sums. */
+    /* Shared memory: the slots, the barriers, the results, and a unit's rows of partial sums. */
     static int bytes(const struct few_params &p)
     {
         return WARPS * SLOTS * SLOT + BARRIER_BYTES + room_bytes(p) +
@@ -81,8 +80,8 @@ __device__ __forceinline__ uint32_t address_in(const void *shared, uint32_t bloc
     return there;
 }
 
-/* Two values to a place of another block of the cluster, whose barrier counts their bytes; both
- * addresses are address_in's. */
+/* Stores two values in another block of the cluster; that block's barrier counts the bytes. Both
+ * addresses come from address_in. */
 __device__ __forceinline__ void store_in(uint32_t to, uint32_t bar, float a, float b)
 {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 "
@@ -91,8 +90,8 @@ __device__ __forceinline__ void store_in(uint32_t to, uint32_t bar, float a, flo
                  : "memory");
 }
 
-/* By all threads: this block has begun, its barrier is there; the others of the cluster have. No
- * data goes by it. */
+/* Called by all threads: this block has started and its barrier exists, and the same is true of the
+ * other blocks of the cluster. It orders no data. */
 __device__ __forceinline__ void cluster_begun()
 {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -113,44 +112,44 @@ template <> __device__ __forceinline__ float2 unpack<f16_t>(uint32_t v)
     return __half22float2(*reinterpret_cast<const __half2 *>(&v));
 }
 
-/* A warp's part of units (a row and KV head, or a part of its group): of one, or of every step-th
- * from `first` on. It fetches ahead over their borders. */
+/* A warp's part of its block's units: a single unit, or every step-th one from `first` on. It
+ * fetches ahead across unit borders. */
 template <typename T, int DIM, bool NORM, few_way WAY> struct few {
     using S = few_shape<DIM, WAY>;
     static constexpr bool ALONE = WAY != BY_CLUSTER;
     const struct few_params &p;
     const CUtensorMap *map; // boxes of pages
-    uint64_t *full;         // this warp's barriers, of each slot
-    char *slots;            // this warp's
+    uint64_t *full;         // this warp's barriers, one per slot
+    char *slots;            // this warp's ring
     int rank, warp, lane, worker, n_workers;
-    int first, step, n_units; // of this block: at most MAX_UNITS
+    int first, step, n_units; // of this block; at most MAX_UNITS units
 
     struct pass_row info; // lane l: the row of unit l; slot_pos -1: padding
 
-    /* What is fetched next. */
+    /* The next chunk to fetch. */
     struct {
         int unit, i, n_chunks, kv_head;
-        uint32_t pages, next_pages; // lane l: the page of this warp's chunk i with i % 32 = l
+        uint32_t pages, next_pages; // lane l: the page of this warp's chunk i with i % 32 == l
     } ahead;
-    int slot = 0; // what is worked off next
+    int slot = 0; // the slot to process next
     uint32_t parity = 0;
 
     int row, kv_head, part;
-    int past, n_chunks; // keys that are there; chunks with the new one
+    int past, n_chunks; // older keys; chunks including the new key
     uint32_t new_page;
     uint32_t q[S::J][4];
     uint4 value;
-    float top[2], values[S::TILES][4], sums[4]; // of heads 2 t and 2 t + 1
+    float top[2], values[S::TILES][4], sums[4]; // for heads 2 t and 2 t + 1
 
     float4 cos_sin[S::J * 2], weight[NORM ? S::J * 2 : 1];
 
-    /* The first of the eight elements that the lane has of a head in vector j. */
+    /* The first of the eight consecutive elements of a head that the lane holds in vector j. */
     __device__ __forceinline__ int dim_at(int j) const
     {
         return DIM == 128 ? (lane & 3) * 16 + (j >> 1) * 64 + (j & 1) * 8 : (lane & 3) * 8 + j * 32;
     }
 
-    /* Those eight, or any, of a chunk's row, in a slot. */
+    /* Where element `dim` of a chunk's row lies in a slot. */
     __device__ __forceinline__ static int place_of(int row, int dim)
     {
         return (dim >> 6) * S::BOX + (int)swizzled(row, dim >> 3 & 7);
@@ -161,7 +160,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         return p.kv.n_kv_heads << p.log_parts;
     }
 
-    /* The rows of the block's units, and the first chunks on their way. */
+    /* Loads the rows of the block's units and starts the first fetches. */
     __device__ __forceinline__ void begin()
     {
         if (lane == 0) {
@@ -198,7 +197,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         }
     }
 
-    /* The pages of unit k's 32 chunks from i on. */
+    /* The pages of the 32 chunks of unit k from i on. */
     __device__ __forceinline__ uint32_t look_up(int k, int i) const
     {
         const int end = __shfl_sync(0xffffffffu, info.slot_pos, k) / CHUNK;
@@ -220,7 +219,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         }
     }
 
-    /* This warp's next chunk to the slot. */
+    /* Fetches this warp's next chunk into slot `to`. */
     __device__ __forceinline__ void fetch(int to)
     {
         while (S::MANY && worker + ahead.i * n_workers >= ahead.n_chunks &&
@@ -248,7 +247,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         ahead.i++;
     }
 
-    /* What unit k has that is not the product's. */
+    /* Loads what unit k needs and the product does not write. */
     __device__ __forceinline__ void enter_unit(int k)
     {
         const int unit = first + k * step;
@@ -268,7 +267,8 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         for (int j = 0; j < S::J * 2; j++) {
             cos_sin[j] = *reinterpret_cast<const float4 *>(table + dim_at(j / 4) * 2 + j % 4 * 4);
         }
-        if (p.growth.beta != 0.0f && lane >> 2 < p.group) { // a query grows as it is rotated
+        // some models scale a query by its position as it is rotated
+        if (p.growth.beta != 0.0f && lane >> 2 < p.group) {
             const float by = growth_at(p.growth, pos);
 #pragma unroll
             for (int j = 0; j < S::J * 2; j++) {
@@ -282,8 +282,9 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         return ((kv_head << p.log_parts) + part) * p.group;
     }
 
-    /* Where vector j of the rows of qkv begins for this lane. Row g is head g of the group, and the
-     * row behind the last head is the key; J: the value, of which a lane has eight elements. */
+    /* Where vector j of the qkv rows starts for this lane. Row g is head g of the group, and the
+     * row after the last head is the key; vector J is the value, of which a lane has eight
+     * elements. */
     __device__ __forceinline__ int column_of(int j) const
     {
         const int g = lane >> 2, head = g < p.group ? first_head() + g : p.n_heads + kv_head;
@@ -302,8 +303,8 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         value = *reinterpret_cast<const uint4 *>(qkv + column_of(S::J));
     }
 
-    /* Of a product left as sums, the block's warps share that work: each adds a part of the
-     * vectors, which all read in shared memory. */
+    /* Partial sums: the block's warps share the additions, each for some of the vectors, and all
+     * read the totals in shared memory. */
     static constexpr int SHARE = (S::J + S::WARPS) / S::WARPS;
     uint4 share[SHARE];
 
@@ -345,12 +346,12 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         value = *reinterpret_cast<const uint4 *>(shared_at(rows, S::J));
     }
 
-    /* Rotates rows, of which element e of vector j has its partner in vector j + J / 2. */
+    /* Rotates the rows; element e of vector j is the partner of element e of vector j + J / 2. */
     __device__ __forceinline__ void rotate()
     {
         float scale = 1.0f;
         if (S::MANY) {
-            load_weights(); // there are no registers to keep them in
+            load_weights(); // too few registers to keep them loaded
         }
         if (NORM) {
             float sum = 0.0f;
@@ -387,7 +388,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         }
     }
 
-    /* The new key and value to the last chunk, in its slot, and to their page. */
+    /* Stores the new key and value into the last chunk's slot and into their page. */
     __device__ __forceinline__ void add_new(char *chunk)
     {
         const int at = past & (CHUNK - 1);
@@ -406,18 +407,18 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         if (lane < DIM / 8) {
             char *v = chunk + S::BOXES * S::BOX;
             *reinterpret_cast<uint4 *>(v + place_of(at, lane * 8)) = value;
-            for (int r = at + 1; r < CHUNK; r++) { // what they hold is nobody's
+            for (int r = at + 1; r < CHUNK; r++) { // rows past the new key hold garbage
                 *reinterpret_cast<uint4 *>(v + place_of(r, lane * 8)) = make_uint4(0, 0, 0, 0);
             }
             if (part == 0) {
                 *reinterpret_cast<uint4 *>(to + p.kv.v_offset + lane * 8) = value;
             }
         }
-        fence_async(); // before the slot's next load
+        fence_async(); // before the copy engine refills the slot
         __syncwarp();
     }
 
-    /* The chunk in the slot, from its key `first` on. */
+    /* Adds the chunk in the slot, from its key `first` on. */
     __device__ __forceinline__ void add_chunk(const char *slot, int first)
     {
         float s[2][4] = {};
@@ -470,7 +471,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         }
     }
 
-    /* This warp's chunks, of which the first are on their way. */
+    /* Processes this warp's chunks; the first ones are in flight. */
     __device__ __forceinline__ void add_chunks()
     {
         top[0] = top[1] = -INFINITY;
@@ -524,8 +525,8 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         }
     }
 
-    /* This warp's results to the blocks that join them. Room: for each worker the block's elements
-     * of each head, then for each worker and head the maximum and the sum. */
+    /* Sends this warp's results to the blocks that join them. Layout of `room`: for each worker the
+     * block's elements of each head, then for each worker and head the maximum and the sum. */
     __device__ __forceinline__ void send(float *room, uint64_t *bar, int n) const
     {
         const int g = lane >> 2, h = (lane & 3) * 2, heads = 1 << p.log_heads;
@@ -534,7 +535,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
             return;
         }
         float *mine = room + ((worker * dims + g) << p.log_heads) + h;
-        const int log_tiles = S::LOG_TILES - log_blocks(); // of a block
+        const int log_tiles = S::LOG_TILES - log_blocks(); // per block
 #pragma unroll
         for (int f = 0; f < S::TILES; f++) {
             const int block = f >> log_tiles;
@@ -549,19 +550,19 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
         }
     }
 
-    /* What all send to this block. */
+    /* Bytes that all warps of the cluster send to this block. */
     __device__ __forceinline__ uint32_t bytes_sent() const
     {
         return (uint32_t)(min(n_workers, n_chunks) * heads_sent() * (dims_mine() * 4 + 8));
     }
 
-    /* Where this block's elements of the unit's first head go. */
+    /* Where this block's elements of the unit's first head are written. */
     __device__ __forceinline__ T *place() const
     {
         return (T *)p.out + (int64_t)row * p.out_stride + first_head() * DIM + rank * dims_mine();
     }
 
-    /* The results of n workers for this block's elements. */
+    /* Joins the results of n workers for this block's elements. */
     __device__ __forceinline__ void join_all(const float *room, int n, T *out) const
     {
         const int n_mine = dims_mine() << p.log_heads;
@@ -576,7 +577,7 @@ template <typename T, int DIM, bool NORM, few_way WAY> struct few {
 #pragma unroll 1
             for (int first = 0; first < n; first += 4) {
 #pragma unroll
-                for (int k = 0; k < 4; k++) { // the last again, rather than none
+                for (int k = 0; k < 4; k++) { // past the end: repeat the last one
                     high = fmaxf(high, rest[min(first + k, n - 1) << p.log_heads].x);
                 }
             }

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention with mma.sync, for sm_80 and for what attention_sm90 does not take: MLA, where the
- * value is a part of the key, and unequal or odd head sizes up to 576 and 512.
+/* Attention with mma.sync, for sm_80 and for what attention/sm90.cu does not support: MLA, where
+ * the value is a part of the key, and unequal or odd head sizes up to 576 and 512.
  *
- * Grid: fixed, units dealt out as in attention_sm90. Block: 8 warps, 64 packed rows. Per tile of
- * KEYS keys: warp (m, n) of 4 x 2 scores 16 rows against half of the keys; the row's maximum is
- * joined through shared memory; probabilities go there too, rounded; then each warp sums 16 columns
- * of the value (or 2 or 4 times 16) for all rows. K and V tiles are brought by cp.async, two
- * stages; rows of keys that nobody sees are zero. One order of summation for every number of
- * rows. */
+ * Grid: fixed; units are dealt out as in attention/sm90.cu. Block: 8 warps, 64 packed rows. Per
+ * tile of KEYS keys, warp (m, n) of 4 x 2 scores 16 rows against half of the keys; the row maximum
+ * is joined through shared memory; the rounded probabilities are stored there too; then each warp
+ * sums 16, 32 or 64 columns of the value for all rows. cp.async brings K and V tiles in two stages;
+ * rows of keys that nobody sees are zeroed. The order of summation is the same for every number of
+ * rows. Bound by the tensor cores for many packed rows, by reading K and V for few. */
 #include "cuda/kernels/attention/common.cuh"
 #include "cuda/kernels/device/kv_codes.cuh"
 
 enum { N_WARPS = 8, BLOCK_ROWS = 64, N_STAGES = 2, MAX_DIM_K = 576 };
 
 struct mma_layout {
-    int32_t k_pitch, v_pitch, p_pitch; // elements; odd multiples of 16 bytes: no bank conflicts
+    int32_t k_pitch, v_pitch, p_pitch; // elements; odd multiples of 16 bytes, to avoid bank
+                                       // conflicts
     int32_t q, k, v, p, floats, total; // byte offsets
 };
 
-/* Offsets in shared memory; with v_in_k V is the K tile itself. */
+/* Offsets in shared memory; with v_in_k the K tile also serves as V. */
 static __host__ __device__ inline struct mma_layout layout_of(const struct kv_view &kv, int keys)
 {
     struct mma_layout l;
@@ -41,7 +42,7 @@ __device__ __forceinline__ uint32_t smem_at(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* 16 bytes to shared memory, or zeros. */
+/* Copies 16 bytes to shared memory, or writes zeros. */
 __device__ __forceinline__ void copy16(void *to, const void *from, bool real)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_at(to)), "l"(from),
@@ -98,7 +99,7 @@ __device__ __forceinline__ void mma<f16_t>(float (&d)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Eight numbers of a token's row from d on, rounded to T; zeros if there is no such token. */
+/* Eight elements of a token's row from d on, rounded to T; zeros if there is no such token. */
 template <typename T>
 __device__ __forceinline__ void put_decoded(T *to, const struct kv_codes &c,
                                             const struct kv_place &at, bool is_v, struct kv_scale s,
@@ -119,16 +120,16 @@ __device__ __forceinline__ void put_decoded(T *to, const struct kv_codes &c,
     out.store(to);
 }
 
-/* NP: columns of the value that a warp sums, in pairs of 8 columns. CODES: pages hold codes, which
- * become numbers on their way to shared memory. */
+/* NP: columns of the value per warp, in pairs of 8. CODES: pages hold codes, which are dequantised
+ * on their way to shared memory. */
 template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
-    static constexpr int NF = KEYS / 16; // a warp's score fragments of 8 keys
+    static constexpr int NF = KEYS / 16; // score fragments (8 keys each) per warp
     const struct attention_params &p;
     const struct mma_layout l;
     char *smem;
-    int tid, warp, lane, m, n; // m, n: the warp's place in the scores
-    /* Per row in shared memory: the halves' maxima, sums; decay; final maximum and sum; the
-     * fold's. */
+    int tid, warp, lane, m, n; // m, n: the warp's position in the score tile
+    /* Per row in shared memory: maxima and sums of the two halves; decay; final maximum and sum;
+     * the same for folding. */
     float *high, *part, *decay, *top_of, *sum_of, *fold_old, *fold_new;
 
     float scores[NF][4];
@@ -195,7 +196,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
         }
     }
 
-    /* The same of codes. */
+    /* The same for codes. */
     __device__ __forceinline__ void decode_tile(const struct attention_unit &u, int stage,
                                                 int start, int end)
     {
@@ -231,7 +232,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
         }
     }
 
-    /* This warp's 16 rows against its half of the tile's keys. */
+    /* Scores this warp's 16 rows against its half of the tile's keys. */
     __device__ __forceinline__ void score(const struct attention_unit &u, int stage, int start)
     {
 #pragma unroll
@@ -390,7 +391,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
         }
     }
 
-    /* Keys [lo, end); leaves each row's maximum and sum in top_of and sum_of. */
+    /* Processes keys [lo, end); leaves each row's maximum and sum in top_of and sum_of. */
     __device__ __forceinline__ void run(const struct attention_unit &u, int lo, int end)
     {
         clear();
@@ -408,7 +409,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
             score(u, stage, start);
             softmax();
             add_values(stage, u.n_packed);
-            __syncthreads(); // the stage, the probabilities and the maxima are written again
+            __syncthreads(); // before the stage, probabilities and maxima are overwritten
         }
         copy_wait<0>();
 #pragma unroll
@@ -429,7 +430,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
         __syncthreads();
     }
 
-    /* Joins the runs of a folding item; thread `row` keeps that row's maximum and sum so far. */
+    /* Joins the runs of a folding item; thread `row` keeps that row's running maximum and sum. */
     __device__ __forceinline__ void fold(float &all_top, float &all_sum, bool first, bool last)
     {
         float *keep = p.scratch + (int64_t)blockIdx.x * (NP * 32 * N_WARPS * 32) + tid;
@@ -504,7 +505,7 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
 
     __device__ __forceinline__ void unit(const struct attention_unit &u)
     {
-        __syncthreads(); // the unit before is stored
+        __syncthreads(); // the previous unit has been stored
         view[0] = row_view(p, u, row_of(0));
         view[1] = row_view(p, u, row_of(1));
         load_q(u);
@@ -552,11 +553,13 @@ static bool is_small(const struct kv_view &kv)
     return kv.head_dim_k <= 128 && kv.head_dim_v <= 128;
 }
 
-/* Shared memory that a block may have: heads of 512 take what only the large devices have. */
+/* The most shared memory a block may have: heads of 512 need more than small devices have. */
 static int most_shared(int sm)
 {
-    const int kib = sm == 80 || sm == 87 ? 163 : sm >= 90 && sm < 120 ? 227 : 99;
-    return kib << 10;
+    if (sm == 80 || sm == 87) {
+        return 163 << 10;
+    }
+    return (sm >= 90 && sm < 120 ? 227 : 99) << 10;
 }
 
 bool attention_mma_takes(const struct attention_launch *a)

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention for Hopper, for passes of prompts: attention_sm90.cu with three differences. The
- * arithmetic is attention_prompt.cuh's. Q and the unit's description come through a warp for each
- * computing warpgroup, while the unit before is still being finished. And there is no narrow way:
- * it takes passes in which some tile has more than GROUP_ROWS packed rows, none in deterministic
+/* Attention on Hopper for passes with prompts: attention/sm90.cu with three differences. The
+ * arithmetic is that of prompt.cuh. One warp per computing warpgroup loads Q and the unit's
+ * description while the previous unit is still being finished. And there is no narrow mode: it
+ * takes passes in which some tile has more than GROUP_ROWS packed rows, and none in deterministic
  * mode.
  *
- * Grid, block, shared memory and the ring are those of attention_sm90.cu. */
+ * Grid, block, shared memory and ring are those of attention/sm90.cu. Bound by the tensor cores and
+ * by the exponentials of the softmax, which overlap. */
 #include "cuda/kernels/attention/load.cuh"
 #include "cuda/kernels/attention/prompt.cuh"
 
@@ -50,18 +51,19 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         ring_init<S>(full, empty);
         for (int i = 0; i < 2; i++) {
             barrier_init(&q_full[i], 1);
-            barrier_init(&q_empty[i], 4); // a computer's warps
+            barrier_init(&q_empty[i], 4); // the warps of one computing warpgroup
         }
         barrier_init_done();
         maps_prefetch(map);
     }
     __syncthreads();
-    /* The plan, the tables and older keys were there before the kernel ahead began, so they are
-     * read before the wait for it: its own are the queries and the pass's new keys. */
+    /* The plan, the tables and older keys were written before the preceding kernel started, so they
+     * are read before the wait for it. That kernel writes the queries and the pass's new keys. */
     const struct attention_plan_head head = *plan_head(p.plan);
-    /* Warp 0 loads K and V, warps 2 and 3 a computing warpgroup's Q each. */
+    /* Warp 0 loads K and V; warps 2 and 3 each load the Q of one computing warpgroup. */
     const int group = (int)threadIdx.x / WARPGROUP - 1, warp = (int)threadIdx.x / 32;
-    const int side = group >= 0 ? group : warp & 1; // which computing warpgroup this is, or serves
+    const int side = group >= 0 ? group : warp & 1; // the computing warpgroup that this thread
+                                                    // belongs to or serves
     const struct ring ring = {S::SLOTS};
     char *q_tile = smem + side * S::Q_BYTES;
     q_full += side;

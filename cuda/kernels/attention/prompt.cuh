@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention of prompts: the computing half of attention_prompt.cu, 64 packed rows to a warpgroup on
- * wgmma.
+/* Attention of prompts: the computing half of prompt.cu, with wgmma on 64 packed rows per
+ * warpgroup.
  *
- * A tile of keys goes: its scores and the products with the values of the tile before are issued
- * one behind the other; when the scores are there, what is not seen is hidden and the exponentials
- * are taken. The warpgroups take turns at the issuing, so that one's softmax falls into the other's
- * products. Nothing else is in flight across a branch: ptxas would serialise it.
+ * For each tile of keys, the warpgroup issues the scores and then the products with the previous
+ * tile's values. When the scores are done it masks them and takes the exponentials. The two
+ * warpgroups take turns at issuing, so that one's softmax overlaps the other's products. No wgmma
+ * may be in flight across a branch, because ptxas would serialise it.
  *
- * Exponentials are taken relative to a reference of the row, which is moved to its maximum only
- * when a score rises above it by more than 2^KEEP: a sum cannot overflow by that, and while no
- * reference moves, nothing need be scaled.
+ * Exponentials are taken relative to a per-row reference. The reference moves to the row's maximum
+ * only if a score exceeds it by more than 2^KEEP: sums cannot overflow before that, and while no
+ * reference moves nothing needs rescaling.
  *
- * Thread: device code, a warpgroup at once. */
+ * Thread: device code, one warpgroup at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_PROMPT_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_PROMPT_CUH
 
@@ -28,13 +28,13 @@ template <typename T, int NB> struct prompt_computer {
     uint64_t *full, *empty, *q_empty;
     struct ring at;
     int group; // 0 or 1
-    int tid;   // in the warpgroup
+    int tid;   // index within the warpgroup
     bool takes_turns = false;
 
     float scores[KEYS / 2];
     float values[HEAD_DIM / 2];
     uint32_t probs[KEYS / 16][4];
-    float top[2], sum[2], decay[2]; // of rows g and g + 8; top: the reference, in units of scores
+    float top[2], sum[2], decay[2]; // for rows g and g + 8; top: the reference, in units of scores
     struct attention_row_view view[2];
 
     __device__ __forceinline__ void release(int slot)
@@ -56,7 +56,7 @@ template <typename T, int NB> struct prompt_computer {
         named_barrier(1 + group, WARPGROUP);
     }
 
-    /* Turns are barriers 3 and 4; to be called once, by the second: the first begins. */
+    /* Barriers 3 and 4 pass the turn. Group 1 calls this once, so that group 0 goes first. */
     __device__ __forceinline__ void pass_turn_first()
     {
         named_barrier_arrive(3, 2 * WARPGROUP);
@@ -76,7 +76,7 @@ template <typename T, int NB> struct prompt_computer {
         }
     }
 
-    /* Issues scores = Q K^T of the tile in hand. */
+    /* Issues scores = Q K^T for the current tile. */
     __device__ __forceinline__ void issue_scores()
     {
         const uint64_t a = wgmma_operand(smem_address(q_tile), 0);
@@ -92,7 +92,7 @@ template <typename T, int NB> struct prompt_computer {
         wgmma_commit();
     }
 
-    /* Issues values += P V of the tile in hand. */
+    /* Issues values += P V for the current tile. */
     __device__ __forceinline__ void issue_values()
     {
         const uint64_t b = wgmma_operand(smem_address(slots + at.slot * S::SLOT_BYTES), KEYS * 128);
@@ -106,7 +106,7 @@ template <typename T, int NB> struct prompt_computer {
         wgmma_commit();
     }
 
-    /* Hides from each row what it does not see of the tile at `start`. */
+    /* Masks the keys of the tile at `start` that a row does not see. */
     __device__ __forceinline__ void hide(const struct attention_unit &u, int start)
     {
         if (p.softcap > 0.0f) {
@@ -168,9 +168,9 @@ template <typename T, int NB> struct prompt_computer {
             h = fmaxf(h, __shfl_xor_sync(0xffffffffu, h, 1));
             h = fmaxf(h, __shfl_xor_sync(0xffffffffu, h, 2));
             h = fmaxf(h, top[r]);
-            h = (h - top[r]) * p.scale_log2 <= KEEP ? top[r] : h; // not so where both are -inf
+            h = (h - top[r]) * p.scale_log2 <= KEEP ? top[r] : h; // false if both are -inf
             safe[r] = h == -INFINITY ? 0.0f : __fmul_rn(h, p.scale_log2);
-            /* Not fused: a reference that stays must leave 1 exactly. */
+            /* Not fused: a reference that does not move must give exactly 1. */
             decay[r] = exp2_fast(__fsub_rn(__fmul_rn(top[r], p.scale_log2), safe[r]));
             top[r] = h;
         }
@@ -207,7 +207,7 @@ template <typename T, int NB> struct prompt_computer {
         }
     }
 
-    /* The scores of a unit's first tile. */
+    /* The scores of the unit's first tile. */
     __device__ __forceinline__ void first_step(const struct attention_unit &u, bool hidden)
     {
         barrier_wait(&full[at.slot], at.parity);
@@ -223,7 +223,7 @@ template <typename T, int NB> struct prompt_computer {
         to_probs();
     }
 
-    /* The scores of the tile at `start` while the values of the one before it are summed. */
+    /* Computes the scores of the tile at `start` while the previous tile's values are summed. */
     template <bool HIDE>
     __device__ __forceinline__ void step(const struct attention_unit &u, int start)
     {
@@ -252,8 +252,8 @@ template <typename T, int NB> struct prompt_computer {
         scale_values();
     }
 
-    /* values += P V of the last tile, of which n keys are real. What V holds of others is nobody's:
-     * it is set to zero. */
+    /* values += P V for the last tile, which has n real keys. The other rows of V hold garbage and
+     * are zeroed. */
     __device__ __forceinline__ void last_values(int n)
     {
         constexpr int CHUNKS = HEAD_DIM / 8;
@@ -277,7 +277,7 @@ template <typename T, int NB> struct prompt_computer {
         at.next();
     }
 
-    /* The unit's keys into values, top, sum. */
+    /* Processes the unit's keys into values, top and sum. */
     __device__ __forceinline__ void run(const struct attention_unit &u)
     {
         const int plain = p.softcap > 0.0f ? INT32_MAX : u.all_lo, plain_end = min(u.hi, u.all_hi);
@@ -301,7 +301,7 @@ template <typename T, int NB> struct prompt_computer {
         }
     }
 
-    /* This warpgroup has no rows: lets the loaders go on. */
+    /* This warpgroup has no rows in the unit; releases the loaders. */
     __device__ __forceinline__ void skip(const struct attention_unit &u)
     {
         const int n = u.lo < u.hi ? 2 * ((u.hi - u.lo + KEYS - 1) / KEYS) : 0;
@@ -314,8 +314,9 @@ template <typename T, int NB> struct prompt_computer {
         release_q();
     }
 
-    /* Row r's values as 16-bit pairs, so exchanged among the four lanes that hold the row that each
-     * has whole chunks of 16 bytes: chunk 4 i + lane of the row in words 4 i to 4 i + 3. */
+    /* Packs row r's values into 16-bit pairs and exchanges them among the four lanes that hold the
+     * row, so that each has whole 16-byte chunks: chunk 4 i + lane of the row in words 4 i to 4 i +
+     * 3. */
     __device__ __forceinline__ void pack_row(int r, float weight, uint32_t (&to)[HEAD_DIM / 8])
     {
         const bool odd = tid & 1, high = tid & 2;
@@ -327,7 +328,7 @@ template <typename T, int NB> struct prompt_computer {
                 const int k = 4 * (4 * i + j) + 2 * r;
                 w[j] = pack<T>(__fmul_rn(values[k], weight), __fmul_rn(values[k + 1], weight));
             }
-            /* Two exchanges transpose 4 x 4: among neighbours, then among pairs. */
+            /* Two exchanges transpose 4 x 4: with the neighbour, then with the other pair. */
 #pragma unroll
             for (int j = 0; j < 4; j += 2) {
                 const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? w[j] : w[j + 1], 1);

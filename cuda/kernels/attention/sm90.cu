@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention for Hopper: wgmma on tiles that the bulk copy engine brings.
+/* Attention for Hopper: wgmma on tiles that the bulk copy engine loads.
  *
- * Grid: one block per multiprocessor, fixed; units (item x KV head) are dealt out longest first, to
- * and fro, so that every block knows its own without asking. Block: three warpgroups. A warp of the
- * first loads; the other two compute, each for 64 of a unit's up to 128 packed rows. A pass of
- * short units of at most 64 packed rows (decoding) runs *narrow*: each computing warpgroup has
- * units of its own, a loading warp of its own and half of the ring, so that one's arithmetic hides
- * the other's wait. The order of a row's sums is the same either way, and so are its bits. With at
- * most 8 packed rows, and where equal bits are not asked for, a narrow pass is *thin*:
- * attention_thin.cuh.
+ * Grid: one block per multiprocessor, fixed. Units (item x KV head) are dealt out longest first in
+ * alternating direction, so every block can compute its own list. Block: three warpgroups. One warp
+ * of the first loads; the other two warpgroups compute, each for 64 of a unit's up to 128 packed
+ * rows. A pass of short units with at most 64 packed rows (decoding) runs *narrow*: each computing
+ * warpgroup has its own units, its own loading warp and half of the ring, so that one's arithmetic
+ * hides the other's wait. The order of a row's sums, and hence its bits, is the same either way.
+ * With at most 8 packed rows, and where equal bits are not required, a narrow pass is *thin*: see
+ * thin.cuh.
  *
- * Shared memory: Q (two warpgroups x 64 rows), then a ring of slots, each a tile of K or of V
+ * Shared memory: Q (two warpgroups x 64 rows), then a ring of slots, each with one tile of K or V
  * (KEYS rows), as blocks of 64 columns in rows of 128 bytes with the 128-byte swizzle. The loader
- * runs ahead over the borders of units, so that memory never waits for arithmetic. The ring's order
- * is K0 K1 V0 K2 V1 ... : the scores of tile t + 1 are on the tensor cores while tile t's values
- * are summed.
+ * runs ahead across unit borders, so that memory never waits for arithmetic. The order in the ring
+ * is K0 K1 V0 K2 V1 ...: the tensor cores compute the scores of tile t + 1 while the values of tile
+ * t are summed.
  *
- * A key beyond the last or before the first that any row sees may hold anything, NaN included: its
- * score is replaced, and its V row is set to zero in shared memory before use. */
+ * Keys before the first or after the last visible one may hold anything, NaN included: their scores
+ * are replaced, and their V rows are zeroed in shared memory before use.
+ *
+ * Bound by reading K and V for decoding rows, by the tensor cores for prompts. */
 #include "cuda/kernels/attention/load.cuh"
 #include "cuda/kernels/attention/thin.cuh"
 #include "cuda/kernels/attention/wide.cuh"
@@ -42,18 +44,18 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         maps_prefetch(map);
     }
     __syncthreads();
-    /* The plan, the tables and older keys were there before the kernel ahead began, so they are
-     * read before the wait for it: its own are the queries and the pass's new keys. But where trees
-     * have paths laid out, that kernel writes the paths' tables. */
+    /* The plan, the tables and older keys were written before the preceding kernel started, so they
+     * are read before the wait for it. That kernel writes the queries and the pass's new keys;
+     * where tree paths are laid out it also writes the paths' tables. */
     const struct attention_plan_head head = *plan_head(p.plan);
     int n_sub;
     const int n_units = units_of(p, head, ATTENTION_TILE_ROWS, &n_sub);
-    /* Units that do not fill the machine come sooner with the whole of a block. */
+    /* If the units do not fill the device, each is faster with a whole block. */
     const int packed = head.tile_rows * p.group;
     const bool busy = n_units > (int)gridDim.x, is_short = head.mean_keys <= NARROW_KEYS;
     const bool thin = S::SLOTS >= 6 && p.may_be_thin && packed <= THIN_ROWS && busy;
     const bool narrow = thin || (S::SLOTS >= 6 && packed <= GROUP_ROWS && busy && is_short);
-    /* Which worker this thread belongs to, of how many, and its part of the ring. */
+    /* Which worker this thread belongs to, of how many, and that worker's part of the ring. */
     const int group = (int)threadIdx.x / WARPGROUP;
     const int half = !narrow ? 0 : group > 0 ? group - 1 : (int)threadIdx.x / 32;
     const int n_workers = (int)gridDim.x * (narrow ? 2 : 1);
@@ -154,9 +156,9 @@ static cudaError_t launch_by_dim(cudaStream_t stream, const struct attention_par
     }
 }
 
-/* Whether the pass is one of prompts for attention_prompt.cu: so many rows to a sequence that some
- * tile has more than GROUP_ROWS packed ones. Not in deterministic mode, whose bits come from one
- * kernel; not where a captured launch may serve another pass. */
+/* True if the pass is for prompt.cu: some tile has more than GROUP_ROWS packed rows. Not in
+ * deterministic mode, whose bits come from one kernel, and not if a captured launch may serve other
+ * passes. */
 static bool is_for_prompts(const struct attention_launch *a, const struct attention_params &p)
 {
     return !a->limits->deterministic && p.kv.head_dim_k > 64 && p.kv.head_dim_k <= 128 &&
@@ -192,7 +194,7 @@ cudaError_t attention_sm90(cudaStream_t stream, const struct attention_launch *a
     p.v_rows = kv->v_offset / kv->head_dim_k;
     p.may_be_thin = !a->limits->deterministic;
     p.q_rows = GROUP_ROWS % p.group == 0 ? GROUP_ROWS / p.group : 0;
-    struct attention_maps map = {}; // no queries' map is no descriptor, rather than any bits
+    struct attention_maps map = {}; // zeroed: an unused descriptor must not hold garbage
     cudaError_t e = map_kv(&map.page, kv, p.page_rows, kv->block_tokens);
     e = e == cudaSuccess ? map_kv(&map.part, kv, p.page_rows, PART_ROWS) : e;
     e = e == cudaSuccess && p.q_rows > 0 ? map_queries(&map.queries, a, p) : e;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the Hopper attention's files share: the shared memory of a block and its launch, a place in
- * its ring, and what stands between wgmma and ordinary arithmetic. Thread: device code; launches:
- * the rank's owner. */
+/* Shared by the Hopper attention files: a block's shared memory and launch, positions in its ring,
+ * and the glue between wgmma and ordinary arithmetic.
+ * Thread: device code; launches: the rank's owner. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_SM90_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_SM90_CUH
 
@@ -10,7 +10,7 @@
 
 enum { WARPGROUP = 128, BLOCK_THREADS = 384, GROUP_ROWS = 64, MAX_SMEM = 232448 };
 
-/* Units of up to this many keys on average are worked off narrow. */
+/* Units of up to this many keys on average run narrow. */
 enum { NARROW_KEYS = 1024 };
 
 template <int NB> struct shape {
@@ -25,9 +25,9 @@ template <int NB> struct shape {
         1024 + 2 * Q_BYTES + SLOTS * SLOT_BYTES + (2 * SLOTS + 4) * 8 + 2 * NOTE_BYTES;
 };
 
-/* Pages of keys and values in whole, and 16 rows of one at a time: for the last page, of which the
- * rest would be fetched in vain. Queries: the heads of a group of so many rows that they are
- * GROUP_ROWS packed ones (p.q_rows; 0: the group does not divide that, and there is no such
+/* Tensor maps. Keys and values: whole pages, and 16 rows of a page for the last one, whose
+ * remaining rows need not be fetched. Queries: the heads of a group for as many rows as make
+ * GROUP_ROWS packed rows (p.q_rows; 0: the group does not divide GROUP_ROWS, and there is no such
  * map). */
 struct attention_maps {
     CUtensorMap page, part, queries;
@@ -39,14 +39,14 @@ template <int NB, typename K>
 static cudaError_t launch_block(cudaStream_t stream, K kernel, const struct attention_params &p,
                                 const struct attention_maps &map, int n_sms)
 {
-    const cudaError_t ready = // of this device: ranks have one each
+    const cudaError_t ready = // the attribute is per device, and ranks have one device each
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape<NB>::SMEM);
     return ready != cudaSuccess
                ? ready
                : launch(kernel, dim3(n_sms), dim3(BLOCK_THREADS), shape<NB>::SMEM, stream, p, map);
 }
 
-/* attention_prompt.cu: keys of 65 to 128 elements, for passes in which some tile has more than
+/* attention/prompt.cu: keys of 65 to 128 elements, for passes in which some tile has more than
  * GROUP_ROWS packed rows. */
 cudaError_t attention_prompt(cudaStream_t stream, enum dtype dtype,
                              const struct attention_params &p, const struct attention_maps &map,
@@ -54,7 +54,7 @@ cudaError_t attention_prompt(cudaStream_t stream, enum dtype dtype,
 
 #if HAVE_SM90A
 
-/* A place in the ring and the parity of its current round. */
+/* A position in the ring, and the parity of the current round. */
 struct ring {
     int n_slots;
     int slot = 0;
@@ -68,8 +68,8 @@ struct ring {
     }
 };
 
-/* By one thread: the GROUP_ROWS packed rows of a unit from `first` on to q_tile, in blocks of 64
- * columns; it counts on `bar`. Rows beyond the unit's hold anything. */
+/* Called by one thread: loads the GROUP_ROWS packed rows of a unit from `first` on into q_tile, in
+ * blocks of 64 columns; `bar` counts the bytes. Rows past the unit's end hold garbage. */
 template <int NB>
 __device__ __forceinline__ void
 load_queries(const struct attention_params &p, const struct attention_maps *maps,
@@ -84,7 +84,7 @@ load_queries(const struct attention_params &p, const struct attention_maps *maps
     }
 }
 
-/* Tells the compiler that the values may have changed here (the tensor cores wrote them). */
+/* Tells the compiler that the values may have changed here, since the tensor cores wrote them. */
 template <int N> __device__ __forceinline__ void settle(float (&d)[N])
 {
 #pragma unroll
@@ -113,8 +113,8 @@ template <> __device__ __forceinline__ uint32_t pack<f16_t>(float a, float b)
     return *reinterpret_cast<const uint32_t *>(&v);
 }
 
-/* Joins a run of a folding item to those before it, of which `keep` has this thread's values and
- * all_top and all_sum the rest (all_sum -1: there are none). */
+/* Joins a run of a folding item to the earlier runs: `keep` holds this thread's values of those,
+ * all_top and all_sum their maximum and sum (all_sum -1: there are none). */
 template <int N>
 __device__ __forceinline__ void fold_run(float *keep, bool last, float (&values)[N],
                                          const float (&top)[2], const float (&sum)[2],
@@ -137,7 +137,7 @@ __device__ __forceinline__ void fold_run(float *keep, bool last, float (&values)
     }
 }
 
-/* What lane `quad` of the four of row r holds of it, unnormalised, with the row's maximum and
+/* The part of row r that lane `quad` of its four holds, unnormalised, with the row's maximum and
  * sum. */
 template <int N>
 __device__ __forceinline__ void store_slot(float *to, int d, int quad, int r,

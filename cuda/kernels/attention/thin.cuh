@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention of a few rows (decoding): the computing half of attention_sm90.cu for units of at most
- * 8 packed rows. wgmma would compute 64 rows, and the softmax of 64; here the four warps of a
- * warpgroup share a tile's keys, each with mma.sync on 16 rows of which 8 are real, and go on
- * alone, with a maximum and sums of their own, until the unit's end joins them.
- * Thread: device code, a warpgroup at once. */
+/* Attention of a few rows (decoding): the computing half of sm90.cu for units of at most 8 packed
+ * rows. wgmma would compute 64 rows and the softmax of 64. Here the four warps of a warpgroup share
+ * a tile's keys, each with mma.sync on 16 rows of which 8 are real. Each warp keeps its own maximum
+ * and sums until the end of the unit joins them.
+ * Thread: device code, one warpgroup at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_THIN_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_THIN_CUH
 
@@ -17,8 +17,9 @@ enum { THIN_ROWS = 8 };
 template <typename T, int NB> struct thin_computer {
     using S = shape<NB>;
     static constexpr int KEYS = S::KEYS, HEAD_DIM = S::HEAD_DIM;
-    static constexpr int OWN = KEYS / 4, NF = OWN / 8; // a warp's keys of a tile, in eights
-    static constexpr int PITCH = HEAD_DIM + 4;         // of a row that waits to be joined
+    static constexpr int OWN = KEYS / 4, NF = OWN / 8; // a warp's keys of a tile, and groups of
+                                                       // eight of them
+    static constexpr int PITCH = HEAD_DIM + 4;         // of a row waiting to be joined
     const struct attention_params &p;
     char *slots, *q_tile;
     uint64_t *full, *empty;
@@ -26,7 +27,7 @@ template <typename T, int NB> struct thin_computer {
     int group, tid;
 
     uint32_t q[HEAD_DIM / 16][4]; // rows 8 to 15 are zero
-    float scores[NF][4];          // [2] and [3] belong to those rows: unused
+    float scores[NF][4];          // [2] and [3] belong to rows 8 to 15 and are unused
     uint32_t probs[NF / 2][4];
     float values[HEAD_DIM / 8][4];
     float top, sum, decay; // of row lane / 4, over this warp's keys
@@ -55,7 +56,8 @@ template <typename T, int NB> struct thin_computer {
         at.next();
     }
 
-    /* Straight from memory into operands: row g, columns 2 t and 2 t + 1 of each eight. */
+    /* Loads Q from global memory straight into operand registers: row g, columns 2 t and 2 t + 1 of
+     * every eight. */
     __device__ __forceinline__ void load_q(const struct attention_unit &u)
     {
         const T *from = (const T *)p.q + (int64_t)view.row * p.q_stride +
@@ -72,7 +74,7 @@ template <typename T, int NB> struct thin_computer {
         }
     }
 
-    /* The tile in hand: row r (a key), 16-byte chunk c. */
+    /* Row r (a key), 16-byte chunk c of the current tile. */
     __device__ __forceinline__ char *chunk_at(int r, int c)
     {
         return slots + at.slot * S::SLOT_BYTES + (c >> 3) * (KEYS * 128) + swizzled(r, c & 7);
@@ -110,7 +112,7 @@ template <typename T, int NB> struct thin_computer {
         return tree_sees(p, u, view, w, key - u.item.n_past);
     }
 
-    /* Bit 2 f + e: whether key first + 8 f + e is seen. */
+    /* Bit 2 f + e: key first + 8 f + e is visible. */
     __device__ __forceinline__ uint32_t seen_keys(const struct attention_unit &u, int first)
     {
         uint32_t seen = 0;
@@ -175,7 +177,7 @@ template <typename T, int NB> struct thin_computer {
         }
     }
 
-    /* Sets this warp's V rows of keys from `n` on to zero: what they hold is nobody's. */
+    /* Zeroes this warp's V rows of keys from `n` on, which hold garbage. */
     __device__ __forceinline__ void clean_values(int n)
     {
         const int end = (warp() + 1) * OWN, from = max(n, warp() * OWN);
@@ -189,8 +191,8 @@ template <typename T, int NB> struct thin_computer {
         }
     }
 
-    /* Keys [lo, hi) of the unit, in the ring's order: K0 K1 V0 K2 V1 ... Each part stands here
-     * once: the code is fetched anew by every launch, which took longer than to run it. */
+    /* Processes keys [lo, hi) of the unit in ring order: K0 K1 V0 K2 V1 ... No part is unrolled
+     * into a second copy: every launch fetches the code anew, which took longer than running it. */
     __device__ __forceinline__ void run(const struct attention_unit &u)
     {
 #pragma unroll 1
@@ -224,12 +226,12 @@ template <typename T, int NB> struct thin_computer {
         top = __fmul_rn(top, p.scale_log2);
     }
 
-    /* Warp 0 takes up the others' results, in their order. */
+    /* Warp 0 joins the other warps' results, in warp order. */
     __device__ __forceinline__ void join_warps(const struct attention_unit &u)
     {
         const int row = lane() >> 2, column = (lane() & 3) * 2;
         float *room = (float *)q_tile;
-        sync(); // the unit before has been read
+        sync(); // the previous unit has been read
         if (warp() > 0 && row < u.n_packed) {
             float *to = room + ((warp() - 1) * THIN_ROWS + row) * PITCH;
 #pragma unroll

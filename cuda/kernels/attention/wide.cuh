@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Attention on wgmma for passes of any kind, 64 packed rows to a warpgroup: the scores of a tile
- * are issued, then the products with the values of the tile before, then the softmax. Each
- * warpgroup's softmax hides behind the other's products.
+/* Attention on wgmma for passes of any kind, 64 packed rows per warpgroup: issue the scores of a
+ * tile, then the products with the previous tile's values, then the softmax. Each warpgroup's
+ * softmax overlaps the other's products.
  *
- * Thread: device code, a warpgroup at once. */
+ * Thread: device code, one warpgroup at a time. */
 #ifndef SLUICE_CUDA_KERNELS_ATTENTION_WIDE_CUH
 #define SLUICE_CUDA_KERNELS_ATTENTION_WIDE_CUH
 
@@ -21,16 +21,16 @@ template <typename T, int NB> struct wide_computer {
     uint64_t *q_full;
     struct ring at;
     int group;    // 0 or 1
-    int first;    // packed row of a unit that is this warpgroup's first
-    int releases; // of a slot by one warp: 2 if the other warpgroup does not use it
-    int tid;      // in the warpgroup
+    int first;    // this warpgroup's first packed row in the unit
+    int releases; // releases of a slot per warp: 2 if the other warpgroup does not use it
+    int tid;      // index within the warpgroup
 
     uint32_t q_parity = 0;
 
     float scores[KEYS / 2];
     float values[HEAD_DIM / 2];
     uint32_t probs[KEYS / 16][4];
-    float top[2], sum[2], decay[2]; // of rows g and g + 8; top in units of scores
+    float top[2], sum[2], decay[2]; // for rows g and g + 8; top in units of scores
     struct attention_row_view view[2];
 
     __device__ __forceinline__ void release(int slot)
@@ -45,11 +45,11 @@ template <typename T, int NB> struct wide_computer {
         named_barrier(1 + group, WARPGROUP);
     }
 
-    /* Q to shared memory, zero where there is no row or no column. */
+    /* Loads Q into shared memory, with zeros where there is no row or column. */
     __device__ __forceinline__ void load_q(const struct attention_unit &u)
     {
         constexpr int CHUNKS = HEAD_DIM / 8;
-        sync(); // the unit before may still be read
+        sync(); // the previous unit may still be read
         if (p.q_rows > 0) {
             if (tid == 0) {
                 load_queries<NB>(p, maps, u, first, q_tile, q_full);
@@ -106,7 +106,7 @@ template <typename T, int NB> struct wide_computer {
         wgmma_commit();
     }
 
-    /* Hides from each row what it does not see. */
+    /* Masks the keys that a row does not see. */
     __device__ __forceinline__ void mask(const struct attention_unit &u, int start)
     {
         const int first = start + (tid & 3) * 2;
@@ -133,7 +133,7 @@ template <typename T, int NB> struct wide_computer {
     }
 
     /* scores -> probabilities in place (not yet divided), top, sum, decay. GENERAL: with a soft cap
-     * or a mask; apart, so that neither takes registers from the plain loop. */
+     * or a mask. It is a separate instance so that it costs the plain loop no registers. */
     template <bool GENERAL>
     __device__ __forceinline__ void softmax(const struct attention_unit &u, int start)
     {
@@ -157,7 +157,7 @@ template <typename T, int NB> struct wide_computer {
             high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
             high = fmaxf(high, top[r]);
             const float safe = high == -INFINITY ? 0.0f : __fmul_rn(high, p.scale_log2);
-            /* Not fused: a tile that brings no new maximum must leave 1 exactly. */
+            /* Not fused: a tile without a new maximum must give exactly 1. */
             decay[r] = exp2_fast(__fsub_rn(__fmul_rn(top[r], p.scale_log2), safe));
             top[r] = high;
             float add = 0.0f;
@@ -185,7 +185,7 @@ template <typename T, int NB> struct wide_computer {
         }
     }
 
-    /* Sets V rows of keys that no row sees to zero: what they hold is nobody's. */
+    /* Zeroes the V rows of keys that no row sees, since they hold garbage. */
     __device__ __forceinline__ void clean_values(const struct attention_unit &u, int slot,
                                                  int start, int end)
     {
@@ -203,7 +203,7 @@ template <typename T, int NB> struct wide_computer {
         sync();
     }
 
-    /* The scores of the tile at `start` while the values of the one before it are summed. */
+    /* Computes the scores of the tile at `start` while the previous tile's values are summed. */
     template <bool GENERAL>
     __device__ __forceinline__ void step(const struct attention_unit &u, int start)
     {
@@ -231,7 +231,7 @@ template <typename T, int NB> struct wide_computer {
         to_probs();
     }
 
-    /* Keys [lo, end) into values, top, sum. */
+    /* Processes keys [lo, end) into values, top and sum. */
     __device__ __forceinline__ void run(const struct attention_unit &u, int lo, int end)
     {
         top[0] = top[1] = -INFINITY;
@@ -279,7 +279,7 @@ template <typename T, int NB> struct wide_computer {
         }
     }
 
-    /* This warpgroup has no rows: lets the loader go on. */
+    /* This warpgroup has no rows in the unit; releases the loader. */
     __device__ __forceinline__ void skip(const struct attention_unit &u)
     {
         for (int lo = u.lo; lo < u.hi;) {
@@ -293,7 +293,7 @@ template <typename T, int NB> struct wide_computer {
         }
     }
 
-    /* Joins the runs of a folding item; what came before waits in this thread's scratch. */
+    /* Joins the runs of a folding item; the earlier runs' results wait in this thread's scratch. */
     __device__ __forceinline__ void fold(float (&all_top)[2], float (&all_sum)[2], bool last)
     {
         float *keep =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The activations of engine/device/ops.h, by kind at compile time. Thread: device code. */
+/* The activations of engine/device/ops.h, selected at compile time. Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_ACTIVATION_CUH
 #define SLUICE_CUDA_DEVICE_ACTIVATION_CUH
 

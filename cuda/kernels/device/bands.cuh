@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How the blocks of a product go through bands of its weight, one after the other, with their
- * operands in a ring of stages: the walk, and its loading side. Hopper.
+/* How the blocks of a product walk through bands of its weight, with operands in a ring of stages:
+ * the walk itself, and its loading side. Hopper.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_BANDS_CUH
 #define SLUICE_CUDA_DEVICE_BANDS_CUH
@@ -13,8 +13,8 @@ template <int STAGES> struct band_ring {
     uint64_t full_w[STAGES], full_x[STAGES], empty[STAGES];
 };
 
-/* A cluster's way through its bands, which are as far apart as there are clusters, box of K after
- * box, and through the ring. */
+/* A cluster's walk: its bands, which are one grid of clusters apart, box of K after box, and the
+ * ring position. */
 template <int CLUSTER, int STAGES> struct band_walk {
     int32_t band = (int32_t)blockIdx.x / CLUSTER, box = 0;
     int slot = 0;
@@ -35,12 +35,12 @@ template <int CLUSTER, int STAGES> struct band_walk {
     }
 };
 
-/* A loading thread: load(walk) of every box, as its stage is free. */
+/* A loading thread: calls load(walk) for every box once its stage is free. */
 template <int CLUSTER, int STAGES, typename F>
 __device__ __forceinline__ void load_bands(band_ring<STAGES> *ring, int32_t n_bands,
                                            int32_t n_boxes, F load)
 {
-    int fresh = STAGES; // stages that nobody has filled yet
+    int fresh = STAGES; // stages not yet used, which need no wait
     band_walk<CLUSTER, STAGES> at;
 #pragma unroll 1
     for (; at.band < n_bands; at.next_band()) {

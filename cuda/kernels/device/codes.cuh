@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Codes of quantised weights (cuda/coded.h) as pairs of bf16 or fp16, which hold them exactly: by
- * bits, so that it is the same on every device. Thread: device code. */
+/* Converts codes of quantised weights (cuda/coded.h) to pairs of bf16 or fp16, which represent them
+ * exactly. It is done with bit operations, so that every device gives the same result.
+ * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_CODES_CUH
 #define SLUICE_CUDA_DEVICE_CODES_CUH
 
@@ -11,7 +12,7 @@ template <> struct code_constants<bf16_t> {
     using pair = __nv_bfloat162;
     static constexpr uint32_t E4M3 = 0x7b807b80, E2M1 = 0x7e807e80; // 2^120, 2^126
     static constexpr int E4M3_DOWN = 4, E2M1_UP = 6;
-    static constexpr uint32_t INT = 0x43004300; // 128, whose last bit is a one's
+    static constexpr uint32_t INT = 0x43004300; // 128, whose last mantissa bit is worth 1
     static constexpr float INT_BASE = 128.0f;
 };
 template <> struct code_constants<f16_t> {
@@ -36,7 +37,7 @@ template <typename T> __device__ __forceinline__ uint32_t pair_minus(uint32_t a,
     return *(const uint32_t *)&p;
 }
 
-/* What pair_of wants as `zero`, from the zero itself. */
+/* The `zero` argument of pair_of for a zero point. */
 template <typename T> __device__ __forceinline__ uint32_t zero_pair(int32_t zero)
 {
     const T v = from_float<T>(code_constants<T>::INT_BASE + (float)zero);
@@ -45,15 +46,16 @@ template <typename T> __device__ __forceinline__ uint32_t zero_pair(int32_t zero
     return (uint32_t)half << 16 | half;
 }
 
-/* Two of the word's codes, less the zero: of 4 bits nibbles i and i + 4, of 8 bits bytes i and i
- * + 2. The exponent's bits land where T's are, short of the difference of the biases, which the
- * product with a power of two makes good; it is exact for subnormal codes, too. */
+/* Converts two of the word's codes, less the zero: nibbles i and i + 4 of 4-bit codes, bytes i and
+ * i + 2 of 8-bit codes. The exponent bits are moved to T's exponent field as they are; the
+ * difference of the biases is corrected by multiplying with a power of two, which is exact for
+ * subnormal codes, too. */
 template <typename T, enum dtype CODE>
 __device__ __forceinline__ uint32_t pair_of(uint32_t word, int i, uint32_t zero)
 {
     using C = code_constants<T>;
     if (CODE == DT_E4M3) {
-        constexpr uint32_t MASK = 0x7f007f00u >> C::E4M3_DOWN; // a shift less than by halves
+        constexpr uint32_t MASK = 0x7f007f00u >> C::E4M3_DOWN; // one shift fewer than by halves
         const uint32_t size = i == 0 ? word << (8 - C::E4M3_DOWN) : word >> C::E4M3_DOWN;
         const uint32_t sign = i == 0 ? word << 8 : word;
         return pair_times<T>((size & MASK) | (sign & 0x80008000u), C::E4M3);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which draws take the highest logit as it is, and so need no more of a row than its bests: the
- * sampler and the products that leave the bests must agree. Thread: device code. */
+/* Defines which draws take the highest raw logit and so need only a row's bests. The sampler and
+ * the products that write the bests must agree on it.
+ * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_GREEDY_CUH
 #define SLUICE_CUDA_DEVICE_GREEDY_CUH
 

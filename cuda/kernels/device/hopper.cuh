@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Hopper's asynchronous machinery in thin wrappers: mbarriers, bulk tensor copies, wgmma fences and
- * descriptors, register reallocation; and on the host the tensor maps. The device half is empty
- * below sm_90. Thread: device code; the host half any. */
+/* Thin wrappers of Hopper's asynchronous features: mbarriers, bulk tensor copies, wgmma fences and
+ * descriptors, register reallocation; and tensor maps on the host. The device half is empty below
+ * sm_90.
+ * Thread: device code; the host half any. */
 #ifndef SLUICE_CUDA_DEVICE_HOPPER_CUH
 #define SLUICE_CUDA_DEVICE_HOPPER_CUH
 
@@ -17,10 +18,10 @@
 
 /* ---- host: tensor maps --------------------------------------------------------------------- */
 
-/* An array of up to 3 dimensions, the first of them contiguous, read in boxes and laid down in
- * shared memory as rows of 128 bytes with the 128-byte swizzle, so box[0] is 64 elements of 16 bits
- * or 128 of 8; what lies outside reads as zero. row_bytes: from one index of dimension 1 (and 2) to
- * the next. */
+/* An array of up to 3 dimensions, the first one contiguous, read in boxes. A box is stored in
+ * shared memory as rows of 128 bytes with the 128-byte swizzle, so box[0] is 64 16-bit or 128 8-bit
+ * elements. Elements outside the array read as zero. row_bytes: the distance between indices of
+ * dimension 1 (and 2). */
 static inline cudaError_t tensor_map_of(CUtensorMap *map, const void *base,
                                         CUtensorMapDataType type, uint32_t n_dims,
                                         const cuuint64_t *dims, const cuuint64_t *row_bytes,
@@ -49,7 +50,7 @@ static inline cudaError_t tensor_map_of(CUtensorMap *map, const void *base,
     return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-/* Of bf16 or fp16. */
+/* The same for bf16 or fp16. */
 static inline cudaError_t tensor_map(CUtensorMap *map, const void *base, bool is_bf16,
                                      uint32_t n_dims, const cuuint64_t *dims,
                                      const cuuint64_t *row_bytes, const cuuint32_t *box)
@@ -69,7 +70,7 @@ static inline cudaError_t tensor_map_2d(CUtensorMap *map, const void *base, bool
     return tensor_map(map, base, is_bf16, 2, dims, strides, box);
 }
 
-/* The same of bytes, in boxes of 128 columns. */
+/* The same for bytes, in boxes of 128 columns. */
 static inline cudaError_t tensor_map_bytes(CUtensorMap *map, const void *base, uint64_t n_cols,
                                            uint64_t n_rows, uint64_t row_bytes, uint32_t box_rows)
 {
@@ -114,7 +115,7 @@ __device__ __forceinline__ void barrier_arrive(uint64_t *bar, int n_arrivals = 1
                  : "memory");
 }
 
-/* At the same barrier of another block of the cluster. */
+/* Arrives at the same barrier in block `rank` of the cluster. */
 __device__ __forceinline__ void barrier_arrive_at(uint64_t *bar, uint32_t rank)
 {
     asm volatile("{\n"
@@ -126,7 +127,7 @@ __device__ __forceinline__ void barrier_arrive_at(uint64_t *bar, uint32_t rank)
                  : "memory");
 }
 
-/* Arrives and waits, for warps whose threads have gone different ways. */
+/* Arrive and wait; usable by warps whose threads have diverged. */
 __device__ __forceinline__ void cluster_sync()
 {
     asm volatile("barrier.cluster.arrive.release;\n"
@@ -160,7 +161,7 @@ __device__ __forceinline__ void tensor_map_prefetch(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
 }
 
-/* 16 bytes copied by this thread, or zeros if n_bytes is 0; wgmma sees them after fence_async(). */
+/* This thread copies 16 bytes, or zeros if n_bytes is 0; wgmma sees them after fence_async(). */
 __device__ __forceinline__ void copy_async(void *to, const void *from, int n_bytes)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(to)), "l"(from),
@@ -168,7 +169,8 @@ __device__ __forceinline__ void copy_async(void *to, const void *from, int n_byt
                  : "memory");
 }
 
-/* Groups of this thread's copies: closes one; waits until all but the last N are there. */
+/* Groups of this thread's copies: commit closes one; wait<N> waits until at most the last N are in
+ * flight. */
 __device__ __forceinline__ void copies_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -179,7 +181,7 @@ template <int N> __device__ __forceinline__ void copies_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* One box at (column, row) to shared memory; its bytes count on `bar`. */
+/* Loads one box at (column, row) into shared memory; `bar` counts its bytes. */
 __device__ __forceinline__ void tensor_load(void *to, const CUtensorMap *map, uint64_t *bar,
                                             int column, int row, uint64_t policy)
 {
@@ -189,7 +191,7 @@ __device__ __forceinline__ void tensor_load(void *to, const CUtensorMap *map, ui
                  : "memory");
 }
 
-/* n_bytes, a multiple of 16, that lie one behind the other; they count on `bar`. */
+/* Loads n_bytes contiguous bytes (a multiple of 16); `bar` counts them. */
 __device__ __forceinline__ void bulk_load(void *to, const void *from, uint32_t n_bytes,
                                           uint64_t *bar, uint64_t policy)
 {
@@ -199,7 +201,7 @@ __device__ __forceinline__ void bulk_load(void *to, const void *from, uint32_t n
                  : "memory");
 }
 
-/* A box of three dimensions. */
+/* Loads a three-dimensional box. */
 __device__ __forceinline__ void tensor_load_3d(void *to, const CUtensorMap *map, uint64_t *bar,
                                                int column, int row, int plane, uint64_t policy)
 {
@@ -210,8 +212,8 @@ __device__ __forceinline__ void tensor_load_3d(void *to, const CUtensorMap *map,
                  : "memory");
 }
 
-/* The same to the blocks of the cluster that `mask` names, at the same place in each; its bytes
- * count on the barrier at the same place there. */
+/* Loads one box into all blocks of the cluster in `mask`, at the same address in each; the barrier
+ * at the same address there counts the bytes. */
 __device__ __forceinline__ void tensor_load_multicast(void *to, const CUtensorMap *map,
                                                       uint64_t *bar, int column, int row,
                                                       uint16_t mask, uint64_t policy)
@@ -224,7 +226,7 @@ __device__ __forceinline__ void tensor_load_multicast(void *to, const CUtensorMa
                  : "memory");
 }
 
-/* The same box to the L2 cache only. */
+/* Prefetches the box into the L2 cache. */
 __device__ __forceinline__ void tensor_prefetch(const CUtensorMap *map, int column, int row)
 {
     asm volatile(
@@ -254,8 +256,8 @@ __device__ __forceinline__ uint64_t policy_normal()
     return policy;
 }
 
-/* Orders this thread's ordinary writes to shared memory before later reads by wgmma and the copy
- * engine, once a barrier has joined the threads. */
+/* Makes this thread's ordinary writes to shared memory visible to later reads by wgmma and the copy
+ * engine, once a barrier has synchronised the threads. */
 __device__ __forceinline__ void fence_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -267,7 +269,7 @@ template <int ID_BASE = 0> __device__ __forceinline__ void named_barrier(int id,
     asm volatile("bar.sync %0, %1;" ::"r"(id + ID_BASE), "r"(n_threads) : "memory");
 }
 
-/* The same without waiting for the others. */
+/* Arrives without waiting for the others. */
 __device__ __forceinline__ void named_barrier_arrive(int id, int n_threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
@@ -298,9 +300,9 @@ template <int N> __device__ __forceinline__ void wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* The descriptor of a 128-byte-swizzled operand. K-major (rows of K, 64 elements wide): `next` is
- * unused. MN-major: 64 columns of N per row, one row per k; `next` is the distance of the next 64
- * columns. Rows are 128 bytes apart; `groups` is the distance of groups of 8 rows. */
+/* The descriptor of an operand with the 128-byte swizzle. K-major (rows along K, 64 elements wide):
+ * `next` is unused. MN-major (one row per k, 64 columns of N): `next` is the distance to the next
+ * 64 columns. Rows are 128 bytes apart; `groups` is the distance between groups of 8 rows. */
 __device__ __forceinline__ uint64_t wgmma_operand(uint32_t address, uint32_t next,
                                                   uint32_t groups = 1024)
 {
@@ -308,13 +310,13 @@ __device__ __forceinline__ uint64_t wgmma_operand(uint32_t address, uint32_t nex
            (uint64_t)(groups >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* The operand n_bytes further on (shared memory is small: nothing is carried). */
+/* Advances the operand by n_bytes. Shared memory is small, so no carry leaves the address field. */
 __device__ __forceinline__ uint64_t wgmma_advance(uint64_t operand, uint32_t n_bytes)
 {
     return (operand & 0xffffffff00000000ull) | (uint32_t)((uint32_t)operand + n_bytes / 16);
 }
 
-/* 16 bytes to shared memory, or zeros: done when copies_wait returns. */
+/* Copies 16 bytes to shared memory, or zeros; complete when copies_wait returns. */
 __device__ __forceinline__ void copy_16(void *to, const void *from, bool is_real)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(to)), "l"(from),
@@ -327,7 +329,7 @@ __device__ __forceinline__ void copies_wait()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Element (row, 16-byte chunk) of a 64-column block in the 128-byte swizzle. */
+/* The offset of (row, 16-byte chunk) in a 64-column block with the 128-byte swizzle. */
 __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk)
 {
     return row * 128 + ((chunk ^ (row & 7)) << 4);

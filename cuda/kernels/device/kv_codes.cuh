@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Codes of K and V in pages (struct kv_codes of cuda/layout.h): where they lie, what they mean, and
- * how a head's numbers become codes. The numbers are those of cpu/cpu_kv_codes.h, operation by
- * operation. Thread: device code. */
+/* Codes of K and V in pages (struct kv_codes in cuda/layout.h): their layout, their meaning, and
+ * how a head is quantised. Every operation is the same as in cpu/cpu_kv_codes.h, so the results
+ * agree to the bit.
+ * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_KV_CODES_CUH
 #define SLUICE_CUDA_DEVICE_KV_CODES_CUH
 
@@ -12,7 +13,7 @@ struct kv_scale {
     float scale, zero;
 };
 
-/* A token of a head: its record, and which of the record's tokens it is. */
+/* One token of a head: its record, and its index in the record. */
 struct kv_place {
     char *record;
     int32_t token;
@@ -27,8 +28,8 @@ __device__ __forceinline__ struct kv_place kv_place_of(const struct kv_view &kv,
             token - record * per};
 }
 
-/* Byte `byte` of the token's row of K or V. Runs of up to 16 bytes that begin at a multiple of
- * their length stay together. */
+/* The address of byte `byte` of the token's row of K or V. Aligned runs of up to 16 bytes stay
+ * contiguous. */
 __device__ __forceinline__ char *kv_byte(const struct kv_codes &c, const struct kv_place &at,
                                          bool is_v, int32_t byte)
 {
@@ -45,7 +46,7 @@ __device__ __forceinline__ char *kv_word(const struct kv_codes &c, const struct 
 /* ---- words --------------------------------------------------------------------------------- */
 
 static constexpr uint32_t KV_SCALE_MASK = 0xffffc000u;
-static constexpr int KV_ZERO_SHIFT = 18; // 32 less the zero's bits
+static constexpr int KV_ZERO_SHIFT = 18; // 32 minus the bits of the zero
 static constexpr float KV_ZERO_LARGEST = 8191.0f;
 
 __device__ __forceinline__ bool kv_has_zero(enum kv_format f)
@@ -58,7 +59,7 @@ __device__ __forceinline__ float kv_zero_step(enum kv_format f)
     return f == KV_INT4 ? 1.0f / 64.0f : 1.0f / 16.0f;
 }
 
-/* What a word of a 16-bit model says. */
+/* Decodes the scale word of a 16-bit model. */
 __device__ __forceinline__ struct kv_scale kv_scale_of_word(enum kv_format f, uint32_t word)
 {
     if (kv_has_zero(f)) {
@@ -111,7 +112,7 @@ __device__ __forceinline__ float kv_e4m3(uint32_t code)
     return __uint_as_float(__float_as_uint(size) | sign);
 }
 
-/* A code of the byte: the d-th number's. */
+/* The value of a code; `b` is the byte that holds element d. */
 __device__ __forceinline__ float kv_number(enum kv_format f, struct kv_scale s, uint32_t byte,
                                            int32_t d)
 {
@@ -133,7 +134,7 @@ __device__ __forceinline__ float kv_get(const struct kv_codes &c, const struct k
 
 struct kv_range {
     float low, high;
-    bool broken; // one is no number
+    bool broken; // some value is NaN or infinite
 };
 
 static constexpr struct kv_range KV_NO_RANGE = {3.4028235e38f, -3.4028235e38f, false};
@@ -145,7 +146,7 @@ __device__ __forceinline__ void kv_range_add(struct kv_range &r, float x)
     r.broken |= x - x != 0.0f;
 }
 
-/* That of `n` lanes (a power of two), in all of them. */
+/* Combines the ranges of `n` lanes (a power of two) in all of them. */
 __device__ __forceinline__ struct kv_range kv_range_of_lanes(struct kv_range r, unsigned lanes,
                                                              int n)
 {
@@ -161,7 +162,7 @@ __device__ __forceinline__ struct kv_scale kv_zeroed_scale(const struct kv_codes
                                                            const struct kv_range &r)
 {
     const float levels = c.format == KV_INT4 ? 15.0f : 255.0f, step = kv_zero_step(c.format);
-    const bool shared = c.word_bytes == 4; // scale and zero, in a word
+    const bool shared = c.word_bytes == 4; // scale and zero share a word
     float scale = (r.high - r.low) / levels;
     if (shared) {
         scale = fmaxf(scale, fabsf(r.low) / (step * (0.98f * KV_ZERO_LARGEST)));
@@ -204,7 +205,7 @@ __device__ __forceinline__ uint32_t kv_e4m3_of(float x)
     return x != x ? 0x7fu : sign | (a < 0x3c800000u ? small : normal);
 }
 
-/* Of a number that is to be relative to s. */
+/* The code of a value, given the scale s. */
 __device__ __forceinline__ uint32_t kv_code_of(enum kv_format f, struct kv_scale s, float x)
 {
     const float v = __fdiv_rn(x, s.scale);
@@ -218,7 +219,7 @@ __device__ __forceinline__ uint32_t kv_code_of(enum kv_format f, struct kv_scale
     return (uint32_t)fminf(fmaxf(q, 0.0f), f == KV_INT4 ? 15.0f : 255.0f);
 }
 
-/* Four numbers as a word of codes, or eight of four bits. */
+/* Packs four values into a word of codes, or eight of four bits. */
 __device__ __forceinline__ uint32_t kv_codes_of(enum kv_format f, struct kv_scale s, const float *x)
 {
     uint32_t word = 0;
@@ -236,8 +237,8 @@ __device__ __forceinline__ uint32_t kv_codes_of(enum kv_format f, struct kv_scal
     return word;
 }
 
-/* A head's n numbers, in memory that the warp shares and that goes on, as zeros, up to a multiple
- * of 32: stored by a warp. */
+/* Stores a head of n elements, cooperatively by one warp. The elements are in memory that the warp
+ * shares, padded with zeros to a multiple of 32. */
 __device__ __forceinline__ void kv_store_head(const struct kv_codes &c, const struct kv_place &at,
                                               bool is_v, const float *x, int n)
 {
@@ -261,8 +262,8 @@ __device__ __forceinline__ void kv_store_head(const struct kv_codes &c, const st
     }
 }
 
-/* The e-th of the parts that a token's K and V of all heads are copied in: its place there. Parts
- * are 16 bytes, or of the last of a head 4, its words. */
+/* The address of part e of a token's K and V of all heads, for copies. Parts are 16 bytes; the last
+ * part of a head is its scale words, 4 bytes each. */
 struct kv_part {
     char *at;
     int32_t n_bytes;

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Launches with programmatic dependent launch: a kernel's blocks may be set up while the kernel
- * before it still runs. So every kernel here calls pdl_wait() before it touches memory that the
- * kernel before it writes, in every block (a grid that ended without waiting would let its
- * successor pass a predecessor that still runs). pdl_trigger() comes right after the wait. Norms,
- * sums over ranks of up to 32 rows, attention's join of more and attention_few.cu of more trigger
- * before: the product after them is one of gemm_small.cu or gemm_wide.cu, whose blocks each need a
- * multiprocessor to themselves, so that they move in as the last product's blocks leave. Those
- * two's computing threads do, too (cuda/README.md, "Rules for kernels"). What the kernel before
- * last wrote is therefore there only after a kernel that waits before it triggers. Devices before
- * sm_90 ignore both. Thread: the rank's owner. */
+/* Launches with programmatic dependent launch (PDL): a kernel's blocks may start while the
+ * preceding kernel still runs. Two rules follow.
+ *
+ * Every block of every kernel calls pdl_wait() before it touches memory that the preceding kernel
+ * writes. (A grid that finished without waiting would let its successor overtake a predecessor that
+ * still runs.)
+ *
+ * pdl_trigger() normally comes right after the wait. Exceptions that trigger before it: norms, sums
+ * over ranks of up to 32 rows, attention's join of more rows, and attention/few.cu with more. The
+ * product after them is gemm/small.cu's or gemm/wide.cu's, whose blocks need a multiprocessor each,
+ * so they start as the previous product's blocks leave. The computing threads of those two trigger
+ * early as well (cuda/README.md, "Rules for kernels"). Hence the output of the kernel before last
+ * is complete only after a kernel that waits before it triggers.
+ *
+ * Devices before sm_90 ignore both calls.
+ * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_DEVICE_LAUNCH_CUH
 #define SLUICE_CUDA_DEVICE_LAUNCH_CUH
 
@@ -29,7 +35,8 @@ __device__ __forceinline__ void pdl_trigger()
 #endif
 }
 
-/* 90 or more: the attribute is set. Asked once per process: every device of one is alike. */
+/* 90 or more: the PDL attribute is set. Queried once per process, because all devices of a process
+ * are alike. */
 static inline int launch_sm()
 {
     static const int sm = [] {
@@ -46,7 +53,8 @@ static inline int launch_sm()
     return sm;
 }
 
-/* In clusters of `cluster` blocks along x; more than one: sm_90 or later, and it divides grid.x. */
+/* Launches in clusters of `cluster` blocks along x. More than one needs sm_90 or later, and must
+ * divide grid.x. */
 template <typename... P, typename... A>
 static inline cudaError_t launch_clusters(unsigned cluster, void (*kernel)(P...), dim3 grid,
                                           dim3 block, size_t smem, cudaStream_t stream, A &&...args)
@@ -66,7 +74,10 @@ static inline cudaError_t launch_clusters(unsigned cluster, void (*kernel)(P...)
     attributes[1].val.clusterDim.x = cluster;
     attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     config.attrs = attributes;
-    config.numAttrs = launch_sm() < 90 ? 0 : cluster > 1 ? 2 : 1;
+    config.numAttrs = cluster > 1 ? 2 : 1;
+    if (launch_sm() < 90) {
+        config.numAttrs = 0;
+    }
     return cudaLaunchKernelEx(&config, kernel, P(std::forward<A>(args))...);
 }
 

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What every kernel that ends in a norm shares, so that a norm fused with something has the bits of
- * one that stands alone. Thread: device code. */
+/* Shared by every kernel that ends in a norm, so that a fused norm gives the same bits as a
+ * separate one.
+ * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_NORM_CUH
 #define SLUICE_CUDA_DEVICE_NORM_CUH
 
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/types.cuh"
 
-/* The last product and the addition are one fused operation wherever this is compiled. */
+/* The last multiplication and the addition are one fused operation in every kernel. */
 __device__ __forceinline__ float normed(float x, float weight, float bias, float mean, float scale)
 {
     return fmaf((x - mean) * scale, weight, bias);
 }
 
-/* A value's share of the first sum: of the values for a layer norm, of their squares otherwise.
+/* A value's share of the first sum: the value itself for a layer norm, otherwise its square.
  * Written out, because a compiler may or may not fuse `sum += layer ? f : f * f`. */
 __device__ __forceinline__ float moment_add(float sum, float f, bool layer)
 {
@@ -24,8 +25,9 @@ struct row_moments {
     float mean, scale;
 };
 
-/* Of a row that the block holds, NV vectors a thread. sum: this thread's, of its values for a layer
- * norm (which takes the mean off), else of their squares. All threads of the block call it. */
+/* Normalises a row that the block holds, NV vectors per thread. sum: this thread's sum of its
+ * values for a layer norm (which subtracts the mean), otherwise of their squares. Called by all
+ * threads of the block. */
 template <typename T, int NV>
 __device__ __forceinline__ struct row_moments
 row_moments_of(const vec<T> *v, float sum, bool layer, int32_t width, float eps, float *shared)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Two neighbours of 16 bits in one register, and the gate on its way to them. Thread: device code.
- */
+/* Two adjacent 16-bit values in one register, and the gated activation that produces them.
+ * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_PAIRS_CUH
 #define SLUICE_CUDA_DEVICE_PAIRS_CUH
 
@@ -19,7 +19,7 @@ template <typename T> __device__ __forceinline__ float2 unpack_pair(uint32_t pai
     return make_float2(to_float(v[0]), to_float(v[1]));
 }
 
-/* Rounded afterwards to 16 bits, of which this is exact enough; very negative ones become -0. */
+/* Accurate enough, since the result is rounded to 16 bits; very negative gates give -0. */
 __device__ __forceinline__ float silu_gated(float gate, float up)
 {
     return __fdividef(gate, 1.0f + __expf(-gate)) * up;

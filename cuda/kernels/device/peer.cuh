@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Words that come from other ranks' GPUs, or go there: see cuda/all_reduce.h for the protocol.
+/* Words sent to and received from other ranks' GPUs; cuda/all_reduce.h describes the protocol.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_PEER_CUH
 #define SLUICE_CUDA_DEVICE_PEER_CUH
@@ -40,7 +40,8 @@ __device__ __forceinline__ bool has_come(uint4 v)
     return v.x != PEER_ABSENT && v.y != PEER_ABSENT && v.z != PEER_ABSENT && v.w != PEER_ABSENT;
 }
 
-/* Waits for 16 bytes. After an abort whatever is there: nobody reads the result. */
+/* Waits for 16 bytes. After an abort it returns whatever is there, since nobody reads the
+ * result. */
 __device__ __forceinline__ uint4 receive(const char *p, const volatile uint32_t *aborted)
 {
     uint4 v = load_arriving(p);
@@ -53,14 +54,14 @@ __device__ __forceinline__ uint4 receive(const char *p, const volatile uint32_t 
     return v;
 }
 
-/* The area of the call that is made next. */
+/* The area of the next call. */
 __device__ __forceinline__ uint32_t area_of_call(const struct peer_state *state)
 {
     return *(const volatile uint32_t *)&state->area;
 }
 
-/* The same with the bytes that were written into each area: the whole state in one trip to
- * memory. */
+/* The same, together with the bytes written into each area: the whole state in one memory
+ * access. */
 __device__ __forceinline__ uint32_t state_of_call(const struct peer_state *state,
                                                   uint64_t (&used)[PEER_AREAS])
 {
@@ -73,8 +74,7 @@ __device__ __forceinline__ uint32_t state_of_call(const struct peer_state *state
     return now;
 }
 
-/* n_bytes of area `before`, which the call before this one used, are made ready for the call after
- * the next. */
+/* Resets n_bytes of area `before`, which the previous call used, for the call after the next. */
 __device__ __forceinline__ void clear_area(const struct peer_view &peers, uint32_t before,
                                            uint64_t n_bytes)
 {
@@ -100,9 +100,9 @@ __device__ __forceinline__ void move_on(struct peer_state *state, uint32_t now, 
     state->area = (now + 1) % PEER_AREAS;
 }
 
-/* Once per block, after all its threads have read the state: the last block to have done so moves
- * it on to the next call. Early, so that the way to memory and back is not the kernel's end; the
- * next kernel sees it because it waits for this one. */
+/* Called once per block after all its threads have read the state: the last block to do so advances
+ * it to the next call. This happens early, so that the memory round trip is not at the kernel's
+ * end. The next kernel sees it because it waits for this one. */
 __device__ __forceinline__ void next_call(struct peer_state *state, uint32_t now, uint64_t n_bytes)
 {
     __syncthreads();

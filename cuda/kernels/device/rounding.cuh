@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rows rounded to E4M3 as struct round_args asks, eight neighbours to a thread: by a kernel of its
- * own (gemm/inputs.cu) or by the one that makes the row. Thread: device code. */
+/* Rounds rows to E4M3 as struct round_args specifies, eight adjacent elements per thread: in a
+ * kernel of its own (gemm/inputs.cu) or fused into the kernel that produces the row.
+ * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_ROUNDING_CUH
 #define SLUICE_CUDA_DEVICE_ROUNDING_CUH
 
@@ -17,7 +18,7 @@ __device__ __forceinline__ float round_scale(const struct round_args &a, float l
     const float most = 448.0f, least_of_groups = 1e-10f;
     float scale = __fdiv_rn(largest, most);
     scale = a.group > 0 ? fmaxf(scale, least_of_groups) : scale;
-    if (a.power_of_two && scale > 0.0f) { // the next one that is not below
+    if (a.power_of_two && scale > 0.0f) { // round up to the next power of two
         const uint32_t bits = __float_as_uint(scale);
         scale = __uint_as_float((bits + 0x7fffffu) & 0x7f800000u);
     }
@@ -34,7 +35,7 @@ template <typename T> __device__ __forceinline__ float round_largest(const vec<T
     return largest;
 }
 
-/* Of the group of 128 in which the half warp's pieces lie; all its threads call it. */
+/* The maximum of the group of 128 that the half warp holds; all its threads call it. */
 __device__ __forceinline__ float round_group_largest(float largest)
 {
     const unsigned half = 0xffffu << (threadIdx.x & 16);
@@ -45,13 +46,13 @@ __device__ __forceinline__ float round_group_largest(float largest)
     return largest;
 }
 
-/* What numbers are multiplied by to become codes. A scale of 0: all that it is of are 0. */
+/* The factor that turns values into codes. A scale of 0 means that all of its values are 0. */
 __device__ __forceinline__ float round_factor(float scale)
 {
     return scale > 0.0f ? fminf(__frcp_rn(scale), 3.0e38f) : 0.0f;
 }
 
-/* Two neighbours, the first one in the low byte. */
+/* Two adjacent values; the first goes to the low byte. */
 __device__ __forceinline__ __nv_fp8x2_storage_t round_pair(float a, float b, float factor)
 {
     return __nv_cvt_float2_to_fp8x2(make_float2(a * factor, b * factor), __NV_SATFINITE, __NV_E4M3);
@@ -70,8 +71,8 @@ __device__ __forceinline__ void round_put(const struct round_args &a, int row, i
     *(uint2 *)(a.codes + row * a.code_stride + k) = *(const uint2 *)codes;
 }
 
-/* Codes and scales of a row that the block holds, of which a thread has pieces j at (j * blockDim.x
- * + threadIdx.x) * 8; blockDim.x is a multiple of a warp's threads. `shared` as of block_max. */
+/* Codes and scales of a row that the block holds: a thread has pieces j at (j * blockDim.x +
+ * threadIdx.x) * 8, and blockDim.x is a multiple of the warp size. `shared`: see block_max. */
 template <typename T, int NV>
 __device__ __forceinline__ void round_row(const struct round_args &a, int row,
                                           const vec<T> (&v)[NV], float *shared)

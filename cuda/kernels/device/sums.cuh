@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reading a product that was left as sums over runs of K (struct sum_parts): the value is their
- * sum, in order, rounded to T as if it had been stored. Thread: device code. */
+/* Reads a product that was left as partial sums over ranges of K (struct sum_parts): the value is
+ * their sum, added in order and rounded to T as if it had been stored.
+ * Thread: device code. */
 #ifndef SLUICE_CUDA_DEVICE_SUMS_CUH
 #define SLUICE_CUDA_DEVICE_SUMS_CUH
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* wgmma m64nNk16: D[64, N] (+)= A[64, 16] B[16, N] with fp32 sums, A and B of bf16 or fp16; of E4M3
- * (e4m3_t) the same with 32 of K. `ss`: A and B from shared memory, both K-major (y = x W^T, S = Q
- * K^T). `rs`: A from registers, B MN-major (O = P V); `rk`: A from registers, B K-major (y^T = W
- * x^T). A's registers: rows g and g + 8 of columns 2 t, 2 t + 1, then both of 2 t + 8 ... The
- * accumulator of a thread of warp w, lane 4 g + t: d[4 j + 2 i + e] is row
- * 16 w + g + 8 i, column 8 j + 2 t + e.
- * Asm needs its registers one by one, hence the lists. Thread: device code, a warpgroup at once. */
+/* wgmma m64nNk16: D[64, N] (+)= A[64, 16] B[16, N] with fp32 accumulation, A and B in bf16 or fp16;
+ * for E4M3 (e4m3_t) the same with K = 32. `ss`: A and B in shared memory, both K-major (y = x W^T,
+ * S = Q K^T). `rs`: A in registers, B MN-major (O = P V). `rk`: A in registers, B K-major (y^T = W
+ * x^T). A's registers hold rows g and g + 8 of columns 2 t and 2 t + 1, then both rows of columns 2
+ * t + 8 and 2 t + 9. Accumulator of lane 4 g + t in warp w: d[4 j + 2 i + e] is row 16 w + g + 8 i,
+ * column 8 j + 2 t + e. Inline assembly needs every register listed, hence the macros.
+ * Thread: device code, one warpgroup at a time. */
 #ifndef SLUICE_CUDA_DEVICE_WGMMA_CUH
 #define SLUICE_CUDA_DEVICE_WGMMA_CUH
 
@@ -13,7 +13,7 @@
 #include "cuda/kernels/device/types.cuh"
 
 struct e4m3_t {
-}; // a byte of an operand
+}; // one byte of an FP8 operand
 
 #if HAVE_SM90A
 
@@ -292,7 +292,7 @@ template <typename T, int N> struct wgmma;
         WGMMA_RS(T, NAME, 256, 128, "%128", "%129", "%130", "%131", "%132", "%133")                \
     }
 
-/* E4M3 has K-major operands alone, and no word for it. */
+/* E4M3 supports K-major operands only, and has no immediate to say so. */
 #define WGMMA_CODES(N, HALF, A, B, P)                                                              \
     template <> struct wgmma<e4m3_t, N> {                                                          \
         static __device__ __forceinline__ void ss(float (&d)[HALF], uint64_t a, uint64_t b,        \

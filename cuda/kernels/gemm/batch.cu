@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = silu(x W_gate^T) * (x W_up^T) for 209 rows and more, on Hopper, where arithmetic takes longer
- * than reading the weights, and power for it limits the clock.
+/* y = silu(x W_gate^T) * (x W_up^T) for 209 or more rows on Hopper. Bound by arithmetic, not by
+ * reading the weights; the power it takes limits the clock.
  *
- * An item is a tile of 256 rows and a band of BAND / 2 features of the gate and their partners. Two
- * neighbouring blocks, a cluster, take it, each for 128 of its rows, a warpgroup for 64. One block
- * loads the gate's weights and the other the partners', each for both, because the L2 cache does
- * not feed so many tiles of this size, and costs power. Two threads load, W and x apart, through a
- * ring of stages that fills the shared memory, W before the kernel before has ended. Items come in
- * groups of a few tiles, band after band, so that what is read again is in the L2 cache.
+ * An item is a tile of 256 rows and a band: BAND / 2 features of the gate and the BAND / 2 matching
+ * features of the up matrix. A cluster of two neighbouring blocks takes an item, 128 rows per block
+ * and 64 per warpgroup. One block loads the gate's weights and the other the up matrix's, each for
+ * both blocks, because the L2 cache cannot feed this many tiles of this size and reading it costs
+ * power. Two threads load W and x separately through a ring of stages that fills shared memory; W
+ * starts before the preceding kernel has ended. Items are ordered in groups of a few tiles, band
+ * after band, so that repeated reads hit the L2 cache.
  *
- * An item's results are rounded and kept; the activation is taken, and they are stored, while the
- * tensor cores work on the cluster's next item. */
+ * The results of an item are rounded and kept in registers. The activation is applied and they are
+ * stored while the tensor cores work on the cluster's next item. */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/bands.cuh"
 #include "cuda/kernels/device/launch.cuh"
@@ -18,42 +19,42 @@
 #include "cuda/kernels/device/wgmma.cuh"
 
 enum {
-    DEPTH = 64,         // of K in a stage
-    BAND = 224,         // features of the gate and their partners
-    BLOCKS = BAND / 16, // of 8 features of the gate
-    CHUNK = 7,          // of those stored at a time
+    DEPTH = 64,         // of K per stage
+    BAND = 224,         // features of gate and up together
+    BLOCKS = BAND / 16, // groups of 8 gate features
+    CHUNK = 7,          // groups stored at a time
     STEPS = BLOCKS / CHUNK,
     CLUSTER = 2,     // blocks
-    TILE_ROWS = 128, // of a block
-    GROUP_ROWS = 64, // of a warpgroup
+    TILE_ROWS = 128, // per block
+    GROUP_ROWS = 64, // per warpgroup
     GROUPS = TILE_ROWS / GROUP_ROWS,
     CLUSTER_ROWS = CLUSTER * TILE_ROWS,
     THREADS = (GROUPS + 1) * 128,
     W_BYTES = BAND * DEPTH * 2,
     X_BYTES = TILE_ROWS * DEPTH * 2,
-    BYTES = W_BYTES + X_BYTES, // of a stage
-    STAGES = 5,                // 220 KiB: what is left lets small kernels in beside it
+    BYTES = W_BYTES + X_BYTES, // per stage
+    STAGES = 5,                // 220 KiB: the rest lets small kernels run beside it
     SMEM_BYTES = STAGES * BYTES + 1024,
-    TOGETHER = 8,   // tiles of a group
-    MIN_ROWS = 209, // with fewer cuBLASLt is as fast
+    TOGETHER = 8,   // tiles per group
+    MIN_ROWS = 209, // cuBLASLt is as fast with fewer
 };
 static_assert(BLOCKS % CHUNK == 0, "whole chunks");
 
 struct batch_params {
     void *y;
-    int32_t n_rows, n_out, y_stride; // of y
-    int32_t n_boxes;                 // of DEPTH along K
+    int32_t n_rows, n_out, y_stride; // size of y
+    int32_t n_boxes;                 // boxes of DEPTH along K
     int32_t n_bands, n_tiles, n_items;
 };
 
 struct batch_item {
-    int32_t row, band; // the first row of its tile
+    int32_t row, band; // row: the tile's first row
 };
 
 #if HAVE_SM90A
 
 using batch_ring = band_ring<STAGES>;
-using batch_walk = band_walk<CLUSTER, STAGES>; // whose bands are items
+using batch_walk = band_walk<CLUSTER, STAGES>; // its "bands" are items here
 
 template <bool TILED>
 __device__ __forceinline__ struct batch_item item_at(const struct batch_params &p, int32_t i)
@@ -72,8 +73,8 @@ template <bool TILED> struct batch_loader {
     const CUtensorMap *map;
     char *smem;
     batch_ring *ring;
-    int32_t rank; // of the block in its cluster
-    int32_t row;  // of x or W
+    int32_t rank; // rank of the block in its cluster
+    int32_t row;  // row of x or of W
 
     template <bool IS_X> __device__ __forceinline__ void load(const batch_walk &at, uint64_t policy)
     {
@@ -103,14 +104,14 @@ template <bool TILED> struct batch_loader {
     }
 };
 
-/* An item's results, rounded as the product would have stored them; the accumulators' layout is in
- * device/wgmma.cuh. They are made what is stored CHUNK blocks of 8 features at a time, always the
- * first ones, and the rest moves up: code that runs once a launch is fetched for it, so it is kept
- * short. */
+/* An item's results, rounded as the product alone would have stored them; device/wgmma.cuh has the
+ * layout of the accumulators. They are converted and stored CHUNK groups of 8 features at a time:
+ * always the first groups in the array, after which the rest moves up. That keeps the code short,
+ * which matters because every launch fetches it anew. */
 template <typename T> struct batch_kept {
     uint32_t gate[BLOCKS * 2], up[BLOCKS * 2]; // [2 j + r]: features 8 j + 2 t, + 1; row g + 8 r
-    int left = 0;                              // steps
-    int32_t row, feature;                      // of the first pair
+    int left = 0;                              // steps left
+    int32_t row, feature;                      // position of the first pair
 
     __device__ __forceinline__ void take(const float (&d)[BAND / 2], int32_t first_row,
                                          int32_t first)
@@ -154,15 +155,15 @@ template <typename T, bool TILED> struct batch_computer {
     const struct batch_params &p;
     char *smem;
     batch_ring *ring;
-    int row0; // of this thread's two, in the tile
+    int row0; // the first of this thread's two rows in the tile
     batch_walk at;
-    int last;           // the slot of the box before, which the tensor cores may still read
-    int32_t to_release; // boxes whose stage will be filled again
+    int last;           // ring slot of the previous box, which the tensor cores may still read
+    int32_t to_release; // boxes whose stage will be refilled
     float d[BAND / 2];
     struct batch_kept<T> kept;
 
-    /* Tells both blocks' loaders that a stage is free; not where nobody will fill it, so that
-     * nothing arrives at a block that has ended. */
+    /* Tells the loaders of both blocks that a stage is free, unless nobody will refill it: an
+     * arrival must not reach a block that has exited. */
     __device__ __forceinline__ void release()
     {
         if (to_release-- > 0 && (threadIdx.x & 31) < CLUSTER) {
@@ -185,7 +186,7 @@ template <typename T, bool TILED> struct batch_computer {
         wgmma_commit();
     }
 
-    /* After a box is given to the tensor cores: the one before is done. */
+    /* Called after a box has been issued: the previous one is then done. */
     __device__ __forceinline__ void finish()
     {
         if (at.box > 0) {
@@ -203,7 +204,7 @@ template <typename T, bool TILED> struct batch_computer {
 #pragma unroll 1
         for (; at.band < p.n_items; at.next_band()) {
 #pragma unroll 1
-            while (kept.left > 0) { // an item has at least as many boxes
+            while (kept.left > 0) { // an item has at least this many boxes
                 issue();
                 kept.store_some(p);
                 finish();
@@ -231,7 +232,7 @@ template <typename T, bool TILED> struct batch_computer {
 
 #endif // HAVE_SM90A
 
-/* TILED: of more than one tile. */
+/* TILED: there is more than one tile. */
 template <typename T, bool TILED>
 __global__ void __launch_bounds__(THREADS, 1)
     gemm_batch_kernel(const __grid_constant__ struct batch_params p,
@@ -271,7 +272,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         pdl_wait();
     } else {
         registers_more<232>();
-        pdl_wait(); // y may be another kernel's until then
+        pdl_wait(); // until then another kernel may own y
         pdl_trigger();
         const int row0 = rank * TILE_ROWS + (tid >> 5) * 16 + (tid >> 2 & 7);
         struct batch_computer<T, TILED> c = {
@@ -289,8 +290,8 @@ static int32_t up(int64_t a, int64_t b)
     return (int32_t)((a + b - 1) / b);
 }
 
-/* Where many multiprocessors would be idle in the last round, or multiply rows that are none,
- * cuBLASLt has finer tiles. Of one tile reading the weights is the larger part. */
+/* False if many multiprocessors would be idle in the last round or would multiply padding rows;
+ * cuBLASLt has finer tiles. A single tile spends most of its time reading weights. */
 static bool is_full(const struct gemm_args *a, int32_t n_sms)
 {
     const int32_t at_once = n_sms / CLUSTER, n_tiles = up(a->n_rows, CLUSTER_ROWS);
@@ -317,7 +318,8 @@ static cudaError_t launch_batch(cudaStream_t stream, const struct gemm_args *a,
 {
     const auto kernel = gemm_batch_kernel<T, TILED>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         SMEM_BYTES); // of this device: ranks have one each
+                                         SMEM_BYTES); // the attribute is per device, and ranks have
+                                                      // one device each
     CUtensorMap w_map, x_map;
     const bool bf16 = a->w_dtype == DT_BF16;
     if (e == cudaSuccess) {

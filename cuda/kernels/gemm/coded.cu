@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T for few rows with a weight that stays quantised (cuda/coded.h), also for experts' rows
- * from a work list; and coded_expand, which makes numbers of it for products of many rows.
+/* y = x W^T for few rows, with a weight that stays quantised (cuda/coded.h), also for experts' rows
+ * from a work list. Also coded_expand, which dequantises a weight for products of many rows.
  *
- * A block owns two tile rows of 16 outputs (gated: one of each half) and up to 32 rows of x. Its 8
- * warps share the chunks of K in turn, each with a ring of its own in shared memory: weights, the
- * x that go with them, scales and zeros. A thread reads back what it copied itself, but for scales,
- * so a warp's own step is all that is ever waited for. Codes become bf16 or fp16 in registers,
- * exactly, and are the 16-row operand of mma.sync; sums over a group are scaled in fp32 and added
- * up. Sums of the warps are added in order at the end.
+ * A block owns two tile rows of 16 outputs (if gated, one of each half) and up to 32 rows of x. Its
+ * 8 warps take the chunks of K in turn, each with its own ring in shared memory for weights, the
+ * matching part of x, scales and zeros. A thread reads back what it copied itself, except scales,
+ * so a warp only ever waits for its own copies. Codes are converted exactly to bf16 or fp16 in
+ * registers and form the 16-row operand of mma.sync; the sum over a group is scaled in fp32 and
+ * accumulated. The warps' sums are added in order at the end.
  *
- * So the bits of an element depend on nothing but its row and the weight: deterministic mode uses
- * it for any number of rows. Up to 8 rows it is bound by reading the weight and, of 4 bits, by the
- * instructions that make numbers of it; from 16 on by copies of x, which each block has for itself.
- * With programmatic dependent launch the ring is filled with weights before the wait for the kernel
- * before; experts' blocks do not know their expert by then. */
+ * The bits of an element thus depend only on its row and the weight, and deterministic mode uses
+ * this kernel for any number of rows. With up to 8 rows it is bound by reading the weight and, for
+ * 4 bits, by the conversion instructions; from 16 rows on by copying x, which every block does for
+ * itself. With programmatic dependent launch the ring is filled with weights before the wait for
+ * the preceding kernel; blocks of experts do not know their expert by then. */
 #include "cuda/coded.h"
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/codes.cuh"
@@ -21,17 +21,18 @@
 #include "cuda/kernels/device/mma_tile.cuh"
 
 enum { WARPS = 8, THREADS = WARPS * 32, TILES = 2, MAX_NT = 4 };
-enum { SMEM_TWO_BLOCKS = 108 * 1024, SMEM_ONE_BLOCK = 163 * 1024 }; // the latter: sm_80's most
+// the latter is the most that sm_80 has
+enum { SMEM_TWO_BLOCKS = 108 * 1024, SMEM_ONE_BLOCK = 163 * 1024 };
 
 struct coded_params {
     struct coded_matrix m;
     struct coded_args a;
 };
 
-/* WORDS: of a lane that share a scale; 0: the whole row does. NT: eights of rows. */
+/* WORDS: words of a lane that share a scale; 0: the whole row does. NT: groups of eight rows. */
 template <enum dtype CODE, int WORDS, int NT> struct stage_of {
     static constexpr int GROUPS = WORDS == 0 ? 0 : CODED_WORDS / WORDS;
-    static constexpr int PIECES = CODE == DT_E4M3 ? 2 : 4; // of 16 bytes of x, by a lane
+    static constexpr int PIECES = CODE == DT_E4M3 ? 2 : 4; // 16-byte pieces of x per lane
     static constexpr int X = TILES * CODED_TILE_BYTES, SCALES = X + NT * PIECES * 512;
     static constexpr int SCALE_BYTES = CODED_ROWS * GROUPS * (CODE == DT_E2M1 ? 1 : 4); // at most
     static constexpr int ZEROS = SCALES + TILES * SCALE_BYTES;
@@ -48,7 +49,7 @@ __device__ __forceinline__ void cp_async_4(void *shared, const void *from)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
 }
 
-/* The block's rows: places [first, last), and the tile rows, of which the second may be none. */
+/* The block's rows, places [first, last), and its tile rows; the second one may not exist. */
 struct coded_work {
     int32_t expert, first, last;
     int32_t tile[TILES];
@@ -63,7 +64,7 @@ __device__ __forceinline__ struct coded_work work_of(const struct coded_params &
     w.expert = 0;
     w.first = blockIdx.y * nt * 8;
     w.last = min(w.first + nt * 8, p.a.n_rows);
-    if (p.a.n_list) { // read by now
+    if (p.a.n_list) { // all threads have read the previous one
         const int i = blockIdx.y;
         w.expert = p.a.tile_expert[i];
         w.first = p.a.tile_first[i];
@@ -76,12 +77,13 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
     using S = stage_of<CODE, WORDS, NT>;
     const struct coded_params &p;
     const struct coded_work &w;
-    char *ring;     // of this warp
-    const T *x[NT]; // this lane's row and place in it; NULL: none
-    const uint8_t *tiles[TILES], *scales[TILES], *zeros[TILES]; // the same of the weight's
-    int chunk_step, second; // bytes from a lane's piece to that of the next chunk, of output g + 8
-    int place;              // where in shared memory a lane puts its pieces
-    int x_place;            // the same of x
+    char *ring;     // this warp's
+    const T *x[NT]; // this lane's rows and position in them; NULL: no row
+    const uint8_t *tiles[TILES], *scales[TILES], *zeros[TILES]; // the same for the weight
+    int chunk_step, second; // bytes from a lane's piece to its piece of the next chunk, and of
+                            // output g + 8
+    int place;              // where a lane's pieces go in shared memory
+    int x_place;            // the same for x
     int lane;
 
     __device__ __forceinline__ coded_ring(const struct coded_params &p, const struct coded_work &w,
@@ -96,7 +98,8 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
         chunk_step = IS_8 ? 64 : CODED_TILE_BYTES;
         second = IS_8 ? (int)row_bytes * 8 : 512;
 #pragma unroll
-        for (int f = 0; f < TILES; f++) { // of one that is not there nothing is stored
+        for (int f = 0; f < TILES; f++) { // a tile row that does not exist is computed but not
+                                          // stored
             const int tile = w.tile[f] < p.m.n_tiles ? w.tile[f] : 0;
             const int64_t row = (int64_t)w.expert * p.m.n_tiles + tile;
             const int64_t record = row * p.m.n_records;
@@ -167,9 +170,9 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
         }
     }
 
-    /* A lane's four words of an output. Of 8 bits they are in two places, 8 bytes of each half of
-     * the chunk, where the halves of every second pair of outputs have changed places: no two lanes
-     * of a half warp meet in a bank. */
+    /* A lane's four words of one output. Those of 8 bits are in two places, 8 bytes in each half of
+     * the chunk; the halves are swapped for every second pair of outputs, so that a half warp has
+     * no bank conflicts. */
     __device__ __forceinline__ void read_words(const char *from, uint32_t (&words)[4]) const
     {
         if constexpr (CODE == DT_E4M3) {
@@ -183,12 +186,12 @@ template <typename T, enum dtype CODE, int WORDS, int NT> struct coded_ring {
         }
     }
 
-    /* A lane's pairs of x in one mma. Of 4 bits they lie in 16 bytes each of a row's 64, which have
-     * changed places by row: no two lanes meet in a bank. */
+    /* A lane's pairs of x for one mma. For 4 bits they are in each 16 bytes of a row's 64, which
+     * are permuted by row to avoid bank conflicts. */
     template <enum dtype OF>
     __device__ __forceinline__ uint2 read_x(const char *piece, int half) const
     {
-        if constexpr (OF == DT_E4M3) { // a pair of codes is every other byte
+        if constexpr (OF == DT_E4M3) { // a pair of codes is every second byte
             const uint2 b = *(const uint2 *)(piece + lane * 16 + half * 8);
             return make_uint2(__byte_perm(b.x, b.y, 0x5410), __byte_perm(b.x, b.y, 0x7632));
         } else {
@@ -291,15 +294,16 @@ __device__ __forceinline__ float act_of(const struct coded_args &a, float gate, 
     }
 }
 
-/* Output `feature` of tile row f for the block's row r: the warps' sums in order, scaled where the
- * whole row has one scale, with the bias. */
+/* Output `feature` of tile row f for row r of the block: the warps' sums in order, plus the bias,
+ * scaled here if the whole row shares one scale. */
 template <int WORDS, int NT>
 __device__ __forceinline__ float finish(const struct coded_params &p, const struct coded_work &w,
                                         const float *sums, int f, int feature, int r)
 {
     const int lane = feature % 8 * 4 + r % 8 / 2, e = feature / 8 * 2 + r % 2;
     const float *from = sums + ((f * NT + r / 8) * 4 + e) * 32 + lane;
-    const int tile = f == 0 ? w.tile[0] : w.tile[1]; // an index would put them into memory
+    const int tile = f == 0 ? w.tile[0] : w.tile[1]; // a run-time index would move the array to
+                                                     // local memory
     float v = 0.0f;
 #pragma unroll
     for (int warp = 0; warp < WARPS; warp++) {
@@ -331,7 +335,7 @@ __device__ __forceinline__ void store(const struct coded_params &p, const struct
         float v = finish<WORDS, NT>(p, w, sums, f, feature, r);
         if (p.a.gated) {
             float up = finish<WORDS, NT>(p, w, sums, 1, feature, r);
-            if (!p.a.n_list) { // two ops: the first one's result is rounded
+            if (!p.a.n_list) { // as in two ops, the product is rounded first
                 v = to_float(from_float<T>(v));
                 up = to_float(from_float<T>(up));
             } else if (p.a.weights) {
@@ -387,7 +391,8 @@ __global__ void __launch_bounds__(THREADS, NT == 1 ? 2 : 1)
     int slot = 0;
     for (int chunk = warp; chunk < p.m.n_chunks; chunk += WARPS) {
         cp_async_wait<S::N - 2>();
-        __syncwarp(); // scales are other lanes' copies; and all have read the slot that is next
+        __syncwarp(); // scales are other lanes' copies; also all lanes have read the slot that is
+                      // refilled next
         const int next = slot == 0 ? S::N - 1 : slot - 1, ahead = chunk + (S::N - 1) * WARPS;
         ring.fetch_w(next, ahead);
         ring.fetch_x(next, ahead);
@@ -409,7 +414,8 @@ __global__ void __launch_bounds__(THREADS, NT == 1 ? 2 : 1)
 
 /* ---- numbers for products of many rows ------------------------------------------------------- */
 
-/* Of four lanes each gets every one's pair t: 8 inputs in order. */
+/* Exchanges pairs among four lanes: each gets pair t of every lane, which are 8 consecutive
+ * inputs. */
 __device__ __forceinline__ void exchange_pairs(uint32_t (&pairs)[4], int t)
 {
 #pragma unroll
@@ -431,7 +437,7 @@ __device__ __forceinline__ void exchange_pairs(uint32_t (&pairs)[4], int t)
     }
 }
 
-/* A warp per tile; the value is rounded as an upload rounds it. */
+/* One warp per tile; each value is rounded as an upload would round it. */
 template <typename T, enum dtype CODE>
 __global__ void coded_expand_kernel(const __grid_constant__ struct coded_matrix m,
                                     int32_t first_row, int32_t n_rows, T *to)
@@ -506,7 +512,7 @@ static cudaError_t launch_coded(cudaStream_t stream, const struct coded_params &
 {
     using S = stage_of<CODE, WORDS, NT>;
     const auto kernel = gemm_coded_kernel<T, CODE, WORDS, NT>;
-    const cudaError_t e = // of this device: ranks have one each
+    const cudaError_t e = // the attribute is per device, and ranks have one device each
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SMEM);
     if (e != cudaSuccess) {
         return e;
@@ -524,7 +530,7 @@ static cudaError_t launch_by_rows(cudaStream_t stream, const struct coded_params
     if (rows <= 8) {
         return launch_coded<T, CODE, WORDS, 1>(stream, p);
     }
-    if constexpr (CODE == DT_U4 && WORDS < CODED_WORDS) { // coded_most_rows
+    if constexpr (CODE == DT_U4 && WORDS < CODED_WORDS) { // as coded_most_rows says
         return launch_coded<T, CODE, WORDS, 2>(stream, p);
     } else {
         return rows <= 16 ? launch_coded<T, CODE, WORDS, 2>(stream, p)

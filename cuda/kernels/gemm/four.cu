@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T with a weight of 4-bit codes (cuda/coded.h), on Hopper, where codes become numbers on
- * their way into the tensor cores.
+/* y = x W^T with a weight of 4-bit codes (cuda/coded.h), on Hopper, converting the codes on their
+ * way into the tensor cores.
  *
- * D[features, rows] = W x^T by wgmma: 64 features of W are the operand in registers, x the one in
- * shared memory. A block has a multiprocessor to itself, and items one after the other: a tile of
- * rows of x, a band of up to 16 (of more than 64 rows 8) tile rows of the weight, and a run of K. A
- * warp makes numbers of one tile row of 16 features, exactly, and of the four of its warpgroup one
- * operand; sums over a group are scaled in fp32 and added up. A warp loads codes, scales and zeros
- * by bulk copies and a thread x by a tensor map, through a ring that fills the shared memory. A
- * copy costs some 60 ns whatever its size, so a stage is several chunks of 128 inputs. Where there
- * are fewer bands than multiprocessors K is cut into runs, whose sums are left in fp32 for the
- * kernel that reads the product.
+ * D[features, rows] = W x^T by wgmma: 64 features of W are the register operand, x the
+ * shared-memory operand. A block has a multiprocessor to itself and processes items in turn: a tile
+ * of rows of x, a band of up to 16 tile rows of the weight (8 for more than 64 rows), and a range
+ * of K. A warp converts one tile row of 16 features, exactly; the four warps of a warpgroup form
+ * one operand. Sums over a group are scaled in fp32 and accumulated. One warp loads codes, scales
+ * and zeros by bulk copies, and one thread loads x through a tensor map, into a ring that fills
+ * shared memory. A copy costs about 60 ns whatever its size, so a stage holds several chunks of 128
+ * inputs. If there are fewer bands than multiprocessors, K is split, and the partial sums stay in
+ * fp32 for the kernel that reads the product.
  *
- * Gated, a band has as many tile rows of each half of the weight, and a warp 8 features of the gate
- * and their partners, so that a thread has both factors of what is stored.
+ * If gated, a band has equally many tile rows of both halves of the weight, and a warp takes 8 gate
+ * features and the 8 matching up features, so that a thread has both factors of each output.
  *
- * With few rows it is bound by reading the weight; the tensor cores' and the conversion's time hide
- * behind that while four warpgroups take turns. With programmatic dependent launch the ring is
- * filled with the weight before the wait for the kernel before. */
+ * With few rows it is bound by reading the weight; the tensor cores and the conversion are hidden
+ * while four warpgroups take turns. With programmatic dependent launch the ring is filled with
+ * weights before the wait for the preceding kernel. */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/codes.cuh"
 #include "cuda/kernels/device/launch.cuh"
@@ -28,34 +28,35 @@ enum {
     CHUNK = 128, // inputs
     BOX = 64,    // of x
     MAX_STAGES = 4,
-    RING_BYTES = 221 * 1024, // what is left lets small kernels in beside it
+    RING_BYTES = 221 * 1024, // the rest lets small kernels run beside it
     MAX_RUNS = 8,
-    MIN_ROWS = 9,   // fewer are gemm_coded's, which needs no copies of 16 tile rows
-    MAX_ROWS = 256, // more are faster as numbers
+    MIN_ROWS = 9,   // gemm_coded takes fewer rows: it needs no copies of 16 tile rows
+    MAX_ROWS = 256, // with more rows dequantising first is faster
 };
 
 struct four_params {
     struct coded_matrix m;
     void *y;
     const float *bias;
-    int32_t n_rows, n_out; // of y
+    int32_t n_rows, n_out; // size of y
     int64_t y_stride, part_stride;
-    int32_t tiles, n_bands, n_runs, n_row_tiles, n_items; // tile rows of a band
-    int32_t n_stages, n_groups;                           // of computing warpgroups with work
+    int32_t tiles, n_bands, n_runs, n_row_tiles, n_items; // tiles: tile rows per band
+    // n_groups: computing warpgroups with work
+    int32_t n_stages, n_groups;
     bool accumulate, gated;
     bool is_full; // the grid fills most of the machine
 };
 
-/* PER_GROUP: words of a lane that share a scale: 4, or 1 of groups of 32 and 64. N: rows of x.
- * GROUPS: warpgroups that compute. */
+/* PER_GROUP: words of a lane that share a scale: 4, or 1 for groups of 32 and 64. N: rows of x.
+ * GROUPS: computing warpgroups. */
 template <enum dtype CODE, int PER_GROUP, int N, int GROUPS> struct four_shape {
     static constexpr int TILES = GROUPS * 4;
-    static constexpr int CHUNKS = N <= (PER_GROUP == 4 ? 32 : 16) ? 4 : 2; // of a stage
-    static constexpr int SCALES = PER_GROUP == 4 ? 1 : 4; // of a feature in a stage, at most
+    static constexpr int CHUNKS = N <= (PER_GROUP == 4 ? 32 : 16) ? 4 : 2; // per stage
+    static constexpr int SCALES = PER_GROUP == 4 ? 1 : 4; // the most scales of a feature in a stage
     static constexpr int SCALE_BYTES = CODED_ROWS * SCALES * (CODE == DT_E2M1 ? 1 : 4);
     static constexpr int ZERO_BYTES = CODE == DT_U4 ? CODED_ROWS * SCALES : 0;
     static constexpr int X_BYTES = N * CHUNK * 2, CODES = CHUNKS * X_BYTES;
-    static constexpr int ROW_BYTES = CHUNKS * CODED_TILE_BYTES;   // of a tile row
+    static constexpr int ROW_BYTES = CHUNKS * CODED_TILE_BYTES;   // per tile row
     static constexpr int BOXES_BYTES = CODES + TILES * ROW_BYTES; // a multiple of 1,024
     static constexpr int SMALL_BYTES = TILES * CHUNKS * (SCALE_BYTES + ZERO_BYTES);
     static constexpr int FIT = (RING_BYTES - 1024) / (BOXES_BYTES + SMALL_BYTES);
@@ -64,7 +65,7 @@ template <enum dtype CODE, int PER_GROUP, int N, int GROUPS> struct four_shape {
     static constexpr int THREADS = GROUPS * 128 + 64;
 };
 
-/* A block's place: item after item, stage after stage. */
+/* A block's position: item after item, stage after stage. */
 struct four_walk {
     int32_t item, chunk, end;
     int32_t stage;
@@ -98,7 +99,8 @@ struct four_walk {
     }
 };
 
-/* The weight's tile row in place `slot` of a band; -1: none. Gated: even places are of the gate. */
+/* The weight's tile row in slot `slot` of a band; -1: none. If gated, even slots belong to the
+ * gate. */
 __device__ __forceinline__ int32_t tile_at(const struct four_params &p, int32_t band, int32_t slot)
 {
     if (slot >= p.tiles) {
@@ -124,7 +126,7 @@ template <typename S, typename F>
 __device__ __forceinline__ void for_stages(const struct four_params &p, struct four_ring *ring,
                                            F load)
 {
-    int fresh = p.n_stages; // stages that nobody has filled yet
+    int fresh = p.n_stages; // stages not yet used, which need no wait
     struct four_walk at(p);
 #pragma unroll 1
     for (; at.item < p.n_items; at.enter(p, at.item + (int32_t)gridDim.x)) {
@@ -141,7 +143,7 @@ __device__ __forceinline__ void for_stages(const struct four_params &p, struct f
     }
 }
 
-/* A warp: lanes 0 to 15 copy the codes of a tile row each, the others scales and zeros. */
+/* A warp: lanes 0 to 15 each copy the codes of one tile row, the others scales and zeros. */
 template <typename S>
 __device__ __forceinline__ void load_weights(const struct four_params &p, char *boxes, char *small,
                                              struct four_ring *ring)
@@ -192,7 +194,7 @@ __device__ __forceinline__ void load_x(const struct four_params &p, const CUtens
 {
     const uint64_t policy = policy_evict_last();
     for_stages<S>(p, ring, [&](const struct four_walk &at, int32_t n_chunks) {
-        (void)n_chunks; // what lies past the run is loaded and not read, past the end of K zero
+        (void)n_chunks; // loads past the range are not used, and loads past the end of K give zero
         uint64_t *full = &ring->full_x[at.stage];
         barrier_expect(full, S::CHUNKS * S::X_BYTES);
         tensor_load_3d(boxes + at.stage * S::BOXES_BYTES, map, full, 0, at.first_row(p, N),
@@ -202,15 +204,15 @@ __device__ __forceinline__ void load_x(const struct four_params &p, const CUtens
 
 /* ---- computing ------------------------------------------------------------------------------- */
 
-/* What a thread has of a stage's weight: two features' words, scales and zeros. */
+/* A thread's part of a stage's weight: the words, scales and zeros of two features. */
 template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct four_codes {
     static constexpr int N_SCALES = CODED_WORDS / PER_GROUP;
     uint32_t words[2][CODED_WORDS];
     float scale[N_SCALES][2];
     uint32_t zero[N_SCALES][2];
 
-    /* places: of the features' tile rows in the band; halves: which eight of each; chunk: of the
-     * stage's, with its record there. */
+    /* places: the features' tile rows in the band. halves: which eight features of each. chunk:
+     * index in the stage, for its record. */
     __device__ __forceinline__ void read(const struct four_params &p, const char *codes,
                                          const char *small, const int (&places)[2],
                                          const int (&halves)[2], int chunk, int record)
@@ -240,7 +242,7 @@ template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct four_co
         }
     }
 
-    /* The operand of step i of the chunk's eight. */
+    /* The operand of step i of the chunk's eight steps. */
     __device__ __forceinline__ void make(int i, uint32_t (&a)[4]) const
     {
         const int word = i / 2, group = word / PER_GROUP;
@@ -255,8 +257,8 @@ template <typename T, enum dtype CODE, int PER_GROUP, typename S> struct four_co
     }
 };
 
-/* A chunk's product, with x at an address of shared memory; words are made numbers while the tensor
- * cores work on those before. */
+/* Multiplies a chunk with x at an address of shared memory, converting the next words while the
+ * tensor cores work on the previous ones. */
 template <typename T, enum dtype CODE, int PER_GROUP, int N, typename C>
 __device__ __forceinline__ void add_chunk(const C &codes, uint32_t x, float (&sums)[N / 2])
 {
@@ -290,7 +292,7 @@ __device__ __forceinline__ void add_chunk(const C &codes, uint32_t x, float (&su
     }
 }
 
-/* One value of D, made what is stored. */
+/* Converts one element of D to what is stored. */
 template <typename T>
 __device__ __forceinline__ void put(const struct four_params &p, void *y, bool is_float, int64_t at,
                                     float v)
@@ -304,7 +306,7 @@ __device__ __forceinline__ void put(const struct four_params &p, void *y, bool i
     }
 }
 
-/* d[4 j + 2 h + e]: feature h of the thread's two, row 8 j + 2 t + e. */
+/* d[4 j + 2 h + e]: feature h of the thread's two features, row 8 j + 2 t + e. */
 template <typename T, int N>
 __device__ __forceinline__ void store(const struct four_params &p, bool is_float,
                                       const float (&d)[N / 2], int32_t first_row, int64_t part,
@@ -322,7 +324,7 @@ __device__ __forceinline__ void store(const struct four_params &p, bool is_float
         for (int i = 0; i < N / 4; i++) {
             const int32_t row = first_row + i / 2 * 8 + 2 * t + i % 2;
             float v = d[i / 2 * 4 + 2 * h + i % 2] + bias;
-            if (p.gated) { // two ops: the first one's result is rounded
+            if (p.gated) { // as in two ops, the product is rounded first
                 const float up = d[i / 2 * 4 + 2 + i % 2] + up_bias;
                 v = silu_gated(to_float(from_float<T>(v)), to_float(from_float<T>(up)));
             }
@@ -412,11 +414,12 @@ __global__ void __launch_bounds__(GROUPS * 128 + 64, 1)
         pdl_wait();
         return;
     }
-    /* Of products that leave room for each other the one after next would start too early. */
+    /* If blocks of two products fit side by side, triggering now would start the one after next too
+     * early. */
     if (p.is_full) {
         pdl_trigger();
     }
-    pdl_wait(); // y may be another kernel's until then
+    pdl_wait(); // until then another kernel may own y
     if (!p.is_full) {
         pdl_trigger();
     }
@@ -446,8 +449,9 @@ static int32_t up(int64_t a, int64_t b)
     return (int32_t)((a + b - 1) / b);
 }
 
-/* The band and runs of K with the shortest schedule: what the busiest multiprocessor reads, x from
- * the L2 cache at a third of the price, and the beginning and end of an item. */
+/* Chooses the band and the split of K with the shortest schedule. The cost is what the busiest
+ * multiprocessor reads (x comes from the L2 cache at a third of the price) plus the start and end
+ * of each item. */
 static void choose(const struct coded_matrix *m, const struct coded_args *a, int32_t n_sms,
                    size_t sums_bytes, struct four_params *p)
 {
@@ -497,7 +501,8 @@ static cudaError_t launch_four(cudaStream_t stream, struct four_params p,
     static_assert(S::STAGES >= 2 && S::BOXES_BYTES % 1024 == 0, "");
     const auto kernel = gemm_four_kernel<T, CODE, PER_GROUP, N, GROUPS>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         S::SMEM); // of this device: ranks have one each
+                                         S::SMEM); // the attribute is per device, and ranks have
+                                                   // one device each
     CUtensorMap x_map;
     if (e == cudaSuccess) {
         const cuuint64_t dims[3] = {BOX, (cuuint64_t)a->n_rows, (cuuint64_t)(p.m.n_in / BOX)};

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The output head: logits = x W^T in fp32 for up to 256 rows, on Hopper, and the best of each row
- * in each band of features, from which greedy draws take their token without reading the logits
- * again. Rows that nothing else reads are not even written: that is what makes it faster.
+/* The output head on Hopper: logits = x W^T in fp32 for up to 256 rows, and the best logit of each
+ * row in each band of features. Greedy draws take their token from the bests without reading the
+ * logits again, and rows that only greedy draws read are not even written, which is where the time
+ * is saved.
  *
- * A block has a multiprocessor to itself, 64 or 128 rows, a warpgroup for 64, and one band of
- * features after the other. Above 128 rows two neighbouring blocks, a cluster, share a band's
- * weights: each loads its part for both, because the L2 cache does not feed so many tiles of this
- * size, and costs power. Two threads load, W and x apart, through a ring of stages that fills the
- * shared memory, W before the kernel before has ended. */
+ * A block has a multiprocessor to itself, takes 64 or 128 rows (64 per warpgroup), and one band of
+ * features after another. Above 128 rows a cluster of two neighbouring blocks shares a band's
+ * weights: each loads half for both, because the L2 cache cannot feed this many tiles of this size
+ * and reading it costs power. Two threads load W and x separately through a ring of stages that
+ * fills shared memory; W starts before the preceding kernel has ended.
+ *
+ * Bound by reading the weight for few rows, and by the tensor cores and the writes of logits for
+ * many. */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/bands.cuh"
 #include "cuda/kernels/device/greedy.cuh"
@@ -15,11 +19,11 @@
 #include "cuda/kernels/device/wgmma.cuh"
 
 enum {
-    DEPTH = 64,              // of K in a stage
-    GROUP_ROWS = 64,         // of a warpgroup
-    RING_BYTES = 220 * 1024, // what is left lets small kernels in beside it
-    MIN_ROWS = 16,           // with fewer gemm_small.cu is faster,
-    MIN_CLUSTER_ROWS = 209,  // and between 128 and these cuBLASLt
+    DEPTH = 64,              // of K per stage
+    GROUP_ROWS = 64,         // per warpgroup
+    RING_BYTES = 220 * 1024, // the rest lets small kernels run beside it
+    MIN_ROWS = 16,           // gemm/small.cu is faster with fewer,
+    MIN_CLUSTER_ROWS = 209,  // and cuBLASLt between 128 and this many
     MAX_ROWS = MAX_BEST_ROWS,
 };
 
@@ -29,19 +33,19 @@ struct head_params {
     struct best_pair *pairs;
     int32_t n_rows, n_out, n_boxes; // boxes of DEPTH along K
     int32_t y_stride, n_bands, pairs_stride;
-    bool skip;     // rows that greedy draws alone read
-    bool in_pairs; // y's rows are aligned to two features
+    bool skip;     // skip rows that only greedy draws read
+    bool in_pairs; // rows of y are aligned to two features
 };
 
-/* Bands by the number of blocks in a cluster: 594 of 216 features are 9 rounds of 66 clusters for
- * 128,256 features, 518 of 248 nearly 4 of 132 blocks. */
+/* Band sizes by blocks in a cluster. For 128,256 features, 594 bands of 216 are 9 rounds of 66
+ * clusters, and 518 bands of 248 are nearly 4 rounds of 132 blocks. */
 template <int CLUSTER_, int GROUPS_> struct head_shape {
-    static constexpr int CLUSTER = CLUSTER_, GROUPS = GROUPS_; // blocks; warpgroups of a block
+    static constexpr int CLUSTER = CLUSTER_, GROUPS = GROUPS_; // blocks; warpgroups per block
     static constexpr int TILE_ROWS = GROUPS * GROUP_ROWS;
     static constexpr int COMPUTERS = GROUPS * 128, THREADS = COMPUTERS + (GROUPS == 1 ? 64 : 128);
     static constexpr int X_BYTES = TILE_ROWS * DEPTH * 2;
     static constexpr int BAND = CLUSTER == 1 ? 248 : 216;
-    static constexpr int BOX_ROWS = CLUSTER == 1 ? 248 : 72; // of W in one load
+    static constexpr int BOX_ROWS = CLUSTER == 1 ? 248 : 72; // rows of W per load
     static constexpr int BOXES = BAND / BOX_ROWS;
     static_assert(BAND >= MIN_BEST_BAND && MAX_ROWS <= 2 * 2 * GROUP_ROWS, "room for the pairs");
     static constexpr int W_BYTES = BAND * DEPTH * 2, BYTES = W_BYTES + X_BYTES;
@@ -58,7 +62,7 @@ template <typename S> struct head_loader {
     const CUtensorMap *map;
     char *smem;
     band_ring<S::STAGES> *ring;
-    int32_t rank; // of the block in its cluster
+    int32_t rank; // rank of the block in its cluster
 
     template <bool IS_X>
     __device__ __forceinline__ void load(const head_walk<S> &at, uint64_t policy)
@@ -74,7 +78,8 @@ template <typename S> struct head_loader {
             tensor_load(to, map, &ring->full_w[at.slot], column, feature, policy);
         } else {
             barrier_expect(&ring->full_w[at.slot], S::W_BYTES);
-            for (int i = (rank + at.box) % S::CLUSTER; i < S::BOXES; i += S::CLUSTER) { // in turn
+            // the blocks take the loads in turn
+            for (int i = (rank + at.box) % S::CLUSTER; i < S::BOXES; i += S::CLUSTER) {
                 tensor_load_multicast(to + i * (S::W_BYTES / S::BOXES), map, &ring->full_w[at.slot],
                                       column, feature + i * S::BOX_ROWS, (1 << S::CLUSTER) - 1,
                                       policy);
@@ -90,8 +95,8 @@ template <typename S> struct head_loader {
     }
 };
 
-/* Bit r % 32 of wanted[r / 32]: row first + r is read by more than greedy draws. All computing
- * threads, before any of them goes on. */
+/* Bit r % 32 of wanted[r / 32]: row first + r is read by more than greedy draws. Called by all
+ * computing threads before any continues. */
 template <typename S>
 __device__ __forceinline__ void want_rows(const struct head_params &p, const struct pass_view &pass,
                                           int32_t first, uint32_t *wanted)
@@ -108,20 +113,20 @@ __device__ __forceinline__ void want_rows(const struct head_params &p, const str
     asm volatile("bar.sync 1, %0;" ::"n"(N) : "memory");
 }
 
-/* A computing warpgroup. The accumulators' layout is in device/wgmma.cuh. */
+/* A computing warpgroup. device/wgmma.cuh has the layout of the accumulators. */
 template <typename T, typename S> struct head_computer {
     static constexpr int BLOCKS = S::BAND / 8;
     const struct head_params &p;
     char *smem;
     band_ring<S::STAGES> *ring;
-    int row0;     // of this thread's two
-    bool want[2]; // whether their logits are to be left
+    int row0;     // the first of this thread's two rows
+    bool want[2]; // whether their logits must be stored
     head_walk<S> at;
-    int32_t to_release; // boxes whose stage will be filled again
+    int32_t to_release; // boxes whose stage will be refilled
     float d[S::BAND / 2];
 
-    /* Tells the cluster's loaders that a stage is free; not where nobody will fill it, so that
-     * nothing arrives at a block that has ended. */
+    /* Tells the cluster's loaders that a stage is free, unless nobody will refill it: an arrival
+     * must not reach a block that has exited. */
     __device__ __forceinline__ void release(int slot)
     {
         if (to_release-- > 0 && (threadIdx.x & 31) < S::CLUSTER) {
@@ -163,7 +168,7 @@ template <typename T, typename S> struct head_computer {
         }
     }
 
-    /* What is no feature, past the last one, wins nothing. */
+    /* Columns past the last feature can never be the best. */
     __device__ __forceinline__ void finish_band(int32_t feature)
     {
         if (p.bias) {
@@ -185,12 +190,12 @@ template <typename T, typename S> struct head_computer {
     {
         float value = -INFINITY;
 #pragma unroll
-        for (int j = 0; j < BLOCKS; j++) { // NaN is not taken
+        for (int j = 0; j < BLOCKS; j++) { // comparisons skip NaN
             value = fmaxf(value, fmaxf(d[4 * j + 2 * r], d[4 * j + 2 * r + 1]));
         }
         int32_t id = INT32_MAX;
 #pragma unroll
-        for (int j = BLOCKS - 1; j >= 0; j--) { // the first of equal ones
+        for (int j = BLOCKS - 1; j >= 0; j--) { // of equal logits, the first
             id = d[4 * j + 2 * r + 1] == value ? 8 * j + 1 : id;
             id = d[4 * j + 2 * r] == value ? 8 * j : id;
         }
@@ -299,7 +304,7 @@ __global__ void __launch_bounds__(S::THREADS, S::GROUPS == 1 ? 2 : 1)
             registers_more<232>();
         }
         want_rows<S>(p, pass, rank * S::TILE_ROWS, wanted);
-        pdl_wait(); // y may be another kernel's until then
+        pdl_wait(); // until then another kernel may own y
         pdl_trigger();
         const int in_tile = (tid >> 5) * 16 + (tid >> 2 & 7);
         head_computer<T, S> c = {p, smem, &ring, rank * S::TILE_ROWS + in_tile};
@@ -342,7 +347,8 @@ static cudaError_t launch_head(cudaStream_t stream, const struct gemm_args *a,
 {
     const auto kernel = gemm_head_kernel<T, S>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         S::SMEM_BYTES); // of this device: ranks have one each
+                                         S::SMEM_BYTES); // the attribute is per device, and ranks
+                                                         // have one device each
     CUtensorMap w_map, x_map;
     const bool bf16 = a->w_dtype == DT_BF16;
     if (e == cudaSuccess) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rows of activations rounded to E4M3 before a product, as a quantised weight asks for it (struct
- * input_rule): to codes with their scales, which tensor cores multiply, or to the numbers that
- * these stand for, for kernels that multiply numbers.
+/* Rounds rows of activations to E4M3 before a product, if a quantised weight asks for it (struct
+ * input_rule): to codes with their scales, which the FP8 tensor cores multiply, or to the
+ * dequantised values for kernels that multiply floating point.
  *
- * A block owns a row. Where the scale is the row's it reads it twice, for the largest input and for
- * the codes, of which the second time finds it in the L1 cache; where groups of 128 have one, half
- * a warp owns a group and reads it once. Bound by reading x. */
+ * One block per row. If the whole row has one scale the block reads it twice, for the maximum and
+ * for the codes; the second read hits the L1 cache. If groups of 128 have scales, half a warp owns
+ * a group and reads it once. Bound by reading x. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/rounding.cuh"
 
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(THREADS) round_kernel(const __grid_constant__ 
     const int row = blockIdx.x;
     const T *x = (const T *)a.x + row * a.x_stride;
     vec<T> v;
-    if (a.group > 0) { // n_in is a multiple of the half warps' pieces, or its last group is short
+    if (a.group > 0) { // n_in is a multiple of the half warp's pieces, or the last group is short
         for (int k = threadIdx.x * ROUND_PIECE; k - (threadIdx.x & 15) * ROUND_PIECE < a.n_in;
              k += THREADS * ROUND_PIECE) {
             const bool valid = k < a.n_in;

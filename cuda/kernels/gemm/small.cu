@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* gemm_small: products of 1 to 64 rows (small.cuh), of numbers of 16 bits, and which shapes it
- * takes.
- */
+/* gemm_small for 16-bit operands: products of 1 to 64 rows (small.cuh has the kernel), and which
+ * shapes it takes. Bound by reading the weight. */
 #include "cuda/kernels/gemm/small.cuh"
 
 #if HAVE_SM90A
@@ -24,7 +23,7 @@ template <typename T, int N, bool GATED> struct band_product {
                 multiply_box<T, N>(d, x + b * x_box, w + b * S::W_BOX, groups, box > 0 || b > 0);
             }
             wgmma_commit();
-            wgmma_wait<0>(); // short beside the stage's way from memory
+            wgmma_wait<0>(); // short compared with loading the stage
             if ((threadIdx.x & 31) == 0) {
                 barrier_arrive(&empty[at.stage]);
             }
@@ -40,11 +39,15 @@ template <typename T, int N, bool GATED> struct band_product {
 
 static int x_rows_of(int n_rows)
 {
-    return n_rows <= 8 ? 8 : n_rows <= 16 ? 16 : n_rows <= 32 ? 32 : 64;
+    int rows = 8;
+    while (rows < n_rows && rows < 64) {
+        rows *= 2;
+    }
+    return rows;
 }
 
-/* The band with the shortest schedule: rounds times band; of equals the widest, which reads x least
- * often. */
+/* The band with the shortest schedule (rounds times band); among equals the widest, which reads x
+ * the fewest times. */
 static int band_of(int n_out, int n_sms)
 {
     static const int bands[] = {128, 112, 96, 64, 48, 32};
@@ -52,7 +55,7 @@ static int band_of(int n_out, int n_sms)
     int64_t best_cost = INT64_MAX;
     for (int n : bands) {
         const int64_t n_bands = (n_out + n - 1) / n, rounds = (n_bands + n_sms - 1) / n_sms;
-        const int64_t cost = rounds * (n + 4); // 4: a band's beginning and end
+        const int64_t cost = rounds * (n + 4); // 4: the start and end of a band
         if (cost < best_cost) {
             best = n;
             best_cost = cost;
@@ -63,7 +66,7 @@ static int band_of(int n_out, int n_sms)
 
 extern "C" bool gemm_small_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms)
 {
-    /* Every band reads x: where that is as much as the weights, cuBLASLt is faster (measured). */
+    /* Every band reads x. If that is as much as the weights, cuBLASLt is faster (measured). */
     if (a->n_rows > 32 && band_of(a->n_out, n_sms) < 96) {
         return false;
     }
@@ -75,7 +78,7 @@ extern "C" bool gemm_small_takes(const struct gemm_args *a, int32_t sm, int32_t 
     const bool is_16 = (a->w_dtype == DT_BF16 || a->w_dtype == DT_F16) &&
                        (a->y_dtype == a->x_dtype || a->y_dtype == DT_F32);
     const bool is_8 = a->w_dtype == DT_E4M3 && a->scales && a->n_out % 16 == 0;
-    const int per_16 = is_8 ? 16 : 8; // bytes
+    const int per_16 = is_8 ? 16 : 8; // elements in 16 bytes
     return sm == 90 && a->n_batch <= 1 && a->n_rows >= 1 && a->n_rows <= 64 && (is_16 || is_8) &&
            a->x_dtype == a->w_dtype && a->n_in % per_16 == 0 && a->x_stride % per_16 == 0 &&
            ((uintptr_t)a->x | (uintptr_t)a->weight) % 16 == 0;

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T for 1 to 64 rows, on Hopper, of numbers of 16 bits (small.cu) or of codes with their
- * scales (small_codes.cu): reads each weight once, at the memory's speed.
+/* y = x W^T for 1 to 64 rows on Hopper, for 16-bit operands (small.cu) or codes with scales
+ * (small_codes.cu). It reads each weight once; bound by memory bandwidth.
  *
- * A block owns a band of N features and all of K, so no sum crosses a block and a row's bits do not
- * depend on how many rows there are. N is chosen for the matrix so that the bands come out even
- * over the multiprocessors: 6144 features are 128 bands of 48. Block: a warpgroup that computes
- * D[64 rows, N] with wgmma (x is the 64-row operand; rows that are not there cost nothing but the
- * tensor cores' time, of which there is plenty) and a warp that loads, through a ring of stages in
- * shared memory: N features and the rows of x, for a run of K.
+ * A block owns a band of N features and all of K, so no sum crosses blocks and a row's bits do not
+ * depend on the number of rows. N is chosen per matrix so that the bands divide evenly among the
+ * multiprocessors: 6144 features are 128 bands of 48. A block has one warpgroup that computes D[64,
+ * N] with wgmma (x is the 64-row operand; missing rows cost only tensor-core time, of which there
+ * is plenty) and one warp that loads through a ring of stages in shared memory: N features and the
+ * rows of x, for a range of K.
  *
- * Gated, a band is N / 2 features of each half of the weight, so that a thread has a feature's gate
- * and its other factor, and what is stored is their product.
+ * If gated, a band has N / 2 features of each half of the weight, so that a thread holds a
+ * feature's gate and its other factor and stores the result of the activation.
  *
  * x in a stage is groups of 8 rows (1,024 bytes). With up to 8 rows all eight groups of the operand
- * are the same one; with more, what lies past the last is other data: such rows of D are not used.
+ * are the same one; with more, groups past the last row hold unrelated data, and those rows of D
+ * are not used.
  *
  * With programmatic dependent launch the ring is filled with weights, which no kernel writes,
- * before the wait for the kernel before. A block takes more than half of a multiprocessor's shared
- * memory, so that no two land on one: a product's blocks move in where those of the product before
- * have left, one each, and begin to load at once, if the norm between the two has let them in. */
+ * before the wait for the preceding kernel. A block takes more than half of a multiprocessor's
+ * shared memory, so that no two share one: a product's blocks start where those of the previous
+ * product have left, and begin to load at once if the norm between the two has triggered. */
 #ifndef SLUICE_CUDA_GEMM_SMALL_CUH
 #define SLUICE_CUDA_GEMM_SMALL_CUH
 
@@ -31,8 +32,8 @@ enum {
     BOX_BYTES = 128, // of a row, along K
     COMPUTERS = 128,
     THREADS = 160,
-    STAGE_BYTES = 16 * 1024, // of weights, about: a stage takes several boxes
-    SMEM_FEW = 220 * 1024,   // of a block, for up to 8 rows,
+    STAGE_BYTES = 16 * 1024, // of weights, roughly: a stage has several boxes
+    SMEM_FEW = 220 * 1024,   // per block, for up to 8 rows,
     SMEM_MORE = 150 * 1024,  // and for more: measured
 };
 
@@ -40,13 +41,13 @@ struct small_params {
     void *y;
     const float *bias;
     int32_t n_rows, n_boxes; // boxes along K
-    int32_t n_out, up_row;   // of y; where the weight's second half begins, if gated
+    int32_t n_out, up_row;   // size of y; first row of the weight's second half, if gated
     int32_t y_stride;
-    int32_t x_rows;     // of a box: 8, 16, 32 or 64
-    int32_t n_stages;   // of the ring
-    int32_t n_prefetch; // stages that are called to the L2 cache beyond those
+    int32_t x_rows;     // rows per box: 8, 16, 32 or 64
+    int32_t n_stages;   // stages in the ring
+    int32_t n_prefetch; // further stages prefetched into the L2 cache
     bool accumulate;
-    bool plain;                   // no bias, nothing to add to, and pairs of features are aligned
+    bool plain;                   // no bias, no accumulation, and pairs of features are aligned
     struct product_scales scales; // of codes
 };
 
@@ -59,7 +60,7 @@ template <int N> struct stage_of {
     }
 };
 
-/* Inputs in a box, which one wgmma takes 32 bytes of. */
+/* Inputs per box; one wgmma takes 32 bytes of them. */
 template <typename T> constexpr int DEPTH = BOX_BYTES / (int)sizeof(T);
 
 #if HAVE_SM90A
@@ -79,7 +80,7 @@ __device__ __forceinline__ void load_stages(const struct small_params &p, const 
     auto load_w = [&](int i, int stage) {
         const int band = blockIdx.x + i / per_band * gridDim.x, k = i % per_band * S::BOXES;
         barrier_expect(&full[stage], bytes);
-        for (int b = 0; b < S::BOXES; b++) { // past the end of K they read as zero
+        for (int b = 0; b < S::BOXES; b++) { // reads past the end of K give zero
             char *to = smem + stage * bytes + b * S::W_BOX;
             tensor_load(to, w_map, &full[stage], (k + b) * DEPTH<T>, band * STEP, once);
             if (GATED) {
@@ -127,7 +128,7 @@ __device__ __forceinline__ void load_stages(const struct small_params &p, const 
 
 /* ---- a band's product ------------------------------------------------------------------------ */
 
-/* What a warpgroup waits for next. */
+/* The ring position a warpgroup waits for next. */
 struct ring_place {
     int stage;
     uint32_t parity;
@@ -141,7 +142,7 @@ struct ring_place {
     }
 };
 
-/* The compiler may not read sums before here, where the tensor cores are done with them. */
+/* Keeps the compiler from reading the sums before the tensor cores are done with them. */
 template <int HALF> __device__ __forceinline__ void sums_done(float (&d)[HALF])
 {
 #pragma unroll
@@ -162,15 +163,16 @@ __device__ __forceinline__ void multiply_box(float (&d)[N / 2], uint32_t x, uint
     }
 }
 
-/* make(p, smem, full, empty, at, band, d): d becomes the band's product, of operands that are T. */
+/* make(p, smem, full, empty, at, band, d) computes the band's product into d; operands have type
+ * T. */
 template <typename T, int N, bool GATED> struct band_product;
 
 template <typename Y> struct alignas(2 * sizeof(Y)) two_of {
     Y v[2];
 };
 
-/* A row of the band in pairs, with nothing to ask between the stores. Product and activation are
- * two ops: the first one's result is rounded. */
+/* Stores a row of the band in pairs, without branches between the stores. As in two separate ops,
+ * the product is rounded before the activation. */
 template <typename Y, int N, bool GATED>
 __device__ __forceinline__ void store_plain(const struct small_params &p, const float (&d)[N / 2],
                                             int r, Y *to, int feature)
@@ -256,7 +258,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(T) == 1 ? 1 : 2)
         return;
     }
     pdl_trigger();
-    pdl_wait(); // y may be another kernel's until then
+    pdl_wait(); // until then another kernel may own y
     constexpr int STEP = GATED ? N / 2 : N;
     const int n_bands = (p.n_out + STEP - 1) / STEP;
     struct ring_place at = {0, 0};
@@ -294,9 +296,10 @@ static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a, 
                                 struct small_params p)
 {
     const auto kernel = gemm_small_kernel<T, Y, N, GATED>;
-    cudaError_t ready = // of this device: ranks have one each
+    cudaError_t ready = // the attribute is per device, and ranks have one device each
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_FEW);
-    if (ready == cudaSuccess) { // small kernels find room beside a block, whatever its size
+    if (ready == cudaSuccess) { // prefer shared memory, so that small kernels fit beside a block of
+                                // any size
         ready = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                      cudaSharedmemCarveoutMaxShared);
     }
@@ -309,18 +312,18 @@ static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a, 
     if (e != cudaSuccess) {
         return e;
     }
-    /* The operand's 64 rows may reach past a stage's x by 64 rows of 128 bytes. */
+    /* The operand's 64 rows may extend past a stage's x by up to 64 rows of 128 bytes. */
     const int spare = p.x_rows == 16 || p.x_rows == 32 ? 1024 + 8192 : 1024,
               bytes = stage_of<N>::bytes(p.x_rows);
     const int smem = p.x_rows > 8 ? SMEM_MORE : SMEM_FEW;
     p.n_stages = (smem - spare - 256) / (bytes + 16);
-    p.n_prefetch = p.x_rows > 8 ? p.n_stages : 0; // measured: else it only costs
+    p.n_prefetch = p.x_rows > 8 ? p.n_stages : 0; // measured: with fewer rows it only costs
     const int n_bands = (p.n_out + STEP - 1) / STEP;
     const dim3 grid((unsigned)(n_bands < n_sms ? n_bands : n_sms)), block(THREADS);
     return launch(kernel, grid, block, (size_t)smem, stream, p, w_map, x_map);
 }
 
-/* small_codes.cu: gemm_small's products of codes, by band. */
+/* small_codes.cu: gemm_small's products of codes, for one band size. */
 cudaError_t gemm_small_codes(cudaStream_t stream, const struct gemm_args *a, int n_sms, int band,
                              const struct small_params &p);
 

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/* gemm_small's products of codes (E4M3) with codes (small.cuh). The tensor cores sum over 128
- * inputs, for their sums of codes keep fewer bits than fp32 has; a stage's are made one behind the
- * other while those before are scaled and added to the whole in fp32. */
+/* gemm_small's products of E4M3 codes with codes (small.cuh). The tensor cores sum over 128 inputs
+ * at most, because they accumulate codes with fewer bits than fp32. The sums of a stage are issued
+ * back to back, while the previous ones are scaled and accumulated in fp32. Bound by reading the
+ * weight. */
 #include "cuda/kernels/gemm/small.cuh"
 
 #if HAVE_SM90A
 
-/* Scales that a thread's sums of a box want: of its two rows, and of the weight's blocks in which
- * the band's halves lie, two each at most. */
+/* The scales a thread needs for a box's sums: of its two rows, and of the weight's blocks that
+ * contain the band's halves, at most two each. */
 struct box_scales {
     float x[2], w[2][2];
 };
 
 template <int N, bool GATED> struct scale_reader {
-    const float *x[2], *w[2][2]; // of box 0
-    int split[2];                // eights of a half's features in its first block
-    int x_step, last;            // of codes with a scale for each row: 0, and of no box
+    const float *x[2], *w[2][2]; // scales of box 0
+    int split[2];                // groups of eight features of a half that lie in its first block
+    int x_step, last;            // 0 with one scale per row
     bool blocks;
 
     __device__ __forceinline__ scale_reader(const struct small_params &p, int band, int row)
@@ -41,7 +42,7 @@ template <int N, bool GATED> struct scale_reader {
     __device__ __forceinline__ struct box_scales of(int box) const
     {
         struct box_scales s;
-        const int b = min(box, last); // what is past the end of K is zero
+        const int b = min(box, last); // past the end of K the codes are zero
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             s.x[h] = blocks ? x[h][(int64_t)b * x_step] : 1.0f;
@@ -68,7 +69,7 @@ template <int N, bool GATED> struct scale_reader {
     }
 };
 
-/* Scales of whole rows of x and W. */
+/* Applies scales of whole rows of x and W. */
 template <int N, bool GATED>
 __device__ __forceinline__ void scale_band(const struct small_params &p, int band, int row,
                                            float (&sums)[N / 2])
@@ -87,7 +88,8 @@ __device__ __forceinline__ void scale_band(const struct small_params &p, int ban
     }
 }
 
-/* Waits until all but the last n groups of wgmma are done; n is known once loops are unrolled. */
+/* Waits until at most the last n wgmma groups are in flight; n is a constant once loops are
+ * unrolled. */
 __device__ __forceinline__ void wait_but(int n)
 {
     switch (n) {

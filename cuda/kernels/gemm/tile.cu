@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The tiled products: any shape and dtype, and the same bits for a row whatever the number of rows.
- * 16-bit operands go through the tensor cores; everything else through fp32 fused multiply-adds,
- * each element summed over K in rising order. */
+/* Tiled products: any shape and dtype, with the same bits for a row whatever the number of rows.
+ * 16-bit operands use the tensor cores; everything else uses fp32 fused multiply-adds, each element
+ * summed over K in ascending order. A block computes one tile of the output over all of K. Bound by
+ * arithmetic, or by reading the weight when few tiles leave multiprocessors idle. */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
@@ -49,7 +50,7 @@ static cudaError_t gemm_mma(cudaStream_t stream, const struct gemm_args *a)
 {
     typedef mma_tile<T, BM, BN, BK, WM, WN, STAGES, ALIGNED> tile;
     auto kernel = gemm_mma_kernel<T, Y, BM, BN, BK, WM, WN, STAGES, ALIGNED>;
-    // Of this device: ranks have one each.
+    // The attribute is per device, and ranks have one device each.
     const cudaError_t allowed =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile::SMEM);
     if (allowed != cudaSuccess) {
@@ -79,7 +80,7 @@ static cudaError_t gemm_16bit(cudaStream_t stream, const struct gemm_args *a)
 
 enum { F32_TILE = 64, F32_K = 16 };
 
-/* 64 x 64 outputs by 256 threads, 4 x 4 each. */
+/* 64 x 64 outputs by 256 threads, 4 x 4 per thread. */
 template <typename X, typename W, typename Y> __global__ void gemm_f32_kernel(struct gemm_args a)
 {
     __shared__ float xs[F32_K][F32_TILE + 4], ws[F32_K][F32_TILE + 4];

@@ -1,43 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T for 33 to 128 rows, on Hopper: reads each weight once, at nearly the memory's speed.
+/* y = x W^T for 33 to 128 rows on Hopper. It reads each weight once; bound by memory bandwidth.
  *
- * A block has a multiprocessor to itself, a band of N features and a run of K: two warps load boxes
- * of W and of x through a ring of stages that fills the shared memory, and a warpgroup for each 64
- * rows computes D[64, N] with wgmma. Where there are fewer bands than multiprocessors K is cut into
- * equal runs, and the runs' sums are left in fp32 for the kernel that reads the product to add, in
- * order: that costs less than a kernel of its own. With an activation (SiLU) a band is N / 2
- * features of the gate and their partners, and it is taken on the way out.
+ * A block has a multiprocessor to itself, and takes a band of N features and a range of K. Two
+ * warps load boxes of W and x through a ring of stages that fills shared memory, and one warpgroup
+ * per 64 rows computes D[64, N] with wgmma. If there are fewer bands than multiprocessors, K is
+ * split evenly and the partial sums are left in fp32; the kernel that reads the product adds them
+ * in order, which costs less than a kernel of its own. With an activation (SiLU) a band is N / 2
+ * gate features and the N / 2 matching up features, and the activation is applied before the store.
  *
  * With programmatic dependent launch the ring is filled with weights, which no kernel writes,
- * before the wait for the kernel before: some 20 MB, while a norm runs or attention ends. The
- * end of a block is not hidden by anything: what is stored there is stored without a branch
- * (store_plain). */
+ * before the wait for the preceding kernel: about 20 MB in all, while a norm runs or attention
+ * ends. Nothing hides the end of a block, so its stores have no branches (store_plain). */
 #include "cuda/gemm.h"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/device/wgmma.cuh"
 
 enum {
-    DEPTH = 64,              // of K in a stage
-    RING_BYTES = 221 * 1024, // what is left lets small kernels in beside it
+    DEPTH = 64,              // of K per stage
+    RING_BYTES = 221 * 1024, // the rest lets small kernels run beside it
     MAX_STAGES = 12,
     MIN_ROWS = 33,
     MAX_ROWS = 128,
-    MANY_BAND = 224, // with an activation, of more than 64 rows
+    MANY_BAND = 224, // with an activation and more than 64 rows
     MAX_SPLITS = 8,
 };
 
 struct wide_params {
     void *y;
     const float *bias;
-    int32_t n_rows, n_out, n_boxes; // of y; boxes of DEPTH along K
+    int32_t n_rows, n_out, n_boxes; // size of y; boxes of DEPTH along K
     int32_t y_stride, n_splits, n_bands, n_stages;
-    int64_t part_stride; // of y, in elements, from one run of K to the next
+    int64_t part_stride; // elements from one range of K to the next
     bool accumulate;
-    bool plain; // no bias, not added to, stored in pairs
+    bool plain; // no bias, no accumulation, stored in pairs
 };
 
-/* A block's place in its work: item after item (a band and a run of K), box after box. */
+/* A block's position in its work: item after item (a band and a range of K), box after box. */
 struct wide_cursor {
     int32_t item, box, end;
 
@@ -62,13 +61,13 @@ struct wide_cursor {
 
 #if HAVE_SM90A
 
-/* A block's barriers. A stage is full when its W and its x are there. */
+/* A block's barriers. A stage is full when both its W and its x have arrived. */
 struct wide_ring {
     uint64_t full_w[MAX_STAGES], full_x[MAX_STAGES], empty[MAX_STAGES];
 };
 
-/* The loads of W or of x, by one thread each: what waits for the kernel before, x, then does not
- * queue behind a whole ring of W. */
+/* One thread loads W and another x. Loads of x wait for the preceding kernel, and so do not queue
+ * behind a whole ring of W. */
 template <int N, int G, bool GATED> struct wide_loader {
     static constexpr int W_BYTES = N * DEPTH * 2, X_BYTES = G * 64 * DEPTH * 2;
     static constexpr int BYTES = W_BYTES + X_BYTES;
@@ -147,12 +146,12 @@ template <typename Y> __device__ __forceinline__ typename pair_of<Y>::type pair(
     return both;
 }
 
-/* D of one item, made what is stored: the first N, or with an activation N / 2, features of it. */
+/* Stores D of one item: its first N features, or N / 2 with an activation. */
 template <typename T, int N, bool GATED> struct wide_output {
     static constexpr int BLOCKS = GATED ? N / 16 : N / 8;
 
-    /* Features j * 8 + 2 t and the next of the accumulator's row r. Product and activation are two
-     * ops: the first one's result is rounded. */
+    /* Features j * 8 + 2 t and the next one of the accumulator's row r. As in two separate ops, the
+     * product is rounded before the activation. */
     static __device__ __forceinline__ void get(const float (&d)[N / 2], int j, int r, float (&v)[2])
     {
 #pragma unroll
@@ -166,7 +165,7 @@ template <typename T, int N, bool GATED> struct wide_output {
     }
 };
 
-/* The whole band without a bias: nothing to ask between the stores. */
+/* Stores the whole band without a bias, and so without branches between the stores. */
 template <typename T, typename Y, int N, bool GATED>
 __device__ __forceinline__ void store_plain(const struct wide_params &p, const float (&d)[N / 2],
                                             int row0, int64_t first)
@@ -264,12 +263,12 @@ __global__ void __launch_bounds__(G * 128 + 64, 1)
             loader l = {p, &x_map, smem, &ring};
             l.template run<true>();
         }
-        pdl_trigger(); // counts once all threads of the block have come by or left
+        pdl_trigger(); // takes effect once all threads of the block have called it or exited
         pdl_wait();
         return;
     }
     pdl_trigger();
-    pdl_wait(); // y may be another kernel's until then
+    pdl_wait(); // until then another kernel may own y
     int stage = 0;
     uint32_t parity = 0;
     struct wide_cursor c;
@@ -313,7 +312,7 @@ __global__ void __launch_bounds__(G * 128 + 64, 1)
 #endif
 }
 
-/* y = the runs' sums (+ bias): where no kernel takes them as they are. */
+/* y = the partial sums added up (+ bias), for readers that cannot add them. */
 template <typename Y>
 __global__ void join_sums_kernel(struct sum_parts sums, Y *y, int64_t y_stride)
 {
@@ -333,7 +332,7 @@ __global__ void join_sums_kernel(struct sum_parts sums, Y *y, int64_t y_stride)
 
 /* ---- host ---------------------------------------------------------------------------------- */
 
-/* There are bands of 128 features and of this many. */
+/* The second band size: there are bands of 128 features and of this many. */
 static constexpr int other_band(size_t y_bytes)
 {
     return y_bytes == sizeof(float) ? 192 : 112;
@@ -348,7 +347,8 @@ static cudaError_t launch_wide(cudaStream_t stream, const struct gemm_args *a, s
     const size_t smem = (size_t)p.n_stages * BYTES + 1024;
     const auto kernel = gemm_wide_kernel<T, Y, N, G, GATED>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)smem); // of this device: ranks have one each
+                                         (int)smem); // the attribute is per device, and ranks have
+                                                     // one device each
     CUtensorMap w_map, x_map;
     const bool bf16 = a->w_dtype == DT_BF16;
     if (e == cudaSuccess) {
@@ -391,9 +391,9 @@ static cudaError_t by_band(cudaStream_t stream, const struct gemm_args *a,
                            : cudaErrorInvalidValue;
 }
 
-/* What a plan costs, in bytes that the busiest multiprocessor reads, times all of them: its
- * weights, and x, which comes from the L2 cache at a quarter of the price; and the sums, written
- * and read. */
+/* The cost of a plan: the bytes that the busiest multiprocessor reads, times the number of
+ * multiprocessors. It counts the weights, x from the L2 cache at a quarter of the price, and
+ * writing and reading the partial sums. */
 static int64_t cost_of(const struct gemm_args *a, const struct wide_plan *p, int32_t n_sms)
 {
     const int64_t n_bands = (a->n_out + p->band - 1) / p->band;
@@ -404,7 +404,7 @@ static int64_t cost_of(const struct gemm_args *a, const struct wide_plan *p, int
     return n_sms * rounds * boxes * DEPTH * 2 * (p->band + (a->n_rows + 63) / 64 * 16) + sums;
 }
 
-/* The bands that a product in n_splits runs of K can have: two, which may be the same, or none. */
+/* The band sizes supported with n_splits ranges of K: two, possibly equal, or none. */
 static bool bands_of(const struct gemm_args *a, int32_t n_splits, int32_t (&bands)[2])
 {
     const bool many = a->n_rows > 64;
@@ -443,8 +443,8 @@ extern "C" bool gemm_wide_takes(const struct gemm_args *a, int32_t sm, int32_t n
             }
         }
     }
-    /* Where no plan keeps the multiprocessors busy, cuBLASLt has finer ones. It, too, reads x more
-     * often for more rows. */
+    /* If no plan keeps the multiprocessors busy, cuBLASLt has finer tiles. It, too, reads x more
+     * often when there are more rows. */
     return a->n_rows > 64 && !a->gated ? best < 2 * weight : 2 * best < 3 * weight;
 }
 

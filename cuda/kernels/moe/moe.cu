@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A mixture's experts: the rows, sorted by expert, go through two grouped products, the first with
- * the activation in its epilogue, and each row adds up its picks in order of expert id. The work
- * list is made on the device, so that one captured graph serves every routing. The picks are
- * moe_route.cu's. */
+/* Mixture-of-experts layers: rows, sorted by expert, go through two grouped products, the first one
+ * fused with the activation, and each row adds up its picks in order of expert id. The work list is
+ * built on the device, so one captured graph serves every routing. route.cu makes the picks. A
+ * block computes one output tile of one expert. Bound by reading the experts' weights while each
+ * has few rows, by the tensor cores otherwise. */
 #include "cuda/coded.h"
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
@@ -16,7 +17,7 @@ struct plan_params {
     int32_t n_rows, n_experts, k, tile;
 };
 
-/* Rows past the pass's real rows are not routed anywhere. */
+/* Padding rows of the pass are not routed. */
 __global__ void moe_plan_kernel(const int32_t *ids, struct plan_params p, struct moe_scratch s,
                                 const int32_t *real, int32_t row_offset)
 {
@@ -88,11 +89,11 @@ struct group_params {
     int32_t k, ffn, hidden;
     int64_t x_stride;
     struct act_shape shape;
-    const float *weights; // by pick, of what goes into the experts; NULL: it is not weighted
-    int32_t kind;         // of the activation of experts without a gate
+    const float *weights; // by pick, multiplied into the experts' inputs; NULL: none
+    int32_t kind;         // activation of experts without a gate
 };
 
-enum { NO_GATE = -1 }; // instead of a kind of activation at compile time
+enum { NO_GATE = -1 }; // template value that replaces an activation kind
 
 __device__ static float act_of(int32_t kind, float x)
 {
@@ -122,7 +123,7 @@ __device__ __forceinline__ float expert_act(const struct group_params &p, float 
 }
 
 /* act[place] = act(x[row of place] gate_up^T): fragments of gate and up rows alternate, so that a
- * thread holds both halves of each pair. With KIND NO_GATE there are rows of one kind. */
+ * thread holds both halves of each pair. With NO_GATE all rows are of one kind. */
 template <typename T, int KIND, int BM, int BN, int BK, int WM, int WN, int STAGES>
 __global__ void __launch_bounds__(WM *WN * 32)
     moe_gate_up_kernel(const T *x, const T *gate_up, const float *bias, struct group_params p,
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(WM *WN * 32)
     const int64_t first_row = expert * first_rows<KIND>(p);
     const int last = s.first[expert + 1], n0 = blockIdx.x * (GATED ? BN / 2 : BN);
     const T *w = gate_up + first_row * p.hidden;
-    auto weight_row = [&](int j) { // of tile column j; -1: none
+    auto weight_row = [&](int j) { // weight row of tile column j; -1: none
         if (!GATED) {
             return n0 + j < p.ffn ? n0 + j : -1;
         }
@@ -171,7 +172,8 @@ __global__ void __launch_bounds__(WM *WN * 32)
                         g += bias[first_row + row];
                         u += GATED ? bias[first_row + p.ffn + row] : 0.0f;
                     }
-                    if (p.weights) { // a product of a weighted row is weighted likewise
+                    if (p.weights) { // the product is linear, so weighting its output equals
+                                     // weighting its input
                         g *= p.weights[s.sorted[place]];
                         u *= p.weights[s.sorted[place]];
                     }
@@ -182,7 +184,7 @@ __global__ void __launch_bounds__(WM *WN * 32)
     }
 }
 
-/* out[pick] = act[place] down^T (+ bias): out is by pick, not by place. */
+/* out[pick] = act[place] down^T (+ bias): out is indexed by pick, not by place. */
 template <typename T, int BM, int BN, int BK, int WM, int WN, int STAGES>
 __global__ void __launch_bounds__(WM *WN * 32)
     moe_down_kernel(const T *down, const float *bias, struct group_params p, struct moe_scratch s)
@@ -265,7 +267,7 @@ __global__ void moe_gate_up_plain_kernel(const T *x, const W *gate_up, const flo
     }
 }
 
-/* In place, behind a product of quantised experts without a gate. */
+/* In place, after a product of quantised experts without a gate. */
 template <typename T>
 __global__ void moe_act_kernel(T *act, int64_t n, struct group_params p, struct moe_scratch s,
                                int32_t n_experts)
@@ -332,7 +334,7 @@ __global__ void moe_combine_kernel(T *y, int64_t y_stride, const float *out, con
     }
 }
 
-/* Tiles of the work list: no expert has more than one that is not full. */
+/* Most tiles in the work list: at most one tile per expert is partly filled. */
 static int max_tiles(const struct moe_ffn_args *a, int tile)
 {
     const int n_picks = a->n_rows * a->k;
@@ -340,7 +342,7 @@ static int max_tiles(const struct moe_ffn_args *a, int tile)
     return full < n_picks ? full : n_picks;
 }
 
-/* What a product of quantised experts has of the work list. */
+/* The arguments for a product of quantised experts that use the work list. */
 static struct coded_args coded_of(const struct moe_ffn_args *a, const struct moe_scratch *s,
                                   int tile)
 {
@@ -409,7 +411,7 @@ static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
     auto gate_up = moe_gate_up_kernel<T, KIND, BM, BN, BK, WM, WN, STAGES>;
     auto down = moe_down_kernel<T, BM, BN, BK, WM, WN, STAGES>;
     const cudaError_t allowed[] = {
-        // of this device: ranks have one each
+        // The attribute is per device, and ranks have one device each.
         cudaFuncSetAttribute(gate_up, cudaFuncAttributeMaxDynamicSharedMemorySize, tile::SMEM),
         cudaFuncSetAttribute(down, cudaFuncAttributeMaxDynamicSharedMemorySize, tile::SMEM)};
     if (allowed[0] != cudaSuccess || allowed[1] != cudaSuccess) {
@@ -452,7 +454,8 @@ static cudaError_t plain(cudaStream_t stream, const struct moe_ffn_args *a,
 
 enum { SMALL_TILE = 16, CODED_TILE = 32, LARGE_TILE = 128 };
 
-/* Quantised experts: fewest rows to read a weight for, up to what their kernel has. */
+/* Rows per tile. Quantised experts: as many rows as their kernel supports, so that a weight is read
+ * for as many as possible. */
 static int tile_of(const struct moe_ffn_args *a, const struct moe_weights *w)
 {
     const bool few = (int64_t)a->n_rows * a->k < (int64_t)a->n_experts * 48;

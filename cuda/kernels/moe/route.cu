@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The router of a mixture of experts: each row's scores, and its picks.
+/* The router of a mixture of experts: each row's scores, and its picks. A warp computes the scores
+ * of a few rows and experts, and another kernel picks, one warp per row. Bound by reading the
+ * router's weight for few rows, by latency in the pick.
  * Thread: the rank's owner. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"
 
-/* Four elements of a row from i on, zeros past its end. */
+/* Four elements of a row from i on; zeros past its end. */
 template <bool VECTORS, typename T>
 __device__ __forceinline__ void load_4(const T *row, int i, int n, float (&out)[4])
 {
@@ -29,8 +31,8 @@ __device__ __forceinline__ void load_4(const T *row, int i, int n, float (&out)[
     }
 }
 
-/* A warp makes R rows' scores of E experts. Lane l sums elements 4 l .. 4 l + 3 of every 128, then
- * the lanes are joined by a butterfly: the same bits for every R and E. */
+/* A warp computes the scores of R rows for E experts. Lane l sums elements 4 l .. 4 l + 3 of every
+ * 128, then a butterfly joins the lanes: the same bits for every R and E. */
 template <typename T, typename W, int R, int E, bool VECTORS>
 __global__ void route_scores_kernel(const T *x, int64_t x_stride, const W *router,
                                     const float *bias, float *logits, int32_t n_rows,
@@ -77,7 +79,8 @@ __global__ void route_scores_kernel(const T *x, int64_t x_stride, const W *route
     }
 }
 
-/* The warp's arg-max of `score` over [0, n), ties to the lowest index; -1 if all are -infinity. */
+/* The warp's arg-max of `score` over [0, n); ties go to the lowest index; -1 if all are
+ * -infinity. */
 __device__ __forceinline__ int warp_argmax(const float *score, int n)
 {
     const int lane = threadIdx.x & 31;
@@ -109,7 +112,7 @@ struct route_params {
     int32_t n_group, topk_group;
 };
 
-/* Takes the groups that are not among the best out of the running. */
+/* Excludes the expert groups that are not among the best. */
 __device__ void keep_groups(float *choice, const struct route_params &p, float *group)
 {
     const int lane = threadIdx.x & 31, size = p.n_experts / p.n_group;
@@ -148,7 +151,8 @@ __device__ void keep_groups(float *choice, const struct route_params &p, float *
     __syncwarp();
 }
 
-/* A warp per row. `score` are the weights, `choice` is what the pick goes by. */
+/* One warp per row. `score` holds the weights of the picks, `choice` the values they are ranked
+ * by. */
 __global__ void route_pick_kernel(const float *logits, const float *correction,
                                   const float *expert_scale, int32_t *ids, float *weights,
                                   struct route_params p)
@@ -188,7 +192,7 @@ __global__ void route_pick_kernel(const float *logits, const float *correction,
     float total = 0.0f, best = 0.0f;
     for (int j = 0; j < p.k; j++) {
         int id = warp_argmax(choice, p.n_experts);
-        id = id < 0 ? 0 : id; // NaN everywhere
+        id = id < 0 ? 0 : id; // all scores are NaN
         __syncwarp();
         if (lane == 0) {
             choice[id] = -INFINITY;

@@ -1,36 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A mixture's experts on Hopper, for many rows of each: two grouped products on wgmma.
+/* Mixture-of-experts layers on Hopper, with many rows per expert: two grouped products on wgmma.
  *
- * moe_sort.cu sorts the picks by expert and lists tiles of up to TILE_ROWS rows of one expert.
- * Persistent blocks, one per multiprocessor, walk all pairs of a tile and a band of COLUMNS weight
- * rows, so that nothing depends on the host and one captured graph serves every routing. Up to
- * GROUP tiles of an expert share a band at a time: its weights come from memory once, and the rows
+ * moe/sort.cu sorts the picks by expert and lists tiles of up to TILE_ROWS rows of one expert.
+ * Persistent blocks, one per multiprocessor, iterate over all pairs of a tile and a band of COLUMNS
+ * weight rows. Nothing depends on the host, so one captured graph serves every routing. Up to GROUP
+ * tiles of an expert share a band at a time: its weights are read from memory once, and the rows
  * stay in the L2 cache.
  *
- * Block: a warpgroup that loads into a ring of stages (a box of 64 of K: rows and weights), and two
- * that compute 64 rows x COLUMNS each; one whose rows do not exist only lets the stages go. The up
- * product's band is half gate, half up rows, so that a thread holds both halves of each pair and
- * writes act(gate) * up; its rows are gathered as they are loaded. The down product writes each
+ * A block has one warpgroup that loads into a ring of stages (a box of 64 along K: rows and
+ * weights), and two that compute 64 rows x COLUMNS each; one without rows only releases the stages.
+ * The up product's band is half gate, half up rows, so that a thread holds both halves of each pair
+ * and writes act(gate) * up; its rows are gathered as they are loaded. The down product writes each
  * pick's output in 16 bits, and moe_sum adds a row's picks in order of expert id. No sum crosses a
- * tile: a row's bits depend neither on its batch nor on its place in it.
+ * tile, so a row's bits depend neither on its batch nor on its place in it.
  *
- * Blocks come in clusters of two, because the L2 cache does not feed 132 tiles of 128 x 256: two
- * tiles of an expert take the same band, each block loads half of it and sends it to both. A tile
- * that has no partner is shared in the other way, a band for each block. */
+ * Blocks form clusters of two, because the L2 cache cannot feed 132 tiles of 128 x 256: two tiles
+ * of an expert take the same band, and each block loads half of it for both. A tile without a
+ * partner is shared the other way: the two blocks take a band each. Bound by the tensor cores. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/moe/sm90_results.cuh"
 
 #include <type_traits>
 
 enum {
-    DEPTH = 64, // of K in a box
+    DEPTH = 64, // along K per box
     STAGES = 4,
     THREADS = 3 * WARPGROUP,
     X_BYTES = TILE_ROWS * DEPTH * 2,
     W_BYTES = COLUMNS * DEPTH * 2,
     STAGE_BYTES = X_BYTES + W_BYTES,
-    SMEM_BYTES = STAGES * STAGE_BYTES + 2048, // alignment, barriers
-    MIN_ROWS_PER_EXPERT = 32, // on average: faster than moe.cu with 16; fewer were not tried
+    SMEM_BYTES = STAGES * STAGE_BYTES + 2048, // 2048: alignment and barriers
+    MIN_ROWS_PER_EXPERT = 32, // on average: faster than moe.cu, by measurement, from 16 on; fewer
+                              // were not tried
 };
 
 /* ---- the products -------------------------------------------------------------------------- */
@@ -42,11 +43,12 @@ static_assert(sizeof(struct piece) == PIECE_WORDS * 4 && PIECE_WORDS <= 32, "a l
 
 struct shared {
     uint64_t full[STAGES], empty[STAGES];
-    uint32_t piece[STAGES][PIECE_WORDS]; // whose first box is in the stage
+    uint32_t piece[STAGES][PIECE_WORDS]; // the piece whose first box is in the stage
 };
 
-/* A piece goes from the loading thread to the computing warps by atomic words. The stage's barriers
- * order them, as they do the boxes; but racecheck, which follows no mbarrier, reports others. */
+/* The loading thread hands a piece to the computing warps through atomic words. The stage's
+ * barriers already order these accesses, as they do for the boxes, but racecheck does not
+ * understand mbarriers and would report a race. */
 __device__ __forceinline__ void hand_over(uint32_t (&words)[PIECE_WORDS], const struct piece &u)
 {
     uint32_t v[PIECE_WORDS];
@@ -63,14 +65,14 @@ __device__ __forceinline__ struct piece take_over(uint32_t (&words)[PIECE_WORDS]
     uint32_t v[PIECE_WORDS];
 #pragma unroll
     for (int i = 0; i < PIECE_WORDS; i++) {
-        v[i] = __shfl_sync(0xffffffffu, mine, i); // after which two lanes release the slot for all
+        v[i] = __shfl_sync(0xffffffffu, mine, i); // afterwards two lanes release the slot for all
     }
     struct piece u;
     memcpy(&u, v, sizeof u);
     return u;
 }
 
-/* The units of work of a cluster: for each two bands, as many as the group has tiles. */
+/* Units of work of a cluster: each pair of bands has one per tile of the group. */
 __device__ __forceinline__ int n_units(const struct product_params &p)
 {
     return *p.n_tiles * ((p.n_bands + 1) / 2);
@@ -88,7 +90,7 @@ __device__ __forceinline__ struct piece find_piece(const struct product_params &
                                                    int rank)
 {
     const int per_tile = (p.n_bands + 1) / 2;
-    const struct moe_tile any = load_tile(p.tiles + unit / per_tile); // of the same group
+    const struct moe_tile any = load_tile(p.tiles + unit / per_tile); // any tile of the group
     const int in_group = unit - any.group_first * per_tile;
     const int i = in_group % any.group_n, bands = in_group / any.group_n * 2;
     const bool is_paired = i < any.n_paired;
@@ -110,7 +112,7 @@ struct ring {
     }
 };
 
-/* A box of the band's weights, and of its rows where those lie in a row (the down product). */
+/* Loads a box of the band's weights, and of its rows if those are contiguous (the down product). */
 template <bool UP>
 __device__ __forceinline__ void load_box(const struct product_params &p, const CUtensorMap *w_map,
                                          const CUtensorMap *x_map, const struct piece &u, int box,
@@ -125,7 +127,7 @@ __device__ __forceinline__ void load_box(const struct product_params &p, const C
         return;
     }
     barrier_expect(bar, W_BYTES + (UP ? 0 : whole ? X_BYTES : X_BYTES / 2));
-    if (u.is_paired) { // the other half comes from the neighbour
+    if (u.is_paired) { // the neighbouring block loads the other half
         tensor_load_multicast(w_to + rank * (W_BYTES / 2), w_map, bar, column,
                               w_row + rank * p.second, 3, policy);
     } else {
@@ -140,18 +142,18 @@ __device__ __forceinline__ void load_box(const struct product_params &p, const C
     }
 }
 
-/* The loading warpgroup; without rows to gather, one thread of it. Gathered rows come by ordinary
- * copies: a thread says that a box's are there when it has asked for the next box's. */
+/* The loading warpgroup; if no rows are gathered, one thread of it. Gathered rows are copied with
+ * ordinary cp.async: a thread signals a box after it has issued the next box's copies. */
 template <typename T, bool UP>
 __device__ __forceinline__ void load_all(const struct product_params &p, const CUtensorMap *w_map,
                                          const CUtensorMap *x_map, char *stages, struct shared *s)
 {
-    constexpr int EACH = UP ? TILE_ROWS * 8 / WARPGROUP : 1; // vectors of a box for a thread
+    constexpr int EACH = UP ? TILE_ROWS * 8 / WARPGROUP : 1; // vectors of a box per thread
     const int tid = threadIdx.x, rank = (int)cluster_rank(), n = n_units(p);
     const int n_boxes = (p.n_in + DEPTH - 1) / DEPTH;
     const int first_row = tid >> 3, chunk = tid & 7;
     struct ring at;
-    uint64_t *copying = NULL; // the barrier of the box before, whose copies may be on their way
+    uint64_t *copying = NULL; // barrier of the previous box, whose copies may be in flight
     if (!UP && tid > 0) {
         return;
     }
@@ -207,18 +209,18 @@ template <typename T, int KIND> struct computer {
     struct shared *s;
     struct ring at;
     int tid, group, n_boxes;
-    int last; // the slot of the box before, which the tensor cores may still read
+    int last; // slot of the previous box, which the tensor cores may still read
     float d[HALF_COLUMNS];
-    struct results<T, KIND> done; // of the piece before
+    struct results<T, KIND> done; // results of the previous piece
 
-    __device__ __forceinline__ void release(int slot) // for both loaders
+    __device__ __forceinline__ void release(int slot) // tells the loaders of both blocks
     {
         if ((tid & 31) < 2) {
             barrier_arrive_at(&s->empty[slot], tid & 31);
         }
     }
 
-    /* Sets the tensor cores to work on a box; the one before may still be on them. */
+    /* Issues a box to the tensor cores; the previous one may still be running. */
     __device__ __forceinline__ void issue(int box)
     {
         barrier_wait(&s->full[at.slot], at.parity);
@@ -243,7 +245,7 @@ template <typename T, int KIND> struct computer {
         at.next();
     }
 
-    /* The first boxes, while the piece before is stored. With none: only that. */
+    /* Issues the first boxes while the previous piece is stored. With n = 0 it only stores. */
     template <int BOX = 0> __device__ __forceinline__ void begin(int n)
     {
         if constexpr (BOX < results<T, KIND>::CHUNKS) {
@@ -258,7 +260,7 @@ template <typename T, int KIND> struct computer {
         }
     }
 
-    /* A piece without rows for this warpgroup. */
+    /* This warpgroup has no rows in the piece. */
     __device__ __forceinline__ void skip()
     {
         for (int box = 0; box < n_boxes; box++, at.next()) {
@@ -277,7 +279,7 @@ template <typename T, int KIND> struct computer {
                 skip();
                 continue;
             }
-            int out_row[2]; // where the thread's rows go; -1: no such row
+            int out_row[2]; // output rows of the thread; -1: no such row
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const int row = row0 + 8 * r, place = u.first + row;
@@ -333,7 +335,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         c.n_boxes = (p.n_in + DEPTH - 1) / DEPTH;
         c.run();
     }
-    cluster_sync(); // the neighbour may still send here
+    cluster_sync(); // the other block may still write to this one's shared memory
 #endif
 }
 
@@ -399,7 +401,7 @@ static int64_t max_tiles(int64_t picks, int64_t n_experts)
     return picks / TILE_ROWS + (n_experts < picks ? n_experts : picks);
 }
 
-/* Where the parts are from `base` on; returns the bytes of all. */
+/* Lays out the scratch memory from `base` on; returns its size. */
 static size_t lay_out(char *base, int64_t picks, const struct moe_ffn_args *a, int64_t hidden,
                       struct moe_work *w)
 {
@@ -447,12 +449,13 @@ static cudaError_t product(cudaStream_t stream, struct product_params p, const v
     const bool bf16 = std::is_same<T, bf16_t>::value;
     CUtensorMap w_map, x_map;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         SMEM_BYTES); // of this device: ranks have one each
+                                         SMEM_BYTES); // the attribute is per device, and ranks have
+                                                      // one device each
     if (e == cudaSuccess) {
         e = tensor_map_2d(&w_map, weights, bf16, p.n_in, n_experts * p.w_rows, p.n_in * 2ll,
                           HALF_COLUMNS);
     }
-    if (e == cudaSuccess) { // the up product gathers its rows without
+    if (e == cudaSuccess) { // the up product gathers its rows without a tensor map
         e = tensor_map_2d(&x_map, p.x, bf16, p.n_in, x_rows, p.x_stride * 2, HALF_ROWS);
     }
     if (e != cudaSuccess) {

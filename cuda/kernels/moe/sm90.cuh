@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What moe_sm90.cu's products and the sort of their picks share: the tiles, and the memory of a
- * call. Thread: the rank's owner. */
+/* Shared by moe/sm90.cu and the sort of its picks: the tiles, and a call's scratch memory.
+ * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_KERNELS_MOE_SM90_CUH
 #define SLUICE_CUDA_KERNELS_MOE_SM90_CUH
 
@@ -10,17 +10,17 @@ enum {
     TILE_ROWS = 128,
     HALF_ROWS = TILE_ROWS / 2,
     GROUP = 16,        // tiles of an expert that share bands of weights
-    SORT_CHUNK = 1024, // picks of a block of the sort
+    SORT_CHUNK = 1024, // picks per block of the sort
 };
 
-/* The rows [first, first + n_rows) of the sorted picks, of one expert. It shares bands with the
- * group_n tiles from group_first on, of which the first n_paired go by twos. */
+/* Rows [first, first + n_rows) of the sorted picks, all of one expert. The tile shares bands with
+ * the group_n tiles from group_first on; the first n_paired of those are processed in pairs. */
 struct moe_tile {
     int32_t expert, first, group_first;
     uint8_t n_rows, group_n, n_paired, unused;
 };
 
-/* The memory of a call. */
+/* A call's scratch memory. */
 struct moe_work {
     int32_t *counts;        // [chunks, n_experts]
     int32_t *sorted, *rows; // [picks] by place: the pick, and its row
@@ -29,7 +29,7 @@ struct moe_work {
     void *act, *out; // [picks, ffn] by place; [picks, hidden] by pick
 };
 
-/* moe_sort.cu: writes all of `w` but act and out. */
+/* moe/sort.cu: writes all of `w` except act and out. */
 cudaError_t moe_sort(cudaStream_t stream, const struct moe_ffn_args *a, const struct moe_work &w,
                      const int32_t *real, int32_t row_offset);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What becomes of the accumulators of moe_sm90.cu's products, and what both halves know of a
- * product. Thread: device code, a warpgroup at once. */
+/* Turns the accumulators of moe/sm90.cu's products into stored results, and defines the parameters
+ * of a product.
+ * Thread: device code, one warpgroup at a time. */
 #ifndef SLUICE_CUDA_KERNELS_MOE_SM90_RESULTS_CUH
 #define SLUICE_CUDA_KERNELS_MOE_SM90_RESULTS_CUH
 
@@ -12,32 +13,32 @@
 enum { COLUMNS = 256, HALF_COLUMNS = COLUMNS / 2, WARPGROUP = 128 };
 
 /* One of the two products. A band is two runs of HALF_COLUMNS weight rows, `second` apart: gate and
- * up rows, or (down) neighbours. */
+ * up rows, or in the down product adjacent runs. */
 struct product_params {
     const struct moe_tile *tiles;
     const int32_t *n_tiles;
     const int32_t *sorted, *rows;
-    const void *x; // of the up product
+    const void *x; // input of the up product
     int64_t x_stride;
     const float *bias; // [n_experts, w_rows] or NULL
     void *out;
     int32_t n_in, n_out;       // n_out: ffn or hidden
-    int32_t w_rows;            // weight rows of an expert
-    int32_t band_rows, second; // the bands' distance, and that of a band's second half
+    int32_t w_rows;            // weight rows per expert
+    int32_t band_rows, second; // distance of bands, and of a band's second half
     int32_t n_bands;
     struct act_shape shape;
 };
 
-/* What a block does at a time: n_rows is 0 if only its neighbour has something to do. */
+/* What a block processes at a time; n_rows is 0 if only the other block of its cluster has work. */
 struct piece {
     int32_t expert, first, band;
     int16_t n_rows;
-    bool is_paired; // its neighbour has the same band of the same expert
+    bool is_paired; // the other block has the same band of the same expert
 };
 
 #if HAVE_SM90A
 
-/* act_gated with the fast exp and division: the result is rounded to 16 bits. */
+/* act_gated with fast exponentials and division, since the result is rounded to 16 bits. */
 template <int KIND>
 __device__ __forceinline__ float gated(float g, float u, const struct act_shape &s)
 {
@@ -55,7 +56,8 @@ __device__ __forceinline__ float gated(float g, float u, const struct act_shape 
     return act_gated<KIND>(g, u, s);
 }
 
-/* Lane t of each four has pair t of blocks 0 to 3; afterwards all pairs of block t. */
+/* Transposes 4 x 4 among four lanes: before, lane t has pair t of blocks 0 to 3; afterwards, all
+ * pairs of block t. */
 __device__ __forceinline__ void transpose_4(uint32_t (&v)[4])
 {
     const int t = threadIdx.x & 3;
@@ -72,15 +74,16 @@ __device__ __forceinline__ void transpose_4(uint32_t (&v)[4])
     }
 }
 
-/* What a warpgroup computed, on its way to memory: rounded, so that the accumulators are free for
- * the next piece, and stored 32 columns at a time while the tensor cores work on that one. */
-template <typename T, int KIND> struct results { // KIND < 0: of the down product
+/* A warpgroup's results on their way to memory. They are rounded, so that the accumulators are free
+ * for the next piece, and stored 32 columns at a time while the tensor cores work on that piece. */
+template <typename T, int KIND> struct results { // KIND < 0: the down product
     static constexpr bool UP = KIND >= 0;
     static constexpr int CHUNKS = UP ? 4 : 8;
-    uint32_t pair[HALF_COLUMNS / 2] = {}; // [2 j + r]: columns 8 j + 2 t and the next, row g + 8 r
+    uint32_t pair[HALF_COLUMNS / 2] = {}; // [2 j + r]: columns 8 j + 2 t and the next one, row g +
+                                          // 8 r
     T *to[2] = {NULL, NULL};              // of rows g and g + 8; NULL: no such row
-    const float *bias = NULL;             // of the piece's first column
-    int columns = 0;                      // of the band that exist
+    const float *bias = NULL;             // bias of the piece's first column
+    int columns = 0;                      // columns of the band that exist
 
     __device__ __forceinline__ void take(const struct product_params &p, const struct piece &u,
                                          const float (&d)[HALF_COLUMNS], const int (&out_row)[2])

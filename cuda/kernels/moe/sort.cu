@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The picks of a pass sorted by expert, and the tiles of moe_sm90.cu: a block counts, then places,
- * a chunk of the picks. The order is that of (expert, pick), whatever the blocks' order of running.
- */
+/* Sorts a pass's picks by expert and lists the tiles of moe/sm90.cu. One kernel counts and a second
+ * one places the picks, a chunk per block. The result is ordered by (expert, pick) whatever order
+ * the blocks run in. Bound by launch latency. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/moe/sm90.cuh"
 
@@ -9,11 +9,11 @@ enum { SORT_THREADS = 256, SORT_WARPS = SORT_THREADS / 32 };
 
 struct sort_params {
     const int32_t *ids;
-    const int32_t *real; // rows; NULL: all
+    const int32_t *real; // number of real rows; NULL: all are
     int32_t n_rows, row_offset, n_experts, k;
 };
 
-/* Picks of rows that are real. */
+/* Picks of real rows. */
 __device__ __forceinline__ int n_real(const struct sort_params &p)
 {
     int n = p.n_rows;
@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(SORT_THREADS)
 }
 
 struct place_shared {
-    int32_t total[MOE_MAX_EXPERTS]; // picks of an expert
-    int32_t base[MOE_MAX_EXPERTS];  // the place of its first pick, then of this chunk's
+    int32_t total[MOE_MAX_EXPERTS]; // picks per expert
+    int32_t base[MOE_MAX_EXPERTS];  // place of an expert's first pick, then of this chunk's first
     int32_t first_tile[MOE_MAX_EXPERTS];
     uint16_t of_warp[SORT_WARPS][MOE_MAX_EXPERTS];
     int32_t warp_rows[SORT_WARPS], warp_tiles[SORT_WARPS];
@@ -123,7 +123,7 @@ __device__ __forceinline__ void write_tiles(const struct place_shared &s, struct
     }
 }
 
-/* Each block places its chunk's picks, in order of (expert, pick), and writes some of the tiles. */
+/* Each block places its chunk's picks in (expert, pick) order, and writes some of the tiles. */
 __global__ void __launch_bounds__(SORT_THREADS)
     moe_place_kernel(struct sort_params p, struct moe_work w)
 {
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(SORT_THREADS)
     pdl_wait();
     pdl_trigger();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n = n_real(p);
-    int before[MOE_MAX_EXPERTS / SORT_THREADS]; // in the chunks before this one
+    int before[MOE_MAX_EXPERTS / SORT_THREADS]; // picks in earlier chunks
 #pragma unroll
     for (int j = 0; j < MOE_MAX_EXPERTS / SORT_THREADS; j++) {
         const int e = j * SORT_THREADS + threadIdx.x;
@@ -156,7 +156,8 @@ __global__ void __launch_bounds__(SORT_THREADS)
         *w.n_tiles = n_tiles;
     }
     write_tiles(s, w, p.n_experts);
-    /* A warp takes SORT_CHUNK / SORT_WARPS neighbours: first their numbers, then their places. */
+    /* A warp takes SORT_CHUNK / SORT_WARPS consecutive picks: it ranks them first, then places
+     * them. */
     const int mine = blockIdx.x * SORT_CHUNK + warp * (SORT_CHUNK / SORT_WARPS) + lane;
     for (int i = 0; i < SORT_CHUNK / SORT_WARPS; i += 32) {
         const int e = expert_of(p, mine + i, n);

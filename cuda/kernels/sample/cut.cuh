@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What top-k and top-p keep, found by radix selection over the scores' bits, and the draw among it.
- * Thread: device code, a team at once. */
+/* Top-k and top-p by radix selection over the scores' bits, and the draw from what is kept.
+ * Thread: device code, one team at a time. */
 #ifndef SLUICE_CUDA_KERNELS_SAMPLE_CUT_CUH
 #define SLUICE_CUDA_KERNELS_SAMPLE_CUT_CUH
 
 #include "cuda/kernels/sample/team.cuh"
 
-/* What is kept: keys above `key`, and of those equal to it the ids up to `last_id`. */
+/* What is kept: ids whose key is above `key`, and those with an equal key up to `last_id`. */
 struct cut {
     uint32_t key;
     int last_id;
@@ -17,8 +17,8 @@ __device__ __forceinline__ bool kept(const struct cut &c, uint32_t key, int id)
     return key != 0 && (key > c.key || (key == c.key && id <= c.last_id));
 }
 
-/* From the top bin down: the bin where the running sum first reaches `target`, and the sum above
- * it. All threads get both; false if the whole sum is less. */
+/* Scans from the top bin down: finds the bin where the running sum reaches `target`, and the sum
+ * above it. All threads get both; false if the total is less. */
 __device__ bool find_bin(unsigned long long target, struct shared_state *s)
 {
     const unsigned long long *bins = s->merged;
@@ -61,7 +61,7 @@ __device__ bool find_bin(unsigned long long target, struct shared_state *s)
     return s->found_bin < BINS;
 }
 
-/* The id of the r-th (from 1) element, in order of id, whose key is `key` and that is in `in`. */
+/* The id of the r-th element (from 1) in id order whose key is `key` and that `in` keeps. */
 __device__ int nth_tie(const struct scores &x, uint32_t key, unsigned long long r,
                        const struct cut &in, struct shared_state *s)
 {
@@ -91,7 +91,7 @@ __device__ int nth_tie(const struct scores &x, uint32_t key, unsigned long long 
     return (int)s->found_bin;
 }
 
-/* The three digits of a key, from the top: 11, 11 and 10 bits. */
+/* A key has three digits, from the top: 11, 11 and 10 bits. */
 __device__ __forceinline__ int digit_shift(int pass)
 {
     return pass == 0 ? 21 : pass == 1 ? 10 : 0;
@@ -103,7 +103,8 @@ __device__ __forceinline__ unsigned long long mass_of(float x, float top)
     return (unsigned long long)(exact_exp(x - top) * 1099511627776.0f);
 }
 
-/* The team's histogram of one digit, of what is kept and begins with the prefix: in s->merged. */
+/* The team's histogram of one digit over the elements that are kept and start with the prefix, in
+ * s->merged. */
 template <bool BY_MASS, typename M>
 __device__ void count_digit(M *bins, const struct scores &x, float top, uint32_t prefix,
                             uint32_t mask, int pass, const struct cut &in, struct shared_state *s)
@@ -156,7 +157,7 @@ __device__ unsigned long long total_mass(struct shared_state *s)
     return sum;
 }
 
-/* Lists what has at least this key and is kept; no list if that is too much. */
+/* Lists the kept elements whose key is at least `least`; makes no list if there are too many. */
 __device__ void make_list(struct scores &x, uint32_t least, const struct cut &in,
                           struct shared_state *s)
 {
@@ -181,8 +182,8 @@ __device__ void make_list(struct scores &x, uint32_t least, const struct cut &in
     x.n_listed = n <= LIST ? n : -1;
 }
 
-/* Keeps the highest of what is kept already, the lower id first among equals, until their weights
- * reach `target`: weights are 1 (top-k) or masses (top-p, whose target is top_p of the total). */
+/* Restricts `kept` to its highest elements (ties by lower id) until their weights reach `target`. A
+ * weight is 1 (top-k) or the mass (top-p, where the target is top_p of the total). */
 template <bool BY_MASS>
 __device__ struct cut cut_at(struct scores &x, unsigned long long target, float top_p, float top,
                              const struct cut &in, struct shared_state *s)
@@ -200,7 +201,7 @@ __device__ struct cut cut_at(struct scores &x, unsigned long long target, float 
         } else {
             count_digit<false>(s->bins.count, x, top, prefix, mask, pass, in, s);
         }
-        if (!find_bin(target, s)) { // all together do not reach it
+        if (!find_bin(target, s)) { // the total does not reach it
             return in;
         }
         const uint32_t bin = s->found_bin;
@@ -226,15 +227,15 @@ __device__ struct cut cut_at(struct scores &x, unsigned long long target, float 
     return c;
 }
 
-/* No less than gumbel_noise(bits), with which it agrees to 1 in 10,000 where there is much of it:
- * -log(-log(1 - t)) <= -log(t), here by the device's own approximate logarithm. */
+/* An upper bound of gumbel_noise(bits), tight to 1 in 10,000 where the noise is large: -log(-log(1
+ * - t)) <= -log(t), here with the device's approximate logarithm. */
 __device__ __forceinline__ float noise_bound(uint32_t bits)
 {
     return fmaf(__log2f((float)~bits + 0.5f), -0.69314718f, 32.0f * 0.69314718f + 1e-3f);
 }
 
-/* The greatest that any warp of the block has told of so far, this one's included. A warp at once;
- * none is NaN. */
+/* The greatest value that any warp of the block has reported so far, including this one's. Called
+ * by a whole warp; no value is NaN. */
 __device__ __forceinline__ float most_so_far(float mine, struct shared_state *s)
 {
     const uint32_t own = __reduce_max_sync(0xffffffffu, key_of(mine));
@@ -246,7 +247,7 @@ __device__ __forceinline__ float most_so_far(float mine, struct shared_state *s)
     return key == 0 ? -INFINITY : __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-/* The scores of ids 4 * block and on; -infinity past the end. */
+/* The scores of ids 4 * block to 4 * block + 3; -infinity past the end. */
 __device__ __forceinline__ float4 four_scores(const struct scores &x, int block, bool aligned)
 {
     const int id = 4 * block;
@@ -262,15 +263,16 @@ __device__ __forceinline__ float4 four_scores(const struct scores &x, int block,
     return v;
 }
 
-/* No less than the score plus noise; NaN where that cannot be told. */
+/* An upper bound of the score plus noise; NaN if there is none. */
 __device__ __forceinline__ float noisy_bound(float logit, float inverse, uint32_t bits)
 {
     const float score = logit * inverse;
     return fmaf(fabsf(score), 1e-6f, score) + noise_bound(bits);
 }
 
-/* A row's arg-max of score + noise without a list. What cannot reach the best that the block has
- * found is passed over: quotients and logarithms cost most of a draw. */
+/* The arg-max of score + noise over a row without a list. Candidates that cannot exceed the best
+ * found by the block so far are skipped, because divisions and logarithms are most of a draw's
+ * cost. */
 __device__ __noinline__ struct best best_noisy(const struct scores &x, float top, float min_p,
                                                const struct cut &c, uint64_t seed, int position,
                                                struct shared_state *s)
@@ -278,7 +280,7 @@ __device__ __noinline__ struct best best_noisy(const struct scores &x, float top
     struct best b = {-INFINITY, INT32_MAX};
     float least = -INFINITY;
     const bool aligned = (uintptr_t)x.row % 16 == 0;
-    const float inverse = 1.0f / x.temperature; // infinite: then nothing is passed over
+    const float inverse = 1.0f / x.temperature; // infinite for temperature 0: nothing is skipped
     const int step = team_threads();
     int block = team_thread();
     float4 next = four_scores(x, block, aligned);
@@ -314,12 +316,12 @@ __device__ __noinline__ struct best best_noisy(const struct scores &x, float top
         __syncwarp();
         least = most_so_far(b.value, s);
     }
-    __syncthreads(); // most_key is free again
+    __syncthreads(); // most_key may be reused
     return b;
 }
 
-/* arg-max of score + noise over what is kept, has at least min_p of the top's probability and was
- * not taken. */
+/* The arg-max of score + noise over the elements that are kept, have at least min_p of the top's
+ * probability, and were not taken. */
 __device__ struct best draw_noisy(const struct scores &x, float top, float min_p,
                                   const struct cut &c, uint64_t seed, int position,
                                   struct shared_state *s)

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The law of a draft and its judgement, as in cpu/cpu_sample.c.
- * Thread: device code, a team at once. */
+/* The distribution ("law") that a draft was drawn from, and the acceptance test of drafts, as in
+ * cpu/cpu_sample.c.
+ * Thread: device code, one team at a time. */
 #ifndef SLUICE_CUDA_KERNELS_SAMPLE_LAW_CUH
 #define SLUICE_CUDA_KERNELS_SAMPLE_LAW_CUH
 
 #include "cuda/kernels/sample/cut.cuh"
 
-/* The team's sum. */
+/* The sum over the team. */
 __device__ unsigned long long team_mass(unsigned long long mine, struct shared_state *s)
 {
     for (int mask = 16; mask > 0; mask >>= 1) {
@@ -36,9 +37,9 @@ __device__ __forceinline__ unsigned long long mass_of_share(float share)
     return (unsigned long long)(share * 1099511627776.0f);
 }
 
-/* What is kept of a row, and by what; a share is 0 where nothing is. */
+/* Which part of a row is kept, and the threshold; `share` is 0 for elements that are not. */
 struct law {
-    struct scores x; // without a list: all ids
+    struct scores x; // without a list, so all ids
     struct cut c;
     float top, min_p;
 };
@@ -67,11 +68,12 @@ __device__ void keep_law(const struct law &l, float *shares, unsigned long long 
     }
 }
 
-/* The trial of drafts: p and q at each stage. Stage s + 1 is what the refusal of draft s left. */
+/* The acceptance test of drafts: p and q at each stage. Stage s + 1 is the distribution left after
+ * draft s was refused. */
 struct trial {
     const struct law *p;
     const float *q;
-    int n; // drafts refused so far: the stage in hand
+    int n; // drafts refused so far, which is the current stage
     double p_total[MAX_SIBLINGS + 1], q_total[MAX_SIBLINGS + 1];
     int refused[MAX_SIBLINGS];
 };
@@ -86,13 +88,13 @@ __device__ __forceinline__ double q_mass(const struct trial &t, int stage, int i
     return (double)mass_of_share(t.q[id]);
 }
 
-/* What p has above q after stage s, when p has this mass there. */
+/* The excess of p over q after stage s, if p has mass `p` there. */
 __device__ __forceinline__ double above(const struct trial &t, int s, double p, int id)
 {
     return __dsub_rn(__ddiv_rn(p, t.p_total[s]), __ddiv_rn(q_mass(t, s, id), t.q_total[s]));
 }
 
-/* Of id, whose share of p is given, at the stage in hand. */
+/* The mass of id at the current stage, given its share of p. */
 __device__ __forceinline__ double p_mass(const struct trial &t, float share, int id)
 {
     double m = (double)mass_of_share(share);
@@ -103,7 +105,7 @@ __device__ __forceinline__ double p_mass(const struct trial &t, float share, int
     return m;
 }
 
-/* To the next stage; false if p is nowhere above q, and nothing changes. */
+/* Moves to the next stage; false, without a change, if p exceeds q nowhere. */
 __device__ bool refuse(struct trial &t, int draft, struct shared_state *s)
 {
     t.refused[t.n++] = draft;
@@ -144,8 +146,8 @@ __device__ struct best draw_left(const struct trial &t, bool above_q, uint64_t s
     return team_best(b, s);
 }
 
-/* The drafts behind the draw's row, into s->path: a chain's is in the history, a tree's are the
- * row's children. */
+/* Finds the drafts that follow the draw's row and stores them in s->path: a chain's are in the
+ * history, a tree's are the row's children. */
 __device__ void find_drafts(const struct pass_view &pass, const struct pass_draw &d,
                             struct shared_state *s)
 {
@@ -176,7 +178,7 @@ __device__ void find_drafts(const struct pass_view &pass, const struct pass_draw
     __syncthreads();
 }
 
-/* The draft that is accepted, else another token. */
+/* Returns the accepted draft, or another token. */
 __device__ int judge_drafts(const struct pass_view &pass, const struct pass_draw &d,
                             const struct law &p, const float *q, unsigned long long q_total,
                             uint64_t seed, struct shared_state *s)

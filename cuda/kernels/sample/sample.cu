@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The sampler: a team of blocks per draw (a cluster when draws are few), no sorting. It gives the
- * tokens of cpu/cpu_sample.c for equal logits: the same roundings, the same exact functions.
- * Thresholds of top-k and top-p are found by radix selection over the scores' bits: counts for
- * top-k, fixed-point masses for top-p, so that sums do not depend on the order of the threads. The
- * first digit goes over the whole row; what can still be kept then is usually short, and is listed
- * for the steps that follow. A greedy draw behind gemm_head.cu reads what that has left of its row
- * instead of the row, which need not be there.
+/* The sampler: a team of blocks per draw (a cluster if draws are few), without sorting. For equal
+ * logits it draws the same tokens as cpu/cpu_sample.c: the same roundings and the same exact
+ * functions. The thresholds of top-k and top-p are found by radix selection over the scores' bits,
+ * with counts for top-k and fixed-point masses for top-p, so that sums do not depend on thread
+ * order. The first digit is counted over the whole row; what remains is usually short and is listed
+ * for the following steps. A greedy draw after gemm/head.cu reads the bests it left instead of the
+ * row, which may not have been written. Bound by reading the row of logits, once per pass over it.
  *
- * sample_team.cuh: teams and a row's best; sample_scores.cuh: the scores; sample_cut.cuh: what is
- * kept; sample_law.cuh: drafts; here: log-probabilities, and one draw from end to end. */
+ * sample/team.cuh: teams and a row's best; scores.cuh: the scores; cut.cuh: what is kept; law.cuh:
+ * drafts; here: log-probabilities, and one draw from end to end. */
 #include "cuda/kernels/sample/law.cuh"
 #include "cuda/kernels/sample/scores.cuh"
 
-/* One team's own scratch memory: a list of ids and scores, modified scores, and counts that are
- * zero between draws. */
+/* Scratch memory per team: a list of ids and scores, the modified scores, and counts that are zero
+ * between draws. */
 static size_t team_bytes(int32_t vocab)
 {
     return ((size_t)LIST * 8 + (size_t)vocab * 8 + 255) / 256 * 256;
@@ -33,8 +33,8 @@ extern "C" size_t sample_scratch_bytes(int32_t max_draws, int32_t vocab)
 
 /* ---- log-probabilities --------------------------------------------------------------------- */
 
-/* log of the sum of exp over the raw logits, summed in double: the number of threads does not
- * show. */
+/* log of the sum of exp over the raw logits, summed in double so that the number of threads does
+ * not affect the result. */
 __device__ float log_sum(const float *logits, int n, float top, struct shared_state *s)
 {
     const struct scores raw = {logits, n, 1.0f, NULL, NULL, -1};
@@ -63,7 +63,7 @@ __device__ float log_sum(const float *logits, int n, float top, struct shared_st
     return top + (float)log(sum);
 }
 
-/* The n_top most likely ids, in order: found by threshold, then ranked among themselves. */
+/* The n_top most likely ids in order: found by a threshold, then ranked among themselves. */
 __device__ void most_likely(const float *logits, int n, int n_top, float lse, int *list_ids,
                             float *list, struct draw_result *out, struct shared_state *s)
 {
@@ -116,7 +116,7 @@ struct scratchpad {
     int *counts;
 };
 
-/* Further ids, each as if those before were not there; `token` where nothing is left. */
+/* Draws further ids, each as if the earlier ones did not exist; `token` if none is left. */
 template <typename F>
 __device__ void draw_more(const struct pass_draw &d, int token, struct draw_result *out,
                           struct shared_state *s, F draw)
@@ -190,8 +190,8 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
     return token;
 }
 
-/* The last block to finish writes what is kept to the histories: until then a draw may read
- * them. */
+/* The last block to finish writes the kept tokens to the histories, because until then a draw may
+ * read them. */
 __device__ void keep_draws(const struct pass_view &pass, int n_draws,
                            const struct draw_result *results, unsigned *arrived,
                            struct shared_state *s)
@@ -222,7 +222,7 @@ __device__ void keep_draws(const struct pass_view &pass, int n_draws,
     }
 }
 
-/* A greedy draw from what the head left besides the logits. */
+/* A greedy draw from the bests that the output head left. */
 __device__ int best_of(const struct row_bests &bests, int row, struct shared_state *s)
 {
     const struct best_pair *pairs = bests.pairs + (int64_t)row * bests.stride;
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(THREADS)
         }
         if (team_thread() == 0) {
             out->token = token;
-            out->broken = false; // not looked for: greedy draws never read the whole row
+            out->broken = false; // unknown: greedy draws do not read the whole row
             out->logprob = d.logprobs || d.kind == DRAW_SCORE
                                ? (token >= 0 && token < n ? row[token] - lse : -INFINITY)
                                : 0.0f;
@@ -298,7 +298,7 @@ extern "C" cudaError_t k_sample(cudaStream_t stream, const struct sample_args *a
         return cudaSuccess;
     }
     const int n_teams = a->n_draws < TEAMS ? a->n_draws : TEAMS;
-    int size = MAX_TEAM; // few draws share the device
+    int size = MAX_TEAM; // a few draws share the whole device
     while (size > 1 && (n_teams * size > 132 || launch_sm() < 90)) {
         size /= 2;
     }

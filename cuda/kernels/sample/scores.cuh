@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A draw's scores from the raw logits: bias, penalties over its history, bans.
- * Thread: device code, a team at once. */
+/* A draw's scores, computed from the raw logits: bias, penalties over its history, bans.
+ * Thread: device code, one team at a time. */
 #ifndef SLUICE_CUDA_KERNELS_SAMPLE_SCORES_CUH
 #define SLUICE_CUDA_KERNELS_SAMPLE_SCORES_CUH
 
@@ -13,7 +13,7 @@ struct context {
     const int32_t *history;
     const int32_t *tokens;
     const int *path;
-    int n_history, n; // tokens from the history; in all
+    int n_history, n; // tokens from the history; in total
 };
 
 __device__ __forceinline__ int context_token(const struct context &c, int i)
@@ -73,7 +73,7 @@ __device__ void add_bias(float *scores, int n, const struct lane_params &p)
     team_sync();
 }
 
-/* Both walks leave `counts` as they found it: zero. */
+/* Both passes over the context leave `counts` zeroed, as they found it. */
 __device__ void penalise(float *scores, int *counts, int n, const struct lane_params &p,
                          const struct pass_draw &d, const struct context &c)
 {
@@ -151,7 +151,7 @@ __device__ void ban(float *scores, int n, const struct lane_params &p, const str
     team_sync();
 }
 
-/* What the draw's mask lacks: no ban, it is never dropped. */
+/* Masks the ids that the draw's mask excludes. Unlike a ban, the mask is never dropped. */
 __device__ void keep_masked(float *scores, int n, const uint32_t *mask)
 {
     if (mask) {
@@ -169,7 +169,7 @@ __device__ void make_scores(const float *logits, float *scores, int *counts, int
                             const struct context &c, const uint32_t *allowed, const uint32_t *mask,
                             struct shared_state *s)
 {
-    for (int bans = 2; bans >= 0; bans--) { // all, those but min_tokens', none
+    for (int bans = 2; bans >= 0; bans--) { // all bans, all but min_tokens', none
         for (int i = team_thread(); i < n; i += team_threads()) {
             scores[i] = logits[i];
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The sampler's teams: one block, or the blocks of a cluster, that work on one row of scores; their
- * shared state, and the row's best. Thread: device code, a team at once. */
+ * shared state, and a row's best.
+ * Thread: device code, one team at a time. */
 #ifndef SLUICE_CUDA_KERNELS_SAMPLE_TEAM_CUH
 #define SLUICE_CUDA_KERNELS_SAMPLE_TEAM_CUH
 
@@ -31,7 +32,7 @@ __device__ __forceinline__ int team_rank()
 #endif
 }
 
-/* All threads of the team; orders what they wrote, to global memory too. */
+/* A barrier for all threads of the team; it also orders their writes to global memory. */
 __device__ __forceinline__ void team_sync()
 {
 #if __CUDA_ARCH__ >= 900
@@ -41,7 +42,7 @@ __device__ __forceinline__ void team_sync()
 #endif
 }
 
-/* `p`, in this block's shared memory, as it is in block `rank` of the team. */
+/* The address, in block `rank` of the team, of `p` in this block's shared memory. */
 template <typename T> __device__ __forceinline__ T *team_at(T *p, int rank)
 {
 #if __CUDA_ARCH__ >= 900
@@ -61,7 +62,8 @@ __device__ __forceinline__ int team_threads()
     return team_size() * THREADS;
 }
 
-/* Larger floats have larger keys; both zeros have one; NaN and -infinity have 0: never kept. */
+/* Larger floats have larger keys. Both zeros share a key; NaN and -infinity have key 0 and are
+ * never kept. */
 __device__ __forceinline__ uint32_t key_of(float x)
 {
     if (!(x > -INFINITY)) {
@@ -79,19 +81,19 @@ struct shared_state {
         unsigned long long mass[BINS];
     } bins;
     uint32_t warp_count[32];
-    unsigned long long merged[BINS]; // the bins of all blocks together
+    unsigned long long merged[BINS]; // sum of the bins of all blocks
     unsigned long long warp_mass[32];
-    unsigned long long part; // this block's part of a team's sum of masses
-    double sum;              // this block's part of a team's sum,
+    unsigned long long part; // this block's share of the team's mass
+    double sum;              // this block's share of a sum,
     float best_value;        // and of a maximum
     int best_id, n_listed;
     uint32_t found_bin;
     unsigned long long found_above;
     int path[MAX_TREE_NODES];
     int n_path;
-    int taken[MAX_SIBLINGS]; // ids that are not drawn again
+    int taken[MAX_SIBLINGS]; // ids that must not be drawn again
     int n_taken;
-    uint32_t most_key; // of what a draw has found
+    uint32_t most_key; // key of the best found so far in a draw
     int n_top;
     int top_ids[MAX_TOP_LOGPROBS];
     float top_values[MAX_TOP_LOGPROBS];
@@ -150,8 +152,8 @@ __device__ struct best team_best(struct best b, struct shared_state *s)
     return b;
 }
 
-/* The scores of a draw: a row, each divided by the temperature (1: not). Once a list is made, it
- * has all that can still be kept. */
+/* The scores of a draw: a row, to be divided by the temperature (1: unchanged). A list, once made,
+ * holds everything that can still be kept. */
 struct scores {
     const float *row;
     int n;
@@ -207,7 +209,7 @@ __device__ __forceinline__ bool is_taken(int id, const struct shared_state *s)
     return found;
 }
 
-/* All threads of the team. */
+/* Called by all threads of the team. */
 __device__ void take(int id, struct shared_state *s)
 {
     __syncthreads();
@@ -217,7 +219,7 @@ __device__ void take(int id, struct shared_state *s)
     __syncthreads();
 }
 
-/* Of the row as it is, but for what was taken; id INT32_MAX when nothing is above -infinity. */
+/* The arg-max of the row without the ids taken; id INT32_MAX if nothing is above -infinity. */
 __device__ struct best team_argmax_left(const float *row, int n, struct shared_state *s)
 {
     const struct scores plain = {row, n, 1.0f, NULL, NULL, -1};
@@ -231,8 +233,8 @@ __device__ struct best team_argmax_left(const float *row, int n, struct shared_s
     return team_best(b, s);
 }
 
-/* This thread's share of a row, many loads under way at a time. A function of its own, so that its
- * registers are not those of whoever draws. */
+/* This thread's arg-max over its share of a row, with many loads in flight. A separate function, so
+ * that its registers do not add to the caller's. */
 __device__ __noinline__ struct best thread_best(const float *row, int n)
 {
     enum { AT_ONCE = 8 };
@@ -272,7 +274,7 @@ __device__ __noinline__ struct best thread_best(const float *row, int n)
     return b;
 }
 
-/* Of the row as it is; id 0 and -infinity when nothing is above that. */
+/* The arg-max of the row; id 0 and -infinity if nothing is above -infinity. */
 __device__ struct best team_argmax(const float *row, int n, struct shared_state *s)
 {
     struct best b = team_best(thread_best(row, n), s);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The recurrence of ops.h for prompts: sequences of more than STATE_WINDOW rows, in blocks of the
- * state. Two kernels make of every block, beside each other, what does not depend on S: queries,
- * keys and values behind the convolution (bounded by memory), and the products of the block's keys
- * and queries with its keys, decayed, with the inverse that the delta rule needs (bounded by its
- * columns, each a thread's). Then k_state_scan takes a sequence's blocks in their order. What lies
- * between goes through scratch memory, as many blocks at a time as fit.
+/* The recurrence of ops.h for prompts: sequences of more than STATE_WINDOW rows, one block of the
+ * state at a time. Two kernels compute, for all blocks in parallel, everything that does not depend
+ * on S: queries, keys and values after the convolution (bound by memory bandwidth), and the decayed
+ * products of the block's keys and queries with its keys, with the inverse that the delta rule
+ * needs (bound by its columns, which one thread each computes serially). Then k_state_scan
+ * processes a sequence's blocks in order. The intermediate results go through scratch memory, as
+ * many blocks at a time as fit.
  *
- * With L = the strictly lower part of strength_i (k_i . k_j) exp(G_i - G_j) a block's values are
- * u = (1 + L)^-1 r, r_i = strength_i (v_i - exp(G_i) k_i S). Rows that are past have no row in L,
- * and their r is u as it was stored. */
+ * Let L be the strictly lower part of strength_i (k_i . k_j) exp(G_i - G_j). A block's values are u
+ * = (1 + L)^-1 r with r_i = strength_i (v_i - exp(G_i) k_i S). Rows from earlier passes have no row
+ * in L, and their r is the stored u. */
 #include "cuda/kernels/state/blocks.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / 32, ROWS = BLOCK / WARPS };
@@ -16,11 +17,11 @@ enum { THREADS = 128, WARPS = THREADS / 32, ROWS = BLOCK / WARPS };
 /* ---- the convolution --------------------------------------------------------------------------
  */
 
-/* A warp takes ROWS rows of a head's queries, keys or values; a lane E channels of them. */
+/* A warp processes ROWS rows of a head's queries, keys or values; a lane has E of its channels. */
 struct part {
-    int32_t channel; // the lane's first
-    bool normed;     // divided by its length
-    float scale;     // with that
+    int32_t channel; // the lane's first channel
+    bool normed;     // divided by the vector's length
+    float scale;     // further factor, if normed
 };
 
 template <typename T, int E>
@@ -90,7 +91,7 @@ __device__ static void convolve(const struct blocks_params &p, const struct bloc
         for (int e = 0; e < E; e++) {
             made.v[e] = from_float<T>(is_here ? y[e] * by : 0.0f);
         }
-        if (old && t < b.at) { // a key that is past
+        if (old && t < b.at) { // a key from an earlier pass
             made = *(const pack<T, E> *)(old + (int64_t)t * p.state.geometry.n_key_heads * E * 32 +
                                          lane * E);
         }
@@ -131,12 +132,12 @@ __global__ void __launch_bounds__(THREADS) state_inputs_kernel(struct blocks_par
  */
 
 template <typename T, int KEY> struct scores_room {
-    static constexpr int LD = KEY + 8; // the padding keeps ldmatrix free of bank conflicts
+    static constexpr int LD = KEY + 8; // padded so that ldmatrix has no bank conflicts
     T q[BLOCK][LD], k[BLOCK][LD];
     float lower[BLOCK][BLOCK + 4], g[BLOCK], strength[BLOCK];
 };
 
-/* Sums of log decays, by the first warp, and what each row's value counts. */
+/* The first warp computes sums of log decays, and the strength of each row's value. */
 template <typename T>
 __device__ static void sum_decays(const struct blocks_params &p, const struct block_item &b,
                                   int32_t head, float *g, float *strength)
@@ -178,7 +179,7 @@ __device__ static void sum_decays(const struct blocks_params &p, const struct bl
     }
 }
 
-/* Column `column` of (1 + L)^-1, from row FIRST on, by one thread. */
+/* One thread computes column `column` of (1 + L)^-1, from row FIRST on. */
 template <typename T, int FIRST>
 __device__ static void invert_column(const float (*lower)[BLOCK + 4], int32_t column, T *to)
 {
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(THREADS) state_scores_kernel(struct blocks_par
     __syncthreads();
 
     float qk[BLOCK / 8][4] = {}, kk[BLOCK / 8][4] = {};
-    const int32_t mine = warp * 16; // rows; columns behind them are not seen
+    const int32_t mine = warp * 16; // row; columns after it are masked
 #pragma unroll
     for (int k = 0; k < KEY; k += 16) {
         uint32_t q_rows[4], k_rows[4], columns[4];
@@ -295,7 +296,7 @@ static size_t take(char *base, size_t *at, size_t n_bytes, char **out)
     return *at;
 }
 
-/* Bytes that n items need, and where their parts lie. */
+/* The scratch bytes for n items, and the addresses of the arrays. */
 static size_t lay_out(const struct state_layer *g, char *base, int64_t n, struct blocks_params *p)
 {
     const size_t size = 2, heads = (size_t)(n * g->n_heads), rows = heads * BLOCK;
@@ -398,7 +399,7 @@ extern "C" cudaError_t k_state_blocks(cudaStream_t stream, const struct state_ro
 {
     struct blocks_params p = params_of(l);
     const size_t each = k_state_blocks_bytes(&l->state, 1);
-    const int64_t fit = (int64_t)(n_bytes / each), most = 65535; // of a grid
+    const int64_t fit = (int64_t)(n_bytes / each), most = 65535; // the limit of a grid dimension
     const int32_t slice = (int32_t)(fit < most ? fit : most);
     cudaError_t e = slice > 0 ? cudaSuccess : cudaErrorInvalidValue;
     for (int32_t first = 0; e == cudaSuccess && first < l->n_blocks; first += slice) {

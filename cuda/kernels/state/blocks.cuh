@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rows of prompts, a block of the state at a time: what blocks.cu makes of every block on its own,
- * and scan.cu takes one after the other. An item is a block that a sequence has rows in; its rows
- * have offsets [0, BLOCK), of which those before `at` are past and those from `end` on are not
- * there (zeroes). Items are counted through the sequences of more than STATE_WINDOW rows. Thread:
- * device code. */
+/* Rows of prompts, one block of the state at a time: shared by blocks.cu, which prepares every
+ * block independently, and scan.cu, which processes them in order. An item is a block in which a
+ * sequence has rows. Its rows have offsets [0, BLOCK); those before `at` are from earlier passes,
+ * and those from `end` on do not exist (zeroes). Items are numbered through the sequences that have
+ * more than STATE_WINDOW rows.
+ * Thread: device code. */
 #ifndef SLUICE_CUDA_STATE_BLOCKS_CUH
 #define SLUICE_CUDA_STATE_BLOCKS_CUH
 
@@ -12,9 +13,13 @@
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/state/state.cuh"
 
-enum { BLOCK = 64, TAPS = 4 }; // the state's block, and the convolution's kernel, of these kernels
+enum {
+    BLOCK = 64,
+    TAPS = 4
+}; // the block size and the convolution width that these kernels
+   // support
 
-/* E numbers that lie together. */
+/* E adjacent elements. */
 template <typename T, int E> struct alignas(E * sizeof(T)) pack {
     T v[E];
 };
@@ -28,32 +33,32 @@ struct blocks_params {
     void *out;
     int64_t x_stride, decay_stride, beta_stride, out_stride;
     int32_t q_at, k_at, v_at;
-    int32_t first_item, n_items; // of this launch
+    int32_t first_item, n_items; // items of this launch
     bool silu;
 
-    /* by item of the launch */
-    void *q, *k;         // [key head][BLOCK][key_dim], behind convolution and norm
+    /* Indexed by item of the launch. */
+    void *q, *k;         // [key head][BLOCK][key_dim], after convolution and norm
     void *v;             // [head][BLOCK][value_dim]
-    void *scores;        // [head][BLOCK][BLOCK]: of q with k, decayed; 0 where a row does not see
-    void *inverse;       // [head][BLOCK][BLOCK]: STATE_DELTA: values from what S leaves of them
-    float *g, *strength; // [head][BLOCK]: sums of log decays; what a value counts
+    void *scores;        // [head][BLOCK][BLOCK]: q with k, decayed; 0 where masked
+    void *inverse;       // [head][BLOCK][BLOCK], STATE_DELTA only: (1 + L)^-1 of blocks.cu
+    float *g, *strength; // [head][BLOCK]: sums of log decays; strengths of values
 };
 
 struct block_item {
     struct pass_seq seq;
-    int32_t begin, at, end; // the block's position; its rows of the pass
-    bool is_first, is_last; // of the sequence's
+    int32_t begin, at, end; // the block's position; the rows of this pass in it
+    bool is_first, is_last; // first or last block of the sequence's rows
 };
 
-/* Items of a sequence; 0: it is for k_state_rows. */
+/* Items of a sequence; 0: k_state_rows handles it. */
 __device__ __forceinline__ int32_t items_of(const struct pass_seq &s)
 {
     const bool few = s.tree || s.n_rows <= STATE_WINDOW;
     return few ? 0 : (s.n_past + s.n_rows - 1) / BLOCK - s.n_past / BLOCK + 1;
 }
 
-/* Called by whole warps: the sequence in which counts (of_seq) reach past `i`, which becomes what
- * is left of it, and the sum over those before. -1: there is none. */
+/* Finds the sequence in which the running sum of of_seq exceeds `i`; `i` becomes the rest within
+ * it, and the sum of the earlier ones is returned too. -1: there is none. Called by whole warps. */
 template <typename F>
 __device__ __forceinline__ int32_t find_seq(const struct pass_view &pass, int32_t *i, F of_seq)
 {
@@ -76,7 +81,7 @@ __device__ __forceinline__ int32_t find_seq(const struct pass_view &pass, int32_
     return -1;
 }
 
-/* The nth block of a sequence. */
+/* The n-th block of a sequence. */
 __device__ __forceinline__ struct block_item item_of(const struct pass_seq &s, int32_t nth)
 {
     struct block_item b;
@@ -89,7 +94,7 @@ __device__ __forceinline__ struct block_item item_of(const struct pass_seq &s, i
     return b;
 }
 
-/* Item `first_item + i` of the pass. False: there is none. */
+/* Finds item `first_item + i` of the pass. False: there is none. */
 __device__ __forceinline__ bool find_item(const struct blocks_params &p, int32_t i,
                                           struct block_item *out)
 {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The short convolution of a layer that has no more of a state, and gates.
+/* The short convolution of layers that have no other state, and gates.
  *
- * A thread of the convolution is one channel of a sequence, and takes its rows in order: it alone
- * reads and writes the channel's inputs, so nothing waits for anything. Bounded by latency for long
- * prompts (a row's loads wait for nothing, and eight rows are under way), by its launch for a
- * decoding row. */
+ * One thread per channel of a sequence processes its rows in order: only it reads and writes the
+ * channel's inputs, so no synchronisation is needed. Bound by latency for long prompts (the loads
+ * of a row are independent, and eight rows are in flight), by the launch for a decoding row. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/state/state.cuh"
@@ -21,7 +20,7 @@ struct conv_params {
     bool silu;
 };
 
-/* Inputs at positions pos - (kernel - 1) .. pos of the row's path. */
+/* The inputs at positions pos - (kernel - 1) to pos on the row's path. */
 template <typename T>
 __device__ static void gather_inputs(const struct conv_params &p, const struct pass_seq &seq,
                                      int32_t row, int32_t channel, float *in)
@@ -160,7 +159,7 @@ template <typename T> __global__ void gate_kernel(struct gate_params p)
     }
 }
 
-/* A warp takes a group, and a lane 2 * N bytes of it that lie together. */
+/* A warp takes a group; a lane has 2 * N adjacent bytes of it. */
 enum { GATE_WARPS = 8 };
 
 template <typename T, int N>
@@ -210,7 +209,7 @@ static cudaError_t gate_groups(cudaStream_t stream, const struct gate_params &p,
                   dim3(GATE_WARPS * 32), 0, stream, p, n, per_row);
 }
 
-/* 16-bit groups of a warp's width; whether it is so does not depend on the rows. */
+/* True if groups are 16-bit and fit a warp; this does not depend on the rows. */
 static bool in_groups(const struct gate_args *a, int32_t group)
 {
     const bool gates = a->per_group || vec_ok(a->gate.mem.p, a->gate.stride, a->width, 2);
@@ -233,7 +232,7 @@ static cudaError_t gate_by_group(cudaStream_t stream, const struct gate_params &
 extern "C" cudaError_t k_gate(cudaStream_t stream, const struct gate_args *a, const float *norm,
                               bool wide)
 {
-    /* Without a norm groups are only what gates are of: wider ones do as well. */
+    /* Without a norm, groups only define the gates, so wider ones serve as well. */
     const bool any = !norm && !a->per_group && a->width % 1024 == 0;
     const int32_t in_warps = any ? 256 : a->group;
     struct gate_params p = {};

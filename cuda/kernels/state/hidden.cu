@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Hidden states by slot: rows of a pass to their slots, and to each row that of the row before it.
- * A block copies one row; what bounds it is the launch. */
+/* Hidden states by slot: stores a pass's rows in their slots, and gives each row the hidden state
+ * of the row before it. One block copies one row; bound by the launch. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What moves in state sets between passes: copies of slots, and rows of slots that a tree's path is
- * moved to. Bounded by memory: 2 MiB and more a layer for a copy. */
+/* Moves within state sets between passes: copies of slots, and moves of the rows on a tree's
+ * accepted path. One block copies a share of a slot of one layer. Bound by memory bandwidth: a copy
+ * is 2 MiB or more per layer. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/state/state.cuh"
 
@@ -33,7 +34,7 @@ __global__ void copy_states_kernel(const struct state_view *views, const struct 
     if (!to_lane || taps < 1) {
         return;
     }
-    const int32_t size = s.dtype == DT_F32 ? 4 : 2; // inputs before the boundary, to the ring
+    const int32_t size = s.dtype == DT_F32 ? 4 : 2; // inputs before the boundary go to the ring
     const int64_t row = (int64_t)s.geometry.conv_width * size;
     char *ring = lane_of(s, lane) + s.conv_at;
     const int64_t first = (int64_t)blockIdx.x * COPY_THREADS + threadIdx.x;
@@ -63,7 +64,7 @@ __device__ static void move_words(char *base, int64_t row_bytes, int32_t ring,
     }
 }
 
-/* The block of a lane's first move does all of the lane's, for one layer. */
+/* The block of a lane's first move does all moves of that lane, for one layer. */
 __global__ void move_states_kernel(const struct state_view *views, const struct slot_move *moves,
                                    int32_t n)
 {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The recurrence of ops.h for few rows of a sequence: decoding rows, drafts, trees, and windows of
- * prompts where a row's bits must not depend on how many come together.
+ * prompts where a row's bits must not depend on how many rows come together.
  *
- * A block is one head of a sequence, and takes its rows one after the other; from the convolution
- * of the head's own channels to the gate of its output nothing leaves the multiprocessor. S and the
- * rows of its block stay in shared memory: for a decoding row S is read once, which is what bounds
- * it (64 KiB of a head of 128 x 128, and up to 32 KiB of rows). The row's products with the block's
- * keys are a warp's each; those with S and with the block's values go by columns, K cut into as
- * many equal parts as the threads allow. Which sums are joined in what order depends on the row's
- * place in its block alone.
+ * A block is one head of one sequence and processes its rows in order. From the convolution of the
+ * head's channels to the output gate nothing leaves the multiprocessor: S and the rows of its block
+ * stay in shared memory. A decoding row reads S once, which bounds it (64 KiB for a head of 128 x
+ * 128, and up to 32 KiB of rows). Each product of the row with one of the block's keys is computed
+ * by a warp; the products with S and with the block's values go by columns, K cut into as many
+ * equal parts as there are threads. The order of all sums depends only on the row's place in its
+ * block.
  *
- * Keys have one writer, the first head of those that share them; the others take the pass's own
- * rows from their own convolution, and no window is so long that it overwrites what it reads. */
+ * Keys have one writer, the first of the heads that share them. The other heads compute this pass's
+ * keys with their own convolution, and windows are too short to overwrite rows that they read. */
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/state/state.cuh"
@@ -34,7 +34,7 @@ struct rows_params {
     bool gate_first, per_group, silu, few_alone;
 };
 
-/* Shared memory of a block: pages hold offsets [0, block) of a past, then the window's rows. */
+/* A block's shared memory: pages hold offsets [0, block) of the past, then the window's rows. */
 template <typename T> struct room {
     float *s; // [key_dim][value_dim]
     float *q, *k, *q_decayed, *k_decayed, *v;
@@ -80,15 +80,15 @@ __host__ __device__ static int64_t carve(const struct state_view &v, char *base,
     return at - base;
 }
 
-/* What a block works on. */
+/* A block's work. */
 struct work {
     struct pass_seq seq;
     int32_t head, key_head;
-    bool owner;       // of the key head
-    int32_t first, n; // rows of the window, counted in the pass
+    bool owner;       // writes the key head's rows
+    int32_t first, n; // rows of the window, as indices in the pass
 };
 
-/* The row in hand. */
+/* The current row. */
 struct row {
     int32_t index, pos, slot, at, begin;
     int32_t mine; // its page row
@@ -118,7 +118,7 @@ __device__ __forceinline__ float step_of(const struct rows_params &p, const stru
 
 /* ---- what the block knows of the past ------------------------------------------------------- */
 
-/* n numbers of 4 or 2 bytes. */
+/* Copies n elements of 4 or 2 bytes. */
 template <typename P> __device__ static void copy_run(P *to, const P *from, int32_t n)
 {
     for (int32_t i = threadIdx.x; i < n; i += THREADS) {
@@ -137,7 +137,7 @@ __device__ static void load_row(const struct rows_params &p, const struct room<T
     copy_run(m.g + to * s.decays, decays_at(s, lane, slot, w.head), s.decays);
 }
 
-/* S at the row's block, and the rows of the block that are past. */
+/* Loads S at the row's block, and the block's rows from earlier passes. */
 template <typename T>
 __device__ static void load_block(const struct rows_params &p, const struct room<T> &m,
                                   const struct work &w, const struct row &r)
@@ -157,7 +157,7 @@ __device__ static void load_block(const struct rows_params &p, const struct room
     }
     const int32_t known = w.seq.tree ? w.seq.n_past : r.pos;
     const int32_t dk = s.geometry.key_dim, dv = s.geometry.value_dim, lane = w.seq.lane;
-    for (int32_t t = threadIdx.x >> 5; t < known - r.begin; t += WARPS) { // a warp a row
+    for (int32_t t = threadIdx.x >> 5; t < known - r.begin; t += WARPS) { // one warp per row
         const int32_t l = threadIdx.x & 31;
         const T *k = keys_at<T>(s, lane, r.begin + t, w.key_head);
         const T *u = values_at<T>(s, lane, r.begin + t, w.head);
@@ -174,8 +174,8 @@ __device__ static void load_block(const struct rows_params &p, const struct room
     }
 }
 
-/* Where the inputs of the row's convolution lie, and the page rows of a tree's path: rows of
- * windows before this one are loaded to the offsets at which they stand. */
+/* Where the inputs of the row's convolution are, and the page rows of a tree's path. Rows of
+ * earlier windows are loaded to their offsets. */
 template <typename T>
 __device__ static void find_path(const struct rows_params &p, const struct room<T> &m,
                                  const struct work &w, const struct row &r)
@@ -205,8 +205,8 @@ __device__ static void find_path(const struct rows_params &p, const struct room<
 
 /* ---- the row itself -------------------------------------------------------------------------- */
 
-/* Inputs [channel] of the convolution go to the ring, and behind the row at a boundary's end the
- * last ones to the records. */
+/* Stores inputs [channel] of the convolution to the ring and, after the row that ends a block, the
+ * last ones to the boundary's records. */
 template <typename T>
 __device__ static void keep_inputs(const struct rows_params &p, const struct room<T> &m,
                                    const struct work &w, const struct row &r, char *const *records,
@@ -224,7 +224,7 @@ __device__ static void keep_inputs(const struct rows_params &p, const struct roo
     }
 }
 
-/* Queries, keys and values of the head, behind the convolution. */
+/* Computes the head's queries, keys and values after the convolution. */
 template <typename T>
 __device__ static void make_inputs(const struct rows_params &p, const struct room<T> &m,
                                    const struct work &w, const struct row &r, char *const *records)
@@ -255,7 +255,7 @@ __device__ static void make_inputs(const struct rows_params &p, const struct roo
     }
 }
 
-/* Lengths of q and k become one with the delta rule; k is rounded, and kept; G goes on. */
+/* With the delta rule, q and k are scaled to length one. k is rounded and kept, and G advances. */
 template <typename T, bool EACH>
 __device__ static void make_keys(const struct rows_params &p, const struct room<T> &m,
                                  const struct work &w, const struct row &r)
@@ -304,7 +304,7 @@ __device__ static void make_keys(const struct rows_params &p, const struct room<
     }
 }
 
-/* Products with the block's keys up to the row's own: a warp takes one at a time. */
+/* Products with the block's keys up to the row's own; a warp takes one at a time. */
 template <typename T, bool EACH>
 __device__ static void make_scores(const struct rows_params &p, const struct room<T> &m,
                                    const struct work &w, const struct row &r)
@@ -340,7 +340,7 @@ __device__ __forceinline__ int32_t parts_of(int32_t dv)
     return THREADS / ((dv + 31) / 32 * 32);
 }
 
-/* What S and the block's rows before this one give, by column and part. */
+/* The contributions of S and of the block's earlier rows, by column and part. */
 template <typename T>
 __device__ static void add_past(const struct rows_params &p, const struct room<T> &m,
                                 const struct work &w, const struct row &r)
@@ -376,7 +376,7 @@ __device__ __forceinline__ float gate_of(const struct rows_params &p, const stru
     return p.gate_act == GATE_AS_IS ? x : p.gate_act == GATE_SILU ? x * sigmoid : sigmoid;
 }
 
-/* The row's value and output, and the gate of that. */
+/* The row's value and output, and the output's gate. */
 template <typename T>
 __device__ static void finish_row(const struct rows_params &p, const struct room<T> &m,
                                   const struct work &w, const struct row &r)
@@ -416,7 +416,8 @@ __device__ static void finish_row(const struct rows_params &p, const struct room
     }
 }
 
-/* The block is full: S at the next boundary, to its record and to a snapshot that is to have it. */
+/* The block is full: stores S at the next boundary to its record, and to a snapshot if one is
+ * due. */
 template <typename T, bool EACH>
 __device__ static void move_on(const struct rows_params &p, const struct room<T> &m,
                                const struct work &w, const struct row &r, char *const *records)
@@ -477,7 +478,7 @@ __device__ static void run_sequence(const struct rows_params &p, const struct ro
                                     const struct work &w)
 {
     const struct state_view &s = p.state;
-    int32_t have = -1; // whose S and rows are in shared memory
+    int32_t have = -1; // the sequence whose S and rows are in shared memory
     for (int32_t i = 0; i < w.n; i++) {
         const struct pass_row of = p.pass.rows[w.first + i];
         struct row r = {w.first + i, of.pos, of.slot_pos, of.pos % s.block, 0, 0};
@@ -581,7 +582,7 @@ template <typename T> static int64_t shared_bytes(const struct state_view *state
 template <typename T, bool EACH>
 static cudaError_t launch_rows(cudaStream_t stream, const struct state_rows_launch *l)
 {
-    enum { BLOCKS = 2048 }; // that loop over more sequences than they leave a place for
+    enum { BLOCKS = 2048 }; // with more sequences the blocks loop
     const int64_t n_bytes = shared_bytes<T>(&l->state);
     const int32_t heads = l->state.geometry.n_heads;
     const int32_t most = heads < BLOCKS ? BLOCKS / heads : 1;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The part of a prompt's recurrence that goes from block to block. A block of threads takes COLUMNS
- * columns of one head's S, which never meet others, through all of a sequence's blocks: S stays in
- * registers, in fp32, and what blocks.cu made of the next block is on its way while one is worked
- * on. Of every block
+/* The sequential part of a prompt's recurrence, from one block of the state to the next. A thread
+ * block takes COLUMNS columns of one head's S, which are independent of the others, through all of
+ * a sequence's blocks. S stays in registers in fp32, and the next block's inputs are loaded while
+ * the current one is processed. For every block
  *
  *     r = strength (v - exp(G) (k S)), u = (1 + L)^-1 r     (STATE_DECAY: u = strength v)
  *     out = exp(G) (q S) + scores u + skip v
  *     S = exp(G_last) S + k^T (exp(G_last - G) u)
  *
- * Products are the tensor cores', of S and values rounded to 16 bits; sums are fp32. Bounded by
- * what the multiprocessors read of keys and queries, which come from L2 for all but the first of
- * the thread blocks that share a head. What the rows leave (keys, values, decays, inputs, records)
- * is written here, behind everything that reads what was there before. */
+ * The tensor cores multiply S and values rounded to 16 bits, with fp32 sums. Bound by reading keys
+ * and queries, which come from the L2 cache for all but the first of the thread blocks that share a
+ * head. What the rows leave for later passes (keys, values, decays, inputs, records) is written
+ * here, after every read of the old contents. */
 #include "cuda/kernels/state/blocks.cuh"
 
 enum { COLUMNS = 32, SCAN_WARPS = 8, SCAN_THREADS = SCAN_WARPS * 32, LEFT = 2 };
@@ -19,7 +19,7 @@ enum { COLUMNS = 32, SCAN_WARPS = 8, SCAN_THREADS = SCAN_WARPS * 32, LEFT = 2 };
 template <typename T, int KEY, bool DELTA> struct stage {
     T k[BLOCK][KEY + 8], q[BLOCK][KEY + 8];
     T scores[BLOCK][BLOCK + 8], inverse[DELTA ? BLOCK : 1][BLOCK + 8];
-    T v[BLOCK][COLUMNS + 8]; // of rows that are past: u
+    T v[BLOCK][COLUMNS + 8]; // u for rows of earlier passes
     float g[BLOCK], strength[BLOCK];
 };
 
@@ -30,12 +30,12 @@ template <typename T, int KEY, bool DELTA> struct scan_room {
     T u[BLOCK][COLUMNS + 8], u_decayed[BLOCK][COLUMNS + 8];
 };
 
-/* What a block of threads works on. */
+/* A thread block's work. */
 struct scan {
     struct pass_seq seq;
-    int32_t head, key_head, column; // the first of its columns
-    bool owns_key, owns_head;       // it keeps the key head's rows; the head's decays
-    int32_t first, n;               // items of the launch: the first is the sequence's nth
+    int32_t head, key_head, column; // column: the first of its columns
+    bool owns_key, owns_head;       // it stores the key head's rows; the head's decays
+    int32_t first, n;               // items of the launch; `first` is the sequence's n-th
     int32_t nth;
 };
 
@@ -87,7 +87,7 @@ template <int KEY> struct state_part {
     static constexpr int MF = KEY / 64, NF = COLUMNS / 16;
     float x[MF][NF][4];
 
-    /* Where x[m][n][2 * half], [+ 1] lie. */
+    /* The position of x[m][n][2 * half] and the next element. */
     __device__ __forceinline__ static int row(int m, int half)
     {
         const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -100,7 +100,7 @@ template <int KEY> struct state_part {
     }
 };
 
-/* Every pair of numbers of S with its place. */
+/* Calls f for every pair of elements of S with its position. */
 template <int KEY, typename F>
 __device__ __forceinline__ static void each_pair(struct state_part<KEY> &s, F f)
 {
@@ -145,7 +145,7 @@ __device__ static void store_state(const struct blocks_params &p, const struct s
 /* ---- what the rows leave ----------------------------------------------------------------------
  */
 
-/* Channels whose inputs this block of threads keeps: the last of them, and channel i of them. */
+/* Number of channels whose inputs this thread block stores, and channel i of them. */
 template <int KEY> __device__ __forceinline__ static int32_t channels_of(const struct scan &w)
 {
     return COLUMNS + (w.owns_key ? 2 * KEY : 0);
@@ -175,7 +175,7 @@ __device__ __forceinline__ static T input_of(const struct blocks_params &p, cons
                                : inputs_at<T>(p.state, w.seq.lane, pos)[channel];
 }
 
-/* The last inputs before the boundary that ends the block, to its record. */
+/* Stores the last inputs before the boundary that ends the block to its record. */
 template <typename T, int KEY>
 __device__ static void store_tail(const struct blocks_params &p, const struct scan &w,
                                   int32_t boundary, char *record)
@@ -189,7 +189,7 @@ __device__ static void store_tail(const struct blocks_params &p, const struct sc
     }
 }
 
-/* The sequence's last inputs, to the ring. */
+/* Stores the sequence's last inputs to the ring. */
 template <typename T, int KEY>
 __device__ static void store_inputs(const struct blocks_params &p, const struct scan &w)
 {
@@ -201,7 +201,7 @@ __device__ static void store_inputs(const struct blocks_params &p, const struct 
     }
 }
 
-/* Keys, decays and values of a block's new rows. */
+/* Stores the keys, decays and values of a block's new rows. */
 template <typename T, int KEY, bool DELTA>
 __device__ static void
 store_rows(const struct blocks_params &p, const struct scan &w, const struct block_item &b,
@@ -242,7 +242,7 @@ __device__ __forceinline__ static int part_col(int n)
     return (threadIdx.x >> 7) * (COLUMNS / 2) + n * 8 + (threadIdx.x & 3) * 2;
 }
 
-/* b[k][n] of 16 x 16 that lie by rows, from the warp's columns on. */
+/* Loads b[k][n] of 16 x 16, stored by rows, from the warp's columns on. */
 template <typename T, int LD>
 __device__ __forceinline__ static void load_columns(uint32_t (&b)[4], const T (*from)[LD], int k)
 {
@@ -275,7 +275,7 @@ template <typename T> __device__ __forceinline__ static void put_pair(T *to, flo
     *(pack<T, 2> *)to = pair;
 }
 
-/* u, and u as it weighs at the block's end. */
+/* u, and u decayed to the end of the block. */
 template <typename T, int KEY, bool DELTA>
 __device__ static void make_values(struct scan_room<T, KEY, DELTA> &m,
                                    const struct stage<T, KEY, DELTA> &in, int32_t at,
@@ -369,7 +369,7 @@ __device__ static void move_on(const struct scan_room<T, KEY, DELTA> &m,
         load_columns<T>(columns, m.u_decayed, k);
 #pragma unroll
         for (int i = 0; i < s.MF; i++) {
-            uint32_t keys[4]; // of k^T
+            uint32_t keys[4]; // operand k^T
             ldmatrix_x4_transposed(
                 keys,
                 &in.k[k + (lane & 7) + (lane >> 4) * 8][first + i * 16 + (lane >> 3 & 1) * 8]);
@@ -379,8 +379,8 @@ __device__ static void move_on(const struct scan_room<T, KEY, DELTA> &m,
     }
 }
 
-/* The boundary at the block's end: to the lane, unless later ones of the launch take its place
- * (`left` blocks follow, of which the last may have none), and to a snapshot. */
+/* Stores the boundary at the block's end: to the lane, unless later boundaries of this launch
+ * replace it (`left` blocks follow, the last of which may have none), and to a snapshot. */
 template <typename T, int KEY>
 __device__ static void keep_boundary(const struct blocks_params &p, const struct scan &w,
                                      const struct block_item &b, int32_t left,
@@ -409,7 +409,7 @@ __device__ static void run_blocks(const struct blocks_params &p, const struct sc
     for (int32_t i = 0; i < w.n; i++) {
         const struct stage<T, KEY, DELTA> &in = m.stages[i & 1];
         const struct block_item b = item_of(w.seq, w.nth + i);
-        __syncthreads(); // the other stage is free
+        __syncthreads(); // the other stage may be refilled
         if (i + 1 < w.n) {
             load_stage(p, w, i + 1, &m.stages[i + 1 & 1]);
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where a recurrent layer's numbers lie, and the rows of a sequence's own path.
+/* The layout of a recurrent layer's memory, and the rows on a sequence's own path.
  * Thread: device code. */
 #ifndef SLUICE_CUDA_STATE_STATE_CUH
 #define SLUICE_CUDA_STATE_STATE_CUH
@@ -12,14 +12,14 @@ __device__ __forceinline__ char *lane_of(const struct state_view &s, int32_t lan
     return s.lanes + lane * s.lane_bytes;
 }
 
-/* The record of a boundary, which is a multiple of the block. */
+/* The record of a boundary, which is at a multiple of the block size. */
 __device__ __forceinline__ char *record_of(const struct state_view &s, int32_t lane,
                                            int32_t boundary)
 {
     return lane_of(s, lane) + boundary / s.block % s.n_records * s.record_bytes;
 }
 
-/* The snapshot that is to have this boundary's record, too; NULL: none. */
+/* The snapshot that also receives this boundary's record; NULL: none. */
 __device__ __forceinline__ char *kept_of(const struct state_view &s, const struct pass_view &pass,
                                          int32_t lane, int32_t boundary)
 {
@@ -63,7 +63,7 @@ __device__ __forceinline__ T *inputs_at(const struct state_view &s, int32_t lane
            (int64_t)(slot % s.conv_ring) * s.geometry.conv_width;
 }
 
-/* How a layer's decays come from its inputs. */
+/* How a layer computes decays from its inputs. */
 struct decay_law {
     float scale, bound, dt_min, dt_max;
 };
@@ -84,7 +84,7 @@ __device__ __forceinline__ float decay_input(const struct decay_law &law, T deca
     return fmaf(law.scale, to_float(decay), bias);
 }
 
-/* softplus, held to its range */
+/* softplus, clamped to the layer's range */
 __device__ __forceinline__ float dt_of(const struct decay_law &law, float x)
 {
     const float dt = fmaxf(x > 20.0f ? x : log1pf(expf(x)), law.dt_min);
@@ -97,7 +97,7 @@ __device__ __forceinline__ float log_decay(const struct decay_law &law, float ra
     return law.bound < 0.0f ? law.bound / (1.0f + expf(-rate * x)) : -rate * dt_of(law, x);
 }
 
-/* The row of this pass at position `pos` on the path of `row`; -1: it is past. */
+/* The row of this pass at position `pos` on the path of `row`; -1: it is from an earlier pass. */
 __device__ __forceinline__ int32_t path_row(const struct pass_view &pass,
                                             const struct pass_seq &seq, int32_t row, int32_t pos)
 {

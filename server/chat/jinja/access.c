@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What stands behind a dot or in brackets: attributes, items, slices. As Jinja2 has it, the one
- * is tried where the other finds nothing, and what the sandbox forbids is an undefined that says
- * so. */
+/* Attributes, items and slices. As in Jinja2, an item is tried if there is no attribute, and vice
+ * versa; what the sandbox forbids evaluates to an undefined with a message. */
 #include "server/chat/jinja/eval.h"
 
 #include <string.h>
@@ -132,9 +131,11 @@ static bool plain_attr(struct jrt *rt, struct jv obj, struct jstr *name, bool *f
         *found = js_is(name, "start") || js_is(name, "stop") || js_is(name, "step");
         if (*found) {
             const struct jrange *r = obj.u.range;
-            *out = jv_int(js_is(name, "start")  ? r->start
-                          : js_is(name, "stop") ? r->stop
-                                                : r->step);
+            if (js_is(name, "start")) {
+                *out = jv_int(r->start);
+            } else {
+                *out = jv_int(js_is(name, "stop") ? r->stop : r->step);
+            }
         }
         return true;
     case JV_CYCLER:
@@ -211,7 +212,7 @@ bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name,
 bool jinja_item_known(struct jrt *rt, struct jv obj, struct jv index,
                       const struct jinja_method *methods, struct jv *out)
 {
-    // Templates that take strings for lists of parts ask every character for its 'type'.
+    // Fast path: templates that take strings for lists of parts look up 'type' on every character.
     if (obj.type == JV_STR && index.type == JV_STR && !methods && index.u.s->n_bytes > 0 &&
         index.u.s->s[0] != '_') {
         return jv_undefined(rt, obj, index, out);
@@ -259,10 +260,13 @@ static bool slice_part(struct jrt *rt, struct jv v, int64_t otherwise, int64_t *
 
 static int64_t clamp(int64_t i, int64_t low, int64_t high)
 {
-    return i < low ? low : i > high ? high : i;
+    if (i < low) {
+        return low;
+    }
+    return i > high ? high : i;
 }
 
-/* What Python's slice.indices gives. */
+/* Equivalent to Python's slice.indices. */
 static bool slice_bounds(struct jrt *rt, const struct jv part[3], size_t n_items, struct bounds *b)
 {
     int64_t n = (int64_t)n_items, start, stop;
@@ -301,7 +305,7 @@ static struct jstr *slice_text(struct jrt *rt, struct jstr *s, const struct boun
     struct jsb sb;
     jsb_init(&sb, rt);
     bool ascii = js_chars(s) == s->n_bytes;
-    size_t *at = NULL; // where each character begins
+    size_t *at = NULL; // start of each character
     if (!ascii) {
         at = jrt_alloc(rt, js_chars(s) + 1, sizeof *at);
         size_t n = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A compiled template: its syntax tree, its names, and the tokens that it was made of. Internal to
+/* A compiled template: its syntax tree, its names, and its source tokens. Private to
  * server/chat/jinja/.
  * Thread: written by one compilation, read by all renders. */
 #ifndef SLUICE_SERVER_CHAT_JINJA_AST_H
@@ -31,7 +31,7 @@ struct jtoken {
     size_t n_bytes;
 };
 
-/* Cuts the source into tokens; newlines become \n and one at the end is dropped. */
+/* Splits the source into tokens; newlines become \n, and one at the end is dropped. */
 bool jinja_lex(struct jrt *rt, const char *source, size_t n_bytes, struct jtoken **tokens,
                size_t *n_tokens);
 
@@ -80,8 +80,8 @@ enum jnode_kind {
 
 enum jcompare { JC_EQ, JC_NE, JC_LT, JC_LE, JC_GT, JC_GE, JC_IN, JC_NOT_IN };
 
-/* Names that a scope assigns before it reads them, and that no scope around it knows: until they
- * are assigned they are undefined there, even where the render has a variable of that name. */
+/* Names that a scope assigns before it reads them and that no enclosing scope uses. Until assigned
+ * they are undefined in the scope, even if the render has a variable of that name. */
 struct jhidden {
     int *syms;
     int n, cap;
@@ -100,7 +100,7 @@ struct jnode {
     const struct jinja_method *methods; // N_ATTR, N_ITEM of a constant: the first row of that name
     struct jcall_node *call;
     struct jsignature *sig;
-    struct jhidden hidden; // of the scope that the node's body is
+    struct jhidden hidden; // of the scope formed by the node's body
 };
 
 struct jkeyword_node {
@@ -136,17 +136,17 @@ struct jinja_template {
     struct jhidden hidden; // of the outermost scope
     struct jname_table names;
     int sym_loop, sym_caller, sym_kwargs, sym_varargs;
-    char *gist; // all tokens but comments, for jinja_mentions
+    char *gist; // the concatenated tokens, without comments, for jinja_mentions
     size_t gist_bytes;
 };
 
 bool jinja_parse(struct jinja_template *t, const struct jtoken *tokens, size_t n_tokens);
 
-/* What Jinja2 checks when it generates code: unknown filters and tests, break outside a loop,
- * assignments to `loop`. Also finds out what macros and loops use. */
+/* The checks that Jinja2 makes when it generates code: unknown filters and tests, break outside a
+ * loop, assignments to `loop`. Also determines which special names macros and loops use. */
 bool jinja_check(struct jinja_template *t);
 
-/* Finds out which names are hidden in which scope (scope.c). */
+/* Determines which names are hidden in which scope (scope.c). */
 bool jinja_scopes(struct jinja_template *t);
 
 int jinja_symbol(struct jinja_template *t, const char *name, size_t n_bytes); // -1 after an error

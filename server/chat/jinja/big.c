@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Python's integers beyond 64 bits, and the way back when a result fits. */
+/* Python integers beyond 64 bits, and conversion back when a result fits. */
 #include "server/chat/jinja/num.h"
 
 #include <math.h>
@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Schoolbook arithmetic: numbers of templates are small, and the bound keeps the rest cheap. */
+/* Schoolbook arithmetic: numbers in templates are small, and the bound keeps the rest cheap. */
 enum { BASE = 1000000000, MAX_LIMBS = 1000, SMALL_LIMBS = 3 };
 
-/* An operand, whatever its type. */
+/* An operand of any integer type. */
 struct limbs {
     bool negative;
     int n;
@@ -177,9 +177,9 @@ static double leading(const uint32_t *d, int n)
     return f;
 }
 
-/* The largest q with q * y <= r; r becomes the rest. y has as many limbs as r (the top ones may be
- * zero); `product` is scratch of that size. The guess from the four leading limbs of each is off by
- * one at most, which the two loops mend. */
+/* The largest q with q * y <= r; r becomes the remainder. y has as many limbs as r (the top ones
+ * may be zero); `product` is scratch of that size. The estimate from the four leading limbs is off
+ * by at most one, which the two loops correct. */
 static uint32_t divide_step(uint32_t *r, const uint32_t *y, uint32_t *product, int n)
 {
     int skip = n > 4 ? n - 4 : 0;
@@ -192,7 +192,7 @@ static uint32_t divide_step(uint32_t *r, const uint32_t *y, uint32_t *product, i
         carry /= BASE;
     }
     for (; carry > 0 || compare_limbs(product, r, n) > 0; q--) {
-        carry = 0; // one too many reaches at most one limb higher, and y brings it back
+        carry = 0; // an estimate one too large borrows at most one limb, which adding y returns
         subtract_limbs(product, y, n);
     }
     subtract_limbs(r, product, n);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Arguments bound to the parameters of a function, filter, test or method, and the three latter run
- * with them. They are rows of tables, found before (lookup.c): nothing here evaluates. */
+/* Binds arguments to the parameters of functions, filters, tests and methods, and calls the latter
+ * three. They are table rows that were looked up before (lookup.c); nothing here evaluates. */
 #include "server/chat/jinja/eval.h"
 
 #include <string.h>
@@ -13,7 +13,10 @@ static const char *param_at(const char *params, int i, size_t *n_bytes)
         params = params ? params + 1 : NULL;
     }
     const char *end = params ? strchr(params, ',') : NULL;
-    *n_bytes = !params ? 0 : end ? (size_t)(end - params) : strlen(params);
+    *n_bytes = 0;
+    if (params) {
+        *n_bytes = end ? (size_t)(end - params) : strlen(params);
+    }
     return params && *n_bytes > 0 ? params : NULL;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Calls: arguments evaluated (with * and **), and whatever can be called, called. How arguments
- * meet the parameters of a filter, test or method: bind.c. */
+/* Calls: evaluates arguments (including * and **) and calls any callable. bind.c binds the
+ * arguments of filters, tests and methods. */
 #include "server/chat/jinja/eval.h"
 
 #include <string.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What Jinja2 refuses while it generates code, although it has parsed: a pass over the tree. */
+/* A pass over the tree that rejects what Jinja2 rejects during code generation, after parsing. */
 #include "server/chat/jinja/eval.h"
 
 #include <string.h>
 
-/* Deeper trees are refused: later passes go down them with C calls. */
+/* Deeper trees are rejected, because later passes descend recursively. */
 enum { MAX_TREE = 1500 };
 
 struct check {
@@ -12,11 +12,11 @@ struct check {
     int depth;
 };
 
-/* Where a node stands. */
+/* The context of a node. */
 struct place {
-    bool soft;           // within an if of the same scope: unknown filters only fail when evaluated
+    bool soft;           // inside an if of the same scope: unknown filters only fail when evaluated
     bool in_loop;        // break and continue have a target
-    bool no_loop_target; // in a for: nothing may be assigned to `loop`
+    bool no_loop_target; // in the target of a for: `loop` must not be assigned
 };
 
 static bool check_node(struct check *c, const struct jnode *n, struct place at);
@@ -65,9 +65,9 @@ static bool check_target(struct check *c, const struct jnode *n, struct place at
 /* ---- which special names a body reads ---- */
 
 struct wanted {
-    const int *syms; // names that are looked for
-    bool *found;     // and were read
-    bool *stored;    // assigned before any read: it is an ordinary variable from then on
+    const int *syms; // names to look for
+    bool *found;     // which of them were read
+    bool *stored;    // assigned before any read: an ordinary variable from then on
     int n, depth;
 };
 
@@ -145,7 +145,7 @@ static void scan_inner(const struct jnode *n, struct wanted *w)
 
 static void scan(const struct jnode *n, struct wanted *w)
 {
-    if (++w->depth <= MAX_TREE) { // check_node refuses deeper trees in a moment
+    if (++w->depth <= MAX_TREE) { // check_node rejects deeper trees
         scan_inner(n, w);
     }
     w->depth--;
@@ -267,8 +267,8 @@ static bool check_node(struct check *c, const struct jnode *n, struct place at)
     return ok;
 }
 
-/* The depth of the tree, before anything else goes down it (the parser bounds what it nests, but
- * chains such as a + b + c + ... grow to the left without nesting). */
+/* Checks the depth of the tree before anything else descends it. The parser bounds nesting, but
+ * chains such as a + b + c + ... grow to the left without nesting. */
 bool jinja_check(struct jinja_template *t)
 {
     struct check c = {.t = t};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The order of two values, as Python has it, to a bounded depth. Equality: dict.c. */
+/* Python's ordering of two values, to a bounded depth. Equality is in dict.c. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 
@@ -29,7 +29,7 @@ static int compare_bytes(const struct jstr *a, const struct jstr *b)
 static bool compare_nested(struct jrt *rt, struct jv a, struct jv b, enum jv_order op, int nest,
                            bool *out);
 
-/* The first items that differ decide; without one, the lengths. */
+/* The first differing items decide; if there are none, the lengths. */
 static bool compare_lists(struct jrt *rt, const struct jlist *a, const struct jlist *b,
                           enum jv_order op, int nest, bool *out)
 {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Equality, hashes and dictionaries, which need one another: a look-up compares keys, and two
- * dictionaries are equal if each finds the other's keys. Dictionaries keep the order of
- * insertion. */
+/* Equality, hashes and dictionaries, which depend on each other: a lookup compares keys, and two
+ * dictionaries are equal if each contains the other's keys. Dictionaries keep insertion order. */
 #include "engine/base/hash.h"
 #include "server/chat/jinja/num.h"
 
 #include <string.h>
 
-enum { SMALL_DICT = 8 }; // entries that are searched one by one
+enum { SMALL_DICT = 8 }; // most entries for a linear search
 
 /* ---- equality ---- */
 
@@ -209,7 +208,7 @@ static void put_slot(struct jdict *d, size_t entry)
     d->index[slot] = (uint32_t)entry + 1;
 }
 
-/* Makes or widens the index so that it is at most half full. */
+/* Creates or grows the index so that it is at most half full. */
 static bool reindex(struct jrt *rt, struct jdict *d)
 {
     bool fresh = !d->index;

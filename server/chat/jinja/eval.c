@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Expressions, and the scopes in which they find names. Operators: ops.c; calls: call.c. */
+/* Evaluates expressions, and manages the scopes in which names are found. Operators: ops.c; calls:
+ * call.c. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 
@@ -144,7 +145,7 @@ static bool eval_concat(struct jrt *rt, const struct jnode *n, struct jv *out)
         }
         struct jstr *part;
         if (v.type == JV_STR) {
-            part = v.u.s; // unread concatenations stay so
+            part = v.u.s; // unread concatenations stay lazy
         } else if (!jv_to_str(rt, v, &part)) {
             return false;
         }
@@ -181,8 +182,8 @@ static bool compare_once(struct jrt *rt, int op, struct jv a, struct jv b, bool 
     }
 }
 
-/* == of most comparisons in templates: a string with a short string, or with what is none. False if
- * it must be looked at more closely. */
+/* Fast path for the most common comparisons: a string with a short string, or with a value that is
+ * not a string. False if the general code must decide. */
 static bool compare_text(struct jv a, struct jv b, bool *equal)
 {
     if (a.type != JV_STR || b.type != JV_STR) {
@@ -260,7 +261,7 @@ static bool eval_call(struct jrt *rt, const struct jnode *n, struct jv *out)
     struct jargs args;
     struct jv callee;
     const struct jnode *on = n->a;
-    if (on->kind == N_ATTR && on->methods) { // spares the bound method
+    if (on->kind == N_ATTR && on->methods) { // avoids creating a bound method
         struct jv self;
         if (!jinja_eval(rt, on->a, &self)) {
             return false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The evaluator's parts, as they see each other: expressions, statements, calls, iteration, text
- * forms, and the tables of filters, tests, methods and globals. Internal to server/chat/jinja/.
- * Functions that return bool return false after an error was recorded in the runtime.
+/* The interfaces between the evaluator's files: expressions, statements, calls, iteration, string
+ * conversion, and the tables of filters, tests, methods and globals. Private to server/chat/jinja/.
+ * Functions that return bool return false after recording an error in the runtime.
  * Thread: one owner (of the runtime). */
 #ifndef SLUICE_SERVER_CHAT_JINJA_EVAL_H
 #define SLUICE_SERVER_CHAT_JINJA_EVAL_H
@@ -22,15 +22,15 @@ struct jargs {
     size_t n_kw;
 };
 
-/* Spreads arguments over parameters ("width,first,blank"); what is not given is MISSING. A
- * TypeError for too many, unknown, repeated, or missing ones. */
+/* Binds arguments to parameters ("width,first,blank"); missing ones become MISSING. TypeError for
+ * too many, unknown, repeated or missing arguments. */
 bool jargs_bind(struct jrt *rt, const char *what, const struct jargs *args, const char *params,
                 int n_required, struct jv *out);
 
 enum { JINJA_MAX_PARAMS = 8 };
 
-/* A filter: v is what stands left of the bar, a[] its bound parameters. With params NULL the
- * arguments come as they are. */
+/* A filter: v is the value left of the bar, a[] its bound parameters. With params NULL the
+ * arguments are passed unbound. */
 struct jinja_filter {
     const char *name;
     bool (*run)(struct jrt *rt, struct jv v, const struct jv *a, const struct jargs *args,
@@ -45,13 +45,13 @@ struct jinja_test {
     int n_args; // exactly
 };
 
-/* One row per name and kind of object; rows of one name stand together. */
+/* One row per name and kind of object; rows of the same name are adjacent. */
 struct jinja_method {
     const char *name;
     uint32_t types; // 1 << enum jv_type
     bool (*run)(struct jrt *rt, struct jv self, const struct jv *a, const struct jargs *args,
                 struct jv *out);
-    const char *params; // NULL: arguments come as they are
+    const char *params; // NULL: arguments are passed unbound
     int n_required;
     bool by_position; // takes no keyword arguments
 };
@@ -62,13 +62,14 @@ struct jinja_func {
     bool is_class;
 };
 
-/* All methods, sorted by name, and a row without a name behind them. */
+/* All methods sorted by name, terminated by a row without a name. */
 struct jinja_method_table {
     const struct jinja_method *rows;
     size_t n;
 };
 
-/* What a template can name. Each list ends in a row without a name; jinja.c puts them together. */
+/* Everything a template can name. Each list ends with a row without a name; jinja.c combines
+ * them. */
 struct jinja_tables {
     const struct jinja_filter *filters;
     const struct jinja_test *tests;
@@ -76,7 +77,7 @@ struct jinja_tables {
     const struct jinja_method_table *methods;
 };
 
-/* The tables of tests.c and globals.c; filters.h and methods.h have the others. */
+/* The tables of tests.c and globals.c; the others are in filters.h and methods.h. */
 extern const struct jinja_test jinja_tests[];
 extern const struct jinja_func jinja_funcs[];
 
@@ -86,9 +87,9 @@ const struct jinja_test *jinja_test_find(const struct jrt *rt, const char *name,
 const struct jinja_func *jinja_func_find(const struct jrt *rt, const char *name, size_t n_bytes);
 const struct jinja_method *jinja_methods_find(const struct jrt *rt, const char *name,
                                               size_t n_bytes); // first row
-/* The row for this object among those of one name; NULL if it has no such method. */
+/* The row for this object's type among those of one name; NULL if it has no such method. */
 const struct jinja_method *jinja_method_for(const struct jinja_method *first, struct jv self);
-/* True for a method that would change its object: reading it gives an unsafe undefined. */
+/* True for a method that would modify its object: reading it yields an unsafe undefined. */
 bool jinja_is_mutator(struct jv self, const char *name, size_t n_bytes);
 
 bool jinja_run_filter(struct jrt *rt, const struct jinja_filter *f, struct jv v,
@@ -99,7 +100,7 @@ bool jinja_run_method(struct jrt *rt, const struct jinja_method *m, struct jv se
                       const struct jargs *args, struct jv *out);
 bool jinja_call(struct jrt *rt, struct jv callee, const struct jargs *args, struct jv *out);
 
-/* A pass over anything that Python can iterate. */
+/* An iteration over anything that Python can iterate over. */
 struct jwalk {
     struct jv over;
     size_t at;
@@ -129,7 +130,7 @@ struct jmacro {
     bool autoescape;
 };
 
-/* A macro of node n, closed over the frame as it is; name NULL: a caller. */
+/* Creates a macro from node n, closed over the current frame; name NULL: a caller. */
 bool jmacro_make(struct jrt *rt, const struct jnode *n, struct jstr *name, struct jv *out);
 bool jmacro_call(struct jrt *rt, const struct jmacro *m, const struct jargs *args, struct jv *out);
 bool jcall_enter(struct jrt *rt); // one call deeper; false: too deep
@@ -137,7 +138,7 @@ bool jcall_enter(struct jrt *rt); // one call deeper; false: too deep
 bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name,
                 const struct jinja_method *methods, struct jv *out);
 bool jinja_item(struct jrt *rt, struct jv obj, struct jv index, struct jv *out);
-/* The same with a constant index, whose methods the parser has looked up. */
+/* The same for a constant index, whose methods the parser has already looked up. */
 bool jinja_item_known(struct jrt *rt, struct jv obj, struct jv index,
                       const struct jinja_method *methods, struct jv *out);
 bool jinja_slice(struct jrt *rt, struct jv obj, const struct jv part[3], struct jv *out);
@@ -147,7 +148,7 @@ bool jinja_loop_call(struct jrt *rt, struct jloop *loop, const struct jargs *arg
 
 /* ---- the `loop` variable: run by exec.c, looked at by others ---- */
 
-/* It looks one item ahead, and only when it is asked to. */
+/* It looks ahead by one item, but only on demand. */
 struct jloop {
     struct jwalk walk;
     struct jv over, current, before, after; // after: MISSING until peeked or at the end
@@ -157,7 +158,7 @@ struct jloop {
     int64_t depth0;
     struct jv changed;             // the arguments of the last loop.changed()
     const struct jnode *recursive; // NULL if the loop cannot be called
-    struct jframe *frame;          // where the loop stands
+    struct jframe *frame;          // the loop's enclosing frame
 };
 
 int jloop_pull(struct jrt *rt, struct jloop *l, struct jv *out); // 1; 0 at the end; -1 failed
@@ -168,7 +169,7 @@ bool jloop_repr(struct jsb *b, struct jv self);
 
 /* ---- iteration ---- */
 
-struct jiter; // a value that passes once: generators, reversed()
+struct jiter; // an iterator that yields its items once: generators, reversed()
 
 bool jwalk_init(struct jrt *rt, struct jv over, struct jwalk *w); // TypeError if it cannot
 int jwalk_next(struct jrt *rt, struct jwalk *w, struct jv *out);  // 1; 0 at the end; -1 failed
@@ -176,7 +177,7 @@ bool jv_is_iterable(struct jv v);
 bool jv_collect(struct jrt *rt, struct jv over, struct jlist **out); // list(over), a new one
 
 enum jiter_kind {
-    JITER_PLAIN, // passes on what it walks over
+    JITER_PLAIN, // yields the items of what it walks over
     JITER_ITEMS, // |items
     JITER_MAP,
     JITER_SELECT, // and reject, selectattr, rejectattr
@@ -185,7 +186,7 @@ enum jiter_kind {
     JITER_SLICE,
 };
 
-/* How |map, |select and the like look at an item. */
+/* How |map, |select and the like access an item. */
 struct jpath {
     struct jv *parts;
     size_t n;
@@ -193,18 +194,19 @@ struct jpath {
 
 struct jiter {
     enum jiter_kind kind;
-    /* One more item of JITER_MAP, JITER_SELECT or JITER_UNIQUE: set by the filter that made it. */
+    /* Yields one more item of JITER_MAP, JITER_SELECT or JITER_UNIQUE; set by the filter that
+     * created it. */
     int (*next)(struct jrt *rt, struct jiter *it, struct jv *out);
     bool started, done;
     struct jv over;
     struct jwalk walk;
-    struct jargs args; // of |map and |select, checked on the first item, as Python does
+    struct jargs args; // of |map and |select, checked at the first item like in Python
     bool by_attribute, negate;
     struct jpath path;
     struct jv fallback; // default=
     const struct jinja_filter *filter;
     const struct jinja_test *test;
-    struct jargs rest;  // the arguments behind the name of the filter or test
+    struct jargs rest;  // arguments after the name of the filter or test
     struct jdict *seen; // |unique
     bool fold_case;
     int64_t size, at; // |batch, |slice
@@ -214,7 +216,7 @@ struct jiter {
 bool jiter_new(struct jrt *rt, enum jiter_kind kind, struct jv over, struct jv *out);
 int jiter_next(struct jrt *rt, struct jiter *it, struct jv *out);
 
-/* An attribute that is not given, or None, is the empty path: the item itself. */
+/* A missing or None attribute gives the empty path: the item itself. */
 bool jpath_make(struct jrt *rt, struct jv attribute, struct jpath *path);
 bool jpath_get(struct jrt *rt, const struct jpath *path, struct jv item, struct jv fallback,
                struct jv *out);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Statements: assignment, loops, what is printed, blocks. Expressions: eval.c; macros: macro.c. */
+/* Executes statements: assignment, loops, output, blocks. Expressions: eval.c; macros: macro.c. */
 #include "server/chat/jinja/eval.h"
 
 #include <string.h>
@@ -77,7 +77,7 @@ static bool assign(struct jrt *rt, struct jframe *frame, const struct jnode *tar
 
 /* ---- loops ---- */
 
-/* `for x in over if test`: what passes the test, as a generator would give it. */
+/* `for x in over if test`: collects the items that pass the test, like a generator would. */
 static bool filter_items(struct jrt *rt, const struct jnode *n, struct jv over, struct jv *out)
 {
     struct jwalk w;
@@ -101,7 +101,7 @@ static bool filter_items(struct jrt *rt, const struct jnode *n, struct jv over, 
     return ok && more >= 0;
 }
 
-/* Assigns the loop's target in its frame, which is empty: mostly one name. */
+/* Assigns the loop's target in its empty frame; usually a single name. */
 static bool set_item(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v)
 {
     if (target->kind != N_NAME || frame->cap == 0) {
@@ -116,7 +116,7 @@ static enum jflow run_loop(struct jrt *rt, const struct jnode *n, struct jloop *
 {
     struct jframe *outer = rt->frame;
     struct jframe *frame = jframe_new(rt, outer);
-    bool any = false; // a whole body was run: otherwise `else` is
+    bool any = false; // some body ran to its end; otherwise `else` runs
     if (!frame || !jwalk_init(rt, l->over, &l->walk)) {
         return FLOW_FAIL;
     }
@@ -184,7 +184,7 @@ static enum jflow exec_for(struct jrt *rt, const struct jnode *n)
     return run_loop(rt, n, l);
 }
 
-/* loop(items) in a recursive loop: the body again, its output as a string. */
+/* loop(items) in a recursive loop: runs the body again and returns its output as a string. */
 bool jinja_loop_call(struct jrt *rt, struct jloop *loop, const struct jargs *args, struct jv *out)
 {
     if (!loop->recursive) {
@@ -252,14 +252,14 @@ static enum jflow exec_call_block(struct jrt *rt, const struct jnode *n)
 
 /* ---- blocks ---- */
 
-/* The body of a node in the frame that was just made for it (NULL if that failed). */
+/* Runs a node's body in the frame just created for it (NULL if that failed). */
 static enum jflow run_inner(struct jrt *rt, const struct jnode *n)
 {
     return rt->frame && jframe_hide(rt, rt->frame, &n->hidden) ? jinja_exec(rt, n->kids, n->n_kids)
                                                                : FLOW_FAIL;
 }
 
-/* The output of a node's body as a value, in a scope of its own. */
+/* The output of a node's body as a value, in its own scope. */
 static enum jflow capture(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jsb b, *outer = rt->out;
@@ -271,7 +271,7 @@ static enum jflow capture(struct jrt *rt, const struct jnode *n, struct jv *out)
     rt->out = outer;
     rt->frame = outer_frame;
     if (flow != FLOW_NEXT) {
-        return flow; // a break leaves the text behind, as in Python
+        return flow; // a break keeps the text so far, as in Python
     }
     struct jstr *s = jsb_done(&b);
     *out = jv_str(s);
@@ -279,7 +279,7 @@ static enum jflow capture(struct jrt *rt, const struct jnode *n, struct jv *out)
     return next_if(s != NULL);
 }
 
-/* The filters of a block, innermost first; `v` is what the innermost works on. */
+/* Applies a block's filters, innermost first, starting with `v`. */
 static bool apply_filters(struct jrt *rt, const struct jnode *filter, struct jv v, struct jv *out)
 {
     if (filter->a && filter->a->kind == N_FILTER) {
@@ -327,7 +327,7 @@ static enum jflow exec_with(struct jrt *rt, const struct jnode *n)
     if (!frame) {
         return FLOW_FAIL;
     }
-    for (int i = 0; i + 1 < n->n_more; i += 2) { // values are evaluated outside
+    for (int i = 0; i + 1 < n->n_more; i += 2) { // values are evaluated outside the new scope
         struct jv v;
         if (!jinja_eval(rt, n->more[i + 1], &v) || !assign(rt, frame, n->more[i], v)) {
             return FLOW_FAIL;
@@ -354,7 +354,7 @@ static enum jflow exec_autoescape(struct jrt *rt, const struct jnode *n)
     return flow;
 }
 
-/* A block sees the render's variables; with `scoped`, the scope that it stands in. */
+/* A block sees the render's variables; with `scoped`, its enclosing scope. */
 static enum jflow exec_block(struct jrt *rt, const struct jnode *n)
 {
     struct jframe *outer = rt->frame;
@@ -371,7 +371,7 @@ static enum jflow exec_generation(struct jrt *rt, const struct jnode *n)
     return flow == FLOW_NEXT ? next_if(print_value(rt, v)) : flow;
 }
 
-/* An elif is the only statement of the else before it: no need to nest for it. */
+/* An elif is the only statement of the preceding else, so no recursion is needed for it. */
 static enum jflow exec_if(struct jrt *rt, const struct jnode *n)
 {
     for (;;) {

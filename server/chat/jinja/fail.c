@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Errors that show the value which they are about, and so need its repr: the use of an undefined
- * one, and of what is no index. */
+/* Errors whose message contains the repr of a value: using an undefined one, and indexing with a
+ * value that is no index. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 

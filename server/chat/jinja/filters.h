@@ -10,7 +10,7 @@
     bool name(struct jrt *rt, struct jv v, const struct jv *a, const struct jargs *args,           \
               struct jv *out)
 
-/* The string as the result; of the kind that `like` is (markup or not). False if there is none. */
+/* Returns the string as the result, as Markup if `like` is. False if s is NULL. */
 static inline bool jf_give(struct jv like, struct jstr *s, struct jv *out)
 {
     *out = jv_str(s);
@@ -18,13 +18,13 @@ static inline bool jf_give(struct jv like, struct jstr *s, struct jv *out)
     return s != NULL;
 }
 
-/* An argument that may be absent; jv_int_or for numbers. */
+/* The truth of an argument that may be absent; for numbers use jv_int_or. */
 static inline bool jf_truth_or(struct jv v, bool otherwise)
 {
     return jv_is_given(v) ? jv_truth(v) : otherwise;
 }
 
-/* The table, up to a row without a name. */
+/* The table, terminated by a row without a name. */
 extern const struct jinja_filter jinja_filters[];
 
 FILTER(jf_upper);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Filters that give a generator, as Python's do: an item is worked on when it is asked for, so that
- * what a template never reaches cannot fail. */
+/* Filters that return a generator, like Python's: an item is processed when it is requested, so
+ * items that a template never reaches cannot fail. */
 #include "server/chat/jinja/filters.h"
 
 FILTER(jf_items)
@@ -87,7 +87,7 @@ static bool find_select(struct jrt *rt, struct jiter *it)
         }
     }
     if (it->args.n_pos <= off) {
-        return true; // by truth
+        return true; // by truth value
     }
     struct jstr *name;
     if (!jv_to_str(rt, it->args.pos[off], &name)) {
@@ -105,7 +105,7 @@ static bool find_select(struct jrt *rt, struct jiter *it)
     return true;
 }
 
-/* The arguments are looked at with the first item. */
+/* Arguments are checked at the first item. */
 static bool is_fresh(struct jiter *it)
 {
     bool fresh = it->at == 0;

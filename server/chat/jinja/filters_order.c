@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Filters that put items in order by a key, or pick by it: sort, dictsort, groupby, min, max. */
+/* Filters that sort by a key or select by it: sort, dictsort, groupby, min, max. */
 #include "server/chat/jinja/filters.h"
 
 #include <string.h>
@@ -15,7 +15,8 @@ static bool merge(struct jrt *rt, const struct order *from, struct order *to, si
     for (size_t i = low; i < high; i++) {
         bool take_right = false;
         if (a < mid && b < high) {
-            /* Stable both ways: the right one goes first only if it is strictly before. */
+            /* Stable in both directions: the right one goes first only if it is strictly
+             * smaller. */
             const struct jv left = from[a].key, right = from[b].key;
             if (!(reverse ? jv_compare(rt, left, right, JV_LT, &take_right)
                           : jv_compare(rt, right, left, JV_LT, &take_right))) {
@@ -57,7 +58,7 @@ bool jinja_sort(struct jrt *rt, struct jv *items, const struct jv *keys, size_t 
     return true;
 }
 
-/* The keys of items by one attribute; case folded unless told otherwise. */
+/* The keys of items by one attribute, case-folded unless told otherwise. */
 static bool keys_of(struct jrt *rt, const struct jlist *l, struct jv attribute, struct jv fallback,
                     bool case_sensitive, struct jv **out)
 {
@@ -76,8 +77,8 @@ static bool keys_of(struct jrt *rt, const struct jlist *l, struct jv attribute, 
     return true;
 }
 
-/* "a,b" sorts by a, then by b: the key is a list, always (so that equal items that have no order,
- * such as none, do not fail). */
+/* "a,b" sorts by a, then by b: the key is always a list, so that equal items without an order, such
+ * as none, do not fail. */
 static bool multi_keys_of(struct jrt *rt, const struct jlist *l, struct jv attribute,
                           bool case_sensitive, struct jv **out)
 {
@@ -133,7 +134,8 @@ FILTER(jf_dictsort)
         if (!jv_to_str(rt, a[1], &s)) {
             return false;
         }
-        by = js_is(s, "key") ? 0 : js_is(s, "value") ? 1 : -1;
+        by = js_is(s, "value") ? 1 : -1;
+        by = js_is(s, "key") ? 0 : by;
     }
     if (by < 0) {
         return jrt_fail(rt, "FilterArgumentError",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Filters that take a whole sequence at once. */
+/* Filters that process a whole sequence at once. */
 #include "server/chat/jinja/filters.h"
 #include "server/chat/jinja/num.h"
 
@@ -68,7 +68,8 @@ FILTER(jf_random)
     if (!same_for_all || !jv_len(rt, v, &n)) {
         return jrt_fail(rt, "TypeError", "random needs a sequence");
     }
-    return jf_first(rt, v, a, args, out); // a prompt must not depend on chance
+    return jf_first(rt, v, a, args, out); // random returns the first item: a prompt must be
+                                          // reproducible
 }
 
 FILTER(jf_reverse)

@@ -30,7 +30,7 @@ FILTER(jf_capitalize)
     return soft(rt, v, &v) && jf_give(v, jt_capitalize(rt, v.u.s), out);
 }
 
-/* Words begin behind white space and - ( { [ <. */
+/* Words begin after white space and - ( { [ <. */
 static bool begins_word(uint32_t cp)
 {
     return cp == '-' || cp == '(' || cp == '{' || cp == '[' || cp == '<' || uni_is_space(cp);
@@ -134,7 +134,7 @@ FILTER(jf_forceescape)
     return jinja_escape(rt, v, out);
 }
 
-/* Tags and comments go, runs of white space become one space, entities their characters. */
+/* Removes tags and comments, collapses white space, and decodes entities. */
 FILTER(jf_striptags)
 {
     (void)a, (void)args;
@@ -153,7 +153,7 @@ FILTER(jf_striptags)
         }
         if (end) {
             i = (size_t)(end - s->s) + (comment ? 3 : 1);
-        } else if (s->s[i] == '<') { // no tag begins any more
+        } else if (s->s[i] == '<') { // an unfinished tag
             jsb_put_range(&b, s, i, s->n_bytes - i);
             break;
         } else {
@@ -174,7 +174,7 @@ FILTER(jf_striptags)
     } entities[] = {{"&lt;", "<"},  {"&gt;", ">"},          {"&quot;", "\""}, {"&#34;", "\""},
                     {"&#39;", "'"}, {"&nbsp;", "\xC2\xA0"}, {"&amp;", "&"}};
     for (size_t i = 0; text && i < sizeof entities / sizeof entities[0]; i++) {
-        // A character that was spelled by the user is the user's.
+        // A character that the user spelled is user input.
         enum jprov prov = text->prov == PROV_TEMPLATE ? PROV_TEMPLATE : PROV_INPUT;
         struct jstr *from = js_lit(rt, entities[i].entity);
         struct jstr *to = js_new(rt, entities[i].text, strlen(entities[i].text), prov);
@@ -251,7 +251,7 @@ FILTER(jf_truncate)
     struct jstr *end = js_lit(rt, "...");
     (void)args;
     if (v.type != JV_STR) {
-        size_t n; // what has a length but cannot be cut fails only when it must be
+        size_t n; // a value with a length that cannot be sliced fails only if slicing is needed
         if (!jv_len(rt, v, &n)) {
             return false;
         }

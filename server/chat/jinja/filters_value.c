@@ -83,7 +83,7 @@ FILTER(jf_abs)
     return jnum_abs(rt, v, out);
 }
 
-/* Correctly rounded, ties to even in decimal, as Python's round of a float. */
+/* Correctly rounded in decimal, ties to even, like Python's round of a float. */
 static double round_decimal(double f, int64_t digits)
 {
     char text[400];
@@ -133,7 +133,12 @@ FILTER(jf_round)
         if (!jv_to_str(rt, a[1], &name)) {
             return false;
         }
-        method = js_is(name, "ceil") ? "ceil" : js_is(name, "floor") ? "floor" : "common";
+        static const char *const methods[] = {"ceil", "floor", "common"};
+        int i = 0;
+        while (i < 2 && !js_is(name, methods[i])) {
+            i++;
+        }
+        method = methods[i];
         if (!js_is(name, method)) {
             return jrt_fail(rt, "FilterArgumentError", "method must be common, ceil or floor");
         }
@@ -191,7 +196,8 @@ FILTER(jf_filesizeformat)
     if (bytes == 1) {
         snprintf(text, sizeof text, "1 Byte");
     } else if (bytes < base) {
-        snprintf(text, sizeof text, "%.0f Bytes", trunc(bytes) + 0.0); // + 0.0: no minus zero
+        // + 0.0 avoids a negative zero
+        snprintf(text, sizeof text, "%.0f Bytes", trunc(bytes) + 0.0);
     } else {
         int i = 0;
         while (i < 7 && bytes >= unit) {
@@ -209,7 +215,10 @@ FILTER(jf_default)
 {
     (void)rt, (void)args;
     bool missing = v.type == JV_UNDEFINED || (jf_truth_or(a[1], false) && !jv_truth(v));
-    *out = !missing ? v : jv_is_given(a[0]) ? a[0] : jv_str(js_lit(rt, ""));
+    *out = v;
+    if (missing) {
+        *out = jv_is_given(a[0]) ? a[0] : jv_str(js_lit(rt, ""));
+    }
     return rt->st == OK;
 }
 
@@ -263,7 +272,7 @@ FILTER(jf_attr)
                         jv_type_name(a[0]));
     }
     name = a[0].u.s;
-    if (v.type == JV_DICT) { // its keys are no attributes
+    if (v.type == JV_DICT) { // its keys are not attributes
         const struct jinja_method *m =
             jinja_method_for(jinja_methods_find(rt, name->s, name->n_bytes), v);
         if (!m && !jinja_is_mutator(v, name->s, name->n_bytes)) {
@@ -273,7 +282,7 @@ FILTER(jf_attr)
     return jinja_attr(rt, v, name, jinja_methods_find(rt, name->s, name->n_bytes), out);
 }
 
-/* pprint sorts keys, and what is longer than a line it breaks in ways that are not done here. */
+/* pprint sorts keys. Its breaking of long lines is not implemented. */
 FILTER(jf_pprint)
 {
     struct jstr *s;

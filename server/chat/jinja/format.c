@@ -59,8 +59,8 @@ static bool mapping_arg(struct percent *pc, struct jstr *f, size_t *i, struct jv
     return true;
 }
 
-/* A field that comes from outside could pick a control token out of the template's own text, letter
- * by letter. So what such a field makes is input, whatever it is made of. */
+/* A field name that is user input could select a control token from the template's own text, letter
+ * by letter. So the output of such a field is input, whatever its value. */
 static bool has_input(const struct jstr *f, size_t from, size_t to)
 {
     for (size_t i = from; i < to; i++) {
@@ -120,7 +120,8 @@ static bool put_percent_text(struct percent *pc, struct jv v, struct jspec *spec
                 (cp >= 0xD800 && cp < 0xE000)) {
                 return jrt_fail(pc->rt, "OverflowError", "%%c arg not in range(0x110000)");
             }
-            // Numbers do not tell where they are from, and this would be a way to spell anything.
+            // Numbers have no provenance, and %c could spell anything, so its result counts as
+            // input.
             v = jv_str(js_copy(pc->rt, c, utf8_encode((uint32_t)cp, c), PROV_INPUT));
         } else {
             return jrt_fail(pc->rt, "TypeError", "%%c requires int or char");
@@ -155,7 +156,7 @@ static bool put_percent_int(struct percent *pc, struct jv v, struct jspec *spec,
                               code, jv_type_name(v));
     }
     spec->type = strchr("oxX", code) ? code : 'd';
-    if (spec->precision > 0) { // at least that many digits: as zeros before them
+    if (spec->precision > 0) { // minimum number of digits: pad with zeros
         struct jsb digits;
         jsb_init(&digits, pc->rt);
         struct jspec inner = {.width = spec->precision,
@@ -165,8 +166,7 @@ static bool put_percent_int(struct percent *pc, struct jv v, struct jspec *spec,
                               .type = spec->type,
                               .fill = js_lit(pc->rt, "0")};
         bool negative = jnum_compare(v, jv_int(0)) < 0;
-        const char *sign = negative ? "-" : spec->sign == '+' ? "+" : spec->sign == ' ' ? " " : "";
-        jsb_puts(&digits, sign);
+        jsb_puts(&digits, jspec_sign(spec, negative));
         if (spec->alternate && spec->type != 'd') {
             jsb_putc(&digits, '0', false);
             jsb_putc(&digits, spec->type, false);
@@ -198,7 +198,7 @@ static bool put_percent_float(struct percent *pc, struct jv v, struct jspec *spe
     return jnum_to_double(pc->rt, v, &f) && jspec_put_float(pc->b, f, spec);
 }
 
-/* One conversion, from behind the '%'. */
+/* One conversion, starting after the '%'. */
 static bool convert(struct percent *pc, struct jstr *f, size_t *i)
 {
     struct jspec spec = {.width = -1, .precision = -1};
@@ -243,7 +243,10 @@ static bool convert(struct percent *pc, struct jstr *f, size_t *i)
     if (!jv_is_given(v) && !next_arg(pc, &v)) {
         return false;
     }
-    spec.align = left ? '<' : zero ? '=' : '>';
+    spec.align = zero ? '=' : '>';
+    if (left) {
+        spec.align = '<';
+    }
     spec.fill = zero && !left ? js_lit(pc->rt, "0") : NULL;
     if (strchr("srac", code)) {
         return put_percent_text(pc, v, &spec, code);
@@ -303,12 +306,12 @@ struct formatter {
     const struct jargs *args;
     size_t next; // automatic numbering
     bool automatic, manual;
-    bool markup; // what is put in is escaped
+    bool markup; // inserted values are escaped
 };
 
 static bool format_into(struct formatter *fm, struct jsb *b, struct jstr *f, int nest);
 
-/* The value that a field's first part names. */
+/* The value named by a field's first part. */
 static bool field_start(struct formatter *fm, struct jstr *name, struct jv *out)
 {
     bool digits = name->n_bytes > 0;
@@ -349,7 +352,7 @@ static bool field_start(struct formatter *fm, struct jstr *name, struct jv *out)
     return true;
 }
 
-/* ".name" and "[key]" behind it, through the sandbox's own look-ups. */
+/* The ".name" and "[key]" parts, through the sandbox's own lookups. */
 static bool field_rest(struct formatter *fm, struct jstr *f, size_t at, struct jv *v)
 {
     while (at < f->n_bytes) {
@@ -397,7 +400,8 @@ static bool convert_field(struct jrt *rt, char conversion, struct jv *v)
     return true;
 }
 
-/* A field without its braces: name [!conversion] [:spec]. *chosen: input says what it shows. */
+/* A field without its braces: name [!conversion] [:spec]. *chosen: input determined what it
+ * shows. */
 static bool put_field(struct formatter *fm, struct jsb *b, struct jstr *field, int nest,
                       bool *chosen)
 {

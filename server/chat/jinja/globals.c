@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The functions that every template sees. */
+/* The functions available in every template. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 
@@ -150,7 +150,7 @@ GLOBAL(global_raise)
            jv_to_str(rt, message, &s) && jrt_raise(rt, s->s, s->n_bytes);
 }
 
-/* One directive of strftime; Python does %f, %z and %Z itself (the time here has no zone). */
+/* One directive of strftime; Python handles %f, %z and %Z itself (the time here has no zone). */
 static void put_time(struct jsb *b, const struct tm *tm, int microseconds, char flag, char code)
 {
     char text[128];

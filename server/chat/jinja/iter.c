@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Going over anything that Python could: one walk for loops, filters and methods, and the passes
- * that give their items once. */
+/* Iteration over anything that Python can iterate over: one walk for loops, filters and methods,
+ * and the iterators that yield their items once. */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/eval.h"
 
@@ -39,7 +39,7 @@ static int next_char(struct jrt *rt, struct jwalk *w, struct jv *out)
         return 0;
     }
     unsigned char c = (unsigned char)s->s[w->at];
-    if (c < 0x80 && s->prov != PROV_MIXED) { // most characters, so they share their strings
+    if (c < 0x80 && s->prov != PROV_MIXED) { // most characters, which share their strings
         struct jstr **one = &rt->ascii[s->prov == PROV_INPUT][c];
         *one = *one ? *one : js_sub(rt, s, w->at, 1);
         *out = jv_str(*one);
@@ -101,7 +101,7 @@ int jwalk_next(struct jrt *rt, struct jwalk *w, struct jv *out)
         return 1;
     case JV_VIEW: return next_of_view(rt, over.u.view, w->at++, out);
     case JV_ITER: {
-        if (!jinja_enter(rt)) { // passes over passes nest
+        if (!jinja_enter(rt)) { // iterators over iterators recurse
             return -1;
         }
         int more = jiter_next(rt, over.u.iter, out);
@@ -143,7 +143,7 @@ bool jiter_new(struct jrt *rt, enum jiter_kind kind, struct jv over, struct jv *
     return it != NULL;
 }
 
-/* [a, b, c, d] in lists of `size`; the last one may be filled up. */
+/* Yields lists of `size` items; the last one may be padded. */
 static int next_batch(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     struct jlist *l = jlist_new(rt, 0);
@@ -152,7 +152,7 @@ static int next_batch(struct jrt *rt, struct jiter *it, struct jv *out)
     if (!l) {
         return -1;
     }
-    if (it->at > 0 && !jlist_push(rt, l, it->fallback)) { // kept back by the last batch
+    if (it->at > 0 && !jlist_push(rt, l, it->fallback)) { // held back by the previous batch
         return -1;
     }
     while (l->n == 0 || (int64_t)l->n != it->size) {
@@ -168,7 +168,7 @@ static int next_batch(struct jrt *rt, struct jiter *it, struct jv *out)
         return more < 0 ? -1 : 0;
     }
     it->at = 0;
-    if (more > 0) { // a full batch; is there more?
+    if (more > 0) { // the batch is full; check whether more follows
         more = jwalk_next(rt, &it->walk, &it->fallback);
         it->at = more > 0;
         if (more < 0) {
@@ -207,7 +207,7 @@ static int next_slice(struct jrt *rt, struct jiter *it, struct jv *out)
     return 1;
 }
 
-/* What happens when the first item is asked for: generators check their arguments then. */
+/* Runs when the first item is requested: generators check their arguments then. */
 static bool start(struct jrt *rt, struct jiter *it)
 {
     it->started = true;

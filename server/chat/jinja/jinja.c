@@ -21,7 +21,7 @@ static void rt_init(struct jrt *rt)
     arena_init(&rt->arena, JINJA_MAX_MEMORY);
 }
 
-/* All tokens, one behind the other; comments are no tokens. */
+/* All tokens concatenated; comments are not tokens. */
 static bool make_gist(struct jinja_template *t, const struct jtoken *tokens, size_t n_tokens)
 {
     size_t n = 0;

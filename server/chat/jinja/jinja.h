@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Jinja2 as `transformers` sets it up for chat templates: compile once, render many times. What it
- * knows and where it differs is in templates.md. Values and limits: value.h, rt.h.
- * Thread: a compiled template is immutable; each render has a runtime of its own. */
+/* Jinja2 as `transformers` configures it for chat templates: compile once, render many times.
+ * templates.md lists what is supported and where it differs. Values and limits: value.h, rt.h.
+ * Thread: a compiled template is immutable; each render has its own runtime. */
 #ifndef SLUICE_SERVER_CHAT_JINJA_JINJA_H
 #define SLUICE_SERVER_CHAT_JINJA_JINJA_H
 
@@ -9,15 +9,16 @@
 
 struct jinja_template;
 
-/* ERR_FORMAT with "line N: ..." for what Jinja2 refuses to compile. */
+/* ERR_FORMAT with "line N: ..." for source that Jinja2 does not compile. */
 enum status jinja_compile(const char *source, size_t n_bytes, struct jinja_template **out,
                           struct err *err);
 void jinja_free(struct jinja_template *t); // accepts NULL
 
-/* True if the word stands in the template outside comments. */
+/* True if the word occurs in the template outside comments. */
 bool jinja_mentions(const struct jinja_template *t, const char *word);
 
-/* A render: begin, set variables (made in rt's arena), run, read rt->st and rt->err, end. */
+/* To render: jinja_begin, set variables (allocated in rt's arena), jinja_run, read rt->st and
+ * rt->err, end. */
 bool jinja_begin(struct jrt *rt, const struct jinja_template *t, int64_t local_us);
 bool jinja_set(struct jrt *rt, const char *name, size_t n_bytes, struct jv value);
 bool jinja_run(struct jrt *rt, struct jstr **out); // flat

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reading JSON into template values: 1 and 1.0 stay apart, integers keep all their digits, objects
- * keep their order, and every string knows where it came from.
+/* Parses JSON into template values: 1 and 1.0 stay distinct, integers keep all their digits,
+ * objects keep their order, and every string keeps its provenance.
  * Thread: one owner (of the runtime). */
 #ifndef SLUICE_SERVER_CHAT_JINJA_JSON_H
 #define SLUICE_SERVER_CHAT_JINJA_JSON_H

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Source to tokens, by Jinja2's rules: trim_blocks, lstrip_blocks, the minus signs of tags,
- * brackets that balance. */
+/* Source to tokens by Jinja2's rules: trim_blocks, lstrip_blocks, the minus signs of tags, balanced
+ * brackets. */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/ast.h"
 #include "server/chat/jinja/unicode.h"
@@ -90,7 +90,7 @@ static size_t skip_spaces(const struct lexer *lx, size_t at)
     return at;
 }
 
-/* The length of the text without the white space at its end. */
+/* The length of the text without trailing white space. */
 static size_t rstrip(const char *s, size_t n_bytes)
 {
     size_t end = 0;
@@ -114,8 +114,8 @@ static void advance(struct lexer *lx, size_t to)
     }
 }
 
-/* The text before a tag whose sign is '-', '+' or something else. `lstrip`: the tag is no
- * variable, so spaces between the start of the line and the tag go. */
+/* The text before a tag whose sign is '-', '+' or another character. `lstrip`: the tag is not a
+ * variable, so spaces between the start of the line and the tag are removed. */
 static bool add_data(struct lexer *lx, size_t from, size_t to, char sign, bool lstrip)
 {
     const char *s = lx->s + from;
@@ -134,8 +134,8 @@ static bool add_data(struct lexer *lx, size_t from, size_t to, char sign, bool l
     return n == 0 || add(lx, T_DATA, 0, s, n);
 }
 
-/* Tries to end a tag at `at`: "+%}", "-%}" with the space behind, or "%}" with one newline.
- * Variables ("}}") know no "+" and keep the newline. Returns the end, or 0. */
+/* Tries to end a tag at `at`: "+%}", "-%}" with the white space after it, or "%}" with one newline.
+ * Variables ("}}") have no "+" and keep the newline. Returns the end, or 0. */
 static size_t tag_end(const struct lexer *lx, size_t at, const char *close, bool variable)
 {
     if (looking_at(lx, at, close)) {
@@ -185,7 +185,7 @@ static size_t word_tag(const struct lexer *lx, size_t at, const char *word, char
     return skip_spaces(lx, at + strlen(word));
 }
 
-/* "{% raw %}" at `at`: returns the end of the tag or 0. It keeps the newline behind it. */
+/* "{% raw %}" at `at`: returns the end of the tag or 0. The newline after it is kept. */
 static size_t raw_begin(const struct lexer *lx, size_t at, char *sign)
 {
     size_t close = word_tag(lx, at, "raw", sign);
@@ -300,17 +300,24 @@ static size_t float_end(const struct lexer *lx)
     return exponent_end(lx, whole);
 }
 
+/* The digits after "0x", "0o" and "0b"; NULL for other letters. */
+static const char *digits_of_base(char letter)
+{
+    switch (letter) {
+    case 'x': return "0123456789abcdef";
+    case 'o': return "01234567";
+    case 'b': return "01";
+    default: return NULL;
+    }
+}
+
 static size_t int_end(const struct lexer *lx)
 {
     size_t at = lx->at;
     if (lx->s[at] != '0') {
         return digits(lx, at, "0123456789", false);
     }
-    char kind = (char)tolower((unsigned char)peek(lx, 1));
-    const char *set = kind == 'x'   ? "0123456789abcdef"
-                      : kind == 'o' ? "01234567"
-                      : kind == 'b' ? "01"
-                                    : NULL;
+    const char *set = digits_of_base((char)tolower((unsigned char)peek(lx, 1)));
     if (set) {
         size_t end = digits(lx, at + 2, set, true);
         if (end > at + 2) {
@@ -342,7 +349,10 @@ static bool balance(struct lexer *lx, char c)
     if (c != ')' && c != ']' && c != '}') {
         return true;
     }
-    char want = c == ')' ? '(' : c == ']' ? '[' : '{';
+    char want = c == ']' ? '[' : '{';
+    if (c == ')') {
+        want = '(';
+    }
     if (lx->n_open == 0 || lx->open[lx->n_open - 1] != want) {
         return jinja_syntax(lx->rt, lx->line, "unexpected '%c'", c);
     }
@@ -369,10 +379,26 @@ static bool lex_operator(struct lexer *lx)
         lx->at++;
         return lx->rt->st == OK;
     }
-    return lex_name(lx); // reports what does not belong
+    return lex_name(lx); // reports the invalid character
 }
 
-/* The inside of a tag, up to and with its end (or the end of the source: the parser complains). */
+/* The token that begins with `c`. */
+static bool lex_token(struct lexer *lx, char c)
+{
+    if (isdigit((unsigned char)c)) {
+        return lex_number(lx);
+    }
+    if (c == '\'' || c == '"') {
+        return lex_string(lx);
+    }
+    if (isalpha((unsigned char)c) || c == '_' || (c & 0x80)) {
+        return lex_name(lx);
+    }
+    return lex_operator(lx);
+}
+
+/* Lexes the inside of a tag up to and including its end (or the end of the source, which the parser
+ * reports). */
 static bool lex_tag(struct lexer *lx, bool variable)
 {
     const char *close = variable ? "}}" : "%}";
@@ -389,18 +415,14 @@ static bool lex_tag(struct lexer *lx, bool variable)
             advance(lx, lx->at + space);
             continue;
         }
-        bool ok = isdigit((unsigned char)c)                             ? lex_number(lx)
-                  : c == '\'' || c == '"'                               ? lex_string(lx)
-                  : isalpha((unsigned char)c) || c == '_' || (c & 0x80) ? lex_name(lx)
-                                                                        : lex_operator(lx);
-        if (!ok) {
+        if (!lex_token(lx, c)) {
             return false;
         }
     }
     return true;
 }
 
-/* One stretch of text and the tag behind it. */
+/* Lexes one stretch of text and the tag after it. */
 static bool lex_step(struct lexer *lx)
 {
     size_t from = lx->at, m = from;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lists that share what they grew from; none changes what an earlier value can see. */
+/* Lists that share storage with the lists they were built from; appending never changes what an
+ * earlier value sees. */
 #include "server/chat/jinja/rt.h"
 
 #include <string.h>
 
-/* Lists that grow from one another (ns.list + [x], in a loop) share one store: the items behind
- * the end of a list are nobody's until a longer list claims them. */
+/* Lists that grow from one another (ns.list + [x] in a loop) share one store: space after the end
+ * of a list is free until a longer list claims it. */
 struct jlist_store {
     struct jv *items;
     size_t n, cap;

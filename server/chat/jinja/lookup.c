@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a template names, found in the tables of its runtime. The tables' rows call functions above
- * this file, which look names up in turn: the runtime's pointer is all that it knows of them. */
+/* Looks up the names that a template uses in its runtime's tables. The functions in those tables
+ * are defined above this file and look names up themselves, so this file only knows the runtime's
+ * pointer to the tables. */
 #include "server/chat/jinja/eval.h"
 
 #include <string.h>

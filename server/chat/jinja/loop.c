@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The `loop` variable as a template sees it: its attributes, methods and text. It knows its length,
- * which is why len() stands here. What runs a loop: exec.c. */
+ * which is why len() is here. exec.c runs the loop. */
 #include "server/chat/jinja/eval.h"
 
 #include <stdio.h>
@@ -32,7 +32,7 @@ static bool loop_peek(struct jrt *rt, struct jloop *l, struct jv *out)
     return true;
 }
 
-/* Of a loop over something with a len(); else what is left of it is read. */
+/* The length: of the sequence if it has one; otherwise the remaining items are read and counted. */
 static bool loop_length(struct jrt *rt, struct jloop *l, int64_t *out)
 {
     if (l->length < 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Macros: how arguments meet parameters, and the call. */
+/* Macros: binding arguments to parameters, and the call. */
 #include "server/chat/jinja/eval.h"
 
 #include <stdio.h>
@@ -13,14 +13,14 @@ bool jcall_enter(struct jrt *rt)
     return true;
 }
 
-/* Positional arguments and names of parameters; what is left over of the names goes to `rest`, the
- * caller to *caller. */
+/* Binds positional arguments and named parameters; other names go to `rest`, the caller to
+ * *caller. */
 static bool bind_given(struct jrt *rt, const struct jmacro *m, const struct jargs *args,
                        struct jframe *frame, bool *given, struct jdict *rest, struct jv *caller)
 {
     const struct jsignature *sig = m->sig;
     size_t n = (size_t)sig->n;
-    for (size_t i = 0; i < n; i++) { // in order, so that defaults see what stands before them
+    for (size_t i = 0; i < n; i++) { // in order, so that defaults can use earlier parameters
         struct jv v = jv_missing();
         given[i] = i < args->n_pos;
         if (given[i]) {
@@ -53,7 +53,7 @@ static bool bind_given(struct jrt *rt, const struct jmacro *m, const struct jarg
     return true;
 }
 
-/* caller, kwargs and varargs exist in macros that mention them; elsewhere what would go there is an
+/* caller, kwargs and varargs exist in macros that mention them; in others, such arguments are an
  * error. */
 static bool bind_special(struct jrt *rt, const struct jmacro *m, const struct jargs *args,
                          struct jframe *frame, struct jdict *rest, struct jv caller)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which methods there are; those of one name stand together. */
+/* The table of methods; rows of the same name are adjacent. */
 #include "server/chat/jinja/methods.h"
 
 enum {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The methods that templates can call, by kind of object: each is a function in one of the
- * methods_*.c and a row of the table in methods.c. Internal to those files.
+/* The methods that templates can call, by kind of object: each is a function in one of methods_*.c
+ * and a row of the table in methods.c. Private to those files.
  * Thread: as the runtime. */
 #ifndef SLUICE_SERVER_CHAT_JINJA_METHODS_H
 #define SLUICE_SERVER_CHAT_JINJA_METHODS_H

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Methods of str that say what it is made of. */
+/* The is...() methods of str. */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/methods.h"
 #include "server/chat/jinja/unicode.h"
@@ -88,7 +88,7 @@ METHOD(str_isidentifier)
     return true;
 }
 
-/* Some cased character, and all of them of the wanted kind. */
+/* True if there is a cased character and all cased characters are of the wanted kind. */
 static bool cased_like(struct jrt *rt, struct jv self, unsigned wanted, unsigned refused,
                        struct jv *out)
 {

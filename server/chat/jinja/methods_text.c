@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Methods of str that change case and white space, cut, join and search; and what all methods
- * share. */
+/* Methods of str for case and white space, splitting, joining and searching; and helpers of all
+ * methods. */
 #include "server/chat/jinja/methods.h"
 #include "server/chat/jinja/unicode.h"
 
@@ -16,7 +16,7 @@ bool jm_give(struct jv self, struct jstr *s, struct jv *out)
     return s != NULL;
 }
 
-/* A parameter that must be a str; Markup escapes what it is given. */
+/* A parameter that must be a str; Markup escapes its arguments. */
 static bool want_str(struct jrt *rt, struct jv self, struct jv v, struct jstr **out)
 {
     if (v.type != JV_STR) {
@@ -40,7 +40,11 @@ static bool text_range(struct jrt *rt, struct jstr *s, struct jv start, struct j
         (jv_is_given(end) && end.type != JV_NONE && !jv_as_index(rt, end, to))) {
         return false;
     }
-    *to = *to > n ? n : *to < 0 ? *to + n : *to;
+    if (*to > n) {
+        *to = n;
+    } else if (*to < 0) {
+        *to += n;
+    }
     *to = *to < 0 ? 0 : *to;
     *from = *from < 0 ? *from + n : *from;
     *from = *from < 0 ? 0 : *from;
@@ -195,8 +199,11 @@ static bool partition(struct jrt *rt, struct jv self, struct jv sep, bool last, 
     }
     size_t at = last ? jt_rfind(s, by, 0, s->n_bytes) : jt_find(s, by, 0, s->n_bytes);
     bool found = at != SIZE_MAX;
-    size_t before = found ? at : last ? 0 : s->n_bytes;
-    size_t behind = found ? at + by->n_bytes : last ? 0 : s->n_bytes;
+    size_t before = last ? 0 : s->n_bytes, behind = before;
+    if (found) {
+        before = at;
+        behind = at + by->n_bytes;
+    }
     jm_give(self, js_sub(rt, s, 0, before), &l->items[0]);
     jm_give(self, js_sub(rt, s, before, behind - before), &l->items[1]);
     jm_give(self, js_sub(rt, s, behind, s->n_bytes - behind), &l->items[2]);

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_INT_DIGITS = 4300 }; // Python's own limit for text of integers
+enum { MAX_INT_DIGITS = 4300 }; // Python's own limit for integers as text
 
 static bool is_float(struct jv v)
 {
@@ -222,6 +222,14 @@ bool jnum_abs(struct jrt *rt, struct jv v, struct jv *out)
     return true;
 }
 
+static long double long_double_of(struct jv v)
+{
+    if (is_float(v)) {
+        return v.u.f;
+    }
+    return v.type == JV_BIG ? jbig_double(v.u.big) : (long double)small(v);
+}
+
 int jnum_compare(struct jv a, struct jv b)
 {
     if (!is_float(a) && !is_float(b)) {
@@ -232,12 +240,15 @@ int jnum_compare(struct jv a, struct jv b)
         return x < y ? -1 : x > y;
     }
     long double x, y; // 64 bits of mantissa: exact for int64 and double alike
-    x = is_float(a) ? a.u.f : a.type == JV_BIG ? jbig_double(a.u.big) : (long double)small(a);
-    y = is_float(b) ? b.u.f : b.type == JV_BIG ? jbig_double(b.u.big) : (long double)small(b);
-    return x < y ? -1 : x > y ? 1 : x == y ? 0 : 2;
+    x = long_double_of(a);
+    y = long_double_of(b);
+    if (isnan(x) || isnan(y)) {
+        return 2;
+    }
+    return x < y ? -1 : x > y;
 }
 
-/* Nine digits at a time. */
+/* Converts nine digits at a time. */
 bool jnum_from_decimal(struct jrt *rt, const char *s, size_t n_bytes, struct jv *out)
 {
     bool negative = n_bytes > 0 && s[0] == '-';
@@ -262,8 +273,9 @@ bool jnum_from_decimal(struct jrt *rt, const char *s, size_t n_bytes, struct jv 
     return !negative || jnum_negate(rt, v, out);
 }
 
-/* Trims white space as int() and float() do, and turns all decimal digits of Unicode into ASCII.
- * Returns the length, or SIZE_MAX if there is another non-ASCII character or it is too long. */
+/* Trims white space like int() and float(), and converts all Unicode decimal digits to ASCII.
+ * Returns the length, or SIZE_MAX if there is another non-ASCII character or the text is too
+ * long. */
 static size_t plain_text(const char *s, size_t n_bytes, char *out, size_t cap)
 {
     size_t n = 0, i = 0, end = 0;
@@ -292,10 +304,13 @@ static size_t plain_text(const char *s, size_t n_bytes, char *out, size_t cap)
 
 static int digit_of(char c)
 {
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'z' ? c - 'a' + 10
-           : c >= 'A' && c <= 'Z' ? c - 'A' + 10
-                                  : 99;
+    if (c >= '0' && c <= '9') {
+        return c - '0';
+    }
+    if (c >= 'a' && c <= 'z') {
+        return c - 'a' + 10;
+    }
+    return c >= 'A' && c <= 'Z' ? c - 'A' + 10 : 99;
 }
 
 static int prefix_base(const char *p)
@@ -304,7 +319,12 @@ static int prefix_base(const char *p)
         return 0;
     }
     int c = tolower((unsigned char)p[1]);
-    return c == 'x' ? 16 : c == 'o' ? 8 : c == 'b' ? 2 : 0;
+    switch (c) {
+    case 'x': return 16;
+    case 'o': return 8;
+    case 'b': return 2;
+    default: return 0;
+    }
 }
 
 bool jnum_parse_int(struct jrt *rt, const char *s, size_t n_bytes, int64_t base, struct jv *out,
@@ -388,7 +408,7 @@ static bool parse_special(const char *p, double *f)
 
 bool jnum_parse_float(const char *s, size_t n_bytes, double *f)
 {
-    char text[1100], clean[1100]; // longer ones do not occur; they count as no number
+    char text[1100], clean[1100]; // longer texts do not occur; they count as invalid
     size_t n = plain_text(s, n_bytes, text, sizeof text);
     if (n == SIZE_MAX || n == 0) {
         return false;
@@ -432,7 +452,7 @@ bool jnum_parse_float(const char *s, size_t n_bytes, double *f)
     return true;
 }
 
-/* The fewest digits that read back as f. */
+/* The fewest digits that parse back to f. */
 static void shortest(double f, char text[40])
 {
     for (int digits = fabs(f) < 1e-290 ? 1 : 15; digits <= 17; digits++) {
@@ -446,7 +466,8 @@ static void shortest(double f, char text[40])
 void jnum_float_text(double f, char out[40])
 {
     if (isnan(f) || isinf(f)) {
-        snprintf(out, 40, "%s", isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
+        const char *infinity = f < 0 ? "-inf" : "inf";
+        snprintf(out, 40, "%s", isnan(f) ? "nan" : infinity);
         return;
     }
     char text[40];

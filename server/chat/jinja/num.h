@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Numbers as Python has them: bool, int without a bound, float; their arithmetic, their text, and
- * their reading.
+/* Python's numbers: bool, unbounded int, float; arithmetic, formatting and parsing.
  * Thread: one owner (of the runtime). */
 #ifndef SLUICE_SERVER_CHAT_JINJA_NUM_H
 #define SLUICE_SERVER_CHAT_JINJA_NUM_H
 
 #include "server/chat/jinja/rt.h"
 
-/* An integer beyond 64 bits: sign and magnitude, little end first, in base 10^9, so that its text
- * costs no division. Values that fit 64 bits are JV_INT always. */
+/* An integer beyond 64 bits: sign and magnitude, little-endian, in base 10^9, so that printing
+ * needs no division. Values that fit 64 bits are always JV_INT. */
 struct jbig {
     bool negative;
     int n;
@@ -22,7 +21,7 @@ bool jnum_binary(struct jrt *rt, enum jop op, struct jv a, struct jv b, struct j
 bool jnum_negate(struct jrt *rt, struct jv v, struct jv *out);
 bool jnum_abs(struct jrt *rt, struct jv v, struct jv *out);
 
-/* -1, 0, 1, or 2 when they have no order (NaN). */
+/* -1, 0, 1, or 2 if they are unordered (NaN). */
 int jnum_compare(struct jv a, struct jv b);
 
 bool jnum_to_double(struct jrt *rt, struct jv v, double *f);     // OverflowError for a huge integer

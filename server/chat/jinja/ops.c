@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Operators: Python's rules for which types go together, and its messages where they do not.
- * What stands behind a dot or in brackets: access.c. */
+/* Operators: Python's rules for operand types, and its error messages. Attributes and items:
+ * access.c. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 
@@ -105,8 +105,8 @@ bool jinja_binary(struct jrt *rt, int op, struct jv a, struct jv b, struct jv *o
             return add(rt, a, b, out);
         }
     }
-    /* Python asks the left operand first; Undefined refuses on either side, but str and list
-     * refuse Undefined before it is asked only in a message. */
+    /* Python asks the left operand first. Undefined raises on either side; str and list reject
+     * Undefined earlier, which only affects the message. */
     if (a.type == JV_UNDEFINED || b.type == JV_UNDEFINED) {
         return jv_fail_undefined(rt, a.type == JV_UNDEFINED ? a : b);
     }

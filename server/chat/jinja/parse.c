@@ -11,7 +11,7 @@ static bool parse_body(struct jparser *p, const char *const *ends, struct jnodes
 static bool body_until(struct jparser *p, const char *const *ends, struct jnode ***kids, int *n)
 {
     struct jnodes l = {0};
-    jp_skip_op(p, ':'); // Python's habit, which Jinja2 allows
+    jp_skip_op(p, ':'); // Python syntax, which Jinja2 allows
     if (jp_token(p)->kind != T_BLOCK_END) {
         return jp_unexpected(p, "end of statement block");
     }
@@ -40,7 +40,7 @@ static struct jnode *parse_if(struct jparser *p)
     static const char *const ends[] = {"elif", "else", "endif", NULL};
     static const char *const last[] = {"endif", NULL};
     struct jnode *first = NULL, *n = NULL;
-    for (;;) { // each elif is the only statement of the else before it
+    for (;;) { // each elif is the only statement of the preceding else
         struct jnode *cond = jp_node(p, N_IF);
         jp_next(p); // if, elif
         if (!cond || !(cond->a = jp_tuple(p, false, false)) ||
@@ -289,7 +289,7 @@ static struct jnode *parse_continue(struct jparser *p)
     return parse_word(p, N_CONTINUE);
 }
 
-/* There is nothing to include or import from: the statement fails when it is reached. */
+/* There is no loader for include or import: the statement fails when it is executed. */
 static struct jnode *parse_no_loader(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_NO_LOADER);
@@ -434,7 +434,7 @@ static bool parse_body(struct jparser *p, const char *const *ends, struct jnodes
 
 bool jinja_parse(struct jinja_template *t, const struct jtoken *tokens, size_t n_tokens)
 {
-    (void)n_tokens; // the list ends with T_EOF, which nothing passes
+    (void)n_tokens; // the list ends with T_EOF, which is never skipped
     struct jparser p = {.rt = &t->rt, .t = t, .tokens = tokens};
     t->sym_loop = jinja_symbol(t, "loop", 4);
     t->sym_caller = jinja_symbol(t, "caller", 6);

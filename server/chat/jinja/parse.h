@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the two halves of the parser (statements, expressions) share.
- * Thread: one compilation. */
+/* Shared by the files of the parser. Thread: one compilation. */
 #ifndef SLUICE_SERVER_CHAT_JINJA_PARSE_H
 #define SLUICE_SERVER_CHAT_JINJA_PARSE_H
 
@@ -44,14 +43,14 @@ bool jp_unexpected(struct jparser *p, const char *wanted);
 struct jnode *jp_node(struct jparser *p, enum jnode_kind kind);
 bool jp_push(struct jparser *p, struct jnodes *l, struct jnode *n);
 
-/* All return NULL after an error; also when a part is NULL. */
+/* All return NULL after an error, and if a part is NULL. */
 struct jnode *jp_one(struct jparser *p, enum jnode_kind kind, struct jnode *a);
 struct jnode *jp_two(struct jparser *p, enum jnode_kind kind, struct jnode *a, struct jnode *b);
 struct jnode *jp_with_kids(struct jparser *p, enum jnode_kind kind, const struct jnodes *l);
 struct jnode *jp_constant(struct jparser *p, struct jv v);
-struct jstr *jp_settled(struct jstr *s); // with its characters counted: renders share it
+struct jstr *jp_settled(struct jstr *s); // with its characters counted, because renders share it
 
-/* A literal, a name, a pair of brackets; what stands behind it; filters and tests of it. */
+/* A literal, a name, or brackets; its postfix operators; its filters and tests. */
 struct jnode *jp_number(struct jparser *p);
 struct jnode *jp_primary(struct jparser *p, bool with_namespace);
 struct jnode *jp_postfix(struct jparser *p, struct jnode *n);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Operators, loosest last; tuples and the targets of assignments. */
+/* Operators, lowest precedence last; tuples and assignment targets. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 #include "server/chat/jinja/parse.h"

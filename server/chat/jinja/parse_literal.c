@@ -10,6 +10,17 @@
 
 /* ---- literals ---- */
 
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9') {
+        return c - '0';
+    }
+    if (c >= 'a' && c <= 'f') {
+        return c - 'a' + 10;
+    }
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
 static int hex_digits(const char *s, size_t n_bytes, size_t want, uint32_t *cp)
 {
     if (n_bytes < want) {
@@ -17,11 +28,7 @@ static int hex_digits(const char *s, size_t n_bytes, size_t want, uint32_t *cp)
     }
     *cp = 0;
     for (size_t i = 0; i < want; i++) {
-        char c = s[i];
-        int d = c >= '0' && c <= '9'   ? c - '0'
-                : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                       : -1;
+        int d = hex_digit(s[i]);
         if (d < 0) {
             return -1;
         }
@@ -35,7 +42,7 @@ static void put_scalar(struct jsb *b, uint32_t cp)
     jsb_put_cp(b, cp >= 0xD800 && cp < 0xE000 ? 0xFFFD : cp, false);
 }
 
-/* The escape behind a backslash; returns the bytes it takes, -1 if it is malformed. */
+/* Parses the escape after a backslash; returns its length in bytes, -1 if it is malformed. */
 static int put_escape(struct jsb *b, const char *s, size_t n_bytes)
 {
     static const char plain[] = "\\'\"abfnrtv", value[] = "\\'\"\a\b\f\n\r\t\v";
@@ -57,7 +64,10 @@ static int put_escape(struct jsb *b, const char *s, size_t n_bytes)
         return n;
     }
     if (s[0] == 'x' || s[0] == 'u' || s[0] == 'U') {
-        size_t want = s[0] == 'x' ? 2 : s[0] == 'u' ? 4 : 8;
+        size_t want = s[0] == 'u' ? 4 : 8;
+        if (s[0] == 'x') {
+            want = 2;
+        }
         if (hex_digits(s + 1, n_bytes - 1, want, &cp) < 0) {
             return -1;
         }
@@ -65,17 +75,22 @@ static int put_escape(struct jsb *b, const char *s, size_t n_bytes)
         return (int)want + 1;
     }
     if (s[0] == 'N') {
-        return -1; // names of characters: not supported
+        return -1; // character names are not supported
     }
     jsb_putc(b, '\\', false);
     if ((unsigned char)s[0] < 0x80) {
         jsb_putc(b, s[0], false);
         return 1;
     }
-    /* Jinja2 writes other characters as escapes first; a backslash before one hits that text. */
+    /* Jinja2 first writes other characters as escapes; a backslash before one applies to that
+     * text. */
     char text[12];
     int n = (int)utf8_decode(s, n_bytes, &cp);
-    snprintf(text, sizeof text, cp < 0x100 ? "x%02x" : cp < 0x10000 ? "u%04x" : "U%08x", cp);
+    if (cp < 0x100) {
+        snprintf(text, sizeof text, "x%02x", cp);
+    } else {
+        snprintf(text, sizeof text, cp < 0x10000 ? "u%04x" : "U%08x", cp);
+    }
     jsb_puts(b, text);
     return n;
 }
@@ -124,7 +139,7 @@ struct jnode *jp_number(struct jparser *p)
         if (!jnum_parse_int(p->rt, t->s, t->n_bytes, 0, &v, &ok)) {
             return NULL;
         }
-        if (!ok) { // 00 is fine, and longer ones than int() takes are not
+        if (!ok) { // 00 is valid; integers longer than int() accepts are not
             jinja_syntax(p->rt, t->line, "a number is too long");
             return NULL;
         }

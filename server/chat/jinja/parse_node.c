@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the parser's files share: looking at tokens, making nodes. */
+/* Shared by the parser's files: inspecting tokens, creating nodes. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/parse.h"
 
@@ -133,7 +133,7 @@ struct jnode *jp_constant(struct jparser *p, struct jv v)
     return n;
 }
 
-/* Renders share constants, so everything that is found out lazily is found out now. */
+/* Renders share constants, so everything that is computed lazily is computed now. */
 struct jstr *jp_settled(struct jstr *s)
 {
     if (s) {

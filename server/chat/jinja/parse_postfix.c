@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What stands behind a value: calls, subscripts, filters, tests. */
+/* What may follow a value: calls, subscripts, filters, tests. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 #include "server/chat/jinja/parse.h"
@@ -165,7 +165,8 @@ static struct jnode *subscript(struct jparser *p, struct jnode *on)
         }
     }
     struct jnode *index = l.n == 1 ? l.v[0] : jp_with_kids(p, N_TUPLE, &l);
-    if (index && index->kind == N_SLICE && !index->a) { // not the value of another slice
+    if (index && index->kind == N_SLICE && !index->a) { // a slice, but not one whose value is a
+                                                        // slice
         index->a = on;
         return index;
     }
@@ -190,7 +191,7 @@ struct jnode *jp_postfix(struct jparser *p, struct jnode *n)
     return n;
 }
 
-/* A name, perhaps with dots, as filters and tests have it. */
+/* A name, possibly dotted, of a filter or test. */
 static struct jstr *dotted_name(struct jparser *p)
 {
     struct jsb b;
@@ -231,7 +232,7 @@ struct jnode *jp_filters(struct jparser *p, struct jnode *on, bool start_inline)
     return on;
 }
 
-/* The argument of a test may stand without parentheses. */
+/* The argument of a test may be given without parentheses. */
 static struct jcall_node *test_args(struct jparser *p)
 {
     struct jcall_node *call = jrt_alloc(p->rt, 1, sizeof *call);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What an item is looked at by: an attribute path ("a.b.0"), and the case folded away. Filters that
- * sort, join, sum, map or select share it. */
+/* The key by which filters access an item: an attribute path ("a.b.0"), optionally case-folded.
+ * Shared by filters that sort, join, sum, map or select. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 #include "server/chat/jinja/unicode.h"
@@ -39,7 +39,7 @@ bool jpath_make(struct jrt *rt, struct jv attribute, struct jpath *path)
     return true;
 }
 
-/* `fallback` (not MISSING, not None) takes the place of an undefined part. */
+/* `fallback` (unless MISSING or None) replaces an undefined part. */
 bool jpath_get(struct jrt *rt, const struct jpath *path, struct jv item, struct jv fallback,
                struct jv *out)
 {

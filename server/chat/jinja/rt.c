@@ -38,7 +38,7 @@ bool jrt_raise(struct jrt *rt, const char *message, size_t n_bytes)
     rt->st = ERR_INVALID;
     size_t n = n_bytes < sizeof rt->err.text - 1 ? n_bytes : sizeof rt->err.text - 1;
     while (n > 0 && n < n_bytes && ((unsigned char)message[n] & 0xC0) == 0x80) {
-        n--; // not in the middle of a character
+        n--; // not inside a character
     }
     if (n > 0) {
         memcpy(rt->err.text, message, n);

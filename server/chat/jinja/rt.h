@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The runtime of one render (or of one compilation): its arena, its limits, its error, its scopes
- * and its output. Internal to server/chat/jinja/.
+/* The runtime of one render (or one compilation): its arena, limits, error, scopes and output.
+ * Private to server/chat/jinja/.
  * Thread: one owner. */
 #ifndef SLUICE_SERVER_CHAT_JINJA_RT_H
 #define SLUICE_SERVER_CHAT_JINJA_RT_H
@@ -9,11 +9,11 @@
 #include "engine/base/status.h"
 #include "server/chat/jinja/value.h"
 
-/* Bounds. A step is one node evaluated, one item passed or 256 bytes moved. The C stack of one
- * level of nesting is at most about 500 bytes in a release build; libuv's pool threads have 8 MiB
- * (2 MiB where the system sets no limit). */
+/* Limits. A step is one node evaluated, one item iterated or 256 bytes moved. One level of nesting
+ * takes at most about 500 bytes of C stack in a release build; libuv's pool threads have 8 MiB (2
+ * MiB if the system sets no limit). */
 enum {
-#ifdef SLUICE_FUZZER // small bounds are reached sooner
+#ifdef SLUICE_FUZZER // fuzzing reaches small limits sooner
     JINJA_MAX_STEPS = 100 * 1000,
     JINJA_MAX_OUTPUT = 1 << 20,
     JINJA_MAX_MEMORY = 16 << 20,
@@ -23,9 +23,10 @@ enum {
     JINJA_MAX_MEMORY = 256 << 20,
 #endif
     JINJA_MAX_CALLS = 200,   // macros, callers and recursive loops
-    JINJA_MAX_DEPTH = 2000,  // C calls of the evaluator, within all those calls
-    JINJA_MAX_NEST = 200,    // of a value that is printed, compared or hashed; of the source
-    JINJA_MAX_RANGE = 100000 // Jinja2's own
+    JINJA_MAX_DEPTH = 2000,  // recursive C calls of the evaluator, over all those calls
+    JINJA_MAX_NEST = 200,    // nesting of a value that is printed, compared or hashed; of the
+                             // source
+    JINJA_MAX_RANGE = 100000 // Jinja2's own limit
 };
 
 struct jbinding {
@@ -34,7 +35,7 @@ struct jbinding {
 };
 
 struct jframe {
-    struct jframe *parent; // NULL: names are then looked up among the render's variables
+    struct jframe *parent; // NULL: next, names are looked up among the render's variables
     struct jbinding *b;
     int n, cap;
 };
@@ -51,13 +52,13 @@ struct jrt {
     struct jv *vars; // by symbol
     int n_vars;
     const struct jinja_template *t;
-    const struct jinja_tables *tables; // the filters, tests, methods and functions that there are
+    const struct jinja_tables *tables; // the available filters, tests, methods and functions
     int64_t local_us;
-    struct jstr *ascii[2][128];  // one-character strings that were needed, by [input][character]
-    struct jundef *last_missing; // the last attribute that was not there
+    struct jstr *ascii[2][128];  // cached one-character strings, by [input][character]
+    struct jundef *last_missing; // the last missing attribute
 };
 
-/* Records an error and returns false: the first one stays. `kind` is the Python exception. */
+/* Records an error and returns false; the first error is kept. `kind` is the Python exception. */
 bool jrt_fail(struct jrt *rt, const char *kind, const char *fmt, ...) PRINTF_LIKE(3, 4);
 bool jrt_limit(struct jrt *rt, const char *what);
 bool jrt_raise(struct jrt *rt, const char *message, size_t n_bytes); // raise_exception
@@ -70,7 +71,7 @@ static inline bool jrt_step(struct jrt *rt)
     return rt->steps_left-- > 0 || jrt_limit(rt, "it takes too many steps");
 }
 
-/* One more level of C calls; each node goes through here, so it is inline. */
+/* Enters one more level of C calls; inline, because every node uses it. */
 static inline bool jinja_enter(struct jrt *rt)
 {
     if (++rt->depth > JINJA_MAX_DEPTH) {

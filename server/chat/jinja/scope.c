@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Jinja2 decides at compile time where a name comes from. Look-ups at run time (jscope_get) give
- * the same, but for one rule that this pass finds: a name whose first appearance in a scope is an
- * assignment, and that no outer scope mentions, is undefined before that assignment, even within
- * loops and macros that come first, and even if the render has a variable of that name. A name that
- * is assigned in a branch of an `if` only is not hidden: there Jinja2 looks it up. */
+/* Jinja2 decides at compile time where a name comes from. Run-time lookups (jscope_get) give the
+ * same result, except for one rule that this pass handles: a name that is first used in a scope by
+ * assignment, and that no outer scope mentions, is undefined before that assignment, even inside
+ * earlier loops and macros, and even if the render has a variable of that name. A name assigned
+ * only in a branch of an `if` is not hidden: Jinja2 looks it up there. */
 #include "server/chat/jinja/ast.h"
 
 #include <string.h>
@@ -133,7 +133,7 @@ static void declare_target(struct scope *sc, const struct jnode *n)
     }
 }
 
-/* What a statement does to the scope that it stands in. */
+/* The effect of a statement on its scope. */
 static bool visit(struct pass *ps, struct scope *sc, const struct jnode *n, bool in_branch,
                   struct jhidden *h)
 {
@@ -164,7 +164,7 @@ static bool visit(struct pass *ps, struct scope *sc, const struct jnode *n, bool
 
 static bool enter(struct pass *ps, const struct scope *sc, struct jnode *const *body, int n);
 
-/* A body with a scope of its own: first the scope, then what is nested in it, as Jinja2 does. */
+/* A body with its own scope: first the scope, then nested ones, as in Jinja2. */
 static bool body_scope(struct pass *ps, struct scope *sc, struct jnode *const *body, int n,
                        struct jhidden *h)
 {
@@ -201,7 +201,7 @@ static bool nested_scope(struct pass *ps, const struct scope *outer, struct jnod
         return enter(ps, outer, n->kids, n->n_kids) && enter(ps, outer, n->more, n->n_more);
     }
     if (n->kind == N_BLOCK && !n->flag) {
-        outer = NULL; // sees the render's variables only
+        outer = NULL; // sees only the render's variables
     }
     if (n->n_kids == 0 && n->n_more == 0) {
         return true;
@@ -216,7 +216,7 @@ static bool nested_scope(struct pass *ps, const struct scope *outer, struct jnod
             sc.seen[ps->t->sym_loop] = KNOWN | STORED;
         }
         if (n->n_more > 0) {
-            struct jhidden unused = {0}; // the else of a loop: rare enough to leave alone
+            struct jhidden unused = {0}; // the else of a loop: too rare to handle
             if (!open_scope(ps, &other, outer) ||
                 !body_scope(ps, &other, n->more, n->n_more, &unused)) {
                 return false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Python's format specifications, what stands behind the colon in "{:>8.3f}". */
+/* Python's format specifications, the part after the colon in "{:>8.3f}". */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/format.h"
 #include "server/chat/jinja/num.h"
@@ -10,14 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_PRECISION = 1000 }; // of floats; more is refused
+enum { MAX_PRECISION = 1000 }; // for floats; larger values are rejected
 
 static bool is_align(char c)
 {
     return c && strchr("<>=^", c);
 }
 
-/* A decimal number at *p; false if it is absurd. */
+/* A decimal number at *p; false if it is too large. */
 static bool take_number(const char **p, const char *end, int64_t *v)
 {
     *v = -1;
@@ -87,7 +87,10 @@ bool jspec_put_padded(struct jsb *b, struct jstr *s, const struct jspec *spec, c
     size_t n = js_chars(s),
            pad = spec->width > 0 && (size_t)spec->width > n ? (size_t)spec->width - n : 0;
     char align = spec->align ? spec->align : default_align;
-    size_t left = align == '>' || align == '=' ? pad : align == '^' ? pad / 2 : 0;
+    size_t left = align == '^' ? pad / 2 : 0;
+    if (align == '>' || align == '=') {
+        left = pad;
+    }
     struct jstr *fill = spec->fill ? spec->fill : js_lit(b->rt, " ");
     if (!fill) {
         return false;
@@ -98,8 +101,8 @@ bool jspec_put_padded(struct jsb *b, struct jstr *s, const struct jspec *spec, c
     return !b->failed;
 }
 
-/* Puts separators into the whole digits: every three, or four for the binary kinds. With zero
- * padding the zeros are grouped too, up to `min_width` characters. */
+/* Inserts separators into the integer digits: every three, or four for binary formats. With zero
+ * padding the zeros are grouped, too, up to `min_width` characters. */
 static struct jstr *group_digits(struct jrt *rt, const char *digits, size_t n, char separator,
                                  int every, size_t min_width)
 {
@@ -121,18 +124,25 @@ static struct jstr *group_digits(struct jrt *rt, const char *digits, size_t n, c
     return jsb_done(&b);
 }
 
-/* sign, prefix ("0x"), whole digits, and the rest (".5e+10%"), padded. */
+const char *jspec_sign(const struct jspec *spec, bool negative)
+{
+    if (negative) {
+        return "-";
+    }
+    switch (spec->sign) {
+    case '+': return "+";
+    case ' ': return " ";
+    default: return "";
+    }
+}
+
+/* sign, prefix ("0x"), integer digits, and the rest (".5e+10%"), padded. */
 static bool put_number(struct jsb *b, const struct jspec *spec, bool negative, const char *prefix,
                        const char *digits, size_t n_digits, const char *rest, int group_every)
 {
     struct jrt *rt = b->rt;
     char head[8];
-    snprintf(head, sizeof head, "%s%s",
-             negative            ? "-"
-             : spec->sign == '+' ? "+"
-             : spec->sign == ' ' ? " "
-                                 : "",
-             prefix);
+    snprintf(head, sizeof head, "%s%s", jspec_sign(spec, negative), prefix);
     bool zeros = spec->align == '=' && spec->fill && js_is(spec->fill, "0");
     size_t around = strlen(head) + strlen(rest);
     size_t min_width =
@@ -146,7 +156,7 @@ static bool put_number(struct jsb *b, const struct jspec *spec, bool negative, c
     }
     struct jsb number;
     jsb_init(&number, rt);
-    bool inside = spec->align == '=' && !zeros; // the fill stands between sign and digits
+    bool inside = spec->align == '=' && !zeros; // padding goes between sign and digits
     if (!inside) {
         jsb_puts(&number, head);
     }
@@ -253,7 +263,7 @@ bool jspec_put_int(struct jsb *b, struct jv v, const struct jspec *spec)
                       base == 10 ? 3 : 4);
 }
 
-/* Splits "123.45e+10" behind the whole digits. */
+/* Splits "123.45e+10" after the integer digits. */
 static bool put_float_text(struct jsb *b, const struct jspec *spec, bool negative, const char *text)
 {
     size_t n = 0;
@@ -268,7 +278,7 @@ static bool put_float_text(struct jsb *b, const struct jspec *spec, bool negativ
     return put_number(b, spec, negative, "", text, n, text + n, 3);
 }
 
-/* "1.500e+02" without the zeros at the end of its fraction. */
+/* Removes trailing zeros of the fraction from "1.500e+02". */
 static void strip_fraction(char *text)
 {
     char *e = strchr(text, 'e'), *end = e;
@@ -281,8 +291,8 @@ static void strip_fraction(char *text)
     }
 }
 
-/* No type: like repr, or with a precision like 'g', but with a digit behind the point, and with an
- * exponent one digit sooner. */
+/* No type: like repr, or with a precision like 'g', but with at least one digit after the point,
+ * and switching to an exponent one digit earlier. */
 static void general_without_type(double f, const struct jspec *spec, char *text, size_t cap)
 {
     if (spec->precision < 0) {
@@ -362,7 +372,7 @@ static bool put_char(struct jsb *b, struct jv v, const struct jspec *spec)
     if (cp < 0 || cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000)) {
         return jrt_fail(b->rt, "OverflowError", "%%c arg not in range(0x110000)");
     }
-    // As "%c": numbers do not tell where they are from.
+    // Like "%c": numbers have no provenance.
     struct jstr *s = js_copy(b->rt, c, utf8_encode((uint32_t)cp, c), PROV_INPUT);
     return s && jspec_put_padded(b, s, spec, '<');
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Strings and their builder: text with, for each byte, whether it came from the request. */
+/* Strings and their builder: text that tracks for each byte whether it came from the request. */
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/rt.h"
 
 #include <string.h>
 
-/* Shorter concatenations are copied at once; longer ones wait until someone reads them, so that a
- * loop that adds to a long string costs no square of its length. */
+/* Shorter concatenations are copied immediately; longer ones stay lazy until they are read, so that
+ * appending to a long string in a loop does not take quadratic time. */
 enum { ROPE_MIN_BYTES = 512 };
 
 struct jstr *js_new(struct jrt *rt, const char *s, size_t n_bytes, enum jprov prov)
@@ -44,8 +44,8 @@ bool js_flat(struct jrt *rt, struct jstr *s)
     if (!data) {
         return false;
     }
-    /* Only left sides are concatenations themselves (js_concat sees to it), so this is a walk down
-     * one spine, from the end of the text. */
+    /* Only left operands are concatenations themselves (js_concat ensures it), so this walks a
+     * single spine from the end of the text. */
     size_t n_runs = 0;
     size_t end = s->n_bytes;
     for (struct jstr *p = s;; p = p->left) {
@@ -99,7 +99,7 @@ static size_t count_chars(const char *s, size_t n_bytes)
 size_t js_chars(struct jstr *s)
 {
     if (s->n_chars != SIZE_MAX) {
-        return s->n_chars; // constants are counted at compile time: no write here for them
+        return s->n_chars; // constants are counted at compile time, so renders do not write to them
     }
     s->n_chars = count_chars(s->s, s->n_bytes);
     return s->n_chars;
@@ -119,7 +119,7 @@ size_t js_offset(struct jstr *s, size_t at_char)
     return i;
 }
 
-/* The first run that ends behind `at`. */
+/* The first run that ends after `at`. */
 static size_t find_run(const struct jstr *s, size_t at)
 {
     size_t low = 0, high = s->n_runs;

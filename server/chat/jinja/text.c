@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What str methods and filters share: cases, stripping, splitting, finding. Provenance goes with
- * each character. */
+/* Shared by str methods and filters: case mapping, stripping, splitting, searching. Each character
+ * keeps its provenance. */
 #include "engine/base/hash.h"
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/eval.h"
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* The character at s[i] of a flat string, and how long it is. */
+/* The character at s[i] of a flat string, and its length. */
 static uint32_t char_at(const struct jstr *s, size_t i, size_t *n)
 {
     uint32_t cp = (unsigned char)s->s[i];
@@ -20,7 +20,7 @@ static uint32_t char_at(const struct jstr *s, size_t i, size_t *n)
     return cp;
 }
 
-/* Where the character that ends at `end` begins. */
+/* Start of the character that ends at `end`. */
 static size_t char_before(const struct jstr *s, size_t end)
 {
     do {
@@ -50,8 +50,8 @@ static void put_mapped(struct jsb *b, uint32_t cp, int how, bool input)
 
 enum { SIGMA = 0x3A3, FINAL_SIGMA = 0x3C2 };
 
-/* A capital sigma at `at` becomes a final one after a letter and before none (passing over
- * characters without case of their own, such as apostrophes). */
+/* True if the capital sigma at `at` becomes a final sigma: after a letter and not before one
+ * (skipping caseless characters such as apostrophes). */
 static bool is_final_sigma(const struct jstr *s, size_t at)
 {
     size_t n, i = at;
@@ -103,7 +103,7 @@ struct jstr *jt_map_case(struct jrt *rt, struct jstr *s, int how)
     return jsb_done(&b);
 }
 
-/* Small letters but for the first, or for the first behind each that has no case. */
+/* Lower-cases all letters except the first, or the first after each caseless character. */
 static struct jstr *raise_first(struct jrt *rt, struct jstr *s, bool each_word)
 {
     struct jsb b;
@@ -195,7 +195,7 @@ size_t jt_find(const struct jstr *s, const struct jstr *part, size_t from, size_
     return p ? (size_t)(p - s->s) : SIZE_MAX;
 }
 
-/* A polynomial hash modulo the prime 2^61 - 1, with a base that nobody can know beforehand. */
+/* For a polynomial hash modulo the prime 2^61 - 1 with an unpredictable base. */
 static uint64_t times(uint64_t a, uint64_t b)
 {
     const uint64_t prime = (1ULL << 61) - 1;
@@ -204,8 +204,8 @@ static uint64_t times(uint64_t a, uint64_t b)
     return r >= prime ? r - prime : r;
 }
 
-/* The last place, in linear time whatever the texts: a window slides down from the end, and only
- * where its hash is right are the bytes compared. */
+/* The last occurrence, in linear time for any text: a window slides from the end, and bytes are
+ * compared only if its hash matches. */
 size_t jt_rfind(const struct jstr *s, const struct jstr *part, size_t from, size_t to)
 {
     const uint64_t prime = (1ULL << 61) - 1, base = (hash_process_key() | 257) % prime;
@@ -250,7 +250,8 @@ static bool split_spaces(struct jrt *rt, struct jstr *s, int64_t max, struct jli
         }
         size_t from = i;
         if (max >= 0 && (int64_t)l->n >= max) {
-            return push_part(rt, l, s, from, s->n_bytes); // the rest, with the space behind it
+            // the rest, including trailing white space
+            return push_part(rt, l, s, from, s->n_bytes);
         }
         while (i < s->n_bytes && !uni_is_space(char_at(s, i, &n))) {
             i += n;
@@ -359,7 +360,7 @@ bool jt_splitlines(struct jrt *rt, struct jstr *s, bool keep_ends, struct jlist 
     return from >= s->n_bytes || push_part(rt, l, s, from, s->n_bytes);
 }
 
-/* An empty `old` stands before every character and at the end. */
+/* An empty `old` matches before every character and at the end. */
 static struct jstr *interleave(struct jrt *rt, struct jstr *s, struct jstr *with, int64_t max)
 {
     struct jsb b;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What Python's str methods ask of Unicode. The tables behind it are made by
- * scripts/unicode_table.py from Python's unicodedata, so that case, white space and printability
- * agree with the interpreter that the vectors come from.
+/* Unicode properties used by Python's str methods. scripts/unicode_table.py generates the tables
+ * from Python's unicodedata, so that case, white space and printability agree with the interpreter
+ * that produced the test vectors.
  * Thread: any; constant data. */
 #ifndef SLUICE_SERVER_CHAT_JINJA_UNICODE_H
 #define SLUICE_SERVER_CHAT_JINJA_UNICODE_H

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a value is on its own: undefined and why, its type's name, its truth, its number. */
+/* Basic properties of values: undefined and its reason, type names, truth, numeric value. */
 #include "server/chat/jinja/eval.h"
 
 bool jv_undefined(struct jrt *rt, struct jv obj, struct jv name, struct jv *out)
 {
-    /* Only the type of the object is ever told, so loops that ask for the same thing again and
-     * again can share one. */
+    /* Messages only mention the type of the object, so repeated lookups of the same attribute can
+     * share one undefined. */
     struct jundef *u = rt->last_missing;
     bool simple = name.type == JV_STR && (obj.type == JV_STR || obj.type == JV_DICT);
     bool again = u && simple && u->name.u.s == name.u.s && u->obj.type == obj.type &&
@@ -48,9 +48,11 @@ const char *jv_type_name(struct jv v)
     case JV_DICT: return "dict";
     case JV_RANGE: return "range";
     case JV_VIEW:
-        return v.u.view->kind == JVIEW_KEYS     ? "dict_keys"
-               : v.u.view->kind == JVIEW_VALUES ? "dict_values"
-                                                : "dict_items";
+        switch (v.u.view->kind) {
+        case JVIEW_KEYS: return "dict_keys";
+        case JVIEW_VALUES: return "dict_values";
+        default: return "dict_items";
+        }
     case JV_ITER: return "generator";
     case JV_NAMESPACE: return "Namespace";
     case JV_MACRO: return "Macro";

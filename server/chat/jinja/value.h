@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The values of a template: what Python's are, as far as a template can tell. A value is 16 bytes
- * and is copied freely; what it points to lives in the arena of the render (or, for constants, of
- * the compiled template) and is never changed once it can be seen, but for the few objects that
- * Python's templates mutate too (namespace, loop, cycler, joiner, iterators).
+/* The values of a template, which behave like Python's as far as a template can tell. A value is 16
+ * bytes and is copied freely. What it points to lives in the arena of the render (or, for
+ * constants, of the compiled template) and is immutable once visible, except for the few objects
+ * that Python templates also mutate (namespace, loop, cycler, joiner, iterators).
  *
- * Prefixes: jv_ for values, js_ for strings, jsb_ for the string builder, jd_ for dictionaries.
- * A function that returns bool returns false after it has recorded an error in the runtime; a
- * pointer is NULL in that case.
+ * Prefixes: jv_ for values, js_ for strings, jsb_ for the string builder, jd_ for dictionaries. A
+ * function that returns bool returns false after recording an error in the runtime; one that
+ * returns a pointer then returns NULL.
  * Thread: one owner; constants of a compiled template are read by all. */
 #ifndef SLUICE_SERVER_CHAT_JINJA_VALUE_H
 #define SLUICE_SERVER_CHAT_JINJA_VALUE_H
@@ -18,7 +18,7 @@
 struct jrt;
 
 enum jv_type {
-    JV_MISSING, // no value: an argument not given, a name not bound. Templates never see it.
+    JV_MISSING, // no value: an argument not given, an unbound name. Never visible to templates.
     JV_UNDEFINED,
     JV_NONE,
     JV_BOOL,
@@ -32,7 +32,7 @@ enum jv_type {
     JV_DICT,
     JV_RANGE,
     JV_VIEW, // keys, values or items of a dictionary
-    JV_ITER, // passes once over its items
+    JV_ITER, // yields its items once
     JV_NAMESPACE,
     JV_MACRO,
     JV_LOOP,
@@ -78,7 +78,7 @@ struct jrun {
 enum jprov { PROV_TEMPLATE, PROV_INPUT, PROV_MIXED };
 
 struct jstr {
-    const char *s; // NULL: a concatenation that nobody has read yet; see js_flat
+    const char *s; // NULL: a lazy concatenation; see js_flat
     size_t n_bytes;
     size_t n_chars; // SIZE_MAX: not counted yet
     enum jprov prov;
@@ -89,8 +89,8 @@ struct jstr {
 
 struct jstr *js_new(struct jrt *rt, const char *s, size_t n_bytes, enum jprov prov); // borrows s
 struct jstr *js_copy(struct jrt *rt, const char *s, size_t n_bytes, enum jprov prov);
-struct jstr *js_lit(struct jrt *rt, const char *s); // borrows; the template's own text
-bool js_flat(struct jrt *rt, struct jstr *s);       // s->s can be read afterwards
+struct jstr *js_lit(struct jrt *rt, const char *s); // borrows; text of the template itself
+bool js_flat(struct jrt *rt, struct jstr *s);       // makes s->s readable
 size_t js_chars(struct jstr *s);                    // of a flat string
 size_t js_offset(struct jstr *s, size_t at_char);   // byte offset of a character, of a flat string
 struct jstr *js_sub(struct jrt *rt, struct jstr *s, size_t at, size_t n_bytes);
@@ -98,7 +98,8 @@ struct jstr *js_concat(struct jrt *rt, struct jstr *a, struct jstr *b);
 bool js_is(const struct jstr *s, const char *text); // of a flat string
 bool js_input_at(const struct jstr *s, size_t at);  // the provenance of one byte
 
-/* Builds a string. Past the limits of the render the runtime has failed and appends do nothing. */
+/* Builds a string. Once a limit of the render is exceeded the runtime has failed, and appends do
+ * nothing. */
 struct jsb {
     struct jrt *rt;
     char *s;
@@ -110,7 +111,7 @@ struct jsb {
 
 void jsb_init(struct jsb *b, struct jrt *rt);
 void jsb_put(struct jsb *b, const char *s, size_t n_bytes, bool input);
-void jsb_puts(struct jsb *b, const char *s); // the template's own text
+void jsb_puts(struct jsb *b, const char *s); // text of the template itself
 void jsb_putc(struct jsb *b, char c, bool input);
 void jsb_put_cp(struct jsb *b, uint32_t cp, bool input);
 void jsb_put_str(struct jsb *b, struct jstr *s);
@@ -128,13 +129,13 @@ struct jlist {
 
 struct jentry {
     struct jv key, value;
-    uint64_t hash; // only while there is an index
+    uint64_t hash; // valid only while there is an index
 };
 
 struct jdict {
     struct jentry *e; // in order of insertion
     size_t n, cap;
-    uint32_t *index; // of a dictionary of more than 8 entries: 0 is free, else entry + 1
+    uint32_t *index; // for dictionaries of more than 8 entries: 0 is free, otherwise entry + 1
     size_t n_slots;
 };
 
@@ -163,7 +164,7 @@ struct jmethod {
     const struct jinja_method *m;
 };
 
-/* Why a value is undefined: what the error says when it is used. */
+/* Why a value is undefined: used for the error message. */
 struct jundef {
     const char *hint; // the whole message, or NULL
     struct jv obj;    // JV_MISSING: a plain name
@@ -173,7 +174,7 @@ struct jundef {
 
 struct jlist *jlist_new(struct jrt *rt, size_t n); // n items, all MISSING
 struct jlist *jlist_join(struct jrt *rt, const struct jlist *a, const struct jlist *b);
-bool jlist_push(struct jrt *rt, struct jlist *l, struct jv v); // while nobody else has it
+bool jlist_push(struct jrt *rt, struct jlist *l, struct jv v); // only while it is not shared
 
 struct jdict *jd_new(struct jrt *rt);
 bool jd_set(struct jrt *rt, struct jdict *d, struct jv key, struct jv value);
@@ -235,14 +236,14 @@ const char *jv_type_name(struct jv v); // as Python's type(v).__name__
 bool jv_truth(struct jv v);
 bool jv_hash(struct jrt *rt, struct jv v, uint64_t *hash); // false: not hashable; no error recorded
 bool jv_equal(struct jrt *rt, struct jv a, struct jv b, bool *equal);
-/* The same of items that lie so deep in what is compared. */
+/* The same for items nested at this depth in a comparison. */
 bool jv_equal_nested(struct jrt *rt, struct jv a, struct jv b, int nest, bool *equal);
 bool jv_same(struct jv a, struct jv b); // Python's `is`
 
 enum jv_order { JV_LT, JV_LE, JV_GT, JV_GE };
 bool jv_compare(struct jrt *rt, struct jv a, struct jv b, enum jv_order op, bool *out);
 
-bool jv_len(struct jrt *rt, struct jv v, size_t *n); // a TypeError for what has no len()
+bool jv_len(struct jrt *rt, struct jv v, size_t *n); // TypeError for values without len()
 bool jv_contains(struct jrt *rt, struct jv container, struct jv v, bool *out);
 bool jv_is_callable(struct jv v);
 
@@ -256,7 +257,7 @@ static inline bool jv_is_number(struct jv v)
 
 /* An index: bool or int (big integers are clamped). A TypeError otherwise. */
 bool jv_as_index(struct jrt *rt, struct jv v, int64_t *i);
-/* The same of an argument that may be absent. */
+/* The same for an argument that may be absent. */
 static inline bool jv_int_or(struct jrt *rt, struct jv v, int64_t otherwise, int64_t *i)
 {
     *i = otherwise;

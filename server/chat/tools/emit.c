@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the parsers share: looking at the text that is held, saying that it is content or not, and
- * reporting calls. Knows no parser. */
+/* Shared by the parsers: inspecting held text, deciding whether it is content, and reporting calls.
+ * Independent of any parser. */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
@@ -70,7 +70,7 @@ bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool f
 {
     const char *s = p->held.data ? p->held.data : "";
     size_t n = p->held.n_bytes, i = p->at + p->n_seen;
-    size_t end = trim ? p->at : i; // of text that is surely content
+    size_t end = trim ? p->at : i; // end of the text that is certainly content
     for (; i < n; i++) {
         bool maybe = false;
         for (int w = 0; words[w]; w++) {

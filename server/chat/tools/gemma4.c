@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Gemma 4: <|tool_call>call:NAME{KEY:VALUE,...}<tool_call|>, where keys are bare, strings stand
- * between two tokens <|"|> and escape nothing, and objects, lists, numbers and words are as in
- * JSON. It becomes JSON item by item. */
+/* Gemma 4: <|tool_call>call:NAME{KEY:VALUE,...}<tool_call|>. Keys are bare, strings are enclosed in
+ * two <|"|> tokens without escapes, and objects, lists, numbers and words are as in JSON. It is
+ * converted to JSON item by item. */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
@@ -52,7 +52,7 @@ static void put(struct tool_parse *p, const char *text)
     tool_arguments(p, text, strlen(text));
 }
 
-/* Behind an opening bracket: the first key or value. */
+/* After an opening bracket: the first key or value. */
 static bool push(struct tool_parse *p, char c)
 {
     if (p->depth == MAX_DEPTH) {
@@ -84,7 +84,7 @@ static bool pop(struct tool_parse *p)
     return true;
 }
 
-/* An item of the list or object begins. */
+/* Starts an item of the list or object. */
 static void separate(struct tool_parse *p)
 {
     if (!p->is_first) {
@@ -121,7 +121,7 @@ static bool name(struct tool_parse *p)
     return false;
 }
 
-/* A string at `scan`, which is then behind it. */
+/* A string at `scan`, which moves past it. */
 static enum tool_match quoted(struct tool_parse *p, bool final, const char **text, size_t *n)
 {
     const size_t n_quote = sizeof quote - 1;
@@ -132,7 +132,7 @@ static enum tool_match quoted(struct tool_parse *p, bool final, const char **tex
     *text = tool_held(p) + n_quote;
     const char *from = *text, *behind = p->held.data + p->held.n_bytes;
     if (p->held.data + p->at + p->n_seen > from + n_quote) {
-        from = p->held.data + p->at + p->n_seen - n_quote; // what ends it may have begun before
+        from = p->held.data + p->at + p->n_seen - n_quote; // its end marker may have begun before
     }
     const char *end = memmem(from, (size_t)(behind - from), quote, n_quote);
     if (!end) {
@@ -144,8 +144,8 @@ static enum tool_match quoted(struct tool_parse *p, bool final, const char **tex
     return MATCH_YES;
 }
 
-/* Bare text at `scan`, which is then at the first of the stops; white space before that is none
- * of it. */
+/* Bare text at `scan`, which moves to the first of the stops; trailing white space is not part of
+ * it. */
 static enum tool_match bare(struct tool_parse *p, const char *stops, const char **text, size_t *n)
 {
     *text = tool_held(p);
@@ -177,7 +177,7 @@ static bool key(struct tool_parse *p, bool final)
         tool_skip_space(p);
     }
     if (m == MATCH_MAYBE || tool_n_held(p) == 0) {
-        p->scan = p->at; // once more when there is more
+        p->scan = p->at; // retried with more text
         return false;
     }
     if (*tool_held(p) != ':') {
@@ -192,7 +192,7 @@ static bool key(struct tool_parse *p, bool final)
     return true;
 }
 
-/* A number or a word of JSON as it is; what else is bare was meant as a string. */
+/* Writes a JSON number or word unchanged; other bare text becomes a string. */
 static void put_bare(struct tool_parse *p, const char *text, size_t n)
 {
     struct json *root = NULL;
@@ -220,7 +220,7 @@ static bool value(struct tool_parse *p, bool final)
     bool is_bare = m == MATCH_NO && c != '{' && c != '[';
     m = is_bare ? bare(p, ",}]", &text, &n) : m;
     if (m == MATCH_MAYBE) {
-        p->scan = p->at; // once more when there is more
+        p->scan = p->at; // retried with more text
         return false;
     }
     if (!in_object(p)) {
@@ -239,7 +239,7 @@ static bool value(struct tool_parse *p, bool final)
     return true;
 }
 
-/* Behind a value. */
+/* After a value. */
 static bool behind(struct tool_parse *p)
 {
     tool_skip_space(p);

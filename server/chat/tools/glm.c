@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* GLM 4.5 and later, Laguna: <tool_call>NAME, then
- * <arg_key>KEY</arg_key><arg_value>VALUE</arg_value> for each argument, with or without line
- * breaks between them, then </tool_call>. Values are bare text: the tool's schema says whether
- * it is a string or JSON. */
+ * <arg_key>KEY</arg_key><arg_value>VALUE</arg_value> per argument, with or without line breaks in
+ * between, then </tool_call>. Values are bare text: the tool's schema decides between string and
+ * JSON. */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
@@ -30,7 +30,7 @@ static bool is_name(char c)
            strchr("_-./:", c) != NULL;
 }
 
-/* The name is followed by an argument or by the end: what else stands in such tags is no call. */
+/* The name is followed by an argument or the end; anything else in such tags is not a call. */
 static bool name(struct tool_parse *p, bool final)
 {
     if (p->name.n_bytes == 0) {
@@ -42,7 +42,7 @@ static bool name(struct tool_parse *p, bool final)
     size_t end = p->scan;
     tool_skip_space(p);
     if (tool_n_held(p) == 0) {
-        p->scan = end; // the name may go on
+        p->scan = end; // the name may continue
         return false;
     }
     enum tool_match key = tool_match(p, key_open, final), over = tool_match(p, close, final);
@@ -81,13 +81,13 @@ static bool body(struct tool_parse *p, bool final)
     return key == MATCH_MAYBE || over == MATCH_MAYBE ? false : give_up(p);
 }
 
-/* The text from `at` up to `end`, which is then behind `scan`. False: it is not there yet. */
+/* The text from `at` to `end`; `scan` moves past `end`. False: it has not arrived. */
 static bool up_to(struct tool_parse *p, const char *end, const char **text, size_t *n)
 {
     size_t n_end = strlen(end), held = tool_n_held(p);
     const char *found = memmem(tool_held(p), held, end, n_end);
     if (!found) {
-        p->scan += held > n_end ? held - n_end : 0; // looked at; `at` stays
+        p->scan += held > n_end ? held - n_end : 0; // examined; `at` stays
         return false;
     }
     *text = p->held.data + p->at;
@@ -141,7 +141,7 @@ static bool value(struct tool_parse *p)
     return true;
 }
 
-/* Ends a call that was cut off: what parsed stays. */
+/* Ends a truncated call, keeping what was parsed. */
 static bool cut(struct tool_parse *p)
 {
     p->scan = p->held.n_bytes;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GPT-OSS (Harmony): messages, each <|start|>HEAD<|message|>TEXT and then <|end|>, <|return|> or
- * <|call|>. A head has a role and, in any order, a channel (<|channel|>final), a recipient
- * (to=functions.NAME) and the kind of the text (<|constrain|>json, or the bare word). The prompt
- * ends with <|start|>assistant, so the output begins within a head. Text of the channel "analysis"
- * is reasoning, a function's is the arguments of a call, and all other text is content: that of
- * "final", what is said before a call, what is sent to tools that are not the client's, and what
- * stands outside of messages. */
+/* GPT-OSS (Harmony): messages of the form <|start|>HEAD<|message|>TEXT, ended by <|end|>,
+ * <|return|> or <|call|>. A head has a role and, in any order, a channel (<|channel|>final), a
+ * recipient (to=functions.NAME) and the type of the text (<|constrain|>json, or the bare word). The
+ * prompt ends with <|start|>assistant, so the output begins inside a head. Text in channel
+ * "analysis" is reasoning; text to a function is a call's arguments; all other text is content:
+ * channel "final", text before a call, messages to tools that are not the client's, and text
+ * outside messages. */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@ enum marker { START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALLED, N_MARKERS
 static const char *const markers[] = {"<|start|>", "<|channel|>", "<|message|>", "<|constrain|>",
                                       "<|end|>",   "<|return|>",  "<|call|>",    NULL};
 
-enum { HEAD_MAX_BYTES = 512 }; // chosen: a recipient is the longest of it, and names are below 256
+enum { HEAD_MAX_BYTES = 512 }; // chosen: the recipient is its longest part, and names are below 256
 
 static int marker(char c)
 {
@@ -29,7 +29,7 @@ static const char *text_of(const struct buf *b)
     return b->data ? b->data : "";
 }
 
-/* Text of the message that `state` tells; the messages of one kind are lines of their own. */
+/* Emits text of the message kind in `state`; messages of one kind are separated by line breaks. */
 static void put(struct tool_parse *p, const char *text, size_t n_bytes)
 {
     bool reasoning = p->state == REASONING && p->sink.on_reasoning != p->sink.on_text;
@@ -56,7 +56,7 @@ static void put(struct tool_parse *p, const char *text, size_t n_bytes)
 struct word {
     const char *text;
     size_t n_bytes;
-    int after; // the marker right before it, or -1
+    int after; // index of the marker directly before it, or -1
 };
 
 static bool is_space(char c)
@@ -64,7 +64,7 @@ static bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-/* The next word of the head [s, end); *s moves behind it. */
+/* The next word of the head [s, end); *s moves past it. */
 static bool next_word(const char **s, const char *end, struct word *w)
 {
     for (w->after = -1; *s < end && (is_space(**s) || marker(**s) >= 0); (*s)++) {
@@ -96,8 +96,8 @@ static bool is_known(const struct word *w, bool cut)
     return false;
 }
 
-/* [at, scan) never came to a message. It was content after all, unless nothing but the format's own
- * words are in it; `cut`: the last of them may be a part of one. */
+/* [at, scan) never became a message. It was content after all, unless it consists only of the
+ * format's own words; `cut`: the last word may be incomplete. */
 static bool give_up(struct tool_parse *p, bool cut)
 {
     const char *s = p->held.data + p->at, *end = p->held.data + p->scan;
@@ -120,7 +120,8 @@ static bool give_up(struct tool_parse *p, bool cut)
     return true;
 }
 
-/* Whether the recipient in `name` is a function of the client's; `name` becomes its name. */
+/* True if the recipient in `name` is one of the client's functions; `name` becomes the function's
+ * name. */
 static bool is_function(struct tool_parse *p)
 {
     static const char prefix[] = "functions.";
@@ -135,7 +136,7 @@ static bool is_function(struct tool_parse *p)
     return p->name.n_bytes > 0;
 }
 
-/* [at, scan) is a head, and a message begins. Of several channels the last counts. */
+/* [at, scan) is a head, and a message begins. Of several channels the last one counts. */
 static bool open_message(struct tool_parse *p)
 {
     const char *s = p->held.data + p->at, *end = p->held.data + p->scan;
@@ -178,7 +179,7 @@ static bool head(struct tool_parse *p, bool final)
 /* ---- messages ---------------------------------------------------------------------------------
  */
 
-/* The output's begin: within a head, unless it is a text that goes on. */
+/* Start of the output: inside a head, unless an earlier text is being continued. */
 static bool begin(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -186,7 +187,11 @@ static bool begin(struct tool_parse *p, bool final)
     if (tool_n_held(p) == 0 || m == MATCH_MAYBE) {
         return false;
     }
-    p->state = m == MATCH_YES ? HEAD : marker(*tool_held(p)) >= 0 ? OUTSIDE : CONTENT;
+    if (m == MATCH_YES) {
+        p->state = HEAD;
+    } else {
+        p->state = marker(*tool_held(p)) >= 0 ? OUTSIDE : CONTENT;
+    }
     p->scan = p->at;
     return true;
 }
@@ -205,7 +210,7 @@ static bool outside(struct tool_parse *p, bool final)
     if (!tool_find(p, list, true, final, &which)) {
         return false;
     }
-    p->scan--; // markers are bytes, and a head begins with its own
+    p->scan--; // markers are single bytes, and a head includes its own
     tool_commit(p);
     if (which == MESSAGE) { // without a head
         return open_message(p);
@@ -219,7 +224,7 @@ static bool outside(struct tool_parse *p, bool final)
     return true;
 }
 
-/* Passes text on as it comes, up to a marker. */
+/* Passes on text up to a marker. */
 static bool text(struct tool_parse *p)
 {
     const char *s = tool_held(p);
@@ -234,17 +239,17 @@ static bool text(struct tool_parse *p)
         return false;
     }
     int m = marker(*tool_held(p));
-    if (m != START && m != CHANNEL) { // these begin the next message
+    if (m != START && m != CHANNEL) { // these start the next message
         p->scan++;
         tool_commit(p);
     }
-    if (m != MESSAGE && m != CONSTRAIN) { // these mean nothing within a text
+    if (m != MESSAGE && m != CONSTRAIN) { // these have no meaning inside a text
         p->state = OUTSIDE;
     }
     return true;
 }
 
-/* The arguments are an object, or none. Text that is neither is no call. */
+/* The arguments are an object, or empty. Other text is not a call. */
 static bool call(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The object {"name": ..., "arguments": {...}} that several forms share, read byte by byte, so that
- * arguments can be passed on while they are still being generated. */
+/* Parses {"name": ..., "arguments": {...}}, which several formats share, byte by byte, so that
+ * arguments can be streamed while they are generated. */
 #include "server/chat/tools/parser.h"
 
 #include "engine/base/json_scan.h"
@@ -36,7 +36,7 @@ static bool is_space(char b)
     return b == ' ' || b == '\n' || b == '\t' || b == '\r';
 }
 
-/* `raw` is a JSON string with its quotes; it becomes its text. False if it is none. */
+/* Converts `raw`, a JSON string with its quotes, to its text. False if it is not one. */
 static bool unescape(struct buf *raw)
 {
     struct json_scan sc;
@@ -80,12 +80,16 @@ static enum field field_of(const struct json_call *c)
 static void value_begins(struct json_call *c, char b)
 {
     c->field = (unsigned char)field_of(c);
-    c->value = b == '"' ? VALUE_STRING : b == '{' || b == '[' ? VALUE_NESTED : VALUE_SCALAR;
+    if (b == '"') {
+        c->value = VALUE_STRING;
+    } else {
+        c->value = b == '{' || b == '[' ? VALUE_NESTED : VALUE_SCALAR;
+    }
     c->depth = 0;
     c->in_string = c->escape = false;
     c->state = IN_VALUE;
     bool text = c->field == FIELD_NAME || c->field == FIELD_ID;
-    c->bad = (c->field == FIELD_NAME && c->value != VALUE_STRING) || // a name must be text
+    c->bad = (c->field == FIELD_NAME && c->value != VALUE_STRING) || // a name must be a string
              (c->field == FIELD_NAME && c->has_name) ||
              (c->field == FIELD_ARGUMENTS && c->has_arguments);
     if (text && c->value != VALUE_STRING) {
@@ -121,7 +125,7 @@ static void value_ends(struct json_call *c, struct tool_parse *p)
         c->bad = !unescape(&c->id);
     } else if (c->field == FIELD_ARGUMENTS) {
         c->has_arguments = true;
-        if (c->value == VALUE_STRING) { // arguments written as text that holds JSON
+        if (c->value == VALUE_STRING) { // arguments given as a string that contains JSON
             c->bad = !unescape(&c->arguments);
         } else if (c->value == VALUE_SCALAR) {
             buf_clear(&c->arguments); // null: none
@@ -172,7 +176,7 @@ static void in_key(struct json_call *c, char b)
         return;
     }
     c->escape = !c->escape && b == '\\';
-    if (c->key.n_bytes + 1 < c->key.max_bytes) { // a longer one is none of ours
+    if (c->key.n_bytes + 1 < c->key.max_bytes) { // longer keys are not known ones
         buf_putc(&c->key, b);
     }
 }
@@ -225,7 +229,10 @@ static enum json_call_result take(struct json_call *c, struct tool_parse *p, cha
         return c->bad ? CALL_BAD : CALL_MORE;
     default:
         c->state = KEY;
-        return b == '}' ? end_of_object(c, p) : b == ',' ? CALL_MORE : CALL_BAD;
+        if (b == '}') {
+            return end_of_object(c, p);
+        }
+        return b == ',' ? CALL_MORE : CALL_BAD;
     }
 }
 

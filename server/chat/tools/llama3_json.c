@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Llama 3.x: the whole answer is {"name": ..., "parameters": {...}}, perhaps after <|python_tag|>,
- * perhaps several joined by ';'. Plain JSON looks alike, so only names of the request's tools count
- * and both keys must be there. */
+/* Llama 3.x: the whole answer is {"name": ..., "parameters": {...}}, possibly after <|python_tag|>,
+ * possibly several joined by ';'. Plain JSON answers look the same, so only names of the request's
+ * tools count, and both keys must be present. */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
@@ -28,7 +28,7 @@ static bool at_start(struct tool_parse *p, bool final)
     tool_skip_space(p);
     enum tool_match m = tool_match(p, tag, final);
     if (m == MATCH_MAYBE || (tool_n_held(p) == 0 && !final)) {
-        return false; // white space may yet be content
+        return false; // white space may turn out to be content
     }
     if (m == MATCH_YES) {
         p->scan += sizeof tag - 1;
@@ -44,11 +44,12 @@ static bool at_start(struct tool_parse *p, bool final)
 static bool in_call(struct tool_parse *p)
 {
     struct json_call *c = &p->call;
-    /* The name decides before anything is reported: needs_both delays that to the arguments. */
+    /* The name decides before anything is reported: needs_both delays reporting until the
+     * arguments. */
     enum json_call_result r = CALL_MORE;
     while (r == CALL_MORE && tool_n_held(p) > 0) {
         size_t n_bytes = p->held.n_bytes;
-        p->held.n_bytes = p->scan + 1; // one byte at a time, to look at the name in between
+        p->held.n_bytes = p->scan + 1; // one byte at a time, to check the name in between
         r = json_call_step(c, p);
         p->held.n_bytes = n_bytes;
         if (c->has_name && !c->begun && !tool_function(p->tools, c->name.data)) {
@@ -106,7 +107,7 @@ static bool step(struct tool_parse *p, bool final)
             return false;
         }
         if (tool_n_held(p) == 0 || *tool_held(p) != '{') {
-            tool_give_up(p); // the tag and what follows is text
+            tool_give_up(p); // the tag and what follows are text
             return true;
         }
         json_call_reset(&p->call, true, false);
@@ -121,7 +122,7 @@ static const struct tool_writing writing = {
     .name_end = "\", \"parameters\": ",
     .call_end = "}",
     .between = "; ",
-    .starts = "\\s*\\{", // any object: its keys may come in any order
+    .starts = "\\s*\\{", // any object: its keys may be in any order
     .bars = {tag},
 };
 const struct tool_parser tool_parser_llama3_json = {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* MiniMax-M3: elements that nest, each tag behind a marker of its own:
+/* MiniMax-M3: nested elements, each tag preceded by a marker:
  *     <tool_call><invoke name="NAME"><KEY>VALUE</KEY>...</invoke></tool_call>
- * A value is bare text, or elements: <item>s are a list, others an object. A parameter is reported
+ * A value is bare text, or elements: <item>s form a list, others an object. A parameter is reported
  * when it is complete. */
 #include "server/chat/tools/parser.h"
 
@@ -43,7 +43,7 @@ static bool at_tag(const struct reader *r, const char *tag)
            memcmp(r->s + n_mark, tag, n) == 0;
 }
 
-/* The name of a tag that begins with `open_tag`; the reader moves behind it. */
+/* The name of a tag that starts with `open_tag`; the reader moves past it. */
 static bool tag_name(struct reader *r, const char *open_tag, const char **name, size_t *n)
 {
     if (!at_tag(r, open_tag)) {
@@ -59,7 +59,7 @@ static bool tag_name(struct reader *r, const char *open_tag, const char **name, 
     return true;
 }
 
-/* What the schema, or one that it may stand for, says under the key. */
+/* What the schema, or one of its alternatives, says for the key. */
 static const struct json *find_in(const struct json *root, const struct json *schema,
                                   const char *key, int depth)
 {
@@ -87,7 +87,7 @@ static const struct json *property(const struct json *root, const struct json *s
 
 static bool element(struct reader *r, const struct json *schema, int depth);
 
-/* Elements up to the tag that closes theirs. */
+/* Elements up to the closing tag of their parent. */
 static bool elements(struct reader *r, const struct json *schema, int depth)
 {
     struct reader first = *r;
@@ -214,7 +214,7 @@ static bool body(struct tool_parse *p, bool final)
     return tag == MATCH_YES || give_up(p);
 }
 
-/* Looks for the tag that closes the element which began at `at`. */
+/* Finds the tag that closes the element starting at `at`. */
 static bool find_element_end(struct tool_parse *p)
 {
     while (tool_n_held(p) > 0) {
@@ -275,7 +275,7 @@ static bool opened(struct tool_parse *p, bool final)
     return true;
 }
 
-/* Ends a call that was cut off: what parsed stays. */
+/* Ends a truncated call, keeping what was parsed. */
 static bool cut(struct tool_parse *p)
 {
     p->scan = p->held.n_bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Mistral: [TOOL_CALLS] followed by an array of objects (up to Nemo), or by
- * name[ARGS]{...} or name[CALL_ID]id[ARGS]{...} (later), once per call. */
+/* Mistral: [TOOL_CALLS] followed by an array of objects (up to Nemo), or once per call by
+ * name[ARGS]{...} or name[CALL_ID]id[ARGS]{...} (later models). */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>

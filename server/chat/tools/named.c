@@ -13,10 +13,10 @@
 enum state { TEXT, SECTION, NAME, HEAD_END, ARGUMENTS, AFTER };
 
 struct named_form {
-    const char *open, *close; // around all calls; may be missing
+    const char *open, *close; // around all calls; optional
     const char *call;         // before a name
-    const char *arguments;    // between a name and its arguments, but for white space
-    const char *ends[3];      // what may stand behind the arguments; NULL-terminated
+    const char *arguments;    // between a name and its arguments, except for white space
+    const char *ends[3];      // markers that may follow the arguments; NULL-terminated
     bool has_id;              // the name is an id: functions.NAME:NUMBER
 };
 
@@ -55,7 +55,7 @@ static bool text(struct tool_parse *p, bool final)
     return which == 0 ? begin_name(p) : true;
 }
 
-/* Behind what opens the section. */
+/* After the marker that opens the section. */
 static bool section(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -91,7 +91,7 @@ static bool name(struct tool_parse *p)
     return false;
 }
 
-/* functions.NAME:NUMBER is the id, and NAME the name; without a number there is no id. */
+/* functions.NAME:NUMBER is the id and NAME the name; without a number there is no id. */
 static void split_id(struct tool_parse *p)
 {
     static const char prefix[] = "functions.";
@@ -146,7 +146,7 @@ static bool arguments(struct tool_parse *p)
     return true;
 }
 
-/* Behind the arguments: what closes the call and the section is dropped. */
+/* After the arguments: drops the markers that close the call and the section. */
 static bool after(struct tool_parse *p, bool final)
 {
     const struct named_form *f = form_of(p);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of parsers, which of them a template asks for, and how a parse is driven. */
+/* The table of parsers, which of them suits a template, and the loop that drives a parser. */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
 
 enum { HELD_MAX_BYTES = 64 << 20 }; // far above what max_tokens allows
 
-/* Names as vLLM has them, and "harmony". Where several models share a form, so do their names. */
+/* vLLM's names, and "harmony". Models with the same format share a row. */
 static const struct {
     const char *name;
     const struct tool_parser *parser;
@@ -76,10 +76,10 @@ const struct tool_parser *tool_parser_find(const char *name)
 const struct tool_parser *tool_parser_for_template(const char *chat_template)
 {
     static const struct {
-        const char *text, *without; // `without`: it must not be there; may be NULL
+        const char *text, *without; // `without`: must not occur; may be NULL
         const struct tool_parser *parser;
     } signs[] = {
-        // the first that a template contains decides, so the more special come first
+        // The first one that a template contains decides, so the more specific come first.
         {"<|channel|>analysis<|message|>", NULL, &tool_parser_harmony},
         {"<seed:tool_call>", NULL, &tool_parser_seed_oss},
         {"]<]minimax[>[", NULL, &tool_parser_minimax_m3},

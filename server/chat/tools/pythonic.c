@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Python calls in a list: [f(a=1, b="x"), g()], the whole answer (Llama 3.2, 4) or between
- * <|tool_call_start|> and <|tool_call_end|> after any text (LFM2). OLMo 3 has them between tags
- * alone, a line each and without the brackets. Values are Python or JSON literals. A call is
- * reported when it is complete. */
+/* Python calls in a list: [f(a=1, b="x"), g()], as the whole answer (Llama 3.2, 4), or between
+ * <|tool_call_start|> and <|tool_call_end|> after any text (LFM2). OLMo 3 writes them between tags
+ * only, one per line without brackets. Values are Python or JSON literals. A call is reported when
+ * it is complete. */
 #include "server/chat/tools/parser.h"
 
 #include <ctype.h>
@@ -14,7 +14,7 @@ enum { MAX_DEPTH = 64 };
 
 struct pythonic_form {
     const char *opens[3], *closes[3]; // NULL-terminated
-    bool lines;                       // a call a line, never outside of the tags
+    bool lines;                       // one call per line, never outside the tags
 };
 
 static const struct pythonic_form *form_of(const struct tool_parse *p)
@@ -98,6 +98,17 @@ static void put_utf8(struct buf *out, int cp)
     buf_put(out, u, (size_t)n);
 }
 
+/* Hexadecimal digits after an escape's letter; 0: it takes none. */
+static int n_escape_digits(char c)
+{
+    switch (c) {
+    case 'x': return 2;
+    case 'u': return 4;
+    case 'U': return 8;
+    default: return 0;
+    }
+}
+
 static bool escape(struct reader *r, struct buf *text)
 {
     char c = *r->s++;
@@ -107,15 +118,15 @@ static bool escape(struct reader *r, struct buf *text)
         buf_putc(text, to[at - from]);
         return true;
     }
-    int n = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
-    if (n == 0) { // Python keeps what it does not know
+    int n = n_escape_digits(c);
+    if (n == 0) { // Python keeps unknown escapes
         buf_putc(text, '\\');
         buf_putc(text, c);
         return true;
     }
     int64_t cp = hex_digits(r, n);
     if (cp >= 0xD800 && cp < 0xDC00 && r->end - r->s >= 6 && r->s[0] == '\\' && r->s[1] == 'u') {
-        r->s += 2; // JSON's pairs
+        r->s += 2; // JSON's surrogate pairs
         const int64_t low = hex_digits(r, 4);
         cp = low >= 0xDC00 && low < 0xE000 ? 0x10000 + ((cp - 0xD800) << 10) + (low - 0xDC00) : -1;
     }
@@ -189,7 +200,7 @@ static bool number(struct reader *r)
         r->s++;
     }
     while (r->end - r->s > 1 && r->s[0] == '0' && r->s[1] >= '0' && r->s[1] <= '9') {
-        r->s++; // JSON has no leading zeros
+        r->s++; // JSON forbids leading zeros
     }
     size_t n = digits(r);
     if (n == 0) {
@@ -232,7 +243,7 @@ static bool items(struct reader *r, char close, bool keys)
         if (i > 0 && !take(r, ',')) {
             return false;
         }
-        if (i > 0 && take(r, close)) { // a comma at the end
+        if (i > 0 && take(r, close)) { // a trailing comma
             break;
         }
         if (i > 0) {
@@ -318,7 +329,7 @@ static bool name(struct tool_parse *p)
             p->depth = 1;
             p->quote = 0;
             p->escape = false;
-            buf_clear(&p->id); // holds nothing here
+            buf_clear(&p->id); // unused here
             p->state = CALL;
             return true;
         }
@@ -338,7 +349,7 @@ static bool report_call(struct tool_parse *p)
 {
     struct buf json;
     buf_init(&json, 64 << 20);
-    /* [at, scan) is "  name(....)", perhaps with what opened the list in front. */
+    /* [at, scan) is "  name(....)", possibly preceded by what opened the list. */
     const char *start = p->held.data + p->at, *close = p->held.data + p->scan - 1;
     const char *open = memchr(start, '(', (size_t)(close - start));
     struct reader r = {open + 1, close, &json, 0};
@@ -413,13 +424,13 @@ static bool after(struct tool_parse *p, bool final)
     return true;
 }
 
-/* Behind what opens the list, or behind a comma. */
+/* After what opens the list, or after a comma. */
 static bool calls(struct tool_parse *p)
 {
     tool_skip_space(p);
     if (p->state == CALLS && tool_n_held(p) > 0 && *tool_held(p) == '[') {
         p->scan++;
-        p->state = LISTED; // only one bracket opens it, however the text was cut
+        p->state = LISTED; // only one bracket opens it, however the text was divided
         tool_skip_space(p);
     }
     if (tool_n_held(p) == 0) {
@@ -443,7 +454,7 @@ static bool start(struct tool_parse *p)
     return true;
 }
 
-/* The list was cut off behind a call: the rest of it is no content. */
+/* The list was truncated after a call, so the rest of it is not content. */
 static bool is_cut(const struct tool_parse *p)
 {
     return p->n_calls > 0 && p->state != START && p->state != AFTER && p->state != TEXT;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* JSON objects {"name": ..., "arguments": {...}} behind a marker, after any text: one, several, or
- * a list of them, up to a closing marker that some forms do not have. A row of forms each: hermes
- * Hermes, Qwen 2.5 and 3, Granite 4, ERNIE 4.5 hunyuan_a13b     Hunyuan, Jamba, MiniMax-M1, Apriel
+/* JSON objects {"name": ..., "arguments": {...}} after a marker, following any text: one, several,
+ * or a list of them, up to a closing marker, which some formats lack. One row per format:
+ *     hermes           Hermes, Qwen 2.5 and 3, Granite 4, ERNIE 4.5
+ *     hunyuan_a13b     Hunyuan, Jamba, MiniMax-M1, Apriel
  *     granite          Granite 3
  *     cohere_command3  Command R7B and A, with keys of its own
  *     ...              as their names say */
@@ -30,7 +31,7 @@ static bool begin_object(struct tool_parse *p)
     return true;
 }
 
-/* Behind the marker: an object, or the bracket of a list. */
+/* After the marker: an object, or the bracket of a list. */
 static bool opened(struct tool_parse *p)
 {
     tool_skip_space(p);
@@ -55,11 +56,11 @@ static bool call(struct tool_parse *p)
     if (r == CALL_BAD) {
         json_call_drop(p);
     }
-    p->state = r == CALL_DONE || begun ? BETWEEN : TEXT; // a brace may be missing at its end
+    p->state = r == CALL_DONE || begun ? BETWEEN : TEXT; // the final brace may be missing
     return true;
 }
 
-/* Behind an object: another, the end of the list, the closing marker, or text. */
+/* After an object: another one, the end of the list, the closing marker, or text. */
 static bool between(struct tool_parse *p, bool final)
 {
     const char *close = form_of(p)->close;
@@ -150,7 +151,7 @@ static const struct tool_writing cohere_command3_writing = {
     .trigger = "<|START_ACTION|>",
 };
 
-/* A form whose markers are those that may be tokens of their own. */
+/* A format whose markers may be tokens of their own. */
 #define TAGGED(its_name, its_close, ...)                                                           \
     static const char *const its_name##_markers[] = {__VA_ARGS__, its_close, NULL};                \
     static const struct tagged_form its_name = {.opens = {__VA_ARGS__}, .close = its_close};       \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Arguments that a form writes as bare text, parameter by parameter: the tool's schema says
- * whether a value is a string or JSON. */
+/* Arguments that a format writes as bare text, one per parameter: the tool's schema decides whether
+ * a value is a string or JSON. */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@ enum { VALUE_MAX_BYTES = 64 << 20 };
 
 enum { REFS_MAX = 8, PART_MAX = 256 };
 
-/* The member that a part of a pointer names: ~0 and ~1 stand for '~' and '/'. */
+/* The member named by a component of a JSON pointer: ~0 and ~1 stand for '~' and '/'. */
 static const struct json *part(const struct json *v, const char *s, size_t n)
 {
     char key[PART_MAX];
@@ -44,8 +44,8 @@ const struct json *tool_resolve(const struct json *root, const struct json *sche
     return schema;
 }
 
-/* Whether the schema lets the value be of this type; *known if it says anything at all. What is
- * written so that it is read right follows the same rules: engine/grammar/schema_style.c. */
+/* True if the schema allows a value of this type; *known if it says anything at all. The writing
+ * side follows the same rules: engine/grammar/schema_style.c. */
 static bool allows(const struct json *root, const struct json *schema, const char *type, int depth,
                    bool *known)
 {

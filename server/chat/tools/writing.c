@@ -40,7 +40,7 @@ static void put_arguments(struct buf *out, const struct tool_writing *w,
     buf_putc(out, '}');
 }
 
-/* A tag: what stands before the arguments, up to the first number in it, is its begin. */
+/* A tag whose begin is the text before the arguments, up to the first number in it. */
 static void put_call(struct buf *out, const struct tool_writing *w,
                      const struct tool_to_write *tool)
 {
@@ -111,7 +111,7 @@ void tool_put_calls(struct buf *out, const struct tool_calls *c)
     buf_putc(out, '}');
 }
 
-/* "excludes" of text in which nothing is a call but what a trigger begins. */
+/* The "excludes" of text in which only a trigger begins a call. */
 static void put_bars(struct buf *out, const struct tool_writing *w)
 {
     buf_puts(out, "\"excludes\":[");
@@ -125,7 +125,7 @@ static void put_bars(struct buf *out, const struct tool_writing *w)
 void tool_put_text_and_calls(struct buf *out, const struct tool_calls *c)
 {
     const struct tool_writing *w = c->writing;
-    if (!w->trigger) { // at the begin, or never
+    if (!w->trigger) { // at the start, or never
         buf_puts(out, "{\"type\":\"or\",\"elements\":[");
         tool_put_calls(out, c);
         buf_puts(out, ",{\"type\":\"any_text\",\"starts_not\":");

@@ -24,12 +24,12 @@ struct key_end {
 struct xml_form {
     const char *opens[MAX_WORDS], *closes[MAX_WORDS]; // of the outer pair
     const char *call, *name_end, *call_end;
-    const char *name_tail; // ends the tag of a call whose name is not the last in it; or NULL
+    const char *name_tail; // ends a call's tag if the name is not last in it; or NULL
     const char *key, *value_end;
     struct key_end key_ends[MAX_TYPES];
-    bool trim;             // white space before a call is no content
-    bool lines;            // a line break on each side of a value is no part of it
-    const char *cdata_end; // of a value in <![CDATA[...]]>; NULL: there are none
+    bool trim;             // white space before a call is not content
+    bool lines;            // a line break on each side of a value is not part of it
+    const char *cdata_end; // end of a <![CDATA[...]]> value; NULL: not supported
 };
 
 static const struct xml_form *form_of(const struct tool_parse *p)
@@ -48,7 +48,7 @@ static bool give_up(struct tool_parse *p)
     return true;
 }
 
-/* The name of a call or of a parameter is complete; its end is at `scan`. */
+/* The name of a call or parameter is complete; its end is at `scan`. */
 static void take_name(struct tool_parse *p, size_t n_end, enum tool_value type)
 {
     p->scan += n_end;
@@ -62,7 +62,7 @@ static void take_name(struct tool_parse *p, size_t n_end, enum tool_value type)
     }
 }
 
-/* A name without control characters, since a NUL would cut it, up to what ends it. */
+/* A name up to what ends it. Control characters are rejected, because a NUL would truncate it. */
 static bool name(struct tool_parse *p, struct buf *into, const struct key_end *ends, bool final)
 {
     while (tool_n_held(p) > 0) {
@@ -88,7 +88,7 @@ static bool name(struct tool_parse *p, struct buf *into, const struct key_end *e
     return false;
 }
 
-/* What stands behind the name in the tag of a call says nothing. */
+/* Attributes after the name in a call's tag are ignored. */
 static bool name_tail(struct tool_parse *p)
 {
     const char *tail = form_of(p)->name_tail;
@@ -110,7 +110,7 @@ static bool starts(const char *s, size_t n, const char *word)
 
 static const char cdata[] = "<![CDATA[";
 
-/* What ends the value that begins at `at`. */
+/* What ends the value that starts at `at`. */
 static const char *value_end(const struct tool_parse *p)
 {
     const struct xml_form *f = form_of(p);
@@ -141,7 +141,7 @@ static bool value(struct tool_parse *p)
     size_t n_end = strlen(end), n = tool_n_held(p);
     const char *found = memmem(tool_held(p), n, end, n_end);
     if (!found) {
-        p->scan += n > n_end ? n - n_end : 0; // looked at; `at` stays
+        p->scan += n > n_end ? n - n_end : 0; // examined; `at` stays
         return false;
     }
     const char *text = p->held.data + p->at;
@@ -176,7 +176,7 @@ static bool body(struct tool_parse *p, bool final)
     return key == MATCH_MAYBE || end == MATCH_MAYBE ? false : give_up(p);
 }
 
-/* Behind a call: what closes the outer pairs is dropped. */
+/* After a call: drops the tags that close the outer pairs. */
 static bool after(struct tool_parse *p, bool final)
 {
     const struct xml_form *f = form_of(p);
@@ -199,7 +199,7 @@ static bool after(struct tool_parse *p, bool final)
     return true;
 }
 
-/* Behind what opens the outer pair. */
+/* After the tag that opens the outer pair. */
 static bool opened(struct tool_parse *p, bool final)
 {
     const struct xml_form *f = form_of(p);
@@ -230,7 +230,7 @@ static bool text(struct tool_parse *p, bool final)
     return true;
 }
 
-/* Ends a call that was cut off: what parsed stays. */
+/* Ends a truncated call, keeping what was parsed. */
 static bool cut(struct tool_parse *p)
 {
     p->scan = p->held.n_bytes;

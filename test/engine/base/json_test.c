@@ -40,6 +40,21 @@ TEST(escaped_backslashes_and_whole_pairs_are_let_through)
     CHECK_STR(refusal("[\"ud800\"]"), "");
 }
 
+TEST(a_member_is_given_another_key_unless_that_is_there)
+{
+    struct json *j;
+    struct err err;
+    static const char text[] = "{\"a\":[1,2],\"b\":3,\"c\":4}";
+    CHECK(json_parse(text, strlen(text), NULL, &j, &err) == OK);
+    json_rename(j, "a", "d");
+    json_rename(j, "b", "c");
+    json_rename(j, "none", "e");
+    CHECK(!json_get(j, "a") && json_count(json_get(j, "d")) == 2);
+    CHECK(json_get_int(j, "b", 0) == 3 && json_get_int(j, "c", 0) == 4);
+    CHECK(!json_get(j, "e") && json_count(j) == 3);
+    json_free(j);
+}
+
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);

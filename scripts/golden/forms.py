@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forms in which files have the models of variants.py: what transformers saves is not always what is
+released, and neither is what others make of it."""
+
+import json
+import re
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+# The text part's type, in which wrapper.
+WRAPPERS = {
+    "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4_unified",
+    "kimi_k2": "kimi_k25",
+    "llama4_text": "llama4",
+    "ministral3": "mistral3",
+    "mistral": "mistral3",
+    "mistral4": "mistral3",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+}
+# Families with fused experts whose columns, not rows, are the gates.
+BY_COLUMNS = ("llama4_text",)
+# Of others both forms are not read: their files have one.
+ONE_FORM = ("gpt_oss", "granitemoehybrid", "nemotron_h")
+
+
+def read_config(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def write_config(folder, config):
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def change_tensors(folder, change):
+    """All tensors, in one file, as `change` makes them of a dictionary."""
+    tensors = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            tensors.update({name: file.get_tensor(name) for name in file.keys()})
+        path.unlink()
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    made = {name: tensor.contiguous().clone() for name, tensor in change(tensors).items()}
+    save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+# ---- what transformers reads, too ----
+
+
+def full_attention_interval(rng, folder, values):
+    """Of Qwen's files: its class writes the list that it makes of it."""
+    config = read_config(folder)
+    if "full_attention_interval" in values:
+        del config["layer_types"]
+        config["full_attention_interval"] = values["full_attention_interval"]
+    write_config(folder, config)
+
+
+def kimi_linear(rng, folder, values):
+    """The released files have keys of their own, and other names for layers without experts."""
+    config = read_config(folder)
+    if rng.random() < 0.6:
+        kinds = config.pop("layer_types")
+        config["linear_attn_config"] = {
+            "full_attn_layers": [i + 1 for i, k in enumerate(kinds) if k == "full_attention"],
+            "kda_layers": [i + 1 for i, k in enumerate(kinds) if k != "full_attention"],
+            "head_dim": config.pop("linear_head_dim"),
+            "num_heads": config.pop("linear_num_heads"),
+            "short_conv_kernel_size": config.pop("linear_conv_kernel_dim"),
+        }
+    write_config(folder, config)
+    dense = re.compile(r"block_sparse_moe\.(gate|up|down)_proj")
+    change_tensors(folder, lambda t: {dense.sub(r"mlp.\1_proj", k): v for k, v in t.items()})
+
+
+def bailing_hybrid(rng, folder, values):
+    """Its class forgets the width of its heads when it saves."""
+    write_config(folder, {**read_config(folder), "head_dim": values.get("head_dim", 128)})
+
+
+def nemotron_h(rng, folder, values):
+    """The released files have letters in the place of words."""
+    config = read_config(folder)
+    if rng.random() < 0.6:
+        letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+        kinds = config.pop("layers_block_type")
+        config["hybrid_override_pattern"] = "".join(letters[k] for k in kinds)
+        config["num_hidden_layers"] = len(kinds)
+    write_config(folder, config)
+
+
+RELEASED = {
+    "bailing_hybrid": bailing_hybrid,
+    "kimi_linear": kimi_linear,
+    "nemotron_h": nemotron_h,
+    "qwen3_next": full_attention_interval,
+    "qwen3_5_text": full_attention_interval,
+    "qwen3_5_moe_text": full_attention_interval,
+}
+
+
+def release(rng, folder, values, family):
+    if family in RELEASED:
+        RELEASED[family](rng, folder, values)
+
+
+# ---- behind all that transformers computes ----
+
+
+def wrapped_names(rng, tensors):
+    """Under either of the names that wrappers have, beside parts of other modalities."""
+    if rng.random() < 0.5:
+        made = {f"language_model.{name}": t for name, t in tensors.items()}
+    else:
+        made = {re.sub("^model[.]", "model.language_model.", n): t for n, t in tensors.items()}
+    for name in ("vision_tower.blocks.0.weight", "multi_modal_projector.linear_1.weight"):
+        made[name] = torch.ones(4, 4)
+    return made
+
+
+def wrap(rng, folder, family):
+    text = read_config(folder)
+    tied = text.pop("tie_word_embeddings", family.startswith("gemma"))
+    if rng.random() < 0.5:
+        text["tie_word_embeddings"] = not tied  # which has no effect there
+    config = {
+        "model_type": WRAPPERS[family],
+        "text_config": {**text, "model_type": family},
+        "vision_config": {"model_type": "none", "hidden_size": 4},
+        "tie_word_embeddings": tied,
+    }
+    write_config(folder, config)
+    change_tensors(folder, lambda tensors: wrapped_names(rng, tensors))
+
+
+def split(tensors, by_columns):
+    """One tensor for each expert's matrix."""
+    made = {}
+    for name, t in tensors.items():
+        place = re.fullmatch(r"(.*experts)\.(gate_up|down)_proj", name)
+        if not place:
+            made[name] = t
+            continue
+        for i, one in enumerate(t.transpose(1, 2) if by_columns else t):
+            at = f"{place[1]}.{i}"
+            if place[2] == "down":
+                made[f"{at}.down_proj.weight"] = one
+            else:
+                made[f"{at}.gate_proj.weight"], made[f"{at}.up_proj.weight"] = one.chunk(2)
+    return made
+
+
+def fuse(tensors):
+    """One tensor for all experts' gates and inputs, one for all outputs."""
+    made, parts = {}, {}
+    for name, t in tensors.items():
+        place = re.fullmatch(r"(.*experts)\.(\d+)\.(gate|up|down)_proj\.weight", name)
+        if place:
+            parts.setdefault(place[1], {})[int(place[2]), place[3]] = t
+        else:
+            made[name] = t
+    for at, of in parts.items():
+        n = 1 + max(i for i, _ in of)
+        made[f"{at}.gate_up_proj"] = torch.stack(
+            [torch.cat([of[i, "gate"], of[i, "up"]]) for i in range(n)]
+        )
+        made[f"{at}.down_proj"] = torch.stack([of[i, "down"] for i in range(n)])
+    return made
+
+
+def other_experts(folder, family):
+    def change(tensors):
+        if any(name.endswith("experts.gate_up_proj") for name in tensors):
+            return split(tensors, family in BY_COLUMNS)
+        return tensors if family in BY_COLUMNS else fuse(tensors)
+
+    change_tensors(folder, change)
+
+
+def disguise(rng, folder, family):
+    """A word for what it looks like now."""
+    told = []
+    if "expert" in (folder / "config.json").read_text() and family not in ONE_FORM:
+        if rng.random() < 0.3:
+            other_experts(folder, family)
+            told.append("experts in the other form")
+    if family in WRAPPERS and rng.random() < 0.4:
+        wrap(rng, folder, family)
+        told.append("wrapped")
+    return ", ".join(told)

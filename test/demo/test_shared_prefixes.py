@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""39 tasks whose prompts begin alike (questions about one text, turns of one talk with tools): with and without the prefix
+cache and drafts of the multi-token prediction module every answer is right, and the same to the bit."""
+import json
+import os
+import random
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import test_demo_server
+from test_demo_server import DEVICE, ROOT, Server
+
+sys.path.insert(0, os.path.join(ROOT, "scripts", "train_demo"))
+import contexts  # noqa: E402
+import judge  # noqa: E402
+import toolbox  # noqa: E402
+
+pytestmark = test_demo_server.pytestmark
+N_TEXTS, N_TALKS = 8, 5  # three tasks each
+NO_CACHE = ["--no-enable-prefix-caching"]
+MTP = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 3, "fixed": True})]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def about_one_text(seed):
+    """Two questions, and a third behind the first and its answer."""
+    rng = random.Random(f"text {seed}")
+    text, found = contexts.context(rng, rng.randint(60, 300))
+    (_, first, told), (_, second, other), (_, third, last) = (found * 3)[:3]
+    begin = [{"role": "system", "content": f"Remember the following.\n{text}"}]
+    more = [user(first), {"role": "assistant", "content": told}]
+    return [task(begin + [user(first)], told), task(begin + [user(second)], other), task(begin + more + [user(third)], last)]
+
+
+def of_one_talk(seed):
+    """The first call, the answer to its result, the second call."""
+    messages, offered = toolbox.tool_talk(random.Random(f"talk {seed}"), 2)
+    made = []
+    for at in [i for i, m in enumerate(messages) if m["role"] == "assistant"][:3]:
+        calls = messages[at].get("tool_calls")
+        answer = [c["function"] for c in calls] if calls else messages[at]["content"]
+        made.append(task([in_the_apis_form(m, i) for i, m in enumerate(messages[:at])], answer, offered))
+    return made
+
+
+def in_the_apis_form(message, i):
+    if message.get("tool_calls"):
+        calls = [{"id": f"call_{i}_{k}", "type": "function", "function": {
+            **c["function"], "arguments": json.dumps(c["function"]["arguments"])}} for k, c in enumerate(message["tool_calls"])]
+        return {"role": "assistant", "content": None, "tool_calls": calls}
+    return {**message, "tool_call_id": f"call_{i}"} if message["role"] == "tool" else message
+
+
+def task(messages, answer, tools=None):
+    case = {"check": "calls" if isinstance(answer, list) else "exact", "answer": answer}
+    body = {"messages": messages, "max_tokens": 128, "temperature": 0, "logprobs": True, **({"tools": tools} if tools else {})}
+    return case, body
+
+
+TASKS = sum([about_one_text(i) for i in range(N_TEXTS)] + [of_one_talk(i) for i in range(N_TALKS)], [])
+
+
+def fetch(url, body=None):
+    data = body and json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        return reply.read().decode()
+
+
+def answered(url, body):
+    reply = json.loads(fetch(f"{url}/v1/chat/completions", body))
+    choice = reply["choices"][0]
+    calls = [(c["function"]["name"], c["function"]["arguments"]) for c in choice["message"].get("tool_calls") or []]
+    content = choice["message"].get("content") or ""
+    logprobs = [(t["token"], t["logprob"]) for t in choice["logprobs"]["content"]]
+    return content, calls, logprobs, reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def all_answers(log, flags, n_rounds):
+    """Eight at a time."""
+    with Server(log, *flags) as server, ThreadPoolExecutor(8) as pool:
+        url = f"http://127.0.0.1:{server.port}"
+        rounds = [list(pool.map(lambda t: answered(url, t[1]), TASKS)) for _ in range(n_rounds)]
+        metrics = fetch(f"{url}/metrics")
+    accepted = [line.split()[-1] for line in metrics.splitlines()
+                if line.startswith("vllm:spec_decode_num_accepted_tokens_total")]
+    return rounds, float(accepted[0]) if accepted else 0.0
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    rounds, _ = all_answers(tmp_path_factory.mktemp("plain") / "log", NO_CACHE, 1)
+    assert not any(cached for *_, cached in rounds[0])
+    return [answer[:3] for answer in rounds[0]]
+
+
+def wrong(answers):
+    return [(case["answer"], text, calls) for (case, _), (text, calls, *_) in zip(TASKS, answers)
+            if not judge.is_right(case, text, calls or None)]
+
+
+def test_39_answers_are_right(plain):
+    assert len(TASKS) == len(plain) == 39
+    assert wrong(plain) == []
+
+
+@pytest.mark.parametrize("flags", [[*MTP], [*NO_CACHE, *MTP], []], ids=["cache and mtp", "mtp", "cache"])
+def test_answers_are_the_same_and_right(plain, tmp_path, flags):
+    cached, drafts = "--no-enable-prefix-caching" not in flags, "--speculative-config" in flags
+    rounds, accepted = all_answers(tmp_path / "log", flags, 1 + cached)  # the second time every prompt has been there
+    for answers in rounds:
+        assert wrong(answers) == []
+        assert [a[:2] for a in answers] == [a[:2] for a in plain]
+        assert DEVICE != "cpu" or [a[2] for a in answers] == [a[2] for a in plain]  # elsewhere near ties may fall either way
+    assert (sum(hit for *_, hit in rounds[0]) > 500) == cached  # what one text or talk has in common
+    assert all(hit > 0 for *_, hit in rounds[-1]) == cached
+    assert (accepted > 100) == drafts
