@@ -37,6 +37,17 @@ struct spec_options {
     bool lookup; // n-gram lookup feeds the tree too
 };
 
+/* Models that run each draft pass: all of a tree's; of heads one, the next module in each pass. */
+static inline int32_t spec_models_per_pass(const struct spec_options *o)
+{
+    return o->head != HEAD_NONE ? 1 : o->n_models;
+}
+/* Passes that feed known tokens: one, or one for each of a model's modules. */
+static inline int32_t spec_feeding_passes(const struct spec_options *o)
+{
+    return o->head != HEAD_NONE ? o->n_models : 1;
+}
+
 /* A key misspelt, or a value of another type, must not look as if it had been obeyed. */
 enum status spec_options_check(const struct json *j, struct err *err);
 
