@@ -138,7 +138,8 @@ static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_
     int32_t tokens = job->cpu->limits.block_tokens;
     bool turned = p->geometry.v_in_k;
     int32_t room = turned ? RUN_TOKENS / tokens : RUN_PAGES; // pages that t->v holds
-    int32_t most = room < 1 ? 1 : room < RUN_PAGES ? room : RUN_PAGES;
+    int32_t most = room < RUN_PAGES ? room : RUN_PAGES;
+    most = most < 1 ? 1 : most;
     const struct kv_plane rows = kv_plane_make(KV_PLAIN, DT_F32, false, tokens, p->v_stride, 0, 0);
     struct page_run run = {.plane = turned ? &rows : &p->v, .pages = pages};
     for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {

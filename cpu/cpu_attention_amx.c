@@ -188,7 +188,10 @@ static void product(const struct unit_product *p)
 
 static __mmask16 first_lanes(int32_t n)
 {
-    return (__mmask16)(n >= 16 ? 0xFFFF : n <= 0 ? 0 : (1 << n) - 1);
+    if (n <= 0) {
+        return 0;
+    }
+    return (__mmask16)(n >= 16 ? 0xFFFF : (1 << n) - 1);
 }
 
 static void split(const float *x, float scale, int32_t dim, char *out)

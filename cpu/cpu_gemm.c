@@ -14,7 +14,10 @@ enum { K_BLOCK = 256 };
 static int64_t k_block(const struct cpu_backend *cpu, const struct weight *w, int32_t n_rows)
 {
     const struct cpu_kernels *k = cpu->kernels;
-    return n_rows <= k->pass_rows ? w->segment_padded : n_rows <= FEW_ROWS ? k->few_k : K_BLOCK;
+    if (n_rows <= k->pass_rows) {
+        return w->segment_padded;
+    }
+    return n_rows <= FEW_ROWS ? k->few_k : K_BLOCK;
 }
 
 bool cpu_rows_are_bf16(const struct cpu_backend *cpu, const struct weight *w)

@@ -15,7 +15,10 @@ enum { STAY_BYTES = 1600 << 10, STAY_LEAST = 24 };
 static int32_t stay_rows(int64_t row_bytes)
 {
     int64_t n = STAY_BYTES / row_bytes / STAY_LEAST * STAY_LEAST;
-    return n < STAY_LEAST ? STAY_LEAST : n < ITEM_ROWS ? (int32_t)n : ITEM_ROWS;
+    if (n < STAY_LEAST) {
+        return STAY_LEAST;
+    }
+    return n < ITEM_ROWS ? (int32_t)n : ITEM_ROWS;
 }
 
 struct linear_job {

@@ -96,7 +96,10 @@ size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w)
     size_t one = (size_t)slots(k, PASS_TILES, ITEM_TILES, MAX_PANELS / 2) * BLOCK_FLOATS;
     size_t sums = (size_t)cpu_tree_levels(w) * one * sizeof(float);
     size_t row = (size_t)cpu_row_bytes(cpu, w) + (size_t)w->n_in * sizeof(float);
-    return !cpu_in_blocks(cpu, w, LEAST_ROWS) ? 0 : row < sums ? sums : row;
+    if (!cpu_in_blocks(cpu, w, LEAST_ROWS)) {
+        return 0;
+    }
+    return row < sums ? sums : row;
 }
 
 static int32_t lower(int32_t a, int32_t b)

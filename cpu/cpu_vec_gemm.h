@@ -189,7 +189,7 @@ VEC_INLINE void gemm_panels(const void *a, int64_t a_stride, int32_t m, const vo
                             const enum gemm_kind kind)
 {
     // bytes of one output per step
-    const int64_t size = kind == GEMM_F32 ? 4 : kind == GEMM_F16 ? 2 : 4;
+    const int64_t size = kind == GEMM_F16 ? 2 : 4;
     const int64_t w_step = panels * PANEL * size;
     if (BLOCK_VECS == MAX_PANELS * PANEL_VECS && panels == MAX_PANELS) {
         gemm_rows(a, a_stride, m, w, w_step, k, c, first, f, MAX_PANELS * PANEL_VECS, kind);
@@ -206,7 +206,7 @@ VEC_INLINE void gemm_panels(const void *a, int64_t a_stride, int32_t m, const vo
 VEC_INLINE void gemm_one(const void *a, const void *w, int64_t k, float *c, bool first,
                          const int panels, const enum gemm_kind kind)
 {
-    const int64_t size = kind == GEMM_F32 ? 4 : kind == GEMM_F16 ? 2 : 4;
+    const int64_t size = kind == GEMM_F16 ? 2 : 4;
     const int64_t w_step = panels * PANEL * size;
     const struct gemm_ahead next = {(const char *)w + PREFETCH_BYTES, w_step, w_step};
     gemm_block(a, 0, w, w_step, k, c, first, next, 1, panels * PANEL_VECS, kind);

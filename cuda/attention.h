@@ -23,11 +23,16 @@ enum { ATTENTION_CAPTURED_ROWS = 512 }; // launches of up to this many rows may 
  * fast. */
 static inline int32_t attention_few_keys(int32_t n_rows)
 {
-    return n_rows < 1 || n_rows > 256 ? 0
-           : n_rows <= 4              ? 8192 / n_rows
-           : n_rows <= 16             ? 2048
-           : n_rows <= 32             ? 512
-                                      : 2304;
+    if (n_rows < 1 || n_rows > 256) {
+        return 0;
+    }
+    if (n_rows <= 4) {
+        return 8192 / n_rows;
+    }
+    if (n_rows <= 16) {
+        return 2048;
+    }
+    return n_rows <= 32 ? 512 : 2304;
 }
 
 /* The largest dimensions among a KV set's layers. */

@@ -100,7 +100,10 @@ static size_t slots_bytes(const struct attention_limits *limits)
 {
     const size_t wanted = (size_t)limits->max_rows * ((size_t)64 << 10);
     const size_t least = (size_t)16 << 20, most = (size_t)128 << 20;
-    return wanted < least ? least : wanted > most ? most : wanted;
+    if (wanted < least) {
+        return least;
+    }
+    return wanted > most ? most : wanted;
 }
 
 size_t attention_workspace_bytes(const struct attention_limits *limits)
@@ -437,7 +440,10 @@ static int32_t choose_split(const struct planner *p)
     if (p->limits->deterministic) {
         const struct estimate apart = estimate(p, 1), whole = estimate(p, 0);
         const int64_t units = whole.n_items * at_least_1(p->shape.n_kv_heads);
-        return fits(p, &apart) && units < 2 * blocks_of(p) ? 1 : fits(p, &whole) ? 0 : -1;
+        if (fits(p, &apart) && units < 2 * blocks_of(p)) {
+            return 1;
+        }
+        return fits(p, &whole) ? 0 : -1;
     }
     int32_t best = -1;
     int64_t best_cost = INT64_MAX;

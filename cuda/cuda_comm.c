@@ -217,7 +217,11 @@ enum status cuda_comm_alive(struct cuda *be)
 
 static ncclDataType_t nccl_type(enum dtype dtype)
 {
-    return dtype == DT_F32 ? ncclFloat32 : dtype == DT_BF16 ? ncclBfloat16 : ncclFloat16;
+    switch (dtype) {
+    case DT_F32: return ncclFloat32;
+    case DT_BF16: return ncclBfloat16;
+    default: return ncclFloat16;
+    }
 }
 
 static enum status nccl_check(struct cuda *be, ncclResult_t r, const char *what)

@@ -106,10 +106,12 @@ void gemms_close(struct gemms *g)
 
 static cudaDataType_t data_type(int32_t dtype)
 {
-    if (dtype == DT_E4M3) {
-        return CUDA_R_8F_E4M3;
+    switch (dtype) {
+    case DT_E4M3: return CUDA_R_8F_E4M3;
+    case DT_F32: return CUDA_R_32F;
+    case DT_BF16: return CUDA_R_16BF;
+    default: return CUDA_R_16F;
     }
-    return dtype == DT_F32 ? CUDA_R_32F : dtype == DT_BF16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
 /* A row-major [rows, cols] matrix is a column-major [cols, rows] matrix. */

@@ -29,10 +29,14 @@ struct graphs {
  * little. */
 int32_t cuda_bucket(int32_t n)
 {
-    if (n <= 4) {
-        return n;
+    static const struct {
+        int32_t most, step;
+    } steps[] = {{4, 1}, {16, 4}, {128, 8}, {256, 16}, {INT32_MAX, 32}};
+    int i = 0;
+    while (n > steps[i].most) {
+        i++;
     }
-    const int32_t step = n <= 16 ? 4 : n <= 128 ? 8 : n <= 256 ? 16 : 32;
+    const int32_t step = steps[i].step;
     return (n + step - 1) / step * step;
 }
 

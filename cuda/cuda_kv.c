@@ -30,7 +30,10 @@ static struct kv_codes codes_of(const struct kv_layer *l, const struct kv_set_de
     c.words_offset = c.tokens * (c.k_row + c.v_row);
     const bool two = kv_format_has_zero(desc->format) && desc->dtype == DT_F32;
     const bool stored = desc->format == KV_FP8 && l->k_scale > 0.0f && l->v_scale > 0.0f;
-    c.word_bytes = stored ? 0 : two ? 8 : 4;
+    c.word_bytes = two ? 8 : 4;
+    if (stored) {
+        c.word_bytes = 0;
+    }
     c.record_bytes = align16(c.words_offset + c.tokens * c.word_bytes * (l->v_in_k ? 1 : 2));
     return c;
 }

@@ -144,7 +144,10 @@ const struct state_view *states_layer(const struct state_sets *s, int32_t set, i
 /* 0: lane to snapshot, 1: lane to lane, 2: snapshot to lane. */
 static int kind_of(const struct state_sets *s, const struct state_copy *c)
 {
-    return c->to >= s->max_lanes ? 0 : c->from < s->max_lanes ? 1 : 2;
+    if (c->to >= s->max_lanes) {
+        return 0;
+    }
+    return c->from < s->max_lanes ? 1 : 2;
 }
 
 static bool copy_ok(const struct state_sets *s, const struct state_set *set,

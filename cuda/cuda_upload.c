@@ -181,7 +181,8 @@ enum status cuda_upload_open(struct cuda *be)
         CUDA_TRY(be, cudaEventCreateWithFlags(&u->sent[i], cudaEventDisableTiming));
     }
     const long n = sysconf(_SC_NPROCESSORS_ONLN) / (be->options.n_ranks) - 1;
-    const int32_t wanted = n > MAX_THREADS ? MAX_THREADS : n < 0 ? 0 : (int32_t)n;
+    int32_t wanted = n > MAX_THREADS ? MAX_THREADS : (int32_t)n;
+    wanted = wanted < 0 ? 0 : wanted;
     int32_t n_started = 0;
     pthread_mutex_lock(&u->lock);
     for (int32_t i = 0; i < wanted; i++) {

@@ -91,7 +91,11 @@ static const char *follow(struct subject *s, const int32_t *ids, size_t n, bool 
         }
         double took = now_us() - begin;
         bool fresh = first && n_masks(s) > before;
-        put(!first ? &s->again : fresh ? &s->fresh : &s->seen, took);
+        if (first) {
+            put(fresh ? &s->fresh : &s->seen, took);
+        } else {
+            put(&s->again, took);
+        }
         if (i == n) {
             return grammar_may_end(s->g, state) ? NULL : "the text may not end";
         }

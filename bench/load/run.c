@@ -134,15 +134,23 @@ static void think(struct conn *c)
     run->n_thinking++;
 }
 
+static enum outcome outcome_of_answer(const struct conn *c)
+{
+    if (c->in.status != 200) {
+        return OUTCOME_HTTP;
+    }
+    if (c->events.error) {
+        return OUTCOME_STREAM;
+    }
+    return c->events.done ? OUTCOME_OK : OUTCOME_INCOMPLETE;
+}
+
 static void finish(struct conn *c, enum outcome outcome)
 {
     struct run *run = c->run;
     struct bench_record *rec = c->rec;
     if (outcome == OUTCOME_OK) {
-        outcome = c->in.status != 200 ? OUTCOME_HTTP
-                  : c->events.error   ? OUTCOME_STREAM
-                  : !c->events.done   ? OUTCOME_INCOMPLETE
-                                      : OUTCOME_OK;
+        outcome = outcome_of_answer(c);
     }
     rec->outcome = (uint8_t)outcome;
     rec->end = run->now;
@@ -412,7 +420,10 @@ static int wait_ms(const struct run *run)
         due = until > 0 && until < due ? until : due;
     }
     const int64_t ms = due == INT64_MAX ? 200 : (due - run->now) / 1000000;
-    return ms < 0 ? 0 : ms > 200 ? 200 : (int)ms;
+    if (ms < 0) {
+        return 0;
+    }
+    return ms > 200 ? 200 : (int)ms;
 }
 
 static void loop(struct run *run)

@@ -34,12 +34,15 @@ static enum status plain_lines(struct bench *b, double element)
                          .n_rows = cases[i].n_rows,
                          .context = cases[i].context,
                          .shape = cases[i].shape};
-        l.name = prefill             ? "attention of one, rows"
-                 : l.shape == SHARED ? "attention, 16 share a prefix"
-                                     : "attention of";
+        if (prefill) {
+            l.name = "attention of one, rows";
+        } else {
+            l.name = l.shape == SHARED ? "attention, 16 share a prefix" : "attention of";
+        }
         const double n = l.n_rows, c = l.context;
         const double pairs = prefill ? n * c + n * (n + 1) / 2 : n * (c + 1);
-        const double keys = prefill ? c + n : l.shape == SHARED ? n / 16 * c : n * (c + 1);
+        const double decoded_keys = l.shape == SHARED ? n / 16 * c : n * (c + 1);
+        const double keys = prefill ? c + n : decoded_keys;
         l.operations = 4.0 * pairs * HEADS * HEAD_DIM;
         l.bytes = element * 2 * keys * KV_HEADS * HEAD_DIM;
         TRY(bench_print_line(b, &l));

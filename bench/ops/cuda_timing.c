@@ -108,7 +108,8 @@ enum status bench_run_line(struct bench *b, const struct line *l, double *us)
 {
     struct pass_results results[4];
     TRY(b->ops->step_begin(b->be, 1));
-    const int32_t n_lanes = l->shape == PREFILL ? 1 : l->n_rows < LANES ? l->n_rows : LANES;
+    const int32_t most_lanes = l->shape == PREFILL ? 1 : LANES;
+    const int32_t n_lanes = l->n_rows < most_lanes ? l->n_rows : most_lanes;
     const int32_t n_tokens = l->context + (l->shape == PREFILL ? l->n_rows : 1);
     if (n_tokens <= LANE_BLOCKS * BLOCK) {
         TRY(bench_give_blocks(b, n_lanes, (n_tokens + BLOCK - 1) / BLOCK, l->shape == SHARED));
@@ -122,7 +123,11 @@ enum status bench_run_line(struct bench *b, const struct line *l, double *us)
     TRY(time_pass(b, l, 1, &once));
     const double estimate = once > empty ? once - empty : 1.0;
     int32_t n = (int32_t)(20000.0 / estimate);
-    n = n < 4 ? 4 : n > 64 ? 64 : n;
+    if (n < 4) {
+        n = 4;
+    } else if (n > 64) {
+        n = 64;
+    }
     b->pass.model = b->next_model++;
     TRY(time_pass(b, l, n, &many));
     *us = (many - empty) / n;

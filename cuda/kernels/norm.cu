@@ -188,7 +188,10 @@ static bool has_vectors(const struct norm_args *a, enum dtype act)
 
 static enum dtype act_dtype(const struct norm_args *a)
 {
-    return a->out.mem.p ? a->out.dtype : a->delta.mem.p ? a->delta.dtype : a->x.dtype;
+    if (a->out.mem.p) {
+        return a->out.dtype;
+    }
+    return a->delta.mem.p ? a->delta.dtype : a->x.dtype;
 }
 
 extern "C" bool k_norm_takes_sums(const struct norm_args *a)

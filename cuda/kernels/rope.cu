@@ -397,9 +397,10 @@ static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_a
     const int64_t items = (int64_t)a->n_rows * ((a->n_heads + 2 * a->n_kv_heads) << shift);
     const dim3 block(128), grid((unsigned)((items + 127) / 128));
     T *qkv = (T *)a->qkv.mem.p;
-    const norm_when norm = p.qk_norm != QK_NORM_HEAD ? NO_NORM
-                           : p.norm_after            ? NORM_LAST
-                                                     : NORM_FIRST;
+    norm_when norm = p.norm_after ? NORM_LAST : NORM_FIRST;
+    if (p.qk_norm != QK_NORM_HEAD) {
+        norm = NO_NORM;
+    }
     const auto kernel =
         kv->codes.format == KV_PLAIN ? vec_kernel<T, false>(norm) : vec_kernel<T, true>(norm);
     return launch(kernel, grid, block, 0, stream, qkv, p, *rope, q_norm, k_norm, *kv, *pass,
@@ -455,9 +456,10 @@ extern "C" bool k_rope_takes_sums(const struct rope_store_args *a, const struct 
                                   int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv)
 {
     const struct rope_params p = params_of(a, q_norm_n, k_norm_n);
-    return a->qkv.dtype == DT_BF16  ? takes_sums<bf16_t>(a, p, rope, kv)
-           : a->qkv.dtype == DT_F16 ? takes_sums<f16_t>(a, p, rope, kv)
-                                    : false;
+    if (a->qkv.dtype == DT_BF16) {
+        return takes_sums<bf16_t>(a, p, rope, kv);
+    }
+    return a->qkv.dtype == DT_F16 && takes_sums<f16_t>(a, p, rope, kv);
 }
 
 extern "C" cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store_args *a,

@@ -6,6 +6,14 @@
 #include "cuda/kernels/kernels.h"
 #include "engine/base/rng.h"
 
+static unsigned grid_of(int64_t blocks)
+{
+    if (blocks < 1) {
+        return 1;
+    }
+    return blocks > 4096 ? 4096 : (unsigned)blocks;
+}
+
 /* Box-Muller on a block of four random words: four normally distributed values. */
 template <typename T>
 __global__ void fill_normal_kernel(T *to, int64_t n, uint64_t seed, float scale)
@@ -34,7 +42,7 @@ extern "C" cudaError_t k_fill_normal(cudaStream_t stream, void *to, enum dtype d
                                      uint64_t seed, float scale)
 {
     const int64_t blocks = (n / 4 + 255) / 256;
-    const dim3 grid((unsigned)(blocks < 1 ? 1 : blocks > 4096 ? 4096 : blocks));
+    const dim3 grid(grid_of(blocks));
     BY_DTYPE(
         dtype, T,
         return launch(fill_normal_kernel<T>, grid, dim3(256), 0, stream, (T *)to, n, seed, scale));
@@ -54,7 +62,7 @@ extern "C" cudaError_t k_convert(cudaStream_t stream, void *to, enum dtype to_dt
                                  const void *from, enum dtype from_dtype, int64_t n)
 {
     const int64_t blocks = (n + 255) / 256;
-    const dim3 grid((unsigned)(blocks < 1 ? 1 : blocks > 4096 ? 4096 : blocks));
+    const dim3 grid(grid_of(blocks));
     BY_DTYPE(from_dtype, F,
              BY_DTYPE(to_dtype, T,
                       return launch(convert_kernel<F, T>, grid, dim3(256), 0, stream, (T *)to,

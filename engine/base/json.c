@@ -43,7 +43,11 @@ static enum status check_escapes(const struct json_scan *sc, struct err *err)
             return err_set(err, ERR_FORMAT, "half a pair of surrogates in a string at byte %zu",
                            at);
         }
-        i += high ? 11 : is_hex4(p + i, n, any, any) ? 5 : 1;
+        if (high) {
+            i += 11;
+        } else {
+            i += is_hex4(p + i, n, any, any) ? 5 : 1;
+        }
     }
     return OK;
 }
@@ -106,11 +110,16 @@ enum json_type json_type(const struct json *node)
     if (!c || cJSON_IsNull(c)) {
         return JSON_NULL;
     }
-    return cJSON_IsBool(c)     ? JSON_BOOL
-           : cJSON_IsNumber(c) ? JSON_NUMBER
-           : cJSON_IsString(c) ? JSON_STRING
-           : cJSON_IsArray(c)  ? JSON_ARRAY
-                               : JSON_OBJECT;
+    if (cJSON_IsBool(c)) {
+        return JSON_BOOL;
+    }
+    if (cJSON_IsNumber(c)) {
+        return JSON_NUMBER;
+    }
+    if (cJSON_IsString(c)) {
+        return JSON_STRING;
+    }
+    return cJSON_IsArray(c) ? JSON_ARRAY : JSON_OBJECT;
 }
 
 const char *json_type_name(enum json_type type)

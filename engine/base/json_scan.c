@@ -293,6 +293,19 @@ static uint32_t hex4(const char *p)
     return v;
 }
 
+/* The character that a backslash and `c` stand for. */
+static char unescaped(char c)
+{
+    switch (c) {
+    case 'b': return '\b';
+    case 'f': return '\f';
+    case 'n': return '\n';
+    case 'r': return '\r';
+    case 't': return '\t';
+    default: return c;
+    }
+}
+
 /* At "\u"; returns the bytes consumed. */
 static size_t unescape_unicode(const char *p, size_t n_bytes, struct buf *out)
 {
@@ -330,13 +343,7 @@ void json_scan_unescape(const struct json_scan *sc, struct buf *out)
             i += unescape_unicode(p + i, n - i, out);
             continue;
         }
-        char c = e == 'b'   ? '\b'
-                 : e == 'f' ? '\f'
-                 : e == 'n' ? '\n'
-                 : e == 'r' ? '\r'
-                 : e == 't' ? '\t'
-                            : e;
-        buf_putc(out, c);
+        buf_putc(out, unescaped(e));
         i += 2;
     }
 }

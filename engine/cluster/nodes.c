@@ -230,7 +230,10 @@ static enum status next_frame(struct nodes *n, struct peer *p, struct frame **ou
         in_time = wait_changed(n, end);
     }
     struct frame *f = n->lost ? NULL : p->first;
-    const enum status st = n->lost ? ERR_IO : !f && p->said_bye ? ERR_CANCELLED : OK;
+    enum status st = !f && p->said_bye ? ERR_CANCELLED : OK;
+    if (n->lost) {
+        st = ERR_IO;
+    }
     if (f) {
         p->first = f->next;
         p->end = p->first ? p->end : &p->first;

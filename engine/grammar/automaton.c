@@ -355,9 +355,32 @@ const struct item *automaton_items(struct automaton *a, uint32_t state, size_t *
     return a->closed + a->v[state].closed;
 }
 
+/* A state's row, in which the bytes are dead that none of its items begins with. */
+static void start_row(struct automaton *a, uint32_t state)
+{
+    size_t n, n_classes = (size_t)a->x->n_classes;
+    struct byte_set first = {{0}};
+    automaton_items(a, state, &n);
+    for (size_t i = 0; i < n && !a->x->failed; i++) {
+        expr_first_bytes(a->x, a->closed[a->v[state].closed + i].e, &first);
+    }
+    if (a->x->failed) {
+        return;
+    }
+    uint32_t *row = xcalloc(n_classes, sizeof *row);
+    for (size_t c = 0; c < n_classes; c++) {
+        row[c] = byte_set_has(&first, a->x->class_byte[c]) ? 0 : STATE_DEAD + 1;
+    }
+    a->v[state].row = row;
+    a->row_bytes += n_classes * sizeof *row;
+}
+
 uint32_t automaton_step(struct automaton *a, uint32_t state, uint8_t byte)
 {
     uint8_t c = a->x->class_of[byte];
+    if (!a->v[state].row) {
+        start_row(a, state);
+    }
     if (a->v[state].row && a->v[state].row[c]) {
         return a->v[state].row[c] - 1;
     }
@@ -376,10 +399,6 @@ uint32_t automaton_step(struct automaton *a, uint32_t state, uint8_t byte)
     items_deinit(&s);
     if (a->x->failed) {
         return STATE_DEAD;
-    }
-    if (!a->v[state].row) {
-        a->v[state].row = xcalloc((size_t)a->x->n_classes, sizeof *a->v[state].row);
-        a->row_bytes += (size_t)a->x->n_classes * sizeof *a->v[state].row;
     }
     a->v[state].row[c] = to + 1;
     return to;

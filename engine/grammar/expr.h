@@ -93,8 +93,9 @@ struct exprs {
     bool failed;
     int depth; // of recursive constructors
 
-    uint32_t any_char; // one character of UTF-8
-    uint32_t any_text; // any number of them
+    uint32_t byte[256]; // expressions of one byte; 0: not made
+    uint32_t any_char;  // one character of UTF-8
+    uint32_t any_text;  // any number of them
 
     // Bytes that no expression tells apart are of one class.
     uint8_t class_of[256];
@@ -142,6 +143,9 @@ uint32_t expr_make(struct exprs *x, struct expr e);              // interned as 
 
 /* What may follow in `e` after `byte`; without dead branches if `e` had none. */
 uint32_t expr_derive(struct exprs *x, uint32_t e, uint8_t byte);
+
+/* Adds the bytes after which a derivative of `e` may be alive: after others it is dead. */
+void expr_first_bytes(struct exprs *x, uint32_t e, struct byte_set *out);
 
 /* `e` without its branches that match nothing; X_NONE if none is left. Searches under X_AND. */
 uint32_t expr_clean(struct exprs *x, uint32_t e);

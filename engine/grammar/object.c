@@ -269,6 +269,14 @@ uint32_t object_expand(struct exprs *x, uint32_t e)
     return expr_seq(x, o->space, expr_alt2(x, pair, end));
 }
 
+void object_first_of_key(struct exprs *x, uint32_t e, struct byte_set *out)
+{
+    const struct expr_object *o = x->objects[x->v[e].a];
+    for (uint32_t c = o->trie[x->v[e].d].child; c; c = o->trie[c].sibling) {
+        byte_set_add(out, o->trie[c].byte);
+    }
+}
+
 uint32_t object_derive_key(struct exprs *x, uint32_t e, uint8_t byte)
 {
     uint32_t id = x->v[e].a, next = x->v[e].b, pairs = x->v[e].c;

@@ -56,7 +56,8 @@ void object_finish(struct exprs *x, struct expr_object *o);
 /* Whether any text of it can end: all that is required can be there. */
 bool object_has_room(const struct expr_object *o);
 
-uint32_t object_expand(struct exprs *x, uint32_t e); // an X_OBJECT
+uint32_t object_expand(struct exprs *x, uint32_t e);                         // an X_OBJECT
+void object_first_of_key(struct exprs *x, uint32_t e, struct byte_set *out); // an X_KEY
 uint32_t object_derive_key(struct exprs *x, uint32_t e, uint8_t byte);
 
 #endif

@@ -348,6 +348,7 @@ static enum status compile_root(struct schema *s, uint32_t *start)
         return schema_fail(s, ERR_INVALID, s->root, "a schema is an object, or true or false");
     }
     s->draft = draft_of(s->root);
+    s->names_draft = tree_get(s->root, "$schema") != NULL;
     TRY(read_space(s));
     bool outer = s->style->has_outer || s->c->only_object;
     struct set set = {.place = outer ? PLACE_OUTER : PLACE_ANY};

@@ -64,6 +64,7 @@ struct schema {
     struct tree *tree;
     const struct tree_value *root; // of the schema in it
     int draft;                     // 4, 6, 7, 2019, 2020
+    bool names_draft;              // the document does
     int depth;
     const struct style *style;
     uint32_t space;   // between tokens

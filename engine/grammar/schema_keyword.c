@@ -64,8 +64,27 @@ static const char *const refused[] = {
     "$dynamicRef", "$recursiveRef", "contentSchema", "disallow", "extends", "divisibleBy",
 };
 
+/* Keywords that a draft does not have, but others do: in a document that says which draft it is of
+ * they would mean nothing, which is hardly what was wanted. */
+static const struct {
+    const char *name;
+    int first, last; // drafts
+} of_drafts[] = {
+    {"dependencies", 0, 7},
+    {"dependentRequired", 2019, 2020},
+    {"dependentSchemas", 2019, 2020},
+};
+
 enum status schema_check_keywords(struct schema *s, const struct tree_value *schema)
 {
+    for (size_t i = 0; s->names_draft && i < sizeof of_drafts / sizeof *of_drafts; i++) {
+        bool has = s->draft >= of_drafts[i].first && s->draft <= of_drafts[i].last;
+        if (!has && tree_get(schema, of_drafts[i].name)) {
+            return schema_fail(s, ERR_UNSUPPORTED, schema,
+                               "the draft that \"$schema\" names has no keyword \"%s\"",
+                               of_drafts[i].name);
+        }
+    }
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         if (tree_get(schema, refused[i])) {
             return schema_fail(s, ERR_UNSUPPORTED, schema, "the keyword \"%s\" is not supported",

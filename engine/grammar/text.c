@@ -173,6 +173,20 @@ uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte)
     return to != EXPR_NONE && !can_end(x, x->v[to].a, x->v[to].b) ? (uint32_t)EXPR_NONE : to;
 }
 
+void text_first(struct exprs *x, uint32_t e, const struct byte_set *inside, struct byte_set *out)
+{
+    if (x->v[e].b != T_PLAIN) {
+        tell_apart(out);
+        return;
+    }
+    out->w[0] |= inside->w[0] & ~(uint64_t)UINT32_MAX; // control characters are escaped
+    for (int i = 1; i < 4; i++) {
+        out->w[i] |= inside->w[i];
+    }
+    byte_set_add(out, '"');
+    byte_set_add(out, '\\');
+}
+
 uint32_t text_clean(struct exprs *x, uint32_t e)
 {
     uint32_t where = x->v[e].b;

@@ -15,6 +15,8 @@ uint32_t text_make(struct exprs *x, uint32_t a);
 
 /* Of an X_TEXT. */
 uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte);
+/* Adds what it may begin with, where its text may begin with `inside`. */
+void text_first(struct exprs *x, uint32_t e, const struct byte_set *inside, struct byte_set *out);
 uint32_t text_clean(struct exprs *x, uint32_t e);
 
 /* The text of a JSON string as we would write it, without quotes: an expression of these bytes

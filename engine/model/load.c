@@ -194,7 +194,12 @@ enum dtype model_stored_dtype(const struct model_config *c, const struct checkpo
 /* Some families round the factor of their embeddings to the model's dtype. */
 static float embed_scale(const struct model_config *c, enum dtype dtype, float scale)
 {
-    int bits = dtype == DT_BF16 ? 8 : dtype == DT_F16 ? 11 : 0;
+    int bits = 0;
+    if (dtype == DT_BF16) {
+        bits = 8;
+    } else if (dtype == DT_F16) {
+        bits = 11;
+    }
     if (!c->embed_scale_rounded || bits == 0) {
         return scale;
     }

@@ -7,9 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void on_gone(void *arg, int32_t block)
+void held_states_gone(struct holdings *h, int32_t block)
 {
-    states_forget(arg, block);
+    if (h->states.block > 0) {
+        states_forget(&h->states.snapshots, block);
+    }
 }
 
 void held_states_init(struct holdings *h)
@@ -28,8 +30,6 @@ void held_states_init(struct holdings *h)
     hs->outs = xcalloc(2 * lanes, sizeof *hs->outs);
     hs->ins = xcalloc(lanes, sizeof *hs->ins);
     hs->kept = xcalloc((size_t)max_keeps(l), sizeof *hs->kept);
-    h->cache.on_gone = on_gone;
-    h->cache.on_gone_arg = &hs->snapshots;
 }
 
 void held_states_deinit(struct holdings *h)

@@ -38,6 +38,9 @@ struct held_states {
 void held_states_init(struct holdings *h);
 void held_states_deinit(struct holdings *h);
 
+/* The block has left the cache. */
+void held_states_gone(struct holdings *h, int32_t block);
+
 /* How many of the first n_matched blocks that holdings_find met the sequence may begin behind. */
 void held_states_find(const struct holdings *h, struct cached_front *front);
 

@@ -7,12 +7,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void on_gone(void *arg, int32_t block)
+{
+    struct holdings *h = arg;
+    retention_gone(&h->retention, block);
+    held_states_gone(h, block);
+}
+
 void holdings_init(struct holdings *h, const struct scheduler_limits *limits)
 {
     *h = (struct holdings){.limits = limits};
     size_t lanes = (size_t)limits->max_lanes, blocks = (size_t)limits->n_blocks;
     kv_pool_init(&h->pool, limits->n_blocks, NULL, NULL);
     prefix_cache_init(&h->cache, &h->pool, limits->block_tokens, limits->hash_key);
+    retention_init(&h->retention, &h->pool.idle);
+    h->cache.on_gone = on_gone;
+    h->cache.on_gone_arg = h;
     h->free_lanes = xcalloc(lanes, sizeof *h->free_lanes);
     for (int32_t i = 0; i < limits->max_lanes; i++) {
         h->free_lanes[i] = limits->max_lanes - 1 - i;
@@ -30,6 +40,7 @@ void holdings_init(struct holdings *h, const struct scheduler_limits *limits)
 void holdings_deinit(struct holdings *h)
 {
     held_states_deinit(h);
+    retention_deinit(&h->retention);
     prefix_cache_deinit(&h->cache);
     kv_pool_deinit(&h->pool);
     free(h->free_lanes);
@@ -149,9 +160,14 @@ static void enter(struct holdings *h, struct sequence *seq, int32_t end, enum no
     for (int32_t i = seq->n_entered; i < end && h->limits->prefix_cache; i++) {
         const int32_t *tokens = holdings_block_tokens(h, seq, i, room);
         int32_t equal = prefix_cache_find(&h->cache, seq->chain, tokens);
-        seq->chain = equal >= 0 ? h->cache.nodes[equal].uid
-                                : prefix_cache_insert(&h->cache, blocks[i], seq->chain, tokens,
-                                                      state, seq->index);
+        if (equal >= 0) {
+            seq->chain = h->cache.nodes[equal].uid;
+        } else {
+            seq->chain =
+                prefix_cache_insert(&h->cache, blocks[i], seq->chain, tokens, state, seq->index);
+            retention_entered(&h->retention, blocks[i],
+                              retention_owner(&h->retention, seq->request));
+        }
         seq->n_entered = i + 1;
         held_states_mark(h, seq, i, equal >= 0 ? equal : blocks[i]);
     }
@@ -253,6 +269,19 @@ void holdings_drop_front(struct holdings *h, const struct cached_front *front)
     }
 }
 
+/* It holds these blocks of the cache, which may be another's. */
+static void tell_use(struct holdings *h, const struct sequence *seq,
+                     const struct cached_front *front)
+{
+    const int32_t *blocks = holdings_blocks(h, seq);
+    int32_t owner = retention_owner(&h->retention, seq->request);
+    for (int32_t i = 0; i < front->n_matched; i++) {
+        if (blocks[i] == h->hits[i]) {
+            retention_used(&h->retention, blocks[i], owner);
+        }
+    }
+}
+
 /* The table for what it knows. Blocks behind the front that were met, and nobody holds, are
  * computed again where they are, since what lies behind them in the cache needs them there; others
  * have rows of their own beside those that somebody reads. */
@@ -267,6 +296,7 @@ static void fill_table(struct holdings *h, struct sequence *seq, const struct ca
             prefix_cache_renew(&h->cache, blocks[i], seq->index);
         }
     }
+    tell_use(h, seq, front);
     for (seq->n_blocks = front->n_blocks; seq->n_blocks < need; seq->n_blocks++) {
         if (seq->n_blocks >= front->n_matched || blocks[seq->n_blocks] < 0) {
             blocks[seq->n_blocks] = take_block(h);
@@ -479,6 +509,7 @@ void holdings_check(const struct holdings *h, const struct sequence *order)
     int32_t *held = xcalloc((size_t)l->n_blocks, sizeof *held), n_lanes = 0;
     bool *filled = xcalloc((size_t)l->n_blocks, sizeof *filled);
     kv_pool_check(&h->pool);
+    retention_check(&h->retention);
     for (const struct sequence *q = order->next; q != order; q = q->next) {
         n_lanes += q->lane >= 0;
         const int32_t *blocks = q->lane >= 0 ? holdings_blocks(h, q) : NULL;

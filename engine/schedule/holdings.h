@@ -14,6 +14,7 @@
 #include "engine/schedule/kv_pool.h"
 #include "engine/schedule/plan.h"
 #include "engine/schedule/prefix_cache.h"
+#include "engine/schedule/retention.h"
 
 /* What a sibling gets of its leader's lane, once the leader's last prompt rows are stored. */
 struct pending_fork {
@@ -27,6 +28,7 @@ struct holdings {
     const struct scheduler_limits *limits;
     struct kv_pool pool;
     struct prefix_cache cache;
+    struct retention retention;
     int32_t *free_lanes, n_free_lanes;
     int32_t *lane_blocks; // [max_lanes, max_blocks_per_lane]
 

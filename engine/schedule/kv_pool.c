@@ -16,12 +16,10 @@ void kv_pool_init(struct kv_pool *p, int32_t n_blocks, void (*forget)(void *arg,
     p->refs = xcalloc(n, sizeof *p->refs);
     p->cached = xcalloc(n, sizeof *p->cached);
     p->free_ids = xcalloc(n, sizeof *p->free_ids);
-    p->prev = xcalloc(n + 1, sizeof *p->prev);
-    p->next = xcalloc(n + 1, sizeof *p->next);
+    idle_order_init(&p->idle, n_blocks);
     for (int32_t i = 0; i < n_blocks; i++) {
         p->free_ids[i] = n_blocks - 1 - i; // low ids first
     }
-    p->prev[n_blocks] = p->next[n_blocks] = n_blocks;
 }
 
 void kv_pool_deinit(struct kv_pool *p)
@@ -29,26 +27,8 @@ void kv_pool_deinit(struct kv_pool *p)
     free(p->refs);
     free(p->cached);
     free(p->free_ids);
-    free(p->prev);
-    free(p->next);
+    idle_order_deinit(&p->idle);
     *p = (struct kv_pool){0};
-}
-
-static void idle_unlink(struct kv_pool *p, int32_t block)
-{
-    p->next[p->prev[block]] = p->next[block];
-    p->prev[p->next[block]] = p->prev[block];
-    p->n_idle--;
-}
-
-static void idle_append(struct kv_pool *p, int32_t block)
-{
-    int32_t head = p->n_blocks, last = p->prev[head];
-    p->next[last] = block;
-    p->prev[block] = last;
-    p->next[block] = head;
-    p->prev[head] = block;
-    p->n_idle++;
 }
 
 int32_t kv_pool_alloc(struct kv_pool *p)
@@ -57,11 +37,11 @@ int32_t kv_pool_alloc(struct kv_pool *p)
     if (p->n_free > 0) {
         block = p->free_ids[--p->n_free];
     } else {
-        ASSERT(p->n_idle > 0);
-        block = p->next[p->n_blocks];
-        idle_unlink(p, block);
+        block = idle_order_first(&p->idle);
+        idle_order_remove(&p->idle, block);
         p->cached[block] = false;
         p->forget(p->forget_arg, block);
+        idle_order_forget(&p->idle, block);
     }
     ASSERT(p->refs[block] == 0);
     p->refs[block] = 1;
@@ -72,7 +52,7 @@ void kv_pool_retain(struct kv_pool *p, int32_t block)
 {
     if (p->refs[block] == 0) {
         ASSERT(p->cached[block]);
-        idle_unlink(p, block);
+        idle_order_remove(&p->idle, block);
     }
     p->refs[block]++;
 }
@@ -84,7 +64,7 @@ void kv_pool_release(struct kv_pool *p, int32_t block)
         return;
     }
     if (p->cached[block]) {
-        idle_append(p, block);
+        idle_order_add(&p->idle, block);
     } else {
         p->free_ids[p->n_free++] = block;
     }
@@ -93,26 +73,28 @@ void kv_pool_release(struct kv_pool *p, int32_t block)
 void kv_pool_set_cached(struct kv_pool *p, int32_t block, bool cached)
 {
     if (p->cached[block] && !cached && p->refs[block] == 0) {
-        idle_unlink(p, block);
+        idle_order_remove(&p->idle, block);
         p->free_ids[p->n_free++] = block;
     }
     p->cached[block] = cached;
+    if (!cached) {
+        idle_order_forget(&p->idle, block);
+    }
 }
 
 void kv_pool_check(const struct kv_pool *p)
 {
     int32_t held = 0, idle = 0;
+    idle_order_check(&p->idle);
     for (int32_t i = 0; i < p->n_blocks; i++) {
         ASSERT(p->refs[i] >= 0);
         held += p->refs[i] > 0;
-    }
-    for (int32_t i = p->next[p->n_blocks]; i != p->n_blocks; i = p->next[i]) {
-        ASSERT(p->refs[i] == 0 && p->cached[i] && p->prev[p->next[i]] == i);
-        idle++;
+        idle += p->refs[i] == 0 && p->cached[i];
+        ASSERT(idle_order_has(&p->idle, i) == (p->refs[i] == 0 && p->cached[i]));
     }
     for (int32_t i = 0; i < p->n_free; i++) {
         ASSERT(p->refs[p->free_ids[i]] == 0 && !p->cached[p->free_ids[i]]);
     }
-    ASSERT(idle == p->n_idle);
+    ASSERT(idle == p->idle.n);
     ASSERT(p->n_free + idle + held == p->n_blocks);
 }

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Which KV blocks are held, idle or free: ids and counts, no tokens and no memory. A block with no
- * holder that the prefix cache knows stays findable ("idle") until its id is handed out again, the
- * longest idle first; then the cache is told to forget it.
+ * holder that the prefix cache knows stays findable ("idle") until its id is handed out again, in
+ * the order of idle_order.h; then the cache is told to forget it.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_KV_POOL_H
 #define SLUICE_ENGINE_SCHEDULE_KV_POOL_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "engine/schedule/idle_order.h"
 
 struct kv_pool {
-    int32_t n_blocks, n_free, n_idle;
-    int32_t *refs;        // holders
-    bool *cached;         // the prefix cache knows it
-    int32_t *free_ids;    // a stack
-    int32_t *prev, *next; // idle list; index n_blocks is its head: next is the oldest
+    int32_t n_blocks, n_free;
+    int32_t *refs;     // holders
+    bool *cached;      // the prefix cache knows it
+    int32_t *free_ids; // a stack
+    struct idle_order idle;
     void (*forget)(void *arg, int32_t block);
     void *forget_arg;
 };
@@ -26,7 +25,7 @@ void kv_pool_deinit(struct kv_pool *p);
 /* Blocks that could be handed out now. */
 static inline int32_t kv_pool_available(const struct kv_pool *p)
 {
-    return p->n_free + p->n_idle;
+    return p->n_free + p->idle.n;
 }
 
 /* A block with one holder. There must be one available. */

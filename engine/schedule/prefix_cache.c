@@ -154,7 +154,7 @@ void prefix_cache_remove(struct prefix_cache *c, int32_t block)
 
 void prefix_cache_reset(struct prefix_cache *c)
 {
-    while (c->pool->n_idle > 0) {
-        prefix_cache_remove(c, c->pool->next[c->pool->n_blocks]);
+    while (c->pool->idle.n > 0) {
+        prefix_cache_remove(c, idle_order_first(&c->pool->idle));
     }
 }

@@ -47,6 +47,15 @@ struct engine_output {
     int32_t stop_id;        // the stop id that ended it (also the last of tokens), or -1
 };
 
+/* How much the tokens from start on and before end are worth to the sender when the request has
+ * ended, and for how long. A hint: it never changes an answer. */
+enum { HINT_OUTPUT = -1, MAX_HINT_PRIORITY = 100 };
+struct cache_hint {
+    int32_t start, end; // start: HINT_OUTPUT: behind the prompt
+    int32_t priority;   // up to MAX_HINT_PRIORITY; 0: they will not be used again
+    int64_t duration_ns;
+};
+
 struct engine_request {
     struct queue_link link; // inbox, then outbox
 
@@ -61,6 +70,12 @@ struct engine_request {
      * short, so that they wait less for the step that is under way. */
     bool background;
     const char *cache_salt; // cached blocks are shared under equal salts only; NULL: none
+    /* Who sends it, and the part of the blocks that may stay in the cache for all that he sends
+     * while others have use for it; 0: nobody's in particular. */
+    uint64_t owner;
+    double cache_share;
+    const struct cache_hint *hints; // [n_hints]
+    int32_t n_hints;
     /* Every sample is a text of it, or the beginning of one that max_tokens or a stop cut. Compiled
      * with a vocabulary of this model's ids and end ids; until the request is done only the engine
      * thread uses it, so that requests may share one. NULL: any text. */
@@ -70,6 +85,7 @@ struct engine_request {
     const char *grammar_after;
     int32_t grammar_after_id;
     enum pool_kind pool; // not POOL_NONE: no tokens are drawn; `pooled` is filled
+    bool tells_prompt;   // there is news after each piece of the prompt, too
     int64_t deadline_ns; // on the monotonic clock; 0: none
     void *user;          // the caller's
 
@@ -81,6 +97,7 @@ struct engine_request {
     /* These may be read at any time. Accepted drafts are counted after the drafts: who reads
      * n_accepted first finds no more of them. */
     _Atomic int32_t n_cached;     // prompt tokens that the prefix cache saved
+    _Atomic int32_t n_prefilled;  // with tells_prompt: cached or computed so far; 0: none yet
     _Atomic int32_t n_recomputed; // that it knew, and not the recurrent state behind; -1: no state
     _Atomic int32_t n_drafts, n_accepted; // speculation, all samples together
     int64_t t_submit_ns, t_scheduled_ns, t_first_token_ns, t_done_ns;

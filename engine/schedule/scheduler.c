@@ -2,6 +2,7 @@
 #include "engine/schedule/scheduler.h"
 
 #include "engine/schedule/admit.h"
+#include "engine/schedule/hints.h"
 #include "engine/schedule/overtake.h"
 
 #include "engine/base/assert.h"
@@ -369,6 +370,7 @@ bool scheduler_retire(struct scheduler *s, struct sequence *seq)
         s->waiting_tokens -= seq->n_prompt;
     } else { // its tokens are the caller's again soon
         holdings_settle(&s->holdings, seq, sequence_sure(seq), STATE_END);
+        hints_apply(&s->holdings, seq, sequence_sure(seq));
     }
     seq->state = SEQ_RETIRING;
     if (seq->n_inflight > 0) {

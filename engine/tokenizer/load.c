@@ -366,7 +366,11 @@ static enum status model_kind(struct loader *l)
 {
     static const char *const names[] = {"BPE", "Unigram", "WordPiece", "WordLevel"};
     if (l->type[0] == '\0') { // old files: recognised by their members
-        strcpy(l->type, l->has_merges ? "BPE" : l->vocab_is_list ? "Unigram" : "WordPiece");
+        if (l->has_merges) {
+            strcpy(l->type, "BPE");
+        } else {
+            strcpy(l->type, l->vocab_is_list ? "Unigram" : "WordPiece");
+        }
     }
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(l->type, names[i]) == 0) {

@@ -48,7 +48,10 @@ static inline enum kind kind_at(const char *s, size_t i, uint32_t letters, size_
     if (flags & letters) {
         return LETTER;
     }
-    return flags & U_N ? NUMBER : flags & U_SPACE ? SPACE : OTHER;
+    if (flags & U_N) {
+        return NUMBER;
+    }
+    return flags & U_SPACE ? SPACE : OTHER;
 }
 
 static inline size_t run_of(enum kind kind, uint32_t letters, const char *s, size_t n, size_t i)
@@ -203,7 +206,10 @@ static inline unsigned case_at(const char *s, size_t i, size_t *width)
     unsigned char c = (unsigned char)s[i];
     if (c < 0x80) {
         *width = 1;
-        return c >= 'a' && c <= 'z' ? LOWER : c >= 'A' && c <= 'Z' ? UPPER : 0;
+        if (c >= 'a' && c <= 'z') {
+            return LOWER;
+        }
+        return c >= 'A' && c <= 'Z' ? UPPER : 0;
     }
     uint32_t cp;
     *width = unicode_next(s + i, &cp);
@@ -415,7 +421,12 @@ static const struct {
 static bool same_pattern(const char *a, const char *known_pattern)
 {
     for (; *a; a++) {
-        const char *escape = *a == '\n' ? "\\n" : *a == '\r' ? "\\r" : NULL;
+        const char *escape = NULL;
+        if (*a == '\n') {
+            escape = "\\n";
+        } else if (*a == '\r') {
+            escape = "\\r";
+        }
         if (escape && strncmp(known_pattern, escape, 2) == 0) {
             known_pattern += 2;
         } else if (*a == *known_pattern) {

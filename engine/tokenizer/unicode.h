@@ -90,7 +90,13 @@ static inline size_t unicode_previous(const char *s, size_t at, uint32_t *cp)
 
 static inline size_t unicode_lead_length(unsigned char lead)
 {
-    return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    if (lead < 0x80) {
+        return 1;
+    }
+    if (lead < 0xE0) {
+        return 2;
+    }
+    return lead < 0xF0 ? 3 : 4;
 }
 
 /* Bytes of white space (\s) at the start and at the end of a valid text. */

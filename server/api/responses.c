@@ -11,6 +11,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* In the words that clients of this API look for. */
+static void missing(struct api_work *w)
+{
+    call_error_set(&w->error, 404, "not_found", "id", "Response with id '%.80s' not found.", w->id);
+}
+
 static bool find(struct api_work *w, struct stored_response *r)
 {
     struct err err = {""};
@@ -21,7 +27,7 @@ static bool find(struct api_work *w, struct stored_response *r)
     if (st != OK) {
         api_work_fail(w, st, &err);
     } else {
-        api_work_missing(w, "Response");
+        missing(w);
     }
     return false;
 }
@@ -66,7 +72,7 @@ static void get_events(struct api_work *w)
         if (st != OK) {
             api_work_fail(w, st, &err);
         } else {
-            api_work_missing(w, "Response");
+            missing(w);
         }
     } else if (all.n_bytes == 0) {
         call_error_set(&w->error, 400, "invalid_value", "stream",
@@ -117,7 +123,7 @@ static void delete_one(struct api_work *w)
     } else if (st != OK) {
         api_work_fail(w, st, &err);
     } else {
-        api_work_missing(w, "Response");
+        missing(w);
     }
 }
 
@@ -142,7 +148,7 @@ static void cancel(struct api_work *w)
         buf_put(&w->reply, r.body.data, r.body.n_bytes);
     } else {
         call_error_set(&w->error, 400, "invalid_value", "id",
-                       "Only a response that was made with 'background' can be cancelled.");
+                       "Cannot cancel a synchronous response: it was not made with 'background'.");
     }
     stored_response_deinit(&r);
 }

@@ -72,6 +72,7 @@ struct call_counts {
     uint64_t finished[N_FINISH_REASONS]; // samples, by enum finish_reason
     uint64_t rejected[N_REJECTS], aborted[N_ABORTS];
     uint64_t n_unknown_keys;
+    int32_t longest_context; // the most tokens that a prompt and its answer had together
 };
 
 /* ---- whoever starts calls ----------------------------------------------------------------------
@@ -101,9 +102,10 @@ struct call_server {
     struct call_counts counts;
     uint64_t next_seed;
     bool told_stripped; // that lines are taken out of prompts
-    bool in_drain;      // of the engine: calls that end wait for its end
+    bool in_drain;      // of the engine, or of one call: those that end wait for its end
     int64_t n_dead;     // of those
     struct buf scratch; // for one callback at a time
+    uint64_t n_lost;    // buf_n_lost when the callback began: what lacks memory is no answer
 };
 
 /* Where a call's answer goes. One of the four that end an answer is called, once, and after it
@@ -172,6 +174,8 @@ struct call_choice {
     bool started, has_content, has_reasoning, has_call, skip_call;
     bool is_custom; // the call is one of a custom tool: its `arguments` are a text
     bool sent_prompt_text, sent_prompt_ids; // completions, once
+    bool told_prompt;                       // return_progress: something was told,
+    int32_t n_prefilled;                    // and this last
     int32_t n_calls, n_lines; // n_lines: pieces with a line end (llama.cpp's answers alone)
     int64_t t_last_ns;
 };
@@ -199,15 +203,13 @@ struct call {
     size_t n_requests, n_submitted, n_done;
     struct call_choice *choices;
     size_t n_choices, n_finished;
-    int64_t n_waiting; // sequences that count in the tenant's
-    bool answered;     // the sink has had its terminal call
-    bool saving;       // on the pool
-    bool closed;       // all of the answer is there
-    bool kept;         // its beginning is stored, and its end will be (request.detached)
-    enum status kept_status;
-    struct err kept_error;
+    int64_t n_waiting;       // sequences that count in the tenant's
+    bool answered;           // the sink has had its terminal call
+    bool saving;             // on the pool
+    bool closed;             // all of the answer is there
+    bool kept;               // its beginning is stored, and its end will be (request.detached)
     enum call_ending ending; // not CALL_ANSWERED: it has to end so as soon as it may
-    struct call_error why;   // of a failure
+    char *not_kept, *why;    // what the store said, and what of a failure; NULL: neither
     bool preparing, queued, streaming, gone, dead, first_token, deadline_is_queue, has_news;
     struct call *next, **link, *next_queued;
     char id[144]; // "chatcmpl-..."

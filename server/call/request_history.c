@@ -11,7 +11,7 @@ enum { MAX_BYTES = 64 << 20, MAX_RESPONSES = 4096 /* chosen */ };
 static bool missing(struct request *r, const char *id)
 {
     return call_error_set(&r->error, 404, "not_found", "previous_response_id",
-                          "No such Response object: %.80s", id);
+                          "Response with id '%.80s' not found.", id);
 }
 
 /* The response's items go before those that are there already. */

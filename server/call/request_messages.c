@@ -109,6 +109,42 @@ static void become(struct turns *t, enum turn_role role)
     }
 }
 
+/* ---- lines of system prompts that are taken out
+ * ------------------------------------------------ */
+
+static bool begins_with_any(const char *line, const struct string_list *prefixes)
+{
+    for (size_t i = 0; i < prefixes->n; i++) {
+        if (strncmp(line, prefixes->items[i], strlen(prefixes->items[i])) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Without the lines that the operator has named: one that changes with each request, at the top of
+ * the prompt, would keep the rest out of the cache. */
+static void put_stripped(struct request *r, struct buf *out, const char *text)
+{
+    size_t before = out->n_bytes;
+    while (*text) {
+        size_t n = strcspn(text, "\n");
+        n += text[n] == '\n';
+        if (begins_with_any(text, &r->model->config->strip_prompt_lines)) {
+            r->n_stripped_lines++;
+        } else {
+            if (out->n_bytes == before && before > 0) {
+                buf_putc(out, '\n'); // between blocks
+            }
+            buf_put(out, text, n);
+        }
+        text += n;
+    }
+}
+
+/* ---- blocks
+ * -------------------------------------------------------------------------------------- */
+
 static void add_text(struct turns *t, enum turn_role role, const char *text)
 {
     become(t, role);
@@ -123,8 +159,34 @@ static void add_text(struct turns *t, enum turn_role role, const char *text)
     buf_putc(&t->parts, '}');
 }
 
-/* ---- blocks
- * -------------------------------------------------------------------------------------- */
+/* The same of a turn in the middle; what has nothing else is no part of it. */
+static bool add_system_text(struct turns *t, const char *text)
+{
+    struct request *r = t->r;
+    struct buf kept;
+    int before = r->n_stripped_lines;
+    buf_init(&kept, MAX_BYTES);
+    put_stripped(r, &kept, text);
+    if (r->n_stripped_lines > before) {
+        text = arena_strndup(&r->arena, kept.data ? kept.data : "", kept.n_bytes);
+    }
+    bool empty = r->n_stripped_lines > before && kept.n_bytes == 0;
+    buf_deinit(&kept);
+    if (text && !empty) {
+        add_text(t, ROLE_SYSTEM, text);
+    }
+    return text ? true : request_too_large(r);
+}
+
+/* Text of any turn. */
+static bool put_text(struct turns *t, enum turn_role role, const char *text)
+{
+    if (role == ROLE_SYSTEM) {
+        return add_system_text(t, text);
+    }
+    add_text(t, role, text);
+    return true;
+}
 
 /* A string of the block; NULL: the error is set. */
 static const char *string_of(struct turns *t, const struct json *block, const char *field)
@@ -138,13 +200,22 @@ static const char *string_of(struct turns *t, const struct json *block, const ch
     return json_string(v);
 }
 
+/* The same, and not an empty one. */
+static const char *name_of(struct turns *t, const struct json *block, const char *field)
+{
+    const char *name = string_of(t, block, field);
+    if (name && !*name) {
+        call_error_set(&t->r->error, 400, "invalid_value", where(t, field),
+                       "Invalid '%s': expected a text that is not empty.", where(t, field));
+        return NULL;
+    }
+    return name;
+}
+
 static bool read_text(struct turns *t, const struct json *block, enum turn_role role)
 {
     const char *text = string_of(t, block, "text");
-    if (text) {
-        add_text(t, role, text);
-    }
-    return text != NULL;
+    return text && put_text(t, role, text);
 }
 
 /* What was thought goes back to templates that know it; its signature is of no use here. */
@@ -162,15 +233,14 @@ static bool read_thought(struct turns *t, const struct json *block, enum turn_ro
 /* Nobody can read it. */
 static bool pass_over(struct turns *t, const struct json *block, enum turn_role role)
 {
-    (void)block;
     become(t, role);
-    return true;
+    return name_of(t, block, "data") != NULL;
 }
 
 static bool read_call(struct turns *t, const struct json *block, enum turn_role role)
 {
-    const char *id = string_of(t, block, "id");
-    const char *name = id ? string_of(t, block, "name") : NULL;
+    const char *id = name_of(t, block, "id");
+    const char *name = id ? name_of(t, block, "name") : NULL;
     const struct json *input = json_get(block, "input");
     if (!name) {
         return false;
@@ -236,7 +306,7 @@ static bool put_result(struct turns *t, const struct json *content)
 static bool read_result(struct turns *t, const struct json *block, enum turn_role role)
 {
     (void)role;
-    const char *id = string_of(t, block, "tool_use_id");
+    const char *id = name_of(t, block, "tool_use_id");
     if (!id) {
         return false;
     }
@@ -301,8 +371,7 @@ static bool read_turn(struct turns *t, const struct json *turn)
                               word);
     }
     if (json_is(content, JSON_STRING)) {
-        add_text(t, (enum turn_role)role, json_string(content));
-        return true;
+        return put_text(t, (enum turn_role)role, json_string(content));
     }
     if (json_type(content) == JSON_NULL) {
         return call_error_missing(e, where_turn(t, "content"));
@@ -325,36 +394,6 @@ static bool read_turn(struct turns *t, const struct json *turn)
 
 /* ---- the system prompt
  * --------------------------------------------------------------------------- */
-
-static bool begins_with_any(const char *line, const struct string_list *prefixes)
-{
-    for (size_t i = 0; i < prefixes->n; i++) {
-        if (strncmp(line, prefixes->items[i], strlen(prefixes->items[i])) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Without the lines that the operator has named: one that changes with each request, at the top of
- * the prompt, would keep the rest out of the cache. */
-static void put_stripped(struct request *r, struct buf *out, const char *text)
-{
-    size_t before = out->n_bytes;
-    while (*text) {
-        size_t n = strcspn(text, "\n");
-        n += text[n] == '\n';
-        if (begins_with_any(text, &r->model->config->strip_prompt_lines)) {
-            r->n_stripped_lines++;
-        } else {
-            if (out->n_bytes == before && before > 0) {
-                buf_putc(out, '\n'); // between blocks
-            }
-            buf_put(out, text, n);
-        }
-        text += n;
-    }
-}
 
 static bool put_system(struct turns *t)
 {
@@ -506,6 +545,18 @@ bool read_metadata(struct request *r)
         r->user = json_get_string(metadata, "user_id");
     }
     return r->error.status == 0;
+}
+
+/* Turns that are not sent again would be missing. Clients that know the code go on without it. */
+bool read_thread(struct request *r)
+{
+    const struct body_member *m = body_get(&r->body, "thread");
+    if (!m || json_is(m->node, JSON_NULL) || !json_bool(m->node, true)) {
+        return true;
+    }
+    return call_error_set(&r->error, 400, "thread_unsupported_request", "thread",
+                          "This server holds no conversations for 'thread': send all messages with "
+                          "each request.");
 }
 
 void messages_begin(struct request *r)

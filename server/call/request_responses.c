@@ -15,8 +15,9 @@ enum { MAX_BYTES = 64 << 20 };
 struct messages {
     struct request *r;
     struct buf out;       // the array's text
-    struct buf calls;     // tool calls of an assistant message that is not written yet
-    struct buf reasoning; // and its reasoning
+    struct buf calls;     // tool calls of an assistant message that has not ended
+    struct buf reasoning; // and its reasoning, where nothing of it is written yet
+    bool open;            // its text is written
     size_t index;         // of the input item
     struct buf items;     // the input's items, to be kept
     char place[64];       // its name, for errors
@@ -37,18 +38,23 @@ static void put_reasoning(struct messages *m)
     }
 }
 
-/* Calls in a row are one message of the assistant. */
-static void flush_calls(struct messages *m)
+/* Calls in a row are one message of the assistant, with the text before them: it was one answer. */
+static void end_turn(struct messages *m)
 {
     if (m->calls.n_bytes > 0) {
-        open_message(m, "assistant");
-        buf_puts(&m->out, ",\"content\":null");
-        put_reasoning(m);
+        if (!m->open) {
+            open_message(m, "assistant");
+            buf_puts(&m->out, ",\"content\":null");
+            put_reasoning(m);
+        }
         buf_puts(&m->out, ",\"tool_calls\":[");
         buf_put(&m->out, m->calls.data, m->calls.n_bytes);
-        buf_puts(&m->out, "]}");
+        buf_putc(&m->out, ']');
         buf_clear(&m->calls);
+        m->open = true;
     }
+    buf_puts(&m->out, m->open ? "}" : "");
+    m->open = false;
 }
 
 static const char *where(struct messages *m, const char *field)
@@ -108,15 +114,16 @@ static bool put_message(struct messages *m, const struct json *item)
                               "'system' and 'developer'.",
                               role);
     }
-    flush_calls(m);
+    end_turn(m);
     open_message(m, role);
     if (strcmp(role, "assistant") == 0) {
         put_reasoning(m);
+        m->open = true;
     }
     buf_clear(&m->reasoning);
     buf_puts(&m->out, ",\"content\":");
     bool good = put_content(m, json_get(item, "content"), "content");
-    buf_putc(&m->out, '}');
+    buf_puts(&m->out, m->open ? "" : "}");
     return good;
 }
 
@@ -147,7 +154,7 @@ static bool put_output(struct messages *m, const struct json *item)
     if (!id) {
         return call_error_missing(&m->r->error, where(m, "call_id"));
     }
-    flush_calls(m);
+    end_turn(m);
     open_message(m, "tool");
     buf_puts(&m->out, ",\"tool_call_id\":");
     convert_text(&m->out, id);
@@ -160,6 +167,9 @@ static bool put_output(struct messages *m, const struct json *item)
 static void keep_reasoning(struct messages *m, const struct json *item)
 {
     const struct json *parts = json_get(item, "content");
+    if (m->open) { // another thought, another answer
+        end_turn(m);
+    }
     parts = json_count(parts) > 0 ? parts : json_get(item, "summary");
     for (const struct json *p = json_first(parts); p; p = json_next(p)) {
         const char *text = json_get_string(p, "text");
@@ -193,6 +203,20 @@ static bool put_item(struct messages *m, const struct json *item)
         type);
 }
 
+/* An answer that the client gives back as one that has not ended is gone on with. */
+static void continue_last(struct messages *m, const struct json *items)
+{
+    const struct json *last = NULL;
+    for (const struct json *item = json_first(items); item; item = json_next(item)) {
+        last = item;
+    }
+    const char *status = json_get_string(last, "status");
+    bool goes_on = m->open && m->calls.n_bytes == 0 && status &&
+                   words_find("in_progress|incomplete", status) >= 0;
+    m->r->continue_final_message = goes_on;
+    m->r->add_generation_prompt = !goes_on;
+}
+
 static bool put_input(struct messages *m)
 {
     const struct body_member *input = body_get(&m->r->body, "input");
@@ -223,7 +247,8 @@ static bool put_input(struct messages *m)
         buf_puts(&m->items, m->index++ ? "," : "");
         convert_item(&m->items, item);
     }
-    flush_calls(m);
+    continue_last(m, input->node);
+    end_turn(m);
     return true;
 }
 
@@ -251,6 +276,7 @@ static bool put_history(struct messages *m)
     for (const struct json *item = json_first(items); good && item; item = json_next(item)) {
         good = put_item(m, item);
     }
+    end_turn(m);
     json_free(items);
     return good;
 }
@@ -376,8 +402,8 @@ bool responses_end(struct request *r)
     }
     if (r->detached && !(r->stores && r->store)) {
         return call_error_set(&r->error, 400, "invalid_value", "background",
-                              r->store ? "A response that runs in the background is kept: 'store' "
-                                         "may not be false."
+                              r->store ? "background can only be used when `store` is true: the "
+                                         "response is kept for who asks for it."
                                        : "Invalid 'background': no responses are kept here.");
     }
     if (r->conversation && !r->stores) {

@@ -24,6 +24,7 @@ struct tenant_limits tenant_limits_default(const struct config *c)
         .tokens_per_minute = c->key_tokens_per_minute,
         .concurrent = c->key_concurrent,
         .queue_share = c->key_queue_share,
+        .cache_share = c->key_cache_share,
         .cache_salt_by_key = c->cache_salt_by_key,
     };
 }
@@ -44,6 +45,7 @@ static const struct {
     {"tokens-per-minute", SETTING_INT64, AT(tokens_per_minute)},
     {"concurrent", SETTING_INT64, AT(concurrent)},
     {"queue-share", SETTING_SHARE, AT(queue_share)},
+    {"cache-share", SETTING_SHARE, AT(cache_share)},
     {"cache-salt-by-key", SETTING_BOOL, AT(cache_salt_by_key)},
 };
 enum { N_SETTINGS = sizeof settings / sizeof settings[0] };
@@ -185,7 +187,9 @@ const char *tenant_cache_salt(const struct tenant *t, const char *asked, char **
 
 struct tenant *tenant_new(const struct tenant_limits *limits)
 {
+    static uint64_t last_id;
     struct tenant *t = xcalloc(1, sizeof *t);
+    t->id = ++last_id;
     t->n_holders = 1;
     t->limits = *limits;
     draw_salt(t->salt, sizeof t->salt);

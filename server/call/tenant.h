@@ -21,6 +21,7 @@ struct tenant_limits {
     int64_t requests_per_minute, tokens_per_minute; // 0: no limit
     int64_t concurrent;                             // calls at once; 0: no limit
     double queue_share;     // of --max-num-queued-reqs, for what waits for its first token
+    double cache_share;     // of the KV blocks, for what its requests leave in the prefix cache
     bool cache_salt_by_key; // its prompts are cached for itself alone
 };
 
@@ -38,6 +39,7 @@ struct tenant_bucket {
 };
 
 struct tenant {
+    uint64_t id; // of no other in this process, and above 0
     struct tenant_limits limits;
     struct tenant_bucket requests, tokens;
     int64_t n_calls, n_waiting; // n_waiting: sequences of calls without a token yet

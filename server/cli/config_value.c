@@ -94,6 +94,26 @@ static double seconds_of(const char *suffix)
     return 0;
 }
 
+/* What a number's suffix multiplies it by; 0: it has another meaning, or none. */
+static double unit_of_type(enum option_type type, const char *suffix)
+{
+    switch (type) {
+    case OPTION_SECONDS: return seconds_of(suffix);
+    case OPTION_REAL: return *suffix == '\0';
+    default: return unit_of(suffix, type == OPTION_BYTES);
+    }
+}
+
+static const char *number_form(enum option_type type)
+{
+    switch (type) {
+    case OPTION_SECONDS: return "a time such as 30, 500ms or 2m";
+    case OPTION_REAL: return "a number";
+    case OPTION_BYTES: return "a size such as 4GiB";
+    default: return "a whole number such as 8192 or 8k";
+    }
+}
+
 static enum status read_number(const struct option_row *row, const char *text, double *out,
                                struct err *err)
 {
@@ -106,19 +126,18 @@ static enum status read_number(const struct option_row *row, const char *text, d
     char *end;
     errno = 0;
     double v = strtod(text, &end);
-    double unit = row->type == OPTION_SECONDS ? seconds_of(end)
-                  : row->type == OPTION_REAL  ? (*end == '\0')
-                                              : unit_of(end, row->type == OPTION_BYTES);
+    double unit = unit_of_type(row->type, end);
     if (end == text || !isfinite(v) || unit == 0) {
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is not %s", row->name, text,
-                       row->type == OPTION_SECONDS ? "a time such as 30, 500ms or 2m"
-                       : row->type == OPTION_REAL  ? "a number"
-                       : row->type == OPTION_BYTES ? "a size such as 4GiB"
-                                                   : "a whole number such as 8192 or 8k");
+                       number_form(row->type));
     }
     v *= unit;
     if (integral && v != floor(v)) {
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is not whole", row->name, text);
+    }
+    if (row->min == row->max && v != row->min) { // its help says why
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not supported (%s)", row->name,
+                       text, row->help);
     }
     if (v < row->min || v > row->max) {
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is outside %.15g to %.15g", row->name,
@@ -271,7 +290,11 @@ enum status config_value_set_member(struct config *c, const struct option_row *r
     const char *now = *(const char **)field(c, row);
     now = now ? now : "{}";
     struct json *root = NULL;
-    TRY(json_parse(now, strlen(now), NULL, &root, err));
+    if (json_parse(now, strlen(now), NULL, &root, err) != OK || !json_is(root, JSON_OBJECT)) {
+        json_free(root);
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is no object that has members",
+                       row->name, now);
+    }
     char *first = xstrndup(key, strcspn(key, "."));
     bool is_there = json_get(root, first) != NULL, is_empty = json_first(root) == NULL;
     free(first);

@@ -97,36 +97,64 @@ static void mark(struct job_lines *l, const int32_t *sorted, const char *id)
     }
 }
 
-static void mark_line(struct job_lines *l, const int32_t *sorted, const char *line, size_t n_bytes)
+/* Marks the request that this line answers. False if the line is not an answer. */
+static bool mark_line(struct job_lines *l, const int32_t *sorted, const char *line, size_t n_bytes)
 {
     struct json *root = NULL;
+    bool is_answer = false;
     if (json_parse(line, n_bytes, NULL, &root, NULL) == OK) {
         const char *id = json_get_string(root, "custom_id");
         if (id) {
             mark(l, sorted, id);
+            is_answer = true;
         }
     }
     json_free(root);
+    return is_answer;
 }
 
-/* Marks answered lines, and truncates the file after its last complete line. */
-static enum status take_up(FILE *file, struct job_lines *l, struct err *err)
+/* An interrupted run may leave an incomplete answer at the end or, after a power cut, zeros in
+ * place of pages that never reached the disk. Nothing after either is reliable. */
+static bool is_torn(const char *line, size_t n_bytes)
 {
-    int32_t *sorted = xcalloc((size_t)l->n + 1, sizeof *sorted);
+    return memchr(line, 0, n_bytes) || (line[0] == '{' && line[n_bytes - 1] != '\n');
+}
+
+/* Marks answered lines; *whole becomes the end of the last complete one. */
+static enum status read_answers(FILE *file, struct job_lines *l, const int32_t *sorted,
+                                off_t *whole, struct err *err)
+{
+    enum status st = OK;
     char *line = NULL;
     size_t cap = 0;
     ssize_t n;
+    for (int32_t i = 1; st == OK && (n = getline(&line, &cap, file)) > 0; i++) {
+        if (is_torn(line, (size_t)n)) {
+            break;
+        }
+        if (!mark_line(l, sorted, line, (size_t)n)) {
+            st = err_set(
+                err, ERR_INVALID,
+                "resume: line %d of the output is not an answer; the file is left as it is", i);
+        }
+        *whole += n;
+    }
+    free(line);
+    return st;
+}
+
+/* Marks answered lines, and truncates the file after the last complete one. */
+static enum status take_up(FILE *file, struct job_lines *l, struct err *err)
+{
+    int32_t *sorted = xcalloc((size_t)l->n + 1, sizeof *sorted);
     off_t whole = 0;
     for (int32_t i = 0; i < l->n; i++) {
         sorted[i] = i;
     }
     qsort_r(sorted, (size_t)l->n, sizeof *sorted, compare_ids, l);
-    while ((n = getline(&line, &cap, file)) > 0 && line[n - 1] == '\n') {
-        mark_line(l, sorted, line, (size_t)n);
-        whole += n;
-    }
-    free(line);
+    enum status st = read_answers(file, l, sorted, &whole, err);
     free(sorted);
+    TRY(st);
     if (fflush(file) != 0 || ftruncate(fileno(file), whole) != 0 ||
         fseeko(file, whole, SEEK_SET) != 0) {
         return err_set(err, ERR_IO, "the output cannot be taken up: %s", strerror(errno));

@@ -305,7 +305,10 @@ static int run(struct serve *s)
     if (rc != 0) {
         log_warn("some requests were cut");
     }
-    return s->load_status != OK ? 1 : dead ? EXIT_DEAD : 0;
+    if (s->load_status != OK) {
+        return 1;
+    }
+    return dead ? EXIT_DEAD : 0;
 }
 
 /* The exit code if no model is found, otherwise 0. */

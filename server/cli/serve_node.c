@@ -70,5 +70,8 @@ int serve_node(const struct config *c)
     }
     engine_close(engine);
     devices_release(&options);
-    return st == OK ? 0 : engine ? 2 : 1;
+    if (st == OK) {
+        return 0;
+    }
+    return engine ? 2 : 1;
 }

@@ -47,7 +47,7 @@ struct config {
     bool request_priority; // requests may set a priority
     int64_t key_min_priority, key_max_priority, key_requests_per_minute, key_tokens_per_minute;
     int64_t key_concurrent;
-    double key_queue_share;
+    double key_queue_share, key_cache_share;
     bool cache_salt_by_key;
     bool disable_fastapi_docs;
     bool open_metrics; // /metrics without a key even when keys are set

@@ -164,9 +164,10 @@ void http_daemons_run(struct http_server *s)
 {
     for (struct http_daemon *d = s->daemons; d; d = d->next) {
         if (d->ready) {
+            d->ready = false;
             MHD_run(d->mhd);
             MHD_UNSIGNED_LONG_LONG ms = 1;
-            d->ready = MHD_get_timeout(d->mhd, &ms) == MHD_YES && ms == 0;
+            d->ready = d->ready || (MHD_get_timeout(d->mhd, &ms) == MHD_YES && ms == 0);
         }
     }
 }

@@ -425,6 +425,15 @@ enum MHD_Result http_handle(void *arg, struct MHD_Connection *mhd, const char *u
     return *n_data > 0 ? on_body(req, data, n_data) : on_whole(req);
 }
 
+/* A connection whose reply's reader said that it ends is closed by libmicrohttpd (to 1.0.1 at
+ * least) when it is next looked at, and with epoll nothing may make it so: a reset has been
+ * reported before. Only connections with a time-out of their own are looked at in every run. */
+static void have_it_closed(struct http_conn *c)
+{
+    MHD_set_connection_option(c->mhd, MHD_CONNECTION_OPTION_TIMEOUT, 1u);
+    c->daemon->ready = true;
+}
+
 void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
                     enum MHD_RequestTerminationCode code)
 {
@@ -445,6 +454,9 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
     }
     if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK || (req->handed && !req->terminal)) {
         http_request_gone(req, HTTP_GONE_CLOSED);
+    }
+    if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK) {
+        have_it_closed(c);
     }
     req->completed = true;
     req->stream.fd = -1;

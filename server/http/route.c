@@ -68,9 +68,10 @@ static bool decode_query(struct http_request *req, const char *q, size_t n_bytes
 /* Skips what precedes the path in the absolute form that proxies may send. */
 static const char *skip_authority(const char *raw)
 {
-    size_t n = strncasecmp(raw, "http://", 7) == 0    ? 7
-               : strncasecmp(raw, "https://", 8) == 0 ? 8
-                                                      : 0;
+    size_t n = strncasecmp(raw, "https://", 8) == 0 ? 8 : 0;
+    if (strncasecmp(raw, "http://", 7) == 0) {
+        n = 7;
+    }
     if (n == 0) {
         return raw;
     }

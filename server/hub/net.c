@@ -335,7 +335,10 @@ static void read_result(struct net_request *r, CURLcode code, char **where)
     r->answer.n_bytes = n_bytes;
     r->answer.retry_after_s = retry_after;
     *where = to && r->answer.status / 100 == 3 ? xstrdup(to) : NULL;
-    r->end = code == CURLE_OK ? NET_ANSWERED : code == CURLE_WRITE_ERROR ? NET_STOPPED : NET_FAILED;
+    r->end = code == CURLE_WRITE_ERROR ? NET_STOPPED : NET_FAILED;
+    if (code == CURLE_OK) {
+        r->end = NET_ANSWERED;
+    }
     if (r->why[0] == '\0') {
         snprintf(r->why, sizeof r->why, "%s", curl_easy_strerror(code));
     }

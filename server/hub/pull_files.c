@@ -35,9 +35,10 @@ static void described(struct net_request *r)
         return;
     }
     const char *hash = a->linked_etag[0] ? a->linked_etag : a->etag;
-    const int64_t n_bytes = a->linked_bytes >= 0 ? a->linked_bytes
-                            : a->status < 300    ? a->n_bytes
-                                                 : -1;
+    int64_t n_bytes = a->linked_bytes;
+    if (n_bytes < 0) {
+        n_bytes = a->status < 300 ? a->n_bytes : -1;
+    }
     if (p->st != OK) {
         return;
     }

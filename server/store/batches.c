@@ -201,24 +201,6 @@ static enum status set_status(struct store *s, const char *id, enum batch_status
                   "iit", (int64_t)to, now, id);
 }
 
-/* Runs `change` in a transaction under the lock. */
-static enum status in_transaction(struct store *s,
-                                  enum status (*change)(struct store *, void *, struct err *),
-                                  void *arg, struct err *err)
-{
-    pthread_mutex_lock(&s->lock);
-    enum status st = db_begin(s->db, err);
-    if (st == OK) {
-        st = change(s, arg, err);
-    }
-    if (st == OK) {
-        st = db_commit(s->db, err);
-    }
-    db_abort(s->db);
-    pthread_mutex_unlock(&s->lock);
-    return st;
-}
-
 struct move {
     const char *id;
     unsigned from;
@@ -241,7 +223,7 @@ bool store_batch_move(struct store *s, const char *id, unsigned from, enum batch
                       int64_t now, enum status *st, struct err *err)
 {
     struct move m = {.id = id, .from = from, .to = to, .now = now};
-    *st = in_transaction(s, move_batch, &m, err);
+    *st = store_change(s, move_batch, &m, err);
     return m.moved && *st == OK;
 }
 
@@ -264,7 +246,7 @@ enum status store_batch_begin(struct store *s, const char *id, int64_t n_total, 
                               int64_t now, struct err *err)
 {
     struct begin b = {.id = id, .model = model, .n_total = n_total, .now = now};
-    return in_transaction(s, begin_batch, &b, err);
+    return store_change(s, begin_batch, &b, err);
 }
 
 struct failure {
@@ -283,7 +265,7 @@ enum status store_batch_fail(struct store *s, const char *id, const char *errors
                              struct err *err)
 {
     struct failure f = {.id = id, .errors = errors, .now = now};
-    return in_transaction(s, fail_batch, &f, err);
+    return store_change(s, fail_batch, &f, err);
 }
 
 /* ---- answers ------------------------------------------------------------------------------ */
@@ -335,7 +317,7 @@ enum status store_batch_answer(struct store *s, const char *id, const struct bat
                                size_t n, struct err *err)
 {
     struct answering a = {.id = id, .answers = answers, .n = n};
-    return in_transaction(s, put_answers, &a, err);
+    return store_change(s, put_answers, &a, err);
 }
 
 enum status store_batch_answered(struct store *s, const char *id, uint8_t *bits, int64_t n_lines,
@@ -432,5 +414,5 @@ enum status store_batch_finish(struct store *s, const char *id, enum batch_statu
                                int64_t files_expire_at, struct err *err)
 {
     struct finish f = {.id = id, .end = end, .now = now, .files_expire_at = files_expire_at};
-    return in_transaction(s, finish_batch, &f, err);
+    return store_change(s, finish_batch, &f, err);
 }

@@ -81,52 +81,55 @@ enum status store_conversation_append(struct store *s, const char *owner, const 
     return row ? add_to(s, row, items, n, expires_at, err) : OK;
 }
 
-/* Runs what lies between with the lock held: all of it happens, or nothing. */
-static enum status begin(struct store *s, struct err *err)
-{
-    pthread_mutex_lock(&s->lock);
-    return db_begin(s->db, err);
-}
-
-static enum status end(struct store *s, enum status st, struct err *err)
-{
-    st = st == OK ? db_commit(s->db, err) : st;
-    db_abort(s->db);
-    pthread_mutex_unlock(&s->lock);
-    return st;
-}
-
-static enum status create(struct store *s, const char *owner, struct stored_conversation *c,
-                          const struct stored_item *items, size_t n, struct err *err)
-{
+struct addition {
+    const char *owner, *id;
+    struct stored_conversation *created; // or NULL
+    const struct stored_item *items;
+    size_t n;
+    int64_t expires_at;
     bool found;
-    store_make_id(c->id, "conv_");
+};
+
+static enum status add(struct store *s, void *arg, struct err *err)
+{
+    struct addition *a = arg;
+    return store_conversation_append(s, a->owner, a->id, a->items, a->n, a->expires_at, &a->found,
+                                     err);
+}
+
+static enum status create(struct store *s, void *arg, struct err *err)
+{
+    struct addition *a = arg;
+    const struct stored_conversation *c = a->created;
     TRY(db_run(s->db, err,
                "INSERT INTO conversations (id, owner, created_at, expires_at, metadata, bytes,"
                " touched) VALUES (?, ?, ?, ?, ?, 64, 0)",
-               "ttiit", c->id, owner, c->created_at, c->expires_at, c->metadata));
-    return store_conversation_append(s, owner, c->id, items, n, c->expires_at, &found, err);
+               "ttiit", c->id, a->owner, c->created_at, c->expires_at, c->metadata));
+    return add(s, a, err);
 }
 
 enum status store_conversation_create(struct store *s, const char *owner,
                                       struct stored_conversation *c,
                                       const struct stored_item *items, size_t n, struct err *err)
 {
-    enum status st = begin(s, err);
-    st = st == OK ? create(s, owner, c, items, n, err) : st;
-    return end(s, st, err);
+    store_make_id(c->id, "conv_");
+    struct addition a = {.owner = owner,
+                         .id = c->id,
+                         .created = c,
+                         .items = items,
+                         .n = n,
+                         .expires_at = c->expires_at};
+    return store_change(s, create, &a, err);
 }
 
 bool store_conversation_add(struct store *s, const char *owner, const char *id,
                             const struct stored_item *items, size_t n, int64_t expires_at,
                             enum status *st, struct err *err)
 {
-    bool found = false;
-    *st = begin(s, err);
-    *st = *st == OK ? store_conversation_append(s, owner, id, items, n, expires_at, &found, err)
-                    : *st;
-    *st = end(s, *st, err);
-    return found && *st == OK;
+    struct addition a = {
+        .owner = owner, .id = id, .items = items, .n = n, .expires_at = expires_at};
+    *st = store_change(s, add, &a, err);
+    return a.found && *st == OK;
 }
 
 bool store_conversation_find(struct store *s, const char *owner, const char *id,
@@ -168,19 +171,27 @@ bool store_conversation_describe(struct store *s, const char *owner, const char 
     return changed(s, st);
 }
 
+struct deletion {
+    const char *owner, *id;
+    bool found;
+};
+
+static enum status delete_all(struct store *s, void *arg, struct err *err)
+{
+    struct deletion *d = arg;
+    int64_t row;
+    TRY(find_row(s, d->owner, d->id, &row, err));
+    d->found = row != 0;
+    TRY(db_run(s->db, err, "DELETE FROM conversations WHERE row = ?", "i", row));
+    return db_run(s->db, err, "DELETE FROM items WHERE conversation = ?", "i", row);
+}
+
 bool store_conversation_delete(struct store *s, const char *owner, const char *id, enum status *st,
                                struct err *err)
 {
-    int64_t row = 0;
-    *st = begin(s, err);
-    *st = *st == OK ? find_row(s, owner, id, &row, err) : *st;
-    if (*st == OK && row) {
-        *st = db_run(s->db, err, "DELETE FROM conversations WHERE row = ?", "i", row);
-        *st = *st == OK ? db_run(s->db, err, "DELETE FROM items WHERE conversation = ?", "i", row)
-                        : *st;
-    }
-    *st = end(s, *st, err);
-    return row != 0 && *st == OK;
+    struct deletion d = {.owner = owner, .id = id};
+    *st = store_change(s, delete_all, &d, err);
+    return d.found && *st == OK;
 }
 
 /* ---- items ----------------------------------------------------------------------------------- */

@@ -2,19 +2,34 @@
 #include "server/store/db.h"
 
 #include "engine/base/mem.h"
+#include "server/store/reserve.h"
 
+#include <errno.h>
 #include <sqlite3.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { PAGE_BYTES = 4096, MAX_STATEMENTS = 128 };
+/* The log is written back at LOG_PAGES, so that what it holds fits into the reserve several times
+ * over. Freeing a file of 512 MiB changes 130 pages. */
+enum {
+    PAGE_BYTES = 4096,
+    MAX_STATEMENTS = 128,
+    LOG_PAGES = 128,
+    RESERVE_BYTES = 2 << 20,
+    MORE_PAGES = 16, // chosen: how much a full disk's database may grow for a row or two
+};
 
 /* Statements stay prepared, found by the address of their text: they are constants of this folder.
  */
 struct db {
     sqlite3 *handle;
+    int64_t max_pages;
+    struct reserve reserve; // of a path; given while room_is_given
+    bool is_full;           // what failed last did so for want of room
+    bool room_is_given;
+    bool is_held; // the database may not grow: the disk has no room but the reserve's
     struct {
         const char *sql;
         sqlite3_stmt *statement;
@@ -28,10 +43,20 @@ struct db_rows {
     int last; // what the last step said
 };
 
+static bool is_quota(struct db *db, int code)
+{
+    int error = code == SQLITE_IOERR ? sqlite3_system_errno(db->handle) : 0;
+    return error == EDQUOT || error == EFBIG;
+}
+
 static enum status fail(struct db *db, int code, struct err *err)
 {
     enum status st = ERR_IO;
-    if (code == SQLITE_FULL || code == SQLITE_TOOBIG || code == SQLITE_NOMEM) {
+    db->is_full = code == SQLITE_FULL || is_quota(db, code);
+    if (db->is_full) {
+        return err_set(err, ERR_LIMIT, "the store: %s", sqlite3_errstr(SQLITE_FULL));
+    }
+    if (code == SQLITE_TOOBIG || code == SQLITE_NOMEM) {
         st = ERR_LIMIT;
     } else if (code == SQLITE_BUSY || code == SQLITE_LOCKED) {
         st = ERR_BUSY;
@@ -48,27 +73,51 @@ enum status db_script(struct db *db, const char *sql, struct err *err)
     return code == SQLITE_OK ? OK : fail(db, code, err);
 }
 
-/* A write-ahead log that is synced at each commit: a commit that returned is on the disk. With the
- * exclusive mode no other process gets in, and no shared memory file is needed. */
-static enum status settle(struct db *db, const char *path, int64_t max_bytes, struct err *err)
+static enum status set_max_pages(struct db *db, int64_t n_pages, struct err *err)
+{
+    char text[64];
+    snprintf(text, sizeof text, "PRAGMA max_page_count = %lld", (long long)n_pages);
+    return db_script(db, text, err);
+}
+
+/* A write-ahead log that is synced at each commit: a commit that returned is on the disk. Exclusive
+ * mode is set before the file is first read: no other process can open the database, and the index
+ * of the log is in our own memory instead of a shared file. */
+static enum status settle(struct db *db, const char *path, struct err *err)
 {
     char text[128];
-    snprintf(text, sizeof text, "PRAGMA page_size = %d; PRAGMA max_page_count = %lld;", PAGE_BYTES,
-             (long long)(max_bytes / PAGE_BYTES > 64 ? max_bytes / PAGE_BYTES : 64));
+    if (path) {
+        TRY(db_script(db, "PRAGMA locking_mode = EXCLUSIVE;", err));
+    }
+    snprintf(text, sizeof text, "PRAGMA page_size = %d; PRAGMA temp_store = MEMORY;", PAGE_BYTES);
     TRY(db_script(db, text, err));
+    TRY(set_max_pages(db, db->max_pages, err));
     if (!path) {
         return db_script(db, "PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF;", err);
     }
+    snprintf(text, sizeof text, "PRAGMA wal_autocheckpoint = %d; PRAGMA journal_size_limit = %d;",
+             LOG_PAGES, 2 * LOG_PAGES * PAGE_BYTES);
+    TRY(db_script(db, text, err));
     return db_script(db,
-                     "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;"
-                     "PRAGMA synchronous = FULL; BEGIN EXCLUSIVE; COMMIT;",
+                     "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;"
+                     "BEGIN EXCLUSIVE; COMMIT;",
                      err);
+}
+
+/* For a path whose database nobody else has. */
+static void open_reserve(struct db *db, const char *path)
+{
+    char name[4096 + 16];
+    snprintf(name, sizeof name, "%s-reserve", path);
+    reserve_init(&db->reserve, name, RESERVE_BYTES);
+    reserve_take(&db->reserve);
 }
 
 enum status db_open(const char *path, int64_t max_bytes, struct db **out, struct err *err)
 {
     struct db *db = xcalloc(1, sizeof *db);
     *out = NULL;
+    db->max_pages = max_bytes / PAGE_BYTES > 64 ? max_bytes / PAGE_BYTES : 64;
     int code = sqlite3_open_v2(path ? path : "", &db->handle,
                                SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX |
                                    SQLITE_OPEN_EXRESCODE,
@@ -76,11 +125,14 @@ enum status db_open(const char *path, int64_t max_bytes, struct db **out, struct
     enum status st = code == SQLITE_OK ? OK : fail(db, code & 0xFF, err);
     if (st == OK) {
         sqlite3_extended_result_codes(db->handle, 0);
-        st = settle(db, path, max_bytes, err);
+        st = settle(db, path, err);
     }
     if (st != OK) {
         db_close(db);
         return path ? err_prefix(err, st, "%s", path) : st;
+    }
+    if (path) {
+        open_reserve(db, path);
     }
     *out = db;
     return OK;
@@ -95,8 +147,70 @@ void db_close(struct db *db)
         sqlite3_finalize(db->kept[i].statement);
     }
     sqlite3_close(db->handle);
+    reserve_deinit(&db->reserve);
     free(db);
 }
+
+/* ---- a full disk -------------------------------------------------------------------------- */
+
+static int64_t read_number(struct db *db, const char *sql)
+{
+    sqlite3_stmt *s = NULL;
+    int64_t n = 0;
+    if (sqlite3_prepare_v2(db->handle, sql, -1, &s, NULL) == SQLITE_OK &&
+        sqlite3_step(s) == SQLITE_ROW) {
+        n = sqlite3_column_int64(s, 0);
+    }
+    sqlite3_finalize(s);
+    return n;
+}
+
+/* What is in the log goes to its places, and the log's room is free: with the reserve's that is
+ * enough for whatever takes no page more. Growing would take the last of it for good. */
+static void give_room(struct db *db)
+{
+    db->room_is_given = true;
+    reserve_give(&db->reserve);
+    sqlite3_wal_checkpoint_v2(db->handle, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL);
+    if (!db->is_held) {
+        int64_t n_pages = read_number(db, "PRAGMA page_count") + MORE_PAGES;
+        db->is_held = n_pages < db->max_pages && set_max_pages(db, n_pages, NULL) == OK;
+    }
+}
+
+/* With a whole reserve the database may grow again. */
+static void take_reserve(struct db *db)
+{
+    if (reserve_take(&db->reserve) && db->is_held) {
+        db->is_held = set_max_pages(db, db->max_pages, NULL) != OK;
+    }
+}
+
+bool db_make_room(struct db *db)
+{
+    if (!db->is_full || !db->reserve.path || db->room_is_given) {
+        return false;
+    }
+    db->is_full = false;
+    if (db->is_held) {
+        take_reserve(db);
+        if (!db->is_held) {
+            return true; // somebody else has made room
+        }
+    }
+    give_room(db);
+    return true;
+}
+
+void db_keep_room(struct db *db)
+{
+    if (db->room_is_given) {
+        db->room_is_given = false;
+        take_reserve(db);
+    }
+}
+
+/* ---- statements --------------------------------------------------------------------------- */
 
 static enum status find_statement(struct db *db, const char *sql, sqlite3_stmt **out,
                                   struct err *err)
@@ -149,6 +263,14 @@ static enum status start(struct db *db, const char *sql, const char *types, va_l
     return st;
 }
 
+static enum status step_once(struct db *db, sqlite3_stmt *s, struct err *err)
+{
+    int code = sqlite3_step(s);
+    enum status st = code == SQLITE_DONE || code == SQLITE_ROW ? OK : fail(db, code, err);
+    sqlite3_reset(s);
+    return st;
+}
+
 enum status db_run(struct db *db, struct err *err, const char *sql, const char *types, ...)
 {
     sqlite3_stmt *s;
@@ -157,10 +279,15 @@ enum status db_run(struct db *db, struct err *err, const char *sql, const char *
     enum status st = start(db, sql, types, args, &s, err);
     va_end(args);
     TRY(st);
-    int code = sqlite3_step(s);
-    st = code == SQLITE_DONE || code == SQLITE_ROW ? OK : fail(db, code, err);
-    sqlite3_reset(s);
+    bool alone = sqlite3_get_autocommit(db->handle);
+    st = step_once(db, s, err);
+    while (st != OK && alone && db_make_room(db)) {
+        st = step_once(db, s, err);
+    }
     sqlite3_clear_bindings(s);
+    if (alone) {
+        db_keep_room(db);
+    }
     return st;
 }
 

@@ -14,16 +14,18 @@
 struct db;
 
 /* path NULL: a database that lives in a temporary file of its own and ends with the process.
- * ERR_BUSY: another process has it open. What is committed survives the process and a power cut. */
+ * ERR_BUSY: another process has it open. What is committed survives the process and a power cut.
+ * Beside a path lies PATH-reserve, which holds room on the disk for db_make_room. */
 enum status db_open(const char *path, int64_t max_bytes, struct db **out, struct err *err);
 void db_close(struct db *db); // accepts NULL
 
 /* Several statements without arguments. */
 enum status db_script(struct db *db, const char *sql, struct err *err);
 
-/* A statement that returns no rows. `types` has a letter for each of the statement's parameters,
- * and says what follows: t text (const char *, NULL is a null), i int64_t, b bytes (const void *,
- * size_t). ERR_LIMIT: the store's size, or the disk, is full. */
+/* A statement that returns no rows. Outside of a transaction it does what db_make_room is for.
+ * `types` has a letter for each of the statement's parameters, and says what follows: t text (const
+ * char *, NULL is a null), i int64_t, b bytes (const void *, size_t). ERR_LIMIT: the store's size,
+ * or the disk, is full. */
 enum status db_run(struct db *db, struct err *err, const char *sql, const char *types, ...);
 int64_t db_changes(const struct db *db); // rows that the last db_run changed
 
@@ -48,6 +50,18 @@ enum status db_end(struct db_rows *rows, struct err *err); // an error of any db
 enum status db_begin(struct db *db, struct err *err);
 enum status db_commit(struct db *db, struct err *err);
 void db_abort(struct db *db);
+
+/* After a transaction that failed and was aborted: whether there was no room on the disk, and now
+ * is some for another attempt, which succeeds if it takes none for good: one that deletes or
+ * updates, or uses what was deleted before. Afterwards, however it went, db_keep_room:
+ *
+ *     st = attempt();
+ *     while (st != OK && db_make_room(db)) {
+ *         st = attempt();
+ *     }
+ *     db_keep_room(db); */
+bool db_make_room(struct db *db);
+void db_keep_room(struct db *db);
 
 int64_t db_size_bytes(struct db *db);
 

@@ -168,29 +168,30 @@ bool store_file_find(struct store *s, const char *owner, const char *id, struct 
     return found && *st == OK;
 }
 
-static enum status delete_file(struct store *s, const char *owner, const char *id, bool *deleted,
-                               struct err *err)
+struct deletion {
+    const char *owner, *id;
+    bool found;
+};
+
+static enum status delete_file(struct store *s, void *arg, struct err *err)
 {
-    TRY(db_begin(s->db, err));
+    struct deletion *d = arg;
     TRY(db_run(s->db, err,
                "DELETE FROM chunks WHERE file ="
                " (SELECT row FROM files WHERE id = ? AND owner = ? AND ready" NOT_USED ")",
-               "tt", id, owner));
+               "tt", d->id, d->owner));
     TRY(db_run(s->db, err, "DELETE FROM files WHERE id = ? AND owner = ? AND ready" NOT_USED, "tt",
-               id, owner));
-    *deleted = db_changes(s->db) > 0;
-    return db_commit(s->db, err);
+               d->id, d->owner));
+    d->found = db_changes(s->db) > 0;
+    return OK;
 }
 
 bool store_file_delete(struct store *s, const char *owner, const char *id, enum status *st,
                        struct err *err)
 {
-    bool deleted = false;
-    pthread_mutex_lock(&s->lock);
-    *st = delete_file(s, owner, id, &deleted, err);
-    db_abort(s->db);
-    pthread_mutex_unlock(&s->lock);
-    return deleted && *st == OK;
+    struct deletion d = {.owner = owner, .id = id};
+    *st = store_change(s, delete_file, &d, err);
+    return d.found && *st == OK;
 }
 
 /* One row more than the page tells whether there is a next one. An unknown `after` gives nothing.

@@ -26,6 +26,12 @@ struct store {
     struct store_options options;
 };
 
+/* Runs `change` in a transaction under the lock: all of it happens, or nothing. On a full disk it
+ * runs again with the database's reserve. */
+enum status store_change(struct store *s,
+                         enum status (*change)(struct store *, void *, struct err *), void *arg,
+                         struct err *err);
+
 /* "file-" and the like with 24 random hex digits. */
 void store_make_id(char id[STORE_ID_BYTES], const char *prefix);
 

@@ -31,9 +31,15 @@ static enum status make_room(struct store *s, int64_t more, struct err *err)
     return OK;
 }
 
-static enum status put(struct store *s, const char *owner, const struct stored_response *r,
-                       struct err *err)
+struct putting {
+    const char *owner;
+    const struct stored_response *response;
+};
+
+static enum status put(struct store *s, void *arg, struct err *err)
 {
+    const char *owner = ((struct putting *)arg)->owner;
+    const struct stored_response *r = ((struct putting *)arg)->response;
     const int64_t bytes = (int64_t)(r->input.n_bytes + r->output.n_bytes + r->body.n_bytes +
                                     r->lost.n_bytes + r->events.n_bytes);
     bool found;
@@ -56,17 +62,8 @@ static enum status put(struct store *s, const char *owner, const struct stored_r
 enum status store_response_put(struct store *s, const char *owner, const struct stored_response *r,
                                struct err *err)
 {
-    pthread_mutex_lock(&s->lock);
-    enum status st = db_begin(s->db, err);
-    if (st == OK) {
-        st = put(s, owner, r, err);
-    }
-    if (st == OK) {
-        st = db_commit(s->db, err);
-    }
-    db_abort(s->db);
-    pthread_mutex_unlock(&s->lock);
-    return st;
+    struct putting p = {.owner = owner, .response = r};
+    return store_change(s, put, &p, err);
 }
 
 static void take_bytes(struct db_rows *rows, int column, struct buf *out)

@@ -54,6 +54,35 @@ void store_make_id(char id[STORE_ID_BYTES], const char *prefix)
     }
 }
 
+static enum status attempt(struct store *s,
+                           enum status (*change)(struct store *, void *, struct err *), void *arg,
+                           struct err *err)
+{
+    enum status st = db_begin(s->db, err);
+    if (st == OK) {
+        st = change(s, arg, err);
+    }
+    if (st == OK) {
+        st = db_commit(s->db, err);
+    }
+    db_abort(s->db);
+    return st;
+}
+
+enum status store_change(struct store *s,
+                         enum status (*change)(struct store *, void *, struct err *), void *arg,
+                         struct err *err)
+{
+    pthread_mutex_lock(&s->lock);
+    enum status st = attempt(s, change, arg, err);
+    while (st != OK && db_make_room(s->db)) {
+        st = attempt(s, change, arg, err);
+    }
+    db_keep_room(s->db);
+    pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
 /* Columns that a folder of an older version lacks. */
 static enum status add_columns(struct store *s, struct err *err)
 {
@@ -70,9 +99,12 @@ static enum status add_columns(struct store *s, struct err *err)
                            err);
 }
 
-/* Responses that ran when an earlier process ended. */
-static enum status end_lost(struct store *s, struct err *err)
+/* Responses that ran when an earlier process ended have what was to be said of them then. */
+static enum status make_tables(struct store *s, void *arg, struct err *err)
 {
+    (void)arg;
+    TRY(db_script(s->db, schema, err));
+    TRY(add_columns(s, err));
     return db_script(s->db, "UPDATE responses SET body = lost, lost = NULL WHERE length(lost) > 0;",
                      err);
 }
@@ -110,13 +142,7 @@ enum status store_open(const struct store_options *options, struct store **out, 
     enum status st = options->dir ? open_folder(s, options->dir, err)
                                   : db_open(NULL, options->max_bytes, &s->db, err);
     if (st == OK) {
-        st = db_script(s->db, schema, err);
-    }
-    if (st == OK) {
-        st = add_columns(s, err);
-    }
-    if (st == OK) {
-        st = end_lost(s, err);
+        st = store_change(s, make_tables, NULL, err);
     }
     if (st != OK) {
         store_close(s);
@@ -172,23 +198,28 @@ enum status store_usage(struct store *s, struct store_usage *out, struct err *er
     return st;
 }
 
-static enum status expire(struct store *s, int64_t now, int64_t ended_before, struct err *err)
+struct expiry {
+    int64_t now, ended_before;
+};
+
+static enum status expire(struct store *s, void *arg, struct err *err)
 {
+    const struct expiry *e = arg;
     TRY(db_run(s->db, err,
                "DELETE FROM chunks WHERE file IN (SELECT row FROM files"
                " WHERE ready AND expires_at > 0 AND expires_at <= ?" NOT_USED ")",
-               "i", now));
+               "i", e->now));
     TRY(db_run(s->db, err,
                "DELETE FROM files WHERE ready AND expires_at > 0 AND expires_at <= ?" NOT_USED, "i",
-               now));
+               e->now));
     TRY(db_run(s->db, err, "DELETE FROM responses WHERE expires_at > 0 AND expires_at <= ?", "i",
-               now));
+               e->now));
     TRY(db_run(s->db, err,
                "DELETE FROM batches WHERE row IN (SELECT batch FROM batch_times"
                " WHERE status IN " ENDED_STATUSES " AND at < ?)",
-               "i", ended_before));
+               "i", e->ended_before));
     TRY(db_run(s->db, err, "DELETE FROM conversations WHERE expires_at > 0 AND expires_at <= ?",
-               "i", now));
+               "i", e->now));
     return db_script(s->db,
                      "DELETE FROM items WHERE conversation NOT IN (SELECT row FROM conversations);"
                      "DELETE FROM batch_times WHERE batch NOT IN (SELECT row FROM batches);"
@@ -198,15 +229,6 @@ static enum status expire(struct store *s, int64_t now, int64_t ended_before, st
 
 enum status store_expire(struct store *s, int64_t now, int64_t ended_before, struct err *err)
 {
-    pthread_mutex_lock(&s->lock);
-    enum status st = db_begin(s->db, err);
-    if (st == OK) {
-        st = expire(s, now, ended_before, err);
-    }
-    if (st == OK) {
-        st = db_commit(s->db, err);
-    }
-    db_abort(s->db);
-    pthread_mutex_unlock(&s->lock);
-    return st;
+    struct expiry e = {.now = now, .ended_before = ended_before};
+    return store_change(s, expire, &e, err);
 }

@@ -12,7 +12,7 @@ import time
 import urllib.request
 
 import pytest
-from nightly import at_night
+from nightly import NIGHTLY, at_night
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SLUICE = os.environ.get("SLUICE", os.path.join(ROOT, "build", "sluice"))
@@ -23,6 +23,7 @@ DRAFT = json.dumps({"method": "draft_model", "model": os.path.join(ROOT, "models
 MTP = json.dumps({"method": "mtp", "num_speculative_tokens": 3})
 EAGLE3 = json.dumps({"method": "eagle3", "model": os.path.join(ROOT, "models", "demo-eagle3"), "num_speculative_tokens": 3})
 NGRAM = json.dumps({"method": "ngram", "num_speculative_tokens": 4})
+TREE = json.dumps({"method": "tree", "model": os.path.join(ROOT, "models", "demo-draft")})
 LOOKS = [
     ["--tasks", "arithmetic,lookup", "--cases", "40", "--floor", "0.95"],
     ["--cases", "6", "--floor", "0.8"],
@@ -89,7 +90,7 @@ class Server:
             "--json",
             *flags,
         ]
-        return subprocess.run(command, capture_output=True, text=True, timeout=240)
+        return subprocess.run(command, capture_output=True, text=True, timeout=1200 if NIGHTLY else 240)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,39 @@ def test_answers_do_not_depend_on_how_they_are_scheduled(plain, tmp_path, flags)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(done.stdout)["tasks"]
     assert {task: row["differ"] for task, row in rows.items() if row["differ"]} == {}
+
+
+# The tasks whose answers have a form that a constraint can ask for.
+FORMED = ["--tasks", "json,tool call,lookup", "--cases", "100" if NIGHTLY else "4"]
+
+
+@pytest.fixture(scope="module")
+def free(tmp_path_factory):
+    """What eval_demo says of the same cases without constraints."""
+    with Server(tmp_path_factory.mktemp("free") / "log") as server:
+        done = server.evaluate(*FORMED)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)["tasks"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--speculative-config", NGRAM],
+        ["--speculative-config", TREE],
+        ["--speculative-config", MTP],
+        *at_night([], ["--speculative-config", DRAFT], ["--speculative-config", EAGLE3]),
+    ],
+)
+def test_constrained_answers_have_their_form_and_are_as_often_right(free, tmp_path, flags):
+    with Server(tmp_path / "log", *flags) as server:
+        done = server.evaluate("--constrain", *FORMED)
+        # Far from what the model would say the form has to hold all the same.
+        hot = server.evaluate("--constrain", *FORMED, "--extra", '{"temperature": 3, "seed": 7}')
+    assert done.returncode == 0 and hot.returncode == 0, done.stdout + hot.stdout + hot.stderr
+    for task, row in json.loads(done.stdout)["tasks"].items():
+        assert row["invalid"] == 0 and row["right"] >= free[task]["right"]
+    assert all(row["invalid"] == 0 for row in json.loads(hot.stdout)["tasks"].values())
 
 
 def test_the_table_has_every_setting(tmp_path):

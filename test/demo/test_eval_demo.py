@@ -13,6 +13,7 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "scripts", "train_demo"))
 
+import constraint  # noqa: E402
 import corpus  # noqa: E402
 import judge  # noqa: E402
 
@@ -41,8 +42,8 @@ class Crowded(ThreadingHTTPServer):
 
 
 class Knowing(BaseHTTPRequestHandler):
-    """mode: 'right', 'wrong sums', 'raw calls', 'broken' (status 500 for lookups) or 'cut'
-    (finish_reason length)."""
+    """mode: 'right', 'wrong sums', 'raw calls', 'broken' (status 500 for lookups), 'cut'
+    (finish_reason length) or 'loose' (answers that break the constraint they were asked with)."""
 
     protocol_version = "HTTP/1.1"
     mode = "right"
@@ -69,7 +70,9 @@ class Knowing(BaseHTTPRequestHandler):
             and body["temperature"] == 0
             and body["max_tokens"] == case["max_tokens"]
         )
-        assert body.get("tools") == case["tools"]
+        wanted = constraint.members_of(case) if self.mode == "loose" else {}
+        assert body.get("tools") == wanted.get("tools", case["tools"])
+        assert all(body[name] == value for name, value in wanted.items())
         for message in body["messages"]:
             for call in message.get("tool_calls", []):
                 assert isinstance(call["function"]["arguments"], str)
@@ -85,6 +88,12 @@ class Knowing(BaseHTTPRequestHandler):
             )
         if self.mode == "broken" and case["task"] == "lookup":
             return self.reply(500, {"error": {"message": "no"}})
+        if self.mode == "loose" and case["task"] == "json":
+            message["content"] = json.dumps({**json.loads(case["answer"]), "more": 1})
+        if self.mode == "loose" and case["task"] == "tool call":
+            message["tool_calls"][0]["function"]["arguments"] = "{}"
+        if self.mode == "loose" and case["task"] == "lookup":
+            message["content"] += "."
         if self.mode == "cut":
             finish = "length"
         self.reply(
@@ -147,6 +156,14 @@ def test_calls_left_in_the_text_count(server):
 
 def test_answers_cut_short_are_wrong(server):
     assert evaluate(server, "cut", "--tasks", "copy,story", "--floor", "0.1").returncode == 1
+
+
+def test_answers_that_break_their_constraint_are_counted(server):
+    formed = ["--tasks", "json,tool call,lookup,copy"]
+    done = evaluate(server, "loose", *formed, "--constrain", "--json")
+    assert done.returncode == 1, done.stderr
+    assert {t: r["invalid"] for t, r in rows(done).items()} == {"json": N, "tool call": N, "lookup": N, "copy": 0}
+    assert evaluate(server, "right", *formed).returncode == 0
 
 
 def test_failed_requests_are_reported(server):

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The engine with the fake backend: thousands of seeded runs of random requests, cancels, stops,
  * deadlines, forgotten caches, tiny pools, small steps and faults, half of them of a model with
- * recurrent state and few snapshots of it. Every right answer is known in advance; the books are
- * checked after each turn. SIM_RUNS and SIM_SEED choose how many and where to
- * begin. */
+ * recurrent state and few snapshots of it, some with hints about the cache from several owners.
+ * Every right answer is known in advance; the books are checked after each turn. SIM_RUNS and
+ * SIM_SEED choose how many and where to begin. */
 #include "engine/base/rng.h"
 #include "engine/engine_state.h"
 #include "test/check.h"
@@ -17,6 +17,7 @@ struct sim_request {
     int32_t prompt[MAX_PROMPT];
     int32_t tokens[MAX_N][MAX_OUT];
     struct token_logprobs prompt_logprobs[MAX_PROMPT];
+    struct cache_hint hints[3];
     float pooled[HIDDEN];
     int32_t stop_ids[1];
     int32_t submit_turn, cancel_turn, stop_turn, late_turn; // -1: never
@@ -36,7 +37,7 @@ struct sim {
 
 /* What happened with states in all runs: they mean something only if all of it did. */
 static struct {
-    int64_t copies, keeps, hits, again, preemptions;
+    int64_t copies, keeps, hits, again, preemptions, kept, ended;
 } saw;
 
 static uint32_t draw(struct sim *s, uint32_t below)
@@ -114,6 +115,23 @@ static void draw_stops(struct sim *s, struct sim_request *q)
     }
 }
 
+/* Any hints: the order of blocks in the cache is all that depends on them. */
+static void draw_hints(struct sim *s, struct sim_request *q)
+{
+    static const double shares[] = {1, 1, 0.5, 0.1, 0};
+    q->r.owner = draw(s, 4);
+    q->r.cache_share = shares[draw(s, sizeof shares / sizeof shares[0])];
+    q->r.hints = q->hints;
+    q->r.n_hints = draw(s, 2) ? (int32_t)draw(s, 4) : 0;
+    for (int32_t i = 0; i < q->r.n_hints; i++) {
+        struct cache_hint *h = &q->hints[i];
+        h->start = (int32_t)draw(s, MAX_PROMPT) - 1;
+        h->end = draw(s, 2) ? INT32_MAX : 1 + (int32_t)draw(s, MAX_PROMPT + MAX_OUT);
+        h->priority = draw(s, 3) ? (int32_t)draw(s, MAX_HINT_PRIORITY + 1) : 0;
+        h->duration_ns = (int64_t)draw(s, 4) * 1000000000;
+    }
+}
+
 static void make_request(struct sim *s, int32_t index)
 {
     struct sim_request *q = &s->requests[index];
@@ -141,6 +159,7 @@ static void make_request(struct sim *s, int32_t index)
     r->cache_salt = draw(s, 6) == 0 ? "salt" : NULL;
     q->submit_turn = (int32_t)draw(s, 30);
     draw_stops(s, q);
+    draw_hints(s, q);
     if (draw(s, 8) == 0) {
         r->params.prompt_logprobs = true;
         r->prompt_logprobs = q->prompt_logprobs;
@@ -258,6 +277,18 @@ static void watch_head(struct sim *s)
     CHECK(s->head_turns < PATIENCE);
 }
 
+/* As if a second went by, sometimes. */
+static void pass_time(struct sim *s)
+{
+    struct retention *r = &s->e->scheduler.holdings.retention;
+    int32_t before = r->n_kept;
+    saw.kept += before > 0;
+    if (draw(s, 8) == 0) {
+        retention_tick(r, r->now_ns + 1000000000);
+        saw.ended += r->n_kept < before;
+    }
+}
+
 static void take_turn(struct sim *s, int32_t turn)
 {
     for (int32_t i = 0; i < s->n_requests; i++) {
@@ -267,6 +298,7 @@ static void take_turn(struct sim *s, int32_t turn)
         engine_reset_prefix_cache(s->e);
     }
     engine_turn(s->e);
+    pass_time(s);
     scheduler_check(&s->e->scheduler);
     watch_head(s);
     engine_drain(s->e, on_event, s);
@@ -332,7 +364,7 @@ static void run_many(bool faults)
         }
     }
     CHECK(n < 400 || (saw.copies > 0 && saw.keeps > 0 && saw.hits > 0 && saw.again > 0 &&
-                      saw.preemptions > 0));
+                      saw.preemptions > 0 && saw.kept > 0 && saw.ended > 0));
 }
 
 TEST(every_request_ends_once_and_right)

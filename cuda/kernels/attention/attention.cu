@@ -86,7 +86,10 @@ static cudaError_t launch_join(cudaStream_t stream, const struct attention_launc
 {
     const int by_heads = (p.n_heads + JOIN_WARPS - 1) / JOIN_WARPS;
     const int most = a->limits->n_sms * JOIN_BLOCKS_PER_SM / by_heads;
-    const int n = p.n_rows < most ? p.n_rows : most < 1 ? 1 : most;
+    int n = most < 1 ? 1 : most;
+    if (p.n_rows < most) {
+        n = p.n_rows;
+    }
     const dim3 grid((unsigned)n, (unsigned)by_heads), block(JOIN_WARPS * 32);
     BY_DTYPE(a->dtype, T, return launch(attention_join_kernel<T>, grid, block, 0, stream, p));
     return cudaErrorInvalidValue;

@@ -287,8 +287,14 @@ extern "C" cudaError_t k_attention_few(cudaStream_t stream, const struct rope_st
     p.log_parts = log_parts_of(a->n_heads / a->kv.n_kv_heads);
     p.group = a->n_heads / a->kv.n_kv_heads >> p.log_parts;
     p.n_units = p.n_rows * (p.kv.n_kv_heads << p.log_parts);
-    p.log_heads = p.group <= 2 ? 1 : p.group <= 4 ? 2 : 3;
-    p.log_bt = a->kv.block_tokens == 16 ? 4 : a->kv.block_tokens == 32 ? 5 : 6;
+    p.log_heads = 1;
+    while (1 << p.log_heads < p.group && p.log_heads < 3) {
+        p.log_heads++;
+    }
+    p.log_bt = a->kv.block_tokens == 32 ? 5 : 6;
+    if (a->kv.block_tokens == 16) {
+        p.log_bt = 4;
+    }
     p.eps = r->eps;
     p.norm_offset = r->norm_offset;
     p.growth = r->growth;

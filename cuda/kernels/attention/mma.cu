@@ -556,8 +556,10 @@ static bool is_small(const struct kv_view &kv)
 /* The most shared memory a block may have: heads of 512 need more than small devices have. */
 static int most_shared(int sm)
 {
-    const int kib = sm == 80 || sm == 87 ? 163 : sm >= 90 && sm < 120 ? 227 : 99;
-    return kib << 10;
+    if (sm == 80 || sm == 87) {
+        return 163 << 10;
+    }
+    return (sm >= 90 && sm < 120 ? 227 : 99) << 10;
 }
 
 bool attention_mma_takes(const struct attention_launch *a)

@@ -74,7 +74,10 @@ static inline cudaError_t launch_clusters(unsigned cluster, void (*kernel)(P...)
     attributes[1].val.clusterDim.x = cluster;
     attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     config.attrs = attributes;
-    config.numAttrs = launch_sm() < 90 ? 0 : cluster > 1 ? 2 : 1;
+    config.numAttrs = cluster > 1 ? 2 : 1;
+    if (launch_sm() < 90) {
+        config.numAttrs = 0;
+    }
     return cudaLaunchKernelEx(&config, kernel, P(std::forward<A>(args))...);
 }
 

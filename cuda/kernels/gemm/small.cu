@@ -39,7 +39,11 @@ template <typename T, int N, bool GATED> struct band_product {
 
 static int x_rows_of(int n_rows)
 {
-    return n_rows <= 8 ? 8 : n_rows <= 16 ? 16 : n_rows <= 32 ? 32 : 64;
+    int rows = 8;
+    while (rows < n_rows && rows < 64) {
+        rows *= 2;
+    }
+    return rows;
 }
 
 /* The band with the shortest schedule (rounds times band); among equals the widest, which reads x

@@ -131,9 +131,11 @@ static bool plain_attr(struct jrt *rt, struct jv obj, struct jstr *name, bool *f
         *found = js_is(name, "start") || js_is(name, "stop") || js_is(name, "step");
         if (*found) {
             const struct jrange *r = obj.u.range;
-            *out = jv_int(js_is(name, "start")  ? r->start
-                          : js_is(name, "stop") ? r->stop
-                                                : r->step);
+            if (js_is(name, "start")) {
+                *out = jv_int(r->start);
+            } else {
+                *out = jv_int(js_is(name, "stop") ? r->stop : r->step);
+            }
         }
         return true;
     case JV_CYCLER:
@@ -258,7 +260,10 @@ static bool slice_part(struct jrt *rt, struct jv v, int64_t otherwise, int64_t *
 
 static int64_t clamp(int64_t i, int64_t low, int64_t high)
 {
-    return i < low ? low : i > high ? high : i;
+    if (i < low) {
+        return low;
+    }
+    return i > high ? high : i;
 }
 
 /* Equivalent to Python's slice.indices. */

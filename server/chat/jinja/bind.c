@@ -13,7 +13,10 @@ static const char *param_at(const char *params, int i, size_t *n_bytes)
         params = params ? params + 1 : NULL;
     }
     const char *end = params ? strchr(params, ',') : NULL;
-    *n_bytes = !params ? 0 : end ? (size_t)(end - params) : strlen(params);
+    *n_bytes = 0;
+    if (params) {
+        *n_bytes = end ? (size_t)(end - params) : strlen(params);
+    }
     return params && *n_bytes > 0 ? params : NULL;
 }
 

@@ -134,7 +134,8 @@ FILTER(jf_dictsort)
         if (!jv_to_str(rt, a[1], &s)) {
             return false;
         }
-        by = js_is(s, "key") ? 0 : js_is(s, "value") ? 1 : -1;
+        by = js_is(s, "value") ? 1 : -1;
+        by = js_is(s, "key") ? 0 : by;
     }
     if (by < 0) {
         return jrt_fail(rt, "FilterArgumentError",

@@ -133,7 +133,12 @@ FILTER(jf_round)
         if (!jv_to_str(rt, a[1], &name)) {
             return false;
         }
-        method = js_is(name, "ceil") ? "ceil" : js_is(name, "floor") ? "floor" : "common";
+        static const char *const methods[] = {"ceil", "floor", "common"};
+        int i = 0;
+        while (i < 2 && !js_is(name, methods[i])) {
+            i++;
+        }
+        method = methods[i];
         if (!js_is(name, method)) {
             return jrt_fail(rt, "FilterArgumentError", "method must be common, ceil or floor");
         }
@@ -210,7 +215,10 @@ FILTER(jf_default)
 {
     (void)rt, (void)args;
     bool missing = v.type == JV_UNDEFINED || (jf_truth_or(a[1], false) && !jv_truth(v));
-    *out = !missing ? v : jv_is_given(a[0]) ? a[0] : jv_str(js_lit(rt, ""));
+    *out = v;
+    if (missing) {
+        *out = jv_is_given(a[0]) ? a[0] : jv_str(js_lit(rt, ""));
+    }
     return rt->st == OK;
 }
 

@@ -78,10 +78,21 @@ static bool is_ipv4(struct word w)
     return dots == 3 && digits > 0;
 }
 
+static size_t scheme_length(struct word w)
+{
+    if (starts(w, "https://")) {
+        return 8;
+    }
+    return starts(w, "http://") ? 7 : 0;
+}
+
 static bool is_http(struct word w)
 {
-    size_t scheme = starts(w, "https://") ? 8 : starts(w, "http://") ? 7 : 0;
-    size_t skip = scheme ? scheme : starts(w, "www.") ? 4 : 0;
+    size_t scheme = scheme_length(w);
+    size_t skip = scheme;
+    if (!scheme && starts(w, "www.")) {
+        skip = 4;
+    }
     size_t host = skip;
     while (host < w.n && (is_label(w.s[host]) || w.s[host] == '.')) {
         host++;
@@ -120,7 +131,11 @@ static bool is_email(struct word w)
         if (!word && (i == from || (w.s[i] != '.' && w.s[i] != '-'))) {
             return false;
         }
-        dot = w.s[i] == '.' ? i : w.s[i] == '-' ? 0 : dot;
+        if (w.s[i] == '.') {
+            dot = i;
+        } else if (w.s[i] == '-') {
+            dot = 0;
+        }
     }
     return dot > from && dot + 1 < w.n;
 }
@@ -143,7 +158,11 @@ static void put_link(struct jsb *b, struct jstr *s, size_t at, struct word w,
     }
     bool has_scheme = http && (strncmp(w.s, "http://", 7) == 0 || strncmp(w.s, "https://", 8) == 0);
     jsb_puts(b, "<a href=\"");
-    jsb_puts(b, http ? has_scheme ? "" : "https://" : mailto ? "" : "mailto:");
+    if (http && !has_scheme) {
+        jsb_puts(b, "https://");
+    } else if (!http && !mailto) {
+        jsb_puts(b, "mailto:");
+    }
     jsb_put_range(b, s, at, w.n);
     jsb_puts(b, "\"");
     if (http) {
@@ -188,9 +207,10 @@ static void put_word(struct jsb *b, struct jstr *s, size_t at, size_t n,
     size_t head = 0;
     for (;;) {
         struct word rest = {w.s + head, w.n - head};
-        size_t step = starts(rest, "(") || starts(rest, "<")          ? 1
-                      : rest.n >= 4 && memcmp(rest.s, "&lt;", 4) == 0 ? 4
-                                                                      : 0;
+        size_t step = rest.n >= 4 && memcmp(rest.s, "&lt;", 4) == 0 ? 4 : 0;
+        if (starts(rest, "(") || starts(rest, "<")) {
+            step = 1;
+        }
         if (step == 0) {
             break;
         }
@@ -198,9 +218,10 @@ static void put_word(struct jsb *b, struct jstr *s, size_t at, size_t n,
     }
     struct word middle = {w.s + head, w.n - head};
     for (;;) {
-        size_t step = ends(middle, "&gt;")                                     ? 4
-                      : middle.n > 0 && strchr(")>.,", middle.s[middle.n - 1]) ? 1
-                                                                               : 0;
+        size_t step = middle.n > 0 && strchr(")>.,", middle.s[middle.n - 1]) ? 1 : 0;
+        if (ends(middle, "&gt;")) {
+            step = 4;
+        }
         if (step == 0) {
             break;
         }

@@ -166,8 +166,7 @@ static bool put_percent_int(struct percent *pc, struct jv v, struct jspec *spec,
                               .type = spec->type,
                               .fill = js_lit(pc->rt, "0")};
         bool negative = jnum_compare(v, jv_int(0)) < 0;
-        const char *sign = negative ? "-" : spec->sign == '+' ? "+" : spec->sign == ' ' ? " " : "";
-        jsb_puts(&digits, sign);
+        jsb_puts(&digits, jspec_sign(spec, negative));
         if (spec->alternate && spec->type != 'd') {
             jsb_putc(&digits, '0', false);
             jsb_putc(&digits, spec->type, false);
@@ -244,7 +243,10 @@ static bool convert(struct percent *pc, struct jstr *f, size_t *i)
     if (!jv_is_given(v) && !next_arg(pc, &v)) {
         return false;
     }
-    spec.align = left ? '<' : zero ? '=' : '>';
+    spec.align = zero ? '=' : '>';
+    if (left) {
+        spec.align = '<';
+    }
     spec.fill = zero && !left ? js_lit(pc->rt, "0") : NULL;
     if (strchr("srac", code)) {
         return put_percent_text(pc, v, &spec, code);

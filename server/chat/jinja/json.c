@@ -163,7 +163,11 @@ static void put_json_string(struct jsb *b, struct jstr *s, bool ascii)
 static bool put_json_number(struct jsb *b, struct jv v)
 {
     if (v.type == JV_FLOAT && !isfinite(v.u.f)) {
-        jsb_puts(b, isnan(v.u.f) ? "NaN" : v.u.f < 0 ? "-Infinity" : "Infinity");
+        if (isnan(v.u.f)) {
+            jsb_puts(b, "NaN");
+        } else {
+            jsb_puts(b, v.u.f < 0 ? "-Infinity" : "Infinity");
+        }
         return true;
     }
     return jv_put_repr(b, v, 0);
@@ -214,8 +218,10 @@ static bool put_json_key(struct jsb *b, struct jv key, bool ascii)
                         jv_type_name(key));
     }
     jsb_putc(b, '"', false);
-    if (key.type == JV_NONE || key.type == JV_BOOL) {
-        jsb_puts(b, key.type == JV_NONE ? "null" : key.u.b ? "true" : "false");
+    if (key.type == JV_NONE) {
+        jsb_puts(b, "null");
+    } else if (key.type == JV_BOOL) {
+        jsb_puts(b, key.u.b ? "true" : "false");
     } else if (!put_json_number(b, key)) {
         return false;
     }

@@ -300,17 +300,24 @@ static size_t float_end(const struct lexer *lx)
     return exponent_end(lx, whole);
 }
 
+/* The digits after "0x", "0o" and "0b"; NULL for other letters. */
+static const char *digits_of_base(char letter)
+{
+    switch (letter) {
+    case 'x': return "0123456789abcdef";
+    case 'o': return "01234567";
+    case 'b': return "01";
+    default: return NULL;
+    }
+}
+
 static size_t int_end(const struct lexer *lx)
 {
     size_t at = lx->at;
     if (lx->s[at] != '0') {
         return digits(lx, at, "0123456789", false);
     }
-    char kind = (char)tolower((unsigned char)peek(lx, 1));
-    const char *set = kind == 'x'   ? "0123456789abcdef"
-                      : kind == 'o' ? "01234567"
-                      : kind == 'b' ? "01"
-                                    : NULL;
+    const char *set = digits_of_base((char)tolower((unsigned char)peek(lx, 1)));
     if (set) {
         size_t end = digits(lx, at + 2, set, true);
         if (end > at + 2) {
@@ -342,7 +349,10 @@ static bool balance(struct lexer *lx, char c)
     if (c != ')' && c != ']' && c != '}') {
         return true;
     }
-    char want = c == ')' ? '(' : c == ']' ? '[' : '{';
+    char want = c == ']' ? '[' : '{';
+    if (c == ')') {
+        want = '(';
+    }
     if (lx->n_open == 0 || lx->open[lx->n_open - 1] != want) {
         return jinja_syntax(lx->rt, lx->line, "unexpected '%c'", c);
     }
@@ -372,6 +382,21 @@ static bool lex_operator(struct lexer *lx)
     return lex_name(lx); // reports the invalid character
 }
 
+/* The token that begins with `c`. */
+static bool lex_token(struct lexer *lx, char c)
+{
+    if (isdigit((unsigned char)c)) {
+        return lex_number(lx);
+    }
+    if (c == '\'' || c == '"') {
+        return lex_string(lx);
+    }
+    if (isalpha((unsigned char)c) || c == '_' || (c & 0x80)) {
+        return lex_name(lx);
+    }
+    return lex_operator(lx);
+}
+
 /* Lexes the inside of a tag up to and including its end (or the end of the source, which the parser
  * reports). */
 static bool lex_tag(struct lexer *lx, bool variable)
@@ -390,11 +415,7 @@ static bool lex_tag(struct lexer *lx, bool variable)
             advance(lx, lx->at + space);
             continue;
         }
-        bool ok = isdigit((unsigned char)c)                             ? lex_number(lx)
-                  : c == '\'' || c == '"'                               ? lex_string(lx)
-                  : isalpha((unsigned char)c) || c == '_' || (c & 0x80) ? lex_name(lx)
-                                                                        : lex_operator(lx);
-        if (!ok) {
+        if (!lex_token(lx, c)) {
             return false;
         }
     }

@@ -29,7 +29,10 @@ static bool justify(struct jrt *rt, struct jv self, const struct jv *a, int wher
     if (pad <= 0) {
         return jm_give(self, self.u.s, out);
     }
-    int64_t left = where < 0 ? 0 : where > 0 ? pad : pad / 2 + (pad & width & 1);
+    int64_t left = pad / 2 + (pad & width & 1);
+    if (where != 0) {
+        left = where < 0 ? 0 : pad;
+    }
     return jm_give(self, jt_pad(rt, self.u.s, (size_t)left, (size_t)(pad - left), fill), out);
 }
 

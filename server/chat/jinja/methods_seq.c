@@ -78,7 +78,10 @@ METHOD(dict_get)
     if (!hashable) {
         return jrt_fail(rt, "TypeError", "unhashable type: '%s'", jv_type_name(a[0]));
     }
-    *out = e ? e->value : jv_is_given(a[1]) ? a[1] : jv_none();
+    *out = jv_is_given(a[1]) ? a[1] : jv_none();
+    if (e) {
+        *out = e->value;
+    }
     return true;
 }
 

@@ -40,7 +40,11 @@ static bool text_range(struct jrt *rt, struct jstr *s, struct jv start, struct j
         (jv_is_given(end) && end.type != JV_NONE && !jv_as_index(rt, end, to))) {
         return false;
     }
-    *to = *to > n ? n : *to < 0 ? *to + n : *to;
+    if (*to > n) {
+        *to = n;
+    } else if (*to < 0) {
+        *to += n;
+    }
     *to = *to < 0 ? 0 : *to;
     *from = *from < 0 ? *from + n : *from;
     *from = *from < 0 ? 0 : *from;
@@ -195,8 +199,11 @@ static bool partition(struct jrt *rt, struct jv self, struct jv sep, bool last, 
     }
     size_t at = last ? jt_rfind(s, by, 0, s->n_bytes) : jt_find(s, by, 0, s->n_bytes);
     bool found = at != SIZE_MAX;
-    size_t before = found ? at : last ? 0 : s->n_bytes;
-    size_t behind = found ? at + by->n_bytes : last ? 0 : s->n_bytes;
+    size_t before = last ? 0 : s->n_bytes, behind = before;
+    if (found) {
+        before = at;
+        behind = at + by->n_bytes;
+    }
     jm_give(self, js_sub(rt, s, 0, before), &l->items[0]);
     jm_give(self, js_sub(rt, s, before, behind - before), &l->items[1]);
     jm_give(self, js_sub(rt, s, behind, s->n_bytes - behind), &l->items[2]);

@@ -222,6 +222,14 @@ bool jnum_abs(struct jrt *rt, struct jv v, struct jv *out)
     return true;
 }
 
+static long double long_double_of(struct jv v)
+{
+    if (is_float(v)) {
+        return v.u.f;
+    }
+    return v.type == JV_BIG ? jbig_double(v.u.big) : (long double)small(v);
+}
+
 int jnum_compare(struct jv a, struct jv b)
 {
     if (!is_float(a) && !is_float(b)) {
@@ -232,9 +240,12 @@ int jnum_compare(struct jv a, struct jv b)
         return x < y ? -1 : x > y;
     }
     long double x, y; // 64 bits of mantissa: exact for int64 and double alike
-    x = is_float(a) ? a.u.f : a.type == JV_BIG ? jbig_double(a.u.big) : (long double)small(a);
-    y = is_float(b) ? b.u.f : b.type == JV_BIG ? jbig_double(b.u.big) : (long double)small(b);
-    return x < y ? -1 : x > y ? 1 : x == y ? 0 : 2;
+    x = long_double_of(a);
+    y = long_double_of(b);
+    if (isnan(x) || isnan(y)) {
+        return 2;
+    }
+    return x < y ? -1 : x > y;
 }
 
 /* Converts nine digits at a time. */
@@ -293,10 +304,13 @@ static size_t plain_text(const char *s, size_t n_bytes, char *out, size_t cap)
 
 static int digit_of(char c)
 {
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'z' ? c - 'a' + 10
-           : c >= 'A' && c <= 'Z' ? c - 'A' + 10
-                                  : 99;
+    if (c >= '0' && c <= '9') {
+        return c - '0';
+    }
+    if (c >= 'a' && c <= 'z') {
+        return c - 'a' + 10;
+    }
+    return c >= 'A' && c <= 'Z' ? c - 'A' + 10 : 99;
 }
 
 static int prefix_base(const char *p)
@@ -305,7 +319,12 @@ static int prefix_base(const char *p)
         return 0;
     }
     int c = tolower((unsigned char)p[1]);
-    return c == 'x' ? 16 : c == 'o' ? 8 : c == 'b' ? 2 : 0;
+    switch (c) {
+    case 'x': return 16;
+    case 'o': return 8;
+    case 'b': return 2;
+    default: return 0;
+    }
 }
 
 bool jnum_parse_int(struct jrt *rt, const char *s, size_t n_bytes, int64_t base, struct jv *out,
@@ -447,7 +466,8 @@ static void shortest(double f, char text[40])
 void jnum_float_text(double f, char out[40])
 {
     if (isnan(f) || isinf(f)) {
-        snprintf(out, 40, "%s", isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
+        const char *infinity = f < 0 ? "-inf" : "inf";
+        snprintf(out, 40, "%s", isnan(f) ? "nan" : infinity);
         return;
     }
     char text[40];

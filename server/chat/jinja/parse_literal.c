@@ -10,6 +10,17 @@
 
 /* ---- literals ---- */
 
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9') {
+        return c - '0';
+    }
+    if (c >= 'a' && c <= 'f') {
+        return c - 'a' + 10;
+    }
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
 static int hex_digits(const char *s, size_t n_bytes, size_t want, uint32_t *cp)
 {
     if (n_bytes < want) {
@@ -17,11 +28,7 @@ static int hex_digits(const char *s, size_t n_bytes, size_t want, uint32_t *cp)
     }
     *cp = 0;
     for (size_t i = 0; i < want; i++) {
-        char c = s[i];
-        int d = c >= '0' && c <= '9'   ? c - '0'
-                : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                       : -1;
+        int d = hex_digit(s[i]);
         if (d < 0) {
             return -1;
         }
@@ -57,7 +64,10 @@ static int put_escape(struct jsb *b, const char *s, size_t n_bytes)
         return n;
     }
     if (s[0] == 'x' || s[0] == 'u' || s[0] == 'U') {
-        size_t want = s[0] == 'x' ? 2 : s[0] == 'u' ? 4 : 8;
+        size_t want = s[0] == 'u' ? 4 : 8;
+        if (s[0] == 'x') {
+            want = 2;
+        }
         if (hex_digits(s + 1, n_bytes - 1, want, &cp) < 0) {
             return -1;
         }
@@ -76,7 +86,11 @@ static int put_escape(struct jsb *b, const char *s, size_t n_bytes)
      * text. */
     char text[12];
     int n = (int)utf8_decode(s, n_bytes, &cp);
-    snprintf(text, sizeof text, cp < 0x100 ? "x%02x" : cp < 0x10000 ? "u%04x" : "U%08x", cp);
+    if (cp < 0x100) {
+        snprintf(text, sizeof text, "x%02x", cp);
+    } else {
+        snprintf(text, sizeof text, cp < 0x10000 ? "u%04x" : "U%08x", cp);
+    }
     jsb_puts(b, text);
     return n;
 }

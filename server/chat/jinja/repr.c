@@ -13,15 +13,28 @@
 static void put_hex(struct jsb *b, uint32_t cp, bool input)
 {
     char text[16];
-    int n = cp < 0x100     ? snprintf(text, sizeof text, "\\x%02x", cp)
-            : cp < 0x10000 ? snprintf(text, sizeof text, "\\u%04x", cp)
-                           : snprintf(text, sizeof text, "\\U%08x", cp);
+    int n;
+    if (cp < 0x100) {
+        n = snprintf(text, sizeof text, "\\x%02x", cp);
+    } else {
+        n = snprintf(text, sizeof text, cp < 0x10000 ? "\\u%04x" : "\\U%08x", cp);
+    }
     jsb_put(b, text, (size_t)n, input);
+}
+
+static const char *short_form_of(uint32_t cp)
+{
+    switch (cp) {
+    case '\n': return "\\n";
+    case '\r': return "\\r";
+    case '\t': return "\\t";
+    default: return NULL;
+    }
 }
 
 static void put_repr_char(struct jsb *b, uint32_t cp, char quote, bool input)
 {
-    const char *short_form = cp == '\n' ? "\\n" : cp == '\r' ? "\\r" : cp == '\t' ? "\\t" : NULL;
+    const char *short_form = short_form_of(cp);
     if (short_form) {
         jsb_put(b, short_form, 2, input);
     } else if (cp == (uint32_t)quote || cp == '\\') {
@@ -277,6 +290,19 @@ bool jv_soft_str(struct jrt *rt, struct jv v, struct jv *out)
     return true;
 }
 
+/* NULL: the character stays. */
+static const char *html_escape_of(char c)
+{
+    switch (c) {
+    case '&': return "&amp;";
+    case '<': return "&lt;";
+    case '>': return "&gt;";
+    case '"': return "&#34;";
+    case '\'': return "&#39;";
+    default: return NULL;
+    }
+}
+
 bool jinja_escape(struct jrt *rt, struct jv v, struct jv *out)
 {
     struct jstr *s;
@@ -289,12 +315,7 @@ bool jinja_escape(struct jrt *rt, struct jv v, struct jv *out)
         jsb_init(&b, rt);
         size_t from = 0;
         for (size_t i = 0; i < s->n_bytes; i++) {
-            const char *to = s->s[i] == '&'    ? "&amp;"
-                             : s->s[i] == '<'  ? "&lt;"
-                             : s->s[i] == '>'  ? "&gt;"
-                             : s->s[i] == '"'  ? "&#34;"
-                             : s->s[i] == '\'' ? "&#39;"
-                                               : NULL;
+            const char *to = html_escape_of(s->s[i]);
             if (to) {
                 jsb_put_range(&b, s, from, i - from);
                 jsb_put(&b, to, strlen(to), js_input_at(s, i));

@@ -87,7 +87,10 @@ bool jspec_put_padded(struct jsb *b, struct jstr *s, const struct jspec *spec, c
     size_t n = js_chars(s),
            pad = spec->width > 0 && (size_t)spec->width > n ? (size_t)spec->width - n : 0;
     char align = spec->align ? spec->align : default_align;
-    size_t left = align == '>' || align == '=' ? pad : align == '^' ? pad / 2 : 0;
+    size_t left = align == '^' ? pad / 2 : 0;
+    if (align == '>' || align == '=') {
+        left = pad;
+    }
     struct jstr *fill = spec->fill ? spec->fill : js_lit(b->rt, " ");
     if (!fill) {
         return false;
@@ -121,18 +124,25 @@ static struct jstr *group_digits(struct jrt *rt, const char *digits, size_t n, c
     return jsb_done(&b);
 }
 
+const char *jspec_sign(const struct jspec *spec, bool negative)
+{
+    if (negative) {
+        return "-";
+    }
+    switch (spec->sign) {
+    case '+': return "+";
+    case ' ': return " ";
+    default: return "";
+    }
+}
+
 /* sign, prefix ("0x"), integer digits, and the rest (".5e+10%"), padded. */
 static bool put_number(struct jsb *b, const struct jspec *spec, bool negative, const char *prefix,
                        const char *digits, size_t n_digits, const char *rest, int group_every)
 {
     struct jrt *rt = b->rt;
     char head[8];
-    snprintf(head, sizeof head, "%s%s",
-             negative            ? "-"
-             : spec->sign == '+' ? "+"
-             : spec->sign == ' ' ? " "
-                                 : "",
-             prefix);
+    snprintf(head, sizeof head, "%s%s", jspec_sign(spec, negative), prefix);
     bool zeros = spec->align == '=' && spec->fill && js_is(spec->fill, "0");
     size_t around = strlen(head) + strlen(rest);
     size_t min_width =

@@ -48,9 +48,11 @@ const char *jv_type_name(struct jv v)
     case JV_DICT: return "dict";
     case JV_RANGE: return "range";
     case JV_VIEW:
-        return v.u.view->kind == JVIEW_KEYS     ? "dict_keys"
-               : v.u.view->kind == JVIEW_VALUES ? "dict_values"
-                                                : "dict_items";
+        switch (v.u.view->kind) {
+        case JVIEW_KEYS: return "dict_keys";
+        case JVIEW_VALUES: return "dict_values";
+        default: return "dict_items";
+        }
     case JV_ITER: return "generator";
     case JV_NAMESPACE: return "Namespace";
     case JV_MACRO: return "Macro";

@@ -187,7 +187,11 @@ static bool begin(struct tool_parse *p, bool final)
     if (tool_n_held(p) == 0 || m == MATCH_MAYBE) {
         return false;
     }
-    p->state = m == MATCH_YES ? HEAD : marker(*tool_held(p)) >= 0 ? OUTSIDE : CONTENT;
+    if (m == MATCH_YES) {
+        p->state = HEAD;
+    } else {
+        p->state = marker(*tool_held(p)) >= 0 ? OUTSIDE : CONTENT;
+    }
     p->scan = p->at;
     return true;
 }

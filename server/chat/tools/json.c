@@ -80,7 +80,11 @@ static enum field field_of(const struct json_call *c)
 static void value_begins(struct json_call *c, char b)
 {
     c->field = (unsigned char)field_of(c);
-    c->value = b == '"' ? VALUE_STRING : b == '{' || b == '[' ? VALUE_NESTED : VALUE_SCALAR;
+    if (b == '"') {
+        c->value = VALUE_STRING;
+    } else {
+        c->value = b == '{' || b == '[' ? VALUE_NESTED : VALUE_SCALAR;
+    }
     c->depth = 0;
     c->in_string = c->escape = false;
     c->state = IN_VALUE;
@@ -225,7 +229,10 @@ static enum json_call_result take(struct json_call *c, struct tool_parse *p, cha
         return c->bad ? CALL_BAD : CALL_MORE;
     default:
         c->state = KEY;
-        return b == '}' ? end_of_object(c, p) : b == ',' ? CALL_MORE : CALL_BAD;
+        if (b == '}') {
+            return end_of_object(c, p);
+        }
+        return b == ',' ? CALL_MORE : CALL_BAD;
     }
 }
 

@@ -98,6 +98,17 @@ static void put_utf8(struct buf *out, int cp)
     buf_put(out, u, (size_t)n);
 }
 
+/* Hexadecimal digits after an escape's letter; 0: it takes none. */
+static int n_escape_digits(char c)
+{
+    switch (c) {
+    case 'x': return 2;
+    case 'u': return 4;
+    case 'U': return 8;
+    default: return 0;
+    }
+}
+
 static bool escape(struct reader *r, struct buf *text)
 {
     char c = *r->s++;
@@ -107,7 +118,7 @@ static bool escape(struct reader *r, struct buf *text)
         buf_putc(text, to[at - from]);
         return true;
     }
-    int n = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
+    int n = n_escape_digits(c);
     if (n == 0) { // Python keeps unknown escapes
         buf_putc(text, '\\');
         buf_putc(text, c);

@@ -265,6 +265,14 @@ TEST(schemas_that_are_refused_say_where_and_why)
         {GRAMMAR_SCHEMA, "{\"pattern\":\"(?=a)\"}", NULL, NULL, "#: \"pattern\": lookahead"},
         {GRAMMAR_SCHEMA, "{\"$dynamicRef\":\"#a\"}", NULL, NULL, "$dynamicRef"},
         {GRAMMAR_SCHEMA, "{\"minLength\":-1}", NULL, NULL, "\"minLength\""},
+        {GRAMMAR_SCHEMA,
+         "{\"$schema\":\"https://json-schema.org/draft/2020-12/schema\",\"properties\":{\"a\":{"
+         "\"dependencies\":{\"b\":[\"c\"]}}}}",
+         NULL, NULL, "#/properties/a: the draft that \"$schema\" names has no keyword"},
+        {GRAMMAR_SCHEMA,
+         "{\"$schema\":\"http://json-schema.org/draft-07/schema#\",\"dependentRequired\":{\"b\":["
+         "\"c\"]}}",
+         NULL, NULL, "\"dependentRequired\""},
         {GRAMMAR_SCHEMA, "[]", NULL, NULL, "a schema is an object"},
         {GRAMMAR_SCHEMA, "{", NULL, NULL, "no JSON"},
         {GRAMMAR_SCHEMA, "false", NULL, NULL, "matches nothing"},

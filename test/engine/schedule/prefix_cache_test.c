@@ -87,7 +87,7 @@ TEST(the_longest_idle_block_is_reused_first_and_forgotten)
     CHECK_EQ(prefix_cache_find(&cache, root, kept), blocks[N - 1]);
     kv_pool_check(&pool);
     prefix_cache_reset(&cache);
-    CHECK_EQ(pool.n_idle, 0);
+    CHECK_EQ(pool.idle.n, 0);
     kv_pool_check(&pool);
     close_all();
 }

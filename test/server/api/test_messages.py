@@ -233,6 +233,9 @@ def test_lines_that_change_are_taken_out_of_the_system_prompt(shown):
     assert rendered(shown, system=blocks).startswith("[system] A\nB\n")
     assert rendered(shown, system=line % 4) == "[user] hi\n[answer] "
     assert rendered(shown, [{"role": "user", "content": line % 5}]).startswith("[user] x-anthropic")  # what a user says stays
+    inline = lambda content: rendered(shown, [*HI, {"role": "system", "content": content}, {"role": "assistant", "content": [{"type": "text", "text": "x"}]}, *HI])
+    assert inline(line % 7) == "[user] hi\n[assistant] x\n[user] hi\n[answer] "
+    assert inline([{"type": "text", "text": line % 8}, {"type": "text", "text": "R\n" + line % 9}]) == "[user] hi\n[system] R\n\n[assistant] x\n[user] hi\n[answer] "
     assert shown.stderr().count("--strip-prompt-lines") == 1
     with Server(chat_template=SHOW, strip_prompt_lines="drop:,# ") as s:
         assert rendered(s, system="drop: 1\n# 2\n#3\nx-anthropic-billing-header: 4") .startswith("[system] #3\nx-anthropic-billing-header: 4\n")
@@ -257,6 +260,10 @@ BAD = [
     ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": "{}"}]}]}, "content[0].input"),
     ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "input": {}}]}]}, "content[0].name"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}]}]}, "'image'"),
+    ({"messages": [*HI, {"role": "assistant", "content": [{"type": "tool_use", "id": "", "name": "b", "input": {}}]}]}, "content[0].id"),
+    ({"messages": [*HI, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "", "input": {}}]}]}, "content[0].name"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": ""}]}]}, "content[0].tool_use_id"),
+    ({"messages": [*HI, {"role": "assistant", "content": [{"type": "redacted_thinking"}]}]}, "content[0].data"),
     ({"system": 5}, "system"), ({"system": [{"type": "image"}]}, "system[0]"), ({"system": ["x"]}, "system[0]"),
     ({"tools": [{"name": "x"}]}, "tools[0].input_schema"), ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
@@ -280,7 +287,8 @@ def test_what_is_wrong_is_said(server, body, says):
         r = server.post(path, {"model": "demo", "max_tokens": 9, "messages": HI, **body})
         j = r.json()
         assert r.status == 400 and j["type"] == "error" and j["error"]["type"] == "invalid_request_error"
-        assert set(j) == {"type", "error", "request_id"} and set(j["error"]) == {"type", "message"}
+        assert set(j) == {"type", "error", "request_id"} and set(j["error"]) == {"type", "message", "details"}
+        assert set(j["error"]["details"]) == {"error_code"} and j["error"]["details"]["error_code"]
         assert j["request_id"] == r.headers["request-id"] and says in j["error"]["message"], j
 
 

@@ -114,7 +114,7 @@ def load(name, path):
 def test_the_demos_questions_are_answered_line_by_line(tmp_path):
     sys.path.insert(0, os.path.join(ROOT, "scripts/train_demo"))
     demo = load("eval_demo", os.path.join(ROOT, "scripts/eval_demo"))
-    cases = {"%s-%d" % (task, i): demo.corpus.case(task, i) for task in demo.corpus.TASKS for i in range((200 if NIGHTLY else 68) // len(demo.corpus.TASKS))}
+    cases = {"%s-%d" % (task, i): demo.corpus.case(task, i) for task in demo.corpus.TASKS for i in range((2000 if NIGHTLY else 68) // len(demo.corpus.TASKS))}
     path = tmp_path / "in.jsonl"
     path.write_text("".join(line(k, demo.request_of(c, "demo", {}), "/v1/chat/completions") for k, c in cases.items()))
     run(path, tmp_path / "out")
@@ -167,6 +167,24 @@ def test_a_run_that_was_cut_goes_on(tmp_path, ordered):
     fresh = tmp_path / "fresh"
     run(path, fresh, "--resume")  # nothing is there yet
     assert len(answers(fresh)) == 30
+
+
+def test_zeros_that_a_power_cut_leaves_are_cut_away(tmp_path):
+    path, out = few(tmp_path), tmp_path / "out"
+    run(path, out, "--ordered")
+    whole = out.read_text()
+    out.write_text(whole[:5000] + "\0" * 4096 + whole[9096:])
+    done = run(path, out, "--resume", "--ordered")
+    assert figure(done, "answered before") == whole[:5000].count("\n")
+    assert {k: text_of(v) for k, v in answers(out).items()} == {(l := json.loads(t))["custom_id"]: text_of(l) for t in whole.splitlines()}
+
+
+@pytest.mark.parametrize("content", ["a letter to mother\nand another line\n", "no line at all", '{"a": 1}\n', "\n"])
+def test_a_file_of_another_kind_is_not_cut(tmp_path, content):
+    path, out = few(tmp_path, 3), tmp_path / "out"
+    out.write_text(content)
+    done = run(path, out, "--resume", ok=False)
+    assert "line 1 of the output is not an answer" in done.stderr and out.read_text() == content
 
 
 def test_wrong_lines_are_named_and_nothing_is_run(tmp_path):

@@ -449,6 +449,26 @@ def test_an_unplugged_client_is_noticed():
         subprocess.run(["ip", "link", "del", a], capture_output=True)
 
 
+@pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/1.0"])
+def test_a_reset_stream_leaves_no_connection_beside_an_idle_one(version):
+    """The idle one is the oldest: libmicrohttpd looks no further when it looks for connections that are over."""
+    with Front() as f, f.connect() as idle:
+        idle.sendall(request("GET", "/hello"))
+        assert Reader(idle).response().status == 200
+        before = f.n_fds()
+        streams = [f.connect() for _ in range(20)]
+        for s in streams:
+            s.sendall(request("GET", "/stream?n=1000000&rate=100", version=version))
+            assert s.recv(10000)
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            s.close()
+        f.wait_for(connections=2, live=0, active=1)
+        end = time.monotonic() + 5
+        while f.n_fds() > before:
+            assert time.monotonic() < end, "%d descriptors, %d before" % (f.n_fds(), before)
+            time.sleep(0.05)
+
+
 def test_half_close_can_be_tolerated():
     with Front(tolerate_half_close=1) as f:
         with f.connect() as s:

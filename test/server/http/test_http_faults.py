@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """System calls that fail now and then: requests may fail, but the server must not, nor lose or keep anything."""
 
-import os
 import random
-import subprocess
 import threading
 import time
 
 import pytest
-from front import BUILD, ROOT, SLOW, Front, Reader, events, request
+from front import SLOW, Front, Reader, events, request
+from preload import preload
 
 
 @pytest.mark.skipif(SLOW, reason="a sanitizer does not share the process with another preloaded library")
 def test_the_server_outlives_failing_system_calls():
-    lib = os.path.join(BUILD, "test/server/http/faults.so")
-    subprocess.run([*os.environ.get("CC", "cc").split(), "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC", "-o", lib,
-                    os.path.join(ROOT, "test/server/http/faults.c"), "-ldl"], check=True)
     done, failed = [], []
 
     def work(f, seed):
@@ -52,7 +48,7 @@ def test_the_server_outlives_failing_system_calls():
             except AssertionError as e:
                 done.append(e)
 
-    with Front(env={"LD_PRELOAD": lib}, stall_timeout_ms=1000, idle_timeout_ms=2000, header_timeout_ms=2000) as f:
+    with Front(env=preload("server/http/faults.c"), stall_timeout_ms=1000, idle_timeout_ms=2000, header_timeout_ms=2000) as f:
         threads = [threading.Thread(target=work, args=(f, k)) for k in range(8)]
         [t.start() for t in threads]
         [t.join() for t in threads]

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/schedule/retention.h"
+
+#include "engine/base/assert.h"
+#include "engine/base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { LOOK_NS = 1000000000 }; // chosen: a keep ends to the second
+
+void retention_init(struct retention *r, struct idle_order *idle)
+{
+    size_t n = (size_t)idle->n_blocks;
+    *r = (struct retention){.idle = idle, .next_ns = INT64_MAX};
+    r->keeper = xmalloc(n * sizeof *r->keeper);
+    memset(r->keeper, 0xFF, n * sizeof *r->keeper);
+    r->until_ns = xcalloc(n, sizeof *r->until_ns);
+    r->owners[0].most = idle->n_blocks;
+}
+
+void retention_deinit(struct retention *r)
+{
+    free(r->keeper);
+    free(r->until_ns);
+    *r = (struct retention){0};
+}
+
+/* ---- owners --------------------------------------------------------------------------------- */
+
+/* A place whose owner has nothing in the cache may become another's. */
+static bool is_vacant(const struct retention *r, int32_t i)
+{
+    return r->owners[i].n_blocks == 0 && r->owners[i].n_kept == 0;
+}
+
+static int32_t place_of(const struct retention *r, uint64_t id)
+{
+    int32_t vacant = 0;
+    for (int32_t i = 1; i < IDLE_USERS; i++) {
+        if (r->owners[i].id == id) {
+            return i;
+        }
+        vacant = vacant == 0 && is_vacant(r, i) ? i : vacant;
+    }
+    return vacant;
+}
+
+int32_t retention_owner(struct retention *r, const struct engine_request *q)
+{
+    int32_t i = q->owner > 0 ? place_of(r, q->owner) : 0;
+    if (i > 0) {
+        r->owners[i].id = q->owner;
+        r->owners[i].most = (int32_t)(q->cache_share * (double)r->idle->n_blocks);
+        idle_order_set_most(r->idle, i, r->owners[i].most);
+    }
+    return i;
+}
+
+static void set_owner(struct retention *r, int32_t block, int32_t owner)
+{
+    r->owners[r->idle->user[block]].n_blocks--;
+    r->owners[owner].n_blocks++;
+    idle_order_set_user(r->idle, block, owner);
+}
+
+void retention_entered(struct retention *r, int32_t block, int32_t owner)
+{
+    r->owners[r->idle->user[block]].n_blocks++;
+    set_owner(r, block, owner);
+}
+
+void retention_used(struct retention *r, int32_t block, int32_t owner)
+{
+    if (r->idle->user[block] != owner) {
+        set_owner(r, block, 0);
+    }
+}
+
+/* ---- what is kept --------------------------------------------------------------------------- */
+
+static void end_keep(struct retention *r, int32_t block)
+{
+    r->owners[r->keeper[block]].n_kept--;
+    r->n_kept--;
+    r->keeper[block] = -1;
+    idle_order_end_keep(r->idle, block);
+}
+
+void retention_gone(struct retention *r, int32_t block)
+{
+    if (r->keeper[block] >= 0) {
+        end_keep(r, block);
+    }
+    r->owners[r->idle->user[block]].n_blocks--;
+}
+
+static bool may_keep(const struct retention *r, int32_t owner)
+{
+    return r->n_kept < r->idle->n_blocks / 2 && r->owners[owner].n_kept < r->owners[owner].most / 2;
+}
+
+static void release(struct retention *r, int32_t block, int32_t owner)
+{
+    if (r->keeper[block] == owner) {
+        end_keep(r, block);
+    }
+    if (r->keeper[block] < 0 && r->idle->user[block] == owner) {
+        idle_order_set_level(r->idle, block, IDLE_RELEASED);
+    }
+}
+
+bool retention_ask(struct retention *r, int32_t block, int32_t owner, int32_t priority,
+                   int64_t duration_ns)
+{
+    if (priority == 0) {
+        release(r, block, owner);
+        return true;
+    }
+    if (r->keeper[block] >= 0 && r->keeper[block] != owner) {
+        return true; // it stays as that one wants it
+    }
+    if (r->keeper[block] < 0) {
+        if (!may_keep(r, owner)) {
+            return false;
+        }
+        r->owners[owner].n_kept++;
+        r->n_kept++;
+        r->keeper[block] = (int16_t)owner;
+    }
+    r->until_ns[block] = r->now_ns + duration_ns;
+    r->next_ns = r->until_ns[block] < r->next_ns ? r->until_ns[block] : r->next_ns;
+    idle_order_set_level(r->idle, block, IDLE_KEPT + priority - 1);
+    return true;
+}
+
+static bool is_over(const struct retention *r, int32_t block)
+{
+    return r->keeper[block] >= 0 && r->until_ns[block] <= r->now_ns;
+}
+
+/* In an order in which the ends of prompts stay before their beginnings. */
+static void end_idle_keeps(struct retention *r)
+{
+    for (int level = IDLE_LEVELS - 1; level >= IDLE_KEPT; level--) {
+        for (int32_t b = idle_order_newest(r->idle, level), older; b >= 0; b = older) {
+            older = idle_order_older(r->idle, b);
+            if (is_over(r, b)) {
+                end_keep(r, b);
+            }
+        }
+    }
+}
+
+void retention_tick(struct retention *r, int64_t now_ns)
+{
+    r->now_ns = now_ns;
+    if (now_ns < r->next_ns) {
+        return;
+    }
+    int64_t next = INT64_MAX;
+    end_idle_keeps(r);
+    for (int32_t b = 0; b < r->idle->n_blocks; b++) {
+        if (is_over(r, b)) { // and somebody holds it
+            end_keep(r, b);
+        }
+        next = r->keeper[b] >= 0 && r->until_ns[b] < next ? r->until_ns[b] : next;
+    }
+    r->next_ns = next < now_ns + LOOK_NS ? now_ns + LOOK_NS : next;
+}
+
+/* ---- the books ------------------------------------------------------------------------------ */
+
+void retention_check(const struct retention *r)
+{
+    int32_t n_kept = 0, of_owners[IDLE_USERS] = {0};
+    for (int32_t b = 0; b < r->idle->n_blocks; b++) {
+        int32_t keeper = r->keeper[b];
+        ASSERT((keeper >= 0) == (r->idle->level[b] >= IDLE_KEPT));
+        if (keeper >= 0) {
+            of_owners[keeper]++;
+            n_kept++;
+        }
+    }
+    ASSERT(n_kept == r->n_kept && n_kept <= r->idle->n_blocks / 2);
+    for (int32_t i = 0; i < IDLE_USERS; i++) {
+        ASSERT(of_owners[i] == r->owners[i].n_kept && r->owners[i].n_blocks >= 0);
+    }
+}

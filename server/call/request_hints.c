@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The member kv_hints: vLLM's envelope of actions for the cache. Of the actions kv.retain 1.x is
+ * done: how much ranges of the request's tokens are worth to its sender, and for how long. Actions
+ * of other types ask other servers for something and are passed over. */
+#include "server/call/readers.h"
+
+#include <ctype.h>
+#include <string.h>
+
+/* The first four are vLLM's. What says no duration, or a longer one than MAX_KEPT_S, which is
+ * chosen, is taken for that: a client that never comes back must not hold room for days. */
+enum { MAX_ACTIONS = 16, MAX_DIRECTIVES = 128, MAX_DURATION_S = 30 * 86400, MAX_KEPT_S = 3600 };
+
+struct hints {
+    struct request *r;
+    struct cache_hint *list; // [MAX_DIRECTIVES]
+    const char *scope;       // of the actions before; NULL: none
+    int32_t n, n_actions;
+};
+
+static bool bad(struct hints *h, const char *what)
+{
+    return call_error_set(&h->r->error, 400, "invalid_value", "kv_hints", "Invalid 'kv_hints': %s.",
+                          what);
+}
+
+static bool is_given(const struct json *object, const char *key)
+{
+    return json_get(object, key) && !json_is(json_get(object, key), JSON_NULL);
+}
+
+/* ---- a directive ---------------------------------------------------------------------------- */
+
+static bool knows_members(const struct json *d)
+{
+    static const char *const known[] = {"start", "end", "priority", "duration", "covers_output"};
+    enum { N = sizeof known / sizeof known[0] };
+    for (const struct json *m = json_first(d); m; m = json_next(m)) {
+        size_t i = 0;
+        while (i < N && strcmp(known[i], json_key(m)) != 0) {
+            i++;
+        }
+        if (i == N) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* A position, within what an int32_t holds. */
+static bool read_position(const struct json *d, const char *key, int64_t least, int32_t *to)
+{
+    int64_t v;
+    if (!json_int64(json_get(d, key), &v) || v < least) {
+        return false;
+    }
+    *to = v < INT32_MAX ? (int32_t)v : INT32_MAX;
+    return true;
+}
+
+static bool read_range(struct hints *h, const struct json *d, struct cache_hint *hint)
+{
+    const struct json *covers = json_get(d, "covers_output");
+    hint->end = INT32_MAX;
+    if (covers && !json_is(covers, JSON_BOOL)) {
+        return bad(h, "a directive's 'covers_output' has to be true or false");
+    }
+    if (json_bool(covers, false)) {
+        hint->start = HINT_OUTPUT;
+        return (!json_get(d, "start") && !json_get(d, "end")) ||
+               bad(h, "a directive that 'covers_output' has no 'start' and no 'end'");
+    }
+    if (json_get(d, "start") && !read_position(d, "start", 0, &hint->start)) {
+        return bad(h, "a directive's 'start' has to be an integer of at least 0");
+    }
+    if (is_given(d, "end") && !read_position(d, "end", (int64_t)hint->start + 1, &hint->end)) {
+        return bad(h, "a directive's 'end' has to be null or an integer above its 'start'");
+    }
+    return true;
+}
+
+static bool read_duration(struct hints *h, const struct json *d, struct cache_hint *hint)
+{
+    double s = MAX_KEPT_S;
+    if (is_given(d, "duration")) {
+        s = json_number(json_get(d, "duration"), -1);
+        if (!(s >= 0 && s <= MAX_DURATION_S)) {
+            return bad(h, "a directive's 'duration' has to be null or seconds from 0 to 2592000");
+        }
+    }
+    hint->duration_ns = (int64_t)((s < MAX_KEPT_S ? s : MAX_KEPT_S) * 1e9);
+    return true;
+}
+
+static bool read_directive(struct hints *h, const struct json *d)
+{
+    int64_t priority;
+    if (!json_is(d, JSON_OBJECT) || !knows_members(d)) {
+        return bad(h, "a directive is an object with 'priority', 'duration' and either 'start' and "
+                      "'end' or 'covers_output'");
+    }
+    if (!json_int64(json_get(d, "priority"), &priority) || priority < 0 ||
+        priority > MAX_HINT_PRIORITY) {
+        return bad(h, "a directive's 'priority' has to be an integer from 0 to 100");
+    }
+    if (h->n == MAX_DIRECTIVES) {
+        return bad(h, "there are more than 128 directives");
+    }
+    struct cache_hint *hint = &h->list[h->n++];
+    *hint = (struct cache_hint){.priority = (int32_t)priority};
+    return read_range(h, d, hint) && read_duration(h, d, hint);
+}
+
+/* ---- actions -------------------------------------------------------------------------------- */
+
+/* Whether what comes later is worth no more than what comes before it: a block is only found behind
+ * those before it. */
+static bool never_rise(const struct hints *h)
+{
+    for (int32_t i = 0; i < h->n; i++) {
+        for (int32_t k = 0; k < h->n; k++) {
+            const struct cache_hint *a = &h->list[i], *b = &h->list[k];
+            bool after = a->start == b->start ? i < k : (uint32_t)a->start < (uint32_t)b->start;
+            if (after && a->priority < b->priority) { // HINT_OUTPUT is the largest unsigned number
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* All of a request have one scope, which says whose the tokens are: here it is the key. */
+static bool read_scope(struct hints *h, const struct json *payload)
+{
+    const char *scope = json_string(json_get(payload, "scope"));
+    if (is_given(payload, "scope") && !scope) {
+        return bad(h, "the 'scope' of kv.retain has to be a string or null");
+    }
+    bool same = h->scope && scope ? strcmp(h->scope, scope) == 0 : h->scope == scope;
+    if (h->n_actions > 1 && !same) {
+        return bad(h, "all actions of kv.retain have to have the same 'scope'");
+    }
+    h->scope = scope;
+    return true;
+}
+
+static bool read_retain(struct hints *h, const char *version, const struct json *payload)
+{
+    const struct json *directives = json_get(payload, "directives");
+    if (version[0] != '1' || isdigit((unsigned char)version[1])) {
+        return bad(h, "of kv.retain version 1 is known");
+    }
+    if (++h->n_actions > MAX_ACTIONS) {
+        return bad(h, "there are more than 16 actions of kv.retain");
+    }
+    if (!json_is(directives, JSON_ARRAY)) {
+        return bad(h, "the 'directives' of kv.retain have to be an array");
+    }
+    for (const struct json *d = json_first(directives); d; d = json_next(d)) {
+        if (!read_directive(h, d)) {
+            return false;
+        }
+    }
+    return read_scope(h, payload);
+}
+
+static bool read_action(struct hints *h, const struct json *action)
+{
+    const char *type = json_get_string(action, "action_type");
+    const char *version = json_get_string(action, "action_version");
+    const struct json *payload = json_get(action, "payload");
+    if (!json_get_string(action, "action_id") || !type || !version ||
+        !json_is(payload, JSON_OBJECT)) {
+        return bad(h, "an action has the strings 'action_id', 'action_type' and 'action_version' "
+                      "and the object 'payload'");
+    }
+    return strcmp(type, "kv.retain") != 0 || read_retain(h, version, payload);
+}
+
+bool read_kv_hints(struct request *r)
+{
+    const struct body_member *m = body_get(&r->body, "kv_hints");
+    struct hints h = {.r = r};
+    if (!m) {
+        return true;
+    }
+    const struct json *actions = json_get(m->node, "actions");
+    if (!json_is(m->node, JSON_OBJECT)) {
+        return body_wrong_type(&r->error, "kv_hints", "an object", m->node);
+    }
+    if (!json_get_string(m->node, "protocol_version") || !json_get_string(m->node, "message_id") ||
+        !json_is(actions, JSON_ARRAY)) {
+        return bad(&h, "it has the strings 'protocol_version' and 'message_id' and the array "
+                       "'actions'");
+    }
+    h.list = arena_alloc(&r->arena, MAX_DIRECTIVES, sizeof h.list[0]);
+    if (!h.list) {
+        return request_too_large(r);
+    }
+    for (const struct json *a = json_first(actions); a; a = json_next(a)) {
+        if (!read_action(&h, a)) {
+            return false;
+        }
+    }
+    r->hints = h.list;
+    r->n_hints = h.n;
+    return never_rise(&h) ||
+           bad(&h, "the priorities of directives must not rise with the position");
+}

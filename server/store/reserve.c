@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/store/reserve.h"
+
+#include "engine/base/mem.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PARTS = 8 }; // where not all of it fits, as many eighths as do
+
+void reserve_init(struct reserve *r, const char *path, int64_t bytes)
+{
+    *r = (struct reserve){.path = xstrdup(path), .bytes = bytes};
+}
+
+void reserve_deinit(struct reserve *r)
+{
+    free(r->path);
+    r->path = NULL;
+}
+
+bool reserve_take(struct reserve *r)
+{
+    struct stat st;
+    int fd = open(r->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        return false;
+    }
+    r->held_bytes = fstat(fd, &st) == 0 ? st.st_size : 0;
+    for (int64_t n = r->bytes; n > r->held_bytes; n -= r->bytes / PARTS) {
+        if (posix_fallocate(fd, 0, n) == 0) {
+            r->held_bytes = n;
+        }
+    }
+    /* What an attempt without success has left. */
+    bool is_exact = ftruncate(fd, r->held_bytes) == 0;
+    close(fd);
+    return is_exact && r->held_bytes >= r->bytes;
+}
+
+void reserve_give(struct reserve *r)
+{
+    unlink(r->path);
+    r->held_bytes = 0;
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Hints about the cache and shares of it, through the whole engine: what they are good for, and
+ * that nobody comes to harm by them. */
+#include "test/engine/bed.h"
+
+enum { BLOCK = 8, BLOCKS = 32, PROMPT = 64 }; // a prompt and its answer have 8 full blocks and some
+
+static const int64_t minute_ns = 60 * INT64_C(1000000000);
+
+static struct bed b;
+
+static bool begin(void)
+{
+    b = (struct bed){0};
+    struct engine_options o = options_of(&b, BLOCK, BLOCKS);
+    return start(&b, &o);
+}
+
+static struct test_request *ask(int32_t first, int32_t n_prompt, uint64_t owner, double share)
+{
+    struct test_request *q = make(0, first, n_prompt, 4);
+    q->r.owner = owner;
+    q->r.cache_share = share;
+    return q;
+}
+
+/* Runs it; returns how much of its prompt was in the cache. */
+static int32_t finish(struct test_request *q, const struct cache_hint *hint)
+{
+    q->r.hints = hint;
+    q->r.n_hints = hint != NULL;
+    submit(&b, q);
+    run(&b, 1, 500);
+    check_answer(0);
+    CHECK_EQ(q->r.error, OK);
+    return q->r.n_cached;
+}
+
+/* Others' prompts, which together need more than all blocks. */
+static void traffic(uint64_t owner, double share, const struct cache_hint *hint)
+{
+    for (int32_t i = 0; i < 12; i++) {
+        finish(ask(100 + 7 * i, PROMPT, owner, share), hint);
+    }
+}
+
+static int32_t cached_behind_traffic(const struct cache_hint *hint)
+{
+    if (!begin()) {
+        return -1;
+    }
+    CHECK_EQ(finish(ask(0, PROMPT, 1, 1), hint), 0);
+    traffic(2, 1, NULL);
+    int32_t n = finish(ask(0, PROMPT, 1, 1), NULL);
+    stop(&b);
+    return n;
+}
+
+TEST(a_kept_prompt_is_found_behind_others_traffic)
+{
+    struct cache_hint all = {.end = INT32_MAX, .priority = 1, .duration_ns = minute_ns};
+    struct cache_hint front = {.start = 8, .end = 17, .priority = 1, .duration_ns = minute_ns};
+    struct cache_hint ended = {.end = INT32_MAX, .priority = 100, .duration_ns = 0};
+    CHECK_EQ(cached_behind_traffic(NULL), 0);
+    CHECK_EQ(cached_behind_traffic(&all), PROMPT - BLOCK); // one token is always computed
+    CHECK_EQ(cached_behind_traffic(&front), 24); // with what lies before it, in whole blocks
+    CHECK_EQ(cached_behind_traffic(&ended), 0);
+}
+
+TEST(a_released_prompt_makes_room_before_older_ones)
+{
+    struct cache_hint release = {.end = INT32_MAX, .priority = 0};
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(begin());
+        finish(ask(0, PROMPT, 1, 1), NULL);
+        finish(ask(200, 2 * PROMPT, 1, 1), i ? &release : NULL);
+        finish(ask(50, PROMPT, 1, 1), NULL);
+        finish(ask(90, PROMPT, 1, 1), NULL);
+        CHECK_EQ(finish(ask(0, PROMPT, 1, 1), NULL) > 0, i == 1);
+        stop(&b);
+    }
+}
+
+TEST(the_answer_is_kept_or_released_apart_from_the_prompt)
+{
+    struct cache_hint output = {
+        .start = HINT_OUTPUT, .end = INT32_MAX, .priority = 0, .duration_ns = minute_ns};
+    REQUIRE(begin());
+    struct test_request *q = ask(0, 60, 1, 1);
+    q->r.params.max_tokens = 40; // 7 full blocks of prompt, one of both, 4 of the answer
+    finish(q, &output);
+    const struct idle_order *idle = &b.e->scheduler.holdings.pool.idle;
+    int32_t n_released = 0;
+    for (int32_t k = idle_order_newest(idle, IDLE_RELEASED); k >= 0;
+         k = idle_order_older(idle, k)) {
+        n_released++;
+    }
+    CHECK_EQ(n_released, 4);
+    stop(&b);
+}
+
+/* One who keeps all that he sends, as strongly and as long as can be. */
+static const struct cache_hint greedy = {
+    .end = INT32_MAX, .priority = MAX_HINT_PRIORITY, .duration_ns = INT64_C(3600000000000)};
+
+TEST(keeping_takes_nobody_the_room_to_run)
+{
+    REQUIRE(begin());
+    traffic(2, 1, &greedy);
+    CHECK(b.e->scheduler.holdings.retention.n_kept == BLOCKS / 2);
+    int32_t most = (BLOCKS - 1) * BLOCK; // needs what is kept, too
+    CHECK_EQ(finish(ask(0, most, 1, 1), NULL), 0);
+    CHECK_EQ(b.e->scheduler.n_preemptions, 0);
+    CHECK(b.e->scheduler.holdings.retention.n_kept <= 2);
+    stop(&b);
+}
+
+TEST(keeping_leaves_others_half_of_the_cache)
+{
+    REQUIRE(begin());
+    traffic(2, 1, &greedy);
+    for (int turn = 0; turn < 3; turn++) {
+        CHECK_EQ(finish(ask(0, PROMPT, 1, 1), NULL), turn ? PROMPT - BLOCK : 0);
+        finish(ask(150 + 20 * turn, 30, 2, 1), &greedy);
+    }
+    stop(&b);
+}
+
+TEST(a_share_of_the_cache_protects_the_others)
+{
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(begin());
+        finish(ask(0, PROMPT, 1, 1), NULL);
+        traffic(2, i ? 0.5 : 1, NULL);
+        CHECK_EQ(finish(ask(0, PROMPT, 1, 1), NULL), i ? PROMPT - BLOCK : 0);
+        stop(&b);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries of the tests' own that stand between a program and its system calls (LD_PRELOAD)."""
+
+import os
+import subprocess
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+BUILD = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"))
+
+
+def preload(source):
+    """The environment that puts test/SOURCE, built here, in front of the C library."""
+    lib = os.path.join(BUILD, "test", os.path.splitext(source)[0] + ".so")
+    os.makedirs(os.path.dirname(lib), exist_ok=True)
+    subprocess.run([*os.environ.get("CC", "cc").split(), "-D_GNU_SOURCE", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", lib,
+                    os.path.join(ROOT, "test", source), "-ldl", "-lpthread"], check=True)
+    return {"LD_PRELOAD": lib}
