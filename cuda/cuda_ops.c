@@ -34,7 +34,9 @@ static enum status cuda_op_gather(struct backend *base, const struct gather_args
 static const struct kv_view *hidden_view(const struct cuda_backend *be, const struct hidden_args *a)
 {
     const struct kv_view *v = kv_layer(&be->kv, HIDDEN_SET, 0);
-    const bool ok = be->passes.pass && v && v->head_dim_k == a->width && v->dtype == a->x.dtype &&
+    const bool ok = be->passes.pass && v && a->width > 0 && v->head_dim_k % a->width == 0 &&
+                    a->first >= 0 && a->first % a->width == 0 &&
+                    a->first + a->width <= v->head_dim_k && v->dtype == a->x.dtype &&
                     fits(a->x, a->width);
     return ok ? v : NULL;
 }

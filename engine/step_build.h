@@ -37,8 +37,8 @@ struct planned_step {
     struct draft_feed {            // what the first pass of the draft models feeds for each
                                    // sequence
         struct sequence *seq;
-        int32_t first, n;
-    } *feeds; // [max_lanes]
+        int32_t first, n, chain; // chain: drafts made from it, one after the other
+    } *feeds;                    // [max_lanes]
     int32_t n_feeds;
     /* A draft head reads hidden states from the target's passes, so a row can be fed once the row
      * before it has been submitted. Hidden states of drafts are the head's own guesses; when the

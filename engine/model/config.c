@@ -56,7 +56,8 @@ static enum status read_dims(const struct json *j, struct model_config *c, struc
     TRY(option_int(j, "num_key_value_heads", c->n_heads, c->n_heads, &c->n_kv_heads, err));
     TRY(option_int(j, "head_dim", 4096, c->hidden / c->n_heads, &c->head_dim, err));
     TRY(option_int(j, "max_position_embeddings", MAX_POSITIONS, 2048, &c->max_pos, err));
-    c->n_draft_layers = (int32_t)json_get_int(j, "num_nextn_predict_layers", 0);
+    int64_t n_modules = json_get_int(j, "mtp_num_hidden_layers", 0); // Qwen's name for it
+    c->n_draft_layers = (int32_t)json_get_int(j, "num_nextn_predict_layers", n_modules);
     if (c->n_heads % c->n_kv_heads) {
         return err_set(err, ERR_FORMAT, "config.json: %d heads cannot share %d key/value heads",
                        c->n_heads, c->n_kv_heads);

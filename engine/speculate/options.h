@@ -38,6 +38,18 @@ struct spec_options {
     bool lookup; // n-gram lookup adds nodes to the tree, too
 };
 
+/* Models that run in each draft pass: for a tree all of them; for heads one, the next module in each
+ * pass. */
+static inline int32_t spec_models_per_pass(const struct spec_options *o)
+{
+    return o->head != HEAD_NONE ? 1 : o->n_models;
+}
+/* Passes that feed known tokens: one, or one per module of a head. */
+static inline int32_t spec_feeding_passes(const struct spec_options *o)
+{
+    return o->head != HEAD_NONE ? o->n_models : 1;
+}
+
 /* A misspelt key, or a value of the wrong type, must not be silently ignored. */
 enum status spec_options_check(const struct json *j, struct err *err);
 

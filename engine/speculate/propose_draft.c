@@ -22,7 +22,8 @@ int32_t draft_laws(const struct spec_options *o, int32_t depth)
 void draft_propose(const struct spec *sp, const struct spec_view *v, struct spec_candidate *c,
                    int32_t n, struct draft_load *load)
 {
-    if (c->lag < 0 || c->lag > LONG_LAG || load->n_rows + c->lag > v->max_rows) {
+    int32_t n_rows = c->lag + spec_feeding_passes(&sp->options) - 1; // of the largest pass
+    if (c->lag < 0 || c->lag > LONG_LAG || load->n_rows + n_rows > v->max_rows) {
         return;
     }
     bool noise = c->seq->request->params.temperature > 0.0f;
@@ -36,7 +37,7 @@ void draft_propose(const struct spec *sp, const struct spec_view *v, struct spec
     c->proposal->on_device = true;
     c->proposal->law = judged ? 1 + load->n_laws : 0;
     load->n_laws += n_laws;
-    load->n_rows += c->lag;
+    load->n_rows += n_rows;
 }
 
 void chain_observe(struct spec *sp, const struct spec_trial *t)
