@@ -400,6 +400,7 @@ static void send_delta(struct call_choice *ch, const struct buf *text)
         buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
         buf_putc(b, ']');
     }
+    call_put_asked_timings(b, c);
     send(c, type, b);
 }
 
@@ -470,6 +471,7 @@ static void put_end(struct call *c)
     struct buf *b = event(c, type);
     buf_puts(b, ",\"response\":");
     buf_put(b, body->data, body->n_bytes);
+    call_put_asked_timings(b, c);
     if (c->request.detached) { // it is told when it is stored
         buf_putc(b, '}');
         keep_event(c, type, b);

@@ -37,17 +37,29 @@ def test_a_response_comes_back_as_it_was(server):
         for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
             r = server.request(method, "/v1/responses/" + j["id"] + path)
             assert r.status == 404 and r.error["code"] == "not_found", (method, path)
-        assert respond(server, previous_response_id=j["id"]).status == 404
+            assert r.error["message"] == "Response with id '%s' not found." % j["id"]
+        r = respond(server, previous_response_id=j["id"])
+        assert r.status == 404 and r.error["message"] == "Response with id '%s' not found." % j["id"]
 
 
 def test_nothing_is_left_of_what_is_not_to_be_stored(server):
     j = respond(server, store=False).json()
     assert j["store"] is False and server.get("/v1/responses/" + j["id"]).status == 404
     assert respond(server, store="yes").status == 400
-    assert respond(server, store=False, background=True).error["param"] == "background"
+    r = respond(server, store=False, background=True)
+    assert r.error["param"] == "background" and "background can only be used when `store` is true" in r.error["message"]
     kept = respond(server).json()["id"]
     r = server.post("/v1/responses/%s/cancel" % kept, {})
-    assert r.status == 400 and "background" in r.error["message"]
+    assert r.status == 400 and r.error["message"].startswith("Cannot cancel a synchronous response")
+
+
+def test_events_have_times_where_they_are_asked_for(server):
+    events = [json.loads(e) for e in respond(server, stream=True, timings_per_token=True, store=False).events()]
+    timed = [e for e in events if "timings" in e]
+    assert {e["type"] for e in timed} == {"response.output_text.delta", "response.completed"}
+    n = [e["timings"]["predicted_n"] for e in timed]
+    assert n == sorted(n) and n[-1] == events[-1]["response"]["usage"]["output_tokens"]
+    assert not any("timings" in e for e in map(json.loads, respond(server, stream=True, store=False).events()))
 
 
 def test_later_turns_find_the_earlier_ones_in_the_cache(server):
