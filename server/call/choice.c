@@ -69,7 +69,8 @@ static void on_call(void *arg, const char *name, const char *id)
     if (ch->has_call) {
         char own[40];
         if (*id == '\0') {
-            call_make_id(ch->call, "call_", own);
+            const char *prefix = ch->call->format->call_prefix;
+            call_make_id(ch->call, prefix ? prefix : "call_", own);
             id = own;
         }
         ch->call->format->call(ch, name, id);
