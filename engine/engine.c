@@ -302,6 +302,17 @@ static void commit_pools(struct engine *e, const struct planned_step *ps)
     }
 }
 
+/* Reports how much of the prompt is computed. Ignored by the caller after the first token. */
+static void tell_prompt(struct engine *e, const struct plan_entry *entry)
+{
+    struct engine_request *r = entry->seq->request;
+    int32_t n = entry->first + entry->n_rows - entry->n_drafts;
+    if (r->tells_prompt && entry->seq->sample == 0 && entry->first < r->n_prompt) {
+        atomic_store(&r->n_prefilled, n < r->n_prompt ? n : r->n_prompt);
+        requests_announce(e, r, false);
+    }
+}
+
 /* A request that only wants its prompt's log-probabilities ends with its last row. */
 static void commit_entry(struct engine *e, const struct plan_entry *entry)
 {
@@ -310,6 +321,7 @@ static void commit_entry(struct engine *e, const struct plan_entry *entry)
         return;
     }
     scheduler_commit(&e->scheduler, seq);
+    tell_prompt(e, entry);
     if (seq->state == SEQ_RUNNING && seq->max_tokens == 0 &&
         entry->first + entry->n_rows == seq->n_known) {
         requests_finish(e, seq, FINISH_LENGTH);
@@ -340,15 +352,24 @@ static void learn_speed(struct engine *e, int32_t n_rows)
     }
 }
 
-static void count_step(struct engine *e, int32_t n_rows)
+/* Prompt tokens among the rows of an entry. */
+static int32_t prompt_rows(const struct plan_entry *entry)
+{
+    int32_t left = entry->seq->n_prompt - entry->first;
+    left = left > 0 ? left : 0;
+    return left < entry->n_rows ? left : entry->n_rows;
+}
+
+static void count_step(struct engine *e, int32_t n_rows, int64_t n_tokens)
 {
     int32_t i = 0;
-    while (i < N_STEP_SIZES - 1 && n_rows > engine_step_bound(i)) {
+    while (i < N_STEP_SIZES - 1 && n_tokens > engine_step_bound(i)) {
         i++;
     }
     e->step_sizes[i]++;
     e->n_steps++;
     e->n_rows += n_rows;
+    e->step_tokens += n_tokens;
 }
 
 static void commit_step(struct engine *e)
@@ -357,6 +378,7 @@ static void commit_step(struct engine *e)
     struct planned_step *ps = &e->steps[slot];
     struct backend *be = e->ranks.rank[0].be;
     enum status status = e->failed;
+    int64_t n_tokens = -e->generated_tokens;
     if (status == OK) {
         status = be->ops->step_wait(be, slot, ps->results, step_n_passes(&ps->step));
     }
@@ -382,7 +404,9 @@ static void commit_step(struct engine *e)
     if (status == OK) {
         step_commit_draft_kv(ps, &e->scheduler.holdings);
     }
+    n_tokens += e->generated_tokens;
     for (int32_t i = 0; i < ps->plan.n_entries; i++) {
+        n_tokens += prompt_rows(&ps->plan.entries[i]);
         commit_entry(e, &ps->plan.entries[i]);
         step_over(e, ps->plan.entries[i].seq);
     }
@@ -390,7 +414,8 @@ static void commit_step(struct engine *e)
         scheduler_commit(&e->scheduler, ps->plan.forks[i].seq);
         step_over(e, ps->plan.forks[i].seq);
     }
-    count_step(e, ps->step.pass.n_rows);
+    count_step(e, ps->step.pass.n_rows, n_tokens);
+    e->step_seqs += ps->plan.n_entries;
     learn_speed(e, ps->step.pass.n_rows);
 }
 
@@ -415,6 +440,8 @@ static void publish_stats(struct engine *e)
     o->n_blocks_kept = s->holdings.retention.n_kept;
     o->n_steps = e->n_steps;
     o->n_rows = e->n_rows;
+    o->step_tokens = e->step_tokens;
+    o->step_seqs = e->step_seqs;
     memcpy(o->step_sizes, e->step_sizes, sizeof o->step_sizes);
     o->prompt_tokens = e->prompt_tokens;
     o->generated_tokens = e->generated_tokens;

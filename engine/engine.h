@@ -101,8 +101,8 @@ enum engine_state { ENGINE_READY, ENGINE_FAILED, ENGINE_CLOSING };
 
 enum { N_STEP_SIZES = 14 };
 
-/* Upper bound on the rows of class i of the histogram of step sizes; the last class is unbounded
- * (0). */
+/* Upper bound on the tokens of class i of the histogram of step sizes: prompt tokens computed and
+ * tokens generated in one step. The last class is unbounded (0). */
 static inline int32_t engine_step_bound(int32_t i)
 {
     if (i == N_STEP_SIZES - 1) {
@@ -122,6 +122,7 @@ struct engine_stats {
     int32_t n_blocks, n_blocks_held, n_blocks_idle; // idle: cached without a holder; rest: free
     int32_t n_blocks_kept;                          // kept because of hints
     int64_t n_steps, n_rows;
+    int64_t step_tokens, step_seqs;   // tokens and sequences, summed over all steps
     int64_t step_sizes[N_STEP_SIZES]; // steps by size class, see engine_step_bound
     int64_t prompt_tokens, generated_tokens, preemptions;
     int64_t prefix_queries, prefix_hits; // tokens

@@ -320,6 +320,7 @@ enum status engine_submit(struct engine *e, struct engine_request *r, struct err
     r->t_scheduled_ns = r->t_first_token_ns = r->t_done_ns = 0;
     r->n_recomputed = e->states.block > 0 ? 0 : -1;
     atomic_store(&r->n_cached, 0);
+    atomic_store(&r->n_prefilled, 0);
     r->n_preemptions = r->n_drafts = r->n_accepted = 0;
     r->error = OK;
     r->done = r->listed = r->ended = false;

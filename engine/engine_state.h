@@ -56,7 +56,7 @@ struct engine {
     uint32_t live_mask;
     const struct kv_choice *kv[MAX_KV_SETS]; // format of each set
     int64_t next_deadline_ns;
-    int64_t generated_tokens, prompt_tokens, n_steps, n_rows;
+    int64_t generated_tokens, prompt_tokens, n_steps, n_rows, step_tokens, step_seqs;
     int64_t step_sizes[N_STEP_SIZES];
     int32_t n_accepted; // sequences taken from the inbox since the last published stats, and their
                         // prompts

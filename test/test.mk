@@ -45,12 +45,16 @@ test: all test-binaries check  ## everything that a plain checkout can prove, in
 	@test/run $(UNIT) $(PYTESTS)
 nightly: all test-binaries check  ## the same with all seeds and settings, of which `make test` tries a share
 	@export SLUICE_NIGHTLY=1 SIM_RUNS=$${SIM_RUNS:-20000} FAKE_STRIDE=$${FAKE_STRIDE:-1} TEST_TIMEOUT=$${TEST_TIMEOUT:-7200}; \
-	test/run $(UNIT) $(PYTESTS); failed=$$?; scripts/check_agents && exit $$failed
+	failed=0; for t in "test/run $(UNIT) $(PYTESTS)" scripts/check_clients scripts/check_agents; do $$t || failed=1; done; exit $$failed
 test-binaries: $(UNIT) $(if $(ONLY),,$(SERVERS)) $(FAKE_SLUICE) $(FAKE_OPS)
 test-unit: test-binaries  ## the C tests alone
 	@test/run $(UNIT)
 test-py: all $(SERVERS) $(FAKE_SLUICE) $(FAKE_OPS)  ## the tests that start the program
 	@test/run $(PYTESTS)
+
+.PHONY: print-libs
+print-libs:
+	@echo $(LIBS)
 
 .PHONY: test-http test-server test-model test-sim test-masks
 test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain

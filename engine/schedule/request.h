@@ -85,6 +85,7 @@ struct engine_request {
     const char *grammar_after;
     int32_t grammar_after_id;
     enum pool_kind pool; // not POOL_NONE: no tokens are drawn; `pooled` is filled
+    bool tells_prompt;   // there is news after each piece of the prompt, too
     int64_t deadline_ns; // on the monotonic clock; 0: none
     void *user;          // the caller's
 
@@ -96,6 +97,7 @@ struct engine_request {
     /* These may be read at any time. Accepted drafts are counted after the drafts: who reads
      * n_accepted first finds no more of them. */
     _Atomic int32_t n_cached;     // prompt tokens that the prefix cache saved
+    _Atomic int32_t n_prefilled;  // with tells_prompt: cached or computed so far; 0: none yet
     _Atomic int32_t n_recomputed; // that it knew, and not the recurrent state behind; -1: no state
     _Atomic int32_t n_drafts, n_accepted; // speculation, all samples together
     int64_t t_submit_ns, t_scheduled_ns, t_first_token_ns, t_done_ns;

@@ -104,6 +104,15 @@ void api_get_version(struct http_request *req, void *arg)
     reply_text(req, 200, "{\"version\":\"" SLUICE_VERSION "\"}");
 }
 
+/* llama.cpp's header, from which counters that began anew are told. */
+static void put_start_time(const struct api *a, struct http_request *req, int64_t now_ns)
+{
+    char seconds[32];
+    snprintf(seconds, sizeof seconds, "%" PRId64,
+             (int64_t)clock_wall_sec() - (now_ns - a->started_ns) / 1000000000);
+    http_reply_header(req, "Process-Start-Time-Unix", seconds);
+}
+
 void api_get_metrics(struct http_request *req, void *arg)
 {
     struct api *a = arg;
@@ -136,6 +145,7 @@ void api_get_metrics(struct http_request *req, void *arg)
     buf_init(&out, 4 << 20);
     metrics_take_steps(&a->metrics, &stats);
     metrics_print(&a->metrics, &s, &out);
+    put_start_time(a, req, now_ns);
     const char *accept = http_header(req, "accept");
     if (accept && strstr(accept, "application/openmetrics-text")) {
         struct buf open;

@@ -83,7 +83,11 @@ void api_start(struct api *a, struct http_request *req, enum request_kind kind);
 const char *api_call_peer(const struct call *c);
 
 /* The document of /openapi.json (openapi.c). */
-void openapi_put(struct buf *b, const struct http_route *routes, const struct config *config);
+struct openapi_facts {
+    const struct config *config;
+    const struct engine_info *info; // NULL while loading
+};
+void openapi_put(struct buf *b, const struct http_route *routes, const struct openapi_facts *facts);
 
 /* Answers 404, if the operator wants that there is no such document. */
 bool api_hides_docs(const struct api *a, struct http_request *req);

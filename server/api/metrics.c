@@ -54,7 +54,7 @@ static const struct {
                              NULL,
                              {.5, 1, 2, 5, 10, 20, 50, 100}},
     [HIST_ITERATION_TOKENS] = {"vllm:iteration_tokens_total",
-                               "Rows of a step.",
+                               "Tokens of a step: of prompts, and generated.",
                                NULL,
                                {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}},
     [HIST_HTTP] = {"http_request_duration_seconds",
@@ -81,7 +81,7 @@ void metrics_take_steps(struct metrics *m, const struct engine_stats *s)
         steps->n[i] = (uint64_t)s->step_sizes[i];
     }
     steps->n[METRIC_MAX_BUCKETS] = (uint64_t)s->step_sizes[N_STEP_SIZES - 1];
-    steps->sum = (double)s->n_rows;
+    steps->sum = (double)s->step_tokens;
 }
 
 void metrics_http(struct metrics *m, const struct http_record *record)
@@ -381,6 +381,7 @@ void metrics_print(const struct metrics *m, const struct metrics_source *s, stru
     if (s->stats) {
         print_engine(s, out);
         print_info(s, out);
+        metrics_print_llama(m, s, out);
     }
     print_labelled(out, s, "vllm:request_success_total", "finished_reason", finished,
                    s->counts->finished + 1, 4, "Finished samples.");

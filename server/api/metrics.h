@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Counters and histograms in Prometheus' text form: vLLM's names and buckets, so that dashboards,
- * autoscalers and gateways that know vLLM work unchanged; what has no name there is sluice_*.
+ * autoscalers and gateways that know vLLM work unchanged, and llama.cpp's; what has no name there
+ * is sluice_*.
  * Thread: the loop. */
 #ifndef SLUICE_SERVER_API_METRICS_H
 #define SLUICE_SERVER_API_METRICS_H
@@ -55,6 +56,8 @@ struct metrics_source {
     bool prefix_caching;
 };
 void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out);
+/* The part of it under llama.cpp's names (metrics_llama.c); not while loading. */
+void metrics_print_llama(const struct metrics *m, const struct metrics_source *s, struct buf *out);
 
 /* The same text as OpenMetrics has it: a counter's family is named without _total, and the end is
  * marked. */

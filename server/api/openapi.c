@@ -32,6 +32,15 @@ static const struct about {
      false},
     {"POST", "/v1/chat/completions/render",
      "vLLM's: the tokens of a conversation, with its settings.", "ChatRequest", ANSWER_JSON, false},
+    {"POST", "/v1/chat/completions/batch", "vLLM's: answers to several conversations.",
+     "ChatsRequest", ANSWER_JSON, false},
+    {"POST", "/generative_scoring", "vLLM's: how likely tokens are to follow texts.",
+     "LabelsRequest", ANSWER_JSON, false},
+    {"POST", "/classify", "vLLM's: what a model that judges says of texts.", "ClassifyRequest",
+     ANSWER_JSON, false},
+    {"POST", "/pooling", "vLLM's: vectors of texts, in its own form.", "PoolingRequest",
+     ANSWER_JSON, false},
+    {"POST", "/v2/embed", "Cohere's: vectors of texts.", "CohereEmbedRequest", ANSWER_JSON, false},
     {"POST", "/v1/completions/render", "vLLM's: the tokens of prompts, with their settings.",
      "CompletionRequest", ANSWER_JSON, false},
     {"POST", "/inference/v1/generate", "vLLM's: the tokens that follow tokens.", "TokensRequest",
@@ -194,11 +203,17 @@ static const struct {
     unsigned form;
 } bodies[] = {
     {"ChatRequest", FORM_CHAT},
+    {"ChatsRequest", FORM_CHAT_BATCH},
+    {"LabelsRequest", FORM_LABELS},
+    {"ClassifyTexts", FORM_CLASSIFY},
+    {"PoolingTexts", FORM_POOLING},
+    {"PooledMessages", FORM_POOL_CHAT},
+    {"CohereEmbedRequest", FORM_COHERE_EMBED},
     {"CompletionRequest", FORM_COMPLETIONS},
     {"TokensRequest", FORM_TOKENS},
     {"MessagesRequest", FORM_MESSAGES},
     {"CountTokensRequest", FORM_COUNT_TOKENS},
-    {"EmbeddingRequest", FORM_EMBEDDINGS},
+    {"EmbeddingTexts", FORM_EMBEDDINGS},
     {"ResponseRequest", FORM_RESPONSES},
     {"ScoreRequest", FORM_SCORE},
     {"NativeRequest", FORM_NATIVE},
@@ -264,17 +279,45 @@ static void put_type(struct buf *b, const char *type, const struct member *m)
     put_json(b, m->required ? "'" : "','null']");
 }
 
-static void put_prompts(struct buf *b, const struct member *m, int64_t most)
+/* 'items': of a list of token ids */
+static void put_id(struct buf *b, const struct openapi_facts *facts)
 {
-    static const char ids[] =
-        "{'type':'array','items':{'type':'integer','minimum':0},'minItems':1}";
-    put_json(b, ",'anyOf':[{'type':'string'},");
-    put_json(b, ids);
+    put_json(b, "'items':{'type':'integer','minimum':0");
+    if (facts->info) {
+        put_bound(b, "maximum", facts->info->vocab - 1);
+    }
+    buf_putc(b, '}');
+}
+
+static void put_ids(struct buf *b, const struct openapi_facts *facts)
+{
+    put_json(b, "{'type':'array','minItems':1,");
+    put_id(b, facts);
+    buf_putc(b, '}');
+}
+
+/* A list of at most so many, whose items begin behind this. */
+static void put_list(struct buf *b, int64_t most)
+{
     put_json(b, ",{'type':'array','minItems':1,'maxItems':");
     buf_put_int(b, most);
-    put_json(b, ",'items':{'anyOf':[{'type':'string'},");
-    put_json(b, ids);
-    put_json(b, m->required ? "]}}]" : "]}},{'type':'null'}]");
+    put_json(b, ",'items':");
+}
+
+static void put_prompts(struct buf *b, const struct member *m, int64_t most,
+                        const struct openapi_facts *facts)
+{
+    const char *text = m->may_be_empty ? "{'type':'string'}" : "{'type':'string','minLength':1}";
+    put_json(b, ",'anyOf':[");
+    put_json(b, text);
+    buf_putc(b, ',');
+    put_ids(b, facts);
+    put_list(b, most);
+    put_json(b, text);
+    buf_putc(b, '}');
+    put_list(b, most);
+    put_ids(b, facts);
+    put_json(b, m->required ? "}]" : "},{'type':'null'}]");
 }
 
 /* The schema of a row may say narrower bounds than are taken. */
@@ -288,13 +331,13 @@ static void put_range(struct buf *b, const struct member *m)
     }
 }
 
-static void put_value(struct buf *b, const struct member *m, const struct config *config)
+static void put_value(struct buf *b, const struct member *m, const struct openapi_facts *facts)
 {
     static const char *const types[] = {
         [MEMBER_BOOL] = "boolean",  [MEMBER_INT] = "integer",   [MEMBER_REAL] = "number",
         [MEMBER_STRING] = "string", [MEMBER_OBJECT] = "object", [MEMBER_ARRAY] = "array",
     };
-    int64_t most = member_max(m, config);
+    int64_t least = m->min, most = member_max(m, facts->config);
     switch (m->type) {
     case MEMBER_ANY: break;
     case MEMBER_BOOL:
@@ -306,7 +349,10 @@ static void put_value(struct buf *b, const struct member *m, const struct config
             break;
         }
         put_type(b, types[m->type], m);
-        put_bound(b, "minimum", m->min);
+        if (m->is_dimension && facts->info) {
+            least = most = facts->info->hidden;
+        }
+        put_bound(b, "minimum", least);
         put_bound(b, "maximum", most);
         break;
     case MEMBER_REAL:
@@ -325,9 +371,10 @@ static void put_value(struct buf *b, const struct member *m, const struct config
         break;
     case MEMBER_IDS:
         put_type(b, "array", m);
-        put_json(b, ",'items':{'type':'integer','minimum':0}");
+        put_json(b, m->may_be_empty ? "," : ",'minItems':1,");
+        put_id(b, facts);
         break;
-    case MEMBER_PROMPTS: put_prompts(b, m, most); break;
+    case MEMBER_PROMPTS: put_prompts(b, m, most, facts); break;
     }
     if (m->schema) {
         buf_putc(b, ',');
@@ -335,7 +382,7 @@ static void put_value(struct buf *b, const struct member *m, const struct config
     }
 }
 
-static void put_member(struct buf *b, const struct member *m, const struct config *config)
+static void put_member(struct buf *b, const struct member *m, const struct openapi_facts *facts)
 {
     static const char *const before[] = {
         [MEMBER_READ] = "",
@@ -352,24 +399,24 @@ static void put_member(struct buf *b, const struct member *m, const struct confi
         put_words(b, m->off, false);
         buf_putc(b, ']');
     } else {
-        put_value(b, m, config);
+        put_value(b, m, facts);
     }
     buf_putc(b, '}');
 }
 
-static void put_body(struct buf *b, unsigned form, const struct config *config)
+static void put_body(struct buf *b, unsigned form, const struct openapi_facts *facts)
 {
     bool first = true;
     put_json(b, "{'type':'object','properties':{");
     for (size_t i = 0; i < n_members; i++) {
-        if (members[i].forms & form) {
+        if ((members[i].forms & form) && !members[i].unlisted) {
             buf_puts(b, first ? "" : ",");
-            put_member(b, &members[i], config);
+            put_member(b, &members[i], facts);
             first = false;
         }
     }
     put_json(b, "},'additionalProperties':");
-    buf_puts(b, config->strict_parameters ? "false" : "true");
+    buf_puts(b, facts->config->strict_parameters ? "false" : "true");
     first = true;
     for (size_t i = 0; i < n_members; i++) {
         if ((members[i].forms & form) && members[i].required) {
@@ -378,7 +425,12 @@ static void put_body(struct buf *b, unsigned form, const struct config *config)
             first = false;
         }
     }
-    buf_puts(b, first ? "}" : "]}");
+    buf_puts(b, first ? "" : "]");
+    if (member_find("stream_options", form)) { // only where there is a stream
+        put_json(b, ",'anyOf':[{'required':['stream'],'properties':{'stream':{'const':true}}},"
+                    "{'properties':{'stream_options':{'type':'null'}}}]");
+    }
+    buf_putc(b, '}');
 }
 
 /* ---- routes ---------------------------------------------------------------------------------- */
@@ -480,11 +532,11 @@ static void put_parameters(struct buf *b, const struct http_route *route)
 }
 
 static void put_operation(struct buf *b, const struct http_route *route,
-                          const struct config *config)
+                          const struct openapi_facts *facts)
 {
     const struct about *about = find_about(route);
-    bool keys = config->api_key.n > 0 || config->api_key_file;
-    bool open = route->scope == 0 || (route->scope == SCOPE_METRICS && config->open_metrics);
+    bool keys = facts->config->api_key.n > 0 || facts->config->api_key_file;
+    bool open = route->scope == 0 || (route->scope == SCOPE_METRICS && facts->config->open_metrics);
     buf_putc(b, '"');
     put_lower(b, route->method);
     buf_puts(b, "\":{");
@@ -508,7 +560,8 @@ static void put_operation(struct buf *b, const struct http_route *route,
 }
 
 /* The methods of a path are members of one object. */
-static void put_paths(struct buf *b, const struct http_route *routes, const struct config *config)
+static void put_paths(struct buf *b, const struct http_route *routes,
+                      const struct openapi_facts *facts)
 {
     bool first = true;
     for (const struct http_route *r = routes; r->method; r++) {
@@ -522,11 +575,11 @@ static void put_paths(struct buf *b, const struct http_route *routes, const stru
         buf_puts(b, first ? "" : ",");
         put_text(b, r->path);
         buf_puts(b, ":{");
-        put_operation(b, r, config);
+        put_operation(b, r, facts);
         for (same = r + 1; same->method; same++) {
             if (strcmp(same->path, r->path) == 0) {
                 buf_putc(b, ',');
-                put_operation(b, same, config);
+                put_operation(b, same, facts);
             }
         }
         buf_putc(b, '}');
@@ -534,46 +587,51 @@ static void put_paths(struct buf *b, const struct http_route *routes, const stru
     }
 }
 
-static void put_components(struct buf *b, const struct config *config)
+static void put_components(struct buf *b, const struct openapi_facts *facts)
 {
-    put_json(b,
-             "'securitySchemes':{'bearer':{'type':'http','scheme':'bearer'},"
-             "'header':{'type':'apiKey','in':'header','name':'x-api-key'}},"
-             "'schemas':{'Error':{'type':'object','required':['error'],'properties':{'error':{"
-             "'type':'object','required':['message','type','param','code'],'properties':{"
-             "'message':{'type':'string'},'type':{'type':'string'},"
-             "'param':{'type':['string','null']},'code':{'type':['string','null']}}}}},"
-             "'TypedError':{'type':'object','required':['type','error'],'properties':{"
-             "'type':{'const':'error'},'error':{'type':'object','required':['type','message'],"
-             "'properties':{'type':{'type':'string'},'message':{'type':'string'},'details':{'type':"
-             "'object'}}},"
-             "'request_id':{'type':['string','null']}}},"
-             "'PlainError':{'type':'object','required':['error'],'properties':{'error':{"
-             "'type':'string'}}},"
-             "'OllamaShowRequest':{'type':'object','required':['model'],'properties':{'model':{"
-             "'type':'string'}}},"
-             "'AnyRequest':{'anyOf':[{'$ref':'#/components/schemas/ChatRequest'},"
-             "{'$ref':'#/components/schemas/CompletionRequest'},"
-             "{'$ref':'#/components/schemas/EmbeddingRequest'},"
-             "{'$ref':'#/components/schemas/RerankRequest'},"
-             "{'$ref':'#/components/schemas/ScoreRequest'}]},"
-             "'TokenizeRequest':{'anyOf':[{'$ref':'#/components/schemas/TokenizeText'},"
-             "{'$ref':'#/components/schemas/TokenizeMessages'}]}");
+    put_json(b, "'securitySchemes':{'bearer':{'type':'http','scheme':'bearer'},"
+                "'header':{'type':'apiKey','in':'header','name':'x-api-key'}},"
+                "'schemas':{'Error':{'type':'object','required':['error'],'properties':{'error':{"
+                "'type':'object','required':['message','type','param','code'],'properties':{"
+                "'message':{'type':'string'},'type':{'type':'string'},"
+                "'param':{'type':['string','null']},'code':{'type':['string','null']}}}}},"
+                "'TypedError':{'type':'object','required':['type','error'],'properties':{"
+                "'type':{'const':'error'},'error':{'type':'object','required':['type','message'],"
+                "'properties':{'type':{'type':'string'},'message':{'type':'string'},"
+                "'details':{'type':'object'}}},"
+                "'request_id':{'type':['string','null']}}},"
+                "'PlainError':{'type':'object','required':['error'],'properties':{'error':{"
+                "'type':'string'}}},"
+                "'OllamaShowRequest':{'type':'object','required':['model'],'properties':{'model':{"
+                "'type':'string'}}},"
+                "'AnyRequest':{'anyOf':[{'$ref':'#/components/schemas/ChatRequest'},"
+                "{'$ref':'#/components/schemas/CompletionRequest'},"
+                "{'$ref':'#/components/schemas/EmbeddingRequest'},"
+                "{'$ref':'#/components/schemas/RerankRequest'},"
+                "{'$ref':'#/components/schemas/ScoreRequest'}]},"
+                "'EmbeddingRequest':{'anyOf':[{'$ref':'#/components/schemas/EmbeddingTexts'},"
+                "{'$ref':'#/components/schemas/PooledMessages'}]},"
+                "'ClassifyRequest':{'anyOf':[{'$ref':'#/components/schemas/ClassifyTexts'},"
+                "{'$ref':'#/components/schemas/PooledMessages'}]},"
+                "'PoolingRequest':{'anyOf':[{'$ref':'#/components/schemas/PoolingTexts'},"
+                "{'$ref':'#/components/schemas/PooledMessages'}]},"
+                "'TokenizeRequest':{'anyOf':[{'$ref':'#/components/schemas/TokenizeText'},"
+                "{'$ref':'#/components/schemas/TokenizeMessages'}]}");
     for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
         put_key(b, bodies[i].name);
-        put_body(b, bodies[i].form, config);
+        put_body(b, bodies[i].form, facts);
     }
     put_json(b, other_bodies);
     buf_putc(b, '}');
 }
 
-void openapi_put(struct buf *b, const struct http_route *routes, const struct config *config)
+void openapi_put(struct buf *b, const struct http_route *routes, const struct openapi_facts *facts)
 {
     put_json(b, "{'openapi':'3.1.0','info':{'title':'sluice','version':'" SLUICE_VERSION
                 "'},'paths':{");
-    put_paths(b, routes, config);
+    put_paths(b, routes, facts);
     put_json(b, "},'components':{");
-    put_components(b, config);
+    put_components(b, facts);
     buf_puts(b, "}}");
 }
 
@@ -593,6 +651,7 @@ void api_get_openapi(struct http_request *req, void *arg)
     }
     struct buf b;
     buf_init(&b, 1 << 22);
-    openapi_put(&b, a->routes, a->config);
+    openapi_put(&b, a->routes,
+                &(struct openapi_facts){a->config, a->ready ? a->calls.model.info : NULL});
     reply_json(req, 200, &b);
 }

@@ -24,6 +24,11 @@ CALL(native, KIND_NATIVE)
 CALL(infill, KIND_INFILL)
 CALL(native_embed, KIND_NATIVE_EMBED)
 CALL(apply_template, KIND_APPLY_TEMPLATE)
+CALL(chat_batch, KIND_CHAT_BATCH)
+CALL(labels, KIND_LABELS)
+CALL(classify, KIND_CLASSIFY)
+CALL(pooling, KIND_POOLING)
+CALL(cohere_embed, KIND_COHERE_EMBED)
 CALL(invocations, KIND_INVOCATIONS)
 CALL(tokens, KIND_TOKENS)
 CALL(render, KIND_RENDER)
@@ -38,6 +43,7 @@ CALL(detokenize, KIND_DETOKENIZE)
 const struct http_route api_routes[] = {
     INFER("/v1/chat/completions", chat),
     INFER("/chat/completions", chat),
+    INFER("/v1/chat/completions/batch", chat_batch),
     INFER("/v1/completions", completions),
     INFER("/completions", completions),
     INFER("/v1/chat/completions/render", render_chat),
@@ -72,6 +78,10 @@ const struct http_route api_routes[] = {
     INFER("/rerank", rerank),
     INFER("/v1/reranking", rerank),
     INFER("/reranking", rerank),
+    INFER("/generative_scoring", labels),
+    INFER("/classify", classify),
+    INFER("/pooling", pooling),
+    INFER("/v2/embed", cohere_embed),
     INFER("/invocations", invocations),
     INFER("/completion", native),
     INFER("/infill", infill),

@@ -221,7 +221,8 @@ const char *body_text(const struct body *b, const char *string, size_t *n_bytes)
 static bool hide_from_tree(struct body *b, struct body_member *m, char *text, size_t n_bytes)
 {
     char *at = text + (m->start - text), *end = at + m->n_bytes;
-    static const char of_ids[] = "prompt|prompt_token_ids|token_ids|input|tokens";
+    static const char of_ids[] =
+        "prompt|prompt_token_ids|token_ids|input|tokens|query|items|label_token_ids";
     bool ids = m->n_bytes > 2 && is_ids(m) && words_find(of_ids, m->key) >= 0;
     static const char of_texts[] =
         "prompt|input|content|messages|system|instructions|suffix|query|"
@@ -510,6 +511,18 @@ struct id_reader {
     size_t n;
 };
 
+/* 5.0 and 5e0 count as 5. */
+static bool whole_id(const struct json_scan *sc, int64_t *id)
+{
+    if (json_scan_int64(sc, id)) {
+        return true;
+    }
+    double v = json_scan_double(sc);
+    bool good = v == floor(v) && fabs(v) < 9e15;
+    *id = good ? (int64_t)v : 0;
+    return good;
+}
+
 static bool read_ids(struct id_reader *r, struct id_list *list)
 {
     list->ids = r->ids + r->n;
@@ -520,7 +533,7 @@ static bool read_ids(struct id_reader *r, struct id_list *list)
             list->n = (size_t)(r->ids + r->n - list->ids);
             return true;
         }
-        if (t != JSON_TOKEN_NUMBER || !json_scan_int64(&r->sc, &id)) {
+        if (t != JSON_TOKEN_NUMBER || !whole_id(&r->sc, &id)) {
             return call_error_set(r->b->error, 400, "invalid_type", r->key,
                                   "Invalid type for '%s': expected an array of token ids "
                                   "(integers).",

@@ -32,6 +32,11 @@ static const struct call_format *const formats[N_REQUEST_KINDS] = {
     [KIND_OLLAMA_GENERATE] = &call_ollama_format,
     [KIND_OLLAMA_EMBED] = &call_ollama_embed_format,
     [KIND_OLLAMA_LOAD] = &call_ollama_load_format,
+    [KIND_CHAT_BATCH] = &call_chat_format,
+    [KIND_LABELS] = &call_labels_format,
+    [KIND_CLASSIFY] = &call_classify_format,
+    [KIND_POOLING] = &call_pooling_format,
+    [KIND_COHERE_EMBED] = &call_cohere_format,
     [KIND_NATIVE] = &call_native_format,
     [KIND_INFILL] = &call_native_format,
     [KIND_NATIVE_EMBED] = &call_native_embed_format,
@@ -205,6 +210,23 @@ void call_abort_all(struct call_server *s, const struct call_error *e)
     }
 }
 
+/* What is made of calls from here on, on this thread, is to lack nothing for want of memory. */
+static void watch_memory(struct call_server *s)
+{
+    s->n_lost = buf_n_lost();
+}
+
+static bool lacks_memory(struct call *c)
+{
+    if (buf_n_lost() == c->server->n_lost) {
+        return false;
+    }
+    struct call_error e = {0};
+    call_error_no_memory(&e);
+    fail(c, &e);
+    return true;
+}
+
 /* Nobody listens any more. */
 static void give_back(struct call *c)
 {
@@ -313,6 +335,7 @@ static void finish_if_complete(struct call *c);
 static void on_recorded(void *arg)
 {
     struct call *c = arg;
+    watch_memory(c->server);
     c->saving = false;
     if (c->not_kept) {
         struct call_error e = {0};
@@ -404,6 +427,9 @@ static void take_prepared(struct call *c)
             if (c->request.stream) {
                 start_stream(c);
             }
+            if (lacks_memory(c)) {
+                return;
+            }
             if (c->request.detached) {
                 start_record(c);
             }
@@ -416,6 +442,7 @@ static void take_prepared(struct call *c)
 static void on_prepared(void *arg)
 {
     struct call *c = arg;
+    watch_memory(c->server);
     c->preparing = false;
     if (c->request.kind != c->kind) { // the body said which
         c->format = formats[c->request.kind];
@@ -442,7 +469,13 @@ static void on_prepared(void *arg)
 
 static void prepare(void *arg)
 {
-    prepare_request(&((struct call *)arg)->request);
+    struct request *r = &((struct call *)arg)->request;
+    const uint64_t n_lost = buf_n_lost();
+    prepare_request(r);
+    if (buf_n_lost() != n_lost) {
+        r->error = (struct call_error){0};
+        call_error_no_memory(&r->error);
+    }
 }
 
 void call_start(struct call_server *s, struct call *c)
@@ -514,11 +547,33 @@ static void note_first_token(struct call *c, const struct engine_request *r, int
     }
 }
 
+/* What the cache had of a prompt, then each piece; all of it before the first token. */
+static void tell_prompt(struct call_choice *ch)
+{
+    struct engine_request *r = ch->request;
+    struct call *c = ch->call;
+    if (!r->tells_prompt || ch->started || c->sink->is_full(c)) {
+        return;
+    }
+    int32_t n_tokens = atomic_load(&r->outputs[0].n_tokens);
+    int32_t n = n_tokens > 0 ? r->n_prompt : atomic_load(&r->n_prefilled);
+    if (n > 0 && !ch->told_prompt) {
+        ch->told_prompt = true;
+        ch->n_prefilled = r->n_cached;
+        c->format->prompt(ch);
+    }
+    if (n > ch->n_prefilled) {
+        ch->n_prefilled = n;
+        c->format->prompt(ch);
+    }
+}
+
 /* Takes what the engine has made of one request. A sink that is full gets nothing more:
  * call_on_room comes back for it, also when the engine is done with the request. */
 static void progress(struct call *c, struct engine_request *r, int64_t now_ns)
 {
     size_t first = (size_t)(r - c->requests) * (size_t)c->request.n;
+    tell_prompt(&c->choices[first]);
     for (size_t i = first; i < first + (size_t)c->request.n; i++) {
         struct call_choice *ch = &c->choices[i];
         if (ch->finish || (c->request.stream && c->sink->is_full(c))) {
@@ -526,6 +581,9 @@ static void progress(struct call *c, struct engine_request *r, int64_t now_ns)
         }
         int32_t before = ch->n_taken;
         bool ended = call_choice_progress(ch, now_ns);
+        if (lacks_memory(c)) {
+            return;
+        }
         if (!c->first_token && ch->n_taken > before) {
             note_first_token(c, r, now_ns);
         }
@@ -544,6 +602,9 @@ static void observe_done(struct call *c, const struct engine_request *r)
         longest = n > longest ? n : longest;
         s->counts.finished[atomic_load(&r->outputs[i].finish)]++;
     }
+    int32_t context = r->n_prompt + longest;
+    s->counts.longest_context =
+        context > s->counts.longest_context ? context : s->counts.longest_context;
     if (c->tenant) {
         tenant_charge(c->tenant, total, clock_now_ns());
     }
@@ -577,6 +638,7 @@ static void save(void *arg)
 static void on_saved(void *arg)
 {
     struct call *c = arg;
+    watch_memory(c->server);
     c->saving = false;
     if (c->answered) {
         release(c);
@@ -606,10 +668,13 @@ static void finish_if_complete(struct call *c)
     }
     record_tokens(c);
     c->record.finish = c->n_choices > 0 ? c->choices[0].finish : "stop";
-    c->closed = true;
     if (c->format->close) {
         c->format->close(c);
     }
+    if (!c->kept && lacks_memory(c)) {
+        return;
+    }
+    c->closed = true;
     if (c->format->save && c->request.stores) {
         start_save(c);
     } else {
@@ -643,6 +708,7 @@ static void on_event(struct engine_request *r, void *arg)
     struct call *c = r->user;
     int64_t now_ns = *(const int64_t *)arg;
     bool done = r->done;
+    watch_memory(c->server);
     if (!c->answered && (done || c->request.stream)) {
         tell_news(c, now_ns);
     }
@@ -680,11 +746,19 @@ void call_on_wake(struct call_server *s)
 
 void call_on_room(struct call *c)
 {
+    struct call_server *s = c->server;
+    const bool in_drain = s->in_drain;
     int64_t now_ns = clock_now_ns();
+    watch_memory(s);
+    s->in_drain = true; // a call that ends is looked at once more
     for (size_t i = 0; !c->answered && i < c->n_requests; i++) {
         progress(c, &c->requests[i], now_ns);
     }
     if (!c->answered) {
         finish_if_complete(c);
+    }
+    s->in_drain = in_drain;
+    if (!in_drain) {
+        forget_dead(s);
     }
 }

@@ -72,6 +72,7 @@ struct call_counts {
     uint64_t finished[N_FINISH_REASONS]; // samples, by enum finish_reason
     uint64_t rejected[N_REJECTS], aborted[N_ABORTS];
     uint64_t n_unknown_keys;
+    int32_t longest_context; // the most tokens that a prompt and its answer had together
 };
 
 /* ---- whoever starts calls ----------------------------------------------------------------------
@@ -101,9 +102,10 @@ struct call_server {
     struct call_counts counts;
     uint64_t next_seed;
     bool told_stripped; // that lines are taken out of prompts
-    bool in_drain;      // of the engine: calls that end wait for its end
+    bool in_drain;      // of the engine, or of one call: those that end wait for its end
     int64_t n_dead;     // of those
     struct buf scratch; // for one callback at a time
+    uint64_t n_lost;    // buf_n_lost when the callback began: what lacks memory is no answer
 };
 
 /* Where a call's answer goes. One of the four that end an answer is called, once, and after it
@@ -172,6 +174,8 @@ struct call_choice {
     bool started, has_content, has_reasoning, has_call, skip_call;
     bool is_custom; // the call is one of a custom tool: its `arguments` are a text
     bool sent_prompt_text, sent_prompt_ids; // completions, once
+    bool told_prompt;                       // return_progress: something was told,
+    int32_t n_prefilled;                    // and this last
     int32_t n_calls, n_lines; // n_lines: pieces with a line end (llama.cpp's answers alone)
     int64_t t_last_ns;
 };

@@ -5,6 +5,7 @@
 #include "server/call/custom.h"
 #include "server/call/format.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,6 +60,18 @@ static void close_call(struct call_choice *ch)
     ch->has_call = false;
 }
 
+/* Kimi K2 counts the calls of a conversation, and reads them back by such ids. */
+static void make_call_id(struct call_choice *ch, const char *name, char *id, size_t n_bytes)
+{
+    const struct request *r = &ch->call->request;
+    if (strcmp(r->model->info->model_type, "kimi_k2") == 0) {
+        snprintf(id, n_bytes, "functions.%.64s:%d", name, r->n_past_calls + ch->n_calls);
+    } else {
+        const char *prefix = ch->call->format->call_prefix;
+        call_make_id(ch->call, prefix ? prefix : "call_", id);
+    }
+}
+
 static void on_call(void *arg, const char *name, const char *id)
 {
     struct call_choice *ch = arg;
@@ -67,10 +80,9 @@ static void on_call(void *arg, const char *name, const char *id)
     ch->skip_call = ch->n_calls > 0 && !ch->call->request.parallel_tool_calls;
     ch->has_call = !ch->skip_call;
     if (ch->has_call) {
-        char own[40];
+        char own[96];
         if (*id == '\0') {
-            const char *prefix = ch->call->format->call_prefix;
-            call_make_id(ch->call, prefix ? prefix : "call_", own);
+            make_call_id(ch, name, own, sizeof own);
             id = own;
         }
         ch->call->format->call(ch, name, id);

@@ -22,6 +22,15 @@ bool call_error_set(struct call_error *e, int status, const char *code, const ch
     return false;
 }
 
+/* What others give back may be enough for it later. */
+bool call_error_no_memory(struct call_error *e)
+{
+    e->type = "server_error";
+    e->retry_after_s = 5;
+    return call_error_set(e, 503, "out_of_memory", NULL,
+                          "The server has no memory for the answers of this request now.");
+}
+
 bool call_error_missing(struct call_error *e, const char *param)
 {
     return call_error_set(e, 400, "missing_required_parameter", param,
@@ -55,13 +64,17 @@ bool call_error_unsupported(struct call_error *e, const char *param)
 static bool context_exceeded(struct call_error *e, const char *param, int64_t context,
                              const char *bound, int64_t n_prompt, int64_t n_completion)
 {
+    char advice[64];
+    bool talk = strcmp(param, "messages") == 0;
+    snprintf(advice, sizeof advice, n_completion > 0 ? "the %s or completion" : "the input %s",
+             n_completion > 0 ? param : (talk ? "messages" : "prompt"));
     return call_error_set(e, 400, "context_length_exceeded", param,
                           "This model's maximum context length is %" PRId64
                           " tokens. However, you requested %s%" PRId64 " tokens (%s%" PRId64
                           " in the %s, %" PRId64 " in the completion). Please reduce the length of "
-                          "the %s or completion.",
+                          "%s.",
                           context, bound, n_prompt + n_completion, bound, n_prompt, param,
-                          n_completion, param);
+                          n_completion, advice);
 }
 
 bool call_error_context_exceeded(struct call_error *e, const char *param, int64_t context,

@@ -9,10 +9,13 @@
 /* Only chat, completions and responses stream: the others have no `finish`. One that needs no
  * engine has `reply` alone; the others do not have it. */
 struct call_format {
-    const char *id_prefix;                   // of the answer's id
-    const char *call_prefix;                 // of a tool call's id; NULL: "call_"
-    void (*reply)(struct call *c);           // prompts are prepared: ends the answer
-    void (*begin)(struct call *c);           // a stream: makes chunk_head; may be NULL
+    const char *id_prefix;         // of the answer's id
+    const char *call_prefix;       // of a tool call's id; NULL: "call_"
+    void (*reply)(struct call *c); // prompts are prepared: ends the answer
+    void (*begin)(struct call *c); // a stream: makes chunk_head; may be NULL
+    /* News of the prompt, where the request wants them: ch->n_prefilled. Before `start`; NULL:
+     * there are none. */
+    void (*prompt)(struct call_choice *ch);
     void (*start)(struct call_choice *ch);   // before the first token; may be NULL
     void (*pending)(struct call_choice *ch); // takes what is pending: in a stream, or `in_order`
     /* It has an item for each run of one kind, also without a stream. Log probabilities then come
@@ -42,6 +45,7 @@ extern const struct call_format call_chat_format, call_completion_format, call_r
     call_message_format, call_count_format, call_embedding_format, call_input_tokens_format,
     call_tokens_format, call_text_format, call_score_format, call_rerank_format, call_ollama_format,
     call_ollama_load_format, call_ollama_embed_format, call_native_format, call_native_embed_format,
+    call_labels_format, call_classify_format, call_pooling_format, call_cohere_format,
     call_apply_format, call_token_format, call_render_format, call_render_chat_format;
 
 /* ---- shared pieces of JSON (format.c) -----------------------------------------------------------
@@ -69,7 +73,13 @@ void call_native_logprob(struct call_choice *ch, int32_t token, const struct tok
 /* llama.cpp's {"prompt_n":..,"predicted_ms":..} of a request of the engine (format_native.c). */
 void call_put_timings(struct buf *b, const struct call *c, const struct engine_request *q);
 void call_put_asked_timings(struct buf *b, const struct call *c); // ,"timings":{...} if asked for
-void call_put_node(struct buf *b, const struct json *node);       // a tree as text
+/* llama.cpp's ,"prompt_progress":{"total":..,"cache":..,"processed":..,"time_ms":..} */
+void call_put_progress(struct buf *b, const struct call_choice *ch);
+/* llama.cpp's own answer, of a choice that has ended (format_native.c); with `verbose`, as a member
+ * of another answer. */
+void call_put_native(struct buf *b, struct call_choice *ch);
+void call_put_verbose(struct buf *b, struct call *c);
+void call_put_node(struct buf *b, const struct json *node); // a tree as text
 /* ,"stop_reason":"..." or the id or null, of a choice that has ended */
 void call_put_stop_reason(struct buf *b, const struct call_choice *ch);
 /* What objects and chunks with choices begin with, up to and with "choices": */
@@ -78,6 +88,11 @@ void call_put_head(struct buf *b, const struct call *c, const char *object);
  * nothing in a stream and null in a whole, as vLLM has them and prompt_logprobs. */
 void call_put_token_ids(struct buf *b, struct call_choice *ch);
 void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engine_request *r);
+/* To the sink, where nothing of it was lost for want of memory: an event is then left out, since an
+ * error follows, and the whole or the end is an error. */
+void call_event(struct call *c, const char *name, const struct buf *json);
+void call_whole(struct call *c, struct buf *json);
+void call_end_stream(struct call *c, bool done);
 /* Ends a chunk behind its choices, with the usage that the client wants in each, and sends it. */
 void call_send_chunk(struct call *c, struct buf *b);
 /* If it was asked for: the chunk that has usage and no choice. `tail` ends chunk_head's list. */
@@ -87,6 +102,13 @@ void call_put_vector(struct buf *b, struct call *c, size_t prompt);
 void call_put_ids(struct buf *b, const int32_t *ids, int32_t n); // [1,2,3]
 /* ,"prompt_logprobs":[null,{"5":{"logprob":..,"rank":..,"decoded_token":".."}},...] */
 void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct engine_request *r);
+/* Of answers that a judge gave (format_score.c): keeps their log probabilities; P(yes) of a prompt,
+ * or how much more likely yes is. */
+void call_note_answer(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
+                      size_t n_chars_before);
+double call_judged(const struct call *c, size_t prompt);
+/* {"id":..,"object":"list","created":..,"model":.. of such lists */
+void call_put_list_head(struct buf *b, const struct call *c);
 /* A response as it is now: with its items when it is closed (format_responses.c). */
 void call_put_response(struct buf *b, struct call *c);
 /* Of one that runs in the background: what it has told so far, framed as a stream has it. They are

@@ -57,6 +57,15 @@ static void start_stream(struct call_choice *ch)
     call_send_chunk(ch->call, b);
 }
 
+static void tell_prompt(struct call_choice *ch)
+{
+    struct buf *b = open_chunk(ch);
+    close_chunk(ch, b, NULL);
+    buf_puts(b, "}]");
+    call_put_progress(b, ch);
+    call_send_chunk(ch->call, b);
+}
+
 /* A delta of the call with this index begins; the old form has one call alone. */
 static void open_delta_call(struct buf *b, const struct call_choice *ch, int32_t index)
 {
@@ -74,33 +83,44 @@ static const char *arguments_key(const struct call_choice *ch)
     return ch->is_custom ? "\"custom\":{\"input\":" : "\"function\":{\"arguments\":";
 }
 
-static void pending(struct call_choice *ch)
+static void put_reasoning(struct buf *b, const struct buf *text)
 {
-    struct buf *from = ch->pending == PENDING_TEXT        ? &ch->content
-                       : ch->pending == PENDING_REASONING ? &ch->reasoning
-                                                          : &ch->arguments;
-    if (from->n_bytes == 0 && ch->ids.n_bytes == 0) {
-        return;
-    }
-    struct buf *b = open_chunk(ch);
-    if (from->n_bytes == 0) {
-        // ids alone: an empty delta
-    } else if (ch->pending == PENDING_TEXT) {
-        buf_puts(b, "\"content\":");
-        buf_put_json(b, from->data, from->n_bytes);
-    } else if (ch->pending == PENDING_REASONING) {
-        buf_puts(b, "\"reasoning_content\":");
-        buf_put_json(b, from->data, from->n_bytes);
-        buf_puts(b, ",\"reasoning\":");
-        buf_put_json(b, from->data, from->n_bytes);
-    } else {
+    buf_puts(b, "\"reasoning_content\":");
+    buf_put_json(b, text->data, text->n_bytes);
+    buf_puts(b, ",\"reasoning\":");
+    buf_put_json(b, text->data, text->n_bytes);
+}
+
+/* The delta of what is pending; of ids alone it is empty. */
+static void put_delta(struct buf *b, struct call_choice *ch)
+{
+    if (ch->arguments.n_bytes > 0) {
         bool old = ch->call->request.old_calls;
         open_delta_call(b, ch, ch->n_calls - 1);
         buf_puts(b, old ? "\"arguments\":" : arguments_key(ch));
-        buf_put_json(b, from->data, from->n_bytes);
+        buf_put_json(b, ch->arguments.data, ch->arguments.n_bytes);
         buf_puts(b, old ? "}" : "}}]");
+    } else if (ch->reasoning.n_bytes > 0) {
+        put_reasoning(b, &ch->reasoning);
+    } else if (ch->content.n_bytes > 0) {
+        buf_puts(b, "\"content\":");
+        buf_put_json(b, ch->content.data, ch->content.n_bytes);
     }
-    buf_clear(from);
+    buf_clear(&ch->arguments);
+    buf_clear(&ch->reasoning);
+    buf_clear(&ch->content);
+}
+
+/* With usage in each chunk what comes last goes with the end, so that no two have equal counts. */
+static void pending(struct call_choice *ch)
+{
+    size_t n = ch->content.n_bytes + ch->reasoning.n_bytes + ch->arguments.n_bytes;
+    bool waits = ch->finish && ch->call->request.continuous_usage;
+    if (waits || n + ch->ids.n_bytes == 0) {
+        return;
+    }
+    struct buf *b = open_chunk(ch);
+    put_delta(b, ch);
     close_chunk(ch, b, NULL);
     end_chunk(ch, b);
 }
@@ -162,9 +182,14 @@ static void call_end(struct call_choice *ch)
 static void finish(struct call_choice *ch)
 {
     struct buf *b = open_chunk(ch);
+    put_delta(b, ch);
     close_chunk(ch, b, ch->finish);
     call_put_stop_reason(b, ch);
-    end_chunk(ch, b);
+    buf_puts(b, "}]");
+    if (ch->index == 0) {
+        call_put_verbose(b, ch->call);
+    }
+    call_send_chunk(ch->call, b);
 }
 
 /* ---- the whole object -------------------------------------------------------------------------
@@ -174,17 +199,16 @@ static void put_message(struct buf *b, struct call_choice *ch)
 {
     const struct buf *calls = &ch->calls;
     buf_puts(b, "{\"role\":\"assistant\",\"content\":");
-    if (!ch->has_content && calls->n_bytes > 0) {
-        buf_puts(b, "null");
+    bool named = ch->call->request.is_named && !ch->call->request.old_calls;
+    if (!ch->has_content && calls->n_bytes > 0 && !named) {
+        buf_puts(b, "null"); // with a call that was named it is "", as vLLM has it
     } else {
         buf_put_json(b, ch->content.data ? ch->content.data : "", ch->content.n_bytes);
     }
     buf_puts(b, ",\"refusal\":null,\"annotations\":[]");
     if (ch->has_reasoning) {
-        buf_puts(b, ",\"reasoning_content\":");
-        buf_put_json(b, ch->reasoning.data, ch->reasoning.n_bytes);
-        buf_puts(b, ",\"reasoning\":");
-        buf_put_json(b, ch->reasoning.data, ch->reasoning.n_bytes);
+        buf_putc(b, ',');
+        put_reasoning(b, &ch->reasoning);
     } else {
         buf_puts(b, ",\"reasoning\":null"); // clients of vLLM's read it without looking for it
     }
@@ -193,6 +217,8 @@ static void put_message(struct buf *b, struct call_choice *ch)
         buf_puts(b, old ? ",\"function_call\":" : ",\"tool_calls\":[");
         buf_put(b, calls->data, calls->n_bytes);
         buf_puts(b, old ? "" : "]");
+    } else if (ch->call->request.tool_mode != TOOLS_OFF && !ch->call->request.old_calls) {
+        buf_puts(b, ",\"tool_calls\":[]"); // as vLLM has it, so that clients may count them
     }
     buf_putc(b, '}');
 }
@@ -223,7 +249,7 @@ static void end(struct call *c)
 {
     if (c->request.stream) {
         call_send_usage(c, "[]");
-        c->sink->end(c, true);
+        call_end_stream(c, true);
         return;
     }
     struct buf body;
@@ -238,8 +264,9 @@ static void end(struct call *c)
     call_put_prompt_logprobs(&body, c, &c->requests[0]);
     call_put_prompt_ids(&body, c, &c->requests[0]);
     call_put_asked_timings(&body, c);
+    call_put_verbose(&body, c);
     buf_puts(&body, ",\"service_tier\":\"default\"}");
-    c->sink->whole(c, &body);
+    call_whole(c, &body);
 }
 
 static void begin(struct call *c)
@@ -250,6 +277,7 @@ static void begin(struct call *c)
 const struct call_format call_chat_format = {
     .id_prefix = "chatcmpl-",
     .begin = begin,
+    .prompt = tell_prompt,
     .start = start,
     .pending = pending,
     .call = call,

@@ -168,7 +168,22 @@ static void put_chunk(struct call_choice *ch)
     put_choice(b, ch, ch->content.data, ch->content.n_bytes);
     buf_clear(&ch->content);
     buf_putc(b, ']');
+    if (ch->finish && ch->index == 0) {
+        call_put_verbose(b, c);
+    }
     call_send_chunk(c, b);
+}
+
+static void tell_prompt(struct call_choice *ch)
+{
+    struct buf *b = &ch->call->server->scratch;
+    buf_clear(b);
+    buf_put(b, ch->call->chunk_head.data, ch->call->chunk_head.n_bytes);
+    buf_puts(b, "{\"index\":");
+    buf_put_int(b, ch->index);
+    buf_puts(b, ",\"text\":\"\",\"logprobs\":null,\"finish_reason\":null}]");
+    call_put_progress(b, ch);
+    call_send_chunk(ch->call, b);
 }
 
 /* The prompt's text goes in front of a stream's first text. */
@@ -204,7 +219,7 @@ static void end(struct call *c)
 {
     if (c->request.stream) {
         call_send_usage(c, "]");
-        c->sink->end(c, true);
+        call_end_stream(c, true);
         return;
     }
     struct buf body;
@@ -219,8 +234,9 @@ static void end(struct call *c)
     buf_putc(&body, ']');
     call_put_usage(&body, c);
     call_put_asked_timings(&body, c);
+    call_put_verbose(&body, c);
     buf_putc(&body, '}');
-    c->sink->whole(c, &body);
+    call_whole(c, &body);
 }
 
 static void no_call(struct call_choice *ch, const char *name, const char *id)
@@ -233,6 +249,7 @@ static void no_call(struct call_choice *ch, const char *name, const char *id)
 const struct call_format call_completion_format = {
     .id_prefix = "cmpl-",
     .begin = begin,
+    .prompt = tell_prompt,
     .start = start,
     .pending = pending,
     .call = no_call,

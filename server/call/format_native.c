@@ -17,6 +17,20 @@ static void put_real(struct buf *b, const char *key, double v)
     buf_put_double(b, v);
 }
 
+/* What is never drawn has null. */
+static void put_biases(struct buf *b, const struct sampling_params *p)
+{
+    for (int32_t i = 0; i < p->n_bias; i++) {
+        buf_printf(b, "%s{\"token\":%d,\"bias\":", i ? "," : "", p->bias[i].token);
+        if (p->bias[i].bias > -100) {
+            buf_put_double(b, (double)p->bias[i].bias);
+        } else {
+            buf_puts(b, "null");
+        }
+        buf_putc(b, '}');
+    }
+}
+
 /* The settings that were in force. */
 static void put_settings(struct buf *b, const struct call_choice *ch)
 {
@@ -36,8 +50,10 @@ static void put_settings(struct buf *b, const struct call_choice *ch)
         ",\"repeat_last_n\":-1,\"mirostat\":0,\"dry_multiplier\":0.0,\"xtc_probability\":0.0,"
         "\"dynatemp_range\":0.0,\"adaptive_target\":-1.0,\"adaptive_decay\":0.9,"
         "\"ignore_eos\":%s,\"stream\":%s,\"n_probs\":%d,\"n_keep\":0,\"n_discard\":0,"
-        "\"grammar\":\"\",\"samplers\":[],\"lora\":[],\"stop\":[",
+        "\"grammar\":\"\",\"samplers\":[],\"lora\":[],\"logit_bias\":[",
         p->ignore_eos ? "true" : "false", r->stream ? "true" : "false", r->n_top);
+    put_biases(b, p);
+    buf_puts(b, "],\"stop\":[");
     for (size_t i = 0; i < r->output.n_stop; i++) {
         buf_puts(b, i ? "," : "");
         buf_put_json(b, r->output.stop[i], r->output.stop_bytes[i]);
@@ -99,7 +115,7 @@ static bool has_line(const struct call_choice *ch)
     return ch->n_lines > 0;
 }
 
-static void put_end(struct buf *b, struct call_choice *ch)
+void call_put_native(struct buf *b, struct call_choice *ch)
 {
     const char *word = ch->output.stopped ? ch->output.options->stop[ch->output.stop_index] : "";
     struct call *c = ch->call;
@@ -120,6 +136,14 @@ static void put_end(struct buf *b, struct call_choice *ch)
     buf_putc(b, '}');
 }
 
+void call_put_verbose(struct buf *b, struct call *c)
+{
+    if (c->request.verbose && c->n_choices > 0) {
+        buf_puts(b, ",\"__verbose\":");
+        call_put_native(b, &c->choices[0]);
+    }
+}
+
 /* ---- stream
  * -------------------------------------------------------------------------------------- */
 
@@ -133,7 +157,7 @@ static void pending(struct call_choice *ch)
 {
     struct call *c = ch->call;
     struct buf *b = &c->server->scratch;
-    if (ch->content.n_bytes == 0 && ch->ids.n_bytes == 0) {
+    if (!c->request.stream || (ch->content.n_bytes == 0 && ch->ids.n_bytes == 0)) {
         return;
     }
     buf_clear(b);
@@ -146,7 +170,22 @@ static void pending(struct call_choice *ch)
         call_put_timings(b, c, ch->request);
     }
     buf_putc(b, '}');
-    c->sink->event(c, NULL, b->data, b->n_bytes);
+    call_event(c, NULL, b);
+}
+
+static void tell_prompt(struct call_choice *ch)
+{
+    struct call *c = ch->call;
+    struct buf *b = &c->server->scratch;
+    buf_clear(b);
+    put_head(b, ch, false);
+    call_put_progress(b, ch);
+    if (c->request.timings) {
+        buf_puts(b, ",\"timings\":");
+        call_put_timings(b, c, ch->request);
+    }
+    buf_putc(b, '}');
+    call_event(c, NULL, b);
 }
 
 static void call(struct call_choice *ch, const char *name, const char *id)
@@ -168,8 +207,8 @@ static void finish(struct call_choice *ch)
     pending(ch);
     struct buf b;
     buf_init(&b, 256 << 20);
-    put_end(&b, ch);
-    ch->call->sink->event(ch->call, NULL, b.data, b.n_bytes);
+    call_put_native(&b, ch);
+    call_event(ch->call, NULL, &b);
     buf_deinit(&b);
 }
 
@@ -204,12 +243,12 @@ static void put_answer(struct buf *b, struct call_choice *ch)
 {
     count_lines(ch);
     if (!ch->call->request.fields) {
-        put_end(b, ch);
+        call_put_native(b, ch);
         return;
     }
     struct buf object;
     buf_init(&object, (size_t)512 << 20);
-    put_end(&object, ch);
+    call_put_native(&object, ch);
     put_fields(b, ch->call, &object);
     buf_deinit(&object);
 }
@@ -217,7 +256,7 @@ static void put_answer(struct buf *b, struct call_choice *ch)
 static void end(struct call *c)
 {
     if (c->request.stream) {
-        c->sink->end(c, false);
+        call_end_stream(c, false);
         return;
     }
     bool list = c->n_choices > 1 || c->request.bare_list;
@@ -228,12 +267,14 @@ static void end(struct call *c)
         put_answer(&b, &c->choices[i]);
     }
     buf_puts(&b, list ? "]" : "");
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 const struct call_format call_native_format = {
     .id_prefix = "cmpl-",
+    .prompt = tell_prompt,
     .pending = pending,
+    .in_order = true, // an event for each token where it has probabilities
     .call = call,
     .logprob = logprob,
     .finish = finish,
@@ -256,7 +297,7 @@ static void end_embedding(struct call *c)
         buf_puts(&b, "]}");
     }
     buf_putc(&b, ']');
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 const struct call_format call_native_embed_format = {.id_prefix = "embd-", .end = end_embedding};
@@ -268,7 +309,7 @@ static void reply_prompt(struct call *c)
     buf_puts(&b, "{\"prompt\":");
     buf_put_json(&b, c->request.prompts[0].text, c->request.prompts[0].text_bytes);
     buf_putc(&b, '}');
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 const struct call_format call_apply_format = {.id_prefix = "tok-", .reply = reply_prompt};

@@ -248,7 +248,7 @@ static void send(struct call *c, const char *type, struct buf *b)
         keep_event(c, type, b);
         s->n_told = s->events.n_bytes;
     }
-    c->sink->event(c, type, b->data, b->n_bytes);
+    call_event(c, type, b);
 }
 
 static void send_response(struct call *c, const char *type, const char *status)
@@ -573,14 +573,14 @@ static void end(struct call *c)
     if (!c->request.stream) {
         struct buf whole = *body;
         *body = (struct buf){0};
-        c->sink->whole(c, &whole); // takes the memory
+        call_whole(c, &whole); // takes the memory
         return;
     }
     if (!c->request.detached) {
         put_end(c);
     }
     state(c)->n_told = state(c)->events.n_bytes;
-    c->sink->end(c, false);
+    call_end_stream(c, false);
 }
 
 /* The Responses API names its events; flat for the specification, nested for the SDKs. */
@@ -596,7 +596,7 @@ static void send_error_event(struct call *c, const struct call_error *e)
     buf_put_json(&b, e->message, strlen(e->message));
     buf_puts(&b, ",\"param\":null,");
     buf_put(&b, nested.data + 1, nested.n_bytes - 1);
-    c->sink->event(c, "error", b.data, b.n_bytes);
+    call_event(c, "error", &b);
     buf_deinit(&nested);
     buf_deinit(&b);
 }
@@ -625,7 +625,7 @@ static void reply_input_tokens(struct call *c)
     buf_init(&body, 1 << 10);
     buf_printf(&body, "{\"object\":\"response.input_tokens\",\"input_tokens\":%d}",
                c->request.prompts[0].n);
-    c->sink->whole(c, &body);
+    call_whole(c, &body);
 }
 
 const struct call_format call_input_tokens_format = {.id_prefix = "resp_",

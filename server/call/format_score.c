@@ -9,8 +9,8 @@
 #include <string.h>
 
 /* What a judge said of its two answers: `extra` is a list of them, by choice. */
-static void note_answer(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
-                        size_t n_chars_before)
+void call_note_answer(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
+                      size_t n_chars_before)
 {
     struct call *c = ch->call;
     (void)token;
@@ -22,7 +22,7 @@ static void note_answer(struct call_choice *ch, int32_t token, const struct toke
 }
 
 /* P(yes) of the two, or how much more likely it is. */
-static double judged(const struct call *c, size_t pair)
+double call_judged(const struct call *c, size_t pair)
 {
     const float *answers = c->extra;
     double lead = answers ? (double)answers[2 * pair] - (double)answers[2 * pair + 1] : 0;
@@ -44,7 +44,7 @@ static double score_of(const struct call *c, size_t document)
 {
     const struct request *r = &c->request;
     if (r->generates) {
-        return judged(c, document);
+        return call_judged(c, document);
     }
     size_t query = r->n_queries == 1 ? 0 : document;
     return cosine(c->requests[query].pooled, c->requests[r->n_queries + document].pooled,
@@ -69,7 +69,7 @@ static void put_usage(struct buf *b, const struct call *c)
     buf_puts(b, ",\"completion_tokens\":0}");
 }
 
-static void put_head(struct buf *b, const struct call *c)
+void call_put_list_head(struct buf *b, const struct call *c)
 {
     buf_puts(b, "{\"id\":");
     buf_put_json(b, c->id, strlen(c->id));
@@ -83,7 +83,7 @@ static void end_score(struct call *c)
 {
     struct buf b;
     buf_init(&b, (size_t)64 << 20);
-    put_head(&b, c);
+    call_put_list_head(&b, c);
     buf_puts(&b, ",\"data\":[");
     for (size_t i = 0; i < c->request.n_documents; i++) {
         buf_puts(&b, i ? ",{\"index\":" : "{\"index\":");
@@ -95,8 +95,54 @@ static void end_score(struct call *c)
     buf_putc(&b, ']');
     put_usage(&b, c);
     buf_putc(&b, '}');
+    call_whole(c, &b);
+}
+
+/* ---- labels
+ * -------------------------------------------------------------------------------------- */
+
+/* How likely the first of the asked tokens is, among these or among all. */
+static double label_score(const struct call *c, size_t item)
+{
+    size_t n = (size_t)c->request.n;
+    const float *lp = c->extra ? (const float *)c->extra + item * n : NULL;
+    double sum = 0;
+    for (size_t i = 0; lp && i < n && c->request.activates; i++) {
+        sum += exp((double)lp[i] - (double)lp[0]);
+    }
+    if (!lp) {
+        return 0;
+    }
+    return c->request.activates ? 1 / sum : exp((double)lp[0]);
+}
+
+static void end_labels(struct call *c)
+{
+    struct buf b;
+    int64_t tokens = 0;
+    buf_init(&b, (size_t)64 << 20);
+    call_put_list_head(&b, c);
+    buf_puts(&b, ",\"data\":[");
+    for (size_t i = 0; i < c->n_requests; i++) {
+        buf_puts(&b, i ? ",{\"index\":" : "{\"index\":");
+        buf_put_int(&b, (int64_t)i);
+        buf_puts(&b, ",\"object\":\"score\",\"score\":");
+        put_score(&b, label_score(c, i));
+        buf_putc(&b, '}');
+        tokens += c->requests[i].n_prompt;
+    }
+    buf_puts(&b, "],\"usage\":{\"prompt_tokens\":");
+    buf_put_int(&b, tokens);
+    buf_puts(&b, ",\"total_tokens\":");
+    buf_put_int(&b, tokens + (int64_t)c->n_requests);
+    buf_puts(&b, ",\"completion_tokens\":");
+    buf_put_int(&b, (int64_t)c->n_requests); // as if each had drawn one
+    buf_puts(&b, "}}");
     c->sink->whole(c, &b);
 }
+
+const struct call_format call_labels_format = {
+    .id_prefix = "generative-scoring-", .logprob = call_note_answer, .end = end_labels};
 
 /* ---- ranks
  * --------------------------------------------------------------------------------------- */
@@ -144,7 +190,7 @@ static void end_rerank(struct call *c)
     struct buf b;
     buf_init(&b, (size_t)256 << 20);
     if (!r->bare_list) {
-        put_head(&b, c);
+        call_put_list_head(&b, c);
         put_usage(&b, c);
         buf_puts(&b, ",\"results\":");
     }
@@ -154,10 +200,10 @@ static void end_rerank(struct call *c)
     }
     buf_puts(&b, r->bare_list ? "]" : "]}");
     free(ranks);
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 const struct call_format call_score_format = {
-    .id_prefix = "score-", .logprob = note_answer, .end = end_score};
+    .id_prefix = "score-", .logprob = call_note_answer, .end = end_score};
 const struct call_format call_rerank_format = {
-    .id_prefix = "rerank-", .logprob = note_answer, .end = end_rerank};
+    .id_prefix = "rerank-", .logprob = call_note_answer, .end = end_rerank};

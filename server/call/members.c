@@ -9,14 +9,18 @@ enum {
     TOKENIZE = FORM_TOKENIZE_TEXT | FORM_TOKENIZE_CHAT,
     NATIVE = FORM_NATIVE | FORM_INFILL,
     OLLAMA = FORM_OLLAMA_CHAT | FORM_OLLAMA_GENERATE,
-    CHATS = FORM_CHAT | FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT,
+    CHATS = FORM_CHAT | FORM_CHAT_BATCH | FORM_TOKENIZE_CHAT | FORM_OLLAMA_CHAT,
     MESSAGES = FORM_MESSAGES | FORM_COUNT_TOKENS,
     TALKS = CHATS | FORM_RESPONSES | MESSAGES | OLLAMA,
-    DRAWS = FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES | FORM_GENERATE | OLLAMA |
-            NATIVE | FORM_TOKENS,
+    DRAWS = FORM_CHAT | FORM_CHAT_BATCH | FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES |
+            FORM_GENERATE | OLLAMA | NATIVE | FORM_TOKENS,
     SERVED = TALKS | FORM_COMPLETIONS | FORM_EMBEDDINGS | FORM_OLLAMA_EMBED | NATIVE |
              FORM_NATIVE_EMBED | TOKENIZE | FORM_DETOKENIZE | FORM_TOKENS, // by a server
-    SCORES = FORM_SCORE | FORM_RERANK,
+    PAIRS = FORM_SCORE | FORM_RERANK,
+    POOLED = FORM_CLASSIFY | FORM_POOLING | FORM_POOL_CHAT,
+    SCORES = PAIRS | FORM_LABELS | POOLED | FORM_COHERE_EMBED, // what draws no text
+    VECTORS = FORM_EMBEDDINGS | FORM_POOLING | FORM_POOL_CHAT,
+    WITH_TOOLS = CHATS & ~FORM_CHAT_BATCH,
     SERVES = SERVED | SCORES,
     ALL = SERVED | FORM_GENERATE,
 };
@@ -47,15 +51,20 @@ static const char empty[] = "false|\"\"|[]|{}";
 #define PART                                                                                       \
     "{'type':'object','required':['type','text'],'properties':{'type':{'enum':['text',"            \
     "'input_text','output_text']},'text':{'type':'string'}}}"
-#define CHAT_MESSAGES                                                                              \
-    "'minItems':1,'items':{'type':'object','required':['role','content'],'properties':{"           \
-    "'role':{'anyOf':[{'enum':['developer','system','user','assistant','tool','function']},{"      \
-    "'type':'string','pattern':'^[A-Za-z0-9_-]+$'}]},'content':{'anyOf':[{'type':'string'},{"      \
-    "'type':'null'},{'type':'array','items':" PART "}]},'name':{'type':'string'},"                 \
+#define PARTS "{'type':'array','items':" PART "}"
+#define CHAT_CALLS                                                                                 \
     "'tool_calls':{'type':'array','items':{'type':'object','required':['function'],'properties':{" \
     "'id':{'type':'string'},'function':{'type':'object','required':['name','arguments'],"          \
-    "'properties':{'name':{'type':'string'},'arguments':{'type':'string'}}}}}},'tool_call_id':{"   \
-    "'type':'string'}}}"
+    "'properties':{'name':{'type':'string'},'arguments':{'type':'string'}}}}}}"
+/* Other roles are taken where the chat template has a place for them. */
+#define CHAT_MESSAGES                                                                              \
+    "'minItems':1,'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':{" \
+    "'role':{'enum':['developer','system','user']},'content':{'anyOf':[{'type':'string'}," PARTS   \
+    "]},'name':{'type':'string'}}},{'type':'object','required':['role','content'],'properties':{"  \
+    "'role':{'const':'assistant'},'content':{'anyOf':[{'type':['string','null']}," PARTS           \
+    "]}," CHAT_CALLS "}},{'type':'object','required':['role','content','tool_call_id'],"           \
+    "'properties':{'role':{'const':'tool'},'content':{'anyOf':[{'type':'string'}," PARTS           \
+    "]},'tool_call_id':{'type':'string'}}}]}"
 #define ITEMS                                                                                      \
     "'anyOf':[{'type':'string'},{'type':'array','minItems':1,'items':{'anyOf':[{'type':'object',"  \
     "'required':['role','content'],'properties':{'type':{'const':'message'},'role':{'enum':["      \
@@ -154,7 +163,8 @@ const struct member members[] = {
      MOST(max_stop)},
     {"stop_sequences", "Texts that end the answer.", MESSAGES, HAND(STRINGS, read_stop_sequences),
      MOST(max_stop)},
-    {"stop_token_ids", "Tokens that end the answer.", ALL, HAND(IDS, read_stop_ids)},
+    {"stop_token_ids", "Tokens that end the answer.", ALL, HAND(IDS, read_stop_ids),
+     .may_be_empty = true},
     {"logit_bias", "What is added to the scores of tokens, by id or by text, false: never.", NATIVE,
      HAND(ANY, read_bias),
      .schema = "'anyOf':[{'type':'object'},{'type':'array','maxItems':1024}]"},
@@ -162,8 +172,9 @@ const struct member members[] = {
      HAND(OBJECT, read_bias),
      .schema = "'maxProperties':1024,'additionalProperties':{'type':'number','minimum':"
                "-100,'maximum':100}"},
-    {"n_cmpl", "llama.cpp's name of n.", DRAWS, INT_TO(n, 1, max_n)},
-    {"n", "How many answers.", ALL, INT_TO(n, 1, max_n)},
+    {"n_cmpl", "llama.cpp's name of n.", DRAWS & ~FORM_CHAT_BATCH, INT_TO(n, 1, max_n)},
+    {"n", "How many answers.", ALL & ~FORM_CHAT_BATCH, INT_TO(n, 1, max_n)},
+    {"n", "One answer for each conversation.", FORM_CHAT_BATCH, INT(n, 1, 1)},
     {"best_of", "1, or as many as n.", ALL, INT(best_of, 1, INT32_MAX), .check = check_best_of},
     {"prompt_logprobs", "Log probabilities of the prompt's tokens, and of this many others.",
      SERVED & ~MESSAGES, INT_TO(params.prompt_top_logprobs, -1, max_logprobs),
@@ -171,7 +182,7 @@ const struct member members[] = {
     {"allowed_token_ids", "No other tokens are drawn.", ALL, HAND(IDS, read_allowed)},
 
     /* ---- the answer's form ---- */
-    {"stream", "The answer comes in events as it is made.", ALL, BOOL(stream)},
+    {"stream", "The answer comes in events as it is made.", ALL & ~FORM_CHAT_BATCH, BOOL(stream)},
     {"stream_options", "Whether a stream has usage at its end, or in each event.", ALL,
      HAND(OBJECT, read_stream_options),
      .schema = "'properties':{'include_usage':{'type':['boolean','null']},"
@@ -182,8 +193,8 @@ const struct member members[] = {
      BOOL(tokens_as_ids)},
     {"skip_special_tokens", "Special tokens are left out of the text.", ALL,
      BOOL(output.skip_special)},
-    {"add_special_tokens", "The tokenizer's own begin and end tokens are added to the prompt.", ALL,
-     BOOL(add_special), FLAG(has_add_special)},
+    {"add_special_tokens", "The tokenizer's own begin and end tokens are added to the prompt.",
+     ALL | POOLED | FORM_LABELS, BOOL(add_special), FLAG(has_add_special)},
     {"parse_special", "Special tokens are recognised in a prompt that is text.", ALL,
      BOOL(parse_special)},
     {"truncate_prompt_tokens", "A longer prompt is cut to this many tokens; -1: to what fits.",
@@ -197,7 +208,7 @@ const struct member members[] = {
      HAND(OBJECT, read_kv_hints), .schema = KV_HINTS},
     {"user", "A name for the log.", ALL | SCORES, STRING(user)},
     {"timeout", "Seconds after which the request ends with an error; fewer are taken, too.",
-     ALL | SCORES, REAL(timeout_s, 0.001, 864000), .schema = "'minimum':10,'maximum':864000"},
+     ALL | SCORES, REAL(timeout_s, 0.001, 864000), .unlisted = true},
     {"store", "Nothing is stored.", ALL & ~FORM_RESPONSES, IGNORED(BOOL)},
     {"store", "Whether the response is kept for later.", FORM_RESPONSES, BOOL(stores)},
     {"metadata", "Responses repeat it.", ALL & ~MESSAGES, IGNORED(OBJECT)},
@@ -238,8 +249,11 @@ const struct member members[] = {
      .schema = "'maxItems':128,'items':{'type':'string','minLength':1}"},
 
     /* ---- chat ---- */
-    {"messages", "The conversation so far.", CHATS & ~OLLAMA, HAND(ARRAY, read_messages),
-     .required = true, .schema = CHAT_MESSAGES},
+    {"messages", "Conversations, each answered by a choice.", FORM_CHAT_BATCH,
+     HAND(ARRAY, read_chats), .required = true,
+     .schema = "'minItems':1,'items':{'type':'array'," CHAT_MESSAGES "}"},
+    {"messages", "The conversation so far.", CHATS & ~(OLLAMA | FORM_CHAT_BATCH),
+     HAND(ARRAY, read_messages), .required = true, .schema = CHAT_MESSAGES},
     /* ---- messages ---- */
     {"messages", "The conversation so far, as turns of blocks.", MESSAGES, HAND(ARRAY, read_turns),
      .required = true, .schema = TURNS},
@@ -283,11 +297,11 @@ const struct member members[] = {
     {"input", "A user's text, or the items of the conversation so far.", FORM_RESPONSES,
      HAND(ANY, read_items), .required = true, .schema = ITEMS},
     /* ---- both ---- */
-    {"tools", "Functions that the model may call.", CHATS & ~OLLAMA, HAND(ARRAY, read_tools),
+    {"tools", "Functions that the model may call.", WITH_TOOLS & ~OLLAMA, HAND(ARRAY, read_tools),
      .schema = TOOLS},
     {"tools", "Functions that the model may call.", FORM_OLLAMA_CHAT,
      HAND(ARRAY, read_ollama_tools), .schema = OLLAMA_TOOLS},
-    {"functions", "An older form of tools; the answer has function_call.", CHATS,
+    {"functions", "An older form of tools; the answer has function_call.", WITH_TOOLS,
      WITH(ARRAY, "tools"),
      .schema = "'maxItems':128,'items':{'type':'object','required':['name'],"
                "'properties':{" FUNCTION "}}"},
@@ -295,9 +309,9 @@ const struct member members[] = {
      .schema = FLAT_TOOLS},
     {"parallel_tool_calls", "Whether one answer may have several calls.", CHATS | FORM_RESPONSES,
      BOOL(parallel_tool_calls)},
-    {"tool_choice", "Whether the model may call a tool.", CHATS, HAND(ANY, read_tool_choice),
+    {"tool_choice", "Whether the model may call a tool.", WITH_TOOLS, HAND(ANY, read_tool_choice),
      .schema = A_CHOICE},
-    {"function_call", "An older form of tool_choice.", CHATS, WITH(ANY, "tool_choice"),
+    {"function_call", "An older form of tool_choice.", WITH_TOOLS, WITH(ANY, "tool_choice"),
      .schema = A_CHOICE},
     {"tool_choice", "Whether the model may call a tool.", FORM_RESPONSES,
      HAND(ANY, read_flat_choice), .schema = A_CHOICE},
@@ -310,11 +324,11 @@ const struct member members[] = {
     {"thinking", "The same as an object: its type is enabled or disabled.", CHATS | FORM_RESPONSES,
      HAND(OBJECT, read_thinking),
      .schema = "'properties':{'type':{'enum':['enabled','disabled']}}"},
-    {"chat_template", "A template in place of the model's (--trust-request-chat-template).", CHATS,
-     HAND(STRING, read_chat_template)},
-    {"add_generation_prompt", "The template ends with the beginning of the answer.", CHATS,
-     BOOL(add_generation_prompt)},
-    {"continue_final_message", "The answer continues the last message.", CHATS,
+    {"chat_template", "A template in place of the model's (--trust-request-chat-template).",
+     CHATS | FORM_POOL_CHAT, HAND(STRING, read_chat_template)},
+    {"add_generation_prompt", "The template ends with the beginning of the answer.",
+     CHATS | FORM_POOL_CHAT, BOOL(add_generation_prompt)},
+    {"continue_final_message", "The answer continues the last message.", CHATS | FORM_POOL_CHAT,
      BOOL(continue_final_message), .check = check_continue},
     {"include_reasoning", "Whether the answer has what the model thought.", CHATS,
      BOOL(include_reasoning)},
@@ -325,13 +339,13 @@ const struct member members[] = {
      .schema = "'properties':{'effort':{'enum':[null,'none','minimal','low',"
                "'medium','high','xhigh']}}"},
     {"documents", "What the template may quote.", TALKS, WITH(ANY, "chat_template_kwargs")},
-    {"chat_template_kwargs", "Further variables of the template.", TALKS,
+    {"chat_template_kwargs", "Further variables of the template.", TALKS | FORM_POOL_CHAT,
      HAND(OBJECT, read_template_variables)},
     {"modalities", "Text alone.", CHATS, HAND(ARRAY, read_modalities),
      .schema = "'items':{'const':'text'}"},
     {"audio", "An answer that is spoken.", CHATS, REFUSED(ANY, "")},
     {"web_search_options", "A search before the answer.", CHATS, REFUSED(ANY, "")},
-    {"echo", "The answer begins with the last message, if that is the assistant's.", CHATS,
+    {"echo", "The answer begins with the last message, if that is the assistant's.", WITH_TOOLS,
      BOOL(echo)},
     {"logprobs", "The log probability of each token of the answer.",
      CHATS | FORM_RESPONSES | OLLAMA, BOOL(logprobs)},
@@ -398,20 +412,19 @@ const struct member members[] = {
      HAND(CHOICE, read_pool), .choices = "mean|last"},
 
     /* ---- embeddings ---- */
-    {"encoding_format", "Numbers, or their bytes.", FORM_EMBEDDINGS,
-     CHOICE(base64, "float|base64")},
-    {"dimensions", "Only as many as the model has.", FORM_EMBEDDINGS, INT(dimensions, 1, INT32_MAX),
-     .check = check_dimensions},
-    {"normalize", "Whether a vector has length 1.", FORM_EMBEDDINGS, BOOL(normalize)},
-    {"use_activation", "vLLM's name of normalize.", FORM_EMBEDDINGS, BOOL(normalize)},
-    {"embd_normalize", "llama.cpp's norm: 2 is length 1, -1 is none.", FORM_EMBEDDINGS,
+    {"encoding_format", "Numbers, or their bytes.", VECTORS, CHOICE(base64, "float|base64")},
+    {"dimensions", "Only as many as the model has.", VECTORS, INT(dimensions, 1, INT32_MAX),
+     .check = check_dimensions, .is_dimension = true},
+    {"normalize", "Whether a vector has length 1.", VECTORS, BOOL(normalize)},
+    {"use_activation", "vLLM's name of normalize.", VECTORS, HAND(BOOL, read_use_activation)},
+    {"embd_normalize", "llama.cpp's norm: 2 is length 1, -1 is none.", VECTORS,
      HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
-    {"input", "What becomes vectors, one each.", FORM_EMBEDDINGS, HAND(PROMPTS, read_input),
-     .max = MAX_INPUTS, .required = true},
+    {"input", "What becomes vectors, one each.", FORM_EMBEDDINGS | FORM_POOLING,
+     HAND(PROMPTS, read_input), .max = MAX_INPUTS, .required = true},
 
     /* ---- llama.cpp's ---- */
     {"prompt", "What is to be continued: texts, ids, both mixed, or a list of such.", FORM_NATIVE,
-     HAND(PROMPTS, read_native_prompt), MOST(max_prompts), .required = true},
+     HAND(PROMPTS, read_native_prompt), MOST(max_prompts), .required = true, .may_be_empty = true},
     {"input_prefix", "What is in front of the hole.", FORM_INFILL, WITH(STRING, "input_suffix"),
      .required = true},
     {"input_extra", "Files that are shown beside it.", FORM_INFILL, WITH(ARRAY, "input_suffix"),
@@ -442,7 +455,7 @@ const struct member members[] = {
     {"truncate", "Whether an input that is too long is cut; else it is an error.",
      FORM_OLLAMA_EMBED, HAND(BOOL, read_truncates)},
     {"dimensions", "Only as many as the model has.", FORM_OLLAMA_EMBED,
-     INT(dimensions, 1, INT32_MAX), .check = check_dimensions},
+     INT(dimensions, 1, INT32_MAX), .check = check_dimensions, .is_dimension = true},
     {"input", "What becomes vectors, one each.", FORM_OLLAMA_EMBED, HAND(PROMPTS, read_input),
      .max = MAX_INPUTS, .required = true},
     {"penalize_newline", "Whether penalties are for line ends, too.", OLLAMA, REFUSED(ANY, "true")},
@@ -460,14 +473,14 @@ const struct member members[] = {
 
     /* ---- pairs of texts ---- */
     {"instruction", "What the pairs are judged by, where the model's form has a place for it.",
-     SCORES, WITH(STRING, "chat_template_kwargs")},
-    {"chat_template_kwargs", "Variables of the form in which pairs are written.", SCORES,
+     PAIRS, WITH(STRING, "chat_template_kwargs")},
+    {"chat_template_kwargs", "Variables of the form in which pairs are written.", PAIRS,
      HAND(OBJECT, read_instruction)},
-    {"max_tokens_per_query", "A longer query is cut to this many tokens; 0: none is.", SCORES,
+    {"max_tokens_per_query", "A longer query is cut to this many tokens; 0: none is.", PAIRS,
      INT(max_query_tokens, 0, INT32_MAX)},
-    {"max_tokens_per_doc", "A longer document is cut to this many tokens; 0: none is.", SCORES,
+    {"max_tokens_per_doc", "A longer document is cut to this many tokens; 0: none is.", PAIRS,
      INT(max_doc_tokens, 0, INT32_MAX)},
-    {"use_activation", "Whether a judged score is a probability from 0 to 1.", SCORES,
+    {"use_activation", "Whether a judged score is a probability from 0 to 1.", PAIRS,
      BOOL(activates)},
     {"top_n", "Only so many of the best documents; 0: all.", FORM_RERANK, INT(top_n, 0, INT32_MAX)},
     {"return_documents", "Whether the answer has the documents.", FORM_RERANK,
@@ -489,15 +502,52 @@ const struct member members[] = {
     {"data_1", "Another name of text_1.", FORM_SCORE, WITH(ANY, "text_1"), .schema = TEXTS},
     {"data_2", "Another name of text_2.", FORM_SCORE, WITH(ANY, "text_1"), .schema = TEXTS},
 
+    /* ---- classes, pooling, labels, Cohere's ---- */
+    {"messages", "A conversation, in place of an input.", FORM_POOL_CHAT,
+     HAND(ARRAY, read_messages), .required = true, .schema = CHAT_MESSAGES},
+    {"input", "What is classified.", FORM_CLASSIFY, HAND(PROMPTS, read_input), .max = MAX_INPUTS,
+     .required = true},
+    {"use_activation", "Whether what a judge says is a probability from 0 to 1.", FORM_CLASSIFY,
+     HAND(BOOL, read_use_activation)},
+    {"task", "What is pooled: embed, or classify of a model that judges.",
+     FORM_POOLING | FORM_POOL_CHAT, HAND(STRING, read_task), .schema = "'enum':[null,'embed']"},
+    {"query", "What stands in front of each item.", FORM_LABELS, HAND(PROMPTS, read_label_query),
+     .max = 1, .required = true},
+    {"items", "Each is a prompt, together with the query.", FORM_LABELS,
+     HAND(PROMPTS, read_label_items), .max = MAX_INPUTS, .required = true, .may_be_empty = true},
+    {"label_token_ids", "Tokens of which is asked how likely they follow; the first one is scored.",
+     FORM_LABELS, HAND(IDS, read_labels), .required = true,
+     .schema = "'minItems':1,'maxItems':128"},
+    {"apply_softmax", "Whether the score is the share among these tokens; else among all.",
+     FORM_LABELS, BOOL(activates)},
+    {"item_first", "The query stands behind each item.", FORM_LABELS, BOOL(item_first)},
+    {"input_type", "Prompts for kinds of inputs: there are none.", FORM_COHERE_EMBED,
+     HAND(STRING, read_input_type), .schema = "'enum':[null]"},
+    {"embedding_types", "Which forms of the vectors are answered.", FORM_COHERE_EMBED,
+     HAND(ARRAY, read_vector_types), .schema = "'items':{'enum':['float','base64']}"},
+    {"truncate", "The end at which a text that is too long is cut, or NONE.", FORM_COHERE_EMBED,
+     HAND(CHOICE, read_cohere_truncate), .choices = "NONE|END|START"},
+    {"max_tokens", "A longer text is cut to this many tokens.", FORM_COHERE_EMBED,
+     WITH(INT, "truncate"), .min = 1, .max = INT32_MAX},
+    {"output_dimension", "Only as many as the model has.", FORM_COHERE_EMBED,
+     INT(dimensions, 1, INT32_MAX), .check = check_dimensions, .is_dimension = true},
+    {"images", "Images.", FORM_COHERE_EMBED, REFUSED(ANY, empty)},
+    {"inputs", "Inputs of several parts.", FORM_COHERE_EMBED, REFUSED(ANY, empty),
+     .why = "Use 'texts'."},
+    {"texts", "What becomes vectors, one each.", FORM_COHERE_EMBED, HAND(ARRAY, read_embed_texts),
+     .required = true,
+     .schema = "'minItems':1,'maxItems':2048,'items':{'type':'string','minLength':1}"},
+
     /* ---- the tokenizer ---- */
     {"content", "llama.cpp's name of prompt.", FORM_TOKENIZE_TEXT, WITH(STRING, "prompt")},
-    {"prompt", "What becomes tokens.", FORM_TOKENIZE_TEXT, HAND(PROMPTS, read_one_prompt),
-     .max = 1},
+    {"prompt", "What becomes tokens.", FORM_TOKENIZE_TEXT, HAND(PROMPTS, read_one_prompt), .max = 1,
+     .may_be_empty = true},
     {"add_special", "llama.cpp's name of add_special_tokens.", TOKENIZE,
      HAND(BOOL, read_add_special)},
     {"with_pieces", "llama.cpp's name of return_token_strs.", TOKENIZE, BOOL(token_strs)},
     {"return_token_strs", "The tokens as texts, too.", TOKENIZE, BOOL(token_strs)},
-    {"tokens", "What becomes text.", FORM_DETOKENIZE, HAND(IDS, read_tokens), .required = true},
+    {"tokens", "What becomes text.", FORM_DETOKENIZE, HAND(IDS, read_tokens), .required = true,
+     .may_be_empty = true},
 
     /* ---- what other servers take: constraints ---- */
     {"grammar", "llama.cpp's constraint: GBNF.", DRAWS, HAND(STRING, read_grammar)},
@@ -651,7 +701,14 @@ const struct member members[] = {
      NATIVE | FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES, BOOL(timings)},
     {"timings_per_token", "Times are in the metrics.",
      DRAWS & ~(NATIVE | FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES), IGNORED(ANY)},
-    {"return_progress", "There is no news of a prompt.", DRAWS, IGNORED(ANY)},
+    {"return_progress", "How much of the prompt is computed is told as it is.",
+     NATIVE | FORM_CHAT | FORM_COMPLETIONS, BOOL(tells_prompt)},
+    {"return_progress", "There is no news of a prompt.",
+     DRAWS & ~(NATIVE | FORM_CHAT | FORM_COMPLETIONS), IGNORED(ANY)},
+    {"verbose", "llama.cpp's own answer is in it, too, with the prompt: __verbose.",
+     FORM_CHAT | FORM_COMPLETIONS, BOOL(verbose)},
+    {"verbose", "Answers have no further details.", DRAWS & ~(FORM_CHAT | FORM_COMPLETIONS),
+     IGNORED(ANY)},
     {"sse_ping_interval", "It is a setting of the server.", DRAWS, IGNORED(ANY)},
     {"stream_interval", "Events come as tokens do.", DRAWS, IGNORED(ANY)},
     {"rid", "The answer's id is x-request-id or request_id.", DRAWS, IGNORED(ANY)},
@@ -667,8 +724,14 @@ const struct member members[] = {
     {"top_logprobs", "Chat's.", FORM_COMPLETIONS, REFUSED(ANY, "0|false"),
      .why = "Use 'logprobs'."},
     {"top_logprobs", "Chat's.", MESSAGES, REFUSED(ANY, "0|false")},
-    {"tools", "Chat's.", FORM_COMPLETIONS, REFUSED(ANY, nothing)},
-    {"functions", "Chat's.", FORM_COMPLETIONS | FORM_RESPONSES | MESSAGES, REFUSED(ANY, nothing)},
+    {"tools", "Chat's.", FORM_COMPLETIONS | FORM_CHAT_BATCH, REFUSED(ANY, nothing)},
+    {"functions", "Chat's.", FORM_COMPLETIONS | FORM_CHAT_BATCH | FORM_RESPONSES | MESSAGES,
+     REFUSED(ANY, nothing)},
+    {"tool_choice", "Chat's.", FORM_CHAT_BATCH, REFUSED(ANY, "\"none\"|\"auto\"")},
+    {"function_call", "Chat's.", FORM_CHAT_BATCH, REFUSED(ANY, "\"none\"|\"auto\"")},
+    {"stream", "Several conversations are answered as a whole.", FORM_CHAT_BATCH,
+     REFUSED(ANY, "false")},
+    {"echo", "Chat's.", FORM_CHAT_BATCH, REFUSED(ANY, "false")},
     {"echo", "Completions'.", TALKS & ~CHATS, REFUSED(ANY, "false")},
     {"suffix", "Completions'.", TALKS & ~FORM_OLLAMA_GENERATE, REFUSED(ANY, empty)},
     {"instructions", "Of responses.", FORM_CHAT | FORM_COMPLETIONS | MESSAGES, REFUSED(ANY, empty)},

@@ -39,6 +39,9 @@ struct member {
     enum member_type type;
     enum member_use use;
     bool required;
+    bool unlisted;     // not in /openapi.json: what is taken is more than a schema can say
+    bool may_be_empty; // MEMBER_PROMPTS and MEMBER_IDS: empty texts and lists are good
+    bool is_dimension; // MEMBER_INT: the model's is the only good value
 
     /* What values it may have. */
     int64_t min, max;    // MEMBER_INT, both inclusive

@@ -311,6 +311,11 @@ static enum status read_pooler_object(struct call_model *m, const char *text, st
     if (st != OK) {
         return err_prefix(err, st, "pooler-config");
     }
+    if (json_get_bool(root, "enable_chunked_processing", false)) {
+        st = err_set(err, ERR_UNSUPPORTED,
+                     "pooler-config: enable_chunked_processing is not supported: a text that is "
+                     "longer than the context has no embedding here");
+    }
     static const char *const types[] = {"pooling_type", "seq_pooling_type"};
     static const char *const switches[] = {"normalize", "use_activation"};
     for (int i = 0; i < 2; i++) {

@@ -20,8 +20,13 @@ static const struct kind {
     bool may_fill; // a prompt may fill the context: no token is drawn then
 } kinds[] = {
     [KIND_CHAT] = {chat_begin, chat_end, NULL, "messages", .generates = true},
+    [KIND_CHAT_BATCH] = {chat_begin, chat_end, NULL, "messages", .generates = true},
+    [KIND_LABELS] = {labels_begin, labels_end, "query", NULL, .generates = true},
     [KIND_COMPLETIONS] = {completion_begin, completion_end, "prompt", NULL, .generates = true},
-    [KIND_EMBEDDINGS] = {embeddings_begin, embeddings_end, "input", NULL, .pools = true},
+    [KIND_EMBEDDINGS] = {vectors_begin, embeddings_end, "input", "messages", .pools = true},
+    [KIND_POOLING] = {pooling_begin, pooling_end, "input", "messages"}, // for what: as below
+    [KIND_CLASSIFY] = {classify_begin, classify_end, "input", "messages"},
+    [KIND_COHERE_EMBED] = {cohere_begin, embeddings_end, "texts", NULL, .pools = true},
     [KIND_OLLAMA_CHAT] = {ollama_chat_begin, ollama_end, NULL, "messages", .generates = true},
     [KIND_OLLAMA_GENERATE] = {ollama_generate_begin, ollama_end, "prompt", "prompt",
                               .generates = true},
@@ -61,7 +66,8 @@ static bool choose_kind(struct request *r)
     };
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) {
         if (body_has(&r->body, signs[i].key)) {
-            r->kind = signs[i].kind;
+            bool judged = signs[i].kind == KIND_EMBEDDINGS && r->model->scoring.judges;
+            r->kind = judged ? KIND_CLASSIFY : signs[i].kind;
             return true;
         }
     }
@@ -79,7 +85,7 @@ static bool read_body(struct request *r)
     const struct kind *kind = &kinds[r->kind];
     r->generates = kind->generates;
     r->pools = kind->pools;
-    r->form = 1u << r->kind;
+    r->form = r->kind < N_KINDS_WITH_FORM ? 1u << r->kind : 0;
     request_begin(r);
     if (kind->begin) {
         kind->begin(r);
@@ -116,8 +122,11 @@ static bool encode(struct request *r, const struct text_span *spans, size_t n_sp
     struct err err = {""};
     struct tokenizer_flags flags = {.add_special = r->add_special, .parse_special = parse_special};
     enum status st = tokenizer_encode(r->model->tok, spans, n_spans, flags, &r->ids, &err);
-    if (st == ERR_LIMIT || st == ERR_NOMEM) {
+    if (st == ERR_LIMIT) {
         return request_too_large(r);
+    }
+    if (st == ERR_NOMEM) {
+        return call_error_no_memory(&r->error);
     }
     return st == OK ? true
                     : call_error_set(&r->error, 500, "internal_error", NULL,
@@ -171,6 +180,64 @@ static bool template_failed(struct request *r, enum status st, const struct err 
     return call_error_set(&r->error, 500, "internal_error", NULL, "The chat template failed.");
 }
 
+/* A conversation's prompt, whose ids come behind those of the prompts before it. */
+static bool render_chat(struct request *r, const struct chat_template *t,
+                        const struct request_chat *chat, struct request_prompt *p)
+{
+    struct err err = {""};
+    struct chat_input in = {
+        .messages_json = chat->text,
+        .messages_bytes = chat->n_bytes,
+        .tools_json = r->tools,
+        .tools_bytes = r->tools_bytes,
+        .kwargs_json = r->kwargs,
+        .kwargs_bytes = r->kwargs_bytes,
+        .add_generation_prompt = r->add_generation_prompt,
+        .continue_final_message = r->continue_final_message,
+        .local_us = chat_clock_us(),
+    };
+    struct chat_output out;
+    enum status st = chat_template_render(t, &in, &out, &err);
+    if (st != OK) {
+        return chat_check_roles(r, chat->messages, "", 0) && template_failed(r, st, &err);
+    }
+    size_t before = r->ids.n;
+    bool good = chat_check_roles(r, chat->messages, out.text, out.n_bytes) &&
+                !is_hopeless(r, out.n_bytes) && encode(r, out.spans, out.n_spans, true);
+    r->output.starts_in_reasoning = reasoning_is_open(r->output.reasoning, out.text, out.n_bytes);
+    char *text = arena_strndup(&r->arena, out.text, out.n_bytes);
+    *p = (struct request_prompt){
+        .n = (int32_t)(r->ids.n - before), .text = text, .text_bytes = out.n_bytes};
+    chat_output_deinit(&out);
+    return good && !text ? request_too_large(r) : good;
+}
+
+static bool render_all(struct request *r, const struct chat_template *t)
+{
+    const struct body_member *m = body_get(&r->body, "messages");
+    bool own_words = r->form & (FORM_CHAT | FORM_TOKENIZE_CHAT | FORM_POOL_CHAT);
+    struct request_chat one = {.messages = own_words && m ? m->node : NULL,
+                               .text = r->messages,
+                               .n_bytes = r->messages_bytes};
+    const struct request_chat *chats = r->chats ? r->chats : &one;
+    size_t n = r->chats ? r->n_chats : 1;
+    r->prompts = arena_alloc(&r->arena, n, sizeof r->prompts[0]);
+    if (!r->prompts) {
+        return request_too_large(r);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (!render_chat(r, t, &chats[i], &r->prompts[r->n_prompts++])) {
+            return false;
+        }
+    }
+    const int32_t *ids = r->ids.v; // only now the list no longer moves
+    for (size_t i = 0; i < n; i++) {
+        r->prompts[i].ids = ids;
+        ids += r->prompts[i].n;
+    }
+    return true;
+}
+
 static bool render(struct request *r)
 {
     struct err err = {""};
@@ -188,40 +255,9 @@ static bool render(struct request *r)
                  : call_error_set(&r->error, 400, "unsupported_model", "model",
                                   "This model has no chat template; use /v1/completions.");
     }
-    struct chat_input in = {
-        .messages_json = r->messages,
-        .messages_bytes = r->messages_bytes,
-        .tools_json = r->tools,
-        .tools_bytes = r->tools_bytes,
-        .kwargs_json = r->kwargs,
-        .kwargs_bytes = r->kwargs_bytes,
-        .add_generation_prompt = r->add_generation_prompt,
-        .continue_final_message = r->continue_final_message,
-        .local_us = chat_clock_us(),
-    };
-    struct chat_output out;
-    enum status st = chat_template_render(t, &in, &out, &err);
+    bool good = render_all(r, t);
     chat_template_free(own);
-    if (st != OK) {
-        return chat_check_roles(r, "", 0) && template_failed(r, st, &err);
-    }
-    bool good = chat_check_roles(r, out.text, out.n_bytes) && !is_hopeless(r, out.n_bytes) &&
-                encode(r, out.spans, out.n_spans, true);
-    r->output.starts_in_reasoning = reasoning_is_open(r->output.reasoning, out.text, out.n_bytes);
-    r->prompts = arena_alloc(&r->arena, 1, sizeof r->prompts[0]);
-    char *text = arena_strndup(&r->arena, out.text, out.n_bytes);
-    size_t text_bytes = out.n_bytes;
-    chat_output_deinit(&out);
-    if (!good) {
-        return false;
-    }
-    if (!r->prompts || !text) {
-        return request_too_large(r);
-    }
-    r->prompts[0] = (struct request_prompt){
-        .ids = r->ids.v, .n = (int32_t)r->ids.n, .text = text, .text_bytes = text_bytes};
-    r->n_prompts = 1;
-    return true;
+    return good;
 }
 
 static bool check_ids(struct request *r, const struct request_prompt *p)

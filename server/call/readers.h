@@ -20,6 +20,7 @@ bool read_stop(struct request *r);
 bool read_stop_sequences(struct request *r);
 bool read_stop_ids(struct request *r);
 bool read_bias(struct request *r);
+bool request_ban_ends(struct request *r);
 bool check_best_of(struct request *r);
 bool check_prompt_logprobs(struct request *r);
 bool read_allowed(struct request *r);
@@ -68,9 +69,11 @@ bool chat_end(struct request *r);
 bool chat_is_role(const char *role);
 /* Whether the rendered text has each role that is the client's own word; of a template that failed
  * there is none. */
-bool chat_check_roles(struct request *r, const char *text, size_t n_bytes);
+bool chat_check_roles(struct request *r, const struct json *messages, const char *text,
+                      size_t n_bytes);
 
 bool read_messages(struct request *r);
+bool read_chats(struct request *r);
 bool read_chat_template(struct request *r);
 bool check_continue(struct request *r);
 bool read_reasoning(struct request *r);
@@ -109,6 +112,32 @@ bool read_one_prompt(struct request *r);
 bool read_add_special(struct request *r);
 bool read_tokens(struct request *r);
 
+/* ---- classes, pooling, Cohere's (request_pooling.c), labels (request_labels.c) ------------------
+ */
+
+void vectors_begin(struct request *r); // of /v1/embeddings, where messages may be a prompt
+void classify_begin(struct request *r);
+bool classify_end(struct request *r);
+void pooling_begin(struct request *r);
+bool pooling_end(struct request *r);
+void cohere_begin(struct request *r);
+void labels_begin(struct request *r);
+bool labels_end(struct request *r);
+
+bool read_task(struct request *r);
+bool read_embed_texts(struct request *r);
+bool read_input_type(struct request *r);
+bool read_vector_types(struct request *r);
+bool read_cohere_truncate(struct request *r);
+bool read_use_activation(struct request *r);
+bool read_label_query(struct request *r);
+bool read_label_items(struct request *r);
+bool read_labels(struct request *r);
+
+/* Each of these tokens is drawn behind each prompt, and nothing but its log probability is looked
+ * at (request_score.c). */
+void request_ask_each(struct request *r, const int32_t *answers, int32_t n);
+
 /* Ids in, ids out (request_tokens.c). */
 void render_chat_begin(struct request *r);
 void render_begin(struct request *r);
@@ -123,6 +152,7 @@ bool request_fill_hole(struct request *r);
 
 /* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
 bool request_read_prompts(struct request *r, const char *key, size_t max_prompts);
+bool request_refuse_empty(struct request *r, const char *key); // one of those
 
 /* ---- llama.cpp's (request_native.c) -------------------------------------------------------------
  */

@@ -30,12 +30,18 @@ enum request_kind {
     KIND_OLLAMA_CHAT,
     KIND_OLLAMA_GENERATE,
     KIND_OLLAMA_EMBED,
-    KIND_OLLAMA_LOAD, // what the first two become without messages or a prompt
-    KIND_NATIVE,      // llama.cpp's
+    KIND_NATIVE, // llama.cpp's
     KIND_INFILL,
     KIND_NATIVE_EMBED,
+    KIND_TOKENS,                          // vLLM's: ids in, ids out
+    KIND_CHAT_BATCH,                      // several conversations
+    KIND_LABELS,                          // how likely each of some tokens is next
+    KIND_CLASSIFY,                        // what a model that judges says of prompts
+    KIND_POOLING,                         // embeddings in another form
+    KIND_COHERE_EMBED,                    // Cohere's
+    N_KINDS_WITH_FORM,                    // bodies of the others have a form of those above
+    KIND_OLLAMA_LOAD = N_KINDS_WITH_FORM, // a chat or a prompt without messages or a text
     KIND_APPLY_TEMPLATE,
-    KIND_TOKENS,            // vLLM's: ids in, ids out
     KIND_RENDER,            // the ids of a completion's prompts
     KIND_RENDER_CHAT,       // of a chat
     KIND_CHAT_INPUT_TOKENS, // how many those are
@@ -43,7 +49,8 @@ enum request_kind {
     N_REQUEST_KINDS,
 };
 
-/* What a body may look like, as bits: an endpoint's kind, but /tokenize has two. */
+/* What a body may look like, as bits: an endpoint's kind, but those of tokens and vectors may also
+ * have messages. */
 enum {
     FORM_CHAT = 1 << KIND_CHAT,
     FORM_COMPLETIONS = 1 << KIND_COMPLETIONS,
@@ -63,10 +70,29 @@ enum {
     FORM_INFILL = 1 << KIND_INFILL,
     FORM_NATIVE_EMBED = 1 << KIND_NATIVE_EMBED,
     FORM_TOKENS = 1 << KIND_TOKENS,
-    FORM_TOKENIZE_CHAT = 1 << N_REQUEST_KINDS,
+    FORM_CHAT_BATCH = 1 << KIND_CHAT_BATCH,
+    FORM_LABELS = 1 << KIND_LABELS,
+    FORM_CLASSIFY = 1 << KIND_CLASSIFY,
+    FORM_POOLING = 1 << KIND_POOLING,
+    FORM_COHERE_EMBED = 1 << KIND_COHERE_EMBED,
+    FORM_TOKENIZE_CHAT = 1 << N_KINDS_WITH_FORM,
+    FORM_POOL_CHAT = 1 << (N_KINDS_WITH_FORM + 1),
 };
 
-enum { MAX_INPUTS = 2048 /* OpenAI's bound of an embedding's inputs */ };
+/* One of several conversations. */
+struct request_chat {
+    const struct json *messages;
+    const char *text; // the same as JSON
+    size_t n_bytes;
+};
+
+enum {
+    MAX_INPUTS = 2048, // OpenAI's bound of an embedding's inputs
+    MAX_LABELS = 128,
+};
+
+enum vector_type { VECTOR_FLOAT, VECTOR_BINARY, VECTOR_UBINARY, VECTOR_BASE64, N_VECTOR_TYPES };
+#define VECTOR_TYPES "float|binary|ubinary|base64"
 
 struct request_prompt {
     const int32_t *ids;
@@ -145,11 +171,15 @@ struct request {
     size_t n_queries, n_documents;
     int64_t max_query_tokens, max_doc_tokens, top_n; // 0: all
     bool activates, returns_documents, bare_list;
-    bool native_tokens, timings; // llama.cpp's return_tokens and timings_per_token
-    const struct json *fields;   // of llama.cpp's answer: the members that are wanted; NULL: all
-    enum pool_kind pooling;      // what is pooled, if it `pools`
-    int64_t dimensions;          // 0: all
-    bool token_strs;             // tokenize
+    /* llama.cpp's return_tokens, timings_per_token, return_progress, verbose */
+    bool native_tokens, timings, tells_prompt, verbose;
+    const struct json *fields; // of llama.cpp's answer: the members that are wanted; NULL: all
+    const struct request_prompt *query; // labels: what stands beside each item
+    bool item_first;
+    unsigned vector_types;  // Cohere's: bits, by enum vector_type
+    enum pool_kind pooling; // what is pooled, if it `pools`
+    int64_t dimensions;     // 0: all
+    bool token_strs;        // tokenize
     bool add_special, has_add_special;
     bool parse_special; // recognise special tokens in a prompt that is text (in messages: never)
     int64_t truncate;   // prompt tokens to keep; -1: the model's maximum; 0: all
@@ -175,6 +205,8 @@ struct request {
     int32_t constraint_after_id;
 
     /* Chat, responses and messages. */
+    struct request_chat *chats; // several; `messages` is then the first; or NULL
+    size_t n_chats;
     const char *messages, *tools, *kwargs; // JSON text
     size_t messages_bytes, tools_bytes, kwargs_bytes;
     const struct json *tools_json;  // for the parsers
@@ -185,6 +217,7 @@ struct request {
     size_t n_tool_list;
     enum tool_mode tool_mode;
     const char *tool_param;       // what says it; static text
+    int32_t n_past_calls;         // chat: calls in its messages
     bool narrows;                 // not all tools are allowed
     bool is_named;                // chat: one tool is asked for by its name
     const char *request_template; // trusted
@@ -203,7 +236,7 @@ struct request {
     const char *items;        // responses: its own input items, as JSON texts joined by commas
     const char *history;      // responses: the items before those, as a JSON array; or NULL
     size_t items_bytes, history_bytes;
-    const char *repeated; // responses: the members that the answer repeats, as JSON text
+    const char *repeated; // what the answer repeats of the body, as JSON text
 };
 
 bool request_check_n_tools(struct request *r, const char *key, size_t n);

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { NEVER = -100 };
+
 struct biases {
     struct request *r;
     struct logit_bias *list; // [MAX_BIAS]
@@ -60,7 +62,7 @@ static bool read_value(struct request *r, const struct json *v, double *value)
     if (!never && !json_is(v, JSON_NUMBER)) {
         return body_wrong_type(&r->error, "logit_bias", "a map of numbers", v);
     }
-    *value = never ? -100 : json_number(v, 0);
+    *value = never ? NEVER : json_number(v, 0);
     if (!(*value >= -100 && *value <= 100)) {
         return call_error_set(
             &r->error, 400, *value < 0 ? "decimal_below_min_value" : "decimal_above_max_value",
@@ -103,6 +105,27 @@ static bool read_pair(struct biases *b, const struct json *pair)
         return bad_id(b->r, "of a pair");
     }
     return read_value(b->r, v, &value) && put(b, (int32_t)id, value);
+}
+
+/* With llama.cpp's ignore_eos the end tokens are not drawn, where others go on behind them. */
+bool request_ban_ends(struct request *r)
+{
+    const struct engine_info *info = r->model->info;
+    struct logit_bias *list = arena_alloc(&r->arena, MAX_BIAS, sizeof list[0]);
+    if (!list) {
+        return request_too_large(r);
+    }
+    if (r->params.n_bias > 0) {
+        memcpy(list, r->params.bias, (size_t)r->params.n_bias * sizeof list[0]);
+    }
+    struct biases b = {.r = r, .list = list};
+    for (int32_t i = 0; i < info->n_eos; i++) {
+        if (!put(&b, info->eos[i], NEVER)) {
+            return false;
+        }
+    }
+    r->params.bias = list;
+    return true;
 }
 
 bool read_bias(struct request *r)

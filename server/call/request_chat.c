@@ -4,6 +4,7 @@
 #include "server/call/readers.h"
 
 #include "engine/base/words.h"
+#include "server/call/convert.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -126,6 +127,7 @@ static bool check_calls(struct request *r, const struct json *m, size_t index)
         if (!check_call(r, c, index, k)) {
             return false;
         }
+        r->n_past_calls++;
     }
     return true;
 }
@@ -148,12 +150,11 @@ static bool bad_role(struct request *r, size_t index, const char *role)
 
 /* A template may pass over messages of a role that it does not know, and the answer would be one
  * to another conversation. One that takes any role writes it into the text. */
-bool chat_check_roles(struct request *r, const char *text, size_t n_bytes)
+bool chat_check_roles(struct request *r, const struct json *messages, const char *text,
+                      size_t n_bytes)
 {
-    bool chat = r->form == FORM_CHAT || r->form == FORM_TOKENIZE_CHAT;
-    const struct body_member *m = chat ? body_get(&r->body, "messages") : NULL;
     size_t i = 0;
-    for (const struct json *p = m ? json_first(m->node) : NULL; p; p = json_next(p), i++) {
+    for (const struct json *p = json_first(messages); p; p = json_next(p), i++) {
         const char *role = json_get_string(p, "role");
         if (words_find("developer|system|user|assistant|tool|function", role) < 0 &&
             !memmem(text, n_bytes, role, strlen(role))) {
@@ -163,12 +164,8 @@ bool chat_check_roles(struct request *r, const char *text, size_t n_bytes)
     return true;
 }
 
-bool read_messages(struct request *r)
+static bool check_messages(struct request *r, const struct json *messages)
 {
-    const struct json *messages = NULL;
-    if (!body_array(&r->body, "messages", &messages)) {
-        return r->error.status == 0 ? call_error_missing(&r->error, "messages") : false;
-    }
     size_t n = json_count(messages), i = 0;
     if (n == 0) {
         return call_error_empty(&r->error, "messages");
@@ -204,9 +201,68 @@ bool read_messages(struct request *r)
             return false;
         }
     }
+    return true;
+}
+
+bool read_messages(struct request *r)
+{
+    const struct json *messages = NULL;
+    if (!body_array(&r->body, "messages", &messages)) {
+        return r->error.status == 0 ? call_error_missing(&r->error, "messages") : false;
+    }
     const struct body_member *member = body_get(&r->body, "messages");
     r->messages = member->start;
     r->messages_bytes = member->n_bytes;
+    return check_messages(r, messages);
+}
+
+/* A conversation among several, as a text of its own. */
+static bool keep_chat(struct request *r, const struct json *messages)
+{
+    struct buf text;
+    if (!json_is(messages, JSON_ARRAY)) {
+        return body_wrong_type(&r->error, "messages", "an array of arrays", messages);
+    }
+    if (!check_messages(r, messages)) {
+        return false;
+    }
+    buf_init(&text, 64 << 20);
+    convert_node(&text, messages);
+    body_put_nuls_back(&r->body, &text);
+    const char *copy = text.failed ? NULL : arena_strndup(&r->arena, text.data, text.n_bytes);
+    r->chats[r->n_chats++] =
+        (struct request_chat){.messages = messages, .text = copy, .n_bytes = text.n_bytes};
+    buf_deinit(&text);
+    return copy ? true : request_too_large(r);
+}
+
+bool read_chats(struct request *r)
+{
+    const struct json *list = NULL;
+    size_t most = (size_t)r->model->config->max_prompts;
+    if (!body_array(&r->body, "messages", &list)) {
+        return r->error.status == 0 ? call_error_missing(&r->error, "messages") : false;
+    }
+    size_t n = json_count(list);
+    if (n == 0) {
+        return call_error_empty(&r->error, "messages");
+    }
+    if (n > most) {
+        return call_error_set(&r->error, 400, "array_above_max_length", "messages",
+                              "Invalid 'messages': array too long. Expected at most %zu items.",
+                              most);
+    }
+    r->chats = arena_alloc(&r->arena, n, sizeof r->chats[0]);
+    if (!r->chats) {
+        return request_too_large(r);
+    }
+    for (const struct json *m = json_first(list); m; m = json_next(m)) {
+        if (!keep_chat(r, m)) {
+            return false;
+        }
+    }
+    r->messages = r->chats[0].text;
+    r->messages_bytes = r->chats[0].n_bytes;
     return true;
 }
 
@@ -403,7 +459,7 @@ void chat_begin(struct request *r)
 static bool find_echo(struct request *r)
 {
     const struct json *last = NULL;
-    const struct body_member *messages = body_get(&r->body, "messages");
+    const struct body_member *messages = r->chats ? NULL : body_get(&r->body, "messages");
     for (const struct json *m = messages ? json_first(messages->node) : NULL; m; m = json_next(m)) {
         last = m;
     }

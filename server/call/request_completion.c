@@ -77,7 +77,7 @@ bool request_read_prompts(struct request *r, const char *key, size_t max_prompts
     return true;
 }
 
-static bool refuse_empty(struct request *r, const char *key)
+bool request_refuse_empty(struct request *r, const char *key)
 {
     for (size_t i = 0; i < r->n_prompts; i++) {
         bool empty = r->prompts[i].text ? r->prompts[i].text_bytes == 0 : r->prompts[i].n == 0;
@@ -140,7 +140,7 @@ bool completion_end(struct request *r)
         r->params.prompt_logprobs = true;
         r->params.prompt_top_logprobs = r->n_top;
     }
-    return r->suffix ? request_fill_hole(r) : refuse_empty(r, "prompt");
+    return r->suffix ? request_fill_hole(r) : request_refuse_empty(r, "prompt");
 }
 
 /* ---- embeddings -------------------------------------------------------------------------------
@@ -148,10 +148,11 @@ bool completion_end(struct request *r)
 
 bool check_dimensions(struct request *r)
 {
+    const char *key = r->form == FORM_COHERE_EMBED ? "output_dimension" : "dimensions";
     return r->dimensions == r->model->info->hidden
                ? true
-               : call_error_set(&r->error, 400, "unsupported_value", "dimensions",
-                                "This model does not support other 'dimensions' than %d.",
+               : call_error_set(&r->error, 400, "unsupported_value", key,
+                                "This model does not support other '%s' than %d.", key,
                                 r->model->info->hidden);
 }
 
@@ -180,7 +181,7 @@ bool embeddings_end(struct request *r)
     r->stream = r->params.prompt_logprobs = false; // nothing is drawn
     r->params.min_tokens = 0;
     r->n = 1;
-    return refuse_empty(r, "input");
+    return request_refuse_empty(r, r->kind == KIND_COHERE_EMBED ? "texts" : "input");
 }
 
 /* ---- the tokenizer ----------------------------------------------------------------------------

@@ -256,7 +256,7 @@ bool native_end(struct request *r)
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;
     r->has_max_tokens |= r->max_is_asked;
-    return true;
+    return !r->params.ignore_eos || request_ban_ends(r);
 }
 
 /* ---- a text with a hole

@@ -268,18 +268,17 @@ static bool make_texts(struct request *r)
     return true;
 }
 
-/* Both answers of a judge are drawn, and nothing but their log probabilities is looked at. */
-static void ask_for_both(struct request *r)
+void request_ask_each(struct request *r, const int32_t *answers, int32_t n)
 {
     r->params = sampling_params_default();
     r->params.temperature = 0;
     r->params.max_tokens = 1;
     r->params.num_speculative_tokens = 0;
     r->params.logprobs = true;
-    r->params.allowed = r->model->scoring.answers;
-    r->params.n_allowed = 2;
+    r->params.allowed = answers;
+    r->params.n_allowed = n;
     r->params.allowed_each = true;
-    r->n = 2;
+    r->n = n;
     r->max_tokens = 1;
     r->has_max_tokens = true;
 }
@@ -309,7 +308,7 @@ bool score_end(struct request *r)
     if (r->pools) {
         return make_texts(r);
     }
-    ask_for_both(r);
+    request_ask_each(r, r->model->scoring.answers, 2);
     return make_pairs(r);
 }
 

@@ -15,20 +15,39 @@ static double per_second(double n, double ms)
     return ms > 0 ? n * 1000 / ms : 0;
 }
 
+/* Of a prompt of which the client has been told so much. */
+static double prompt_ms(const struct call_choice *ch)
+{
+    const struct engine_request *q = ch->request;
+    return ch->n_prefilled > q->n_cached ? (double)(clock_now_ns() - q->t_scheduled_ns) * 1e-6 : 0;
+}
+
+void call_put_progress(struct buf *b, const struct call_choice *ch)
+{
+    const struct engine_request *q = ch->request;
+    buf_printf(b,
+               ",\"prompt_progress\":{\"total\":%d,\"cache\":%d,\"processed\":%d,\"time_ms\":%d}",
+               q->n_prompt, q->n_cached, ch->n_prefilled, (int)prompt_ms(ch));
+}
+
 /* Of the whole request. The first token comes with the prompt, so that it is no step of its own. */
 void call_put_timings(struct buf *b, const struct call *c, const struct engine_request *q)
 {
     int32_t n_predicted = 0;
-    for (size_t i = 0; i < c->n_choices; i++) {
-        n_predicted += c->choices[i].request == q ? c->choices[i].n_taken : 0;
+    const struct call_choice *first = &c->choices[(size_t)(q - c->requests) * (size_t)c->request.n];
+    for (int64_t i = 0; i < c->request.n; i++) {
+        n_predicted += first[i].n_taken;
     }
     int64_t now = q->done ? q->t_done_ns : clock_now_ns();
-    bool begun = q->t_first_token_ns > 0 && q->t_scheduled_ns > 0;
+    bool in_prompt = first->told_prompt && !first->started;
+    bool begun = !in_prompt && q->t_first_token_ns > 0 && q->t_scheduled_ns > 0;
     double prompt = begun ? (double)(q->t_first_token_ns - q->t_scheduled_ns) * 1e-6 : 0;
     double predicted = begun ? (double)(now - q->t_first_token_ns) * 1e-6 : 0;
-    double n_prompt = q->n_prompt - q->n_cached, n_steps = n_predicted > 1 ? n_predicted - 1 : 0;
-    buf_printf(b, "{\"cache_n\":%d,\"prompt_n\":%d,\"predicted_n\":%d", q->n_cached,
-               q->n_prompt - q->n_cached, n_predicted);
+    prompt = in_prompt ? prompt_ms(first) : prompt;
+    double n_prompt = (in_prompt ? first->n_prefilled : q->n_prompt) - q->n_cached;
+    double n_steps = n_predicted > 1 ? n_predicted - 1 : 0;
+    buf_printf(b, "{\"cache_n\":%d,\"prompt_n\":%d,\"predicted_n\":%d", q->n_cached, (int)n_prompt,
+               n_predicted);
     put_real(b, "prompt_ms", prompt);
     put_real(b, "prompt_per_token_ms", n_prompt > 0 ? prompt / n_prompt : 0);
     put_real(b, "prompt_per_second", per_second(n_prompt, prompt));

@@ -108,6 +108,15 @@ static enum status check(const struct config *c, struct err *err)
     return OK;
 }
 
+/* vLLM's command lines may ask for more than there is, for all by -1; requests that do are told. */
+static void bound_logprobs(struct config *c)
+{
+    if (c->max_logprobs < 0 || c->max_logprobs > MAX_TOP_LOGPROBS) {
+        log_info("max-logprobs is %d: requests for more are refused", MAX_TOP_LOGPROBS);
+        c->max_logprobs = MAX_TOP_LOGPROBS;
+    }
+}
+
 /* Removes the slash that shell completion adds to "models/demo/". */
 static void trim_slashes(const char **folder)
 {
@@ -138,6 +147,7 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
     st = st == OK ? read_env(&l, env, err) : st;
     st = st == OK && l.file ? loading_read_file(&l, err) : st;
     st = st == OK ? check(c, err) : st;
+    bound_logprobs(c);
     trim_slashes(&c->engine.model);
     free(l.source);
     free(l.in_file);

@@ -93,7 +93,7 @@ const struct option_row *loading_find_member(const char *key, size_t n_bytes, co
     const char *dot = memchr(key, '.', n_bytes);
     const struct option_row *row = dot ? loading_find_row(key, (size_t)(dot - key)) : NULL;
     *member = dot ? dot + 1 : NULL;
-    return row && row->type == OPTION_JSON ? row : NULL;
+    return row && (row->type == OPTION_JSON || row->may_be_object) ? row : NULL;
 }
 
 enum status loading_set_member(struct loading *l, const struct option_row *row, const char *member,

@@ -31,7 +31,8 @@ const struct option_row option_rows[] = {
          "JSON object of sampling defaults")},
     {ROW("pooler-config", OPTION_STRING, pooler_config, "auto",
          "embeddings: 'mean', 'last', or vLLM's JSON object with pooling_type and normalize; "
-         "'auto': as 1_Pooling/config.json beside the model says, else mean")},
+         "'auto': as 1_Pooling/config.json beside the model says, else mean"),
+     .may_be_object = true},
     {ROW("scoring", OPTION_CHOICE, scoring, "auto",
          "pairs of texts: 'embeddings': the cosine of their vectors; 'yes-no': what the model "
          "makes of "
@@ -52,7 +53,7 @@ const struct option_row option_rows[] = {
          "'dummy': random weights made in place, from config.json alone"),
      .choices = "auto|safetensors|dummy",
      .synonyms = "hf=auto|gguf=auto|fastsafetensors=auto|instanttensor=auto|modelexpress=auto|"
-                 "runai_streamer=auto",
+                 "mistral=auto|runai_streamer=auto",
      .same_on_nodes = true},
     {ROW("check-weights", OPTION_CHOICE, engine.check_weights, "sampled",
          "what of the weights is searched for NaN and infinities; unless 'off', files must have "
@@ -225,8 +226,9 @@ const struct option_row option_rows[] = {
      .min = 1, .max = 9e15},
     {ROW("overload-status", OPTION_INT, overload_status, "503", "status of such a refusal"),
      .min = 429, .max = 503},
-    {ROW("max-logprobs", OPTION_INT, max_logprobs, "20", "logprobs and top_logprobs"), .min = 0,
-     .max = MAX_TOP_LOGPROBS},
+    {ROW("max-logprobs", OPTION_INT, max_logprobs, "20",
+         "logprobs and top_logprobs; more than 20, and -1, are 20"),
+     .min = -1, .max = INT32_MAX},
     {ROW("max-n", OPTION_INT, max_n, "128", "samples of one prompt"), .min = 1, .max = MAX_SAMPLES},
     {ROW("max-stop", OPTION_INT, max_stop, "16", "stop strings of one request"), .min = 0,
      .max = 64},

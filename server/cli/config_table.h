@@ -31,6 +31,7 @@ struct option_row {
     double min, max;        // of numbers
     const char *choices;    // "a|b|c" of OPTION_CHOICE
     const char *synonyms;   // "x=a|y=b": synonyms of choices; NULL: none
+    bool may_be_object;     // of OPTION_STRING: members may be set one by one, as of OPTION_JSON
     bool secret;            // never printed
     bool same_on_nodes;     // all processes that serve one model must agree on it
     bool is_command;        // requests other output than a server; not part of the configuration

@@ -135,6 +135,10 @@ static enum status read_number(const struct option_row *row, const char *text, d
     if (integral && v != floor(v)) {
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is not whole", row->name, text);
     }
+    if (row->min == row->max && v != row->min) { // its help says why
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is not supported (%s)", row->name,
+                       text, row->help);
+    }
     if (v < row->min || v > row->max) {
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is outside %.15g to %.15g", row->name,
                        text, row->min, row->max);
@@ -286,7 +290,11 @@ enum status config_value_set_member(struct config *c, const struct option_row *r
     const char *now = *(const char **)field(c, row);
     now = now ? now : "{}";
     struct json *root = NULL;
-    TRY(json_parse(now, strlen(now), NULL, &root, err));
+    if (json_parse(now, strlen(now), NULL, &root, err) != OK || !json_is(root, JSON_OBJECT)) {
+        json_free(root);
+        return err_set(err, ERR_INVALID, "option %s: '%.60s' is no object that has members",
+                       row->name, now);
+    }
     char *first = xstrndup(key, strcspn(key, "."));
     bool is_there = json_get(root, first) != NULL, is_empty = json_first(root) == NULL;
     free(first);

@@ -364,17 +364,40 @@ static void take_next(struct batches *b)
     start_load(b);
 }
 
+static bool engine_is_ready(const struct batches *b)
+{
+    struct engine_stats stats;
+    engine_stats(b->options.calls->engine, &stats);
+    return stats.state == ENGINE_READY;
+}
+
+/* A file that cannot be read now, say: what is answered is stored, and the rest has its turn when
+ * it is loaded again. Without an engine there is none. */
+static void job_failed(struct batches *b)
+{
+    struct err why = *job_error(b->job);
+    close_job(b);
+    if (b->stopping || !engine_is_ready(b)) {
+        log_error("%s is left for the next start: %s", b->id, why.text);
+        b->stopping = true;
+        forget(b);
+        return;
+    }
+    job_lines_deinit(&b->lines);
+    b->stage = STAGE_LOAD;
+    try_later(b, "it was interrupted", &why);
+}
+
 static void run_turn(struct batches *b)
 {
     check_job(b);
     if (job_turn(b->job)) {
-        bool is_left = b->stopping || job_error(b->job);
         if (job_error(b->job)) {
-            log_error("%s is left for the next start: %s", b->id, job_error(b->job)->text);
-            b->stopping = true;
+            job_failed(b);
+            return;
         }
         close_job(b);
-        if (is_left) {
+        if (b->stopping) {
             forget(b);
         } else {
             start_end(b);

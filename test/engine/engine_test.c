@@ -642,6 +642,8 @@ TEST(statistics_know_what_was_submitted_since_the_last_turn)
         n_steps += s.step_sizes[i];
     }
     CHECK_EQ(n_steps, s.n_steps);
+    // The third sample begins when the leader has gone: its prompt behind the cached block again.
+    CHECK_EQ(s.step_tokens, s.prompt_tokens + s.generated_tokens + 30 - 16);
     stop(&b);
 }
 

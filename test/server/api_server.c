@@ -6,7 +6,7 @@
  *     FAKE_STEP_US  time of a step (2000)      FAKE_GROUP  tokens of a step (1)
  *     FAKE_LANES    samples at once (64)       FAKE_QUEUE  requests in all (4096)
  *     FAKE_LOAD_MS  time that loading takes (0)         FAKE_EOS   another id that ends a sample
- *     FAKE_CONTEXT  the model's (2048)
+ *     FAKE_CONTEXT  the model's (2048)         FAKE_MODEL_TYPE  its family (fake)
  *
  * Without a script a sample repeats its prompt. Seeds 1001 to 1003: the engine hangs, dies, or
  * fails that request. */
@@ -240,6 +240,9 @@ enum status engine_open(const struct engine_options *options, struct engine **ou
         .device = "fake",
         .defaults = sampling_params_default(),
     };
+    if (getenv("FAKE_MODEL_TYPE")) {
+        snprintf(e->info.model_type, sizeof e->info.model_type, "%s", getenv("FAKE_MODEL_TYPE"));
+    }
     if (number("FAKE_EOS", 0) > 0) {
         e->info.eos[e->info.n_eos++] = number("FAKE_EOS", 0);
     }

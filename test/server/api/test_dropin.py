@@ -71,7 +71,7 @@ def test_top_logprobs_begin_with_the_token_itself(server):
 def test_usage_may_be_forced_into_every_chunk():
     with Server(enable_force_include_usage=True) as s:
         chunks = s.chat("x", stream=True, max_tokens=3).chunks()
-        assert len(chunks) > 3 and all(c["usage"]["prompt_tokens"] > 0 for c in chunks) and chunks[-1]["choices"] == []
+        assert len(chunks) >= 3 and all(c["usage"]["prompt_tokens"] > 0 for c in chunks) and chunks[-1]["choices"] == []
         assert chunks[-1]["usage"]["completion_tokens"] == 3
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 
 import pytest
 from api import DEMO, Server, scripted
@@ -23,6 +24,13 @@ def server():
 def real():
     with Server(real=True, threads=2) as s:
         yield s
+
+
+def eventually(check, seconds=5):
+    end = time.time() + seconds
+    while time.time() < end and not check():
+        time.sleep(0.01)
+    return check()
 
 
 def native(s, prompt="hello", **body):
@@ -218,3 +226,66 @@ def test_without_tokens_for_it_a_suffix_is_refused(server):
     for path, body in (("/v1/completions", {"prompt": "a", "suffix": "b"}), ("/infill", {"input_prefix": "a", "input_suffix": "b"})):
         r = server.post(path, body)
         assert r.status == 400 and (r.error["code"], r.error["param"]) == ("unsupported_value", "suffix")
+
+
+# ---- news of a prompt, and the rest of its details ----
+
+PROGRESS = [("/completion", {"prompt": [5] * 100}), ("/v1/completions", {"prompt": [5] * 100}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b c " * 60}]})]
+
+
+@pytest.mark.parametrize("path, body", PROGRESS, ids=[p for p, _ in PROGRESS])
+def test_the_news_of_a_prompt(path, body):
+    with Server(real=True, threads=2, max_num_batched_tokens=32, max_num_seqs=2) as s:
+        for again in (False, True):
+            r = s.post(path, {**body, "stream": True, "max_tokens": 4, "n_predict": 4, "return_progress": True, "timings_per_token": True, "temperature": 0})
+            assert r.status == 200, r.body
+            parts = [json.loads(e) for e in r.events() if e != "[DONE]"]
+            news = [p["prompt_progress"] for p in parts if "prompt_progress" in p]
+            assert all("prompt_progress" in p for p in parts[:len(news)]) and len(news) >= (2 if again else 3)  # and then the answer
+            first, last = news[0], news[-1]
+            assert first["processed"] == first["cache"] and last["processed"] == last["total"] > 80 and (first["cache"] > 0) == again
+            assert all(a["processed"] < b["processed"] and a["total"] == b["total"] and a["cache"] == b["cache"] and a["time_ms"] <= b["time_ms"] for a, b in zip(news, news[1:]))
+            times = [p["timings"] for p in parts]
+            assert times[0]["prompt_n"] == times[0]["prompt_ms"] == times[0]["predicted_n"] == times[0]["predicted_ms"] == 0
+            assert all(t["prompt_n"] == n["processed"] - n["cache"] for t, n in zip(times, news)) and times[len(news) - 1]["prompt_ms"] > 0
+        r = s.post(path, {**body, "max_tokens": 1, "n_predict": 1, "return_progress": True})  # nothing but a stream has news
+        assert r.status == 200 and "prompt_progress" not in r.json()
+
+
+def test_its_own_answer_within_others(server):
+    for path, body in (("/v1/chat/completions", {"messages": [{"role": "user", "content": "Book"}]}), ("/v1/completions", {"prompt": "Book"})):
+        j = server.post(path, {**body, "verbose": True, "seed": 1, "max_tokens": 64}).json()
+        own = j["__verbose"]
+        assert "Book" in own["prompt"] and own["content"] == TEXTS[1] and SETTINGS <= set(own["generation_settings"]) and own["stop_type"] == "eos"
+        assert "__verbose" not in server.post(path, {**body, "verbose": False, "seed": 1}).json()
+        chunks = server.post(path, {**body, "verbose": True, "seed": 1, "max_tokens": 64, "stream": True}).chunks()
+        assert ["__verbose" in c for c in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_the_end_tokens_are_never_drawn_with_ignore_eos(real):
+    body = {"n_predict": 40, "temperature": 0}
+    assert native(real, "What is 1 + 1?", **body)["generation_settings"]["logit_bias"] == []
+    j = native(real, "What is 1 + 1?", ignore_eos=True, return_tokens=True, logit_bias=[[7, 1.5]], **body)
+    biases = j["generation_settings"]["logit_bias"]
+    assert biases[0] == {"token": 7, "bias": 1.5} and len(biases) > 1 and all(b["bias"] is None for b in biases[1:])
+    assert j["tokens_predicted"] == 40 and not {b["token"] for b in biases[1:]} & set(j["tokens"])
+
+
+def test_each_token_with_probabilities_has_an_event(real):
+    parts = events(real.post("/completion", {"prompt": "Once upon a", "n_predict": 12, "n_probs": 2, "temperature": 0, "stream": True}))
+    assert all(len(p["completion_probabilities"]) == len(p["tokens"]) == 1 for p in parts[:-1]) and len(parts) == 13
+
+
+def test_its_names_of_metrics():
+    with Server(real=True, threads=2) as s:
+        timings = [native(s, [5] * 40, n_predict=n, temperature=0)["timings"] for n in (3, 5)]
+        assert eventually(lambda: s.metric_plain("llamacpp:requests_processing") == 0)
+        r = s.get("/metrics")
+        assert 0 < int(r.headers["process-start-time-unix"]) <= time.time()
+        text = r.body.decode()
+        values = {l.split()[0]: float(l.split()[1]) for l in text.splitlines() if l.startswith("llamacpp:")}
+        assert all("# HELP %s " % n in text and "# TYPE %s " % n in text for n in values) and len(values) == 15
+        get = lambda name: values["llamacpp:" + name]
+        assert get("prompt_tokens_total") == sum(t["prompt_n"] for t in timings) and get("prompt_tokens_cached_total") == sum(t["cache_n"] for t in timings) > 0
+        assert get("tokens_predicted_total") == sum(t["predicted_n"] for t in timings) == 8 and get("n_decode_total") >= 8 and get("n_tokens_max") == 45
+        assert get("prompt_seconds_total") > 0 and get("tokens_predicted_seconds_total") > 0 and get("prompt_tokens_seconds") > 0 and get("n_busy_slots_per_decode") == 1

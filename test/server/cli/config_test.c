@@ -222,7 +222,8 @@ TEST(what_would_change_answers_is_refused_with_the_reason)
     REFUSED("enable-lora: 'true' is not supported: adapters", "m", "--enable-lora");
     REFUSED("adapters are not supported", "m", "--lora-modules", "a=b", "c=d");
     REFUSED("return-sampling-mask: 'true' is not supported", "m", "--return-sampling-mask");
-    REFUSED("tokenizer.json is what is read", "m", "--tokenizer-mode=mistral");
+    REFUSED("tokenizer.json is what is read", "m", "--tokenizer-mode=deepseek_v32");
+    REFUSED("start more servers behind a balancer", "m", "--data-parallel-size=4");
     REFUSED("not loaded", "m", "--middleware", "a.b");
     REFUSED("none of", "m", "--reasoning-parser", "inkling");
     char *path = write_file("disable-log-stats: true\nenable-lora: False\nignore-patterns:\n- a\n"

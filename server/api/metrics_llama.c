@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The same figures under llama.cpp's names, without labels, as its dashboards read them. */
+#include "server/api/metrics.h"
+
+static double per(double n, double of)
+{
+    return of > 0 ? n / of : 0;
+}
+
+void metrics_print_llama(const struct metrics *m, const struct metrics_source *s, struct buf *out)
+{
+    const struct engine_stats *e = s->stats;
+    double prompt = (double)(e->step_tokens - e->generated_tokens); // computed
+    double generated = (double)e->generated_tokens, steps = (double)e->n_steps;
+    double prompt_s = m->hist[MEASURE_PREFILL].sum, decode_s = m->hist[MEASURE_DECODE].sum;
+    const struct {
+        const char *name, *type, *help;
+        double v;
+    } rows[] = {
+        {"prompt_tokens_total", "counter", "Prompt tokens computed.", prompt},
+        {"prompt_tokens_cached_total", "counter", "Prompt tokens from the cache.",
+         (double)e->prefix_hits},
+        {"prompt_seconds_total", "counter", "Time of prompts.", prompt_s},
+        {"tokens_predicted_total", "counter", "Tokens generated.", generated},
+        {"tokens_predicted_seconds_total", "counter", "Time of tokens.", decode_s},
+        {"n_decode_total", "counter", "Steps of the engine.", steps},
+        {"n_tokens_max", "counter", "The longest prompt with its answer so far.",
+         (double)s->counts->longest_context},
+        {"spec_decode_num_drafts_total", "counter", "Drafts.", (double)e->spec_drafts},
+        {"spec_decode_num_draft_tokens_total", "counter", "Draft tokens.",
+         (double)e->spec_draft_tokens},
+        {"spec_decode_num_accepted_tokens_total", "counter", "Accepted draft tokens.",
+         (double)e->spec_accepted_tokens},
+        {"prompt_tokens_seconds", "gauge", "Prompt tokens a second, of one request.",
+         per(prompt, prompt_s)},
+        {"predicted_tokens_seconds", "gauge", "Tokens a second, of one request.",
+         per(generated, decode_s)},
+        {"requests_processing", "gauge", "Sequences that run.", e->n_running},
+        {"requests_deferred", "gauge", "Sequences that wait.", engine_stats_queued(e)},
+        {"n_busy_slots_per_decode", "gauge", "Sequences of a step, on average.",
+         per((double)e->step_seqs, steps)},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const char *name = rows[i].name;
+        buf_printf(out, "# HELP llamacpp:%s %s\n# TYPE llamacpp:%s %s\nllamacpp:%s ", name,
+                   rows[i].help, name, rows[i].type, name);
+        buf_put_double(out, rows[i].v);
+        buf_putc(out, '\n');
+    }
+}
