@@ -62,6 +62,19 @@ def test_events_have_times_where_they_are_asked_for(server):
     assert not any("timings" in e for e in map(json.loads, respond(server, stream=True, store=False).events()))
 
 
+def test_news_of_the_prompt_come_where_they_are_asked_for(server):
+    r = respond(server, STORY * 3, stream=True, return_progress=True, store=False, cache_salt="news")
+    events = [json.loads(e) for e in r.events()]
+    assert [e["type"] for e in events[:2]] == ["response.created", "response.in_progress"] and "prompt_progress" not in events[1]
+    assert [e["type"] for e in events].count("response.created") == 1
+    news = [e for e in events if "prompt_progress" in e]
+    assert len(news) >= 2 and {e["type"] for e in news} == {"response.in_progress"}
+    total = events[-1]["response"]["usage"]["input_tokens"]
+    done = [e["prompt_progress"]["processed"] for e in news]
+    assert done == sorted(done) and done[0] == 0 and done[-1] == total and all(e["prompt_progress"]["total"] == total for e in news)
+    assert [e["sequence_number"] for e in events] == list(range(len(events)))
+
+
 def test_later_turns_find_the_earlier_ones_in_the_cache(server):
     first = respond(server, STORY).json()
     second = respond(server, "And then?", previous_response_id=first["id"]).json()
