@@ -38,8 +38,8 @@ struct spec_options {
     bool lookup; // n-gram lookup adds nodes to the tree, too
 };
 
-/* Models that run in each draft pass: for a tree all of them; for heads one, the next module in each
- * pass. */
+/* Models that run in each draft pass: for a tree all of them; for heads one, the next module in
+ * each pass. */
 static inline int32_t spec_models_per_pass(const struct spec_options *o)
 {
     return o->head != HEAD_NONE ? 1 : o->n_models;
