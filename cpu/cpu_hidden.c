@@ -32,15 +32,21 @@ static char *row_at(const struct cpu_backend *cpu, int32_t lane, int32_t slot)
     return cpu->hidden.base + row * cpu->hidden.row_bytes;
 }
 
+static bool in_row(const struct cpu_backend *cpu, const struct hidden_args *a)
+{
+    return a->width > 0 && a->first >= 0 && a->first % a->width == 0 &&
+           a->first + a->width <= cpu->hidden.width;
+}
+
 enum status cpu_hidden_store(struct backend *be, const struct hidden_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
     const struct pass *pass = cpu->pass;
-    ASSERT(pass && cpu->hidden.base && a->width == cpu->hidden.width);
+    ASSERT(pass && cpu->hidden.base && in_row(cpu, a));
     ASSERT(a->n_rows <= (a->out_rows ? pass->n_out : pass->n_rows));
     for (int32_t i = 0; i < a->n_rows; i++) {
         const struct pass_row *r = &pass->rows[a->out_rows ? pass->out_rows[i] : i];
-        cpu_state_put(cpu->hidden.dtype, row_at(cpu, r->lane, r->slot_pos), 0, 1,
+        cpu_state_put(cpu->hidden.dtype, row_at(cpu, r->lane, r->slot_pos), a->first, 1,
                       tensor_row(&a->x, i), a->width);
     }
     return OK;
@@ -63,7 +69,7 @@ enum status cpu_hidden_load(struct backend *be, const struct hidden_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
     const struct pass *pass = cpu->pass;
-    ASSERT(pass && cpu->hidden.base && a->width == cpu->hidden.width);
+    ASSERT(pass && cpu->hidden.base && in_row(cpu, a));
     ASSERT(a->n_rows <= pass->n_rows);
     for (int32_t i = 0; i < a->n_rows; i++) {
         float *x = tensor_row(&a->x, i);
@@ -74,7 +80,7 @@ enum status cpu_hidden_load(struct backend *be, const struct hidden_args *a)
         }
         const char *row = row_at(cpu, pass->rows[i].lane, slot);
         for (int32_t d = 0; d < a->width; d++) {
-            x[d] = dtype_load(row, cpu->hidden.dtype, d);
+            x[d] = dtype_load(row, cpu->hidden.dtype, a->first + d);
         }
     }
     return OK;

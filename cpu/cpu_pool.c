@@ -162,7 +162,11 @@ struct pool *pool_create(int32_t n_threads)
     }
     struct pool *pool = aligned_alloc(CACHE_LINE, sizeof *pool);
     struct run *runs = aligned_alloc(CACHE_LINE, (size_t)n_threads * sizeof *runs);
-    ASSERT(pool && runs);
+    if (!pool || !runs) {
+        free(pool);
+        free(runs);
+        return NULL;
+    }
     *pool = (struct pool){.n_threads = n_threads,
                           .runs = runs,
                           .workers = xcalloc((size_t)n_threads, sizeof *pool->workers),

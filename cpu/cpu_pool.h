@@ -13,7 +13,7 @@
 struct pool;
 
 /* n_threads includes the owner; 0: as many as the process may use. NULL if a thread cannot be
- * started. */
+ * started or memory is short. */
 struct pool *pool_create(int32_t n_threads);
 void pool_destroy(struct pool *pool); // accepts NULL
 

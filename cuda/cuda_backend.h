@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A rank of the CUDA backend: its device and the owners of its state. Each owner has a file and a
  * header that lists what others may call. Only the top-level files know all owners: cuda_open.c,
- * cuda_ops.c (the maths entries of the backend table) and cuda_backend.c (the other entries).
+ * cuda_ops*.c (the maths entries of the backend table) and cuda_backend.c (the other entries).
  * Thread: the rank's owner. */
 #ifndef SLUICE_CUDA_CUDA_BACKEND_H
 #define SLUICE_CUDA_CUDA_BACKEND_H

@@ -171,7 +171,7 @@ enum status spec_measure(struct ranks *ranks, const struct scheduler_limits *lim
             TRY(measure_looks(&site, &timed));
         }
     }
-    spec_costs_settle(out, &timed, options->n_models);
+    spec_costs_settle(out, &timed, spec_models_per_pass(options));
     show_all(out, options->n_models > 0);
     return OK;
 }

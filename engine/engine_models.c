@@ -88,24 +88,37 @@ static enum status same_vocabulary(const struct engine *e, int32_t draft, struct
 }
 
 /* A draft model's config comes from its folder; a draft head's is derived from the model. */
-static enum status read_draft_config(struct engine *e, const char *folder, struct model_config *c,
+static enum status read_draft_config(struct engine *e, int32_t i, struct model_config *c,
                                      struct err *err)
 {
+    const char *folder = e->spec.options.models[i];
     const enum head_kind head = e->spec.options.head;
     if (head == HEAD_MTP) {
-        return head_config_mtp(&e->config, c, err);
+        return head_config_mtp(&e->config, i, c, err);
     }
     enum status st = model_config_load(folder, c, err);
     st = st == OK && head == HEAD_EAGLE3 ? head_config_eagle3(folder, &e->config, c, err) : st;
     return st == OK ? OK : err_prefix(err, st, "the draft model");
 }
 
+/* The modules that draft: no more than there are drafts. Trees use the first alone. */
+static int32_t count_modules(const struct engine *e)
+{
+    const struct spec_options *o = &e->spec.options;
+    int32_t most = o->k < MAX_DRAFT_MODELS ? o->k : MAX_DRAFT_MODELS, n = e->config.n_draft_layers;
+    n = spec_has_trees(&e->spec) || n < 1 ? 1 : n;
+    return n < most ? n : most;
+}
+
 static enum status read_drafts(struct engine *e, struct err *err)
 {
+    if (e->spec.options.head == HEAD_MTP) {
+        e->spec.options.n_models = count_modules(e);
+    }
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         const char *folder = e->spec.options.models[i];
         struct model_config *c = e->draft_config[i] = xcalloc(1, sizeof *c);
-        TRY(read_draft_config(e, folder, c, err));
+        TRY(read_draft_config(e, i, c, err));
         engine_fit_draft(e, i);
         if (c->max_pos < e->spec.options.draft_max_len) {
             e->spec.options.draft_max_len = c->max_pos;

@@ -5,6 +5,7 @@
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
 #include "engine/base/words.h"
+#include "engine/model/head.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -88,8 +89,12 @@ static enum status load_drafts(struct rank *r, void *arg)
             .index = 1 + i};
         TRY(model_load(&options, r->be, &r->draft[i], &r->err));
         if (e->draft_config[i]->head.kind != HEAD_NONE) {
-            r->target.drafter = &r->draft[i];
+            (i > 0 ? &r->draft[i - 1] : &r->target)->drafter = &r->draft[i];
         }
+    }
+    if (r->local == 0 && e->spec.options.head == HEAD_MTP && e->config.n_draft_layers > 1) {
+        log_info("of %d multi-token prediction modules %d draft, one after the other",
+                 e->config.n_draft_layers, e->spec.options.n_models);
     }
     return OK;
 }
@@ -140,7 +145,7 @@ static enum status setup_rank(struct rank *r, void *arg)
         TRY(open_set(e, &r->draft[i], &r->err));
     }
     if (r->target.drafter) {
-        TRY(ops->hidden_open(r->be, r->target.drafter->config->hidden, e->info.dtype, &r->err));
+        TRY(ops->hidden_open(r->be, head_row_width(&r->target), e->info.dtype, &r->err));
     }
     struct tensor logits = {.dtype = DT_F32, .stride = e->config.vocab}, local = logits;
     local.stride = r->target.shard.vocab;

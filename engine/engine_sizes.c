@@ -5,6 +5,7 @@
 
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
+#include "engine/model/head.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -39,8 +40,7 @@ static enum status block_bytes(struct engine *e, size_t *out)
         *out += drafts;
     }
     if (r->target.drafter) {
-        *out += hidden_block_bytes(r->target.drafter->config->hidden, e->info.dtype,
-                                   e->info.block_tokens);
+        *out += hidden_block_bytes(head_row_width(&r->target), e->info.dtype, e->info.block_tokens);
     }
     return OK;
 }
@@ -289,7 +289,8 @@ struct step_sizes engine_step_sizes(const struct engine *e)
 {
     return (struct step_sizes){.limits = &e->scheduler.limits,
                                .vocab = e->config.vocab,
-                               .n_draft_models = e->spec.options.n_models,
+                               .n_draft_models = spec_models_per_pass(&e->spec.options),
+                               .n_feeding_passes = spec_feeding_passes(&e->spec.options),
                                .n_draft_passes = spec_max_passes(&e->spec),
                                .max_masks = max_masks_of(e),
                                .trees = spec_has_trees(&e->spec)};

@@ -7,10 +7,13 @@
 #include "engine/base/assert.h"
 #include "engine/cluster/step_run.h"
 
-static void begin_pass(struct draft_pass *d)
+static void begin_pass(struct draft_pass *d, int32_t model)
 {
-    d->pass =
-        (struct pass){.rows = d->rows, .seqs = d->seqs, .out_rows = d->out_rows, .draws = d->draws};
+    d->pass = (struct pass){.model = model,
+                            .rows = d->rows,
+                            .seqs = d->seqs,
+                            .out_rows = d->out_rows,
+                            .draws = d->draws};
 }
 
 /* The ids beside a spine: in a comb they become drafts immediately, in other trees the host picks
@@ -69,26 +72,6 @@ static bool follows(const struct plan_entry *e)
            (seq->trust.pause == 0 || !decodes || e->n_drafts > 0);
 }
 
-/* An entry's known rows, as far as the draft model's context, the budget and shared blocks
- * allow. */
-static void feed(struct planned_step *ps, struct holdings *h, const struct plan_entry *e,
-                 int32_t max_len)
-{
-    struct sequence *seq = e->seq;
-    int32_t end = ps->reads_target ? e->first + 1 : e->first + e->n_rows - e->n_drafts;
-    end = end < max_len ? end : max_len;
-    int32_t room = h->limits->max_rows - ps->step.draft[0].pass.n_rows;
-    int32_t n = holdings_draft_rows(h, seq, end);
-    n = n < room ? n : room;
-    bool draws = e->n_drafts > 0 && seq->proposal.on_device;
-    ASSERT(!draws || (n > 0 && seq->draft_computed + n == end)); // the proposer guarantees it
-    if (n > 0) {
-        add_rows(ps, 0, seq, seq->draft_computed, n, draws);
-        ps->feeds[ps->n_feeds++] = (struct draft_feed){seq, seq->draft_computed, n};
-        seq->draft_computed += n;
-    }
-}
-
 /* Drafts that the device derives one from the other: all of a chain, or the spine of a tree. */
 static int32_t chain_of(const struct plan_entry *e)
 {
@@ -96,22 +79,69 @@ static int32_t chain_of(const struct plan_entry *e)
     return e->seq->tree && depth < e->n_drafts ? depth : e->n_drafts;
 }
 
+/* An entry's known rows, as far as the draft model's context, the budget and shared blocks
+ * allow. */
+static void feed(struct planned_step *ps, struct holdings *h, const struct plan_entry *e,
+                 int32_t max_len, int32_t n_feeding)
+{
+    struct sequence *seq = e->seq;
+    int32_t end = ps->reads_target ? e->first + 1 : e->first + e->n_rows - e->n_drafts;
+    end = end < max_len ? end : max_len;
+    const struct pass *p = &ps->step.draft[0].pass; // later ones may have drafts besides
+    int32_t room = h->limits->max_rows - p->n_rows - (n_feeding - 1) * p->n_draws;
+    int32_t n = holdings_draft_rows(h, seq, end);
+    n = n < room ? n : room;
+    bool draws = e->n_drafts > 0 && seq->proposal.on_device;
+    ASSERT(!draws || (n > 0 && seq->draft_computed + n == end)); // the proposer guarantees it
+    if (n > 0) {
+        add_rows(ps, 0, seq, seq->draft_computed, n, draws);
+        ps->feeds[ps->n_feeds++] =
+            (struct draft_feed){seq, seq->draft_computed, n, draws ? chain_of(e) : 0};
+        seq->draft_computed += n;
+    }
+}
+
+/* Pass j of those that feed: module j reads the same rows as the one before it, and the drafts that
+ * those have made. */
+static void feed_again(struct planned_step *ps, int32_t j)
+{
+    for (int32_t i = 0; i < ps->n_feeds; i++) {
+        const struct draft_feed *f = &ps->feeds[i];
+        const bool draws = f->chain > j;
+        add_rows(ps, j, f->seq, f->first, draws ? f->n + j : f->n, draws);
+    }
+}
+
+/* Pass j behind those: the row of the last draft. */
+static void draft_on(struct planned_step *ps, int32_t j)
+{
+    for (int32_t i = 0; i < ps->plan.n_entries; i++) {
+        const struct plan_entry *e = &ps->plan.entries[i];
+        if (chain_of(e) > j && e->seq->proposal.on_device) {
+            add_rows(ps, j, e->seq, e->first + e->n_rows - e->n_drafts + j - 1, 1, true);
+            // for a tree the accepted path decides
+            e->seq->draft_computed += !e->seq->tree && !ps->reads_target;
+        }
+    }
+}
+
 void step_build_draft(struct planned_step *ps, struct holdings *h, const struct spec *sp)
 {
-    int32_t deepest = 0;
+    const int32_t n_feeding = spec_feeding_passes(&sp->options);
+    int32_t deepest = n_feeding;
     ps->step.n_draft_passes = ps->n_feeds = ps->grove.n_trees = 0;
     ps->reads_target = sp->options.head != HEAD_NONE;
     if (spec_passes(sp) == SPEC_NO_PASSES) {
         return;
     }
     step_plant_trees(ps, sp);
-    begin_pass(&ps->step.draft[0]);
+    begin_pass(&ps->step.draft[0], 0);
     for (int32_t pass = 0; pass < 2; pass++) { // speculating sequences first: they must fit
         for (int32_t i = 0; i < ps->plan.n_entries; i++) {
             const struct plan_entry *e = &ps->plan.entries[i];
             bool speculates = e->n_drafts > 0 && e->seq->proposal.on_device;
             if (speculates == (pass == 0) && follows(e)) {
-                feed(ps, h, e, sp->options.draft_max_len);
+                feed(ps, h, e, sp->options.draft_max_len, n_feeding);
                 deepest = speculates && chain_of(e) > deepest ? chain_of(e) : deepest;
             }
         }
@@ -119,16 +149,13 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
     if (ps->step.draft[0].pass.n_rows == 0) {
         return;
     }
-    ps->step.n_draft_passes = deepest > 1 ? deepest : 1;
-    for (int32_t j = 1; j < ps->step.n_draft_passes; j++) {
-        begin_pass(&ps->step.draft[j]);
-        for (int32_t i = 0; i < ps->plan.n_entries; i++) {
-            const struct plan_entry *e = &ps->plan.entries[i];
-            if (chain_of(e) > j && e->seq->proposal.on_device) {
-                add_rows(ps, j, e->seq, e->first + e->n_rows - e->n_drafts + j - 1, 1, true);
-                e->seq->draft_computed +=
-                    !e->seq->tree && !ps->reads_target; // for a tree the accepted path decides
-            }
+    ps->step.n_draft_passes = deepest;
+    for (int32_t j = 1; j < deepest; j++) {
+        begin_pass(&ps->step.draft[j], j < n_feeding ? j : n_feeding - 1);
+        if (j < n_feeding) {
+            feed_again(ps, j);
+        } else {
+            draft_on(ps, j);
         }
     }
 }

@@ -30,6 +30,13 @@ void buf_clear(struct buf *b)
     }
 }
 
+static _Thread_local uint64_t n_lost;
+
+uint64_t buf_n_lost(void)
+{
+    return n_lost;
+}
+
 bool buf_reserve(struct buf *b, size_t more_bytes)
 {
     if (b->failed || more_bytes > b->max_bytes - b->n_bytes) {
@@ -46,6 +53,7 @@ bool buf_reserve(struct buf *b, size_t more_bytes)
     }
     char *data = realloc(b->data, cap);
     if (!data) {
+        n_lost++;
         b->failed = true;
         return false;
     }

@@ -22,6 +22,10 @@ void buf_init(struct buf *b, size_t max_bytes);
 void buf_deinit(struct buf *b); // accepts a zeroed struct
 void buf_clear(struct buf *b);  // keeps the memory; clears `failed`
 
+/* How many appends of this thread had no memory, to any buffer: what lies between two equal counts
+ * lacks nothing for that reason. */
+uint64_t buf_n_lost(void);
+
 bool buf_reserve(struct buf *b, size_t more_bytes);
 void buf_put(struct buf *b, const void *bytes, size_t n_bytes);
 void buf_puts(struct buf *b, const char *s);

@@ -32,7 +32,7 @@ void step_init(struct step *st, int32_t slot, const struct step_sizes *sizes)
     st->copies = xcalloc(lanes, sizeof *st->copies);
     st->state_copies = xcalloc((size_t)max_state_copies(l), sizeof *st->state_copies);
     for (int32_t i = 0; i < sizes->n_draft_passes; i++) {
-        init_pass(&st->draft[i], i == 0 ? rows : lanes, lanes, lanes);
+        init_pass(&st->draft[i], i < sizes->n_feeding_passes ? rows : lanes, lanes, lanes);
     }
     if (sizes->n_draft_passes > 0) {
         init_pass(&st->level, rows, lanes, out);

@@ -47,6 +47,7 @@ struct step_sizes {
     const struct scheduler_limits *limits;
     int32_t vocab;
     int32_t n_draft_models, n_draft_passes; // n_draft_passes: per model
+    int32_t n_feeding_passes;               // of them, those that feed known tokens: at least one
     int32_t max_masks;                      // for the target's draws
     bool trees;                             // some steps grow draft trees level by level
 };
@@ -62,8 +63,9 @@ struct step {
 
     int32_t n_draft_models; // each runs the draft passes
     int32_t n_draft_passes;
-    struct draft_pass draft[MAX_DRAFTS]; // pass 0 feeds tokens not seen yet, later ones a draft
-                                         // each
+    struct draft_pass draft[MAX_DRAFTS]; // the feeding passes feed tokens not seen yet, later ones
+                                         // a draft each; pass.model counts from the first draft
+                                         // model
     struct draft_pass level;             // runs before the rest of the step: a level of trees, or
                                          // masked drafts
 

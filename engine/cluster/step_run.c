@@ -75,6 +75,7 @@ static enum status run_draft(const struct pass *pass, struct rank *r, int32_t mo
                              int32_t n_vocab_used)
 {
     struct pass p = *pass;
+    model += pass->model;
     p.model = p.kv_set = 1 + model;
     return step_run_pass(&p, &r->draft[model], (struct model_outputs){.logits = p.n_draws > 0},
                          n_vocab_used);

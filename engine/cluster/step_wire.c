@@ -91,8 +91,8 @@ static void put_tree(struct buf *b, const struct pass *p)
 static void put_pass(struct buf *b, const struct pass *p, int32_t vocab)
 {
     const int32_t counts[] = {
-        p->n_rows,     p->n_seqs, p->n_groups,          p->n_out,   p->n_draws, p->n_masks,
-        p->draws_wait, p->n_pool, p->tree_mask != NULL, p->hidden.n};
+        p->n_rows,     p->n_seqs, p->n_groups,          p->n_out, p->n_draws, p->n_masks,
+        p->draws_wait, p->n_pool, p->tree_mask != NULL, p->model, p->hidden.n};
     buf_put(b, counts, sizeof counts);
     buf_put(b, p->hidden.ids, (size_t)p->hidden.n * sizeof *p->hidden.ids);
     buf_put(b, p->rows, (size_t)p->n_rows * sizeof *p->rows);
@@ -394,6 +394,7 @@ struct pass_room {
     struct pass_pool *pools;
     struct state_keep *keeps;
     int32_t max_rows, max_seqs, max_groups, max_out, max_draws, max_pools, max_masks, max_keeps;
+    int32_t max_model;
 };
 
 static void get_masks(struct reader *r, struct pass *p)
@@ -432,6 +433,7 @@ static void get_pass(struct reader *r, struct pass *p, const struct pass_room *r
     p->n_pool = get(r, 0, room->max_pools, "the number of pools");
     bool tree = get(r, 0, 1, "a tree");
     p->tree_mask = tree ? &present : NULL;
+    p->model = get(r, 0, room->max_model, "a pass's model");
     p->hidden.n = get(r, 0, MAX_HIDDEN_LAYERS, "the number of hidden states");
     for (int32_t i = 0; i < p->hidden.n && !r->bad; i++) { // model_forward validates the layers
         p->hidden.ids[i] = get(r, 0, INT32_MAX, "a layer");
@@ -530,7 +532,8 @@ static void get_level(struct reader *r, struct step *st)
                                      .max_seqs = l->max_lanes,
                                      .max_out = l->max_out,
                                      .max_draws = l->max_out,
-                                     .max_masks = r->sizes->max_masks});
+                                     .max_masks = r->sizes->max_masks,
+                                     .max_model = r->sizes->n_feeding_passes - 1});
     }
 }
 
@@ -547,15 +550,17 @@ static void get_passes(struct reader *r, struct step *st)
                                      .seqs = d->seqs,
                                      .out_rows = d->out_rows,
                                      .draws = d->draws,
-                                     .max_rows = i == 0 ? l->max_rows : l->max_lanes,
+                                     .max_rows = i < r->sizes->n_feeding_passes ? l->max_rows
+                                                                                : l->max_lanes,
                                      .max_seqs = l->max_lanes,
                                      .max_out = l->max_lanes,
-                                     .max_draws = l->max_lanes});
+                                     .max_draws = l->max_lanes,
+                                     .max_model = r->sizes->n_feeding_passes - 1});
     }
     get_pass(r, &st->pass,
              &(struct pass_room){st->rows, st->seqs, st->groups, st->out_rows, st->draws, st->pools,
                                  st->keeps, l->max_rows, l->max_lanes, l->max_lanes, l->max_out,
-                                 l->max_draws, l->max_lanes, r->sizes->max_masks, max_keeps(l)});
+                                 l->max_draws, l->max_lanes, r->sizes->max_masks, max_keeps(l), 0});
 }
 
 /* The remaining part of the step received before. */

@@ -164,7 +164,8 @@ struct state_keep {
  * lanes' tables. A pass of the target stores one for each of its rows; a pass of the head stores
  * one for each of its out rows, and each row of the head reads that of the row before it on its
  * path. So what was computed for a shared prefix serves every sequence that shares it, copies and
- * moves of set 0 take the rows along, and a head may be fed at any later time. */
+ * moves of set 0 take the rows along, and a head may be fed at any later time. Where several
+ * heads follow one another, a slot's row holds the input of each, side by side. */
 
 /* Bytes of one block. */
 static inline size_t hidden_block_bytes(int32_t width, enum dtype dtype, int32_t block_tokens)

@@ -234,12 +234,12 @@ struct row_gate_args {
 };
 
 /* Copies between rows of a pass and the hidden states by slot (backend.h), which are stored in the
- * dtype they were opened with. store: the states of the pass's rows, or of its out rows; x has as
- * many rows. load: x of each row becomes the state of the row before it on its path, 0 at position
- * 0. */
+ * dtype they were opened with: values [first, first + width) of each, where first is a multiple of
+ * width. store: the states of the pass's rows, or of its out rows; x has as many rows. load: x of
+ * each row becomes the state of the row before it on its path, 0 at position 0. */
 struct hidden_args {
     struct tensor x; // [n_rows, width]; act or residual dtype
-    int32_t n_rows, width;
+    int32_t n_rows, width, first;
     bool out_rows; // for store
 };
 

@@ -156,6 +156,9 @@ void exprs_reset(struct exprs *x, struct exprs_mark mark)
     for (uint32_t i = 0; i < x->n; i++) {
         x->v[i].clean = x->v[i].clean > x->n ? 0 : x->v[i].clean;
     }
+    for (int b = 0; b < 256; b++) {
+        x->byte[b] = x->byte[b] < x->n ? x->byte[b] : 0;
+    }
     rehash(x, size);
     free(x->memo);
     x->memo = NULL;
@@ -192,7 +195,11 @@ uint32_t expr_byte_range(struct exprs *x, int lo, int hi)
 
 uint32_t expr_byte(struct exprs *x, uint8_t byte)
 {
-    return expr_byte_range(x, byte, byte);
+    exprs_spend(x, 1);
+    if (!x->byte[byte]) {
+        x->byte[byte] = expr_byte_range(x, byte, byte);
+    }
+    return x->byte[byte];
 }
 
 static uint32_t cons(struct exprs *x, uint32_t a, uint32_t b)

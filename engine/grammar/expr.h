@@ -93,8 +93,9 @@ struct exprs {
     bool failed;
     int depth; // of recursive constructors
 
-    uint32_t any_char; // one character of UTF-8
-    uint32_t any_text; // any number of them
+    uint32_t byte[256]; // expressions of one byte; 0: not made
+    uint32_t any_char;  // one character of UTF-8
+    uint32_t any_text;  // any number of them
 
     // Bytes that no expression tells apart are of one class.
     uint8_t class_of[256];

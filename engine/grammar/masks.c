@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/masks.h"
 
-#include "engine/base/mem.h"
+#include "engine/grammar/mask_heads.h"
+#include "engine/grammar/mask_inside.h"
 #include "engine/grammar/object.h"
 #include "engine/grammar/rules.h"
-#include "engine/grammar/vocab_text.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 enum {
-    ENDS_MAX = 6000,  // of a head
-    HEADS_MAX = 4096, // of a grammar; then all are forgotten
-    LEAD_MAX = 4,     // parts before the long one in a head
-    REPEAT_MIN = 8,   // a shorter repetition is no head
+    LEAD_MAX = 4,   // parts before the long one in a head
+    REPEAT_MIN = 8, // a shorter repetition is no head
 };
 
 void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct automaton *a,
@@ -21,23 +16,9 @@ void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct autom
 {
     *m = (struct masks){.vocab = vocab, .a = a, .max_bytes = max_bytes};
     m->path = xcalloc(vocab->max_depth + 1, sizeof *m->path);
-}
-
-static size_t head_bytes(const struct masks *m, const struct head *h)
-{
-    return (h->words ? m->vocab->n_words * sizeof *h->words : 0) + h->n_ids * sizeof *h->ids +
-           h->n_ends * sizeof *h->ends;
-}
-
-static void drop_heads(struct masks *m)
-{
-    for (uint32_t i = 0; i < m->n_heads; i++) {
-        m->bytes -= head_bytes(m, &m->heads[i]);
-        free(m->heads[i].words);
-        free(m->heads[i].ids);
-        free(m->heads[i].ends);
-    }
-    m->n_heads = 0;
+    m->now.max_ids = m->head.max_ids = (uint32_t)vocab->n_words / 2;
+    m->now.ids = xcalloc(m->now.max_ids + 1, sizeof *m->now.ids);
+    m->head.ids = xcalloc(m->head.max_ids + 1, sizeof *m->head.ids);
 }
 
 void masks_reset(struct masks *m)
@@ -47,7 +28,7 @@ void masks_reset(struct masks *m)
         free(m->v[i].ids);
     }
     m->n = m->newest = m->oldest = m->free = 0;
-    drop_heads(m);
+    heads_free(m);
     m->bytes = 0;
 }
 
@@ -57,161 +38,18 @@ void masks_deinit(struct masks *m)
     free(m->v);
     free(m->heads);
     free(m->path);
+    free(m->now.ids);
+    free(m->head.ids);
     *m = (struct masks){0};
 }
 
 size_t masks_bytes(const struct masks *m)
 {
-    return m->bytes + m->cap * sizeof *m->v + m->cap_heads * sizeof *m->heads;
+    return m->bytes + m->cap * sizeof *m->v + m->cap_heads * sizeof *m->heads +
+           (m->now.max_ids + m->head.max_ids) * sizeof *m->now.ids;
 }
 
-/* ---- bits ---- */
-
-/* Bits that `base` (NULL: none) does not have: most words have none. */
-static size_t count_bits(const uint32_t *words, const uint32_t *base, size_t n)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        for (uint32_t w = base ? words[i] & ~base[i] : words[i]; w; w &= w - 1) {
-            count++;
-        }
-        if (count > n) {
-            break; // as many as matter
-        }
-    }
-    return count;
-}
-
-static int32_t *list_bits(const uint32_t *words, const uint32_t *base, size_t n, size_t count)
-{
-    int32_t *ids = xmalloc((count + 1) * sizeof *ids);
-    size_t at = 0;
-    for (size_t i = 0; i < n; i++) {
-        for (uint32_t w = base ? words[i] & ~base[i] : words[i]; w; w &= w - 1) {
-            ids[at++] = (int32_t)(i * 32) + __builtin_ctz(w);
-        }
-    }
-    return ids;
-}
-
-/* ---- the walk ---- */
-
-static inline void set_bit(uint32_t *words, int32_t id)
-{
-    words[id >> 5] |= 1u << (id & 31);
-}
-
-static inline void allow_node(const struct grammar_vocab *v, const struct vocab_node *node,
-                              uint32_t *words)
-{
-    if (node->id < 0) {
-        return;
-    }
-    set_bit(words, node->id);
-    for (int32_t id = node->more ? v->same[node->id] : -1; id >= 0; id = v->same[id]) {
-        set_bit(words, id);
-    }
-}
-
-static inline uint32_t step(struct automaton *a, uint32_t state, uint8_t byte)
-{
-    const uint32_t *row = a->v[state].row;
-    uint32_t to = row ? row[a->x->class_of[byte]] : 0;
-    return to ? to - 1 : automaton_step(a, state, byte);
-}
-
-/* Allows what is below a node, read from a state. */
-static void walk(struct masks *m, uint32_t from, uint32_t state, uint32_t *words)
-{
-    const struct grammar_vocab *v = m->vocab;
-    uint32_t end = v->v[from].end, seen = 0;
-    m->path[v->v[from].depth] = state;
-    for (uint32_t i = from + 1; i < end;) {
-        const struct vocab_node *node = &v->v[i];
-        uint32_t to = step(m->a, m->path[node->depth - 1], node->byte);
-        seen++;
-        if (to == STATE_DEAD) {
-            if (m->a->x->failed) {
-                return;
-            }
-            i = node->end;
-            continue;
-        }
-        allow_node(v, node, words);
-        m->path[node->depth] = to;
-        i++;
-    }
-    exprs_spend(m->a->x, seen / 8);
-}
-
-/* ---- heads ---- */
-
-/* The same walk, which notes where the head may end with more of a token behind it. */
-static void fill_head(struct masks *m, struct head *h)
-{
-    const struct grammar_vocab *v = m->vocab;
-    struct item it = {h->e, STACK_ROOT};
-    uint32_t cap = 0, state = automaton_state(m->a, &it, 1);
-    m->path[0] = state;
-    if (automaton_may_end(m->a, state)) {
-        GROW(h->ends, h->n_ends, cap);
-        h->ends[h->n_ends++] = 0;
-    }
-    for (uint32_t i = 1; i < v->n && !m->a->x->failed;) {
-        const struct vocab_node *node = &v->v[i];
-        uint32_t to = step(m->a, m->path[node->depth - 1], node->byte);
-        if (to == STATE_DEAD) {
-            i = node->end;
-            continue;
-        }
-        allow_node(v, node, h->words);
-        m->path[node->depth] = to;
-        if (automaton_may_end(m->a, to) && node->end > i + 1) {
-            if (h->n_ends == ENDS_MAX) {
-                h->whole = true;
-                return;
-            }
-            GROW(h->ends, h->n_ends, cap);
-            h->ends[h->n_ends++] = i;
-        }
-        i++;
-    }
-    exprs_spend(m->a->x, v->n / 64);
-}
-
-static const struct head *head_get(struct masks *m, uint32_t e)
-{
-    for (uint32_t i = 0; i < m->n_heads; i++) {
-        if (m->heads[i].e == e) {
-            return &m->heads[i];
-        }
-    }
-    if (m->n_heads == HEADS_MAX || m->bytes > m->max_bytes) {
-        drop_heads(m);
-    }
-    struct head h = {.e = e, .words = xcalloc(m->vocab->n_words + 1, sizeof(uint32_t))};
-    fill_head(m, &h);
-    size_t count = m->a->x->failed || h.whole ? 0 : count_bits(h.words, NULL, m->vocab->n_words);
-    if (m->a->x->failed || h.whole) {
-        free(h.ends);
-        h.ends = NULL;
-        h.n_ends = 0;
-    } else if (count < m->vocab->n_words / 2) {
-        h.ids = list_bits(h.words, NULL, m->vocab->n_words, count);
-        h.n_ids = (uint32_t)count;
-    }
-    if (m->a->x->failed || h.whole || h.ids) {
-        free(h.words);
-        h.words = NULL;
-    }
-    if (m->a->x->failed) {
-        return NULL;
-    }
-    m->bytes += head_bytes(m, &h);
-    GROW(m->heads, m->n_heads, m->cap_heads);
-    m->heads[m->n_heads] = h;
-    return &m->heads[m->n_heads++];
-}
+/* ---- a state's mask ---- */
 
 /* Cuts an expression into a head and the rest, where it has one. A single byte behind a repetition
  * belongs to the head: what ends at a quote ends in few tokens. */
@@ -247,8 +85,6 @@ static bool split_head(struct exprs *x, uint32_t e, uint32_t *head, uint32_t *re
     return true;
 }
 
-/* ---- a state's mask ---- */
-
 struct plain {
     struct item *v; // what is walked as it is
     size_t n, cap;
@@ -265,74 +101,64 @@ static uint32_t expand(struct exprs *x, uint32_t e)
     return expr_seq(x, object_expand(x, first), rest);
 }
 
-static void add_words(struct masks *m, const uint32_t *more, uint32_t *words)
-{
-    for (size_t i = 0; i < m->vocab->n_words; i++) {
-        words[i] |= more[i];
-    }
-    m->base = more;
-}
-
-/* The inside of a string, free or with a number of characters: what the vocabulary has of it. */
-static bool add_text(struct masks *m, uint32_t head, uint32_t rest, uint32_t stack, uint32_t *words)
-{
-    const struct exprs *x = m->a->x;
-    const struct vocab_text *t = m->vocab->in_string;
-    const struct expr *p = &x->v[head], *q = &x->v[p->a];
-    bool counted = q->kind == X_REP && q->a == x->any_char && p->a != x->any_text;
-    if (p->kind != X_TEXT || p->b != 0 || (p->a != x->any_text && !counted)) {
-        return false;
-    }
-    uint32_t lo = counted ? q->b : 0, hi = counted ? q->c : EXPR_INF;
-    const struct text_token *ends = counted ? t->ends : t->free_ends;
-    uint32_t n = counted ? t->n_ends : t->n_free_ends;
-    if (!counted) {
-        add_words(m, t->free_words, words);
-    } else {
-        add_words(m, t->words[hi < TEXT_STEPS - 1 ? hi : TEXT_STEPS - 2], words);
-        for (uint32_t i = 0; i < t->n_inside && t->inside[i].chars <= hi; i++) {
-            set_bit(words, (int32_t)t->inside[i].at);
-        }
-    }
-    struct item it = {rest, stack};
-    uint32_t state = automaton_state(m->a, &it, 1);
-    for (uint32_t i = 0; i < n && !m->a->x->failed; i++) {
-        if (ends[i].chars >= lo && ends[i].chars <= hi) {
-            allow_node(m->vocab, &m->vocab->v[ends[i].at], words);
-            walk(m, ends[i].at, state, words);
-        }
-    }
-    return true;
-}
-
-static bool add_by_head(struct masks *m, uint32_t e, uint32_t stack, uint32_t *words)
+static bool add_by_head(struct masks *m, uint32_t e, uint32_t stack, struct found *f)
 {
     uint32_t head, rest;
     if (!split_head(m->a->x, e, &head, &rest)) {
         return false;
     }
-    if (add_text(m, head, rest, stack, words)) {
+    if (inside_add(m, head, rest, stack, f)) {
         return true;
     }
-    const struct head *h = head_get(m, head);
+    const struct head *h = heads_get(m, head);
     if (!h || h->whole) {
         return false;
     }
-    for (size_t i = 0; h->words && i < m->vocab->n_words; i++) {
-        words[i] |= h->words[i];
+    if (h->words) {
+        allow_words(m, h->words, f);
     }
     for (uint32_t i = 0; i < h->n_ids; i++) {
-        set_bit(words, h->ids[i]);
+        allow_id(f, h->ids[i]);
     }
     struct item it = {rest, stack};
     uint32_t state = automaton_state(m->a, &it, 1);
     for (uint32_t i = 0; i < h->n_ends && !m->a->x->failed; i++) {
-        walk(m, h->ends[i], state, words);
+        mask_walk(m, h->ends[i], state, f);
     }
     return true;
 }
 
-static void add_item(struct masks *m, struct item it, uint32_t *words, struct plain *plain)
+static void put_plain(struct plain *plain, uint32_t e, uint32_t stack)
+{
+    if (e != EXPR_NONE) {
+        GROW(plain->v, plain->n, plain->cap);
+        plain->v[plain->n++] = (struct item){e, stack};
+    }
+}
+
+/* What begins with alternatives: those that have a head have it each, also where the same follows
+ * all of them. */
+static void add_branches(struct masks *m, uint32_t e, uint32_t stack, struct found *f,
+                         struct plain *plain)
+{
+    struct exprs *x = m->a->x;
+    uint32_t rest = x->v[e].kind == X_SEQ ? x->v[e].b : (uint32_t)EXPR_EMPTY;
+    struct expr alt = x->v[x->v[e].kind == X_SEQ ? x->v[e].a : e];
+    uint32_t *left = xmalloc((alt.b + 1) * sizeof *left);
+    size_t n = 0;
+    for (uint32_t i = 0; i < alt.b && !x->failed; i++) {
+        uint32_t branch = expand(x, x->list[alt.a + i]);
+        if (!add_by_head(m, expr_seq(x, branch, rest), stack, f)) {
+            left[n++] = branch;
+        }
+    }
+    if (n > 0) {
+        put_plain(plain, expr_seq(x, expr_alt(x, left, n), rest), stack);
+    }
+    free(left);
+}
+
+static void add_item(struct masks *m, struct item it, struct found *f, struct plain *plain)
 {
     struct exprs *x = m->a->x;
     uint32_t e = it.e;
@@ -340,25 +166,15 @@ static void add_item(struct masks *m, struct item it, uint32_t *words, struct pl
         e = rules_without_calls(x, e);
     }
     e = expand(x, e);
-    struct expr p = x->v[e];
-    uint32_t left = p.kind == X_ALT ? EXPR_NONE : e;
-    if (p.kind != X_ALT) {
-        left = add_by_head(m, e, it.stack, words) ? (uint32_t)EXPR_NONE : e;
-    }
-    for (uint32_t i = 0; p.kind == X_ALT && i < p.b && !x->failed; i++) {
-        uint32_t branch = expand(x, x->list[p.a + i]);
-        if (!add_by_head(m, branch, it.stack, words)) {
-            GROW(plain->v, plain->n, plain->cap);
-            plain->v[plain->n++] = (struct item){branch, it.stack};
-        }
-    }
-    if (left != EXPR_NONE) {
-        GROW(plain->v, plain->n, plain->cap);
-        plain->v[plain->n++] = (struct item){left, it.stack};
+    uint32_t first = x->v[e].kind == X_SEQ ? x->v[e].a : e;
+    if (x->v[first].kind == X_ALT && (first == e || expr_is(x, first, XF_TEXT))) {
+        add_branches(m, e, it.stack, f, plain);
+    } else if (!add_by_head(m, e, it.stack, f)) {
+        put_plain(plain, e, it.stack);
     }
 }
 
-static void compute(struct masks *m, uint32_t state, uint32_t *words)
+static void compute(struct masks *m, uint32_t state, struct found *f)
 {
     size_t n;
     const struct item *items = automaton_items(m->a, state, &n);
@@ -366,10 +182,10 @@ static void compute(struct masks *m, uint32_t state, uint32_t *words)
     memcpy(copy, items, n * sizeof *copy);
     struct plain plain = {0};
     for (size_t i = 0; i < n && !m->a->x->failed; i++) {
-        add_item(m, copy[i], words, &plain);
+        add_item(m, copy[i], f, &plain);
     }
     if (plain.n > 0 && !m->a->x->failed) {
-        walk(m, 0, automaton_state(m->a, plain.v, plain.n), words);
+        mask_walk(m, 0, automaton_state(m->a, plain.v, plain.n), f);
     }
     free(plain.v);
     free(copy);
@@ -411,17 +227,17 @@ static void drop_oldest(struct masks *m)
     m->free = s + 1;
 }
 
-static void keep(struct masks *m, uint32_t state, const uint32_t *words)
+static void keep(struct masks *m, uint32_t state, const struct found *f)
 {
-    size_t n_words = m->vocab->n_words, count = count_bits(words, m->base, n_words);
+    size_t n_words = m->vocab->n_words;
     struct mask_slot slot = {.state = state};
-    if (count < n_words / 2) {
-        slot.base = m->base;
-        slot.ids = list_bits(words, m->base, n_words, count);
-        slot.n_ids = (uint32_t)count;
+    if (is_list(f)) {
+        slot.bases = f->bases;
+        slot.ids = copy_ids(f);
+        slot.n_ids = f->n_ids;
     } else {
         slot.words = xmalloc(n_words * 4);
-        memcpy(slot.words, words, n_words * 4);
+        memcpy(slot.words, f->words, n_words * 4);
     }
     m->bytes += slot_bytes(m, &slot);
     while (m->oldest && m->bytes > m->max_bytes) {
@@ -439,32 +255,42 @@ static void keep(struct masks *m, uint32_t state, const uint32_t *words)
     m->a->v[state].mask = s;
 }
 
+static void write_slot(const struct mask_slot *p, uint32_t *words, size_t n_words)
+{
+    const uint32_t *first = p->words ? p->words : p->bases.words[0];
+    if (first) {
+        memcpy(words, first, n_words * 4);
+    } else {
+        memset(words, 0, n_words * 4);
+    }
+    for (uint32_t i = 1; i < p->bases.n; i++) {
+        or_words(words, p->bases.words[i], n_words);
+    }
+    for (uint32_t i = 0; i < p->n_ids; i++) {
+        words[p->ids[i] >> 5] |= 1u << (p->ids[i] & 31);
+    }
+}
+
 void masks_get(struct masks *m, uint32_t state, uint32_t *words)
 {
     size_t n_words = m->vocab->n_words;
     uint32_t s = m->a->v[state].mask;
     if (s) {
-        const struct mask_slot *p = &m->v[s - 1];
-        if (p->words) {
-            memcpy(words, p->words, n_words * 4);
-        } else {
-            if (p->base) {
-                memcpy(words, p->base, n_words * 4);
-            } else {
-                memset(words, 0, n_words * 4);
-            }
-            for (uint32_t i = 0; i < p->n_ids; i++) {
-                set_bit(words, p->ids[i]);
-            }
-        }
+        write_slot(&m->v[s - 1], words, n_words);
         unlink_slot(m, s - 1);
         link_newest(m, s - 1);
         return;
     }
     memset(words, 0, n_words * 4);
-    m->base = NULL;
-    compute(m, state, words);
+    m->now.words = words;
+    m->now.n_ids = 0;
+    m->now.bases = (struct mask_bases){0};
+    compute(m, state, &m->now);
+    while (m->heads_dropped && m->oldest) { // they may have been made of these
+        drop_oldest(m);
+    }
+    m->heads_dropped = false;
     if (!m->a->x->failed) {
-        keep(m, state, words);
+        keep(m, state, &m->now);
     }
 }

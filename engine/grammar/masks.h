@@ -9,36 +9,7 @@
 #ifndef SLUICE_ENGINE_GRAMMAR_MASKS_H
 #define SLUICE_ENGINE_GRAMMAR_MASKS_H
 
-#include "engine/grammar/automaton.h"
-#include "engine/grammar/vocab.h"
-
-struct masks {
-    const struct grammar_vocab *vocab;
-    struct automaton *a;
-    struct mask_slot {
-        uint32_t state, newer, older; // the list of use
-        uint32_t *words;              // all of them, or
-        const uint32_t *base;         // these (of the vocabulary, or NULL: none), and
-        int32_t *ids;                 // these ids
-        uint32_t n_ids;
-    } *v;
-    uint32_t n, cap, newest, oldest; // slot + 1; 0: none
-    uint32_t free;                   // chain through `older`
-    size_t bytes, max_bytes;
-
-    struct head {
-        uint32_t e;
-        bool whole;      // too many ends: not worth it
-        uint32_t *words; // tokens that stay in it, or end with it; or
-        int32_t *ids;    // the same where they are few
-        uint32_t n_ids;
-        uint32_t *ends; // nodes with more behind them
-        uint32_t n_ends;
-    } *heads;
-    uint32_t n_heads, cap_heads;
-    uint32_t *path;       // states by depth, for the walk
-    const uint32_t *base; // words of the vocabulary that the present mask has all of; NULL: none
-};
+#include "engine/grammar/mask_walk.h"
 
 void masks_init(struct masks *m, const struct grammar_vocab *vocab, struct automaton *a,
                 size_t max_bytes);

@@ -118,13 +118,15 @@ static const struct tree_value *as_schema(struct schema *s, const struct tree_va
 struct candidates {
     struct schema *s;
     const struct set *set;
-    struct set rest; // the set without its enums
+    const struct tree_value *list; // that they are from; NULL: a const
+    struct set rest;               // the set without its enums
     uint32_t types;
     uint32_t number[2], string; // what the rest says of scalars, plus 1 once it is known
 };
 
-/* Whether another member's enum or const does not have the value. */
-static bool is_missing(const struct set *set, const struct tree_value *value)
+/* Whether another member's enum or const does not have the value of `of`. */
+static bool is_missing(const struct set *set, const struct tree_value *of,
+                       const struct tree_value *value)
 {
     for (uint32_t i = 0; i < set->n; i++) {
         const struct tree_value *one = tree_get(set->v[i].schema, "const"),
@@ -134,6 +136,9 @@ static bool is_missing(const struct set *set, const struct tree_value *value)
         }
         if (one && !tree_equal(one, value)) {
             return true;
+        }
+        if (list == of) {
+            continue; // it is from there
         }
         const struct tree_value *v = list ? list->first : NULL;
         while (v && !tree_equal(v, value)) {
@@ -174,7 +179,7 @@ static enum status scalar(struct candidates *c, const struct tree_value *v, uint
 static enum status candidate(struct candidates *c, const struct tree_value *v, uint32_t *e)
 {
     *e = EXPR_NONE;
-    if (!(c->types & type_of(v)) || is_missing(c->set, v) || schema_excluded(c->set, v)) {
+    if (!(c->types & type_of(v)) || is_missing(c->set, c->list, v) || schema_excluded(c->set, v)) {
         return OK;
     }
     if (v->type != JSON_ARRAY && v->type != JSON_OBJECT) {
@@ -219,6 +224,7 @@ enum status schema_enum(struct schema *s, const struct set *set, uint32_t types,
     if (!*found) {
         return OK;
     }
+    c.list = list;
     c.types = schema_style_types(set, types);
     c.rest.place = set->place;
     for (uint32_t i = 0; i < set->n; i++) {

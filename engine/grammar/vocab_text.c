@@ -18,7 +18,34 @@ struct walk {
     uint32_t *chars;   // characters begun, by depth
     bool *escape;      // by depth: within an escape
     uint32_t *escaped; // by depth: bytes of it so far
+    uint32_t *other;   // states of a second language, by depth
+    uint32_t *before;  // characters before the second one's end, by depth
 };
+
+static void walk_init(struct walk *w, const struct grammar_vocab *v, struct exprs *x,
+                      struct rules *rules)
+{
+    size_t n = v->max_depth + 1;
+    *w = (struct walk){.v = v};
+    automaton_init(&w->a, x, rules, UINT32_MAX, SIZE_MAX);
+    w->state = xcalloc(n, sizeof *w->state);
+    w->chars = xcalloc(n, sizeof *w->chars);
+    w->escape = xcalloc(n, sizeof *w->escape);
+    w->escaped = xcalloc(n, sizeof *w->escaped);
+    w->other = xcalloc(n, sizeof *w->other);
+    w->before = xcalloc(n, sizeof *w->before);
+}
+
+static void walk_deinit(struct walk *w)
+{
+    free(w->state);
+    free(w->chars);
+    free(w->escape);
+    free(w->escaped);
+    free(w->other);
+    free(w->before);
+    automaton_deinit(&w->a);
+}
 
 static void count(struct walk *w, const struct vocab_node *node)
 {
@@ -36,31 +63,124 @@ static void count(struct walk *w, const struct vocab_node *node)
     }
 }
 
-static void put(struct text_token **list, uint32_t *n, uint32_t *cap, uint32_t chars, uint32_t at)
+static void put(struct text_token **list, uint32_t *n, uint32_t *cap, uint32_t chars, int32_t id)
 {
     GROW(*list, *n, *cap);
-    (*list)[(*n)++] = (struct text_token){chars, at};
+    (*list)[(*n)++] = (struct text_token){chars, id};
 }
 
-/* *inside: tokens that leave the string open; *ends: nodes that close it. */
-static void collect(const struct grammar_vocab *v, bool is_free, struct text_token **inside,
-                    uint32_t *n_inside, struct text_token **ends, uint32_t *n_ends)
+/* ---- tokens that close the string ---- */
+
+struct closing {
+    const char *tail;
+    uint32_t n, chars;
+    int32_t id;
+};
+
+struct closings {
+    struct closing *v;
+    uint32_t n, cap;
+};
+
+/* All tokens at and below a node at which a string has just been closed. */
+static void put_closing(const struct grammar_vocab *v, uint32_t at, uint32_t chars,
+                        struct closings *out)
+{
+    for (uint32_t i = at; i < v->v[at].end; i++) {
+        for (int32_t id = v->v[i].id; id >= 0; id = v->same[id]) {
+            GROW(out->v, out->n, out->cap);
+            out->v[out->n++] = (struct closing){v->text + v->text_at[id] + v->v[at].depth,
+                                                v->text_n[id] - v->v[at].depth, chars, id};
+        }
+    }
+}
+
+static int by_tail(const void *p, const void *q)
+{
+    const struct closing *a = p, *b = q;
+    int c = memcmp(a->tail, b->tail, a->n < b->n ? a->n : b->n);
+    if (c == 0) {
+        c = (a->n > b->n) - (a->n < b->n);
+    }
+    return c != 0 ? c : (a->id > b->id) - (a->id < b->id);
+}
+
+static void make_tails(struct text_tails *t, uint32_t max_depth, struct closings *c)
+{
+    uint32_t *open = xcalloc(max_depth + 1, sizeof *open), depth = 0, cap = 0;
+    if (c->n > 1) {
+        qsort(c->v, c->n, sizeof *c->v, by_tail);
+    }
+    t->tokens = xcalloc(c->n + 1, sizeof *t->tokens);
+    GROW(t->v, t->n, cap);
+    t->v[t->n++] = (struct text_tail){0};
+    for (uint32_t i = 0; i < c->n; i++) {
+        const struct closing *p = &c->v[i];
+        uint32_t common = 0;
+        while (common < depth && common < p->n &&
+               t->v[open[common + 1]].byte == (uint8_t)p->tail[common]) {
+            common++;
+        }
+        for (; depth > common; depth--) {
+            t->v[open[depth]].end = t->n;
+        }
+        for (; depth < p->n; depth++) {
+            GROW(t->v, t->n, cap);
+            t->v[t->n] = (struct text_tail){
+                .first = i, .depth = (uint16_t)(depth + 1), .byte = (uint8_t)p->tail[depth]};
+            open[depth + 1] = t->n++;
+        }
+        t->v[open[depth]].n++;
+        t->tokens[t->n_tokens++] = (struct text_token){p->chars, p->id};
+        t->max_chars = p->chars > t->max_chars ? p->chars : t->max_chars;
+    }
+    for (; depth > 0; depth--) {
+        t->v[open[depth]].end = t->n;
+    }
+    t->v[0].end = t->n;
+    free(open);
+}
+
+enum language {
+    FREE,
+    COUNTED,
+    LATE, // free, but not counted: with a \uXXXX that only free text has
+};
+
+/* How many characters a token has at a node, begun in it; of LATE, before that escape. */
+static uint32_t chars_at(struct walk *w, enum language which, const struct vocab_node *node)
+{
+    uint32_t d = node->depth;
+    if (which != LATE) {
+        return w->chars[d];
+    }
+    w->other[d] = w->other[d - 1];
+    w->before[d] = w->before[d - 1];
+    if (w->other[d] != STATE_DEAD) {
+        w->other[d] = automaton_step(&w->a, w->other[d], node->byte);
+        w->before[d] = w->chars[d] - 1;
+    }
+    return w->before[d];
+}
+
+/* *inside: tokens that leave the string open; *tails: those that close it. */
+static void collect(const struct grammar_vocab *v, enum language which, struct text_token **inside,
+                    uint32_t *n_inside, struct text_tails *tails)
 {
     struct exprs x;
     struct rules rules = {0};
+    struct closings closings = {0};
     uint32_t cap_inside = 0, cap_ends = 0;
     exprs_init(&x, SIZE_MAX, UINT64_MAX);
-    uint32_t many = expr_rep(&x, x.any_char, 0, MANY);
-    uint32_t text = text_make(&x, is_free ? x.any_text : many);
+    uint32_t free_text = text_make(&x, x.any_text);
+    uint32_t counted = text_make(&x, expr_rep(&x, x.any_char, 0, MANY));
     exprs_classify(&x);
     x.classes_final = true;
-    struct walk w = {.v = v};
-    automaton_init(&w.a, &x, &rules, UINT32_MAX, SIZE_MAX);
-    w.state = xcalloc(v->max_depth + 1, sizeof *w.state);
-    w.chars = xcalloc(v->max_depth + 1, sizeof *w.chars);
-    w.escape = xcalloc(v->max_depth + 1, sizeof *w.escape);
-    w.escaped = xcalloc(v->max_depth + 1, sizeof *w.escaped);
-    w.state[0] = automaton_state(&w.a, &(struct item){text, STACK_ROOT}, 1);
+    struct walk w;
+    walk_init(&w, v, &x, &rules);
+    struct item it = {which == COUNTED ? counted : free_text, STACK_ROOT};
+    w.state[0] = automaton_state(&w.a, &it, 1);
+    w.other[0] = automaton_state(&w.a, &(struct item){counted, STACK_ROOT}, 1);
     for (uint32_t i = 1; i < v->n;) {
         const struct vocab_node *node = &v->v[i];
         uint32_t d = node->depth, to = automaton_step(&w.a, w.state[d - 1], node->byte);
@@ -70,21 +190,27 @@ static void collect(const struct grammar_vocab *v, bool is_free, struct text_tok
         }
         w.state[d] = to;
         count(&w, node);
+        uint32_t chars = chars_at(&w, which, node);
+        bool wanted = which != LATE || w.other[d] == STATE_DEAD;
         if (automaton_may_end(&w.a, to)) {
-            put(ends, n_ends, &cap_ends, w.chars[d], i);
+            if (wanted) {
+                put_closing(v, i, chars, &closings);
+            }
+            if (wanted && node->end > i + 1) {
+                GROW(tails->ends, tails->n_ends, cap_ends);
+                tails->ends[tails->n_ends++] = (struct text_end){chars, i};
+            }
             i = node->end; // what follows is another's
             continue;
         }
-        for (int32_t id = node->id; id >= 0; id = v->same[id]) {
-            put(inside, n_inside, &cap_inside, w.chars[d], (uint32_t)id);
+        for (int32_t id = wanted ? node->id : -1; id >= 0; id = v->same[id]) {
+            put(inside, n_inside, &cap_inside, chars, id);
         }
         i++;
     }
-    free(w.state);
-    free(w.chars);
-    free(w.escape);
-    free(w.escaped);
-    automaton_deinit(&w.a);
+    make_tails(tails, v->max_depth, &closings);
+    free(closings.v);
+    walk_deinit(&w);
     exprs_deinit(&x);
 }
 
@@ -94,29 +220,44 @@ static int by_chars(const void *p, const void *q)
     return (a->chars > b->chars) - (a->chars < b->chars);
 }
 
+static void set_bit(uint32_t *words, int32_t id)
+{
+    words[id >> 5] |= 1u << (id & 31);
+}
+
+static uint32_t *words_of(const struct grammar_vocab *v, const struct text_token *list, uint32_t n)
+{
+    uint32_t *words = xcalloc(v->n_words + 1, sizeof *words);
+    for (uint32_t i = 0; i < n; i++) {
+        set_bit(words, list[i].id);
+    }
+    return words;
+}
+
 struct vocab_text *vocab_text_make(const struct grammar_vocab *v)
 {
     struct vocab_text *t = xcalloc(1, sizeof *t);
     struct text_token *inside = NULL, *list = NULL;
-    uint32_t n_inside = 0, n = 0;
-    collect(v, true, &inside, &n_inside, &t->free_ends, &t->n_free_ends);
-    collect(v, false, &list, &n, &t->ends, &t->n_ends);
-    t->free_words = xcalloc(v->n_words + 1, 4);
-    for (uint32_t i = 0; i < n_inside; i++) {
-        t->free_words[inside[i].at >> 5] |= 1u << (inside[i].at & 31);
+    uint32_t n_inside = 0, n = 0, cap = 0;
+    collect(v, FREE, &inside, &n_inside, &t->free_tails);
+    collect(v, COUNTED, &list, &n, &t->tails);
+    collect(v, LATE, &t->late, &t->n_late, &t->late_tails);
+    t->free_words = words_of(v, inside, n_inside);
+    for (uint32_t i = 0; i < t->free_tails.v[0].n; i++) {
+        set_bit(t->free_words, t->free_tails.tokens[i].id);
     }
+    t->closing = words_of(v, t->tails.tokens, t->tails.v[0].n);
     for (uint32_t k = 0; k < TEXT_STEPS; k++) {
-        t->words[k] = xcalloc(v->n_words + 1, 4);
+        t->words[k] = words_of(v, NULL, 0);
         for (uint32_t i = 0; i < n; i++) {
             if (list[i].chars <= k || k == TEXT_STEPS - 1) {
-                t->words[k][list[i].at >> 5] |= 1u << (list[i].at & 31);
+                set_bit(t->words[k], list[i].id);
             }
         }
     }
-    uint32_t cap = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (list[i].chars >= TEXT_STEPS - 1) {
-            put(&t->inside, &t->n_inside, &cap, list[i].chars, list[i].at);
+            put(&t->inside, &t->n_inside, &cap, list[i].chars, list[i].id);
         }
     }
     if (t->n_inside > 1) {
@@ -125,6 +266,13 @@ struct vocab_text *vocab_text_make(const struct grammar_vocab *v)
     free(inside);
     free(list);
     return t;
+}
+
+static void free_tails(struct text_tails *t)
+{
+    free(t->v);
+    free(t->tokens);
+    free(t->ends);
 }
 
 void vocab_text_free(struct vocab_text *t)
@@ -137,7 +285,10 @@ void vocab_text_free(struct vocab_text *t)
         free(t->words[k]);
     }
     free(t->inside);
-    free(t->ends);
-    free(t->free_ends);
+    free(t->closing);
+    free_tails(&t->tails);
+    free_tails(&t->free_tails);
+    free(t->late);
+    free_tails(&t->late_tails);
     free(t);
 }

@@ -11,16 +11,42 @@
 
 enum { TEXT_STEPS = 17 }; // bitmaps for at most 0, 1, 2... characters; the last is for any number
 
+struct text_token {
+    uint32_t chars; // of the string, begun in it
+    int32_t id;
+};
+
+/* Tokens that close the string, as a trie of what they have behind the quote: these tails are few,
+ * whatever the tokens begin with. In the order of a walk; the root is the empty tail. */
+struct text_tails {
+    struct text_tail {
+        uint32_t end;      // the first that is not below this one
+        uint32_t first, n; // in `tokens`: those with this tail
+        uint16_t depth;
+        uint8_t byte;
+    } *v;
+    uint32_t n;
+    struct text_token *tokens;
+    uint32_t n_tokens, max_chars;
+    struct text_end { // nodes of the vocabulary at which it is closed and that go on
+        uint32_t chars, at;
+    } *ends;
+    uint32_t n_ends;
+};
+
 struct vocab_text {
-    uint32_t *free_words; // tokens inside free text
-    uint32_t *words[TEXT_STEPS];
-    struct text_token {
-        uint32_t chars; // begun in it
-        uint32_t at;    // an id, or a node
-    } *inside; // tokens inside counted text of TEXT_STEPS - 1 characters or more, by characters
+    uint32_t *free_words; // tokens inside free text, and those that close it and have no tail
+    struct text_tails free_tails;
+    uint32_t *words[TEXT_STEPS]; // tokens inside counted text
+    struct text_token *inside;   // those of TEXT_STEPS - 1 characters or more, by characters
     uint32_t n_inside;
-    struct text_token *ends, *free_ends; // nodes at which a string has just been closed
-    uint32_t n_ends, n_free_ends;
+    uint32_t *closing; // tokens that close counted text and have no tail
+    struct text_tails tails;
+    /* Text of at least some characters is free once it has them, also within a token: tokens that
+     * free text alone has, with their characters before what the other does not have. */
+    struct text_token *late;
+    uint32_t n_late;
+    struct text_tails late_tails;
 };
 
 struct vocab_text *vocab_text_make(const struct grammar_vocab *v);

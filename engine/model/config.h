@@ -55,6 +55,7 @@ enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_WIDE, ATTN_GATE_HEADS };
 enum head_kind { HEAD_NONE, HEAD_MTP, HEAD_EAGLE3 };
 struct head_config {
     enum head_kind kind;      // HEAD_NONE: this is a model of its own
+    int32_t index;            // MTP: which of the modules that draft one after the other
     int32_t module;           // MTP: the layer that a checkpoint counts it as
     struct hidden_layers fed; // EAGLE-3: the target's layers behind which states are taken
     int32_t target_hidden;    // width of those

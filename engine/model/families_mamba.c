@@ -193,6 +193,10 @@ static enum status read_bamba(const struct json *j, struct model_config *c, stru
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
     c->mlp_bias = json_get_bool(j, "mlp_bias", false);
     c->partial_rotary = 0.5f;
+    if (fabs(json_get_number(j, "partial_rotary_factor", 0.5) - 0.5) > 0.0) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "config.json: a partial_rotary_factor other than 0.5 is not supported");
+    }
     TRY(read_mamba(j, &usual_keys, expanded(j, c), c, err));
     return attention_at(j, "attn_layer_indices", c, err);
 }

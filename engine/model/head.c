@@ -69,25 +69,22 @@ static enum status load_module_ends(struct loader *l, const char *embed, const c
 /* A module's names in checkpoints: Qwen's lie outside the layers; others are one more layer after
  * the last. */
 struct module_names {
-    const char *layer, *fc, *embed_norm, *hidden_norm, *norm, *embed, *head;
+    const char *fc, *embed_norm, *hidden_norm, *norm, *embed, *head;
 };
 
 static enum status load_mtp(struct loader *l)
 {
     static const struct module_names outside = {
-        "mtp.layers.0.", "mtp.fc",           "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden",
-        "mtp.norm",      "mtp.embed_tokens", "mtp.shared_head.head"};
+        // all modules share what is not in their layer
+        "mtp.fc",   "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden",
+        "mtp.norm", "mtp.embed_tokens",          "mtp.shared_head.head"};
     static const struct module_names behind = {
-        "",
-        "model.layers.0.eh_proj",
-        "model.layers.0.enorm",
-        "model.layers.0.hnorm",
-        "model.layers.0.shared_head.norm",
-        "model.layers.0.embed_tokens",
-        "model.layers.0.shared_head.head",
+        "model.layers.0.eh_proj",      "model.layers.0.enorm",
+        "model.layers.0.hnorm",        "model.layers.0.shared_head.norm",
+        "model.layers.0.embed_tokens", "model.layers.0.shared_head.head",
     };
     const struct module_names *n = &outside;
-    snprintf(l->layer_name, sizeof l->layer_name, "%s", n->layer);
+    snprintf(l->layer_name, sizeof l->layer_name, "mtp.layers.%d.", l->c->head.index);
     if (l->options->checkpoint && !part_exists(l, n->fc)) {
         n = &behind;
         snprintf(l->layer_name, sizeof l->layer_name, "model.layers.%d.", l->c->head.module);
@@ -249,10 +246,6 @@ enum status load_head(struct loader *l)
 {
     if (l->c->head.kind == HEAD_EAGLE3) {
         return load_eagle3(l);
-    }
-    if (l->options->rank == 0 && l->c->n_draft_layers > 1) {
-        log_info("of %d multi-token prediction modules the first drafts, again and again",
-                 l->c->n_draft_layers);
     }
     return load_mtp(l);
 }

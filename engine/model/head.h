@@ -5,6 +5,8 @@
  *
  *   MTP      a module in the target's own checkpoint. x = fc [norm(embedding), norm(state)]; the
  *            state is that of the last layer after the final norm, for target and module alike.
+ *            Of several modules each reads the states of the one before it, and makes the next
+ *            draft; the last one goes on with its own.
  *   EAGLE-3  a folder of its own. x = the state; q, k and v read [norm(embedding), norm(x)]. The
  *            target's state is fc of three of its layers; the head's is the input of its final
  * norm. It may know only some of the target's ids.
@@ -15,9 +17,9 @@
 
 #include "engine/model/model.h"
 
-/* Derives the config of the module in the target's checkpoint. */
-enum status head_config_mtp(const struct model_config *target, struct model_config *out,
-                            struct err *err);
+/* Derives the config of a module in the target's checkpoint. */
+enum status head_config_mtp(const struct model_config *target, int32_t index,
+                            struct model_config *out, struct err *err);
 /* Turns the config of the folder `dir`, read with model_config_load, into a head's config for this
  * target. */
 enum status head_config_eagle3(const char *dir, const struct model_config *target,
@@ -33,6 +35,8 @@ enum status head_leave(struct model *m, struct tensor x, struct tensor normed, i
  * the drafter reads that one, and tells whether it did; and feeds the normed x after the last
  * layer. */
 int32_t head_feeds(const struct model *target);
+/* Values that a slot's row of hidden states has for all heads of the target; 0: it has none. */
+int32_t head_row_width(const struct model *target);
 enum status head_feed(struct model *target, int32_t layer, struct tensor x, int32_t n_rows,
                       bool *fed);
 enum status head_feed_normed(struct model *target, struct tensor normed, int32_t n_rows);

@@ -27,8 +27,8 @@ static const struct layer_config *pattern(const struct model_config *target)
     return NULL;
 }
 
-enum status head_config_mtp(const struct model_config *target, struct model_config *out,
-                            struct err *err)
+enum status head_config_mtp(const struct model_config *target, int32_t index,
+                            struct model_config *out, struct err *err)
 {
     const struct layer_config *layer = pattern(target);
     if (!layer || !is_plain_block(target)) {
@@ -37,8 +37,10 @@ enum status head_config_mtp(const struct model_config *target, struct model_conf
                        target->model_type);
     }
     *out = *target;
-    out->head = (struct head_config){
-        .kind = HEAD_MTP, .module = target->n_layers, .target_hidden = target->hidden};
+    out->head = (struct head_config){.kind = HEAD_MTP,
+                                     .index = index,
+                                     .module = target->n_layers + index,
+                                     .target_hidden = target->hidden};
     out->layers[0] = *layer;
     out->layers[0].kv = out->layers[0].kv_of = 0;
     out->layers[0].window = out->layers[0].chunk = 0;

@@ -22,14 +22,20 @@ static enum status norm_rows(struct model *m, struct tensor x, const struct weig
 
 static enum status load(struct model *m, struct tensor x, int32_t n_rows)
 {
-    struct hidden_args a = {.x = x, .n_rows = n_rows, .width = m->config->hidden};
+    const struct model_config *c = m->config;
+    struct hidden_args a = {
+        .x = x, .n_rows = n_rows, .width = c->hidden, .first = c->head.index * c->hidden};
     return m->be->ops->hidden_load(m->be, &a);
 }
 
 static enum status store(const struct model *head, struct tensor x, int32_t n_rows, bool out_rows)
 {
-    struct hidden_args a = {
-        .x = x, .n_rows = n_rows, .width = head->config->hidden, .out_rows = out_rows};
+    const struct model_config *c = head->config;
+    struct hidden_args a = {.x = x,
+                            .n_rows = n_rows,
+                            .width = c->hidden,
+                            .first = c->head.index * c->hidden,
+                            .out_rows = out_rows};
     return head->be->ops->hidden_store(head->be, &a);
 }
 
@@ -54,6 +60,9 @@ enum status head_enter(struct model *m, int32_t n_rows, struct tensor *input)
 
 enum status head_leave(struct model *m, struct tensor x, struct tensor normed, int32_t n_out)
 {
+    if (m->drafter) { // which reads the states of all rows, and has them
+        return OK;
+    }
     return store(m, m->config->head.kind == HEAD_EAGLE3 ? x : normed, n_out, true);
 }
 
@@ -64,6 +73,15 @@ int32_t head_feeds(const struct model *target)
         return 0;
     }
     return head->config->head.kind == HEAD_EAGLE3 ? head->config->head.fed.n : 1;
+}
+
+int32_t head_row_width(const struct model *target)
+{
+    int32_t width = 0;
+    for (const struct model *m = target->drafter; m; m = m->drafter) {
+        width += m->config->hidden;
+    }
+    return width;
 }
 
 enum status head_feed(struct model *target, int32_t layer, struct tensor x, int32_t n_rows,

@@ -70,6 +70,7 @@ static const struct key config_keys[] = {
     COUNT("max_window_layers", 0),
     COUNT("decoder_sparse_step", 0),
     {"num_nextn_predict_layers", INTEGER, 0, 64},
+    {"mtp_num_hidden_layers", INTEGER, 0, 64},
     COUNT("num_experts", 0),
     COUNT("num_local_experts", 0),
     COUNT("n_routed_experts", 0),

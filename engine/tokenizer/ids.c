@@ -43,6 +43,9 @@ bool ids_put(struct ids *ids, int32_t id)
 enum status emit(struct scratch *sc, int32_t id)
 {
     if (!ids_put(sc->out, id)) {
+        if (sc->out->n < sc->out->max) {
+            return err_set(sc->err, ERR_NOMEM, "no memory for a text's tokens");
+        }
         return err_set(sc->err, ERR_LIMIT, "the text has more than %zu tokens", sc->out->max);
     }
     return OK;

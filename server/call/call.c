@@ -210,6 +210,23 @@ void call_abort_all(struct call_server *s, const struct call_error *e)
     }
 }
 
+/* What is made of calls from here on, on this thread, is to lack nothing for want of memory. */
+static void watch_memory(struct call_server *s)
+{
+    s->n_lost = buf_n_lost();
+}
+
+static bool lacks_memory(struct call *c)
+{
+    if (buf_n_lost() == c->server->n_lost) {
+        return false;
+    }
+    struct call_error e = {0};
+    call_error_no_memory(&e);
+    fail(c, &e);
+    return true;
+}
+
 /* Nobody listens any more. */
 static void give_back(struct call *c)
 {
@@ -318,6 +335,7 @@ static void finish_if_complete(struct call *c);
 static void on_recorded(void *arg)
 {
     struct call *c = arg;
+    watch_memory(c->server);
     c->saving = false;
     if (c->not_kept) {
         struct call_error e = {0};
@@ -409,6 +427,9 @@ static void take_prepared(struct call *c)
             if (c->request.stream) {
                 start_stream(c);
             }
+            if (lacks_memory(c)) {
+                return;
+            }
             if (c->request.detached) {
                 start_record(c);
             }
@@ -421,6 +442,7 @@ static void take_prepared(struct call *c)
 static void on_prepared(void *arg)
 {
     struct call *c = arg;
+    watch_memory(c->server);
     c->preparing = false;
     if (c->request.kind != c->kind) { // the body said which
         c->format = formats[c->request.kind];
@@ -447,7 +469,13 @@ static void on_prepared(void *arg)
 
 static void prepare(void *arg)
 {
-    prepare_request(&((struct call *)arg)->request);
+    struct request *r = &((struct call *)arg)->request;
+    const uint64_t n_lost = buf_n_lost();
+    prepare_request(r);
+    if (buf_n_lost() != n_lost) {
+        r->error = (struct call_error){0};
+        call_error_no_memory(&r->error);
+    }
 }
 
 void call_start(struct call_server *s, struct call *c)
@@ -553,6 +581,9 @@ static void progress(struct call *c, struct engine_request *r, int64_t now_ns)
         }
         int32_t before = ch->n_taken;
         bool ended = call_choice_progress(ch, now_ns);
+        if (lacks_memory(c)) {
+            return;
+        }
         if (!c->first_token && ch->n_taken > before) {
             note_first_token(c, r, now_ns);
         }
@@ -607,6 +638,7 @@ static void save(void *arg)
 static void on_saved(void *arg)
 {
     struct call *c = arg;
+    watch_memory(c->server);
     c->saving = false;
     if (c->answered) {
         release(c);
@@ -636,10 +668,13 @@ static void finish_if_complete(struct call *c)
     }
     record_tokens(c);
     c->record.finish = c->n_choices > 0 ? c->choices[0].finish : "stop";
-    c->closed = true;
     if (c->format->close) {
         c->format->close(c);
     }
+    if (!c->kept && lacks_memory(c)) {
+        return;
+    }
+    c->closed = true;
     if (c->format->save && c->request.stores) {
         start_save(c);
     } else {
@@ -673,6 +708,7 @@ static void on_event(struct engine_request *r, void *arg)
     struct call *c = r->user;
     int64_t now_ns = *(const int64_t *)arg;
     bool done = r->done;
+    watch_memory(c->server);
     if (!c->answered && (done || c->request.stream)) {
         tell_news(c, now_ns);
     }
@@ -710,11 +746,19 @@ void call_on_wake(struct call_server *s)
 
 void call_on_room(struct call *c)
 {
+    struct call_server *s = c->server;
+    const bool in_drain = s->in_drain;
     int64_t now_ns = clock_now_ns();
+    watch_memory(s);
+    s->in_drain = true; // a call that ends is looked at once more
     for (size_t i = 0; !c->answered && i < c->n_requests; i++) {
         progress(c, &c->requests[i], now_ns);
     }
     if (!c->answered) {
         finish_if_complete(c);
+    }
+    s->in_drain = in_drain;
+    if (!in_drain) {
+        forget_dead(s);
     }
 }

@@ -102,9 +102,10 @@ struct call_server {
     struct call_counts counts;
     uint64_t next_seed;
     bool told_stripped; // that lines are taken out of prompts
-    bool in_drain;      // of the engine: calls that end wait for its end
+    bool in_drain;      // of the engine, or of one call: those that end wait for its end
     int64_t n_dead;     // of those
     struct buf scratch; // for one callback at a time
+    uint64_t n_lost;    // buf_n_lost when the callback began: what lacks memory is no answer
 };
 
 /* Where a call's answer goes. One of the four that end an answer is called, once, and after it

@@ -22,6 +22,15 @@ bool call_error_set(struct call_error *e, int status, const char *code, const ch
     return false;
 }
 
+/* What others give back may be enough for it later. */
+bool call_error_no_memory(struct call_error *e)
+{
+    e->type = "server_error";
+    e->retry_after_s = 5;
+    return call_error_set(e, 503, "out_of_memory", NULL,
+                          "The server has no memory for the answers of this request now.");
+}
+
 bool call_error_missing(struct call_error *e, const char *param)
 {
     return call_error_set(e, 400, "missing_required_parameter", param,
@@ -160,6 +169,9 @@ void call_error_put_typed(struct buf *b, const struct call_error *e, const char 
         put_too_long(b, e);
     } else {
         buf_put_json(b, e->message, strlen(e->message));
+    }
+    if (e->code) {
+        buf_printf(b, ",\"details\":{\"error_code\":\"%s\"}", e->code);
     }
     buf_puts(b, "},\"request_id\":");
     put_string_or_null(b, request_id);

@@ -24,6 +24,7 @@ struct call_error {
 /* All return false, so that `return call_error_set(...)` reads well. */
 bool call_error_set(struct call_error *e, int status, const char *code, const char *param,
                     const char *fmt, ...) PRINTF_LIKE(5, 6);
+bool call_error_no_memory(struct call_error *e); // 503 out_of_memory
 bool call_error_missing(struct call_error *e, const char *param);
 bool call_error_empty(struct call_error *e, const char *param); // 400 empty_array
 /* 400 unsupported_value: `what`, such as "content parts", of a type that is not text: an image,
@@ -41,8 +42,8 @@ bool call_error_context_hopeless(struct call_error *e, const char *param, int64_
 /* The object that OpenAI's clients read, {"error":{"message","type","param","code"}}, all four
  * keys. */
 void call_error_put(struct buf *b, const struct call_error *e);
-/* The object that Anthropic's read, {"type":"error","error":{"type","message"},"request_id"}: its
- * type is a word for the status. */
+/* The object that Anthropic's read, {"type":"error","error":{"type","message","details"},
+ * "request_id"}: its type is a word for the status, and details has the code. */
 void call_error_put_typed(struct buf *b, const struct call_error *e, const char *request_id);
 
 /* The object that Ollama's read, {"error": "message"}. */

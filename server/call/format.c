@@ -248,6 +248,48 @@ void call_put_asked_timings(struct buf *b, const struct call *c)
     }
 }
 
+void call_event(struct call *c, const char *name, const struct buf *json)
+{
+    if (!json->failed) {
+        c->sink->event(c, name, json->data, json->n_bytes);
+    }
+}
+
+static void lack_memory(struct call *c, struct call_error *e)
+{
+    call_error_no_memory(e);
+    c->record.error = e->code;
+    c->record.finish = "error";
+}
+
+void call_whole(struct call *c, struct buf *json)
+{
+    struct call_error e = {0};
+    if (buf_n_lost() == c->server->n_lost) {
+        c->sink->whole(c, json);
+        return;
+    }
+    buf_deinit(json);
+    lack_memory(c, &e);
+    c->sink->error(c, &e);
+}
+
+void call_end_stream(struct call *c, bool done)
+{
+    struct call_error e = {0};
+    if (buf_n_lost() == c->server->n_lost) {
+        c->sink->end(c, done);
+        return;
+    }
+    lack_memory(c, &e);
+    if (c->format->error) {
+        c->format->error(c, &e);
+        c->sink->end(c, false);
+    } else {
+        c->sink->error(c, &e);
+    }
+}
+
 void call_send_chunk(struct call *c, struct buf *b)
 {
     if (c->request.continuous_usage) {
@@ -257,7 +299,7 @@ void call_send_chunk(struct call *c, struct buf *b)
     }
     call_put_asked_timings(b, c);
     buf_putc(b, '}');
-    c->sink->event(c, NULL, b->data, b->n_bytes);
+    call_event(c, NULL, b);
 }
 
 void call_send_usage(struct call *c, const char *tail)
@@ -270,7 +312,7 @@ void call_send_usage(struct call *c, const char *tail)
         call_put_usage(b, c);
         call_put_asked_timings(b, c);
         buf_putc(b, '}');
-        c->sink->event(c, NULL, b->data, b->n_bytes);
+        call_event(c, NULL, b);
     }
 }
 

@@ -10,6 +10,7 @@
  * engine has `reply` alone; the others do not have it. */
 struct call_format {
     const char *id_prefix;         // of the answer's id
+    const char *call_prefix;       // of a tool call's id; NULL: "call_"
     void (*reply)(struct call *c); // prompts are prepared: ends the answer
     void (*begin)(struct call *c); // a stream: makes chunk_head; may be NULL
     /* News of the prompt, where the request wants them: ch->n_prefilled. Before `start`; NULL:
@@ -87,6 +88,11 @@ void call_put_head(struct buf *b, const struct call *c, const char *object);
  * nothing in a stream and null in a whole, as vLLM has them and prompt_logprobs. */
 void call_put_token_ids(struct buf *b, struct call_choice *ch);
 void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engine_request *r);
+/* To the sink, where nothing of it was lost for want of memory: an event is then left out, since an
+ * error follows, and the whole or the end is an error. */
+void call_event(struct call *c, const char *name, const struct buf *json);
+void call_whole(struct call *c, struct buf *json);
+void call_end_stream(struct call *c, bool done);
 /* Ends a chunk behind its choices, with the usage that the client wants in each, and sends it. */
 void call_send_chunk(struct call *c, struct buf *b);
 /* If it was asked for: the chunk that has usage and no choice. `tail` ends chunk_head's list. */

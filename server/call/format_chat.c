@@ -249,7 +249,7 @@ static void end(struct call *c)
 {
     if (c->request.stream) {
         call_send_usage(c, "[]");
-        c->sink->end(c, true);
+        call_end_stream(c, true);
         return;
     }
     struct buf body;
@@ -266,7 +266,7 @@ static void end(struct call *c)
     call_put_asked_timings(&body, c);
     call_put_verbose(&body, c);
     buf_puts(&body, ",\"service_tier\":\"default\"}");
-    c->sink->whole(c, &body);
+    call_whole(c, &body);
 }
 
 static void begin(struct call *c)

@@ -219,7 +219,7 @@ static void end(struct call *c)
 {
     if (c->request.stream) {
         call_send_usage(c, "]");
-        c->sink->end(c, true);
+        call_end_stream(c, true);
         return;
     }
     struct buf body;
@@ -236,7 +236,7 @@ static void end(struct call *c)
     call_put_asked_timings(&body, c);
     call_put_verbose(&body, c);
     buf_putc(&body, '}');
-    c->sink->whole(c, &body);
+    call_whole(c, &body);
 }
 
 static void no_call(struct call_choice *ch, const char *name, const char *id)

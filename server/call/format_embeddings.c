@@ -82,7 +82,7 @@ static void end(struct call *c)
     buf_puts(&body, ",\"total_tokens\":");
     buf_put_int(&body, tokens);
     buf_puts(&body, "}}");
-    c->sink->whole(c, &body);
+    call_whole(c, &body);
 }
 
 const struct call_format call_embedding_format = {.id_prefix = "embd-", .end = end};

@@ -161,7 +161,7 @@ static struct buf *event(struct call *c, const char *type)
 static void send(struct call *c, const char *type, struct buf *b)
 {
     buf_putc(b, '}');
-    c->sink->event(c, type, b->data, b->n_bytes);
+    call_event(c, type, b);
 }
 
 /* An event of the open block. */
@@ -303,7 +303,7 @@ static void end(struct call *c)
         struct buf body;
         buf_init(&body, (size_t)1 << 30);
         put_message(&body, c);
-        c->sink->whole(c, &body);
+        call_whole(c, &body);
         return;
     }
     struct buf *b = event(c, "message_delta");
@@ -313,7 +313,7 @@ static void end(struct call *c)
     put_usage(b, c);
     send(c, "message_delta", b);
     send(c, "message_stop", event(c, "message_stop"));
-    c->sink->end(c, false);
+    call_end_stream(c, false);
 }
 
 static void send_error_event(struct call *c, const struct call_error *e)
@@ -321,12 +321,13 @@ static void send_error_event(struct call *c, const struct call_error *e)
     struct buf b;
     buf_init(&b, 1 << 16);
     call_error_put_typed(&b, e, c->sink->id(c, NULL));
-    c->sink->event(c, "error", b.data, b.n_bytes);
+    call_event(c, "error", &b);
     buf_deinit(&b);
 }
 
 const struct call_format call_message_format = {
     .id_prefix = "msg_",
+    .call_prefix = "toolu_",
     .start = start,
     .pending = pending,
     .in_order = true,
@@ -343,7 +344,7 @@ static void reply_count(struct call *c)
     struct buf body;
     buf_init(&body, 1 << 10);
     buf_printf(&body, "{\"input_tokens\":%d}", c->request.prompts[0].n);
-    c->sink->whole(c, &body);
+    call_whole(c, &body);
 }
 
 const struct call_format call_count_format = {.id_prefix = "msg_", .reply = reply_count};

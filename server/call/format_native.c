@@ -170,7 +170,7 @@ static void pending(struct call_choice *ch)
         call_put_timings(b, c, ch->request);
     }
     buf_putc(b, '}');
-    c->sink->event(c, NULL, b->data, b->n_bytes);
+    call_event(c, NULL, b);
 }
 
 static void tell_prompt(struct call_choice *ch)
@@ -185,7 +185,7 @@ static void tell_prompt(struct call_choice *ch)
         call_put_timings(b, c, ch->request);
     }
     buf_putc(b, '}');
-    c->sink->event(c, NULL, b->data, b->n_bytes);
+    call_event(c, NULL, b);
 }
 
 static void call(struct call_choice *ch, const char *name, const char *id)
@@ -208,7 +208,7 @@ static void finish(struct call_choice *ch)
     struct buf b;
     buf_init(&b, 256 << 20);
     call_put_native(&b, ch);
-    ch->call->sink->event(ch->call, NULL, b.data, b.n_bytes);
+    call_event(ch->call, NULL, &b);
     buf_deinit(&b);
 }
 
@@ -256,18 +256,19 @@ static void put_answer(struct buf *b, struct call_choice *ch)
 static void end(struct call *c)
 {
     if (c->request.stream) {
-        c->sink->end(c, false);
+        call_end_stream(c, false);
         return;
     }
     bool list = c->n_choices > 1 || c->request.bare_list;
     struct buf b;
     buf_init(&b, (size_t)1 << 30);
     for (size_t i = 0; i < c->n_choices; i++) {
-        buf_puts(&b, i ? "," : list ? "[" : "");
+        const char *open = list ? "[" : "";
+        buf_puts(&b, i ? "," : open);
         put_answer(&b, &c->choices[i]);
     }
     buf_puts(&b, list ? "]" : "");
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 const struct call_format call_native_format = {
@@ -297,7 +298,7 @@ static void end_embedding(struct call *c)
         buf_puts(&b, "]}");
     }
     buf_putc(&b, ']');
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 const struct call_format call_native_embed_format = {.id_prefix = "embd-", .end = end_embedding};
@@ -309,7 +310,7 @@ static void reply_prompt(struct call *c)
     buf_puts(&b, "{\"prompt\":");
     buf_put_json(&b, c->request.prompts[0].text, c->request.prompts[0].text_bytes);
     buf_putc(&b, '}');
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 const struct call_format call_apply_format = {.id_prefix = "tok-", .reply = reply_prompt};

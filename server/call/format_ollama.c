@@ -89,7 +89,7 @@ static void send_said(struct call_choice *ch)
     put_head(b, ch->call);
     put_said(b, ch);
     buf_puts(b, ",\"done\":false}");
-    ch->call->sink->event(ch->call, NULL, b->data, b->n_bytes);
+    call_event(ch->call, NULL, b);
 }
 
 /* A call goes out whole, when it has ended. */
@@ -144,11 +144,11 @@ static void end(struct call *c)
     put_figures(&b, c);
     buf_putc(&b, '}');
     if (c->request.stream) {
-        c->sink->event(c, NULL, b.data, b.n_bytes);
+        call_event(c, NULL, &b);
         buf_deinit(&b);
-        c->sink->end(c, false);
+        call_end_stream(c, false);
     } else {
-        c->sink->whole(c, &b);
+        call_whole(c, &b);
     }
 }
 
@@ -172,7 +172,7 @@ static void reply_load(struct call *c)
                      ? ",\"message\":{\"role\":\"assistant\",\"content\":\"\"}"
                      : ",\"response\":\"\"");
     buf_puts(&b, ",\"done\":true,\"done_reason\":\"load\"}");
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 const struct call_format call_ollama_load_format = {.id_prefix = "ollama-", .reply = reply_load};
@@ -198,7 +198,7 @@ static void end_embed(struct call *c)
     put_ns(&b, "load_duration", 0);
     put_ns(&b, "prompt_eval_count", tokens);
     buf_putc(&b, '}');
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 const struct call_format call_ollama_embed_format = {.id_prefix = "ollama-", .end = end_embed};

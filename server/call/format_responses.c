@@ -16,6 +16,7 @@ enum item { ITEM_NONE, ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL, ITEM_CUSTOM };
 struct responses {
     int64_t sequence;
     int32_t n_items; // begun
+    bool begun;      // the first events of the stream are sent
     enum item open;
     char item_id[40], call_id[80], name[TOOL_NAME_MAX_BYTES + 1];
     struct buf text;     // of the open item
@@ -145,7 +146,7 @@ static void put_object(struct buf *b, struct call *c, struct ending e)
         put_id_or_null(b, c->request.conversation);
         buf_putc(b, '}');
     }
-    buf_puts(b, ",\"service_tier\":\"default\"");
+    buf_puts(b, ",\"service_tier\":\"default\",\"prompt_cache_diagnostics\":null");
     buf_puts(b, c->request.repeated);
     buf_puts(b, ",\"usage\":");
     if (over) {
@@ -248,7 +249,7 @@ static void send(struct call *c, const char *type, struct buf *b)
         keep_event(c, type, b);
         s->n_told = s->events.n_bytes;
     }
-    c->sink->event(c, type, b->data, b->n_bytes);
+    call_event(c, type, b);
 }
 
 static void send_response(struct call *c, const char *type, const char *status)
@@ -364,12 +365,28 @@ static void begin(struct call *c)
 static void start(struct call_choice *ch)
 {
     struct call *c = ch->call;
+    struct responses *s = state(c);
+    if (s->begun) {
+        return;
+    }
+    s->begun = true;
     if (c->request.stream && !c->request.detached) {
         send_response(c, "response.created", "in_progress");
     }
     if (c->request.stream) {
         send_response(c, "response.in_progress", "in_progress");
     }
+}
+
+static void prompt(struct call_choice *ch)
+{
+    struct call *c = ch->call;
+    start(ch);
+    struct buf *b = event(c, "response.in_progress");
+    buf_puts(b, ",\"response\":");
+    put_response(b, c, "in_progress");
+    call_put_progress(b, ch);
+    send(c, "response.in_progress", b);
 }
 
 static void take_logprobs(struct call_choice *ch, struct buf *into)
@@ -400,6 +417,7 @@ static void send_delta(struct call_choice *ch, const struct buf *text)
         buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
         buf_putc(b, ']');
     }
+    call_put_asked_timings(b, c);
     send(c, type, b);
 }
 
@@ -470,6 +488,7 @@ static void put_end(struct call *c)
     struct buf *b = event(c, type);
     buf_puts(b, ",\"response\":");
     buf_put(b, body->data, body->n_bytes);
+    call_put_asked_timings(b, c);
     if (c->request.detached) { // it is told when it is stored
         buf_putc(b, '}');
         keep_event(c, type, b);
@@ -571,14 +590,14 @@ static void end(struct call *c)
     if (!c->request.stream) {
         struct buf whole = *body;
         *body = (struct buf){0};
-        c->sink->whole(c, &whole); // takes the memory
+        call_whole(c, &whole); // takes the memory
         return;
     }
     if (!c->request.detached) {
         put_end(c);
     }
     state(c)->n_told = state(c)->events.n_bytes;
-    c->sink->end(c, false);
+    call_end_stream(c, false);
 }
 
 /* The Responses API names its events; flat for the specification, nested for the SDKs. */
@@ -594,7 +613,7 @@ static void send_error_event(struct call *c, const struct call_error *e)
     buf_put_json(&b, e->message, strlen(e->message));
     buf_puts(&b, ",\"param\":null,");
     buf_put(&b, nested.data + 1, nested.n_bytes - 1);
-    c->sink->event(c, "error", b.data, b.n_bytes);
+    call_event(c, "error", &b);
     buf_deinit(&nested);
     buf_deinit(&b);
 }
@@ -602,6 +621,7 @@ static void send_error_event(struct call *c, const struct call_error *e)
 const struct call_format call_response_format = {
     .id_prefix = "resp_",
     .begin = begin,
+    .prompt = prompt,
     .start = start,
     .pending = pending,
     .in_order = true,
@@ -623,7 +643,7 @@ static void reply_input_tokens(struct call *c)
     buf_init(&body, 1 << 10);
     buf_printf(&body, "{\"object\":\"response.input_tokens\",\"input_tokens\":%d}",
                c->request.prompts[0].n);
-    c->sink->whole(c, &body);
+    call_whole(c, &body);
 }
 
 const struct call_format call_input_tokens_format = {.id_prefix = "resp_",

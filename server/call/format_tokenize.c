@@ -57,7 +57,7 @@ static void reply_tokens(struct call *c)
         buf_puts(&body, "null");
     }
     buf_putc(&body, '}');
-    c->sink->whole(c, &body);
+    call_whole(c, &body);
 }
 
 static void reply_text_of(struct call *c)
@@ -69,7 +69,7 @@ static void reply_text_of(struct call *c)
     buf_puts(&body, ",\"content\":"); // llama.cpp's name
     buf_put_json(&body, c->request.detokenized, c->request.detokenized_bytes);
     buf_putc(&body, '}');
-    c->sink->whole(c, &body);
+    call_whole(c, &body);
 }
 
 const struct call_format call_tokens_format = {.id_prefix = "tok-", .reply = reply_tokens};

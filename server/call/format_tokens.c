@@ -99,7 +99,7 @@ static void reply_rendered_chat(struct call *c)
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
     put_rendered(&body, c, 0);
-    c->sink->whole(c, &body);
+    call_whole(c, &body);
 }
 
 static void reply_rendered_prompts(struct call *c)
@@ -111,7 +111,7 @@ static void reply_rendered_prompts(struct call *c)
         put_rendered(&body, c, i);
     }
     buf_putc(&body, ']');
-    c->sink->whole(c, &body);
+    call_whole(c, &body);
 }
 
 const struct call_format call_render_chat_format = {.id_prefix = "chatcmpl-",
@@ -190,7 +190,7 @@ static void end(struct call *c)
 {
     if (c->request.stream) {
         call_send_usage(c, "[]");
-        c->sink->end(c, true);
+        call_end_stream(c, true);
         return;
     }
     struct buf body;
@@ -204,7 +204,7 @@ static void end(struct call *c)
     call_put_usage(&body, c);
     call_put_prompt_logprobs(&body, c, &c->requests[0]);
     buf_puts(&body, ",\"kv_transfer_params\":null}");
-    c->sink->whole(c, &body);
+    call_whole(c, &body);
 }
 
 const struct call_format call_token_format = {

@@ -122,8 +122,11 @@ static bool encode(struct request *r, const struct text_span *spans, size_t n_sp
     struct err err = {""};
     struct tokenizer_flags flags = {.add_special = r->add_special, .parse_special = parse_special};
     enum status st = tokenizer_encode(r->model->tok, spans, n_spans, flags, &r->ids, &err);
-    if (st == ERR_LIMIT || st == ERR_NOMEM) {
+    if (st == ERR_LIMIT) {
         return request_too_large(r);
+    }
+    if (st == ERR_NOMEM) {
+        return call_error_no_memory(&r->error);
     }
     return st == OK ? true
                     : call_error_set(&r->error, 500, "internal_error", NULL,

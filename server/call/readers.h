@@ -220,6 +220,7 @@ bool read_turns(struct request *r);
 bool read_typed_thinking(struct request *r);
 bool read_output_config(struct request *r);
 bool read_metadata(struct request *r);
+bool read_thread(struct request *r);
 
 /* ---- responses (request_responses.c) ----------------------------------------------------------
  */

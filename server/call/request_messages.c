@@ -547,6 +547,18 @@ bool read_metadata(struct request *r)
     return r->error.status == 0;
 }
 
+/* Turns that are not sent again would be missing. Clients that know the code go on without it. */
+bool read_thread(struct request *r)
+{
+    const struct body_member *m = body_get(&r->body, "thread");
+    if (!m || json_is(m->node, JSON_NULL) || !json_bool(m->node, true)) {
+        return true;
+    }
+    return call_error_set(&r->error, 400, "thread_unsupported_request", "thread",
+                          "This server holds no conversations for 'thread': send all messages with "
+                          "each request.");
+}
+
 void messages_begin(struct request *r)
 {
     r->add_generation_prompt = true;

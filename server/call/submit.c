@@ -19,15 +19,6 @@ static bool too_large(struct call_error *e)
                           "fewer or shorter ones, or for fewer logprobs.");
 }
 
-/* What others give back may be enough for it later. */
-static bool no_memory(struct call_error *e)
-{
-    e->type = "server_error";
-    e->retry_after_s = 5;
-    return call_error_set(e, 503, "out_of_memory", NULL,
-                          "The server has no memory for the answers of this request now.");
-}
-
 /* One block for the outputs of all samples: tokens, then logprobs with their lists. */
 static bool make_outputs(struct call *c, struct call_error *e)
 {
@@ -48,7 +39,7 @@ static bool make_outputs(struct call *c, struct call_error *e)
     c->requests = calloc(r->n_prompts, sizeof c->requests[0]);
     c->choices = calloc(r->n_prompts * n, sizeof c->choices[0]);
     if (!c->memory || !c->requests || !c->choices) {
-        return no_memory(e);
+        return call_error_no_memory(e);
     }
     c->n_requests = r->n_prompts;
     char *at = c->memory;
@@ -84,7 +75,7 @@ static bool make_prompt_logprobs(struct call *c, struct engine_request *r, struc
     size_t per = sizeof(struct token_logprobs) + n_top * (sizeof(int32_t) + sizeof(float));
     char *at = mem_try_calloc(n, per);
     if (!at) {
-        return no_memory(e);
+        return call_error_no_memory(e);
     }
     r->prompt_logprobs = (struct token_logprobs *)at;
     at += n * sizeof(struct token_logprobs);
@@ -127,7 +118,7 @@ static bool make_requests(struct call *c, struct call_error *e)
             q->pool = r->pooling;
             q->pooled = mem_try_calloc((size_t)r->model->info->hidden, sizeof(float));
             if (!q->pooled) {
-                return no_memory(e);
+                return call_error_no_memory(e);
             }
         }
         if (r->params.prompt_logprobs && !make_prompt_logprobs(c, q, e)) {

@@ -3,12 +3,14 @@
  * and copies, moves and poison take them along. The logits of a head that knows a few ids. */
 #include "test/device/op_harness.h"
 
-enum { WIDTH = 24, STRIDE = 27 };
+enum { WIDTH = 24, STRIDE = 27, N_PARTS = 2 };
+
+static int32_t part; // which WIDTH values of a slot's row
 
 /* What is stored for a slot of a lane: numbers that bf16 holds. */
 static float value(int32_t lane, int32_t slot, int32_t d)
 {
-    const float x = (float)(slot + 1) + 0.25f * (float)(d % 4);
+    const float x = ((float)(slot + 1) + 0.25f * (float)(d % 4)) * (float)(1 + part);
     return lane == 0 ? x : -x;
 }
 
@@ -26,7 +28,8 @@ static struct tensor rows_of(struct op_rig *rig, const struct op_pass *p)
 
 static void store(struct op_rig *rig, struct op_pass *p)
 {
-    struct hidden_args a = {.x = rows_of(rig, p), .n_rows = p->pass.n_rows, .width = WIDTH};
+    struct hidden_args a = {
+        .x = rows_of(rig, p), .n_rows = p->pass.n_rows, .width = WIDTH, .first = part * WIDTH};
     op_begin(rig, p);
     CHECK_EQ(rig->ops->hidden_store(rig->be, &a), OK);
     op_end(rig);
@@ -36,8 +39,10 @@ static void store(struct op_rig *rig, struct op_pass *p)
 static void check_load(struct op_rig *rig, struct op_pass *p, const int32_t *slots)
 {
     const int32_t n = p->pass.n_rows;
-    struct hidden_args a = {
-        .x = op_tensor(rig, NULL, n, WIDTH, STRIDE), .n_rows = n, .width = WIDTH};
+    struct hidden_args a = {.x = op_tensor(rig, NULL, n, WIDTH, STRIDE),
+                            .n_rows = n,
+                            .width = WIDTH,
+                            .first = part * WIDTH};
     op_begin(rig, p);
     CHECK_EQ(rig->ops->hidden_load(rig->be, &a), OK);
     op_end(rig);
@@ -57,7 +62,7 @@ static struct op_rig open_lanes(const char *backend, enum dtype dtype)
     struct err err = {""};
     static const int32_t blocks[2][3] = {{7, 2, 9}, {3, 11, 0}};
     CHECK_EQ(rig.ops->hidden_open(rig.be, 0, dtype, &err), ERR_INVALID);
-    CHECK_EQ(rig.ops->hidden_open(rig.be, WIDTH, dtype, &err), OK);
+    CHECK_EQ(rig.ops->hidden_open(rig.be, N_PARTS * WIDTH, dtype, &err), OK);
     struct kv_layer layer = {.n_heads = 1, .n_kv_heads = 1, .head_dim_k = 16, .head_dim_v = 16};
     struct kv_set_desc kv = {.n_layers = 1, .layers = &layer, .dtype = DT_BF16};
     CHECK_EQ(rig.ops->kv_open(rig.be, 0, &kv, &err), OK);
@@ -82,6 +87,24 @@ OP_TEST(a_row_reads_the_one_before_it)
         check_load(&rig, &later, (const int32_t[]){-1, 0, 1, 15, 16, 17});
         op_close(&rig);
     }
+}
+
+/* Heads that follow one another have their inputs side by side: none touches another's. */
+OP_TEST(parts_of_a_row_are_apart)
+{
+    struct op_rig rig = open_lanes(backend, DT_BF16);
+    static struct op_pass all, later;
+    all = later = (struct op_pass){.pass = {.n_rows = 0}};
+    op_add_seq(&all, 0, 0, 20);
+    op_add_seq(&later, 0, 16, 3);
+    for (part = 0; part < N_PARTS; part++) {
+        store(&rig, &all);
+    }
+    for (part = 0; part < N_PARTS; part++) {
+        check_load(&rig, &later, (const int32_t[]){15, 16, 17});
+    }
+    part = 0;
+    op_close(&rig);
 }
 
 /* The root at 18; 19 and 20 below it, 21 below 19: positions by depth. */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Runs LLVMFuzzerTestOneInput as an ordinary test: over seeds, then over mixtures of them, a fixed
- * number of rounds (FUZZ_ROUNDS, else the caller's). With a fuzzer (-fsanitize=fuzzer
- * -DLIBFUZZER) the file's main is left out.
- * Thread: the main thread. */
+ * number of rounds (FUZZ_ROUNDS, else the caller's) and as many more as fit into FUZZ_SECONDS;
+ * other mixtures with another FUZZ_SEED. With a fuzzer (-fsanitize=fuzzer -DLIBFUZZER) the file's
+ * main is left out. Thread: the main thread. */
 #ifndef SLUICE_TEST_FUZZ_H
 #define SLUICE_TEST_FUZZ_H
 
@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -63,14 +64,20 @@ static inline size_t fuzz_mix(char *out, const char *const *seeds, size_t n_seed
 static inline int fuzz_main(const char *const *seeds, size_t n_seeds, int rounds)
 {
     static char text[FUZZ_MAX_BYTES];
-    const char *more = getenv("FUZZ_ROUNDS");
+    const char *more = getenv("FUZZ_ROUNDS"), *seed = getenv("FUZZ_SEED");
+    const char *seconds = getenv("FUZZ_SECONDS");
+    const time_t end = seconds ? time(NULL) + atoi(seconds) : 0;
+    int done = 0;
     rounds = more ? atoi(more) : rounds;
+    fuzz_state += seed ? strtoull(seed, NULL, 10) : 0;
     for (size_t i = 0; i < n_seeds; i++) {
         fuzz_one(seeds[i], strlen(seeds[i]));
     }
-    for (int i = 0; i < rounds; i++) {
+    while (done < rounds || time(NULL) < end) {
         fuzz_one(text, fuzz_mix(text, seeds, n_seeds));
+        done++;
     }
+    printf("%d rounds\n", done);
     puts("1 passed, 0 failed, 0 skipped"); // a failure aborts
     return 0;
 }

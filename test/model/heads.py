@@ -82,11 +82,12 @@ def block(rng, c, prefix, n_in=None):
     return out
 
 
-def mtp_tensors(c, seed=1):
+def mtp_tensors(c, seed=1, n=1):
     rng = numpy.random.default_rng(seed)
     d = c["hidden_size"]
     norms = {f"mtp.{n}.weight": near_one(rng, d) for n in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
-    return {"mtp.fc.weight": drawn(rng, d, 2 * d), **norms, **block(rng, c, "mtp.layers.0.")}
+    layers = [block(rng, c, f"mtp.layers.{i}.") for i in range(n)]
+    return {"mtp.fc.weight": drawn(rng, d, 2 * d), **norms, **{k: v for layer in layers for k, v in layer.items()}}
 
 
 def with_tensors(family, to, tensors, **config):
@@ -183,22 +184,48 @@ class Target:
 
 
 class Mtp:
-    def __init__(self, target, tensors):
-        self.t, self.w = target, {k: v.astype(float) for k, v in tensors.items()}
+    def __init__(self, target, tensors, index=0):
+        self.t, self.w, self.index = target, {k: v.astype(float) for k, v in tensors.items()}, index
 
     def fed(self, tokens):
         return self.t.states(tokens)[-1]
 
     def run(self, tokens, before):
         """Logits over the target's ids, and the state that is left, of the last row; before: the states that rows read."""
+        states = self.states(tokens, before)
+        return self.t.w["lm_head.weight"] @ states[-1], states[-1]
+
+    def states(self, tokens, before):
         w, eps = self.w, self.t.c["rms_norm_eps"]
         e = norm(self.t.embed(tokens), w["mtp.pre_fc_norm_embedding.weight"], eps)
         h = norm(before, w["mtp.pre_fc_norm_hidden.weight"], eps)
         x = numpy.concatenate([e, h], -1) @ w["mtp.fc.weight"].T
-        p = "mtp.layers.0."
+        p = f"mtp.layers.{self.index}."
         x = layer(w, p, self.t.c, x, norm(x, w[p + "input_layernorm.weight"], eps))
-        out = norm(x[-1], w["mtp.norm.weight"], eps)
-        return self.t.w["lm_head.weight"] @ out, out
+        return norm(x, w["mtp.norm.weight"], eps)
+
+
+class Modules:
+    """Several modules: each reads what the one before it leaves in the row before, and makes the next draft; the last one
+    goes on with its own."""
+
+    def __init__(self, target, tensors, n):
+        self.modules = [Mtp(target, tensors, i) for i in range(n)]
+        self.fed = self.modules[0].fed
+
+    def chain(self, tokens, fed, k, allowed):
+        drafts, states = [], fed[:len(tokens)]
+        for j in range(k):
+            rows = numpy.array([*tokens, *drafts])
+            if j < len(self.modules):
+                module, before = self.modules[j], numpy.concatenate([numpy.zeros((1, fed.shape[1])), states])[:len(rows)]
+                states = module.states(rows, before)
+            else:
+                before = numpy.concatenate([before, states[-1:]])
+                states = module.states(rows, before)
+            logits = module.t.w["lm_head.weight"] @ states[-1]
+            drafts.append(max(allowed, key=lambda i: logits[i]))
+        return drafts
 
 
 class Eagle3:
@@ -225,6 +252,8 @@ class Eagle3:
 
 def chain(head, tokens, fed, k, allowed):
     """k drafts behind these tokens; fed: the target's states of their rows."""
+    if isinstance(head, Modules):
+        return head.chain(tokens, fed, k, allowed)
     before = numpy.concatenate([numpy.zeros((1, fed.shape[1])), fed[:len(tokens) - 1]])  # of the row before
     drafts = []
     for _ in range(k):

@@ -15,6 +15,7 @@ import test_cube
 import test_hybrid
 from test_cube import essence
 
+MOST_MODULES = 3
 ALLOWED = [10, 20, 30, 40, 50, 60]  # few, so that random heads are often right
 
 
@@ -28,12 +29,12 @@ def few_requests():
              "ignore_eos": True, "allowed_token_ids": ALLOWED} for i in range(6)]
 
 
-def check_drafts(head, folder, *flags):
+def check_drafts(head, folder, *flags, k=3):
     """In float32, where both compute the same to many digits, the drafts that are right are those of the other."""
     requests, total = few_requests(), 0
     for r, a in zip(requests, golden.generate(folder, requests, "--dtype", "float32", *flags)):
         answer = a["outputs"][0]["token_ids"]
-        want = heads.accepted(head, r["prompt_token_ids"], answer, 3, ALLOWED)
+        want = heads.accepted(head, r["prompt_token_ids"], answer, k, ALLOWED)
         assert (a["usage"]["draft_tokens"], a["usage"]["accepted_draft_tokens"]) == want
         total += want[1]
     assert total > 12
@@ -44,6 +45,18 @@ def test_a_module_drafts_what_numpy_does(tmp_path):
     tensors = heads.mtp_tensors(target.c)
     folder = heads.with_tensors("llama-2", tmp_path / "mtp", tensors)
     check_drafts(heads.Mtp(target, tensors), folder, *speculative(method="mtp"))
+
+
+@pytest.mark.parametrize("n, k", [(2, 3), (3, 3), (3, 2), (2, 5), (5, 5)])
+def test_several_modules_draft_what_numpy_does(tmp_path, n, k):
+    """As many as there are drafts, or fewer, of which the last goes on; of more than there is room for, the first ones."""
+    target = heads.Target("llama-2")
+    tensors = heads.mtp_tensors(target.c, n=n)
+    folder = heads.with_tensors("llama-2", tmp_path / "mtp", tensors, mtp_num_hidden_layers=n)
+    some = heads.Modules(target, tensors, min(n, k, MOST_MODULES))
+    check_drafts(some, folder, *speculative(method="mtp", num_speculative_tokens=k), k=k)
+    chunks = ("--max-num-batched-tokens", "28", "--max-num-seqs", "1")  # of which no last one leaves too many rows to feed
+    check_drafts(some, folder, *speculative(method="mtp", num_speculative_tokens=k), *chunks, k=k)
 
 
 @pytest.mark.parametrize("variant", [{}, {"norm_before_residual": True, "eagle_config": {
@@ -160,6 +173,28 @@ def test_nothing_that_goes_on_changes_a_request(tmp_path, folders, family):
                ["--max-model-len", "256", "--block-size", "16"], ["preemptions", "cached_tokens", "accepted_draft_tokens"])
 
 
+@pytest.mark.parametrize("family", ["llama-2", "deepseek-v3"])
+def test_nothing_that_goes_on_changes_a_request_of_several_modules(tmp_path, family):
+    """As layers of one name, and as layers behind the last with heads of their own; the second time on two ranks."""
+    c, n = golden.config(family), 3
+    if family == "llama-2":
+        tensors, key = heads.mtp_tensors(c, n=n), "mtp_num_hidden_layers"
+    else:
+        first, key = c["num_hidden_layers"], "num_nextn_predict_layers"
+        layers = [heads.like_layer(family, first - 1, f"model.layers.{first + i}.", seed=i) for i in range(n)]
+        tensors = {k: v for layer in layers for k, v in layer.items()}
+    folder = heads.with_tensors(family, tmp_path / "model", tensors, **{key: n})
+    cube, want = test_cube, alone(family)
+    saw = dict.fromkeys(["preemptions", "cached_tokens", "accepted_draft_tokens"], 0)
+    for flags in ([*cube.CHUNKS["chunked"], *cube.POOL["tiny pool"]], cube.RANKS["two ranks"] if golden.EXACT_RANKS else []):
+        answers = golden.generate(folder, cube.requests(), "--max-model-len", "256", "--block-size", "16", *flags,
+                                  *speculative(method="mtp", num_speculative_tokens=4))
+        assert [essence(a) for a in answers] == want, flags
+        for k in saw:
+            saw[k] += sum(a["usage"][k] for a in answers)
+    assert all(saw.values()), saw
+
+
 @pytest.mark.skipif(not os.path.isdir(test_hybrid.FAMILIES), reason=f"no {test_hybrid.FAMILIES}")
 @pytest.mark.parametrize("family", ["qwen3.5", "qwen3.5-moe", "qwen3-next"])
 def test_nothing_that_goes_on_changes_a_request_of_a_hybrid(tmp_path, family):
@@ -193,6 +228,8 @@ def test_a_module_that_is_not_there_is_named(tmp_path):
     lacks = {k: v for k, v in tensors.items() if k != "mtp.layers.0.mlp.up_proj.weight"}
     folder = heads.with_tensors("llama-2", tmp_path / "lacks", lacks)
     assert "there is no tensor mtp.layers.0.mlp.up_proj.weight" in refusal(folder, *speculative(method="mtp"))
+    folder = heads.with_tensors("llama-2", tmp_path / "of two", tensors, mtp_num_hidden_layers=2)
+    assert "there is no tensor mtp.layers.1." in refusal(folder, *speculative(method="mtp"))
     wide = {**tensors, "mtp.fc.weight": heads.numpy.zeros((64, 130), heads.F32)}
     folder = heads.with_tensors("llama-2", tmp_path / "wide", wide)
     assert "tensor mtp.fc.weight has shape [64, 130], but config.json asks for [64, 128]" in refusal(

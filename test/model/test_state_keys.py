@@ -76,6 +76,7 @@ def test_it_matters(source, values, tmp_path):
     ("nemotron-nano-2", {"time_step_limit": [0.1, None]}, ["time_step_limit"]),
     ("nemotron-nano-2", {"time_step_min": 0.1}, ["time_step_min"]),
     ("nemotron-nano-2", {"use_bias": True}, ["in_proj.bias"]),  # read, and the file has none
+    ("bamba", {"partial_rotary_factor": 0.75}, ["partial_rotary_factor"]),
     ("nemotron-3-super", {"mlp_bias": True}, ["fc1_latent_proj.bias"]),
     ("nemotron-nano-2", {"hybrid_override_pattern": "M-M-M-M-M-"}, ["no layer has attention"]),
     ("qwen3.5", {"layer_types": [LINEAR] * 8}, ["no layer has attention"]),

@@ -6,10 +6,10 @@
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/state/state.cuh"
 
-/* Rows of `n` words of type W. */
+/* `n` words of type W, from base on, of rows that are `stride` words apart. */
 template <typename W> struct hidden_words {
     W *base;
-    int32_t n, block_tokens;
+    int32_t n, stride, block_tokens;
 };
 
 template <typename W>
@@ -17,7 +17,7 @@ __device__ __forceinline__ W *row_of(const struct hidden_words<W> &h, const stru
                                      int32_t lane, int32_t slot)
 {
     const int32_t page = pass.blocks[(int64_t)lane * pass.blocks_stride + slot / h.block_tokens];
-    return h.base + ((int64_t)page * h.block_tokens + slot % h.block_tokens) * h.n;
+    return h.base + ((int64_t)page * h.block_tokens + slot % h.block_tokens) * h.stride;
 }
 
 template <typename W>
@@ -72,12 +72,18 @@ __global__ void hidden_load_kernel(W *x, int64_t stride, struct hidden_words<W> 
 }
 
 template <typename W>
+static hidden_words<W> words_of(const struct hidden_args *a, const struct kv_view *rows,
+                                int32_t per)
+{
+    return {(W *)rows->base + a->first / per, a->width / per, rows->head_dim_k / per,
+            rows->block_tokens};
+}
+
+template <typename W>
 static cudaError_t store(cudaStream_t stream, const struct hidden_args *a,
                          const struct kv_view *rows, const struct pass_view *pass, int32_t per)
 {
-    const struct hidden_words<W> h = {
-        (W *)rows->base, a->width / per, rows->block_tokens
-    };
+    const hidden_words<W> h = words_of<W>(a, rows, per);
     return launch(hidden_store_kernel<W>, dim3(a->n_rows), dim3(128), 0, stream,
                   (const W *)a->x.mem.p, (int64_t)(a->x.stride / per), h, *pass, a->out_rows);
 }
@@ -86,9 +92,7 @@ template <typename W>
 static cudaError_t load(cudaStream_t stream, const struct hidden_args *a,
                         const struct kv_view *rows, const struct pass_view *pass, int32_t per)
 {
-    const struct hidden_words<W> h = {
-        (W *)rows->base, a->width / per, rows->block_tokens
-    };
+    const hidden_words<W> h = words_of<W>(a, rows, per);
     return launch(hidden_load_kernel<W>, dim3(a->n_rows), dim3(128), 0, stream, (W *)a->x.mem.p,
                   (int64_t)(a->x.stride / per), h, *pass);
 }

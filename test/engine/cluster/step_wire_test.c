@@ -20,9 +20,9 @@ static const struct scheduler_limits limits = {.max_rows = ROWS,
                                                .state_ahead = 3,
                                                .n_snapshots = 5,
                                                .state_interval = 8};
-static const struct step_sizes chain = {&limits, VOCAB, 1, DRAFTS, 2, false},
-                               tree = {&limits, VOCAB, 1, DRAFTS, 2, true},
-                               alone = {&limits, VOCAB, 0, 0, 2, false};
+static const struct step_sizes chain = {&limits, VOCAB, 1, DRAFTS, 2, 2, false},
+                               tree = {&limits, VOCAB, 1, DRAFTS, 2, 2, true},
+                               alone = {&limits, VOCAB, 0, 0, 1, 2, false};
 static struct tree_moves sent_moves, moves;
 
 static enum status decode(struct step *st, const void *bytes, size_t n_bytes)
@@ -124,7 +124,8 @@ static void fill(struct step *st)
     mask[5] = 77;
     st->n_draft_passes = 1;
     struct draft_pass *d = &st->draft[0];
-    d->pass = (struct pass){.n_rows = 1,
+    d->pass = (struct pass){.model = 1, // the second of two that feed
+                            .n_rows = 1,
                             .rows = d->rows,
                             .n_seqs = 1,
                             .seqs = d->seqs,

@@ -426,6 +426,136 @@ TEST(context_free_grammars_against_the_sets_of_their_short_texts)
     tell("grammar", before);
 }
 
+/* ---- JSON ---- */
+
+enum { N_JSON_TOKENS = 700 };
+
+/* Tokens made of what JSON is made of: quotes, escapes, blanks, letters, and parts of characters.
+ */
+static struct grammar_vocab *json_vocab(void)
+{
+    static const char *const pieces[] = {
+        "\"",   "\"",   "\\",  " ",     "\n",   "\t",    "{",    "}",  "[",    "]", ":",
+        ",",    "a",    "b",   "e",     "n",    "u",     "0",    "00", "1",    "2", "-",
+        ".",    "true", "é",   "\xc3",  "\xa9", "日",    "\xe6", "@",  "Z",    "q", "T",
+        "name", "\":",  "\",", "\":\"", "x",    "abcde", "\x1f", "  ", "\\\"", "/", "_",
+    };
+    enum { N_PIECES = sizeof pieces / sizeof *pieces };
+    static char text[N_JSON_TOKENS][64];
+    struct grammar_token tokens[N_JSON_TOKENS + 1];
+    const int32_t end = N_JSON_TOKENS;
+    struct grammar_vocab *v;
+    struct err err;
+    for (uint32_t i = 0; i < N_JSON_TOKENS; i++) {
+        text[i][0] = 0;
+        for (uint32_t k = i < N_PIECES ? 1 : 1 + draw(5); k > 0; k--) {
+            strcat(text[i], pieces[i < N_PIECES ? i : draw(N_PIECES)]);
+        }
+        tokens[i] = (struct grammar_token){text[i], strlen(text[i]), false};
+    }
+    tokens[N_JSON_TOKENS] = (struct grammar_token){"", 0, false};
+    CHECK_EQ(grammar_vocab_make(tokens, N_JSON_TOKENS + 1, &end, 1, &v, &err), OK);
+    return v;
+}
+
+/* Walks along allowed tokens; each state's mask says what advancing says, token by token. The mask
+ * is asked for twice: it is made, and then it is kept. */
+static void check_walks(struct grammar *g, const char *source)
+{
+    uint32_t words[N_JSON_TOKENS / 32 + 2];
+    static int32_t allowed[N_JSON_TOKENS + 1];
+    for (int walk = 0; walk < 4; walk++) {
+        struct grammar_state s = grammar_start(g);
+        for (int steps = 0; steps < 25; steps++) {
+            uint32_t n = 0, n_wrong = 0;
+            for (int again = 0; again < 2; again++) {
+                CHECK_EQ(grammar_mask(g, s, words), OK);
+                n = 0;
+                for (int32_t id = 0; id <= N_JSON_TOKENS; id++) {
+                    bool in = words[id >> 5] >> (id & 31) & 1, alone;
+                    CHECK_EQ(grammar_allows(g, s, id, &alone), OK);
+                    n_wrong += in != alone;
+                    n_triples++;
+                    if (alone && id < N_JSON_TOKENS) {
+                        allowed[n++] = id;
+                    }
+                }
+            }
+            if (n_wrong > 0) {
+                CHECK_FAIL("%s: %u tokens of a mask are wrong", source, n_wrong);
+                return;
+            }
+            if (n == 0) {
+                break;
+            }
+            CHECK_EQ(grammar_advance_token(g, &s, allowed[draw(n)]), OK);
+        }
+    }
+}
+
+TEST(masks_inside_json_are_what_advancing_says)
+{
+    static const struct {
+        enum grammar_kind kind;
+        const char *text;
+    } list[] = {
+        {GRAMMAR_SCHEMA, "true"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\"}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"maxLength\":3}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"minLength\":2,\"maxLength\":30}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"minLength\":40}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^a\"}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"a.*b\"}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[a-z]+$\"}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[^ab]*$\",\"maxLength\":9}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[a-zA-Z0-9_.]+@[a-z]+$\"}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^\\\\w+\\\\s?.{2,4}$\"}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^(a|bb|\\\"|\\\\\\\\)*$\"}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"format\":\"email\"}"},
+        {GRAMMAR_SCHEMA, "{\"anyOf\":[{\"type\":\"string\",\"format\":\"date-time\"},{\"type\":"
+                         "\"string\",\"maxLength\":20},{\"enum\":[\"ab\",\"name\",1,true]}]}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"integer\"},"
+                         "\"n\":{\"type\":\"string\"}},\"additionalProperties\":true}"},
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"object\",\"properties\":{\"eq\":{\"type\":\"boolean\"},"
+         "\"Z0\":{\"type\":\"null\"}},\"additionalProperties\":{\"type\":\"string\","
+         "\"maxLength\":2}}"},
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"object\",\"propertyNames\":{\"maxLength\":2},"
+         "\"additionalProperties\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}}}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":[\"number\",\"string\"]}}"},
+        {GRAMMAR_REGEX, "[a-z ]*(\"[^\"]*\"|\\d+)"},
+        {GRAMMAR_REGEX, ".*"},
+        {GRAMMAR_REGEX, "[^\"\\\\]*\"x"},
+        {GRAMMAR_REGEX, "[a-zé]{3,40}[.,]?"},
+        {GRAMMAR_GBNF,
+         "root ::= \"{\" item* \"}\"\nitem ::= [a-z]+ \" \" | \"\\\"\" [^\"]* \"\\\"\""},
+        {GRAMMAR_LARK,
+         "start: (WORD | STRING)*\nWORD: /[a-z]+/\nSTRING: /\"[^\"]*\"/\n%ignore / +/"},
+    };
+    int64_t before = n_triples;
+    for (seed = first_seed(); seed < first_seed() + 2 + n_rounds() / 300; seed++) {
+        draws = 0;
+        struct grammar_vocab *v = json_vocab();
+        for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+            struct grammar_source source = {
+                .kind = list[i].kind, .text = list[i].text, .n_bytes = strlen(list[i].text)};
+            struct grammar_limits few = {.max_mask_bytes = 500}; // masks and heads go all the time
+            const struct grammar_limits *limits[] = {NULL, &few};
+            struct grammar *g;
+            struct err err = {{0}};
+            if (grammar_compile(&source, limits[i % 2 ^ seed % 2], v, &g, &err) != OK) {
+                CHECK_FAIL("%s: %s", list[i].text, err.text);
+                continue;
+            }
+            check_walks(g, list[i].text);
+            grammar_free(g);
+        }
+        grammar_vocab_free(v);
+    }
+    tell("grammar", before);
+}
+
 /* ---- liveness ---- */
 
 /* Whatever is written along allowed bytes can be brought to an end. */

@@ -287,7 +287,8 @@ def test_what_is_wrong_is_said(server, body, says):
         r = server.post(path, {"model": "demo", "max_tokens": 9, "messages": HI, **body})
         j = r.json()
         assert r.status == 400 and j["type"] == "error" and j["error"]["type"] == "invalid_request_error"
-        assert set(j) == {"type", "error", "request_id"} and set(j["error"]) == {"type", "message"}
+        assert set(j) == {"type", "error", "request_id"} and set(j["error"]) == {"type", "message", "details"}
+        assert set(j["error"]["details"]) == {"error_code"} and j["error"]["details"]["error_code"]
         assert j["request_id"] == r.headers["request-id"] and says in j["error"]["message"], j
 
 

@@ -3,8 +3,27 @@
  * sink: one ending, then `over`, then nothing. */
 #include "server/call/format.h"
 
+#include "engine/base/mem.h"
 #include "server/cli/config_load.h"
 #include "test/engine/bed.h"
+
+/* The n-th append from now on finds no memory. What xrealloc asks for is not counted: it aborts. */
+static int fails_in, pending_fails; // the latter of the next call
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+static const bool can_fail = false;
+#else
+static const bool can_fail = true;
+void *__libc_realloc(void *p, size_t n_bytes);
+
+void *realloc(void *p, size_t n_bytes)
+{
+    enum { CODE_BYTES = 64 }; // of xrealloc
+    uintptr_t from = (uintptr_t)__builtin_return_address(0);
+    bool aborts = from - (uintptr_t)xrealloc < CODE_BYTES;
+    return !aborts && fails_in > 0 && --fails_in == 0 ? NULL : __libc_realloc(p, n_bytes);
+}
+#endif
 
 struct taken {
     struct call call; // first
@@ -157,11 +176,14 @@ static void take_of(struct taken *t, const struct call_sink *sink, enum request_
 {
     *t = (struct taken){.call = {.sink = sink, .offline = offline}};
     buf_init(&t->answer, 1 << 20);
+    buf_reserve(&t->answer, 1 << 14); // what is taken of an answer is not what fails
     snprintf(t->call.owner, sizeof t->call.owner, "%s", owner);
     snprintf(t->text, sizeof t->text, "%s", body);
     t->call.request.kind = kind;
     t->call.request.text = t->text;
     t->call.request.n_bytes = strlen(body);
+    fails_in = pending_fails;
+    pending_fails = 0;
     call_start(&server, &t->call);
 }
 
@@ -223,6 +245,49 @@ TEST(every_endpoint_answers_a_line_whole)
         CHECK(t.answer.n_bytes > 0 && t.answer.data[t.answer.n_bytes - 1] == '}');
         CHECK(t.call.record.n_prompt_tokens > 0);
         buf_deinit(&t.answer);
+    }
+    close_server();
+}
+
+/* Nothing is left out of an answer for want of memory: it is the answer, or an error. */
+TEST(an_answer_lacks_nothing_where_memory_ends)
+{
+    static const struct {
+        enum request_kind kind;
+        const char *body;
+    } cases[] = {
+        {KIND_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":4,"
+                    "\"seed\":1,\"ignore_eos\":true,\"logprobs\":true"},
+        {KIND_COMPLETIONS, "{\"prompt\":\"a b\",\"max_tokens\":4,\"seed\":1,\"ignore_eos\":true,"
+                           "\"logprobs\":1"},
+        {KIND_RESPONSES, "{\"input\":\"hi\",\"max_output_tokens\":16,\"seed\":1"},
+        {KIND_MESSAGES, "{\"max_tokens\":4,\"seed\":1,\"ignore_eos\":true,"
+                        "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"},
+    };
+    if (!can_fail) {
+        SKIP("the sanitizers have an allocator of their own");
+    }
+    REQUIRE(open_server(0, false));
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
+        const bool streams = i % 2;
+        char body[256];
+        size_t n_whole = 0;
+        snprintf(body, sizeof body, "%s%s}", cases[i / 2].body, streams ? ",\"stream\":true" : "");
+        for (int n = 0; n == 0 || fails_in == 0; n++) {
+            struct taken t;
+            pending_fails = n;
+            take(&t, streams ? &stream_sink : &line_sink, cases[i / 2].kind, body);
+            turns(40);
+            CHECK_EQ(t.n_over, 1);
+            n_whole = n == 0 ? t.answer.n_bytes : n_whole;
+            bool told = t.error.status == 503 || has(&t, "memory");
+            if (!told && t.answer.n_bytes != n_whole) {
+                CHECK_FAIL("append %d of case %d: %zu bytes, not %zu; %d %s", n, (int)i,
+                           t.answer.n_bytes, n_whole, t.error.status, t.error.message);
+            }
+            buf_deinit(&t.answer);
+        }
+        fails_in = 0;
     }
     close_server();
 }

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Rope, stores into KV pages, and attention over them. */
+#include "cuda/cuda_ops.h"
+
+/* The layer's pages; NULL if there is no such layer in the pass. */
+static const struct kv_view *layer_kv(const struct cuda_backend *be, int32_t layer)
+{
+    return be->passes.pass ? kv_layer(&be->kv, be->passes.set, layer) : NULL;
+}
+
+static const struct rope_view no_rope = {.max_pos = 1};
+
+static const struct rope_view *rope_of(const struct rope_store_args *a)
+{
+    return a->rope ? &a->rope->view : &no_rope;
+}
+
+static bool growth_ok(const struct query_growth *g)
+{
+    return g->beta == 0.0f || g->every > 0;
+}
+
+static enum status rope_ok(const struct cuda_backend *be, const struct rope_store_args *a,
+                           const struct kv_view *kv)
+{
+    const int32_t width = (a->n_heads + 2 * a->n_kv_heads) * a->head_dim;
+    const bool ok = kv && a->n_rows <= be->passes.view.n_rows &&
+                    (a->n_kv_heads == 0 || kv->n_kv_heads == a->n_kv_heads) &&
+                    kv->head_dim_k == a->head_dim && kv->head_dim_v == a->head_dim &&
+                    growth_ok(&a->growth) && fits(a->qkv, width) &&
+                    (a->sums.n == 0 || a->sums.width == width) &&
+                    (!a->rope || 2 * a->rope->view.n_pairs <= a->head_dim);
+    return ok ? OK : ERR_INVALID;
+}
+
+static bool rope_adds_sums(const struct rope_store_args *a, const struct kv_view *kv)
+{
+    return kv &&
+           k_rope_takes_sums(a, rope_of(a), vector_length(a->q_norm), vector_length(a->k_norm), kv);
+}
+
+bool cuda_op_rope_store_adds_sums(struct backend *base, const struct rope_store_args *a)
+{
+    return rope_adds_sums(a, layer_kv(cuda_backend_of(base), a->layer));
+}
+
+enum status cuda_op_rope_store(struct backend *base, const struct rope_store_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct kv_view *kv = layer_kv(be, a->layer);
+    TRY(rope_ok(be, a, kv));
+    const struct sum_parts sums = sums_in(&a->sums);
+    if (sums.n > 0 && !rope_adds_sums(a, kv)) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(&be->device, k_rope_store(be->device.stream, a, rope_of(a), vector(a->q_norm),
+                                       vector_length(a->q_norm), vector(a->k_norm),
+                                       vector_length(a->k_norm), kv, &be->passes.view, &sums));
+    return OK;
+}
+
+enum status cuda_op_mla_store(struct backend *base, const struct mla_store_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct kv_view *kv = layer_kv(be, a->layer);
+    if (!kv || a->n_rows > be->passes.view.n_rows || kv->n_kv_heads != 1 ||
+        kv->head_dim_k != a->kv_lora + a->rope_dim || !fits(a->kv, a->kv_lora + a->rope_dim) ||
+        !fits(a->q, (a->n_heads - 1) * a->q_head + a->q_rope_offset + a->rope_dim) ||
+        !fits(a->q_out, (a->n_heads - 1) * a->q_out_head + a->q_out_offset + a->rope_dim) ||
+        a->q.dtype != a->q_out.dtype || a->kv.dtype != a->q.dtype || !growth_ok(&a->growth) ||
+        (a->rope && 2 * a->rope->view.n_pairs > a->rope_dim)) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(&be->device, k_mla_store(be->device.stream, a, a->rope ? &a->rope->view : &no_rope,
+                                      vector(a->kv_norm), kv, &be->passes.view));
+    return OK;
+}
+
+static enum status attention_ok(const struct cuda_backend *be, const struct attention_args *a,
+                                const struct kv_view *kv)
+{
+    const bool ok = kv && a->n_rows <= be->passes.view.n_rows && kv->n_kv_heads == a->n_kv_heads &&
+                    kv->head_dim_k == a->head_dim_k && kv->head_dim_v == a->head_dim_v &&
+                    a->n_heads % a->n_kv_heads == 0 && fits(a->q, a->n_heads * a->head_dim_k) &&
+                    fits(a->out, a->n_heads * a->head_dim_v) && a->q.dtype == a->out.dtype;
+    return ok ? OK : ERR_INVALID;
+}
+
+static struct attention_launch launch_of(const struct cuda_backend *be,
+                                         const struct attention_args *a, const struct kv_view *kv)
+{
+    return (struct attention_launch){
+        .q = a->q.mem.p,
+        .out = a->out.mem.p,
+        .q_stride = a->q.stride,
+        .out_stride = a->out.stride,
+        .dtype = a->q.dtype,
+        .kv = *kv,
+        .pass = be->passes.view,
+        .n_rows = a->n_rows,
+        .n_heads = a->n_heads,
+        .n_seqs = be->passes.pass ? be->passes.pass->n_seqs : 0,
+        .has_no_slots = be->passes.pass && be->passes.plan.n_slots == 0,
+        .n_runs = be->passes.pass ? be->passes.plan.n_runs : 0,
+        .has_others = be->passes.plan.has_others,
+        .run_memory = be->kv.run_memory,
+        .scale = a->scale,
+        .window = a->window,
+        .chunk = a->chunk,
+        .softcap = a->softcap,
+        .sinks = vector(a->sinks),
+        .workspace = be->scratch.attention,
+        .workspace_bytes = attention_workspace_bytes(&be->attention),
+        .limits = &be->attention,
+    };
+}
+
+enum status cuda_op_attention(struct backend *base, const struct attention_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct kv_view *kv = layer_kv(be, a->layer);
+    TRY(attention_ok(be, a, kv));
+    const struct attention_launch l = launch_of(be, a, kv);
+    if (be->attention.max_paths > 0 && be->passes.pass->kv_set == 0) {
+        CUDA_TRY(&be->device, attention_paths(be->device.stream, &l));
+    }
+    CUDA_TRY(&be->device, attention_launch(be->device.stream, &l));
+    return OK;
+}
+
+/* True if one kernel can do rope, store and attention: each row is a sequence of its own, and
+ * attention is plain. */
+static bool may_be_few(const struct cuda_backend *be, const struct rope_store_args *r,
+                       const struct attention_args *a, const struct kv_view *kv)
+{
+    return be->passes.is_few && r->n_rows == a->n_rows && r->layer == a->layer &&
+           r->n_kv_heads == a->n_kv_heads && a->chunk <= 0 && r->n_heads == a->n_heads &&
+           r->qkv.mem.p == a->q.mem.p && r->qkv.dtype == a->q.dtype &&
+           r->qkv.stride == a->q.stride && a->scale > 0.0f && a->window <= 0 &&
+           a->softcap <= 0.0f && !a->sinks &&
+           k_attention_few_takes(r, rope_of(r), vector_length(r->q_norm), vector_length(r->k_norm),
+                                 kv, &be->attention);
+}
+
+enum status cuda_op_rope_attention(struct backend *base, const struct rope_store_args *r,
+                                   const struct attention_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct kv_view *kv = layer_kv(be, r->layer);
+    TRY(rope_ok(be, r, kv));
+    if (!may_be_few(be, r, a, kv)) {
+        TRY(cuda_op_rope_store(base, r));
+        return cuda_op_attention(base, a);
+    }
+    TRY(attention_ok(be, a, kv));
+    const struct sum_parts sums = sums_in(&r->sums);
+    if (sums.n > 0 && !rope_adds_sums(r, kv)) {
+        return ERR_INVALID;
+    }
+    const struct attention_launch l = launch_of(be, a, kv);
+    CUDA_TRY(&be->device, k_attention_few(be->device.stream, r, rope_of(r), vector(r->q_norm),
+                                          vector(r->k_norm), &l, &sums));
+    return OK;
+}

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Norms, products, activations and sums over ranks: each op checks what its kernel relies on, and
+ * launches it. Fused forms let a product's input be rounded to FP8 where it is made. */
+#include "cuda/cuda_comm.h"
+#include "cuda/cuda_ops.h"
+
+static enum status norm_ok(const struct norm_args *a)
+{
+    const bool short_vector = (a->weight && vector_length(a->weight) < a->width) ||
+                              (a->bias && vector_length(a->bias) < a->width);
+    const bool mixed = a->delta.mem.p && a->out.mem.p && a->delta.dtype != a->out.dtype;
+    return !fits(a->x, a->width) || short_vector || mixed ? ERR_INVALID : OK;
+}
+
+/* codes: written instead of `out` unless NULL. */
+static enum status norm(struct cuda_backend *be, const struct norm_args *a,
+                        const struct round_args *codes)
+{
+    TRY(norm_ok(a));
+    const struct sum_parts sums = sums_in(&a->delta_sums);
+    if (sums.n > 0 && (sums.width != a->width || !k_norm_takes_sums(a))) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(&be->device, k_norm(be->device.stream, a, vector(a->weight), vector(a->bias),
+                                 sums.n > 0 ? &sums : NULL, codes));
+    return OK;
+}
+
+enum status cuda_op_norm(struct backend *base, const struct norm_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return norm(be, a, NULL);
+}
+
+bool cuda_op_norm_adds_sums(struct backend *base, const struct norm_args *a)
+{
+    (void)base;
+    return k_norm_takes_sums(a);
+}
+
+/* The operands and size of a product. */
+static struct gemm_args product_of(const struct linear_args *a)
+{
+    const struct weight *w = a->weight;
+    return (struct gemm_args){
+        .x = a->x.mem.p,
+        .weight = w->data,
+        .coded = weight_coded(w),
+        .inputs = weight_inputs(w),
+        .x_dtype = a->x.dtype,
+        .w_dtype = w->dtype,
+        .n_rows = a->n_rows,
+        .n_out = (int32_t)w->n_out,
+        .n_in = (int32_t)w->n_in,
+        .x_stride = a->x.stride,
+        .n_batch = 1,
+    };
+}
+
+static bool linear_ok(const struct linear_args *a)
+{
+    const struct weight *w = a->weight;
+    return w && fits(a->x, (int32_t)w->n_in) && fits(a->y, (int32_t)w->n_out);
+}
+
+/* The product as requested, without an activation. */
+static struct gemm_args plain_product_of(const struct cuda_backend *be, const struct linear_args *a)
+{
+    const struct weight *w = a->weight;
+    struct gemm_args g = product_of(a);
+    g.y = a->y.mem.p;
+    g.y_dtype = a->y.dtype;
+    g.y_stride = a->y.stride;
+    g.bias = a->partial ? NULL : w->bias;
+    g.bias_act = a->partial ? NULL : w->bias_act;
+    g.accumulate = a->accumulate;
+    /* Partial sums may reach the reader only if no other rank's part and no bias remains to be
+     * added. */
+    g.may_split = a->sums && (!a->partial || (be->device.options.n_ranks == 1 && !w->bias));
+    return g;
+}
+
+/* is_rounded: see struct gemm_args. */
+static enum status linear(struct cuda_backend *be, const struct linear_args *a, bool is_rounded)
+{
+    if (!linear_ok(a)) {
+        return ERR_INVALID;
+    }
+    struct gemm_args g = plain_product_of(be, a);
+    g.is_rounded = is_rounded;
+    enum status st = OK;
+    if (a->head && a->bests && be->passes.pass &&
+        cuda_gemm_head(&be->gemms, &g, a->n_drawn, &be->passes.view, a->bests, &st)) {
+        return st;
+    }
+    struct sum_parts sums = {.n = 0};
+    st = cuda_gemm(&be->gemms, &g, &sums);
+    if (a->sums) {
+        *a->sums = sums_out(&sums);
+    }
+    return st;
+}
+
+enum status cuda_op_linear(struct backend *base, const struct linear_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return linear(be, a, false);
+}
+
+/* True if the product reads FP8 codes; *round tells how to make them from its x. */
+static bool wants_codes(struct cuda_backend *be, const struct linear_args *a,
+                        struct round_args *codes)
+{
+    if (!linear_ok(a)) {
+        return false;
+    }
+    const struct gemm_args g = plain_product_of(be, a);
+    return cuda_gemm_codes(&be->gemms, &g, codes);
+}
+
+enum status cuda_op_linear_heads(struct backend *base, const struct linear_heads_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct weight *w = a->weight;
+    if (!w || w->kind != WEIGHT_HEADS || a->x_head < w->n_in || a->y_head < w->n_out ||
+        !a->x.mem.p || !a->y.mem.p) {
+        return ERR_INVALID;
+    }
+    const struct gemm_args g = {
+        .x = a->x.mem.p,
+        .weight = w->data,
+        .y = a->y.mem.p,
+        .x_dtype = a->x.dtype,
+        .w_dtype = w->dtype,
+        .y_dtype = a->y.dtype,
+        .n_rows = a->n_rows,
+        .n_out = (int32_t)w->n_out,
+        .n_in = (int32_t)w->n_in,
+        .x_stride = a->x.stride,
+        .y_stride = a->y.stride,
+        .n_batch = w->n_experts,
+        .x_batch = a->x_head,
+        .w_batch = w->n_out * w->n_in,
+        .y_batch = a->y_head,
+    };
+    return cuda_gemm(&be->gemms, &g, NULL);
+}
+
+static enum status activation_ok(const struct activation_args *a)
+{
+    const bool gated = a->gated || a->kind == ACT_GPT_OSS, apart = a->up.mem.p;
+    if (!fits(a->x, gated && !apart ? 2 * a->width : a->width) || !fits(a->out, a->width) ||
+        a->x.dtype != a->out.dtype ||
+        (apart && (!gated || !fits(a->up, a->width) || a->up.dtype != a->x.dtype))) {
+        return ERR_INVALID;
+    }
+    return OK;
+}
+
+enum status cuda_op_activation(struct backend *base, const struct activation_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    TRY(activation_ok(a));
+    CUDA_TRY(&be->device, k_activation(be->device.stream, a));
+    return OK;
+}
+
+static bool may_be_gated(const struct linear_args *l, const struct activation_args *a)
+{
+    const struct weight *w = l->weight;
+    return w && a->gated && a->kind == ACT_SILU && !a->up.mem.p &&
+           w->n_out == 2 * (int64_t)a->width && fits(l->x, (int32_t)w->n_in) &&
+           fits(a->out, a->width) && l->y.mem.p == a->x.mem.p && l->n_rows == a->n_rows &&
+           a->out.dtype == l->x.dtype && !l->partial && !l->accumulate;
+}
+
+/* The product and its activation in one kernel, which does not write the product's own y. False if
+ * no kernel supports the shape. */
+static bool linear_gated(struct cuda_backend *be, const struct linear_args *l,
+                         const struct activation_args *a, bool is_rounded, enum status *st)
+{
+    if (!may_be_gated(l, a)) {
+        return false;
+    }
+    struct gemm_args g = product_of(l);
+    g.y = a->out.mem.p;
+    g.y_dtype = a->out.dtype;
+    g.y_stride = a->out.stride;
+    g.bias = l->weight->bias;
+    g.gated = true;
+    g.is_rounded = is_rounded;
+    return cuda_gemm_gated(&be->gemms, &g, st);
+}
+
+enum status cuda_op_linear_act(struct backend *base, const struct linear_args *l,
+                               const struct activation_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    enum status st = OK;
+    if (linear_gated(be, l, a, false, &st)) {
+        return st;
+    }
+    TRY(cuda_op_linear(base, l));
+    return cuda_op_activation(base, a);
+}
+
+/* The activation writes FP8 codes if the second product reads them and the first one is not fused
+ * with it. */
+static enum status mlp(struct cuda_backend *be, const struct linear_args *up,
+                       const struct activation_args *a, const struct linear_args *down,
+                       bool is_rounded)
+{
+    enum status st = OK;
+    struct round_args codes;
+    if (linear_gated(be, up, a, is_rounded, &st)) {
+        TRY(st);
+        return linear(be, down, false);
+    }
+    TRY(linear(be, up, is_rounded));
+    TRY(activation_ok(a));
+    if (a->out.mem.p != down->x.mem.p || a->width != (int32_t)down->weight->n_in ||
+        a->n_rows != down->n_rows || !k_activation_makes_codes(a) ||
+        !wants_codes(be, down, &codes)) {
+        TRY(cuda_op_activation(&be->device.base, a));
+        return linear(be, down, false);
+    }
+    CUDA_TRY(&be->device, k_activation_codes(be->device.stream, a, &codes));
+    return linear(be, down, true);
+}
+
+enum status cuda_op_mlp(struct backend *base, const struct linear_args *up,
+                        const struct activation_args *a, const struct linear_args *down)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return mlp(be, up, a, down, false);
+}
+
+/* The norm writes FP8 codes if the product reads them. */
+enum status cuda_op_norm_linear(struct backend *base, const struct norm_args *n,
+                                const struct linear_args *l, const struct activation_args *a,
+                                const struct linear_args *down)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    struct round_args codes;
+    const bool are_codes = n->out.mem.p && n->out.mem.p == l->x.mem.p && n->n_rows == l->n_rows &&
+                           k_norm_makes_codes(n) && wants_codes(be, l, &codes) &&
+                           codes.n_in == n->width;
+    TRY(norm(be, n, are_codes ? &codes : NULL));
+    return down ? mlp(be, l, a, down, are_codes) : linear(be, l, are_codes);
+}
+
+enum status cuda_op_row_gate(struct backend *base, const struct row_gate_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    if (!fits(a->x, a->x_width) || !fits(a->y, a->y_width) || a->x.dtype != a->y.dtype ||
+        vector_length(a->weight) < a->x_width) {
+        return ERR_INVALID;
+    }
+    CUDA_TRY(&be->device, k_row_gate(be->device.stream, a, vector(a->weight)));
+    return OK;
+}
+
+static const float *reduce_bias(const struct reduce_args *a)
+{
+    return a->linear ? a->linear->bias : NULL;
+}
+
+enum status cuda_op_reduce(struct backend *base, const struct reduce_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    if (!fits(a->y, a->width)) {
+        return ERR_INVALID;
+    }
+    enum status st = OK;
+    bool has_bias = false;
+    if (be->device.options.n_ranks > 1 && !a->whole) {
+        has_bias = peers_reduce(&be->peers, a, reduce_bias(a), NULL, NULL, NULL, &st);
+        st = has_bias ? st : cuda_comm_all_reduce(&be->device, a->y, a->n_rows, a->width);
+        TRY(st);
+    }
+    if (!has_bias && a->linear && a->linear->bias) {
+        CUDA_TRY(&be->device,
+                 k_add_bias(be->device.stream, a->y, a->n_rows, a->width, a->linear->bias));
+    }
+    if (a->moe && a->moe->down->bias) {
+        CUDA_TRY(&be->device, k_moe_bias(be->device.stream, a->y, a->n_rows, a->width, a->moe,
+                                         a->moe->down->bias));
+    }
+    return OK;
+}
+
+/* One kernel where the ranks can access each other's memory. */
+enum status cuda_op_reduce_norm(struct backend *base, const struct reduce_args *r,
+                                const struct norm_args *n)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    TRY(norm_ok(n));
+    if (!fits(r->y, r->width)) {
+        return ERR_INVALID;
+    }
+    const bool moe_bias = r->moe && r->moe->down->bias;
+    enum status st = OK;
+    if (be->device.options.n_ranks > 1 && !r->whole && !moe_bias &&
+        peers_reduce(&be->peers, r, reduce_bias(r), n, vector(n->weight), vector(n->bias), &st)) {
+        return st;
+    }
+    TRY(cuda_op_reduce(base, r));
+    return cuda_op_norm(base, n);
+}

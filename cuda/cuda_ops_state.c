@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Recurrent layers: short convolutions, recurrences and their gates. */
+#include "cuda/cuda_ops.h"
+
+static enum status conv_ok(const struct state_view *s, const struct short_conv_args *a)
+{
+    const struct state_layer *g = &s->geometry;
+    const bool vectors = vector_length(a->weight) >= a->width * a->kernel &&
+                         (!a->bias || vector_length(a->bias) >= a->width);
+    return vectors && a->width == g->conv_width && a->kernel == g->conv_kernel &&
+                   fits(a->x, a->width) && a->x.dtype == s->dtype
+               ? OK
+               : ERR_INVALID;
+}
+
+static enum status recurrence_ok(const struct state_view *s, const struct recurrence_args *a)
+{
+    const struct state_layer *g = &s->geometry;
+    const int32_t keys = g->n_key_heads * g->key_dim, values = g->n_heads * g->value_dim;
+    const bool delta = g->kind == STATE_DELTA, ok = g->kind != STATE_CONV;
+    const bool vectors = vector_length(a->a_log) >= g->n_heads &&
+                         vector_length(a->dt_bias) >= g->n_heads * s->decays &&
+                         (!a->skip || vector_length(a->skip) >= g->n_heads);
+    const bool places = a->q_at >= 0 && a->k_at >= 0 && a->v_at >= 0 &&
+                        fits(a->x, a->q_at + keys) && fits(a->x, a->k_at + keys) &&
+                        fits(a->x, a->v_at + values);
+    const bool tensors = fits(a->decay, 1) && (!delta || fits(a->beta, 1)) &&
+                         fits(a->out, values) && a->x.dtype == s->dtype &&
+                         a->decay.dtype == s->dtype && (!delta || a->beta.dtype == s->dtype) &&
+                         a->out.dtype == s->dtype;
+    return ok && vectors && places && tensors ? OK : ERR_INVALID;
+}
+
+static enum status gate_ok(const struct gate_args *a)
+{
+    const bool group = a->group > 0 && a->width > 0 && a->width % a->group == 0;
+    return group && fits(a->x, a->width) && fits(a->out, a->width) &&
+                   fits(a->gate, a->per_group ? a->width / a->group : a->width) &&
+                   a->x.dtype == a->out.dtype && a->gate.dtype == a->x.dtype &&
+                   (!a->norm || vector_length(a->norm) >= a->group)
+               ? OK
+               : ERR_INVALID;
+}
+
+static const struct state_view *layer_state(const struct cuda_backend *be, int32_t layer,
+                                            int32_t n_rows)
+{
+    const bool pass = be->passes.pass && n_rows == be->passes.view.n_rows;
+    return pass ? states_layer(&be->states, be->passes.set, layer) : NULL;
+}
+
+static struct state_rows_launch state_launch(const struct cuda_backend *be,
+                                             const struct state_view *s,
+                                             const struct short_conv_args *conv,
+                                             const struct recurrence_args *a)
+{
+    return (struct state_rows_launch){
+        .conv = conv,
+        .a = a,
+        .vectors = {.kernel = conv ? vector(conv->weight) : NULL,
+                    .bias = conv ? vector(conv->bias) : NULL,
+                    .a_log = a ? vector(a->a_log) : NULL,
+                    .dt_bias = a ? vector(a->dt_bias) : NULL,
+                    .skip = a ? vector(a->skip) : NULL},
+        .state = *s,
+        .pass = be->passes.view,
+        .n_seqs = be->passes.view.n_rows,
+    };
+}
+
+static enum status run_windows(struct cuda_backend *be, struct state_rows_launch *l, int32_t n)
+{
+    for (l->window = 0; l->window < n; l->window++) {
+        CUDA_TRY(&be->device, k_state_rows(be->device.stream, l));
+    }
+    return OK;
+}
+
+/* True if sequences of many rows are processed a block of the state at a time. Not where a row's
+ * bits must not depend on how many rows come together. */
+static bool in_blocks(const struct cuda_backend *be, const struct state_rows_launch *l)
+{
+    return be->passes.state_work.n_blocks > 0 && !be->device.options.deterministic &&
+           k_state_blocks_takes(l) && k_state_blocks_bytes(&l->state, 1) <= be->scratch.n_bytes;
+}
+
+static enum status run_rows(struct cuda_backend *be, struct state_rows_launch *l)
+{
+    const struct state_work *w = &be->passes.state_work;
+    if (!in_blocks(be, l)) {
+        return run_windows(be, l, w->all_windows);
+    }
+    l->few_alone = true;
+    l->n_chains = w->n_chains;
+    l->n_blocks = w->n_blocks;
+    TRY(run_windows(be, l, w->windows));
+    CUDA_TRY(&be->device,
+             k_state_blocks(be->device.stream, l, be->scratch.memory, be->scratch.n_bytes));
+    return OK;
+}
+
+enum status cuda_op_short_conv(struct backend *base, const struct short_conv_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct state_view *s = layer_state(be, a->layer, a->n_rows);
+    if (!s || conv_ok(s, a) != OK || !fits(a->out, a->width) || a->out.dtype != s->dtype) {
+        return ERR_INVALID;
+    }
+    const struct state_rows_launch l = state_launch(be, s, a, NULL);
+    CUDA_TRY(&be->device, k_short_conv(be->device.stream, &l));
+    return OK;
+}
+
+enum status cuda_op_recurrence(struct backend *base, const struct recurrence_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct state_view *s = layer_state(be, a->layer, a->n_rows);
+    if (!s || recurrence_ok(s, a) != OK) {
+        return ERR_INVALID;
+    }
+    struct state_rows_launch l = state_launch(be, s, NULL, a);
+    return run_rows(be, &l);
+}
+
+enum status cuda_op_gate(struct backend *base, const struct gate_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    TRY(gate_ok(a));
+    CUDA_TRY(&be->device, k_gate(be->device.stream, a, vector(a->norm),
+                                 a->norm && vector_length(a->norm) > a->group));
+    return OK;
+}
+
+enum status cuda_op_recurrent(struct backend *base, const struct short_conv_args *conv,
+                              const struct recurrence_args *a, const struct gate_args *gate)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    const struct state_view *s = layer_state(be, a->layer, a->n_rows);
+    if (!s || conv_ok(s, conv) != OK || recurrence_ok(s, a) != OK ||
+        conv->out.mem.p != a->x.mem.p || (gate && gate_ok(gate) != OK)) {
+        return ERR_INVALID;
+    }
+    const struct state_layer *g = &s->geometry;
+    struct state_rows_launch l = state_launch(be, s, conv, a);
+    if (gate && !in_blocks(be, &l) && (gate->group == g->value_dim || !gate->norm) &&
+        gate->x.mem.p == a->out.mem.p && gate->width == g->n_heads * g->value_dim &&
+        !gate->per_group) {
+        l.gate = gate;
+        l.vectors.norm = vector(gate->norm);
+        l.vectors.norm_is_wide = gate->norm && vector_length(gate->norm) > gate->group;
+        return run_rows(be, &l);
+    }
+    TRY(run_rows(be, &l));
+    return gate ? cuda_op_gate(base, gate) : OK;
+}

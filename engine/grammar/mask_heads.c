@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/grammar/mask_heads.h"
+
+#include "engine/grammar/mask_inside.h"
+#include "engine/grammar/text.h"
+
+enum {
+    ENDS_MAX = 6000,  // of a head
+    HEADS_MAX = 4096, // of a grammar; then all are forgotten
+};
+
+static size_t head_bytes(const struct masks *m, const struct head *h)
+{
+    return (h->words ? m->vocab->n_words * sizeof *h->words : 0) + h->n_ids * sizeof *h->ids +
+           h->n_ends * sizeof *h->ends;
+}
+
+void heads_free(struct masks *m)
+{
+    for (uint32_t i = 0; i < m->n_heads; i++) {
+        m->bytes -= head_bytes(m, &m->heads[i]);
+        free(m->heads[i].words);
+        free(m->heads[i].ids);
+        free(m->heads[i].ends);
+    }
+    m->n_heads = 0;
+}
+
+/* ---- any head ---- */
+
+/* The same walk, which notes where the head may end with more of a token behind it. */
+static void fill_head(struct masks *m, struct head *h)
+{
+    const struct grammar_vocab *v = m->vocab;
+    struct item it = {h->e, STACK_ROOT};
+    uint32_t cap = 0, state = automaton_state(m->a, &it, 1);
+    m->path[0] = state;
+    if (automaton_may_end(m->a, state)) {
+        GROW(h->ends, h->n_ends, cap);
+        h->ends[h->n_ends++] = 0;
+    }
+    for (uint32_t i = 1; i < v->n && !m->a->x->failed;) {
+        const struct vocab_node *node = &v->v[i];
+        uint32_t to = step(m->a, m->path[node->depth - 1], node->byte);
+        if (to == STATE_DEAD) {
+            i = node->end;
+            continue;
+        }
+        allow_node(v, node, &m->head);
+        m->path[node->depth] = to;
+        if (automaton_may_end(m->a, to) && node->end > i + 1) {
+            if (h->n_ends == ENDS_MAX) {
+                h->whole = true;
+                return;
+            }
+            GROW(h->ends, h->n_ends, cap);
+            h->ends[h->n_ends++] = i;
+        }
+        i++;
+    }
+    exprs_spend(m->a->x, v->n / 64);
+}
+
+/* ---- heads that are soon plain text ---- */
+
+/* A text that must not be one of some names, or that has to begin in a certain way, is soon any
+ * text: from there on its tokens are those of the inside of a string, which the vocabulary has.
+ * The trie is walked with both, and where both come to the same state they have the same below. */
+struct beside {
+    struct masks *m;
+    struct head *h;
+    const struct inside *in;
+    uint32_t *path;   // of the plain text, by depth
+    uint32_t at, cap; // of the plain text's ends; of h->ends
+};
+
+static void put_end(struct beside *b, uint32_t at)
+{
+    GROW(b->h->ends, b->h->n_ends, b->cap);
+    b->h->ends[b->h->n_ends++] = at;
+}
+
+/* The plain text's ends before a node: those from `from` on are the head's as well. */
+static void take_ends(struct beside *b, uint32_t from, uint32_t before)
+{
+    const struct text_tails *t = b->in->tails;
+    for (; b->at < t->n_ends && t->ends[b->at].at < before; b->at++) {
+        const struct text_end *end = &t->ends[b->at];
+        if (end->at >= from && end->chars >= b->in->lo && end->chars <= b->in->hi) {
+            put_end(b, end->at);
+        }
+    }
+}
+
+static void forbid_below(struct beside *b, uint32_t at)
+{
+    const struct grammar_vocab *v = b->m->vocab;
+    for (uint32_t i = at; i < v->v[at].end; i++) {
+        for (int32_t id = v->v[i].id; id >= 0; id = v->same[id]) {
+            b->m->head.words[id >> 5] &= ~(1u << (id & 31));
+        }
+    }
+}
+
+static void walk_beside(struct beside *b, uint32_t state, uint32_t plain)
+{
+    struct masks *m = b->m;
+    const struct grammar_vocab *v = m->vocab;
+    uint32_t seen = 0;
+    m->path[0] = state;
+    b->path[0] = plain;
+    for (uint32_t i = 1; i < v->n && !m->a->x->failed; seen++) {
+        const struct vocab_node *node = &v->v[i];
+        uint32_t to = step(m->a, m->path[node->depth - 1], node->byte);
+        uint32_t other = step(m->a, b->path[node->depth - 1], node->byte);
+        if (to == other || to == STATE_DEAD) {
+            if (to != other) {
+                forbid_below(b, i);
+            }
+            take_ends(b, to == other ? i : v->n, node->end);
+            i = node->end;
+            continue;
+        }
+        allow_node(v, node, &m->head);
+        if (automaton_may_end(m->a, to) && node->end > i + 1) {
+            put_end(b, i);
+        }
+        m->path[node->depth] = to;
+        b->path[node->depth] = other;
+        i++;
+        take_ends(b, v->n, i);
+    }
+    exprs_spend(m->a->x, seen / 8);
+}
+
+/* The plain text that a text may soon be: where a letter leads to plain text, that which it leads
+ * there from. Any of some letters: one may be that of a name. */
+static uint32_t soon(struct masks *m, uint32_t e)
+{
+    struct exprs *x = m->a->x;
+    struct inside in;
+    bool found = false;
+    for (const char *c = "eqZ0"; *c && !found && x->v[e].kind == X_TEXT; c++) {
+        found = inside_is(m, expr_derive(x, e, (uint8_t)*c), &in);
+    }
+    if (!found) {
+        return EXPR_NONE;
+    }
+    if (in.is_free) {
+        return text_make(x, x->any_text);
+    }
+    uint32_t hi = in.hi == EXPR_INF ? EXPR_INF : in.hi + 1;
+    return text_make(x, expr_rep(x, x->any_char, in.lo > 0 ? in.lo + 1 : 0, hi));
+}
+
+/* Whether most bytes lead from both states to the same one. */
+static bool are_alike(struct automaton *a, uint32_t state, uint32_t other)
+{
+    int same = 0, others = 0;
+    for (int c = 0; c < a->x->n_classes; c++) {
+        uint32_t to = automaton_step(a, other, a->x->class_byte[c]);
+        bool equal = automaton_step(a, state, a->x->class_byte[c]) == to;
+        same += to != STATE_DEAD && equal;
+        others += to != STATE_DEAD && !equal;
+    }
+    return same > others;
+}
+
+/* False: it is no text, or not soon a plain one. */
+static bool fill_beside(struct masks *m, struct head *h)
+{
+    struct item it = {h->e, STACK_ROOT}, other = {soon(m, h->e), STACK_ROOT};
+    struct inside in;
+    if (other.e == EXPR_NONE || !inside_is(m, other.e, &in)) {
+        return false;
+    }
+    if (!in.is_free && in.hi == EXPR_INF) {
+        return false; // its ends are in two lists
+    }
+    uint32_t state = automaton_state(m->a, &it, 1), plain = automaton_state(m->a, &other, 1);
+    if (!are_alike(m->a, state, plain)) {
+        return false;
+    }
+    struct beside b = {.m = m, .h = h, .in = &in};
+    b.path = xmalloc((m->vocab->max_depth + 1) * sizeof *b.path);
+    inside_allow(m, &in, &m->head);
+    m->head.n_ids = m->head.max_ids + 1; // they are no list
+    walk_beside(&b, state, plain);
+    free(b.path);
+    return true;
+}
+
+static void drop_heads(struct masks *m)
+{
+    m->heads_dropped = true;
+    heads_free(m);
+    m->now.bases.n += m->now.bases.n > 0 ? MASK_BASES : 0; // they may have been of heads
+}
+
+const struct head *heads_get(struct masks *m, uint32_t e)
+{
+    for (uint32_t i = 0; i < m->n_heads; i++) {
+        if (m->heads[i].e == e) {
+            return &m->heads[i];
+        }
+    }
+    if (m->n_heads == HEADS_MAX || m->bytes > m->max_bytes) {
+        drop_heads(m);
+    }
+    struct head h = {.e = e};
+    m->head.words = xcalloc(m->vocab->n_words + 1, sizeof(uint32_t));
+    m->head.n_ids = 0;
+    m->head.bases.n = 0;
+    if (!fill_beside(m, &h)) {
+        fill_head(m, &h);
+    }
+    bool failed = m->a->x->failed;
+    if (failed || h.whole) {
+        free(h.ends);
+        h.ends = NULL;
+        h.n_ends = 0;
+    } else if (is_list(&m->head)) {
+        h.ids = copy_ids(&m->head);
+        h.n_ids = m->head.n_ids;
+    } else {
+        h.words = m->head.words;
+        m->head.words = NULL;
+    }
+    free(m->head.words);
+    m->head.words = NULL;
+    if (failed) {
+        return NULL;
+    }
+    m->bytes += head_bytes(m, &h);
+    GROW(m->heads, m->n_heads, m->cap_heads);
+    m->heads[m->n_heads] = h;
+    return &m->heads[m->n_heads++];
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Masks in the making: what is found on a walk of the vocabulary's trie with the states of the
+ * automaton. `struct masks` is what all files of masks.h work on.
+ * Thread: one owner. */
+#ifndef SLUICE_ENGINE_GRAMMAR_MASK_WALK_H
+#define SLUICE_ENGINE_GRAMMAR_MASK_WALK_H
+
+#include "engine/base/mem.h"
+#include "engine/grammar/automaton.h"
+#include "engine/grammar/vocab.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MASK_BASES = 2 };
+
+/* Masks that others have all of: words of the vocabulary, or of heads. */
+struct mask_bases {
+    const uint32_t *words[MASK_BASES];
+    uint32_t n; // more than there is room for: not all are here
+};
+
+/* A mask in the making: its words, and the ids in them that no base brought. */
+struct found {
+    uint32_t *words;
+    struct mask_bases bases;
+    int32_t *ids;
+    uint32_t n_ids, max_ids; // more than max_ids: not all are in `ids`
+};
+
+struct masks {
+    const struct grammar_vocab *vocab;
+    struct automaton *a;
+    struct mask_slot {
+        uint32_t state, newer, older; // the list of use
+        uint32_t *words;              // all of them, or
+        struct mask_bases bases;      // all of these, and
+        int32_t *ids;                 // these ids
+        uint32_t n_ids;
+    } *v;
+    uint32_t n, cap, newest, oldest; // slot + 1; 0: none
+    uint32_t free;                   // chain through `older`
+    size_t bytes, max_bytes;
+
+    struct head {
+        uint32_t e;
+        bool whole;      // too many ends: not worth it
+        uint32_t *words; // tokens that stay in it, or end with it; or
+        int32_t *ids;    // the same where they are few
+        uint32_t n_ids;
+        uint32_t *ends; // nodes with more behind them
+        uint32_t n_ends;
+    } *heads;
+    uint32_t n_heads, cap_heads;
+    bool heads_dropped;     // masks may have been made of them
+    uint32_t *path;         // states by depth, for the walk
+    struct found now, head; // the mask and the head that are being made
+};
+
+static inline void allow_id(struct found *f, int32_t id)
+{
+    uint32_t bit = 1u << (id & 31), *word = &f->words[id >> 5];
+    if (!(*word & bit)) {
+        *word |= bit;
+        if (f->n_ids < f->max_ids) {
+            f->ids[f->n_ids] = id;
+        }
+        f->n_ids++;
+    }
+}
+
+static inline void allow_node(const struct grammar_vocab *v, const struct vocab_node *node,
+                              struct found *f)
+{
+    if (node->id < 0) {
+        return;
+    }
+    allow_id(f, node->id);
+    for (int32_t id = node->more ? v->same[node->id] : -1; id >= 0; id = v->same[id]) {
+        allow_id(f, id);
+    }
+}
+
+static inline void or_words(uint32_t *words, const uint32_t *more, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        words[i] |= more[i];
+    }
+}
+
+static inline void allow_words(struct masks *m, const uint32_t *words, struct found *f)
+{
+    or_words(f->words, words, m->vocab->n_words);
+    if (f->bases.n < MASK_BASES) {
+        f->bases.words[f->bases.n] = words;
+    }
+    f->bases.n++;
+}
+
+static inline bool is_list(const struct found *f)
+{
+    return f->n_ids <= f->max_ids && f->bases.n <= MASK_BASES;
+}
+
+static inline int32_t *copy_ids(const struct found *f)
+{
+    int32_t *ids = xmalloc((f->n_ids + 1) * sizeof *ids);
+    memcpy(ids, f->ids, f->n_ids * sizeof *ids);
+    return ids;
+}
+
+static inline uint32_t step(struct automaton *a, uint32_t state, uint8_t byte)
+{
+    const uint32_t *row = a->v[state].row;
+    uint32_t to = row ? row[a->x->class_of[byte]] : 0;
+    return to ? to - 1 : automaton_step(a, state, byte);
+}
+
+/* Allows what is below a node, read from a state. */
+void mask_walk(struct masks *m, uint32_t from, uint32_t state, struct found *f);
+
+#endif
