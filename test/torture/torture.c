@@ -358,7 +358,17 @@ FAILS(int, getsockname, -1, ENOBUFS, (int fd, struct sockaddr *a, socklen_t *n),
 FAILS(int, setsockopt, -1, ENOBUFS, (int fd, int level, int name, const void *v, socklen_t n),
       (fd, level, name, v, n))
 FAILS(int, epoll_create1, -1, EMFILE, (int flags), (flags))
-FAILS(int, epoll_ctl, -1, ENOMEM, (int ep, int op, int fd, struct epoll_event *e), (ep, op, fd, e))
+/* Only one that adds needs memory. */
+int epoll_ctl(int ep, int op, int fd, struct epoll_event *e)
+{
+    REAL(epoll_ctl)
+    if (op == EPOLL_CTL_ADD && is_due(&n_systems, fail_system, "epoll_ctl", CALLER)) {
+        errno = ENOMEM;
+        return -1;
+    }
+    return real(ep, op, fd, e);
+}
+
 FAILS(int, epoll_wait, -1, EINTR, (int ep, struct epoll_event *e, int n, int ms), (ep, e, n, ms))
 FAILS(int, pipe, -1, EMFILE, (int fds[2]), (fds))
 FAILS(int, pipe2, -1, EMFILE, (int fds[2], int flags), (fds, flags))
