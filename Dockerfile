@@ -1,8 +1,8 @@
 # The CPU image: `docker build -t sluice .`, then `docker run -p 8000:8000 sluice` serves the demo model;
 # `docker run -p 8000:8000 -v /models:/models:ro sluice serve /models/NAME --host 0.0.0.0` another one,
 # `docker run -p 8000:8000 -v models:/cache sluice serve ORG/NAME --host 0.0.0.0` one by name, downloaded once.
-# What is in it comes from `make install`. Debian's libmicrohttpd is older than what belongs behind a balancer, so a newer
-# one is built from Debian's own sources (scripts/deps) and linked statically.
+# The contents come from `make install`. Debian's libmicrohttpd is older than recommended behind a load balancer, so a newer
+# one is built from the sources of Debian unstable (scripts/deps) and linked statically.
 FROM debian:12-slim AS build
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc make pkg-config libc6-dev libuv1-dev libcjson-dev \
@@ -20,7 +20,7 @@ FROM debian:12-slim
 RUN apt-get update && apt-get install -y --no-install-recommends libuv1 libcjson1 libpcre2-8-0 libutf8proc2 libgnutls30 \
     libcurl3-gnutls libedit2 libsqlite3-0 ca-certificates && rm -rf /var/lib/apt/lists/* && useradd --uid 8000 --no-create-home --shell /usr/sbin/nologin sluice && \
     install -d -o sluice -g sluice /cache
-# Models by name are kept here: a volume, so that they are downloaded once.
+# Cache for models by name: a volume, so that they are downloaded once.
 ENV HF_HOME=/cache
 COPY --from=build /image /
 USER 8000

@@ -1,6 +1,6 @@
 # sluice: `make` builds build/sluice; `make help` lists the rest.
-# Flavours have trees of their own: FLAVOUR=release (default), asan, tsan, fuzz (with CC=clang).
-# CUDA=1|0 (default: 1 if nvcc is found), CUARCH="80 90a". What else can be left out: scripts/parts.mk.
+# Each flavour has its own build tree: FLAVOUR=release (default), asan, tsan, fuzz (with CC=clang).
+# CUDA=1|0 (default: 1 if nvcc is found), CUARCH="80 90a". Optional parts: scripts/parts.mk.
 
 FLAVOUR ?= release
 BUILD   ?= build/$(FLAVOUR)
@@ -22,9 +22,9 @@ OPT_tsan    := -O1 -fsanitize=thread
 OPT_fuzz    := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 OPT         := $(OPT_$(FLAVOUR))
 CFLAGS  += -std=c11 -D_GNU_SOURCE -I. -g -fno-omit-frame-pointer $(OPT) $(WARN) -DSLUICE_VERSION='"$(VERSION)"'
-# One file per instruction set of the CPU backend; which of them runs is decided at run time.
+# One file per instruction set of the CPU backend; one of them is selected at run time.
 ifneq ($(filter x86_64%,$(shell $(CC) -dumpmachine)),)
-# A fuzzer looks for nothing in the kernels, which take minutes to instrument.
+# No coverage in the kernels: it would not help a fuzzer, and instrumenting them takes minutes.
 KERNEL := $(if $(filter fuzz,$(FLAVOUR)),-fno-sanitize=all) -O3
 AVX2   := $(KERNEL) -mavx2 -mfma -mf16c
 AVX512 := $(KERNEL) -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
@@ -43,10 +43,10 @@ LIBS    := -lcjson -lpcre2-8 -lutf8proc -lpthread -lm
 
 include scripts/parts.mk
 
-# DIST=1: libraries are looked for beside the binary first, theirs too (scripts/dist).
+# DIST=1: the binary and its libraries look for libraries in the tarball's own folder first (scripts/dist).
 LDFLAGS += $(if $(filter 1,$(DIST)),-Wl$(COMMA)--disable-new-dtags '-Wl$(COMMA)-rpath$(COMMA)$$ORIGIN/../lib/sluice')
 
-# What runs is shown in short; V=1 shows whole commands.
+# Commands are abbreviated in the output; V=1 shows them in full.
 SAY_CC = @echo "  CC    $@";
 SAY_NV = @echo "  NVCC  $@";
 SAY_LD = @echo "  LINK  $@";
@@ -66,7 +66,7 @@ all: $(BUILD)/sluice  ## build the program (build/sluice)
 $(BUILD)/sluice: $(OBJ) $(MAIN)
 	$(SAY_LD) $(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
-# What a tree was built for: objects made for something else are made again.
+# The settings of the last build: if they change, objects are rebuilt.
 BUILT_FOR := CUDA=$(CUDA) HTTP=$(HTTP) CURL=$(CURL) ONLY=$(ONLY) MHD=$(MHD) LIBEDIT=$(LIBEDIT) SQLITE=$(SQLITE) CUARCH=$(CUARCH) $(OPT)
 .PHONY: always
 $(BUILD)/built-for: always
@@ -83,13 +83,13 @@ $(BUILD)/%.cu.o: %.cu $(BUILD)/built-for
 
 $(BUILD)/server/api/pages.o: $(wildcard server/api/page/*)
 
-# All but main, for tests and benchmarks.
+# Everything except main, for tests and benchmarks.
 $(BUILD)/libsluice.a: $(OBJ)
 	@rm -f $@ && ar qcs $@ $^
 
 include bench/bench.mk test/test.mk scripts/install.mk
 
-check: all  ## who includes and calls whom; what the READMEs name exists; the sources' layout
+check: all  ## include rules, call cycles, links and paths in documents, format
 	@scripts/layers.sh $(BUILD)
 	@scripts/check_docs.sh
 	@scripts/check_format.sh

@@ -321,7 +321,9 @@ enum status engine_submit(struct engine *e, struct engine_request *r, struct err
     r->n_recomputed = e->states.block > 0 ? 0 : -1;
     atomic_store(&r->n_cached, 0);
     atomic_store(&r->n_prefilled, 0);
-    r->n_preemptions = r->n_drafts = r->n_accepted = 0;
+    r->n_preemptions = 0;
+    r->n_drafts = 0;
+    r->n_accepted = 0;
     r->error = OK;
     r->done = r->listed = r->ended = false;
     for (int32_t i = 0; r->outputs && i < r->n; i++) {

@@ -89,8 +89,9 @@ void step_build(struct planned_step *ps, const struct holdings *h);
 bool step_reserve_masks(struct planned_step *ps);
 void step_fill_masks(struct planned_step *ps);
 
-/* Reads the draft models' results: the ids of the drafts; and how far their KV is valid, which is
- * called after the sequences' tokens were appended. */
+/* Reads the draft models' results. step_commit_draft_ids: the ids of the drafts.
+ * step_commit_draft_kv, called after the sequences' tokens were appended: how far their KV is
+ * valid. */
 void step_commit_draft_ids(struct planned_step *ps);
 void step_commit_draft_kv(struct planned_step *ps, struct holdings *h);
 

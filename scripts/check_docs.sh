@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Proves that what the documents name exists: every relative link, and every path in backticks. A path may be
-# told from the root or shortened to its end (`call/call.h`, `turn.c`), and have * and {a,b} in it. Not looked at: code
-# blocks, routes and other absolute paths, what a build or a run makes, and names with a placeholder in capitals.
+# Checks that all relative links and all paths in backticks in the documents exist. A path may be
+# relative to the root or only its end (`call/call.h`, `turn.c`), and may contain * and {a,b}. Ignored are code
+# blocks, routes and other absolute paths, generated files, and names with a placeholder in capitals.
 #
-#   scripts/check_docs.sh [FILE.md...]     all of them without FILE
+#   scripts/check_docs.sh [FILE.md...]     default: all documents
 set -u
 cd "$(dirname "$0")/.." || exit 2
 [ $# -gt 0 ] || set -- $(find . \( -name build -o -name '.?*' \) -prune -o \( -name '*.md' \) -print | sort)
 
-# What is a path outside of this tree, and where.
+# Paths outside of this tree, and the documents that may name them.
 elsewhere='
 bin/sluice            the tarball
 lib/sluice            the tarball
@@ -18,7 +18,7 @@ additional_chat_templates/tool_use.jinja   a model folder
 refs                  the cache of models
 '
 
-# "FILE KIND WHAT" for each link and each thing in backticks.
+# "FILE KIND TEXT" for each link and each text in backticks.
 mentions() {
     for file; do
         awk '/^```/ { code = !code; next } !code && !/^    / { printf "%s ", $0 }' "$file" |
@@ -31,14 +31,14 @@ found=$(mentions "$@" | sort -u | awk -v elsewhere="$elsewhere" -v listing="$(fi
 function bad(why) { printf "%s: %s %s\n", $1, $3, why }
 function folder(path) { return sub(/\/[^\/]*$/, "", path) ? path "/" : "" }
 
-# Takes "." and "x/.." out of a path.
+# Normalises "." and "x/.." in a path.
 function plain(path) {
     gsub(/(^|\/)\.\//, "/", path); sub(/^\//, "", path)
     while (sub(/[^\/]+\/\.\.\//, "", path)) { }
     return path
 }
 
-# A shell pattern as a regular expression for the end of a path.
+# Converts a shell pattern to a regular expression for the end of a path.
 function pattern(path) {
     gsub(/\./, "[.]", path); gsub(/\*/, "[^/]*", path)
     gsub(/\{/, "(", path); gsub(/\}/, ")", path); gsub(/,/, "|", path)

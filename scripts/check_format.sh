@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The layout of the sources, by the clang-format that .clang-format names, and the licence line of each file.
-# Without that version of clang-format the layout is not checked, and a line says so. --fix changes the files.
+# Checks the format of the sources, with the version of clang-format that .clang-format names, and the licence line of each
+# file. Without that version the format is not checked, and a message says so. --fix reformats the files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=$(sed -n 's/^# Pinned: clang-format \([0-9.]*[0-9]\).*/\1/p' .clang-format)

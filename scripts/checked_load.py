@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests whose answers are known, sent by many clients: what `soak` and `chaos` have in common.
+"""Requests with known answers, sent by many clients: shared by `soak` and `chaos`.
 
-An answer is a function of its request alone, so one that was given by an idle server is what every later one has to be."""
+An answer depends only on its request, so the answer of an idle server is the reference for all later ones."""
 import http.client
 import json
 import os
@@ -22,7 +22,7 @@ TOOL = {"type": "function", "function": {"name": "lookup", "parameters": SCHEMA}
 
 
 def bodies(draw, count):
-    """Requests whose answer is a function of the request alone: greedy, or with a seed."""
+    """Requests whose answer depends only on the request: greedy, or with a seed."""
     shared = " ".join("Rule %d: answer in few words." % i for i in range(40))
     for i in range(count):
         text = draw.choice(TOPICS) % (draw.randrange(90), draw.randrange(90))
@@ -46,7 +46,7 @@ def bodies(draw, count):
 
 
 def essence(message, logprobs, finish_reason):
-    """What has to be the same, of a whole answer and of a stream."""
+    """The part that must be equal in a whole answer and in a stream."""
     calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls") or []]
     return [message.get("content") or "", calls, finish_reason, [t["logprob"] for t in logprobs or []]]
 
@@ -78,7 +78,7 @@ def whole(server, body):
 
 
 def streamed(server, body, leave_after, pause):
-    """What a stream added up to; None if it was refused, or left after so many bytes."""
+    """The concatenated stream; None if the request was rejected, or was abandoned after the given number of bytes."""
     c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
     try:
         c.request("POST", "/v1/chat/completions", json.dumps({**body, "stream": True}), {"content-type": "application/json"})

@@ -6,8 +6,8 @@
 
 Small models of each kind are trained on this repository; each configuration is one of them with random flags, added
 tokens, normalizers, pre-tokenizers, post-processors and decoders, half of them as real models combine these. Ids and
-decodes of 120 nasty strings each are compared. Prints what differs, and what we refuse and why. Where the library
-itself panics, or picks at random among added tokens whose normalised forms are equal, nothing is compared.
+decoded texts of 120 difficult strings each are compared. Prints differences, and configurations that we reject, with the
+reason. Skipped: cases where the library itself panics, or picks at random among added tokens with equal normalised forms.
 """
 import json
 import os
@@ -164,7 +164,7 @@ class Maker:
                          {"type": "RobertaProcessing", **ends, "trim_offsets": self.yes(), "add_prefix_space": self.yes()}])
 
     def usual(self, j, name):
-        """The steps that real models of this kind have."""
+        """The steps of real models of this kind."""
         r = self.r
         space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
         if name.startswith("bytes"):
@@ -236,10 +236,10 @@ class Maker:
 
 
 def library(call):
-    """What the library gives; None where it fails or panics."""
+    """The library's result; None if it fails or panics."""
     try:
         return call()
-    except BaseException as e:  # panics are no Exceptions  # pylint: disable=broad-except
+    except BaseException as e:  # panics do not derive from Exception  # pylint: disable=broad-except
         if isinstance(e, KeyboardInterrupt):
             raise
         return None
@@ -254,14 +254,14 @@ def ours(folder, lines, *options):
 
 
 def ambiguous(t, j):
-    """Added tokens with equal or empty normalised forms: the library takes one of them by its hash's order."""
+    """Added tokens with equal or empty normalised forms: the library picks one of them by hash order."""
     n = t.normalizer
     forms = [n.normalize_str(a["content"]) if n and a["normalized"] else a["content"] for a in j["added_tokens"] if a["normalized"]]
     return len(set(forms)) < len(forms) or "" in forms
 
 
 def compare(t, j, folder, texts, rng):
-    """(how many were compared, what differs or the reason why we refuse)"""
+    """(number compared, the difference or the reason for our rejection)"""
     lines = [{"text": x, "add_special_tokens": s} for x in texts for s in (False, True)]
     want = [library(lambda q=q: t.encode(q["text"], add_special_tokens=q["add_special_tokens"]).ids) for q in lines]
     code, got = ours(folder, lines)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# Installed: everything under DESTDIR; the systemd units and the configuration name PREFIX and SYSCONFDIR.
+# Installs under DESTDIR; the paths in the systemd units and the configuration use PREFIX and SYSCONFDIR.
 
 PREFIX     ?= /usr/local
 SYSCONFDIR ?= /etc
 SHARE := $(DESTDIR)$(PREFIX)/share
 PATHS  = sed -e 's,/usr/local,$(PREFIX),g' -e 's,/etc/sluice,$(SYSCONFDIR)/sluice,g'
 .PHONY: install dist
-install: $(BUILD)/sluice  ## into DESTDIR/PREFIX (/usr/local): program, demo model, examples, systemd units
+install: $(BUILD)/sluice  ## install program, demo model, examples and systemd units into DESTDIR/PREFIX (/usr/local)
 	install -D -m 755 $(BUILD)/sluice $(DESTDIR)$(PREFIX)/bin/sluice
 	for d in $$(find models configs -type d); do install -d $(SHARE)/sluice/$$d; done
 	for f in $$(find models configs -type f); do install -m 644 $$f $(SHARE)/sluice/$$f; done
@@ -19,6 +19,6 @@ install: $(BUILD)/sluice  ## into DESTDIR/PREFIX (/usr/local): program, demo mod
 	test -e $(DESTDIR)$(SYSCONFDIR)/sluice/sluice.conf || \
 	    $(PATHS) configs/sluice.conf >$(DESTDIR)$(SYSCONFDIR)/sluice/sluice.conf
 
-dist:  ## dist/*.tar.gz that runs wherever it is unpacked (MHD_SOURCE=: libmicrohttpd's source tree; CUDA=0|1)
+dist:  ## build a relocatable dist/*.tar.gz (MHD_SOURCE=: libmicrohttpd's source tree; CUDA=0|1)
 	scripts/dist $(if $(filter 1,$(CUDA)),--cuda) $(MHD_SOURCE)
 

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Proves who includes whom (README, "The map"). Three checks, each of which prints what breaks it:
-#   1. A file includes only from the folders that its own folder's row lists, itself always among them.
-#   2. A third party's header is included in the one room that owns the library.
-#   3. No header includes itself by way of others, and, given a folder of objects, no two of them call each other in a
-#      circle, unless the list of circles below names them with a reason.
+# Checks the dependencies between folders (README, "The map"). Three checks, each of which prints its violations:
+#   1. A file includes only from the folders that its own folder's row lists, in addition to itself.
+#   2. A third-party header is included only in the folder that owns the library.
+#   3. No header includes itself indirectly, and, given a folder of objects, there are no cyclic calls between them,
+#      unless the list of cycles below names them with a reason.
 #
 #   scripts/layers.sh [BUILD]     BUILD: a folder of objects, such as build/release
-#   scripts/layers.sh --list      the table alone
+#   scripts/layers.sh --list      prints only the table
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
-# FOLDER: the folders and single headers that it may include, lowest rooms first in the file.
+# FOLDER: the folders and single headers that it may include, lowest folders first in the file.
 ranks='
 engine/base:
 engine/device:      engine/base
@@ -49,10 +49,10 @@ server/api:         server/config server/jobs server/store server/call server/ch
 server/hub:         engine/base
 server/cli:         server/config server/hub server/jobs server/store server/api server/call server/chat server/http server/client bench/load bench/ops bench/engine engine/engine.h engine/cluster/nodes.h engine/model/quantise.h engine/grammar/grammar.h engine/tokenizer engine/gguf/folder.h engine/gguf/split.h engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
 '
-# Includes that are still to be mended: "FILE HEADER" each.
+# Known violations that remain to be fixed, each as "FILE HEADER".
 owed='
 '
-# FILES (a pattern of names without their endings): why these may call each other in a circle.
+# FILES (a pattern of names without extensions): why these may call each other in a cycle.
 circles='
 ^engine/grammar/(derive|text|object)$: a derivative is made of derivatives, and each kind of expression has its file
 ^engine/grammar/schema_?(|object|enum|branch|array)$: schemas are in schemas, and each group of keywords has its file
@@ -60,7 +60,7 @@ circles='
 ^server/chat/jinja/(eval|call|exec|macro)$: an expression calls a macro, whose body is statements, which hold expressions
 ^server/chat/jinja/parse_(expr|literal|postfix)$: recursive descent: brackets and arguments hold expressions
 '
-# LIBRARY (a pattern of headers): the room that owns it.
+# LIBRARY (a pattern of headers): the folder that owns it.
 owners='
 ^uv\.h|^microhttpd              ^server/http/
 ^(sys/socket|netinet|netdb)     ^server/(http|client)/|^bench/|^engine/base/wire\.c
@@ -76,7 +76,7 @@ owners='
 [ "${1:-}" != --list ] || { sed '/^$/d' <<<"$ranks"; exit; }
 
 
-# Strongly connected groups of the edges "FROM TO" on standard input, one to a line (Tarjan).
+# Strongly connected components of the edges "FROM TO" on standard input, one per line (Tarjan).
 groups() {
     awk '
     { if (!(($1, $2) in seen)) { seen[$1, $2] = 1; to[$1, ++n_to[$1]] = $2 } }
@@ -94,13 +94,13 @@ groups() {
     END { for (v in n_to) if (!(v in number)) visit(v) }'
 }
 
-# Prints each group that no row of the list of circles covers.
+# Prints each component that no row of the list of cycles covers.
 uncovered() {
     awk -v circles="$circles" '
     BEGIN { n = split(circles, row, "\n"); for (i = 1; i <= n; i++) if (split(row[i], word, /: /) >= 2) pattern[++m] = word[1] }
     {
         for (i = 1; i <= m; i++) { good = 1; for (j = 1; j <= NF; j++) if ($j !~ pattern[i]) good = 0; if (good) next }
-        print "a circle: " $0
+        print "cyclic calls: " $0
     }'
 }
 

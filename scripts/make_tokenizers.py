@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the small tokenizers of test/tokenizers/ and writes what Hugging Face's library makes of
+"""Trains the small tokenizers of test/tokenizers/ and writes the results of Hugging Face's library for
 many texts with each (NAME.json and NAME.vectors.json). The corpus is this repository.
 
     pip install tokenizers && scripts/make_tokenizers.py [NAME...]"""
@@ -26,7 +26,7 @@ O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
          r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 DEEPSEEK = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
             r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-# A class with an intersection, which PCRE2 does not have.
+# A class with an intersection, which PCRE2 does not support.
 HAN_APART = (r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{L}&&[^\p{Han}]]+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
              r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 
@@ -47,8 +47,8 @@ TEXTS = [
     "a<think>\nhm\n</think>\n\nb", "  <|strip|>  x", "x <|strip|>\n\n y", "word wordy sword word", "<|im_end|>word",
 ]
 
-# For the tokenizers of odd steps: marks that are newer than the library's normal forms, boundaries beside marks,
-# tokens in space that others swallowed, tokens inside words.
+# For the tokenizers with unusual steps: combining marks newer than the library's normal forms, boundaries next to marks,
+# tokens inside space stripped by other tokens, tokens inside words.
 ODD_TEXTS = TEXTS + [
     "\u0327\u0898\u0323\u0301", "a\u1df6\u0301", "\U0001e030\U0001fbf1\u32ff", "\U00011935\U00011930", "\u0345\u0334",
     "\u1e9b\u0323", "か\u3099 が", "é a", "a²b½c", "a.b_c-d", "x    y", "x  <|end|>  y", "<|end|>    <|end|>\n\n z", "swords word",
@@ -109,7 +109,7 @@ def spm(name, gemma=False, metaspace=False, flags=False):
     t.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", t.token_to_id("<s>"))])
     j = json.loads(t.to_str())
-    # The fallback bytes are ordinary tokens, and only three are special.
+    # The fallback bytes are ordinary tokens; only three tokens are special.
     j["added_tokens"] = [a for a in j["added_tokens"] if not a["content"].startswith("<0x")]
     j["pre_tokenizer"] = j["pre_tokenizer"] if t.pre_tokenizer is not None else None
     t = Tokenizer.from_str(json.dumps(j))
@@ -154,7 +154,7 @@ def wordpiece(name):
 
 
 def suffixed(name):
-    """Ends of words are marked; merges make what is also a special token; every flag."""
+    """End-of-word suffixes; merges that produce a special token; every flag."""
     t = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     t.normalizer = normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()])
     t.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -169,7 +169,7 @@ def suffixed(name):
 
 
 def bounded(name):
-    """Boundaries of words by the library's \\w, and compatibility forms in front of byte level."""
+    """Word boundaries by the library's \\w, and compatibility forms before byte level."""
     pre = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\b"), "merged_with_next"),
                                    pre_tokenizers.Split(Regex(r"[a-z&&[^aeiou]]+|\B\d"), "isolated", invert=True),
                                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -202,7 +202,7 @@ def all_tokenizers():
 
 
 def piece_of(t, j, i):
-    """What the token adds to a stream, computed apart from the library's own decoders."""
+    """The text that the token adds to a stream, computed independently of the library's decoders."""
     text, kind = t.id_to_token(i), json.dumps(j["decoder"])
     if '"ByteLevel"' in kind:
         bytes_of = {}
@@ -245,7 +245,7 @@ def vectors(name, t):
         encode.append(row)
         seen.append(ids)
     t.encode_special_tokens = False
-    # Ids that no text gives: bytes of characters torn apart.
+    # Ids that no text encodes to: partial characters.
     n = t.get_vocab_size()
     torn = [[(k * 7 + s * 131) % n for k in range(5 + s)] for s in range(12)]
     torn = [[i for i in ids if t.id_to_token(i) is not None] for ids in torn]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-# Which parts the program has, by what is installed and what was asked for: sources, libraries, flags.
+# Optional parts, by what is installed and requested: sources, libraries, flags.
 #   HTTP=0     an engine without the server
-#   CURL=0     downloads no models (default: 1 if the headers of libcurl and GnuTLS are there)
-#   SQLITE=0   no files and batches: /v1/files and /v1/batches answer 501 (default: 1 if its header is there)
-#   LIBEDIT=0  a chat without line editing (default: 1 if its header is there)
+#   CURL=0     no model downloads (default: 1 if the headers of libcurl and GnuTLS are installed)
+#   SQLITE=0   no files and batches: /v1/files and /v1/batches answer 501 (default: 1 if its header is installed)
+#   LIBEDIT=0  a chat without line editing (default: 1 if its header is installed)
 #   MHD=DIR    a static libmicrohttpd from scripts/deps (default: the system's)
-#   ONLY=cpu   the CPU backend and its op tests (but for the one that reads JSON) alone, which need no library
-#   CUDA=1     the CUDA backend, by CUDA_HOME
+#   ONLY=cpu   only the CPU backend and its op tests (except the one that reads JSON), which need no library
+#   CUDA=1     the CUDA backend, with the toolkit in CUDA_HOME
 
 ifndef CURL
 CURL := $(shell $(CC) -E -include curl/curl.h -include gnutls/crypto.h -x c /dev/null >/dev/null 2>&1 && echo 1 || echo 0)
@@ -25,10 +25,10 @@ SRC  := $(wildcard cpu/*.c engine/device/*.c) $(patsubst %,engine/base/%.c,asser
 LIBS := -lpthread -lm
 LDFLAGS += -static
 else
-# A folder's sources are found by themselves; a *_test.c or *_bench.c is a program of its own.
+# Sources are found by wildcards; each *_test.c or *_bench.c is a separate program.
 SRC := $(shell find engine cpu -name '*.c')
 SERVER_SRC := $(filter-out server/cli/main.c,$(shell find server -name '*.c'))
-# What downloads, or says that it cannot.
+# The downloader, or a stub that reports its absence.
 HUB_CURL   := $(patsubst %,server/hub/%.c,blob explain hash net progress pull pull_files urls)
 SERVER_SRC := $(filter-out server/store/$(if $(filter 1,$(SQLITE)),db_none.c,db.c),$(SERVER_SRC))
 SERVER_SRC := $(filter-out $(if $(filter 1,$(CURL)),server/hub/no_curl.c,$(HUB_CURL)),$(SERVER_SRC))
@@ -46,7 +46,7 @@ LIBS   += -ledit
 CFLAGS += -DSLUICE_LIBEDIT
 endif
 else
-# What the commands need without sockets: cJSON, PCRE2 and utf8proc are all of the libraries.
+# The commands without a server: they need only cJSON, PCRE2 and utf8proc.
 SRC    += $(filter-out server/cli/serve% server/cli/chat% server/cli/line%,$(filter server/cli/% server/client/% server/call/% server/chat/% server/hub/% server/jobs/% server/store/%,$(SERVER_SRC))) \
           $(filter-out bench/load/%,$(BENCH_SRC))
 CFLAGS += -DSLUICE_NO_HTTP

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a llama.cpp model file (GGUF, bf16) of a Llama's shape with random weights, for comparisons of speed.
 
-    scripts/random_gguf.py 8b /dev/shm/8b.gguf       16 GB, some 10 s
+    scripts/random_gguf.py 8b /dev/shm/8b.gguf       16 GB, about 10 s
 
-Shapes: 1b (tied, as Llama-3.2-1B), 8b (Llama-3.1-8B), tiny. The vocabulary is made up: words
-such as "t1000". Weights are one run of normal numbers again and again: speed does not depend on them.
-numpy is needed.
+Shapes: 1b (tied, as Llama-3.2-1B), 8b (Llama-3.1-8B), tiny. The vocabulary consists of words
+such as "t1000". Weights repeat one block of normally distributed numbers: speed does not depend on them.
+Needs numpy.
 """
 import os
 import struct

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's shape with made-up words, for comparisons of speed: config.json and tokenizer.json for `sluice serve
---load-format dummy`, and a server that is up for the time of a measurement. No weights are needed."""
+"""A model's shape with an artificial vocabulary, for comparisons of speed: config.json and tokenizer.json for `sluice serve
+--load-format dummy`, and a server that runs during a measurement. No weights are needed."""
 import contextlib
 import json
 import os
@@ -20,7 +20,7 @@ START_S = 120
 
 
 def words(s):
-    first = ["<unk>", "<s>", "</s>", "<0x0A>"]  # of bytes, whose text may be no UTF-8, the one that must be
+    first = ["<unk>", "<s>", "</s>", "<0x0A>"]  # of the byte tokens, which need not be valid UTF-8, only the one that is required
     return first + ["t%d" % i for i in range(len(first), s["vocab"])]
 
 
@@ -35,7 +35,7 @@ def config(shape):
 
 
 def tokenizer(shape):
-    """Each id is a text, and each token an event."""
+    """Every id has text, so that every token gives an event."""
     vocab = {word: i for i, word in enumerate(words(SHAPES[shape]))}
     special = [{"id": vocab[word], "content": word, "special": True} for word in ("<unk>", "<s>", "</s>")]
     return {"version": "1.0", "added_tokens": special, "normalizer": None, "pre_tokenizer": None, "decoder": None,
@@ -58,7 +58,7 @@ def is_up(port):
 
 @contextlib.contextmanager
 def serving(command, port, start_s=START_S):
-    """The command's server while it is up; None if it did not start within start_s, which is said."""
+    """Runs the command's server during the `with` block; None, with a message, if it does not start within start_s."""
     print("== %s" % " ".join(command), flush=True)
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors for the template interpreter, made by Jinja2 set up as transformers does.
+"""Test vectors for the template interpreter, from Jinja2 configured as by transformers.
 
     scripts/template_vectors.py make               writes test/templates/{snippets,cases}.jsonl
-    scripts/template_vectors.py random N SEED      prints N random snippets with what Jinja2 makes of them
+    scripts/template_vectors.py random N SEED      prints N random snippets with Jinja2's results
 
 The second one is for differential testing: point SLUICE_SNIPPETS at its output and run
 build/release/test/server/chat/jinja_vectors_test. Needs Jinja2 3.1.6.
@@ -25,7 +25,7 @@ CLOCK = datetime.datetime(2025, 6, 15, 12, 34, 56)
 
 
 class Generation(jinja2.ext.Extension):
-    """{% generation %}: renders its body, in a scope of its own."""
+    """{% generation %}: renders its body, in its own scope."""
     tags = {"generation"}
 
     def parse(self, parser):
@@ -129,7 +129,7 @@ TESTS = ["defined", "undefined", "none", "string", "number", "mapping", "sequenc
 
 
 class Maker:
-    """Random templates, weighted towards what works."""
+    """Random templates, mostly valid ones."""
 
     def __init__(self, rng):
         self.r = rng

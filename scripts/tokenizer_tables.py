@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes engine/tokenizer/tables.c: what Hugging Face `tokenizers` takes each code point for.
+"""Writes engine/tokenizer/tables.c: the classes of each code point in Hugging Face `tokenizers`.
 
-The regex engine inside that library, and the Rust functions beside it, each follow their own
-version of Unicode. So every class is measured: each code point goes through the library, and what
-it does becomes a bit. Run it again when the library's tables change:
+The regex engine inside that library, and the Rust functions that it calls, each follow their own
+version of Unicode. Every class is therefore measured: each code point is passed through the library, and the
+result becomes a bit. Run it again when the library's tables change:
 
     pip install tokenizers && scripts/tokenizer_tables.py > engine/tokenizer/tables.c
 """
@@ -39,7 +39,7 @@ def classes():
     for name, pattern in ONIG:
         yield name, members_of(pre_tokenizers.Split(Regex(pattern), "removed"), everything)
     yield "BERT_PUNCT", members_of(pre_tokenizers.Punctuation("removed"), everything)
-    # Digits isolates; between letters a piece of one is a digit.
+    # Digits isolates digits: a one-character piece between letters is a digit.
     spread = "".join("a" + chr(c) for c in POINTS) + "a"
     alone = set()
     for _, (a, b) in pre_tokenizers.Digits(True).pre_tokenize_str(spread):
@@ -62,7 +62,7 @@ def classes():
                                       strip_accents=False, lowercase=False)
     yield "BERT_CONTROL", {c for c in POINTS if bert.normalize_str(chr(c)) == ""}
     yield "NFC_UNSAFE", nfc_unsafe()
-    # Unknown to Unicode 14, the oldest that a PCRE2 we link may follow.
+    # Unassigned in Unicode 14, the oldest version of a supported PCRE2.
     assert unicodedata.unidata_version == "14.0.0"
     yield "NEW", {c for c in POINTS if unicodedata.category(chr(c)) == "Cn"}
     for name, pattern in MORE:
@@ -70,8 +70,8 @@ def classes():
 
 
 def nfc_unsafe():
-    """What NFC may change, reorder, or join to the character before it. Code points that this
-    Python does not know count as unsafe: they then take the slow path."""
+    """Code points that NFC may change, reorder, or compose with the previous one. Those that this
+    Python does not know count as unsafe, and take the slow path."""
     nfc = normalizers.NFC()
     seconds = set()
     for c in POINTS:
@@ -90,13 +90,13 @@ def nfc_unsafe():
 
 
 def forms_leave_alone():
-    """What the normalisation forms of the library do not know: it follows an older Unicode than
+    """Code points that the library's normalisation does not know: it follows an older Unicode than
     utf8proc. They neither decompose nor reorder nor compose these. (All of NEW are alike.)"""
     nfd, nfkd = normalizers.NFD(), normalizers.NFKD()
     unknown = set()
     for c in POINTS:
         s = chr(c)
-        # A mark goes before one of a higher class, or behind one of a lower class.
+        # A mark is reordered before one of a higher class, or after one of a lower class.
         if (unicodedata.combining(s) and nfd.normalize_str("\u0345" + s) == "\u0345" + s
                 and nfd.normalize_str(s + "\u0334") == s + "\u0334"
                 and s not in "\u0334\u0345" and unicodedata.combining(s) not in (1, 240)):
@@ -115,7 +115,7 @@ def forms_leave_alone():
 
 
 def lowercase():
-    """What differs from the simple mapping of this Python's Unicode, which is utf8proc's too."""
+    """Differences from the simple mapping of this Python's Unicode, which utf8proc shares."""
     low = normalizers.Lowercase()
     for c in POINTS:
         s = low.normalize_str(chr(c))

@@ -4,7 +4,7 @@
 
 Usage: scripts/unicode_table.py > server/chat/jinja/unicode_table.c
 A code point's record (class bits, the three case mappings) is shared by all code points that have the
-same one; two levels of pages of 128 lead from a code point to its record.
+same one; a two-level table with pages of 128 maps a code point to its record.
 """
 import sys
 import unicodedata
@@ -20,7 +20,7 @@ def cased(c):
 
 
 def case_ignorable(c):
-    """Before a sigma, c leaves it final when c is cased or is passed over."""
+    """Before a sigma, c leaves it final when c is cased or is ignored."""
     return ("A" + c + "\u03a3").lower()[-1] == "\u03c2" and not cased(c)
 
 

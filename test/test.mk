@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# Tests: found by their names (test/README.md). Default, at length, by room, and in other flavours.
+# Tests: found by name (test/README.md). The default set, the full set, by folder, and in other flavours.
 
 OP_SRC   := $(wildcard test/cpu/*_test.c)
 UNIT_SRC := $(if $(ONLY),$(filter-out %/route_test.c,$(OP_SRC)),$(shell find test -name '*_test.c'))
 UNIT     := $(UNIT_SRC:%.c=$(BUILD)/%)
 PYTESTS  := $(shell find test -name 'test_*.py')
 SUPPORT  := $(BUILD)/test/cpu/amx_emulated.o $(if $(ONLY),,$(BUILD)/test/engine/fake_backend.o $(BUILD)/test/engine/fake_state.o)
-# Programs that Python tests start.
+# Programs started by Python tests.
 SERVERS  := $(patsubst %.c,$(BUILD)/%,$(shell find test -name '*_server.c'))
-# A device that is none, for tests of the CUDA backend's host half.
+# A simulated device, for tests of the CUDA backend's host code.
 ifeq ($(CUDA),1)
 FAKE     := $(patsubst %,$(BUILD)/test/cuda/fake/fake_%.o,cuda kernels memory stream cublas)
 FAKE_OPS := $(patsubst test/cuda/%_test.c,$(BUILD)/test/cuda/fake/%_on_fake,$(wildcard test/cuda/cuda_*_test.c))
@@ -19,7 +19,7 @@ endif
 export SLUICE_BUILD := $(BUILD)
 export TEST_WRAP
 
-# They link everything but main, as benchmarks do.
+# Tests link everything except main, like benchmarks.
 TEST_CC = $(CC) $(CFLAGS) -Wno-missing-prototypes $(LDFLAGS) -MMD -MP
 $(filter-out $(BUILD)/test/cuda/fake/%,$(UNIT)) $(SERVERS) $(BENCHES): $(BUILD)/%: %.c $(SUPPORT) $(BUILD)/libsluice.a test/check.h
 	@mkdir -p $(@D)
@@ -41,13 +41,13 @@ $(FAKE_NCCL): test/cuda/fake/fake_nccl.c test/cuda/fake/fake_private.h test/cuda
 	$(SAY_LD) $(CC) $(CFLAGS) -shared -fPIC -Wl,-soname,libnccl.so.2 -o $@ $<
 
 .PHONY: test nightly test-binaries test-unit test-py
-test: all test-binaries check  ## everything that a plain checkout can prove, in minutes
+test: all test-binaries check  ## all tests that need only a checkout, in minutes
 	@test/run $(UNIT) $(PYTESTS)
-nightly: all test-binaries check  ## the same with all seeds and settings, of which `make test` tries a share
+nightly: all test-binaries check  ## the same with all seeds and settings, of which `make test` runs a part
 	@export SLUICE_NIGHTLY=1 SIM_RUNS=$${SIM_RUNS:-20000} FAKE_STRIDE=$${FAKE_STRIDE:-1} TEST_TIMEOUT=$${TEST_TIMEOUT:-7200}; \
 	failed=0; for t in "test/run $(UNIT) $(PYTESTS)" scripts/check_clients scripts/check_agents; do $$t || failed=1; done; exit $$failed
 test-binaries: $(UNIT) $(if $(ONLY),,$(SERVERS)) $(FAKE_SLUICE) $(FAKE_OPS)
-test-unit: test-binaries  ## the C tests alone
+test-unit: test-binaries  ## only the C tests
 	@test/run $(UNIT)
 test-py: all $(SERVERS) $(FAKE_SLUICE) $(FAKE_OPS)  ## the tests that start the program
 	@test/run $(PYTESTS)
@@ -59,22 +59,22 @@ print-libs:
 .PHONY: test-http test-server test-model test-sim test-masks
 test-http: $(SERVERS)  ## the front end: raw sockets, abuse, drain
 	@test/run $(wildcard test/server/http/test_*.py)
-test-server: all $(SERVERS)  ## the server whole: API, SDK, raw sockets, drain, balancers, nodes
+test-server: all $(SERVERS)  ## the whole server: API, SDK, raw sockets, drain, balancers, nodes
 	@test/run $(filter-out test/configs/test_configs.py,$(wildcard test/server/*/test_*.py $(patsubst %,test/%/test_*.py,bench configs engine/cluster)))
-test-model: all  ## what is read from a model's folder, and what generate makes of it
+test-model: all  ## reading model folders, and the output of generate
 	@SLUICE=$(abspath $(BUILD)/sluice) test/run $(patsubst %,test/model/test_%.py,checkpoint checkpoint_forms layer_keys generate golden sampling)
-test-sim: $(BUILD)/test/engine/sim_test  ## the simulation at length (SIM_RUNS=20000, SIM_SEED=1)
+test-sim: $(BUILD)/test/engine/sim_test  ## the full simulation (SIM_RUNS=20000, SIM_SEED=1)
 	@SIM_RUNS=$${SIM_RUNS:-20000} TEST_TIMEOUT=$${TEST_TIMEOUT:-3600} test/run $<
 
-test-masks: $(BUILD)/test/engine/grammar/mask_test  ## masks against slow references at length (MASK_ROUNDS=20000, MASK_SEED=1)
+test-masks: $(BUILD)/test/engine/grammar/mask_test  ## masks compared with slow references, many rounds (MASK_ROUNDS=20000, MASK_SEED=1)
 	@MASK_ROUNDS=$${MASK_ROUNDS:-20000} TEST_TIMEOUT=$${TEST_TIMEOUT:-36000} test/run $<
 
 .PHONY: test-asan test-tsan test-neon
-test-asan:  ## the C tests, the server's and those of model folders under ASan and UBSan
+test-asan:  ## the C, server and model tests under ASan and UBSan
 	@TEST_TIMEOUT=$${TEST_TIMEOUT:-1200} SLUICE_THREADS=$${SLUICE_THREADS:-2} $(MAKE) FLAVOUR=asan CUDA=0 test-unit test-server test-model
-test-tsan:  ## the C tests and the server's under TSan
+test-tsan:  ## the C and server tests under TSan
 	@TEST_TIMEOUT=$${TEST_TIMEOUT:-1200} SLUICE_THREADS=$${SLUICE_THREADS:-2} $(MAKE) FLAVOUR=tsan CUDA=0 test-unit test-server
-# The NEON kernels against the scalar ones, on any machine that has the cross compiler and QEMU.
+# The NEON kernels compared with the scalar ones, on any machine with the cross compiler and QEMU.
 NEON_CC  := $(shell command -v aarch64-linux-gnu-gcc)
 NEON_RUN := $(shell command -v qemu-aarch64-static)
 test-neon:  ## the op tests of the CPU backend for 64-bit Arm

@@ -32,7 +32,7 @@ static const struct option {
     {"concurrency", INTEGER, AT(concurrency), 0, 60000,
      "N  at most so many at once; 0: no bound (8; no bound with --rate)"},
     {"rate", REAL, AT(rate), 1e-6, 1e6, "R  Poisson arrivals a second (none: as fast as they go)"},
-    {"duration", REAL, AT(duration), 1e-3, 1e6, "S  start no request after so many seconds"},
+    {"duration", REAL, AT(duration), 1e-3, 1e6, "S  start no requests after this many seconds"},
     {"timeout", REAL, AT(timeout), 1e-3, 1e6, "S  for one request (600)"},
     {"input-len", INTEGER, AT(input_len), 1, 1e7, "N  prompt tokens, or words (128)"},
     {"output-len", INTEGER, AT(output_len), 1, 1e7,

@@ -92,7 +92,7 @@ struct pieces {
     size_t n, cap;
 };
 
-/* Characters whose encodings have n bytes and agree in their first ones: lo and hi as bytes. */
+/* Characters with n bytes whose bytes each lie between those of lo and hi. */
 static uint32_t product(struct exprs *x, const uint8_t *lo, const uint8_t *hi, size_t n)
 {
     uint32_t e = EXPR_EMPTY;
@@ -102,12 +102,12 @@ static uint32_t product(struct exprs *x, const uint8_t *lo, const uint8_t *hi, s
     return e;
 }
 
-/* Splits a range of encodings of one length into products of ranges of bytes. */
+/* Splits a range of encodings of one length into products of byte ranges. */
 static void add_products(struct exprs *x, uint32_t lo, uint32_t hi, struct pieces *out)
 {
     uint8_t a[4], b[4];
     for (unsigned level = 1; level < 4; level++) {
-        uint32_t mask = (1u << (6 * level)) - 1; // of the last `level` bytes' bits
+        uint32_t mask = (1u << (6 * level)) - 1; // bits of the last `level` bytes
         if ((lo & ~mask) == (hi & ~mask) || lo > hi) {
             break;
         }
@@ -157,7 +157,7 @@ uint32_t charset_expr(struct exprs *x, struct charset *s)
 
 /* ---- named sets ---- */
 
-/* Runs of code points of one general category, made once. */
+/* Runs of code points of one general category, computed once. */
 static struct {
     struct category_run {
         uint32_t lo, hi;
@@ -181,7 +181,7 @@ static void make_categories(void)
     }
 }
 
-/* All categories that begin with the n letters. */
+/* All categories that start with the n letters. */
 static void add_runs(struct charset *s, const char *name, size_t n)
 {
     pthread_once(&categories.once, make_categories);
@@ -246,7 +246,7 @@ bool charset_add_escape(struct charset *s, char letter, bool unicode)
     case 'w':
         (unicode ? add_unicode_word : add_ascii_word)(&of);
         if (common) {
-            add_runs(&of, "No", 2); // letters or digits to some
+            add_runs(&of, "No", 2); // some implementations count these as letters or digits
         }
         break;
     case 's': add_space(&of, unicode); break;

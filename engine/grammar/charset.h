@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sets of characters, and what they are as bytes of UTF-8.
+/* | Sets of characters, and their UTF-8 encodings.
  *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_CHARSET_H
@@ -18,18 +18,18 @@ void charset_deinit(struct charset *s); // accepts a zeroed struct
 void charset_add(struct charset *s, uint32_t lo, uint32_t hi);
 void charset_add_all(struct charset *s, const struct charset *of);
 void charset_invert(struct charset *s);
-void charset_sort(struct charset *s);      // sorted, joined
-void charset_add_cases(struct charset *s); // ASCII letters in their other case
+void charset_sort(struct charset *s);      // sorts and merges
+void charset_add_cases(struct charset *s); // adds the other case of ASCII letters
 
-/* Any one character of the set; surrogates are none. */
+/* Any single character of the set, without surrogates. */
 uint32_t charset_expr(struct exprs *x, struct charset *s);
 
-/* \d \w \s and their complements as Unicode has them, or else what Unicode and ECMA-262 have in
- * common: \d and \w are ASCII, and their complements have no digit or letter of any script. False:
+/* \d \w \s and their complements as in Unicode, or else the common subset of Unicode and ECMA-262:
+ * \d and \w are ASCII, and their complements exclude the digits and letters of every script. False:
  * no such class. */
 bool charset_add_escape(struct charset *s, char letter, bool unicode);
 
-/* A general category or one of its groups by name: "L", "Lu", "Nd"...; false: not known. */
+/* A general category or one of its groups by name: "L", "Lu", "Nd"...; false: unknown. */
 bool charset_add_category(struct charset *s, const char *name, size_t n);
 
 #endif

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* All digits of the literal in one row, and where its point is. */
+/* All digits of the literal in sequence, and the position of its point. */
 static bool split(const char *s, size_t n, char *digits, long *n_digits, long *point,
                   bool *negative)
 {
@@ -87,7 +87,7 @@ bool decimal_is_whole(const struct decimal *d)
 
 void decimal_add_one(struct decimal *d)
 {
-    int i = d->n_whole - 1; // below 0 where there are no digits: as 0
+    int i = d->n_whole - 1; // below 0 if there are no digits, which means 0
     while (i >= 0 && d->whole[i] == '9') {
         d->whole[i--] = '0';
     }

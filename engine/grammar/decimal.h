@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Decimal numbers of a schema, exactly: a sign, digits, and how many of them are behind the point.
+/* | Exact decimal numbers of a schema: sign, digits before the point, digits after it.
  *
  * Thread: any. */
 #ifndef SLUICE_ENGINE_GRAMMAR_DECIMAL_H
@@ -13,18 +13,18 @@ enum { DECIMAL_MAX = 100 }; // digits
 struct decimal {
     bool negative; // never of zero
     int n_whole, n_part;
-    char whole[DECIMAL_MAX + 2]; // before the point, without zeros in front ("0" for none)
-    char part[DECIMAL_MAX + 1];  // behind it, without zeros at the end
+    char whole[DECIMAL_MAX + 2]; // before the point, without leading zeros ("0" if none)
+    char part[DECIMAL_MAX + 1];  // after the point, without trailing zeros
 };
 
 bool decimal_read(struct decimal *d, const char *s,
                   size_t n); // false: more digits than DECIMAL_MAX
 int decimal_compare(const struct decimal *a, const struct decimal *b);
 bool decimal_is_whole(const struct decimal *d);
-void decimal_add_one(struct decimal *d);  // to the magnitude of a whole number
-void decimal_take_one(struct decimal *d); // from the magnitude of a whole number that is not 0
+void decimal_add_one(struct decimal *d);  // increases the magnitude of a whole number
+void decimal_take_one(struct decimal *d); // decreases the magnitude of a whole number other than 0
 
-/* Towards plus or minus infinity, to a whole number. */
+/* Rounds to a whole number, towards plus or minus infinity. */
 void decimal_round(struct decimal *d, bool up);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Derivatives, and which expressions are dead. */
+/* Derivatives of expressions, and the search for dead ones. */
 #include "engine/grammar/expr.h"
 
 #include "engine/base/hash.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DERIVE_DEPTH = 4000 }; // of recursion: what parsers let through is far below
+enum { DERIVE_DEPTH = 4000 }; // of recursion; far more than parsers accept
 
 /* ---- the memo ---- */
 
@@ -139,8 +139,8 @@ static uint32_t derive_rep(struct exprs *x, struct expr e, uint8_t byte)
     return expr_seq(x, first, expr_rep(x, e.a, expr_less(e.b, 1), expr_less(e.c, 1)));
 }
 
-/* The digits so far are in the remainder; whatever it is, more digits can bring it to 0. Where
- * points pass, how many digits are behind one is another expression's matter. */
+/* The state is the remainder of the digits so far; from any remainder more digits can reach 0.
+ * Where a point is allowed, a separate expression limits the digits after it. */
 static uint32_t derive_multiple(struct exprs *x, uint32_t id, struct expr e, uint8_t byte)
 {
     if (byte == '.' && e.c) {
@@ -250,7 +250,7 @@ static bool search_add(struct search *s, uint32_t e, uint32_t parent)
     return true;
 }
 
-/* Known to match something, known to match nothing, or not known. */
+/* 1: known to match something, 0: known to match nothing, else unknown. */
 static int known(const struct exprs *x, uint32_t e)
 {
     const struct expr *p = &x->v[e];
@@ -260,8 +260,8 @@ static int known(const struct exprs *x, uint32_t e)
     return !(p->flags & XF_DOUBT) || (p->flags & XF_NULLABLE) || p->clean ? 1 : -1;
 }
 
-/* Whether an X_AND or X_NOT matches anything: looks through its derivatives for one that ends, and
- * notes what that says of those on the way. */
+/* Whether an X_AND or X_NOT matches anything: searches its derivatives for one that accepts, and
+ * records the result for those on the way. */
 static bool search_match(struct exprs *x, uint32_t e)
 {
     if (known(x, e) >= 0) {
@@ -313,7 +313,7 @@ static uint32_t clean_alt(struct exprs *x, struct expr e)
 
 static uint32_t clean_seq(struct exprs *x, uint32_t e)
 {
-    struct branches part; // the parts, the rest last
+    struct branches part; // the parts, the remainder last
     branches_init(&part);
     uint32_t rest = e;
     for (; x->v[rest].kind == X_SEQ && expr_is(x, rest, XF_DOUBT) && !x->v[rest].clean;

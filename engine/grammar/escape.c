@@ -12,15 +12,15 @@ enum { DEPTH_MAX = 2000 };
 struct escape {
     struct exprs *x;
     struct rules *rules;
-    uint32_t *second; // by rule that there was at the start: its second form, plus 1
+    uint32_t *second; // by rule existing at the start: its escaped copy, plus 1
     uint32_t n_rules, *todo, n_todo;
-    uint32_t *done; // by expression that there was at the start, plus 1
+    uint32_t *done; // by expression existing at the start: its escaped form, plus 1
     uint32_t n_done;
     int depth;
     bool bad;
 };
 
-/* Bytes that a JSON string has as they are, and the others one by one. */
+/* The bytes that a JSON string contains unescaped, and the escapes of the others. */
 static uint32_t bytes(struct escape *s, uint32_t set)
 {
     struct exprs *x = s->x;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GBNF as llama.cpp has it: rules of characters, with classes, groups and repetition. The text
- * follows the rule `root`. A rule ends where the next one's name and "::=" stand. */
+/* GBNF as in llama.cpp: rules of characters, with classes, groups and repetition. The text matches
+ * the rule `root`. A rule ends where the next rule's name and "::=" follow. */
 #include "engine/grammar/parsers.h"
 
 #include "engine/base/mem.h"
@@ -19,7 +19,7 @@ struct gbnf {
     const char *s;
     size_t n, at;
     int depth;
-    struct names names; // by number: the rule of this number
+    struct names names; // by number; also the rule's number
     bool *defined;
     uint32_t cap_defined;
 };
@@ -39,7 +39,7 @@ static enum status fail(struct gbnf *g, const char *fmt, ...)
     return err_set(g->c->err, ERR_INVALID, "line %d of the grammar: %s", line, text);
 }
 
-/* ---- words ---- */
+/* ---- tokens ---- */
 
 static void skip_space(struct gbnf *g)
 {
@@ -82,7 +82,7 @@ static size_t name_length(const struct gbnf *g)
     return n;
 }
 
-/* The number of the name here; a rule is added for a new one. */
+/* The number of the name at this position; adds a rule for a new one. */
 static uint32_t take_name(struct gbnf *g, size_t n)
 {
     uint32_t id = names_get(&g->names, g->s + g->at, n);
@@ -98,7 +98,7 @@ static uint32_t take_name(struct gbnf *g, size_t n)
     return id;
 }
 
-/* Whether the name here is that of the next rule. */
+/* Whether the name at this position starts the next rule. */
 static bool at_rule(struct gbnf *g)
 {
     size_t from = g->at, n = name_length(g);
@@ -314,7 +314,7 @@ static bool at_repeat(const struct gbnf *g)
     return c == '*' || c == '+' || c == '?' || c == '{';
 }
 
-/* Up to an end of alternatives, groups or rules. *empty: there was nothing. */
+/* Up to the end of an alternative, group or rule. *empty: there was nothing. */
 static enum status parse_sequence(struct gbnf *g, uint32_t *e, bool *empty)
 {
     uint32_t *part = NULL, n = 0, cap = 0;

@@ -20,7 +20,7 @@ struct grammar {
     struct masks m;
     bool has_masks;
     struct grammar_limits limits;
-    struct exprs_mark mark; // what compiling made: it is kept when the tables are emptied
+    struct exprs_mark mark; // the result of compiling, which is kept when the tables are cleared
     uint32_t start;
     uint32_t epoch;
     uint64_t compile_work, most_step_work;
@@ -104,7 +104,7 @@ enum status grammar_compile(const struct grammar_source *source,
         return st;
     }
     g->compile_work = g->x.work;
-    g->x.n_classes = 0; // anew: objects have added bytes of names
+    g->x.n_classes = 0; // recompute: objects have added bytes of names
     exprs_classify(&g->x);
     g->x.classes_final = true;
     g->mark = exprs_mark(&g->x);
@@ -151,7 +151,7 @@ static void empty_tables(struct grammar *g)
     g->epoch++;
 }
 
-/* Before each call that may add to the tables. */
+/* Called before any operation that may add to the tables. */
 static void begin(struct grammar *g)
 {
     g->most_step_work = g->x.work > g->most_step_work ? g->x.work : g->most_step_work;
@@ -161,8 +161,8 @@ static void begin(struct grammar *g)
     g->x.failed = false;
 }
 
-/* What a call that went beyond the limits says: full tables are emptied, and the caller comes back
- * with a fold; too much work is the text's. */
+/* The status after exceeding a limit: full tables are cleared, and the caller retries with a fold;
+ * too much work is an error of the text. */
 static enum status over(struct grammar *g)
 {
     bool work = g->x.work > g->x.max_work;
@@ -184,7 +184,7 @@ struct grammar_state grammar_start(struct grammar *g)
 {
     begin(g);
     uint32_t id = start_state(g);
-    if (g->x.failed) { // the tables were full: there is room now
+    if (g->x.failed) { // the tables were full; they have space now
         over(g);
         begin(g);
         id = start_state(g);
@@ -225,7 +225,7 @@ enum status grammar_fold(struct grammar *g, const char *bytes, size_t n_bytes,
     for (int tries = 0; tries < 2; tries++) {
         struct grammar_state s = grammar_start(g);
         size_t at = 0;
-        do { // in pieces, each with work of its own
+        do { // in pieces, each with its own work limit
             size_t n = n_bytes - at < 64 ? n_bytes - at : 64;
             begin(g);
             st = advance(g, &s.id, bytes + at, n);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lark grammars as far as OpenAI's custom tools and llguidance have them: rules (lower case) and
+/* Lark grammars, as supported by OpenAI's custom tools and llguidance: rules (lower case) and
  * terminals (upper case), strings, regular expressions, ranges, groups, repetition, %ignore,
- * %import of `common`, rules with a parameter. Rules are context-free, and a text is of the
- * language if there is any way to split it into terminals: these are not greedy. Priorities,
- * templates, %declare, %json and special tokens are refused. */
+ * %import of `common`, rules with a parameter. Rules are context-free, and a text matches if there
+ * is any way to split it into terminals, which are not greedy. Priorities, templates, %declare,
+ * %json and special tokens are rejected. */
 #include "engine/grammar/parsers.h"
 
 #include "engine/base/mem.h"
@@ -19,10 +19,10 @@
 enum { INSTANCES_MAX = 20000, TERMINAL_DEPTH = 100 };
 
 struct definition {
-    size_t at; // in the text, of its body; 0: not defined
+    size_t at; // position of its body in the text; 0: not defined
     bool terminal, parameter;
     uint32_t e; // of a terminal, plus 1
-    bool busy;  // a terminal in the making
+    bool busy;  // a terminal that is being parsed
 };
 
 struct lark {
@@ -32,25 +32,25 @@ struct lark {
     struct names names;
     struct definition *v; // by name
     uint32_t cap;
-    struct instance { // a rule, with a value of its parameter
+    struct instance { // a rule with a value of its parameter
         uint32_t name;
         uint64_t value;
         uint32_t rule;
     } *instances;
     uint32_t n_instances, cap_instances;
     uint32_t *table, table_size;
-    uint32_t ignored; // any number of what is ignored
-    size_t *ignores;  // where their expressions stand
+    uint32_t ignored; // any number of ignored terminals
+    size_t *ignores;  // positions of their expressions
     uint32_t n_ignores, cap_ignores;
     int depth;
-    // What is being parsed.
+    // The current context.
     bool in_terminal, has_value;
     uint64_t value;
 };
 
 static enum status parse_alternatives(struct lark *g, uint32_t *e);
 
-/* What stands from `at` to the end of its statement. */
+/* Parses from `at` to the end of the statement. */
 static enum status parse_body(struct lark *g, size_t at, uint32_t *e)
 {
     g->lex.at = at;
@@ -252,7 +252,7 @@ static uint32_t *instance_slot(struct lark *g, uint32_t name, uint64_t value)
     return &g->table[i];
 }
 
-/* The rule of a name and a value; its body is made later. */
+/* The rule for a name and a value; its body is parsed later. */
 static enum status rule_call(struct lark *g, uint32_t name, uint64_t value, uint32_t *e)
 {
     if (g->n_instances * 2 >= g->table_size) {
@@ -443,7 +443,7 @@ static bool at_end(const struct lark *g)
            (kind == LARK_DIRECTIVE && g->lex.word.n == 3 && memcmp(g->lex.word.s, "%if", 3) == 0);
 }
 
-/* What follows a sequence: a condition, a name for it. */
+/* Parses what may follow a sequence: a condition, an alias. */
 static enum status parse_behind(struct lark *g, bool *holds)
 {
     *holds = true;
@@ -454,7 +454,7 @@ static enum status parse_behind(struct lark *g, bool *holds)
     if (lark_is(&g->lex, "->")) {
         TRY(lark_next(&g->lex));
         if (g->lex.word.kind != LARK_RULE) {
-            return lark_fail(&g->lex, "a name should stand behind \"->\"");
+            return lark_fail(&g->lex, "expected a name after \"->\"");
         }
         TRY(lark_next(&g->lex));
     }
@@ -534,7 +534,7 @@ static enum status import_one(struct lark *g)
     return lark_fail(&g->lex, "\"common\" has no \"%.*s\"", (int)(w.n < 60 ? w.n : 60), w.s);
 }
 
-/* %import common.A, %import common.A -> B, %import common (A, B). Nothing else is ever read. */
+/* %import common.A, %import common.A -> B, %import common (A, B). No other file is supported. */
 static enum status import(struct lark *g)
 {
     struct lark_word from = g->lex.word;
@@ -613,7 +613,7 @@ static enum status statement(struct lark *g)
     return skip_statement(g);
 }
 
-/* Each is a terminal without a name. */
+/* Each is an unnamed terminal. */
 static enum status parse_ignored(struct lark *g)
 {
     g->in_terminal = true;
@@ -627,7 +627,7 @@ static enum status parse_ignored(struct lark *g)
     return OK;
 }
 
-/* Terminals and rules that nothing uses have to be right, too. */
+/* Unused terminals and rules must be valid, too. */
 static enum status check_unused(struct lark *g)
 {
     for (uint32_t id = 0; id < g->names.n; id++) {
@@ -665,7 +665,7 @@ static enum status parse(struct lark *g, uint32_t *start)
     TRY(parse_ignored(g));
     TRY(rule_call(g, id, 0, start));
     TRY(check_unused(g));
-    for (uint32_t i = 0; i < g->n_instances; i++) { // grows as bodies call others
+    for (uint32_t i = 0; i < g->n_instances; i++) { // grows while bodies call others
         struct instance it = g->instances[i];
         uint32_t body;
         g->has_value = g->v[it.name].parameter;

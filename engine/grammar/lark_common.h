@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-/* A regular expression for the terminal; NULL: there is none of this name. */
+/* A regular expression for the terminal; NULL: unknown name. */
 const char *lark_common(const char *name, size_t n);
 
 #endif

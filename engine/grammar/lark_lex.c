@@ -40,7 +40,7 @@ static bool is_upper(char c)
     return c >= 'A' && c <= 'Z';
 }
 
-/* Blanks and comments; whether a line has ended. */
+/* Skips blanks and comments; returns whether a line has ended. */
 static bool skip(struct lark_lex *l)
 {
     bool line = false;
@@ -127,7 +127,7 @@ enum status lark_next(struct lark_lex *l)
     bool goes_on = c == '|' && at(l, 1) != '|';
     if (line && l->open == 0 && !goes_on) {
         l->word = (struct lark_word){LARK_LINE, l->s + l->at, 0, 0};
-        return OK; // the next call finds no line's end
+        return OK; // the next call will not see this line end
     }
     if (c == '"' || c == '/') {
         return quoted(l, c);

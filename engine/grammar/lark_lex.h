@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Words of a Lark grammar.
+/* | Lexer for Lark grammars.
  *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_LARK_LEX_H
@@ -12,11 +12,11 @@
 
 enum lark_kind {
     LARK_END,
-    LARK_LINE,     // an end of line that ends a statement
+    LARK_LINE,     // a line end that ends a statement
     LARK_RULE,     // a name in lower case
     LARK_TERMINAL, // a name in upper case
-    LARK_STRING,   // with its quotes; flags behind
-    LARK_REGEX,    // with its slashes; flags behind
+    LARK_STRING,   // with quotes and flags
+    LARK_REGEX,    // with slashes and flags
     LARK_NUMBER,
     LARK_DIRECTIVE, // "%ignore"
     LARK_MARK,      // "::", "..", "->", or one character
@@ -26,18 +26,18 @@ struct lark_word {
     enum lark_kind kind;
     const char *s;
     size_t n;
-    size_t n_flags; // of s, at its end
+    size_t n_flags; // at the end of s
 };
 
 struct lark_lex {
     const char *s;
     size_t n, at;
-    int open;              // brackets
-    struct lark_word word; // the present one
+    int open;              // open brackets
+    struct lark_word word; // the current one
     struct err *err;
 };
 
-/* Goes on to the next word. */
+/* Advances to the next word. */
 enum status lark_next(struct lark_lex *l);
 
 static inline bool lark_is(const struct lark_lex *l, const char *mark)

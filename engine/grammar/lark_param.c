@@ -20,7 +20,7 @@ static enum status number(struct lark_lex *l, uint64_t *v)
     return *end ? lark_fail(l, "\"%s\" is no number", text) : lark_next(l);
 }
 
-/* [from:to]: the bits from `from` to before `to`. */
+/* [from:to]: bits from `from` up to, but not including, `to`. */
 static enum status bit_range(struct lark_lex *l, uint64_t *mask, unsigned *shift)
 {
     uint64_t from, to;
@@ -69,7 +69,7 @@ static enum status change(struct lark_lex *l, struct lark_word what, uint64_t va
     TRY(bit_range(l, &mask, &shift));
     uint64_t field = (value & mask) >> shift, most = mask >> shift;
     if (what.s[0] == 'i') {
-        field += field < most; // stays where it cannot go on
+        field += field < most; // saturates
     } else {
         field -= field > 0;
     }
@@ -96,7 +96,7 @@ enum status lark_parameter(struct lark_lex *l, bool has_value, uint64_t value, u
     return expect(l, ")");
 }
 
-/* eq([0:2], 1) and the like. */
+/* eq([0:2], 1) and similar. */
 static enum status comparison(struct lark_lex *l, const char *name, uint64_t value, bool *holds)
 {
     uint64_t mask, with;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rules with a parameter, as llguidance has them: 64 bits that a rule hands to those it calls
- * ("name::set_bit(2)"), and conditions on them ("%if bit_clear(2)"). Each rule with each value that
- * is reached is a rule of its own.
+/* Rules with a parameter, as in llguidance: 64 bits that a rule passes to those it calls
+ * ("name::set_bit(2)"), and conditions on them ("%if bit_clear(2)"). Each reachable pair of rule
+ * and value becomes a separate rule.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_LARK_PARAM_H
 #define SLUICE_ENGINE_GRAMMAR_LARK_PARAM_H
@@ -10,11 +10,11 @@
 
 #include <stdint.h>
 
-/* Behind "::": the value handed on, given the present one; has_value false: the rule itself has
- * none. */
+/* After "::": computes the value to pass from the current one; has_value false: the current rule
+ * has no parameter. */
 enum status lark_parameter(struct lark_lex *l, bool has_value, uint64_t value, uint64_t *to);
 
-/* Behind "%if". */
+/* After "%if". */
 enum status lark_condition(struct lark_lex *l, bool has_value, uint64_t value, bool *holds,
                            int depth);
 

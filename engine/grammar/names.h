@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Names of a grammar's rules, numbered in the order in which they are first met.
+/* | Names of a grammar's rules, numbered in order of first occurrence.
  *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_NAMES_H
@@ -17,7 +17,7 @@ struct names {
     uint32_t *table, table_size;
 };
 
-uint32_t names_get(struct names *l, const char *s, size_t n); // numbers it if it is new
+uint32_t names_get(struct names *l, const char *s, size_t n); // adds it if it is new
 void names_deinit(struct names *l);
 
 #endif

@@ -37,7 +37,7 @@ static uint32_t any_digits(struct exprs *x, uint32_t lo, uint32_t hi)
 
 /* ---- whole numbers, by their digits ---- */
 
-/* n digits that are at least, or at most, s. */
+/* Numbers of n digits that are at least, or at most, s. */
 static uint32_t compared(struct exprs *x, const char *s, int n, bool least)
 {
     uint32_t e = EXPR_EMPTY;
@@ -50,7 +50,7 @@ static uint32_t compared(struct exprs *x, const char *s, int n, bool least)
     return e;
 }
 
-/* n digits from a to b. */
+/* Numbers of n digits from a to b. */
 static uint32_t between(struct exprs *x, const char *a, const char *b, int n)
 {
     int i = 0;
@@ -70,7 +70,7 @@ static uint32_t between(struct exprs *x, const char *a, const char *b, int n)
     return expr_seq(x, expr_literal(x, a, (size_t)i), e);
 }
 
-/* More digits than n, at most m (EXPR_INF: any number), none of them a zero in front. */
+/* Numbers with more than n and at most m digits (EXPR_INF: unlimited), without leading zeros. */
 static uint32_t longer(struct exprs *x, uint32_t n, uint32_t m)
 {
     if (n >= m) {
@@ -79,7 +79,7 @@ static uint32_t longer(struct exprs *x, uint32_t n, uint32_t m)
     return expr_seq(x, digits(x, '1', '9'), any_digits(x, n, m == EXPR_INF ? EXPR_INF : m - 1));
 }
 
-/* Whole numbers from lo to hi; hi NULL: no end. Neither is negative. */
+/* Whole numbers from lo to hi, both not negative; hi NULL: no upper bound. */
 static uint32_t whole_range(struct exprs *x, const struct decimal *lo, const struct decimal *hi)
 {
     int n = lo->n_whole;
@@ -111,7 +111,7 @@ static struct decimal negated(struct decimal d)
     return d;
 }
 
-/* The least whole number that is above `v`, or `v` itself unless it is excluded. */
+/* The smallest whole number greater than `v`, or equal to it unless that is excluded. */
 static struct decimal least_whole(struct decimal v, bool excluded)
 {
     bool itself = decimal_is_whole(&v);
@@ -145,8 +145,8 @@ uint32_t number_integer(struct exprs *x, const struct number_bounds *b)
 
 /* ---- numbers with a point ---- */
 
-/* What may stand behind a whole part that equals the bound's, so that the number is at least (or at
- * most) the bound. */
+/* What may follow a whole part equal to the bound's, so that the number is at least (or at most)
+ * the bound. */
 static uint32_t part_compared(struct exprs *x, const struct decimal *bound, bool least,
                               bool excluded)
 {
@@ -172,14 +172,14 @@ static uint32_t part_compared(struct exprs *x, const struct decimal *bound, bool
         uint32_t beyond = least ? digits(x, c + 1, '9') : digits(x, '0', c - 1);
         end = expr_alt2(x, expr_seq(x, digits(x, c, c), end), expr_seq(x, beyond, any));
         if (!least && i > 0) {
-            end = expr_optional(x, end); // what ends before the bound does is below it
+            end = expr_optional(x, end); // a prefix of the bound's digits is below the bound
         }
     }
     end = expr_seq(x, point, end);
     return least ? end : expr_optional(x, end);
 }
 
-/* Numbers that are not negative and at least (at most) a bound that is not. */
+/* Non-negative numbers that are at least (at most) a non-negative bound. */
 static uint32_t magnitude(struct exprs *x, const struct decimal *bound, bool least, bool excluded)
 {
     struct decimal whole = *bound, next;
@@ -201,7 +201,7 @@ static uint32_t magnitude(struct exprs *x, const struct decimal *bound, bool lea
     return expr_alt2(x, same, expr_seq(x, whole_range(x, &zero, &last), part));
 }
 
-/* Magnitudes between two bounds; NULL: none. */
+/* Magnitudes between two bounds; NULL: no bound. */
 static uint32_t magnitudes(struct exprs *x, const struct decimal *lo, bool lo_excluded,
                            const struct decimal *hi, bool hi_excluded)
 {
@@ -252,7 +252,7 @@ static uint32_t multiple_from(struct exprs *x, uint32_t modulus, uint32_t rest, 
         x, (struct expr){.kind = X_MULTIPLE, .flags = flags, .a = modulus, .b = rest, .c = point});
 }
 
-/* Whole multiples without bounds: the first digit, then any remainder can come to 0. */
+/* Whole multiples without bounds: after the first digit any remainder can reach 0. */
 static uint32_t whole_multiples(struct exprs *x, uint32_t modulus)
 {
     uint32_t branch[10], n = 0;
@@ -265,7 +265,7 @@ static uint32_t whole_multiples(struct exprs *x, uint32_t modulus)
     return expr_alt2(x, e, expr_byte(x, '0'));
 }
 
-/* The magnitude of `of` without its point. */
+/* The digits of `of` as a whole number, without its point. */
 static bool modulus_of(const struct decimal *of, uint64_t *modulus)
 {
     *modulus = 0;
@@ -305,7 +305,7 @@ bool number_multiple(struct exprs *x, const struct number_bounds *b, const struc
     uint32_t number = expr_seq(x, expr_optional(x, expr_byte(x, '-')), any_digits(x, 1, EXPR_INF));
     uint32_t in_bounds = whole ? number_integer(x, b) : number_any(x, b);
     uint32_t sign = expr_optional(x, expr_byte(x, '-'));
-    for (int j = of->n_part; j >= 0; j--, power *= 10) { // j digits behind the point
+    for (int j = of->n_part; j >= 0; j--, power *= 10) { // j digits after the point
         uint32_t m = (uint32_t)without_factor(modulus, power);
         if (j == 0 && !bounded) {
             *e = expr_alt2(x, *e, whole_multiples(x, m));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Numbers of JSON within bounds, as expressions.
+/* | Numbers of JSON within bounds, as expressions.
  *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_NUMBER_H
@@ -13,18 +13,18 @@ struct number_bounds {
     struct decimal min, max;
 };
 
-/* Makes the bounds narrower. */
+/* Tightens the bounds. */
 void number_above(struct number_bounds *b, const struct decimal *v, bool excluded);
 void number_below(struct number_bounds *b, const struct decimal *v, bool excluded);
 
 /* Whole numbers, written without point or exponent; no "-0". */
 uint32_t number_integer(struct exprs *x, const struct number_bounds *b);
 
-/* Any numbers; within bounds, those without an exponent. */
+/* Any numbers; with bounds, without exponent. */
 uint32_t number_any(struct exprs *x, const struct number_bounds *b);
 
-/* Multiples of `of` (above 0) within the bounds: written without exponent, and with no more digits
- * behind the point than `of` has. False: the modulus is too large for it. */
+/* Multiples of `of` (above 0) within the bounds, written without exponent and with at most as many
+ * digits after the point as `of`. False: the modulus is too large. */
 bool number_multiple(struct exprs *x, const struct number_bounds *b, const struct decimal *of,
                      bool whole, uint32_t *e);
 

@@ -38,7 +38,7 @@ static bool counts(const struct expr_object *o)
     return o->min > 0 || o->max != EXPR_INF;
 }
 
-/* Whether nothing more has to come. */
+/* Whether all required properties and the minimum number of pairs are present. */
 static bool is_over(const struct exprs *x, const struct expr_object *o, uint32_t next,
                     uint32_t pairs)
 {
@@ -52,7 +52,7 @@ static bool is_over(const struct exprs *x, const struct expr_object *o, uint32_t
     return next == o->n;
 }
 
-/* Pairs so far, as far as it matters. */
+/* `pairs` is the number of pairs so far, up to the largest that matters. */
 static uint32_t node(struct exprs *x, enum expr_kind kind, uint32_t object, uint32_t next,
                      uint32_t pairs, uint32_t at)
 {
@@ -103,7 +103,7 @@ static uint32_t trie_step(struct exprs *x, struct expr_object *o, uint32_t at, u
     return c;
 }
 
-/* The bytes of a name as they are written, and the one behind it. */
+/* The bytes of a name as written, followed by its end byte. */
 static size_t name_bytes(struct exprs *x, const struct expr_object *o,
                          const struct expr_property *p, uint8_t *out)
 {
@@ -128,7 +128,7 @@ static size_t name_bytes(struct exprs *x, const struct expr_object *o,
     return n;
 }
 
-/* Walks a name down the trie; makes nodes, or with `fill` notes the property in each. */
+/* Walks the trie along a name: adds nodes, or with `fill` records the property in each. */
 static void add_name(struct exprs *x, struct expr_object *o, uint32_t property, bool fill)
 {
     uint8_t *text = xmalloc(o->v[property].n_name * 6 + 1);
@@ -177,9 +177,9 @@ void object_finish(struct exprs *x, struct expr_object *o)
     }
 }
 
-/* ---- what may come ---- */
+/* ---- what may follow ---- */
 
-/* Pairs that can still come from property `next` on, at most. */
+/* The maximum number of pairs that can still follow, from property `next` on. */
 static uint64_t room(const struct expr_object *o, uint32_t next)
 {
     if (o->other != EXPR_NONE) {
@@ -192,7 +192,8 @@ static uint64_t room(const struct expr_object *o, uint32_t next)
     return n;
 }
 
-/* Whether after `pairs` pairs, with `next` to come, the counts can still be right. */
+/* Whether the number of pairs can still become valid after `pairs` pairs, with property `next` the
+ * earliest possible. */
 static bool counts_fit(const struct expr_object *o, uint32_t next, uint32_t pairs)
 {
     if (!counts(o)) {
@@ -213,7 +214,7 @@ bool object_has_room(const struct expr_object *o)
     return required <= o->max && room(o, 0) >= o->min && o->min <= o->max;
 }
 
-/* Whether one of the properties below a node may come next. */
+/* Whether any property below this node may come next. */
 static bool any_below(struct exprs *x, const struct expr_object *o, uint32_t at, uint32_t next,
                       uint32_t pairs)
 {
@@ -237,7 +238,7 @@ static bool any_below(struct exprs *x, const struct expr_object *o, uint32_t at,
     return false;
 }
 
-/* One pair of another name, then more of them, then the end. */
+/* One pair with an undeclared name, then possibly more, then the end. */
 static uint32_t others(struct exprs *x, const struct expr_object *o, uint32_t pairs)
 {
     if (o->other == EXPR_NONE || pairs >= o->max) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The rest of a JSON object whose named properties come in a fixed order, then any others: one node
- * of an expression for each place in it, expanded when it is reached. All names are in one trie, so
- * that hundreds of optional properties cost no more at a place than the bytes of the names that may
- * follow.
+/* The remainder of a JSON object whose named properties come in a fixed order, followed by any
+ * others: each position in it is one expression node, expanded when it is reached. All names are in
+ * one trie, so that hundreds of optional properties cost no more at a position than the bytes of
+ * the names that may follow.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_OBJECT_H
 #define SLUICE_ENGINE_GRAMMAR_OBJECT_H
@@ -12,30 +12,31 @@
 struct expr_property {
     char *name; // owned
     size_t n_name;
-    uint32_t value; // EXPR_NONE: it may not be there
+    uint32_t value; // EXPR_NONE: not allowed
     bool required;
 };
 
 struct expr_object {
     struct expr_property *v;
     uint32_t n, cap;
-    uint32_t other;    // a whole pair of another name; EXPR_NONE: there are none
-    uint32_t min, max; // pairs; max may be EXPR_INF
+    uint32_t other;    // a complete pair with an undeclared name; EXPR_NONE: not allowed
+    uint32_t min, max; // number of pairs; max may be EXPR_INF
     uint32_t space, colon,
-        comma; // between tokens; colon and comma with their white space behind them
-    /* A name stands behind `open` and before the byte name_end, with the escapes of JSON unless it
-     * is bare; what closes the object is `close`, which may be nothing. */
+        comma; // separators; colon and comma include the white space after them
+    /* A name follows `open` and ends with the byte name_end, with JSON's escapes unless it is bare;
+     * `close` ends the object and may be empty. */
     uint32_t open, close;
     uint8_t name_end;
     bool bare;
 
-    // Made by object_finish.
-    uint32_t *next_required; // of v[i] and those behind it; n: none
-    uint32_t *n_required;    // of v[i] and those behind it
+    // Computed by object_finish.
+    uint32_t *next_required; // of v[i] and later ones; n: none
+    uint32_t *n_required;    // of v[i] and later ones
     struct key_node {
         uint32_t child, sibling; // 0: none
-        uint32_t first, count; // in `below`: the properties whose names go on from here, ascending
-        uint32_t leaf;         // the property whose name ends here, plus 1
+        uint32_t first, count;   // range of `below`: the properties whose names continue from here,
+                                 // ascending
+        uint32_t leaf;           // index of the property whose name ends here, plus 1
         uint8_t byte;
     } *trie; // [0] is the root
     uint32_t n_trie, cap_trie;
@@ -47,13 +48,14 @@ void object_add(struct expr_object *o, const char *name, size_t n_name, uint32_t
                 bool required);
 void object_free(struct expr_object *o); // accepts NULL
 
-/* Takes the object into `x` (which does not own it) and says where it begins: behind the brace. */
+/* Adds the object to `x` (which does not own it) and returns the expression after the opening
+ * brace. */
 uint32_t object_start(struct exprs *x, struct expr_object *o);
 
-/* After all values are what they will be: the trie. Before any derivative of it. */
+/* Builds the trie, after all values are final, and before any derivative of the object. */
 void object_finish(struct exprs *x, struct expr_object *o);
 
-/* Whether any text of it can end: all that is required can be there. */
+/* Whether any text can complete it: all required properties are possible. */
 bool object_has_room(const struct expr_object *o);
 
 uint32_t object_expand(struct exprs *x, uint32_t e);                         // an X_OBJECT

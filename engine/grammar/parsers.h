@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The parsers of the kinds of sources: each makes an expression over rules.
+/* | The parsers of the kinds of grammars: each builds an expression over rules.
  *
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_PARSERS_H
@@ -10,20 +10,20 @@
 #include "engine/grammar/rules.h"
 #include "engine/grammar/style.h"
 
-/* What is being compiled; limits without zeros. */
+/* The current compilation; limits have no zeros. */
 struct compile {
     struct exprs *x;
     struct rules *rules;
     const struct grammar_source *source;
     const struct grammar_limits *limits;
-    const struct grammar_vocab *vocab; // whose special tokens may be named; may be NULL
+    const struct grammar_vocab *vocab; // its special tokens may be named; may be NULL
     const struct style *style;         // of a schema; NULL: JSON's
-    bool only_object;                  // of a schema: nothing but an object will do
+    bool only_object;                  // for a schema: only objects are allowed
     struct err *err;
 };
 
 enum status schema_parse(struct compile *c, uint32_t *start);
-/* Of a schema that is a part of a larger tree. */
+/* For a schema that is part of a larger tree. */
 struct tree;
 struct tree_value;
 enum status schema_parse_at(struct compile *c, struct tree *tree, const struct tree_value *root,

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What has no anchor in it is an expression at once; the rest is a tree until all of it is known.
- */
+/* Parts without anchors become expressions immediately; others stay a tree until everything is
+ * parsed. */
 enum node_kind { R_EXPR, R_START, R_END, R_SEQ, R_ALT, R_REP };
 
 struct node {
@@ -30,8 +30,8 @@ struct parser {
     uint32_t n, cap;
     uint32_t *list;
     uint32_t n_list, cap_list;
-    uint32_t (*of_node)[4]; // what match has found, plus 1, for each start and end
-    uint32_t (*of_rest)[4]; // of a sequence from a child on; by its place in the list
+    uint32_t (*of_node)[4]; // cache of match, plus 1, for each combination of start and end
+    uint32_t (*of_rest)[4]; // for a sequence from a child on, by its position in the list
 };
 
 static uint32_t add(struct parser *p, struct node node)
@@ -46,13 +46,13 @@ static uint32_t add_expr(struct parser *p, uint32_t e)
     return add(p, (struct node){.kind = R_EXPR, .e = e});
 }
 
-/* Children of a node, or one expression where all of them are. */
+/* Children of a node, or one expression if all children are expressions. */
 struct children {
     uint32_t *v;
     size_t n, cap;
 };
 
-/* Neighbours without anchors become one. */
+/* Merges adjacent children without anchors. */
 static void join(struct parser *p, struct children *c)
 {
     size_t n = 0;
@@ -136,12 +136,13 @@ static enum status parse_name(struct parser *p, struct err *err)
     return OK;
 }
 
-/* "i", "s", "i-s:" and so on, behind "(?". *group: a group follows, else the flags hold on. */
+/* "i", "s", "i-s:" etc. after "(?". *group: a group follows, otherwise the flags apply from here
+ * on. */
 static enum status parse_flags(struct parser *p, bool *group, struct err *err)
 {
     static const struct {
         char letter;
-        unsigned flag; // 0: changes nothing that we have
+        unsigned flag; // 0: no effect on supported syntax
     } known[] = {{'i', REGEX_IGNORE_CASE}, {'s', REGEX_DOT_ALL}, {'u', 0}};
     bool off = false;
     for (; p->in.at < p->in.n; p->in.at++) {
@@ -194,7 +195,7 @@ static enum status parse_group(struct parser *p, uint32_t *node, struct err *err
     } else if (!take(p, "?:") && take(p, "?")) {
         TRY(parse_flags(p, &group, err));
     }
-    if (!group) { // (?i): from here to the end of the group around it
+    if (!group) { // (?i): up to the end of the enclosing group
         p->depth--;
         *node = add_expr(p, EXPR_EMPTY);
         return OK;
@@ -258,7 +259,8 @@ static enum status parse_count(struct parser *p, uint32_t *count, struct err *er
     return OK;
 }
 
-/* A brace behind an atom is a count where a digit, a sign or a comma follows; else it is itself. */
+/* A brace after an atom starts a count if a digit, a sign or a comma follows; otherwise it is
+ * literal. */
 static bool at_count(const struct parser *p)
 {
     return p->in.at + 1 < p->in.n && p->in.s[p->in.at] == '{' &&
@@ -308,7 +310,7 @@ static enum status parse_repeated(struct parser *p, uint32_t *node, struct err *
         }
         TRY(parse_bounds(p, &lo, &hi, err));
         if (take(p, "?")) {
-            // lazy: the same language
+            // lazy: matches the same language
         } else if (at(p, "+")) {
             regex_wrong(&p->in, err, "possessive repetition is not supported");
             return ERR_UNSUPPORTED;
@@ -367,7 +369,8 @@ static enum status parse_alternatives(struct parser *p, uint32_t *node, struct e
 
 /* ---- anchors ---- */
 
-/* Matches of a node that begins at the text's start, or not, and ends at the text's end, or not. */
+/* The matches of a node that does, or does not, begin at the text's start and end at the text's
+ * end. */
 static uint32_t match(struct parser *p, uint32_t node, bool start, bool end, struct err *err);
 
 static uint32_t some(struct parser *p, uint32_t e) // without the empty text
@@ -377,8 +380,8 @@ static uint32_t some(struct parser *p, uint32_t e) // without the empty text
                : e;
 }
 
-/* A sequence, from child i on: where one child is at the start, the next is so only if it matched
- * nothing; and where one is at the end, so was the one before. */
+/* A sequence, from child i on: if one child is at the start, the next one is only if that matched
+ * nothing; correspondingly at the end. */
 static uint32_t match_seq(struct parser *p, struct node n, uint32_t i, bool start, bool end,
                           struct err *err)
 {

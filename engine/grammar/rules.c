@@ -8,8 +8,8 @@
 #include <string.h>
 
 enum {
-    CYCLE_MAX = 100,       // rules that begin with each other
-    RECURSION_MAX = 10000, // of the functions below
+    CYCLE_MAX = 100,       // mutually left-recursive rules
+    RECURSION_MAX = 10000, // depth of the functions below
 };
 
 uint32_t rules_add(struct rules *r)
@@ -35,13 +35,13 @@ static bool enter(struct exprs *x)
 
 /* ---- rewriting calls ---- */
 
-/* What replaces calls and objects, and what has been rewritten already. */
+/* The replacements of calls and objects, and the results so far. */
 struct rewrite {
     struct exprs *x;
     const uint32_t *call;    // by rule
     const bool *object_dead; // by object; NULL: none
     bool *object_done;
-    uint32_t *done, n_done; // by expression: its rewritten form plus 1
+    uint32_t *done, n_done; // by expression: its rewritten form, plus 1
 };
 
 static uint32_t rewrite(struct rewrite *w, uint32_t e);
@@ -70,7 +70,7 @@ static uint32_t rewrite_list(struct rewrite *w, struct expr p)
     return e;
 }
 
-/* The parts of a sequence, one after the other: it may be long. */
+/* Rewrites a sequence iteratively, because it may be long. */
 static uint32_t rewrite_seq(struct rewrite *w, uint32_t e)
 {
     uint32_t *part = NULL, n = 0, cap = 0;
@@ -144,7 +144,7 @@ struct facts {
     struct exprs *x;
     enum fact fact;
     bool *rule, *object;
-    uint8_t *memo; // by expression, for one round: 1 no, 2 yes
+    uint8_t *memo; // by expression, valid for one iteration: 1 no, 2 yes
 };
 
 static bool holds(struct facts *f, uint32_t e);
@@ -191,7 +191,7 @@ static bool holds(struct facts *f, uint32_t e)
 
 static bool object_holds(struct facts *f, const struct expr_object *o)
 {
-    struct expr_object copy = *o; // as it would be with what is dead gone
+    struct expr_object copy = *o; // the object without its dead properties
     copy.v = xmalloc((o->n + 1) * sizeof *copy.v);
     for (uint32_t i = 0; i < o->n; i++) {
         copy.v[i] = o->v[i];
@@ -203,7 +203,7 @@ static bool object_holds(struct facts *f, const struct expr_object *o)
     return yes;
 }
 
-/* The least set of rules and objects for which the fact holds. */
+/* Computes the least fixpoint: the rules and objects for which the fact holds. */
 static void find_facts(struct facts *f, const struct rules *r)
 {
     bool more = true, down = true;
@@ -236,7 +236,7 @@ static void facts_deinit(struct facts *f)
     free(f->object);
 }
 
-/* ---- no rule matches the empty text ---- */
+/* ---- removing the empty text from rules ---- */
 
 /* `e` without the empty text. */
 static uint32_t not_empty(struct exprs *x, uint32_t e)
@@ -297,12 +297,12 @@ struct graph {
     struct rules *r;
     uint32_t *number, *low, *stack, n_stack, count;
     bool *waits;
-    uint32_t *group; // by rule: the number of its group plus 1
+    uint32_t *group; // by rule: the index of its group, plus 1
     uint32_t n_groups;
 };
 
-/* Tarjan: groups of rules that begin with calls of each other. A group gets its number after those
- * that it begins with calls of. */
+/* Tarjan: finds groups of mutually left-recursive rules. A group is numbered after all groups that
+ * its rules begin with calls of. */
 static void visit(struct graph *g, uint32_t v)
 {
     g->number[v] = g->low[v] = ++g->count;
@@ -358,7 +358,7 @@ static void graph_free(struct graph *g)
     free(g->waits);
 }
 
-/* What begins with a byte, of what does not match the empty text. */
+/* The part of a non-empty expression that begins with a byte. */
 uint32_t rules_without_calls(struct exprs *x, uint32_t e)
 {
     struct expr p = x->v[e];
@@ -391,12 +391,12 @@ uint32_t rules_without_calls(struct exprs *x, uint32_t e)
     return to;
 }
 
-/* A group of n rules as a system of equations: A_k = sum over j of A_j after[j][k], plus first[k].
- */
+/* A group of n rules as a system of equations: A_k = sum over j of A_j after[j][k], plus
+ * first[k]. */
 struct group {
     uint32_t n, *rule;
     uint32_t *first, *after;
-    bool *unit; // [j][k]: A_j is an A_k, by any number of steps
+    bool *unit; // [j][k]: A_j derives from A_k through unit rules, in any number of steps
 };
 
 static void group_read(struct group *s, struct exprs *x, struct rules *r, const uint32_t *member)
@@ -430,8 +430,8 @@ static void group_read(struct group *s, struct exprs *x, struct rules *r, const 
     }
 }
 
-/* A_i = sum over j of first[j] C_ji, where C_ji is what may stand behind an A_j that begins an A_i:
- * C_ji = nothing where A_j is an A_i, or after[j][k] C_ki. */
+/* A_i = sum over j of first[j] C_ji, where C_ji is what may follow an A_j at the start of an A_i:
+ * C_ji = empty if A_j is an A_i, or after[j][k] C_ki. */
 static void group_solve(const struct group *s, struct exprs *x, struct rules *r)
 {
     uint32_t n = s->n, base = r->n;
@@ -506,7 +506,7 @@ static void remove_left_recursion(struct exprs *x, struct rules *r)
         size[g.group[v]]++;
     }
     for (uint32_t at = 1, from = 0; at <= g.n_groups;
-         at++) { // where each group's rules go in the list
+         at++) { // start of each group's rules in the list
         uint32_t n = size[at];
         size[at] = from;
         from += n;
@@ -553,7 +553,7 @@ static void set_order(struct exprs *x, struct rules *r)
     for (uint32_t v = 0; v < r->n; v++) {
         r->v[v].order = UINT32_MAX - g.group[v];
     }
-    x->failed |= g.n_groups != r->n; // no two begin with each other, or they were too many
+    x->failed |= g.n_groups != r->n; // else some left recursion remains
     graph_free(&g);
 }
 

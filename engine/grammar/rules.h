@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Rules: named expressions that call each other. A parser adds them as it meets them; rules_finish
- * makes of them what the automaton walks: no rule matches the empty text (a call of one that did is
- * optional instead), none begins with a call of itself, by whatever way (left recursion becomes
- * right recursion), none is dead (every call can end).
+/* Rules: named expressions that may call each other. Parsers add them as they occur; rules_finish
+ * converts them to the form that the automaton needs: no rule matches the empty text (calls of one
+ * that did become optional), none is left recursive, directly or indirectly (it is converted to
+ * right recursion), and none is dead (every call can complete).
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_RULES_H
 #define SLUICE_ENGINE_GRAMMAR_RULES_H
@@ -14,7 +14,7 @@
 struct rules {
     struct rule {
         uint32_t body;  // an expression
-        uint32_t order; // a rule comes before those that it begins with a call of
+        uint32_t order; // a rule comes before the rules that it begins with calls of
     } *v;
     uint32_t n, cap;
 };
@@ -25,8 +25,8 @@ void rules_deinit(struct rules *r);
 /* *start is an expression over the rules. ERR_INVALID: it matches nothing; ERR_LIMIT. */
 enum status rules_finish(struct exprs *x, struct rules *r, uint32_t *start, struct err *err);
 
-/* What of an expression begins with a byte: neither its calls of rules at the front, nor the empty
- * text. */
+/* The part of an expression that begins with a byte: without leading calls of rules, and without
+ * the empty text. */
 uint32_t rules_without_calls(struct exprs *x, uint32_t e);
 
 #endif

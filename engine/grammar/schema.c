@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    BLANKS = 24, // in a row, by default
+    BLANKS = 24, // maximum run of white space, by default
     SET_WORK = 150,
 };
 
@@ -39,8 +39,9 @@ void set_deinit(struct set *set)
     *set = (struct set){0};
 }
 
-/* Adds a schema that another brings with it; false: it is there. One of which a branch has been
- * chosen is another: a branch that leads back to its own schema asks for a choice again. */
+/* Adds a schema referenced by another; false if it is already present. A schema from which a branch
+ * has been chosen counts as a different one: a branch that leads back to its own schema needs a new
+ * choice. */
 static bool add_once(struct set *set, const struct tree_value *schema, uint32_t keep, uint32_t at)
 {
     uint32_t n = set->n;
@@ -48,8 +49,8 @@ static bool add_once(struct set *set, const struct tree_value *schema, uint32_t 
     return set->n > n;
 }
 
-/* Adds the schemas that a member brings with it: $ref, allOf and what its keywords imply. *dead:
- * `false` is one. */
+/* Adds the schemas that a member refers to or implies: $ref, allOf and the expansion of its
+ * keywords. *dead: one of them is `false`. */
 static enum status gather(struct schema *s, struct member m, struct set *to, bool *dead, int depth)
 {
     const struct tree_value *schema = m.schema, *v, *implied;
@@ -90,8 +91,8 @@ static enum status gather(struct schema *s, struct member m, struct set *to, boo
     return OK;
 }
 
-/* What has been gathered, in drafts whose $ref hides its neighbours, and `true`, say nothing more.
- */
+/* Drops members without further effect: `true`, and, in drafts where $ref hides its neighbours,
+ * references that have been followed. */
 static void drop_references(const struct schema *s, struct set *set)
 {
     uint32_t n = 0;
@@ -105,7 +106,7 @@ static void drop_references(const struct schema *s, struct set *set)
     set->n = n;
 }
 
-/* References alone, in a circle: no schema is ever reached. */
+/* A cycle of references alone, which never reaches a schema. */
 static enum status check_circle(struct schema *s, const struct set *from)
 {
     for (uint32_t i = 0; i < from->n; i++) {
@@ -155,8 +156,8 @@ static uint32_t *slot_of(struct schema *s, const struct set *key, uint64_t hash)
     return &s->table[i];
 }
 
-/* Where the set's entry is; a new one if there is none. Takes `set` over as its key, in the
- * document's order. */
+/* The index of the set's entry, which is added if missing. Takes ownership of `set` as its key, in
+ * the document's order. */
 static uint32_t entry_of(struct schema *s, const struct set *set)
 {
     struct set key = {0};
@@ -250,7 +251,7 @@ static enum status gathered_set(struct schema *s, const struct set *set, uint32_
         *e = s->v[at].e;
         return OK;
     }
-    if (s->v[at].e) { // inside itself
+    if (s->v[at].e) { // recursion: the set contains itself
         s->v[at].rule = s->v[at].rule ? s->v[at].rule : rules_add(s->c->rules) + 1;
         *e = expr_call(s->x, s->v[at].rule - 1);
         return OK;
@@ -296,7 +297,7 @@ enum status schema_set(struct schema *s, const struct set *set, uint32_t *e)
     return schema_set_with(s, &(struct set){0}, set, e);
 }
 
-/* ---- the whole ---- */
+/* ---- entry point ---- */
 
 static int draft_of(const struct tree_value *root)
 {
@@ -379,7 +380,7 @@ enum status schema_parse(struct compile *c, uint32_t *start)
     enum status st =
         tree_read(&tree, c->source->text, c->source->n_bytes, l->max_depth, l->max_nodes, c->err);
     if (st == OK) {
-        tree.max_values *= 2; // room for what keywords imply
+        tree.max_values *= 2; // space for the expansions of keywords
         st = schema_parse_at(c, &tree, tree.root, start);
     }
     tree_deinit(&tree);

@@ -1,27 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Arrays: what all members of a set say of their items. */
+/* Arrays: combines the item keywords of all members of a set. */
 #include "engine/grammar/schema.h"
 
 #include "engine/base/mem.h"
 
 #include <stdlib.h>
 
-enum {
-    UNIQUE_MAX = 8
-}; // values of an enum whose items are unique: each subset of them is a place in the text
+enum { UNIQUE_MAX = 8 }; // values of an enum with unique items: every subset of them needs a state
 
 struct array {
     struct schema *s;
     const struct set *set;
-    uint32_t *item, n_items; // the first ones, each its own
-    uint32_t rest;           // any behind them
+    uint32_t *item, n_items; // expressions of the leading items
+    uint32_t rest;           // of all later items
     uint32_t lo, hi;
     const struct tree_value *contains;
     uint32_t contains_flags;
     bool unique;
 };
 
-/* The list of schemas for the first items, and what is said of those behind it. */
+/* The list of schemas for leading items, and the schema for later ones. */
 static enum status parts(struct schema *s, const struct tree_value *schema,
                          const struct tree_value **list, const struct tree_value **rest)
 {
@@ -43,7 +41,8 @@ static enum status parts(struct schema *s, const struct tree_value *schema,
     return OK;
 }
 
-/* What is said of items[i], or of all behind the lists where i is beyond them; `also` beside it. */
+/* The expression for items[i], or for all later items if i is beyond the lists; `also` applies in
+ * addition. */
 static enum status item_at(struct array *a, uint32_t i, const struct tree_value *also, uint32_t *e)
 {
     struct set set = {0};
@@ -79,7 +78,7 @@ static enum status item_at(struct array *a, uint32_t i, const struct tree_value 
     return st;
 }
 
-/* What stands between items, without white space. */
+/* The separator of items, without white space. */
 static uint32_t separator(const struct array *a)
 {
     return a->s->style->elements ? (uint32_t)EXPR_EMPTY : expr_byte(a->s->x, ',');
@@ -138,7 +137,7 @@ static uint32_t comma(struct array *a, uint32_t e)
     return expr_seq3(a->s->x, a->s->space, separator(a), expr_seq(a->s->x, a->s->space, e));
 }
 
-/* The items from i on, each with a comma before it. */
+/* The items from i on, each preceded by a comma. */
 static uint32_t tail(struct array *a)
 {
     struct exprs *x = a->s->x;
@@ -155,7 +154,7 @@ static uint32_t plain(struct array *a)
 {
     struct exprs *x = a->s->x;
     uint32_t first = a->n_items > 0 ? a->item[0] : a->rest, behind;
-    if (a->n_items == 0) { // the first item is one of the rest
+    if (a->n_items == 0) { // the first item is already one of the later ones
         behind = expr_rep(x, comma(a, a->rest), expr_less(a->lo, 1), expr_less(a->hi, 1));
     } else {
         behind = tail(a);
@@ -164,7 +163,7 @@ static uint32_t plain(struct array *a)
     return a->lo == 0 ? expr_optional(x, some) : some;
 }
 
-/* Any items, one that is as said, any items. */
+/* Any items, one that matches `contains`, any items. */
 static enum status containing(struct array *a, uint32_t *e)
 {
     struct exprs *x = a->s->x;
@@ -180,8 +179,7 @@ static enum status containing(struct array *a, uint32_t *e)
     return OK;
 }
 
-/* The values of an enum that all items are of, each at most once: what may follow depends on which
- * are left. */
+/* For unique items of an enum: what may follow depends on the values left. */
 struct unique {
     struct array *a;
     uint32_t value[UNIQUE_MAX], n;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* anyOf and oneOf: a choice for each. */
+/* anyOf and oneOf: each becomes a choice. */
 #include "engine/grammar/schema.h"
 
 #include "engine/base/mem.h"
 
 #include <stdlib.h>
 
-/* The set with member i's flag set, and the branch beside it. */
+/* The set with member i's flag set, plus the branch. */
 static enum status chosen_set(struct schema *s, const struct set *set, uint32_t i,
                               enum member_flag done, const struct tree_value *branch, uint32_t *e)
 {
@@ -22,8 +22,8 @@ static enum status chosen_set(struct schema *s, const struct set *set, uint32_t 
     return st;
 }
 
-/* Whether no text that we let through for branch a is valid for b: a as we take it (names that it
- * says nothing of are not allowed), b as it stands. */
+/* Whether no text that we accept for branch a is valid for b: a as we interpret it (unmentioned
+ * names are not allowed), b as specified. */
 static enum status disjoint(struct schema *s, const struct set *set, uint32_t i,
                             const struct tree_value *a, const struct tree_value *b, bool *is)
 {

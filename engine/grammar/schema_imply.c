@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Keywords that are said by others: if, not, dependentRequired and their kin. */
+/* Expands keywords that can be expressed by others: if, not, dependentRequired etc. */
 #include "engine/grammar/schema.h"
 
 #include <string.h>
 
-/* ---- schemas made up ---- */
+/* ---- building schemas ---- */
 
 static struct tree_value *made(struct schema *s, enum json_type type,
                                const struct tree_value *where)
@@ -85,7 +85,8 @@ static const struct tree_value *negate_each(struct schema *s, const struct tree_
     return all && all->n > 0 ? with(s, keyword, all, list) : NULL;
 }
 
-/* An object that lacks one of the names, or has one of the properties, which is not as said. */
+/* An object that lacks one of the names, or has one of the properties with a value that does not
+ * match. */
 static const struct tree_value *negate_required(struct schema *s, const struct tree_value *list)
 {
     struct tree_value *any = made(s, JSON_ARRAY, list);
@@ -117,7 +118,7 @@ static const struct tree_value *negate_properties(struct schema *s,
     return any && any->n > 0 ? with(s, "anyOf", any, properties) : truth(s, false, properties);
 }
 
-/* One keyword of a schema, negated; NULL: cannot be said. */
+/* The negation of one keyword of a schema; NULL: not expressible. */
 static const struct tree_value *negate_keyword(struct schema *s, const struct tree_value *v,
                                                int depth)
 {
@@ -168,7 +169,8 @@ static bool is_annotation(const struct tree_value *v)
     return false;
 }
 
-/* What holds exactly where the schema does not; NULL: cannot be said with what we have. */
+/* A schema that holds exactly if `v` does not; NULL: not expressible with the supported
+ * keywords. */
 static const struct tree_value *negate(struct schema *s, const struct tree_value *v, int depth)
 {
     if (!schema_is(v) || depth > 16 || !exprs_spend(s->x, 10)) {
@@ -194,8 +196,8 @@ static const struct tree_value *negate(struct schema *s, const struct tree_value
     return any->n == 1 ? any->first : with(s, "anyOf", any, v);
 }
 
-/* `not` of a type, of scalar values, or of one required name stays: schema_types, schema_excluded
- * and the object's compiler know it. */
+/* `not` of a type, of scalar values, or of one required name needs no expansion: schema_types,
+ * schema_excluded and the object's compiler handle it. */
 static bool is_simple_not(const struct tree_value *v)
 {
     const struct tree_value *k = v->type == JSON_OBJECT && v->n == 1 ? v->first : NULL;
@@ -240,7 +242,7 @@ static enum status imply_not(struct schema *s, const struct tree_value *schema,
     return OK;
 }
 
-/* if and then, or neither if nor not else. */
+/* Expands to: (if and then) or (not if and else). */
 static enum status imply_if(struct schema *s, const struct tree_value *schema,
                             struct tree_value *all)
 {
@@ -259,7 +261,7 @@ static enum status imply_if(struct schema *s, const struct tree_value *schema,
     return ok ? OK : schema_fail(s, ERR_UNSUPPORTED, schema, "this \"if\" is not supported");
 }
 
-/* Without the name, or with it and what it asks for: names, or a schema. */
+/* Either without the name, or with it and what it requires: names, or a schema. */
 static struct tree_value *dependent(struct schema *s, const struct tree_value *v)
 {
     struct tree_value *any = made(s, JSON_ARRAY, v), *both = made(s, JSON_ARRAY, v);
@@ -274,8 +276,8 @@ static struct tree_value *dependent(struct schema *s, const struct tree_value *v
     return ok ? with(s, "anyOf", any, v) : NULL;
 }
 
-/* A name that asks for others says nothing of what is no object: there, "not": {"required"} is what
- * holds not. */
+/* Dependencies do not restrict values that are not objects; for those, "not": {"required"}
+ * holds. */
 static enum status imply_dependents(struct schema *s, const struct tree_value *schema,
                                     struct tree_value *all)
 {

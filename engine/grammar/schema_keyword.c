@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Keywords: which there are, and readers of their values. */
+/* The lists of keywords, and functions that read their values. */
 #include "engine/grammar/schema.h"
 
 #include "engine/grammar/decimal.h"
@@ -45,7 +45,7 @@ enum status schema_count(struct schema *s, const struct tree_value *schema, cons
     *found = true;
     if (!decimal_read(&d, v->text, v->n_text) || d.n_whole > 9) {
         if (v->text[0] != '-' && strncmp(keyword, "max", 3) == 0) {
-            *count = EXPR_INF - 1; // as good as any
+            *count = EXPR_INF - 1; // equivalent to any larger one
             return OK;
         }
         return schema_fail(s, ERR_LIMIT, schema, "\"%s\" is too large", keyword);
@@ -58,14 +58,14 @@ enum status schema_count(struct schema *s, const struct tree_value *schema, cons
     return OK;
 }
 
-/* Keywords that say what is valid and that we do not do; some only with some values, which is
- * looked at where they are read. What is in none of the lists says nothing of validity. */
+/* Unsupported validation keywords; those supported for some values only are checked where they are
+ * read. Keywords in none of the lists do not affect validation. */
 static const char *const refused[] = {
     "$dynamicRef", "$recursiveRef", "contentSchema", "disallow", "extends", "divisibleBy",
 };
 
-/* Keywords that a draft does not have, but others do: in a document that says which draft it is of
- * they would mean nothing, which is hardly what was wanted. */
+/* Keywords that other drafts have: if a document names its draft and uses one of another, the
+ * keyword would have no effect, which is probably not intended. */
 static const struct {
     const char *name;
     int first, last; // drafts

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Objects: what all members of a set say of their properties. */
+/* Objects: combines the property keywords of all members of a set. */
 #include "engine/grammar/schema.h"
 
 #include "engine/base/mem.h"
@@ -11,16 +11,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PATTERN_SETS_MAX = 64 }; // combinations of patterns that a name may match
+enum { PATTERN_SETS_MAX = 64 }; // combinations of patterns that a name can match
 
 struct builder {
     struct schema *s;
     const struct set *set;
     struct expr_object *o;
-    bool outer;                // of a style, in whose own way it is written
-    uint32_t value_end;        // behind each value
-    struct names names;        // declared, or required
-    struct said {              // what members say of a name, chained
+    bool outer;                // the outermost object of a style, with its own notation
+    uint32_t value_end;        // follows each value
+    struct names names;        // declared or required ones
+    struct said {              // the members' schemas for a name, chained
         uint32_t member, next; // next: plus 1
         const struct tree_value *schema;
     } *said;
@@ -30,19 +30,19 @@ struct builder {
     bool *required, *banned;
     uint32_t n_declared;
     uint32_t min, max;
-    bool closed;           // names that nothing is said of are not allowed
-    uint32_t name_content; // what propertyNames allow
+    bool closed;           // undeclared names are not allowed
+    uint32_t name_content; // names that propertyNames allow
     struct pattern {
         const struct tree_value *schema;
         uint32_t member;
-        uint32_t content; // the names that match
+        uint32_t content; // names that match
     } *patterns;
     uint32_t n_patterns, cap_patterns;
 };
 
 /* ---- reading ---- */
 
-/* The last of equal names in one schema counts, as everywhere. */
+/* As everywhere, the last of equal names in a schema counts. */
 static void say(struct builder *b, uint32_t name, uint32_t member, const struct tree_value *schema)
 {
     if (name >= b->cap_first) {
@@ -78,7 +78,7 @@ static enum status add_required(struct builder *b, const struct tree_value *sche
 {
     const struct tree_value *v = tree_get(schema, "required"), *no = tree_get(schema, "not");
     if (v && v->type == JSON_BOOL && b->s->draft <= 4) {
-        return OK; // draft 3 wrote it in the property
+        return OK; // in draft 3 it was a flag of the property
     }
     TRY(schema_typed(b->s, schema, "required", JSON_ARRAY, &v));
     for (v = v ? v->first : NULL; v; v = v->next) {
@@ -163,7 +163,7 @@ static enum status add_name_schema(struct builder *b, struct member m)
     return OK;
 }
 
-/* As if it were additionalProperties, where the schema has nothing beside it that could have
+/* Treated like additionalProperties, provided that no other keyword of the schema could have
  * evaluated names. */
 static enum status check_unevaluated(struct builder *b, const struct tree_value *schema)
 {
@@ -180,21 +180,21 @@ static enum status check_unevaluated(struct builder *b, const struct tree_value 
     return OK;
 }
 
-/* Whether a schema names any properties: of others, it then says something by saying nothing. */
+/* Whether a schema mentions any properties: then not mentioning others restricts them. */
 static bool names_any(const struct tree_value *schema)
 {
     const struct tree_value *properties = tree_get(schema, "properties");
     return (properties && properties->n > 0) || tree_get(schema, "patternProperties");
 }
 
-/* Where the document has the member's properties. */
+/* The position of the member's properties in the document. */
 static uint32_t place_of(struct member m)
 {
     const struct tree_value *properties = tree_get(m.schema, "properties");
     return m.at || !properties ? m.at : properties->number;
 }
 
-/* The names of all members, as the document mentions them. */
+/* Adds the names of all members, in the document's order. */
 static enum status add_all_names(struct builder *b)
 {
     bool *done = xcalloc(b->set->n + 1, 1);
@@ -257,7 +257,7 @@ static bool matches(struct exprs *x, uint32_t e, const char *s, size_t n)
     return expr_is(x, e, XF_NULLABLE);
 }
 
-/* What a member says of names that it does not name itself; NULL: nothing. */
+/* A member's schema for names that it does not list; NULL: none. */
 static enum status others_of(struct builder *b, uint32_t member, const struct tree_value **v)
 {
     const struct tree_value *schema = b->set->v[member].schema;
@@ -273,7 +273,7 @@ static enum status others_of(struct builder *b, uint32_t member, const struct tr
     return OK;
 }
 
-enum { OTHER_NAME = UINT32_MAX }; // one that no schema names
+enum { OTHER_NAME = UINT32_MAX }; // a name that no schema lists
 
 static const struct tree_value *said_by(const struct builder *b, uint32_t name, uint32_t member)
 {
@@ -284,8 +284,8 @@ static const struct tree_value *said_by(const struct builder *b, uint32_t name, 
     return at ? b->said[at - 1].schema : NULL;
 }
 
-/* The schemas that hold for a name's value: by name, by the patterns that it matches, else as one
- * of the others. */
+/* The schemas for a name's value: by name, by the patterns that it matches, or those for other
+ * names. */
 static enum status value_set(struct builder *b, uint32_t name, const bool *matched, struct set *out)
 {
     for (uint32_t i = 0; i < b->set->n; i++) {
@@ -354,9 +354,9 @@ static enum status add_properties(struct builder *b)
     return st;
 }
 
-/* ---- names that are not declared ---- */
+/* ---- undeclared names ---- */
 
-/* A name that is not declared, with what is behind it. Bare ones are plain words. */
+/* An undeclared name and its end. Unquoted names consist of word characters. */
 static uint32_t other_name(struct builder *b, uint32_t names)
 {
     struct exprs *x = b->s->x;
@@ -375,7 +375,7 @@ static uint32_t other_name(struct builder *b, uint32_t names)
     return expr_seq(x, expr_clean(x, expr_and2(x, names, words)), expr_byte(x, b->o->name_end));
 }
 
-/* Pairs whose name is of `names`, by which of the patterns from p on it matches. */
+/* Adds pairs with a name in `names`, split by which of the patterns from p on it matches. */
 static enum status add_others(struct builder *b, uint32_t names, uint32_t p, bool *matched,
                               uint32_t *left)
 {
@@ -429,9 +429,9 @@ static enum status add_other_names(struct builder *b)
     return st;
 }
 
-/* ---- the whole ---- */
+/* ---- assembly ---- */
 
-/* What stands around names and values. */
+/* Sets the text around names and values. */
 static enum status lay_out(struct builder *b, uint32_t *open)
 {
     struct exprs *x = b->s->x;
@@ -490,7 +490,7 @@ static enum status build(struct builder *b, uint32_t *e)
         return OK;
     }
     *e = expr_seq(x, open, object_start(x, b->o));
-    b->o = NULL; // the expressions'
+    b->o = NULL; // owned by the expressions now
     return OK;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* $ref within one document. Nothing is ever fetched. */
+/* $ref within one document. Nothing is fetched. */
 #include "engine/grammar/schema.h"
 
 #include <stdlib.h>
@@ -14,7 +14,7 @@ static int hex(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* One part of a pointer: %XX, ~0 and ~1 undone, in place. */
+/* Decodes %XX, ~0 and ~1 in one part of a pointer, in place. */
 static size_t unescape(char *s, size_t n)
 {
     size_t out = 0;
@@ -62,7 +62,7 @@ static const struct tree_value *follow_pointer(const struct tree_value *v, char 
 {
     size_t at = 0;
     while (v && at < n) {
-        size_t end = ++at; // behind the slash
+        size_t end = ++at; // after the slash
         while (end < n && pointer[end] != '/') {
             end++;
         }
@@ -73,7 +73,7 @@ static const struct tree_value *follow_pointer(const struct tree_value *v, char 
     return v;
 }
 
-/* A value that satisfies `is`, anywhere below. */
+/* Finds a value below `v` that satisfies `is`. */
 static const struct tree_value *find(struct schema *s, const struct tree_value *v, const char *name,
                                      size_t n,
                                      bool (*is)(const struct tree_value *, const char *, size_t))
@@ -97,7 +97,7 @@ static const struct tree_value *id_of(const struct tree_value *v)
     return id ? id : tree_get(v, "id");
 }
 
-/* A name behind '#': $anchor, or "$id": "#name" as older drafts had it. */
+/* A name after '#': $anchor, or "$id": "#name" as in older drafts. */
 static bool is_anchor(const struct tree_value *v, const char *s, size_t n)
 {
     const struct tree_value *id = id_of(v);
@@ -106,7 +106,7 @@ static bool is_anchor(const struct tree_value *v, const char *s, size_t n)
     return old || text_is(tree_get(v, "$anchor"), s, n);
 }
 
-/* An identifier, whole or by its last part (which is what a relative reference names). */
+/* An identifier, in full or by its last part (which a relative reference names). */
 static bool is_id(const struct tree_value *v, const char *s, size_t n)
 {
     const struct tree_value *id = id_of(v);
@@ -120,7 +120,7 @@ static bool is_id(const struct tree_value *v, const char *s, size_t n)
     return len > n && id->text[len - n - 1] == '/' && memcmp(id->text + len - n, s, n) == 0;
 }
 
-/* The value that has an identifier of its own, itself or the next around it. */
+/* The innermost enclosing value with an identifier, possibly v itself. */
 static const struct tree_value *base_of(const struct schema *s, const struct tree_value *v)
 {
     for (; v && v != s->root; v = v->parent) {
@@ -158,7 +158,8 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref,
     }
     if (n > 0 && fragment[0] == '/') {
         v = follow_pointer(v, fragment, n);
-        if (!v && base != s->root) { // many write pointers from the document's root all the same
+        if (!v && base != s->root) { // many schemas use pointers relative to the document's root
+                                     // anyway
             memcpy(fragment, hash + 1, n);
             v = follow_pointer(s->root, fragment, n);
         }

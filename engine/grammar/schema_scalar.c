@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Strings and numbers: what all members of a set say of them. */
+/* Strings and numbers: combines the keywords of all members of a set. */
 #include "engine/grammar/schema.h"
 
 #include "engine/base/mem.h"
@@ -52,7 +52,7 @@ static enum status add_lengths(struct schema *s, const struct set *set, struct c
     return OK;
 }
 
-/* Texts that "not" excludes. */
+/* Collects texts that "not" excludes. */
 static void add_excluded(struct schema *s, const struct set *set, struct contents *out)
 {
     struct contents texts = {0};
@@ -126,7 +126,7 @@ static enum status read_decimal(struct schema *s, const struct tree_value *schem
     return OK;
 }
 
-/* A flag beside the bound in draft 4, a bound itself later. */
+/* In draft 4 a flag next to the bound, later a bound itself. */
 static enum status read_excluded(struct schema *s, const struct tree_value *schema,
                                  const char *bound, const char *excluded, struct number_bounds *b,
                                  void (*narrow)(struct number_bounds *, const struct decimal *,
@@ -150,7 +150,7 @@ static enum status read_excluded(struct schema *s, const struct tree_value *sche
     return OK;
 }
 
-/* All that are multiples of each of the set's multipleOf. */
+/* Numbers that are multiples of every multipleOf in the set. */
 static enum status multiples(struct schema *s, const struct set *set, const struct number_bounds *b,
                              bool whole, uint32_t *e)
 {
@@ -180,7 +180,7 @@ static enum status multiples(struct schema *s, const struct set *set, const stru
     return OK;
 }
 
-/* Whole numbers that "not" excludes have one spelling; others have many. */
+/* Integers can be excluded, because they have only one spelling; other numbers have many. */
 static enum status exclude_numbers(struct schema *s, const struct set *set, bool whole, uint32_t *e)
 {
     for (uint32_t i = 0; i < set->n; i++) {

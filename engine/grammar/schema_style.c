@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What styles other than JSON's write: words, strings, and what stands around a value. */
+/* Output of styles other than JSON: words, strings, and the text around values. */
 #include "engine/grammar/schema.h"
 
 #include "engine/grammar/spelling.h"
@@ -12,8 +12,8 @@ const char *schema_word(const struct schema *s, const struct tree_value *v)
     return s->style->words[v->type == JSON_NULL ? 0 : 1 + !v->truth];
 }
 
-/* The rows of styles name no ends of text: where a vocabulary has one of that name, it cannot be
- * written, and the expression matches nothing. */
+/* Styles must not use end ids: if the vocabulary has one with this name, it cannot be written, and
+ * the expression matches nothing. */
 uint32_t schema_style_text(struct schema *s, const char *text)
 {
     struct compile c = *s->c;
@@ -23,7 +23,7 @@ uint32_t schema_style_text(struct schema *s, const char *text)
     return spell_expr(&c, text, strlen(text), &e) == OK ? e : (uint32_t)EXPR_NONE;
 }
 
-/* Texts that have the bar nowhere in them. */
+/* Texts that do not contain `bar`. */
 static uint32_t without(struct schema *s, uint32_t content, const char *bar)
 {
     struct exprs *x = s->x;
@@ -74,10 +74,10 @@ uint32_t schema_style_types(const struct set *set, uint32_t types)
     }
 }
 
-/* ---- how bare text is read ---- */
+/* ---- interpretation of unquoted text ---- */
 
-/* What a schema says of a type: nothing, that values may be of it, or that they are of others. As
- * server/chat/tools/value.c has it, which reads what is written. */
+/* What a schema says about a type: nothing, that values may have it, or that they have others. Must
+ * agree with server/chat/tools/value.c, which parses the output. */
 struct reading {
     const char *type;
     bool known, allowed;

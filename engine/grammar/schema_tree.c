@@ -47,7 +47,7 @@ struct tree_value *tree_put(struct tree *t, struct tree_value *to, const char *k
 
 /* ---- reading ---- */
 
-/* A \u escape of half a pair has no UTF-8. */
+/* A \u escape of an unpaired surrogate has no UTF-8 encoding. */
 static bool has_lone_surrogate(const char *s, size_t n)
 {
     for (size_t i = 0; i + 5 < n; i++) {
@@ -161,7 +161,7 @@ void tree_deinit(struct tree *t)
     arena_deinit(&t->arena);
 }
 
-/* ---- looking ---- */
+/* ---- access ---- */
 
 const struct tree_value *tree_get_n(const struct tree_value *object, const char *key, size_t n)
 {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A JSON text as a tree for the schema compiler: members in their order, numbers as their text,
- * strings with their length (they may hold any character). Every value knows where it stands, for
- * messages.
+/* A JSON text as a tree for the schema compiler: members in order, numbers as text, strings with
+ * their length (they may contain any character). Every value knows its path, for messages.
  * Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_SCHEMA_TREE_H
 #define SLUICE_ENGINE_GRAMMAR_SCHEMA_TREE_H
@@ -14,7 +13,7 @@
 
 struct tree_value {
     enum json_type type;
-    uint32_t number;  // of the value in its tree, from 0
+    uint32_t number;  // index of the value in its tree, from 0
     const char *text; // of a string (unescaped), or a number's literal
     size_t n_text;
     bool truth;      // of a boolean
@@ -22,7 +21,7 @@ struct tree_value {
     size_t n_key;
     struct tree_value *parent, *first, *last, *next;
     uint32_t n;                 // children
-    struct tree_value *implied; // of the schema compiler: schemas that its keywords come to
+    struct tree_value *implied; // for the schema compiler: the expansion of its keywords
 };
 
 struct tree {
@@ -35,18 +34,19 @@ enum status tree_read(struct tree *t, const char *text, size_t n, int max_depth,
                       uint32_t max_values, struct err *err);
 void tree_deinit(struct tree *t);
 
-/* Of an object; NULL if there is none. The last of equal keys. */
+/* A member of an object; NULL if there is none. The last of equal keys. */
 const struct tree_value *tree_get(const struct tree_value *object, const char *key);
 const struct tree_value *tree_get_n(const struct tree_value *object, const char *key, size_t n);
 
-/* Equal as JSON: numbers by value, members in any order. */
+/* Equality as JSON values: numbers by value, members in any order. */
 bool tree_equal(const struct tree_value *a, const struct tree_value *b);
 bool tree_is_string(const struct tree_value *v, const char *s);
 
-/* "#/properties/a", cut from the left if it is long. */
+/* "#/properties/a", truncated on the left if it is long. */
 void tree_path(const struct tree_value *v, char *out, size_t n_bytes);
 
-/* Values that no text had: for keywords that mean others. NULL: the tree is too large. */
+/* Creates values that are not in the text: for expansions of keywords. NULL: the tree is too
+ * large. */
 struct tree_value *tree_new(struct tree *t, enum json_type type, const struct tree_value *where);
 /* Adds a copy of `v` (its children are shared) to an object or array. */
 struct tree_value *tree_put(struct tree *t, struct tree_value *to, const char *key, size_t n_key,

@@ -5,7 +5,7 @@
 
 #define JSON_WORDS .words = {"null", "true", "false"}
 
-/* Tags around each parameter, and strings as they are. */
+/* Tags around each parameter, and unquoted strings. */
 #define TAGS(its_key, its_colon, its_end, its_bar)                                                 \
     JSON_WORDS, .has_outer = true, .open = "", .close = "", .key = its_key, .colon = its_colon,    \
         .comma = "", .value_end = its_end, .bar = its_bar, .is_bare = true
@@ -16,7 +16,7 @@
     "DSML"                                                                                         \
     "\xEF\xBD\x9C"
 
-/* The first names are ours, "..._xml" are xgrammar's, in whose structural tags they may come. */
+/* The first names are ours; "..._xml" are those of xgrammar's structural tags. */
 static const struct style styles[] = {
     {.name = "json", JSON_WORDS},
     {.name = "qwen_xml", TAGS("<parameter=", ">\n", "\n</parameter>\n", "</parameter>")},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Structural tags: JSON that puts together free text, tags, schemas, expressions and grammars, in
- * the shape that xgrammar gave it. The forms in which models write tool calls, and what stands
- * before an answer, are of this kind, too. */
+/* Structural tags: JSON that combines free text, tags, schemas, expressions and grammars, in
+ * xgrammar's format. Formats of tool calls, and of text before an answer, are written this way,
+ * too. */
 #include "engine/grammar/tags.h"
 
 #include "engine/grammar/escape.h"
@@ -28,7 +28,7 @@ enum status tags_fail(struct tags *t, enum status st, const struct tree_value *a
     return err_set(t->c->err, st, "%s: %s", path, text);
 }
 
-/* A sentence without a place gets one. */
+/* Adds the path to an error message without one. */
 static enum status placed(struct tags *t, enum status st, const struct tree_value *at)
 {
     char path[200];
@@ -57,7 +57,7 @@ static bool flag(const struct tree_value *node, const char *key)
     return v && v->type == JSON_BOOL && v->truth;
 }
 
-/* A member that asks for something, and is not among those that the format has, is not ignored. */
+/* Unknown members are errors, because they may request something. */
 static enum status check_keys(struct tags *t, const struct tree_value *node, const char *known)
 {
     for (const struct tree_value *v = node->first; v; v = v->next) {
@@ -88,7 +88,7 @@ enum status tags_text(struct tags *t, const struct tree_value *v, uint32_t *e)
     return placed(t, spell_expr(t->c, v->text, v->n_text, e), v);
 }
 
-/* A token, by its id or its name. */
+/* A token, by id or name. */
 static enum status token(struct tags *t, const struct tree_value *v, uint32_t *e)
 {
     if (v->type == JSON_STRING) {
@@ -125,13 +125,13 @@ static enum status text_or_token(struct tags *t, const struct tree_value *v, uin
 
 /* ---- free text ---- */
 
-/* What free text must not have: lists of words, one in the other. */
+/* Words that free text must not contain: nested lists. */
 struct bars {
     const struct tree_value *list; // a list of strings, a string, or NULL
     const struct bars *more;
 };
 
-/* Special tokens are never in it. */
+/* Special tokens never occur in free text. */
 static void bar(struct tags *t, const struct tree_value *v, uint32_t *words)
 {
     if (v && v->type == JSON_STRING && v->n_text > 0) {
@@ -186,7 +186,7 @@ static enum status any_text(struct tags *t, const struct tree_value *node, const
     return OK;
 }
 
-/* Text and special tokens, but for some. */
+/* Text and special tokens, except for some. */
 static enum status any_tokens(struct tags *t, const struct tree_value *node,
                               const struct bars *bars, uint32_t *e)
 {
@@ -208,14 +208,14 @@ static enum status any_tokens(struct tags *t, const struct tree_value *node,
     return OK;
 }
 
-/* ---- tags behind triggers ---- */
+/* ---- tags after triggers ---- */
 
-/* Free text with formats in it, each of which begins with one of the triggers. */
+/* Free text with embedded formats, each of which begins with one of the triggers. */
 struct dispatch {
     const struct tree_value *triggers, *excludes;
     uint32_t one;  // of the formats
-    bool once;     // nothing behind the first
-    bool at_least; // one, and at once
+    bool once;     // nothing after the first
+    bool at_least; // at least one, and immediately
 };
 
 static uint32_t dispatched(struct tags *t, const struct dispatch *d, const struct bars *bars)
@@ -326,7 +326,7 @@ static enum status separated(struct tags *t, const struct tree_value *node, cons
     return OK;
 }
 
-/* ---- what holds others ---- */
+/* ---- containers ---- */
 
 static enum status tag(struct tags *t, const struct tree_value *node, const struct bars *bars,
                        uint32_t *e)
@@ -398,7 +398,7 @@ static enum status repeated(struct tags *t, const struct tree_value *node, const
     return OK;
 }
 
-/* ---- texts of other grammars ---- */
+/* ---- embedded grammars ---- */
 
 static enum status const_string(struct tags *t, const struct tree_value *node,
                                 const struct bars *bars, uint32_t *e)
@@ -523,7 +523,7 @@ static enum status text_argument(struct tags *t, const struct tree_value *node,
 
 /* ---- formats by name ---- */
 
-/* {"type": "defined", "name": NAME}: one of the root's "definitions", which is a rule. */
+/* {"type": "defined", "name": NAME}: one of the root's "definitions", which become rules. */
 static enum status defined(struct tags *t, const struct tree_value *node, const struct bars *bars,
                            uint32_t *e)
 {
@@ -540,7 +540,7 @@ static enum status defined(struct tags *t, const struct tree_value *node, const 
     if (!v || i >= TAGS_DEFINITIONS) {
         return tags_fail(t, ERR_INVALID, node, "no definition of this name");
     }
-    if (!t->rule[i]) { // before its body, which may name it again
+    if (!t->rule[i]) { // before its body, which may refer to it
         t->rule[i] = rules_add(t->c->rules) + 1;
         uint32_t body;
         TRY(tags_format(t, v, NULL, &body));
@@ -552,7 +552,7 @@ static enum status defined(struct tags *t, const struct tree_value *node, const 
 
 static enum status structures(struct tags *t, const struct tree_value *root, uint32_t *e);
 
-/* A whole within another. */
+/* A structural tag within another. */
 static enum status nested(struct tags *t, const struct tree_value *node, const struct bars *bars,
                           uint32_t *e)
 {
@@ -565,7 +565,7 @@ static enum status nested(struct tags *t, const struct tree_value *node, const s
     return tags_format(t, format, bars, e);
 }
 
-/* ---- all of them ---- */
+/* ---- dispatch by type ---- */
 
 enum status tags_format(struct tags *t, const struct tree_value *node, const struct bars *bars,
                         uint32_t *e)
@@ -600,7 +600,7 @@ enum status tags_format(struct tags *t, const struct tree_value *node, const str
     };
     const struct tree_value *type = tree_get(node, "type");
     if (!type || type->type != JSON_STRING) {
-        bool is_tag = tree_get(node, "begin") != NULL; // in a list of tags it may be left out
+        bool is_tag = tree_get(node, "begin") != NULL; // in a list of tags the type may be omitted
         return is_tag ? tag(t, node, bars, e)
                       : tags_fail(t, ERR_INVALID, node, "a format has a \"type\"");
     }
@@ -615,7 +615,7 @@ enum status tags_format(struct tags *t, const struct tree_value *node, const str
     return tags_fail(t, ERR_UNSUPPORTED, node, "there is no format of type \"%.60s\"", type->text);
 }
 
-/* The older shape: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}. */
+/* The older format: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}. */
 static enum status structures(struct tags *t, const struct tree_value *root, uint32_t *e)
 {
     struct dispatch d = {.one = EXPR_NONE};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The parser of structural tags, as its parts see each other.
- * Thread: one owner. */
+/* The internal interface of the parser of structural tags. Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_TAGS_H
 #define SLUICE_ENGINE_GRAMMAR_TAGS_H
 
@@ -22,10 +21,10 @@ struct bars;
 enum status tags_fail(struct tags *t, enum status st, const struct tree_value *at, const char *fmt,
                       ...) PRINTF_LIKE(4, 5);
 
-/* A string of the tree, in which the names of special tokens stand for these. */
+/* A string of the tree, in which names of special tokens mean those tokens. */
 enum status tags_text(struct tags *t, const struct tree_value *v, uint32_t *e);
 
-/* The texts of a format; free text in it has none of the words of `bars`. */
+/* The texts of a format; free text in it contains none of the words in `bars`. */
 enum status tags_format(struct tags *t, const struct tree_value *node, const struct bars *bars,
                         uint32_t *e);
 

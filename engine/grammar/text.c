@@ -3,22 +3,22 @@
 
 #include <stdio.h>
 
-/* Where in an escape: b of an X_TEXT. */
+/* Position within an escape: b of an X_TEXT. */
 enum {
     T_PLAIN,
-    T_ESCAPE,     // behind a backslash
-    T_U0,         // behind \u, then one digit more each
+    T_ESCAPE,     // after a backslash
+    T_U0,         // after \u, then after each digit
     T_U1_00,      // "0"
     T_U2_00,      // "00"
     T_U3_0,       // "000"
     T_U3_1,       // "001"
-    T_ANY_1,      // the rest is of texts that may be anything: one digit read, and what it was
+    T_ANY_1,      // from here on only for unconstrained text: one digit, and what it was
     T_ANY_1_D,    // d
     T_ANY_2,      //
     T_ANY_2_HIGH, // d8 to db
     T_ANY_3,
     T_ANY_3_HIGH,
-    T_LOW_ESCAPE, // behind a high surrogate
+    T_LOW_ESCAPE, // after a high surrogate
     T_LOW_U,
     T_LOW_0,
     T_LOW_1,
@@ -32,7 +32,7 @@ static const char short_escapes[][2] = {
 };
 enum { N_SHORT = sizeof short_escapes / sizeof *short_escapes };
 
-/* The bytes that escapes tell apart. */
+/* Adds the bytes that escapes distinguish. */
 static void tell_apart(struct byte_set *set)
 {
     static const char all[] = "\"\\/bfnrtu0123456789abcdefABCDEF";
@@ -86,7 +86,7 @@ static uint32_t derive_escape(struct exprs *x, uint32_t a, uint8_t byte)
     return EXPR_NONE;
 }
 
-/* \u in a text that may be anything: -1 if the digit may not stand there. */
+/* \u in unconstrained text: -1 if the digit is not allowed. */
 static int next_any(uint32_t where, int digit)
 {
     switch (where) {
@@ -94,7 +94,7 @@ static int next_any(uint32_t where, int digit)
     case T_ANY_1: return T_ANY_2;
     case T_ANY_1_D:
         if (digit >= 0xc) {
-            return -1; // a low surrogate with none before it
+            return -1; // a low surrogate without a high one
         }
         return digit >= 8 ? T_ANY_2_HIGH : T_ANY_2;
     case T_ANY_2: return T_ANY_3;
@@ -139,7 +139,7 @@ static uint32_t derive_control(struct exprs *x, uint32_t a, uint32_t where, uint
     }
 }
 
-/* Whether an escape that was begun can end. */
+/* Whether an escape that has begun can be completed. */
 static bool can_end(struct exprs *x, uint32_t a, uint32_t where)
 {
     if (a == x->any_text || where == T_PLAIN) {

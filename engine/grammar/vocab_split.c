@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-enum { TEXT_MAX = 512 }; // bytes that are split at once
+enum { TEXT_MAX = 512 }; // bytes split per call
 
-/* The longest token that the bytes begin with; -1: none. */
+/* The longest token that is a prefix of the bytes; -1: none. */
 static int32_t longest(const struct grammar_vocab *v, const char *bytes, size_t n)
 {
     int32_t found = -1;
@@ -39,8 +39,8 @@ static size_t split_longest(const struct grammar_vocab *v, const char *bytes, si
     return count;
 }
 
-/* The ids from the one on with which the text begins, if one does and they are it: what comes
- * before is what a tokenizer puts there, and the anchor. */
+/* The ids from the first one that starts exactly at the text: earlier ones are the anchor, and what
+ * a tokenizer adds. */
 static size_t take(const struct grammar_vocab *v, const struct ids *all, const char *bytes,
                    size_t n, int32_t *ids, size_t max)
 {
@@ -62,8 +62,8 @@ static size_t take(const struct grammar_vocab *v, const struct ids *all, const c
     return count;
 }
 
-/* Behind a line's end, which hardly any token holds together with what follows, the text is split
- * as in the middle of another. */
+/* Splits the text as if in the middle of another: it is put after a newline, which hardly any token
+ * combines with the text after it. */
 static size_t split_text(const struct grammar_vocab *v, const char *bytes, size_t n, int32_t *ids,
                          size_t max)
 {

@@ -199,7 +199,10 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     } else if (strcmp(type, "yarn") == 0) { // who adds it to a config leaves the old length there
         longest = json_get_number(rope, "original_max_position_embeddings", 0.0) * factor;
     }
-    return longest < max_pos ? max_pos : longest < MAX_POSITIONS ? (int32_t)longest : MAX_POSITIONS;
+    if (longest < max_pos) {
+        return max_pos;
+    }
+    return longest < MAX_POSITIONS ? (int32_t)longest : MAX_POSITIONS;
 }
 
 /* Which rope a layer has, of those that there are. */
@@ -300,12 +303,16 @@ static void read_defaults(const struct json *j, const char *path, struct model_c
     bool greedy = !json_get_bool(j, "do_sample", true); // where it is said, it is meant
     with.temperature = greedy ? 0.0f : (float)json_get_number(j, "temperature", 1.0);
     take_default(c, with, path);
-    int64_t top_k = json_get_int(j, "top_k", 0); // -1: off, as some write it
+    int64_t top_k = json_get_int(j, "top_k", 0);
+    if (top_k > INT32_MAX) {
+        top_k = INT32_MAX;
+    } else if (top_k < INT32_MIN) {
+        top_k = INT32_MIN;
+    } else if (top_k == -1) { // some files write -1 for "off"
+        top_k = 0;
+    }
     with = *p;
-    with.top_k = top_k > INT32_MAX   ? INT32_MAX
-                 : top_k < INT32_MIN ? INT32_MIN
-                 : top_k == -1       ? 0
-                                     : (int32_t)top_k;
+    with.top_k = (int32_t)top_k;
     take_default(c, with, path);
     with = *p;
     with.top_p = (float)json_get_number(j, "top_p", 1.0);

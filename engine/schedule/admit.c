@@ -3,9 +3,9 @@
 
 #include "engine/base/assert.h"
 
-/* ---- who gives way ------------------------------------------------------------------------ */
+/* ---- preemption --------------------------------------------------------------------------- */
 
-/* Whether a sequence can be taken back to waiting: not what this very plan counts on. */
+/* Whether a sequence can be preempted: not if the current plan already counts on it. */
 static bool can_preempt(const struct scheduler *s, const struct sequence *seq)
 {
     return seq->state == SEQ_RUNNING && seq->planned_in != s->n_plans;
@@ -27,8 +27,8 @@ static void preempt(struct scheduler *s, struct plan *p, struct sequence *other)
     s->n_preemptions++;
 }
 
-/* Who gives way to seq after `v` did, going up the order; v is &s->order for the first, who is the
- * last of all. NULL: nobody. */
+/* The next sequence to preempt for seq after `v`, from the end of the order upwards; v is &s->order
+ * for the first one, which is the last in the order. NULL: none. */
 static struct sequence *next_victim(const struct scheduler *s, const struct sequence *seq,
                                     const struct sequence *v)
 {
@@ -39,8 +39,8 @@ static struct sequence *next_victim(const struct scheduler *s, const struct sequ
     return before != seq ? before : NULL;
 }
 
-/* Makes n blocks available to seq, at the cost of later sequences if it must be. Nothing is taken
- * when it would not suffice. */
+/* Makes n blocks available to seq, preempting later sequences if necessary. Does nothing if that
+ * would not suffice. */
 static bool make_room(struct scheduler *s, struct plan *p, const struct sequence *seq, int32_t n)
 {
     struct holdings *h = &s->holdings;
@@ -65,7 +65,7 @@ static bool has_lane(const struct scheduler *s, const struct sequence *seq)
     return s->holdings.n_free_lanes > 0 || next_victim(s, seq, &s->order) != NULL;
 }
 
-/* There is one, or somebody to take it from. */
+/* Takes a free lane, or preempts a sequence for one. There must be one of either. */
 static void make_lane(struct scheduler *s, struct plan *p, const struct sequence *seq)
 {
     struct sequence *last = s->holdings.n_free_lanes > 0 ? NULL : next_victim(s, seq, &s->order);
@@ -98,7 +98,7 @@ static void count_running(struct scheduler *s, struct sequence *seq)
     s->waiting_tokens -= seq->n_prompt;
 }
 
-/* What the cache was good for is counted at the first admission alone. */
+/* Cache hits are counted at the first admission only. */
 static void count_hits(struct scheduler *s, struct sequence *seq, int32_t n_again)
 {
     if (seq->was_admitted) {
@@ -118,7 +118,7 @@ enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct seque
 {
     struct holdings *h = &s->holdings;
     if (seq->n_inflight > 0) {
-        return DEFERRED; // a token of it is still on its way
+        return DEFERRED; // a token of it is still in flight
     }
     if (!has_lane(s, seq)) {
         return NO_ROOM;
@@ -134,7 +134,8 @@ enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct seque
         return NO_ROOM;
     }
     if (producer && producer->state == SEQ_RUNNING) {
-        preempt(s, p, producer); // its turn may be far off: this one computes, it waits
+        preempt(s, p, producer); // it may not run for a long time: this sequence computes the
+                                 // block, and the producer waits
     }
     make_lane(s, p, seq);
     holdings_begin(h, p, seq, &front);
@@ -161,7 +162,7 @@ void scheduler_fork(struct scheduler *s, struct plan *p, int32_t entry)
             continue;
         }
         if (!holdings_can_fork(&s->holdings, leader) || p->n_draws >= s->limits.max_draws) {
-            return; // they come later as sequences of their own, and find the prompt cached
+            return; // they are admitted later as separate sequences, and find the prompt cached
         }
         holdings_fork(&s->holdings, p, c, leader);
         c->n_computed = c->n_prompt;

@@ -76,7 +76,7 @@ static void file(struct fronts *f, struct sequence *seq)
     front->prev = front->next = NULL;
     front->bucket = -1;
     if (front->n_blocks >= holdings_most_front(f->holdings, seq)) {
-        return; // it lacks nothing that another could bring
+        return; // it lacks nothing that another sequence could provide
     }
     const int32_t *tokens = holdings_block_tokens(f->holdings, seq, front->n_blocks, room);
     uint64_t hash = prefix_cache_hash(&f->holdings->cache, front->chain, tokens);
@@ -127,8 +127,8 @@ static bool lacks(const struct fronts *f, const struct sequence *seq, int32_t bl
     return memcmp(tokens, c->tokens + (size_t)block * size, size * sizeof *tokens) == 0;
 }
 
-/* Sequences that lacked it go on to what they lack next: the blocks behind it may be there already,
- * of a time when it was, too. */
+/* Sequences that lacked this block are filed under the next one they lack: blocks after it may
+ * already be cached, from earlier use. */
 static void on_valid(void *arg, int32_t block)
 {
     struct fronts *f = arg;

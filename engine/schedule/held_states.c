@@ -45,14 +45,14 @@ void held_states_deinit(struct holdings *h)
 
 /* ---- boundaries --------------------------------------------------------------------------- */
 
-/* The lane's mark of a boundary, which is above 0. */
+/* The lane's mark for a boundary greater than 0. */
 static struct state_mark *mark_of(const struct holdings *h, int32_t lane, int32_t boundary)
 {
     const struct held_states *hs = &h->states;
     return hs->marks + (int64_t)lane * hs->per_lane + boundary / hs->block - 1;
 }
 
-/* Whether the cache still knows the block before the boundary; *block: which it is. */
+/* Whether the cache still has the block before the boundary; *block: its id. */
 static bool is_known(const struct holdings *h, const struct sequence *seq, int32_t boundary,
                      int32_t *block)
 {
@@ -70,7 +70,7 @@ static int32_t last_boundary(const struct held_states *hs, int32_t pos)
     return pos / hs->block * hs->block;
 }
 
-/* The deepest snapshot before a boundary on the sequence's way there; -1: none. */
+/* The deepest snapshot before a boundary on the sequence's path; -1: none. */
 static int32_t snapshot_above(const struct holdings *h, const struct sequence *seq,
                               int32_t boundary)
 {
@@ -83,7 +83,8 @@ static int32_t snapshot_above(const struct holdings *h, const struct sequence *s
     return -1;
 }
 
-/* A slot for the state at that boundary, held; -1: it has one already, or none can be had. */
+/* A slot, held, for the state at that boundary; -1: there is a snapshot already, or no slot is
+ * available. */
 static int32_t take(struct holdings *h, const struct sequence *seq, int32_t boundary,
                     enum state_reason reason)
 {
@@ -95,14 +96,14 @@ static int32_t take(struct holdings *h, const struct sequence *seq, int32_t boun
     return states_take(s, block, boundary, snapshot_above(h, seq, boundary), reason);
 }
 
-/* Whether a text is to have a snapshot there while it is computed. */
+/* Whether the sequence should take a snapshot at this boundary while it is computed. */
 static bool is_wanted(const struct holdings *h, const struct sequence *seq, int32_t boundary,
                       enum state_reason *reason)
 {
     if (boundary == seq->branch) {
         *reason = STATE_BRANCH;
     } else if (boundary == last_boundary(&h->states, seq->n_prompt - 1)) {
-        *reason = STATE_END; // the last that the same prompt can begin behind
+        *reason = STATE_END; // the last one at which the same prompt can resume
     } else {
         *reason = STATE_STEP;
         return boundary % h->limits->state_interval == 0;
@@ -110,7 +111,7 @@ static bool is_wanted(const struct holdings *h, const struct sequence *seq, int3
     return true;
 }
 
-/* ---- to begin ----------------------------------------------------------------------------- */
+/* ---- begin -------------------------------------------------------------------------------- */
 
 void held_states_find(const struct holdings *h, struct cached_front *front)
 {
@@ -138,7 +139,7 @@ void held_states_mark(struct holdings *h, const struct sequence *seq, int32_t i,
     }
 }
 
-/* What lies on the way of a front is known now to do so. */
+/* Records that the snapshots of a front lie on one path. */
 static void learn_way(struct holdings *h, const struct cached_front *front)
 {
     struct states *s = &h->states.snapshots;
@@ -181,7 +182,7 @@ void held_states_fork(struct holdings *h, const struct sequence *seq, const stru
     }
 }
 
-/* ---- to go on and to leave ---------------------------------------------------------------- */
+/* ---- continue and leave ------------------------------------------------------------------- */
 
 /* Copies the lane's state at its last boundary to a snapshot, before the next step. */
 static void copy_out(struct holdings *h, const struct sequence *seq, int32_t boundary,
@@ -194,8 +195,8 @@ static void copy_out(struct holdings *h, const struct sequence *seq, int32_t bou
     }
 }
 
-/* Whether the lane still has the record of the last boundary before n_sure: one that is followed by
- * further boundaries is overwritten, where rows may be taken back the next but one. */
+/* Whether the lane still has the state of the last boundary before n_sure. A lane keeps the state
+ * of its last boundary, or of the last two if rows may be taken back. */
 static bool has_record(const struct holdings *h, const struct sequence *seq, int32_t n_sure)
 {
     int32_t kept = h->limits->state_ahead > 0 ? 2 : 1;
@@ -209,7 +210,7 @@ void held_states_publish(struct holdings *h, struct plan *p, const struct plan_e
     int32_t end = entry->first + entry->n_rows;
     enum state_reason reason;
     if (hs->block == 0 || entry->n_drafts > 0) {
-        return; // drafts may be taken back: holdings_reached
+        return; // drafts may be taken back: see holdings_reached
     }
     for (int32_t e = last_boundary(hs, entry->first) + hs->block; e <= end; e += hs->block) {
         if (!is_wanted(h, seq, e, &reason)) {
@@ -248,7 +249,7 @@ void held_states_leave(struct holdings *h, const struct sequence *seq, int32_t n
     }
 }
 
-/* ---- to tell ------------------------------------------------------------------------------ */
+/* ---- report to the plan ------------------------------------------------------------------- */
 
 static void tell(struct holdings *h, struct plan *p, const struct pending_state *x, bool out)
 {

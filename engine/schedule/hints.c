@@ -3,8 +3,9 @@
 
 #include "engine/schedule/holdings.h"
 
-/* What is asked for tokens [first, end). What lies before a token that is to be kept is kept with
- * it, since without it it is not found. Released is what is released whole. -1: nothing is said. */
+/* The hint for tokens [first, end). Everything before a kept token is kept as well, because it
+ * could not be found otherwise. Only blocks that are released as a whole count as released. -1: no
+ * hint. */
 static int32_t asked(const struct sequence *seq, int32_t first, int32_t end, int64_t *duration_ns)
 {
     const struct engine_request *q = seq->request;
@@ -29,7 +30,7 @@ void hints_apply(struct holdings *h, const struct sequence *seq, int n_sure)
     }
     int32_t owner = retention_owner(&h->retention, seq->request);
     uint64_t chain = seq->root;
-    bool may_keep = true; // what lies behind a block that is not kept could not be found
+    bool may_keep = true; // blocks after one that is not kept could not be found
     for (int32_t i = 0; i < n; i++) {
         int64_t duration_ns = 0;
         int32_t priority = asked(seq, i * size, (i + 1) * size, &duration_ns);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a request says of the use of its tokens behind its end (struct cache_hint), as wishes for
- * the blocks that it leaves in the cache.
+/* Applies a request's hints about the later use of its tokens (struct cache_hint) to the blocks
+ * that it leaves in the cache.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_HINTS_H
 #define SLUICE_ENGINE_SCHEDULE_HINTS_H
@@ -8,7 +8,7 @@
 struct holdings;
 struct sequence;
 
-/* The sequence ends: the full blocks of its first n_sure tokens are in the cache. */
+/* Called when the sequence ends: the full blocks of its first n_sure tokens are in the cache. */
 void hints_apply(struct holdings *h, const struct sequence *seq, int n_sure);
 
 #endif

@@ -101,7 +101,7 @@ const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequ
     return room;
 }
 
-/* Whether the sequence may read what others computed: not where every row's result is asked for. */
+/* Whether the sequence may use cached blocks: not if the result of every row is needed. */
 static bool reads_cache(const struct holdings *h, const struct sequence *seq)
 {
     return h->limits->prefix_cache && !seq->request->params.prompt_logprobs &&
@@ -113,7 +113,7 @@ int32_t holdings_most_front(const struct holdings *h, const struct sequence *seq
     return reads_cache(h, seq) ? (seq->n_known - 1) / h->limits->block_tokens : 0;
 }
 
-/* hits: where to note the blocks; NULL: nowhere. */
+/* hits: receives the blocks; may be NULL. */
 static struct cached_front match(const struct holdings *h, const struct sequence *seq,
                                  int32_t *hits)
 {
@@ -152,7 +152,7 @@ struct cached_front holdings_find(struct holdings *h, const struct sequence *seq
     return front;
 }
 
-/* Enters blocks [seq->n_entered, end) with the given state, where no equal node is. */
+/* Enters blocks [seq->n_entered, end) with the given state, unless an equal node exists. */
 static void enter(struct holdings *h, struct sequence *seq, int32_t end, enum node_state state)
 {
     int32_t room[MAX_BLOCK_TOKENS];
@@ -180,7 +180,7 @@ void holdings_reached(struct holdings *h, struct sequence *seq, int32_t n_sure)
     held_states_reached(h, seq, n_sure, before);
 }
 
-/* Whether the cache's block is being computed by this sequence, for the first time or again. */
+/* Whether this sequence is computing the cached block, for the first time or again. */
 static bool produces(const struct holdings *h, const struct sequence *seq, int32_t block)
 {
     const struct prefix_node *n = &h->cache.nodes[block];
@@ -209,9 +209,9 @@ void holdings_forget_idle(struct holdings *h)
     prefix_cache_reset(&h->cache);
 }
 
-/* ---- to begin and to go on ---------------------------------------------------------------- */
+/* ---- begin and continue ------------------------------------------------------------------- */
 
-/* There must be one. */
+/* There must be one available. */
 static int32_t take_block(struct holdings *h)
 {
     int32_t block = kv_pool_alloc(&h->pool);
@@ -220,7 +220,7 @@ static int32_t take_block(struct holdings *h)
     return block;
 }
 
-/* Tells the plan of blocks that the lane's table does not have yet; fresh: of the whole table. */
+/* Adds blocks that the backend's table lacks to the plan; fresh: the whole table. */
 static void grant(struct holdings *h, struct plan *p, struct sequence *seq, bool fresh)
 {
     if (seq->n_granted < seq->n_blocks || fresh) {
@@ -231,13 +231,14 @@ static void grant(struct holdings *h, struct plan *p, struct sequence *seq, bool
     }
 }
 
-/* An empty lane; nothing of it is known to the backend or in the draft models' KV. */
+/* Takes a free lane; neither the backend nor the draft models' KV has anything of it yet. */
 static void take_lane(struct holdings *h, struct sequence *seq)
 {
     ASSERT(h->n_free_lanes > 0);
     seq->lane = h->free_lanes[--h->n_free_lanes];
     seq->n_blocks = seq->n_granted = 0;
-    seq->draft_computed = seq->draft_marked = 0; // holdings_draft_rows walks over what blocks have
+    seq->draft_computed = seq->draft_marked = 0; // holdings_draft_rows skips over what the blocks
+                                                 // already have
 }
 
 int32_t holdings_idle_among(const struct holdings *h, const struct cached_front *front)
@@ -269,7 +270,7 @@ void holdings_drop_front(struct holdings *h, const struct cached_front *front)
     }
 }
 
-/* It holds these blocks of the cache, which may be another's. */
+/* Reports that it uses these cached blocks, which may belong to another owner. */
 static void tell_use(struct holdings *h, const struct sequence *seq,
                      const struct cached_front *front)
 {
@@ -282,9 +283,9 @@ static void tell_use(struct holdings *h, const struct sequence *seq,
     }
 }
 
-/* The table for what it knows. Blocks behind the front that were met, and nobody holds, are
- * computed again where they are, since what lies behind them in the cache needs them there; others
- * have rows of their own beside those that somebody reads. */
+/* Fills the table for all known tokens. Matched blocks after the front that nobody holds are
+ * recomputed in place, since later cached blocks depend on them; for those that others hold it gets
+ * separate blocks. */
 static void fill_table(struct holdings *h, struct sequence *seq, const struct cached_front *front)
 {
     int32_t *blocks = holdings_blocks(h, seq), need = holdings_blocks_for(h, seq->n_known);
@@ -368,16 +369,16 @@ void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int
     grant(h, p, seq, false);
 }
 
-/* ---- to leave ----------------------------------------------------------------------------- */
+/* ---- leave -------------------------------------------------------------------------------- */
 
 static void drop_blocks(struct holdings *h, struct sequence *seq)
 {
     const int32_t *blocks = holdings_blocks(h, seq);
-    for (int32_t i = seq->n_blocks - 1; i >= 0; i--) { // tails first: they are reused first
+    for (int32_t i = seq->n_blocks - 1; i >= 0; i--) { // from the end: reused first
         if (produces(h, seq, blocks[i])) {
             bool whole = h->cache.nodes[blocks[i]].state == NODE_AGAIN &&
                          seq->n_computed <= i * h->limits->block_tokens;
-            if (whole) { // as it was before
+            if (whole) { // restores its previous state
                 prefix_cache_validate(&h->cache, blocks[i]);
             } else {
                 prefix_cache_remove(&h->cache, blocks[i]);
@@ -400,8 +401,7 @@ static void cut_forks(struct holdings *h, int32_t first, int32_t n)
     h->n_pending_forks -= n;
 }
 
-/* The copy that the sequence was forked with, if it is still to come; -1: none. It is forked once.
- */
+/* The pending copy with which the sequence was forked; -1: none. A sequence is forked once. */
 static int32_t pending_fork_of(const struct holdings *h, const struct sequence *seq)
 {
     for (int32_t i = 0; i < h->n_pending_forks; i++) {
@@ -466,7 +466,7 @@ int32_t holdings_draft_rows(struct holdings *h, struct sequence *seq, int32_t en
 {
     const int32_t *blocks = holdings_blocks(h, seq);
     int32_t size = h->limits->block_tokens, held = seq->n_blocks * size;
-    held = held < end ? held : end; // what comes behind it will be this sequence's own
+    held = held < end ? held : end; // later rows will be this sequence's own
     while (seq->draft_computed % size == 0 && seq->draft_computed + size <= held &&
            h->draft_valid[blocks[seq->draft_computed / size]]) {
         seq->draft_computed += size;
@@ -501,7 +501,7 @@ void holdings_draft_fed(struct holdings *h, struct sequence *seq, int32_t end)
     seq->draft_marked = end / size * size;
 }
 
-/* ---- the books ---------------------------------------------------------------------------- */
+/* ---- checks ------------------------------------------------------------------------------- */
 
 void holdings_check(const struct holdings *h, const struct sequence *order)
 {
@@ -523,7 +523,8 @@ void holdings_check(const struct holdings *h, const struct sequence *order)
         ASSERT(h->pool.cached[b] == (h->cache.nodes[b].state != NODE_NONE));
         ASSERT(h->cache.nodes[b].state == NODE_NONE || h->cache.nodes[b].state == NODE_VALID ||
                held[b] > 0);
-        ASSERT(held[b] == 0 || h->draft_producer[b] < 0 || filled[b]); // by one who holds it
+        // by a sequence that holds it
+        ASSERT(held[b] == 0 || h->draft_producer[b] < 0 || filled[b]);
     }
     ASSERT(n_lanes + h->n_free_lanes == l->max_lanes);
     held_states_check(h);

@@ -16,7 +16,7 @@ static struct idle_link *rings(int32_t n_blocks, int32_t n_heads)
     return l;
 }
 
-/* Behind `after` in its ring. */
+/* Inserts i after `after` in its ring. */
 static void put(struct idle_link *l, int32_t after, int32_t i)
 {
     l[i] = (struct idle_link){after, l[after].next};
@@ -56,7 +56,7 @@ void idle_order_deinit(struct idle_order *o)
     *o = (struct idle_order){0};
 }
 
-/* ---- into the lists and out of them -------------------------------------------------------- */
+/* ---- list membership ------------------------------------------------------------------------ */
 
 static void unlist(struct idle_order *o, int32_t block)
 {
@@ -69,7 +69,7 @@ static void unlist(struct idle_order *o, int32_t block)
     o->listed[block] = IDLE_LEVELS;
 }
 
-/* At the end of the level's list, or first in it. */
+/* Inserts at the end of the level's list, or at its start. */
 static void list(struct idle_order *o, int32_t block, int level, bool first)
 {
     int32_t head = o->n_blocks + level, user = o->user[block], of_user = o->n_blocks + user;
@@ -82,7 +82,7 @@ static void list(struct idle_order *o, int32_t block, int level, bool first)
     o->lowest = level < o->lowest ? level : o->lowest;
 }
 
-/* What is too much of a user's counts as released. */
+/* Blocks beyond a user's limit count as released. */
 static void trim(struct idle_order *o, int32_t user)
 {
     int32_t head = o->n_blocks + user;
@@ -127,7 +127,7 @@ int32_t idle_order_first(struct idle_order *o)
     return o->by_level[o->n_blocks + o->lowest].next;
 }
 
-/* ---- what blocks are ------------------------------------------------------------------------ */
+/* ---- levels of blocks ----------------------------------------------------------------------- */
 
 static void set_level(struct idle_order *o, int32_t block, int level, bool first)
 {
@@ -175,7 +175,7 @@ int32_t idle_order_older(const struct idle_order *o, int32_t block)
     return older < o->n_blocks ? older : -1;
 }
 
-/* ---- the books ------------------------------------------------------------------------------ */
+/* ---- checks --------------------------------------------------------------------------------- */
 
 void idle_order_check(const struct idle_order *o)
 {

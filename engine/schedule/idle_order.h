@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* In which order idle blocks are handed out again: those that were released first, then the
- * ordinary ones, the longest idle first, and those that are kept last, the lowest level first.
+/* | The order in which idle blocks are reused: released ones first, then ordinary ones, the longest
+ * idle first, then kept ones, the lowest level first.
  *
- * A block has a user or none. Of a user whose idle blocks are more than it may have, the ordinary
- * ones that were idle the longest count as released. All of it is order alone: whoever needs a
- * block gets one as long as any is idle. Thread: engine. */
+ * A block has a user or none. If a user has more idle blocks than allowed, its ordinary blocks that
+ * have been idle the longest count as released. This only affects the order: an allocation succeeds
+ * as long as any block is idle.
+ * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_IDLE_ORDER_H
 #define SLUICE_ENGINE_SCHEDULE_IDLE_ORDER_H
 
@@ -14,9 +15,9 @@
 enum {
     IDLE_RELEASED,
     IDLE_ORDINARY,
-    IDLE_KEPT, // and above
+    IDLE_KEPT, // and higher levels
     IDLE_LEVELS = IDLE_KEPT + 100,
-    IDLE_USERS = 256, // chosen; number 0 is nobody
+    IDLE_USERS = 256, // chosen; number 0 means no user
 };
 
 struct idle_link {
@@ -24,16 +25,16 @@ struct idle_link {
 };
 
 struct idle_order {
-    int32_t n_blocks, n; // n: idle ones
-    int32_t lowest;      // no list of a lower level has any
-    uint8_t *level;      // [n_blocks], what it is when it is idle
-    uint8_t *listed;     // [n_blocks], the level in whose list it is; IDLE_LEVELS: in none
+    int32_t n_blocks, n; // n: number of idle ones
+    int32_t lowest;      // lists of lower levels are empty
+    uint8_t *level;      // [n_blocks], the level that the block has when idle
+    uint8_t *listed;     // [n_blocks], the level whose list contains it; IDLE_LEVELS: none
     uint8_t *user;       // [n_blocks]
-    /* Rings, the oldest behind their heads: [n_blocks + level] and [n_blocks + user]. Those of
-     * users have ordinary blocks alone. */
+    /* Rings, the oldest first after their heads: [n_blocks + level] and [n_blocks + user]. Users'
+     * rings contain only ordinary blocks. */
     struct idle_link *by_level, *by_user;
     struct {
-        int32_t n, most; // n: its idle blocks, those that count as released aside
+        int32_t n, most; // n: its idle blocks, not counting those that count as released
     } users[IDLE_USERS];
 };
 
@@ -46,28 +47,29 @@ static inline bool idle_order_has(const struct idle_order *o, int32_t block)
 }
 
 void idle_order_add(struct idle_order *o, int32_t block);
-/* It is held again, and ordinary if it was released. */
+/* It is held again; if it was released it becomes ordinary. */
 void idle_order_remove(struct idle_order *o, int32_t block);
-/* What it held is gone: ordinary, and nobody's. */
+/* Its content is gone: it becomes ordinary, without a user. */
 void idle_order_forget(struct idle_order *o, int32_t block);
 
-/* The one to hand out next. There must be one. */
+/* The block to reuse next. There must be one. */
 int32_t idle_order_first(struct idle_order *o);
 
-/* An idle block becomes the last of its level. */
+/* An idle block moves to the end of its new level. */
 void idle_order_set_level(struct idle_order *o, int32_t block, int level);
-/* It was kept and is ordinary, the first of them if it is idle: nobody has used it since. */
+/* A kept block becomes ordinary, and if idle the first of those, since nobody has used it in the
+ * meantime. */
 void idle_order_end_keep(struct idle_order *o, int32_t block);
 
-/* Of a block that is not idle. 0: nobody's. */
+/* Sets the user of a block that is not idle. 0: none. */
 void idle_order_set_user(struct idle_order *o, int32_t block, int32_t user);
 void idle_order_set_most(struct idle_order *o, int32_t user, int32_t most);
 
-/* The idle blocks of a level, from the newest on; -1: no more. */
+/* Iterates over the idle blocks of a level, newest first; -1: end. */
 int32_t idle_order_newest(const struct idle_order *o, int level);
 int32_t idle_order_older(const struct idle_order *o, int32_t block);
 
-/* Proves lists and counts. Aborts if not. For tests. */
+/* Verifies lists and counts. Aborts on errors. For tests. */
 void idle_order_check(const struct idle_order *o);
 
 #endif

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/schedule/overtake.h"
 
-enum { MAX_TRIES = 8 }; // chosen: bounds the work of a step where the cache has forgotten much
+enum {
+    MAX_TRIES = 8
+}; // chosen: bounds the work of a step if many cached fronts turn out to be
+   // shorter
 
-/* Prompt tokens that admitting this one computes, with those of its request that come with it:
- * these share all but the last block of what they know. */
+/* Prompt tokens that admitting this sequence would compute, including siblings of its request,
+ * which share all but the last block. */
 static int64_t cost_of(const struct scheduler *s, const struct sequence *seq,
                        const struct cached_front *front)
 {
@@ -17,8 +20,8 @@ static int64_t cost_of(const struct scheduler *s, const struct sequence *seq,
     return cost;
 }
 
-/* Each that waits since before the overtaker came is overtaken by at most what was computed for
- * overtakers since it arrived itself. The first has arrived first. */
+/* Every sequence that was waiting before the overtaker arrived may be overtaken by at most
+ * overtake_tokens computed since its own arrival. The first in the order arrived first. */
 static bool may_overtake(const struct scheduler *s, const struct sequence *head, int64_t cost)
 {
     return s->overtakers - head->overtakers + cost <= s->overtake_tokens;
@@ -31,8 +34,8 @@ static void move_before(struct scheduler *s, struct sequence *seq, struct sequen
         struct sequence *next = seq->next;
         seq->prev->next = seq->next;
         seq->next->prev = seq->prev;
-        seq->turn_ns =
-            head->turn_ns; // of one priority, so that it comes behind none that it passed
+        seq->turn_ns = head->turn_ns; // of the same priority, so that it does not come after one
+                                      // that it passed
         seq->order = head->order;
         seq->slip = s->next_slip++;
         seq->prev = head->prev;
@@ -44,8 +47,8 @@ static void move_before(struct scheduler *s, struct sequence *seq, struct sequen
     }
 }
 
-/* The best of those that wait, if its front is as long as it was thought, and the next block is not
- * just being computed by another: that one is worth waiting for. */
+/* The best waiting sequence, provided that its front is as long as estimated, and that no other
+ * sequence is computing the next block: that would be worth waiting for. */
 static struct sequence *find_best(struct scheduler *s, struct cached_front *front)
 {
     for (int k = 0; k < MAX_TRIES; k++) {
@@ -66,7 +69,7 @@ struct sequence *scheduler_let_pass(struct scheduler *s, struct sequence *head, 
 {
     struct holdings *h = &s->holdings;
     struct cached_front front;
-    bool settled = head->was_admitted || head->slip != 0; // it has run, or has overtaken itself
+    bool settled = head->was_admitted || head->slip != 0; // it has run, or has itself overtaken
     if (s->overtake_tokens <= 0 || settled || h->n_free_lanes == 0) {
         return head;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The plan of a step, which sequences feed which rows, and the limits that it keeps. The scheduler
- * writes it, with what the holdings have to tell; whoever builds the step reads it.
+/* The plan of a step, i.e. which sequences feed which rows, and its limits. The scheduler and the
+ * holdings write it; the code that builds the step reads it.
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_SCHEDULE_PLAN_H
 #define SLUICE_ENGINE_SCHEDULE_PLAN_H
@@ -15,9 +15,9 @@ struct scheduler_limits {
     bool prefix_cache, chunked;
     uint64_t hash_key;
 
-    /* Of models with recurrent state (backend.h): positions from one boundary to the next, 0: there
-     * is no state; the set's max_ahead; snapshots; and where a text has one, if memory allows:
-     * every so many tokens, a multiple of state_block. */
+    /* For models with recurrent state (backend.h): positions between boundaries (0: no state); the
+     * set's max_ahead; number of snapshots; and the tokens between periodic snapshots, a multiple
+     * of state_block. */
     int32_t state_block, state_ahead, n_snapshots, state_interval;
 };
 
@@ -25,16 +25,16 @@ struct scheduler_limits {
 struct plan_entry {
     struct sequence *seq;
     int32_t first, n_rows, n_drafts;
-    bool draws; // the rows reach the end: a token is drawn (or a vector pooled)
+    bool draws; // the rows reach the end: a token is sampled (or a vector pooled)
 };
 
-/* A sibling whose first token is drawn from the last row of an entry. */
+/* A sibling whose first token is sampled from the last row of an entry. */
 struct plan_fork {
     struct sequence *seq;
     int32_t entry;
 };
 
-/* Blocks of a lane that the backend has yet to learn; `fresh`: the lane begins anew. */
+/* New blocks of a lane for the backend's table; `fresh`: the lane starts anew. */
 struct plan_grant {
     struct sequence *seq;
     int32_t first, n;
@@ -43,7 +43,7 @@ struct plan_grant {
 
 struct plan {
     int32_t n_rows, n_out, n_draws;
-    int32_t n_background; // rows of prompts of the background
+    int32_t n_background; // prompt rows of background requests
     int32_t n_entries, n_forks, n_grants, n_copies, n_failed;
     int32_t n_state_copies, n_keeps;
     struct plan_entry *entries;      // [max_lanes]
@@ -52,11 +52,11 @@ struct plan {
     struct block_copy *copies;       // [max_lanes]
     struct state_copy *state_copies; // [max_state_copies]
     struct state_keep *keeps;        // [max_keeps], of the entries' rows
-    struct sequence **failed;        // [max_lanes]: can never run
+    struct sequence **failed;        // [max_lanes]: cannot ever run
 };
 
-/* Of one step, at most. Out of each lane twice, where what it held ends and begins anew, and into
- * it once or from another. */
+/* The maximum per step: out of each lane twice, for the sequence that leaves and the one that
+ * begins, and into it once, from a snapshot or another lane. */
 static inline int32_t max_state_copies(const struct scheduler_limits *l)
 {
     return l->state_block > 0 ? 4 * l->max_lanes : 0;
@@ -72,10 +72,10 @@ void plan_init(struct plan *p, const struct scheduler_limits *limits);
 void plan_deinit(struct plan *p);
 void plan_clear(struct plan *p);
 
-/* Fewer drafts for an entry of the plan just made, before it is submitted. */
+/* Reduces the drafts of an entry of the plan just made, before it is submitted. */
 void plan_trim(struct plan *p, struct plan_entry *entry, int32_t n_drafts);
 
-/* Drops the blocks that the plan so far tells of a sequence, which is preempted while planning. */
+/* Drops the grants of a sequence that is preempted during planning. */
 void plan_drop_grants(struct plan *p, const struct sequence *seq);
 
 /* Whether the plan forks this sequence from its leader. */

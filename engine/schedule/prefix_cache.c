@@ -23,7 +23,7 @@ static void unlink_node(struct prefix_cache *c, int32_t block)
     }
 }
 
-/* The pool hands an idle block's id out again. */
+/* The pool reuses an idle block's id. */
 static void forget(void *arg, int32_t block)
 {
     unlink_node(arg, block);
@@ -74,7 +74,7 @@ uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt)
             oldest = i;
         }
     }
-    // Taking the longest unused entry strands its blocks, which then age out of the pool.
+    // Replacing the longest unused entry makes its blocks unreachable; they age out of the pool.
     memcpy(c->roots[oldest].salt, salt, n + 1);
     c->roots[oldest].uid = ++c->next_uid;
     c->roots[oldest].last_use = ++c->clock;

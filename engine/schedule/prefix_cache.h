@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Token blocks by content. A node is one KV block's identity: its parent node, its exact tokens,
- * and at the first block the salt. A hash only finds candidates. Nodes are entered when a sequence
- * is admitted, before its rows are computed ("pending", with a producer), so that late-comers with
- * the same prefix wait for it instead of computing it again; they turn valid when the step that
- * computes them has been submitted.
+ * and for the first block the salt. The hash only finds candidates; tokens are compared. Nodes are
+ * entered when a sequence is admitted, before its rows are computed ("pending", with a producer),
+ * so that later sequences with the same prefix wait for it instead of computing it again; they
+ * become valid when the step that computes them has been submitted.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
 #define SLUICE_ENGINE_SCHEDULE_PREFIX_CACHE_H
@@ -16,7 +16,8 @@
 enum node_state {
     NODE_NONE,
     NODE_PENDING,
-    NODE_AGAIN, // valid, and a sequence that needs what else these rows leave computes them anew
+    NODE_AGAIN, // valid, and being recomputed by a sequence that needs the recurrent state after
+                // these rows
     NODE_VALID,
 };
 
@@ -24,7 +25,7 @@ struct prefix_node {
     uint64_t uid, parent; // parent: a node's uid or a root
     uint64_t hash;
     int32_t next;     // in its bucket
-    int32_t producer; // sequence index while pending or computed anew
+    int32_t producer; // index of the sequence, while pending or being recomputed
     uint8_t state;    // enum node_state
 };
 
@@ -44,32 +45,33 @@ struct prefix_cache {
     } roots[PREFIX_MAX_SALTS];
     uint64_t clock;
     void (*on_valid)(void *arg,
-                     int32_t block); // a block's rows can be read from here on; may be NULL
+                     int32_t block); // a block's rows have become readable; may be NULL
     void *on_valid_arg;
-    void (*on_gone)(void *arg, int32_t block); // a block is in the cache no longer; may be NULL
+    void (*on_gone)(void *arg, int32_t block); // a block has left the cache; may be NULL
     void *on_gone_arg;
 };
 
-/* hash_key: all table positions depend on it; 0 makes every hash equal (a test's choice). */
+/* hash_key: all table positions depend on it; 0 makes all hashes equal (for tests). */
 void prefix_cache_init(struct prefix_cache *c, struct kv_pool *pool, int32_t block_tokens,
                        uint64_t hash_key);
 void prefix_cache_deinit(struct prefix_cache *c);
 
-/* The root for a salt (NULL: the common one). A salt longer than MAX_SALT_BYTES gets a root of
- * its own each time: no sharing, never wrong sharing. The longest unused of too many makes room. */
+/* The root for a salt (NULL: the common one). A salt longer than MAX_SALT_BYTES gets a new root
+ * each time, so it is never shared. If there are too many roots the longest unused one is
+ * replaced. */
 uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt);
 
-/* What a node with these tokens under this parent is found by. */
+/* The hash by which a node with these tokens under this parent is found. */
 uint64_t prefix_cache_hash(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens);
 
-/* The block with these tokens under this parent, or -1. Changes nothing. */
+/* The block with these tokens under this parent, or -1. Does not change anything. */
 int32_t prefix_cache_find(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens);
 
 /* Enters a held block; returns its uid. There must be no equal node. */
 uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,
                              const int32_t *tokens, enum node_state state, int32_t producer);
 void prefix_cache_validate(struct prefix_cache *c, int32_t block);
-void prefix_cache_renew(struct prefix_cache *c, int32_t block, int32_t producer); // a valid one
+void prefix_cache_renew(struct prefix_cache *c, int32_t block, int32_t producer); // must be valid
 void prefix_cache_remove(struct prefix_cache *c, int32_t block); // also tells the pool
 
 /* Forgets every idle block. */

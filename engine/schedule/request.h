@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A request as it is handed to the engine, and what becomes of it: plain data alone. engine.h,
- * which includes this, says what a caller may do with it.
- * Thread: the caller's until engine_submit, then the engine's until it is done; the atomic members
- * may be read at any time. */
+/* A request as it is passed to the engine, and its results: plain data. engine.h, which includes
+ * this file, documents what a caller may do with it.
+ * Thread: the caller's until engine_submit, then the engine's until it is done; atomic members may
+ * be read at any time. */
 #ifndef SLUICE_ENGINE_SCHEDULE_REQUEST_H
 #define SLUICE_ENGINE_SCHEDULE_REQUEST_H
 
@@ -27,31 +27,31 @@ enum finish_reason {
 enum {
     GRAMMAR_AFTER_MAX = 64, // chosen: bytes of a marker
     N_FINISH_REASONS = FINISH_ERROR + 1,
-    MAX_DRAFTS = 16,       // chosen: of a sequence in a step; of a tree, its depth
-    MAX_SALT_BYTES = 1024, // chosen: of a longer cache_salt no two are taken for equal
+    MAX_DRAFTS = 16,       // chosen: per sequence and step; for a tree, its depth
+    MAX_SALT_BYTES = 1024, // chosen: longer cache_salts are never shared
 };
 
 struct token_logprobs {
     float logprob; // of the token itself
     int32_t n_top;
-    int32_t *top_ids;    // [n_top], most likely first; room for what the params ask for
+    int32_t *top_ids;    // [n_top], most likely first; size as requested by the params
     float *top_logprobs; // [n_top]
 };
 
 /* One of the n samples of a request. */
 struct engine_output {
     int32_t *tokens;                 // [max_tokens]; readable below n_tokens
-    struct token_logprobs *logprobs; // [max_tokens], or NULL when not asked for
+    struct token_logprobs *logprobs; // [max_tokens], or NULL if not requested
     _Atomic int32_t n_tokens;
     _Atomic int32_t finish; // enum finish_reason; once set, n_tokens is final
     int32_t stop_id;        // the stop id that ended it (also the last of tokens), or -1
 };
 
-/* How much the tokens from start on and before end are worth to the sender when the request has
- * ended, and for how long. A hint: it never changes an answer. */
+/* The value to the sender of the tokens from start to before end after the request has ended, and
+ * for how long. A hint: it never changes an answer. */
 enum { HINT_OUTPUT = -1, MAX_HINT_PRIORITY = 100 };
 struct cache_hint {
-    int32_t start, end; // start: HINT_OUTPUT: behind the prompt
+    int32_t start, end; // start: HINT_OUTPUT: the end of the prompt
     int32_t priority;   // up to MAX_HINT_PRIORITY; 0: they will not be used again
     int64_t duration_ns;
 };
@@ -59,53 +59,55 @@ struct cache_hint {
 struct engine_request {
     struct queue_link link; // inbox, then outbox
 
-    /* Fixed after submit. */
+    /* Constant after submit. */
     const int32_t *prompt; // [n_prompt], at least 1
     int32_t n_prompt;
     struct sampling_params params;
     int32_t n;                     // samples, at most MAX_SAMPLES; seeds are params.seed + index
-    struct engine_output *outputs; // [n]; may be NULL where nothing is drawn (pool)
-    int32_t priority;              // lower comes first, within bounds: see priority_worth_ns
-    /* Nobody waits for it: while requests come for which somebody does, the steps of its prompt are
-     * short, so that they wait less for the step that is under way. */
+    struct engine_output *outputs; // [n]; may be NULL if nothing is sampled (pool)
+    int32_t priority;              // lower comes first, within limits: see priority_worth_ns
+    /* Nobody waits for the result: while other requests arrive, steps with prompts of background
+     * requests are kept short, so that those others wait less for the step in flight. */
     bool background;
-    const char *cache_salt; // cached blocks are shared under equal salts only; NULL: none
-    /* Who sends it, and the part of the blocks that may stay in the cache for all that he sends
-     * while others have use for it; 0: nobody's in particular. */
+    const char *cache_salt; // cached blocks are shared only between equal salts; NULL: none
+    /* The sender, and the share of the blocks that may stay cached for all of the sender's requests
+     * while others need space; 0: no particular sender. */
     uint64_t owner;
     double cache_share;
     const struct cache_hint *hints; // [n_hints]
     int32_t n_hints;
-    /* Every sample is a text of it, or the beginning of one that max_tokens or a stop cut. Compiled
-     * with a vocabulary of this model's ids and end ids; until the request is done only the engine
-     * thread uses it, so that requests may share one. NULL: any text. */
+    /* Every sample matches it, or is a prefix of a match if max_tokens or a stop truncates it.
+     * Compiled with a vocabulary of this model's ids and end ids; until the request is done only
+     * the engine thread uses it, so that requests may share one. NULL: any text. */
     struct grammar *grammar;
-    /* The grammar's text begins behind the first occurrence of this text, which is the token
-     * grammar_after_id; before it everything is allowed. NULL: it begins at once. */
+    /* The constraint begins after the first occurrence of this text, or of the token
+     * grammar_after_id, which spells it; before that everything is allowed. NULL: it begins
+     * immediately. */
     const char *grammar_after;
     int32_t grammar_after_id;
-    enum pool_kind pool; // not POOL_NONE: no tokens are drawn; `pooled` is filled
-    bool tells_prompt;   // there is news after each piece of the prompt, too
+    enum pool_kind pool; // unless POOL_NONE no tokens are sampled; `pooled` is filled
+    bool tells_prompt;   // also signals progress after each chunk of the prompt
     int64_t deadline_ns; // on the monotonic clock; 0: none
     void *user;          // the caller's
 
-    /* Filled by the engine in the caller's memory, readable when done (prompt_logprobs: when
+    /* Written by the engine into the caller's memory, readable when done (prompt_logprobs: when
      * n_tokens > 0 or done). */
-    struct token_logprobs *prompt_logprobs; // [n_prompt], entry 0 unused; NULL when not asked for
+    struct token_logprobs *prompt_logprobs; // [n_prompt], entry 0 unused; NULL if not requested
     float *pooled;                          // [hidden], with pool
     int32_t n_preemptions;
-    /* These may be read at any time. Accepted drafts are counted after the drafts: who reads
-     * n_accepted first finds no more of them. */
-    _Atomic int32_t n_cached;     // prompt tokens that the prefix cache saved
+    /* May be read at any time. Accepted drafts are counted after drafts: a reader that loads
+     * n_accepted first never sees more accepted than drafted. */
+    _Atomic int32_t n_cached;     // prompt tokens found in the prefix cache
     _Atomic int32_t n_prefilled;  // with tells_prompt: cached or computed so far; 0: none yet
-    _Atomic int32_t n_recomputed; // that it knew, and not the recurrent state behind; -1: no state
+    _Atomic int32_t n_recomputed; // of the cached ones, those recomputed because the recurrent
+                                  // state was missing; -1: no state
     _Atomic int32_t n_drafts, n_accepted; // speculation, all samples together
     int64_t t_submit_ns, t_scheduled_ns, t_first_token_ns, t_done_ns;
     enum status error;
     char error_text[160];
-    bool done; // set by engine_drain alone: from then on the request is the caller's again
+    bool done; // set by engine_drain: from then on the request belongs to the caller again
 
-    /* Engine's own. */
+    /* Private to the engine. */
     uint64_t order;                    // unique; also the request's name in messages
     int32_t n_live;                    // samples that have not ended
     bool listed, ended;                // under the outbox's lock

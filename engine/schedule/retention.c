@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOOK_NS = 1000000000 }; // chosen: a keep ends to the second
+enum { LOOK_NS = 1000000000 }; // chosen: keeps expire with a precision of a second
 
 void retention_init(struct retention *r, struct idle_order *idle)
 {
@@ -28,7 +28,7 @@ void retention_deinit(struct retention *r)
 
 /* ---- owners --------------------------------------------------------------------------------- */
 
-/* A place whose owner has nothing in the cache may become another's. */
+/* A number whose owner has nothing cached may be reassigned. */
 static bool is_vacant(const struct retention *r, int32_t i)
 {
     return r->owners[i].n_blocks == 0 && r->owners[i].n_kept == 0;
@@ -77,7 +77,7 @@ void retention_used(struct retention *r, int32_t block, int32_t owner)
     }
 }
 
-/* ---- what is kept --------------------------------------------------------------------------- */
+/* ---- keeping -------------------------------------------------------------------------------- */
 
 static void end_keep(struct retention *r, int32_t block)
 {
@@ -118,7 +118,7 @@ bool retention_ask(struct retention *r, int32_t block, int32_t owner, int32_t pr
         return true;
     }
     if (r->keeper[block] >= 0 && r->keeper[block] != owner) {
-        return true; // it stays as that one wants it
+        return true; // the current keeper's setting remains
     }
     if (r->keeper[block] < 0) {
         if (!may_keep(r, owner)) {
@@ -139,7 +139,7 @@ static bool is_over(const struct retention *r, int32_t block)
     return r->keeper[block] >= 0 && r->until_ns[block] <= r->now_ns;
 }
 
-/* In an order in which the ends of prompts stay before their beginnings. */
+/* Ends them in an order in which the ends of prompts are reused before their beginnings. */
 static void end_idle_keeps(struct retention *r)
 {
     for (int level = IDLE_LEVELS - 1; level >= IDLE_KEPT; level--) {
@@ -161,7 +161,7 @@ void retention_tick(struct retention *r, int64_t now_ns)
     int64_t next = INT64_MAX;
     end_idle_keeps(r);
     for (int32_t b = 0; b < r->idle->n_blocks; b++) {
-        if (is_over(r, b)) { // and somebody holds it
+        if (is_over(r, b)) { // and it is held
             end_keep(r, b);
         }
         next = r->keeper[b] >= 0 && r->until_ns[b] < next ? r->until_ns[b] : next;
@@ -169,7 +169,7 @@ void retention_tick(struct retention *r, int64_t now_ns)
     r->next_ns = next < now_ns + LOOK_NS ? now_ns + LOOK_NS : next;
 }
 
-/* ---- the books ------------------------------------------------------------------------------ */
+/* ---- checks --------------------------------------------------------------------------------- */
 
 void retention_check(const struct retention *r)
 {

@@ -41,11 +41,11 @@ void scheduler_deinit(struct scheduler *s)
     *s = (struct scheduler){0};
 }
 
-/* ---- requests come ------------------------------------------------------------------------ */
+/* ---- arrival ------------------------------------------------------------------------------ */
 
 static void order_insert(struct scheduler *s, struct sequence *seq)
 {
-    struct sequence *at = s->order.prev; // new ones mostly belong at the end
+    struct sequence *at = s->order.prev; // new ones usually belong at the end
     while (at != &s->order && sequence_comes_before(seq, at)) {
         at = at->prev;
     }
@@ -91,7 +91,8 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
 
 /* ---- the plan ----------------------------------------------------------------------------- */
 
-/* Rows with logits among `n_rows` new rows of the sequence, given whether they reach the end. */
+/* The number of rows with logits among `n_rows` new rows of the sequence, given whether they reach
+ * the end. */
 static int32_t out_rows(const struct sequence *seq, int32_t n_rows, int32_t n_drafts, bool draws)
 {
     const struct engine_request *r = seq->request;
@@ -126,15 +127,15 @@ static void add_entry(struct scheduler *s, struct plan *p, struct sequence *seq,
     }
 }
 
-/* One row short of what it knows, and that row lies behind the prompt. */
+/* Only the row of its last known token is missing, and that token comes after the prompt. */
 static bool is_decoding(const struct sequence *seq)
 {
     return seq->state == SEQ_RUNNING && seq->n_verifying == 0 && seq->n_computed >= seq->n_prompt &&
            sequence_future(seq) - seq->n_computed == 1 && !sequence_waits(seq);
 }
 
-/* Rows of a step for a prompt, or for what was preempted; without chunks all of them for what no
- * step holds whole. */
+/* Rows to compute in one step for a prompt, or after preemption; without chunked prefill all of
+ * them, unless no step is large enough. */
 static int32_t rows_owed(const struct scheduler *s, const struct sequence *seq)
 {
     int32_t need = sequence_future(seq) - seq->n_computed, most = s->limits.max_rows;
@@ -151,8 +152,8 @@ static int32_t rows_owed(const struct scheduler *s, const struct sequence *seq)
     return s->limits.chunked ? most : s->limits.max_rows;
 }
 
-/* Decode rows of everything that runs. Drafts take no row that a later one's decode or an earlier
- * prompt needs; nor does a decode without chunks, where the prompt would get none. */
+/* Plans the decode rows of all running sequences. Drafts take no row that a later sequence's decode
+ * or an earlier prompt needs; without chunks, decodes leave enough rows for a prompt, too. */
 static void plan_decodes(struct scheduler *s, struct plan *p)
 {
     int32_t n_owed = 0, n_behind = 0;
@@ -183,7 +184,7 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
         int32_t end = sequence_future(seq);
         if (drafts > 0 &&
             holdings_available(&s->holdings) < holdings_missing(&s->holdings, seq, end + drafts)) {
-            drafts = 0; // drafts are the first thing given back when blocks are short
+            drafts = 0; // if blocks are short, drafts are dropped first
         }
         if (scheduler_grow(s, p, seq, end + drafts)) {
             add_entry(s, p, seq, 1 + drafts, drafts);
@@ -192,16 +193,16 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
     }
 }
 
-/* Rows that a step has for prompts of the background. Somebody's request waits for the step under
- * way and for the one planned behind it, so both are kept short for some time after one has come.
- */
+/* Rows of a step available to prompts of background requests. A foreground request waits for the
+ * step in flight and for the one planned after it, so both are kept short for some time after one
+ * has arrived. */
 static int32_t background_rows(const struct scheduler *s, const struct plan *p)
 {
     enum {
         PLANS = 256,
         PART = 8,
         LEAST = 256
-    }; // chosen: some seconds; a step of 8,192 rows is 1,024
+    }; // chosen: some seconds; a step of 8,192 rows becomes 1,024
     int32_t most = s->limits.max_rows / PART;
     if (s->foreground < 0 || s->n_plans - s->foreground > PLANS || !s->limits.chunked) {
         return s->limits.max_rows;
@@ -209,7 +210,7 @@ static int32_t background_rows(const struct scheduler *s, const struct plan *p)
     return (most > LEAST ? most : LEAST) - p->n_background;
 }
 
-/* The largest chunk that the budgets leave for a sequence that needs `need` rows; 0: none. */
+/* The largest chunk that the budgets allow for a sequence that needs `need` rows; 0: none. */
 static int32_t chunk_of(const struct scheduler *s, const struct plan *p, const struct sequence *seq,
                         int32_t need)
 {
@@ -229,7 +230,7 @@ static int32_t chunk_of(const struct scheduler *s, const struct plan *p, const s
         n = outs;
     }
     if (!s->limits.chunked && n < need && p->n_rows > 0) {
-        return 0; // whole prompts only, unless one is longer than any step
+        return 0; // whole prompts only, unless one is larger than any step
     }
     return n;
 }
@@ -237,7 +238,7 @@ static int32_t chunk_of(const struct scheduler *s, const struct plan *p, const s
 /* Prompt chunks, restores, and admission, in the total order. */
 static void plan_chunks(struct scheduler *s, struct plan *p)
 {
-    enum { MAX_REFUSED = 16 }; // chosen: bounds the work of a step when nothing fits
+    enum { MAX_REFUSED = 16 }; // chosen: bounds the work of a step if nothing fits
     int32_t n_refused = 0;
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
         if (p->n_rows >= s->limits.max_rows || n_refused >= MAX_REFUSED) {
@@ -252,7 +253,7 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
             enum admission a = fits ? scheduler_admit(s, p, seq) : NO_ROOM;
             n_refused += a == NO_ROOM;
             if (!fits && !s->limits.chunked) {
-                return; // later ones would fill each step, and it would wait for ever
+                return; // otherwise later ones would fill every step, and it would wait for ever
             }
             if (a != ADMITTED) {
                 continue;
@@ -276,9 +277,9 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
     }
 }
 
-/* Sequences that wait while later ones run. What decodes is planned first, and what is planned is
- * not taken: so they must get their room before, or a stream of small requests would keep a large
- * one out for ever. */
+/* Admits sequences that wait while later ones run. Decoding sequences are planned first, and
+ * planned ones are not preempted; so these must get their blocks before that, or a stream of small
+ * requests would starve a large one. */
 static void admit_overtaken(struct scheduler *s, struct plan *p)
 {
     int32_t n_behind = s->n_running, rows = s->limits.max_rows - s->n_running;
@@ -296,13 +297,14 @@ static void admit_overtaken(struct scheduler *s, struct plan *p)
             return;
         }
         if (a == ADMITTED) {
-            n_behind -= n_running + 1 - s->n_running; // who was preempted for it
+            n_behind -= n_running + 1 - s->n_running; // those preempted for it
             rows -= sequence_future(seq) - seq->n_computed;
         }
     }
 }
 
-/* Nothing could be planned and nothing is in flight: the first in order can never run. */
+/* Nothing could be planned and nothing is in flight: the first in the order can never run, so it
+ * fails. */
 static void fail_head(struct scheduler *s, struct plan *p)
 {
     for (struct sequence *seq = s->order.next; seq != &s->order; seq = seq->next) {
@@ -341,7 +343,7 @@ void scheduler_commit(struct scheduler *s, struct sequence *seq)
     if (seq->state != SEQ_RUNNING) {
         return;
     }
-    if (verified) { // rows of rejected drafts are overwritten by the next step
+    if (verified) { // the next step overwrites rows of rejected drafts
         seq->n_computed = seq->n_known - 1;
     }
     holdings_reached(&s->holdings, seq, sequence_sure(seq));
@@ -368,7 +370,7 @@ bool scheduler_retire(struct scheduler *s, struct sequence *seq)
         fronts_remove(&s->fronts, seq);
         s->n_waiting--;
         s->waiting_tokens -= seq->n_prompt;
-    } else { // its tokens are the caller's again soon
+    } else { // its tokens soon belong to the caller again
         holdings_settle(&s->holdings, seq, sequence_sure(seq), STATE_END);
         hints_apply(&s->holdings, seq, sequence_sure(seq));
     }
@@ -391,7 +393,7 @@ bool scheduler_step_over(struct scheduler *s, struct sequence *seq)
     return true;
 }
 
-/* ---- the books ---------------------------------------------------------------------------- */
+/* ---- checks ------------------------------------------------------------------------------- */
 
 void scheduler_check(const struct scheduler *s)
 {

@@ -29,15 +29,15 @@ void states_deinit(struct states *s)
     *s = (struct states){0};
 }
 
-/* ---- what one is worth -------------------------------------------------------------------- */
+/* ---- value -------------------------------------------------------------------------------- */
 
 enum {
-    TRUST = 16,     // chosen: snapshots that weigh as much as what was believed before
-    MEMORY = 1024,  // chosen: of so many the half is forgotten
-    LEAST_AGE = 64, // chosen: what comes and goes before idleness says anything
+    TRUST = 16,     // chosen: the prior weighs as much as this number of snapshots
+    MEMORY = 1024,  // chosen: after this number of snapshots the statistics are halved
+    LEAST_AGE = 64, // chosen: snapshots taken and used before idleness counts
 };
 
-/* The share of those taken for a reason that are of use. */
+/* The share of snapshots taken for a reason that were used. */
 static double chance_of(const struct states *s, int32_t reason)
 {
     static const double before[N_STATE_REASONS] = {1.0 / 16, 1.0 / 4, 1, 4};
@@ -55,7 +55,7 @@ static void count(struct states *s, int32_t reason, bool used)
     }
 }
 
-/* Tokens, by the chance that somebody comes for them in the time of one snapshot. */
+/* Tokens saved, times the probability of use in the time between two snapshots. */
 static double worth(const struct states *s, const struct snapshot *x)
 {
     int32_t from = x->above >= 0 ? s->slots[x->above].pos : 0;
@@ -63,7 +63,7 @@ static double worth(const struct states *s, const struct snapshot *x)
     return (x->pos - from) * (chance_of(s, x->reason) + x->n_uses) / (s->n + LEAST_AGE + age);
 }
 
-/* Of the slots that nobody holds the one worth least, if that is less than `than`. -1: none. */
+/* The least valuable slot that nobody holds, if its value is less than `than`. -1: none. */
 static int32_t least(const struct states *s, double than)
 {
     int32_t slot = -1;
@@ -83,7 +83,7 @@ static void detach(struct states *s, int32_t slot)
     struct snapshot *x = &s->slots[slot];
     s->of_block[x->block] = -1;
     x->block = -1;
-    for (int32_t i = 0; i < s->n; i++) { // who lay behind it lies behind the one before
+    for (int32_t i = 0; i < s->n; i++) { // snapshots after it now follow the one before it
         if (s->slots[i].block >= 0 && s->slots[i].above == slot) {
             s->slots[i].above = x->above;
         }
@@ -139,7 +139,7 @@ void states_use(struct states *s, int32_t slot)
         count(s, x->reason, true);
     }
     x->last_use = ++s->clock;
-    if (x->reason == STATE_PAUSE) { // it has come back
+    if (x->reason == STATE_PAUSE) { // the preempted sequence has resumed
         x->reason = STATE_END;
     } else {
         x->n_uses++;

@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Snapshots of recurrent state: which block of the prefix cache each lies behind, what it is worth,
- * and which one makes room for another. Slots and numbers, no memory.
+/* | Snapshots of recurrent state: the block of the prefix cache that each follows, its value, and
+ * which one is replaced by a new one. Slots and numbers, no memory.
  *
- * A snapshot saves those who come to its block the tokens between it and the one before it on the
- * way there. How often that will be is told by how often it was of use, by what became of others
- * that were taken for the same reason, and by how long ago: the least product goes first. Thread:
- * engine. */
+ * A snapshot saves a sequence that resumes from it the tokens between it and the previous snapshot
+ * on the path. The probability of that is estimated from its own uses, from those of other
+ * snapshots taken for the same reason, and from its age: the one with the least product is replaced
+ * first.
+ * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_STATES_H
 #define SLUICE_ENGINE_SCHEDULE_STATES_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Why a snapshot was taken; before anything is learnt, the likelier to be used the later. */
+/* Why a snapshot was taken, in increasing order of the initial estimate of its use. */
 enum state_reason {
-    STATE_STEP,   // one of those that lie every so many tokens
-    STATE_END,    // of a prompt, or of a sequence: others may go on from there
-    STATE_BRANCH, // two texts were seen to part there
-    STATE_PAUSE,  // of a preempted sequence, which comes back
+    STATE_STEP,   // a periodic one
+    STATE_END,    // at the end of a prompt or a sequence, where others may continue
+    STATE_BRANCH, // where two texts diverged
+    STATE_PAUSE,  // of a preempted sequence, which will resume
     N_STATE_REASONS,
 };
 
 struct snapshot {
-    int32_t block; // it is the state behind this block; -1: none
+    int32_t block; // the state follows this block; -1: none
     int32_t pos;   // tokens before it
-    int32_t above; // the snapshot before it on its way, as far as is known; -1: none
+    int32_t above; // the previous snapshot on its path, if known; -1: none
     int32_t n_uses;
-    int32_t holds; // while above 0 the slot is not given to another block
+    int32_t holds; // above 0 the slot cannot be reassigned
     uint64_t last_use;
     uint8_t reason;
 };
@@ -36,32 +37,32 @@ struct states {
     struct snapshot *slots;
     int32_t *free_slots;
     int32_t *of_block;                                       // [n_blocks]: slot, or -1
-    uint64_t clock;                                          // of snapshots taken and used
-    float n_taken[N_STATE_REASONS], n_used[N_STATE_REASONS]; // used: once or more
+    uint64_t clock;                                          // counts snapshots taken and used
+    float n_taken[N_STATE_REASONS], n_used[N_STATE_REASONS]; // used: at least once
 };
 
 void states_init(struct states *s, int32_t n, int32_t n_blocks);
 void states_deinit(struct states *s);
 
-/* The snapshot behind a block, or -1. */
+/* The snapshot that follows a block, or -1. */
 static inline int32_t states_at(const struct states *s, int32_t block)
 {
     return s->n > 0 ? s->of_block[block] : -1;
 }
 
-/* A slot for the state behind a block that has none, `above` being the one before it; held once.
- * -1: what there is, is worth more. */
+/* A slot, held once, for the state after a block that has none; `above` is the previous snapshot.
+ * -1: all existing ones are more valuable. */
 int32_t states_take(struct states *s, int32_t block, int32_t pos, int32_t above,
                     enum state_reason reason);
 
-/* The slot's content is written or read by a step that is not submitted yet; and no longer. */
+/* The slot is written or read by a step that is not submitted yet; the hold ends. */
 void states_hold(struct states *s, int32_t slot);
 void states_release(struct states *s, int32_t slot);
 
-/* A sequence goes on from it. */
+/* A sequence resumes from it. */
 void states_use(struct states *s, int32_t slot);
 
-/* What is known now of the one before it. */
+/* Sets the previous snapshot on its path. */
 void states_lies_behind(struct states *s, int32_t slot, int32_t above);
 
 /* The block has left the cache. */
@@ -72,7 +73,7 @@ static inline int32_t states_taken(const struct states *s)
     return s->n - s->n_free;
 }
 
-/* Proves that slots and blocks agree and none is lost. Aborts if not. For tests. */
+/* Verifies that slots and blocks agree and none is lost. Aborts on errors. For tests. */
 void states_check(const struct states *s, int32_t n_blocks);
 
 #endif

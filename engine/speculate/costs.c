@@ -14,7 +14,7 @@ float spec_cost(const float *cost, int32_t n)
     return cost[i] + (cost[i + 1] - cost[i]) * (float)(n - low) / (float)low;
 }
 
-/* Points that did not fit, and noise: more rows never cost less. */
+/* Fills points that were not measured, and removes noise: more rows never cost less. */
 static void mend(float *cost)
 {
     for (int32_t i = SPEC_COST_POINTS - 2; i >= 0; i--) {
@@ -27,8 +27,8 @@ static void mend(float *cost)
     }
 }
 
-/* What a step costs beyond its passes is the price of the host's looking at a pass's results before
- * the next; the draft's passes run one behind the other without. */
+/* What a step costs beyond its passes is the time in which the host reads a pass's results before
+ * it submits the next; passes of a chain need no such round trip. */
 static void set_looks(struct spec_costs *c, const struct spec_timed_steps *t)
 {
     float one = c->draft[0], each = (t->chain - one) / (float)(t->n_passes - 1);

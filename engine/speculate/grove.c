@@ -10,15 +10,18 @@ static const struct tree_node *node_of(const struct tree_pick *p)
     return &p->tree->nodes[p->node];
 }
 
-/* Likelier first. A child is never likelier than its parent and has a higher index, so whatever is
- * cut off, parents are in. */
+/* More likely first. A child is never more likely than its parent and has a higher index, so
+ * wherever the list is cut, all parents of the nodes taken are taken, too. */
 static bool goes_before(const struct tree_pick *a, const struct tree_pick *b)
 {
     float x = node_of(a)->logp, y = node_of(b)->logp;
-    return x != y ? x > y : a->tree != b->tree ? a->tree < b->tree : a->node < b->node;
+    if (x != y) {
+        return x > y;
+    }
+    return a->tree != b->tree ? a->tree < b->tree : a->node < b->node;
 }
 
-/* Shell sort: no memory of its own. */
+/* Shell sort: needs no extra memory. */
 static void sort_picks(struct tree_pick *v, int32_t n)
 {
     for (int32_t gap = n / 2; gap > 0; gap /= 2) {
@@ -43,7 +46,7 @@ static bool counts_cost(const struct spec *sp)
     return !sp->options.fixed && sp->options.n_expansion == 0 && spec_costs_known(&sp->costs);
 }
 
-/* All candidates, and how many of them are worth their rows. */
+/* Ranks all candidates, and returns how many of them are worth their rows. */
 static int32_t rank_nodes(const struct spec *sp, struct spec_grove *g, int32_t *n_all,
                           float *tokens, float *seconds)
 {
@@ -56,7 +59,7 @@ static int32_t rank_nodes(const struct spec *sp, struct spec_grove *g, int32_t *
     *n_all = n;
     *tokens = (float)g->n_trees;
     if (sp->options.n_expansion > 0) {
-        return n; // in order of levels already
+        return n; // already in order of levels
     }
     sort_picks(g->picks, n);
     if (!counts_cost(sp)) {
@@ -79,7 +82,7 @@ static int32_t rank_nodes(const struct spec *sp, struct spec_grove *g, int32_t *
 
 /* ---- growth ------------------------------------------------------------------------------- */
 
-/* The best of a tree's nodes at this level, at most `most`, at the end of the picks. */
+/* Appends the best nodes of a tree at this level, at most `most`, to the picks. */
 static int32_t add_level(struct spec_grove *g, int32_t n, struct spec_tree *t, int32_t level,
                          int32_t most)
 {
@@ -94,8 +97,8 @@ static int32_t add_level(struct spec_grove *g, int32_t n, struct spec_tree *t, i
     return n - from < most ? n : from + most;
 }
 
-/* How many of the level's nodes to feed: each costs a row in a draft pass, and in the target's for
- * the child that it will have. */
+/* The number of the level's nodes to feed: each costs a row in a draft pass, and one in the
+ * target's pass for its likely child. */
 static int32_t worth_feeding(const struct spec *sp, const struct spec_grove *g, int32_t n,
                              int32_t refed, float tokens, float seconds)
 {
@@ -151,7 +154,8 @@ static void give_row(struct spec_tree *t, int32_t node)
     t->levels = t->nodes[node].depth > t->levels ? t->nodes[node].depth : t->levels;
 }
 
-/* The likeliest child of each node of the path; chosen nodes have row 0 until they get theirs. */
+/* Gives rows along the path, each node followed by its most likely child; chosen nodes have row 0
+ * until they get theirs. */
 static void number_path(struct spec_tree *t)
 {
     for (int32_t at = 0, next; at >= 0; at = next) {
@@ -183,7 +187,7 @@ void grove_choose(const struct spec *sp, struct spec_grove *g)
     for (int32_t i = 0; i < g->n_trees; i++) {
         number_path(&g->trees[i]);
     }
-    for (int32_t i = 0; i < worth; i++) { // parents first, as they were taken
+    for (int32_t i = 0; i < worth; i++) { // parents first, in the order in which they were taken
         struct spec_tree *t = g->picks[i].tree;
         if (t->nodes[g->picks[i].node].row == 0) {
             give_row(t, g->picks[i].node);

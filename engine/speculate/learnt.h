@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What was learnt of drafts while they were judged, and what is counted of them. Only learnt.c
- * writes it; whoever proposes reads it.
+/* Statistics of verified drafts, and counters. Only learnt.c writes them; proposers read them.
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_SPECULATE_LEARNT_H
 #define SLUICE_ENGINE_SPECULATE_LEARNT_H
@@ -9,45 +8,46 @@
 #include "engine/speculate/costs.h"
 
 struct spec_learnt {
-    float doubt; // running share of rejected drafts, of all sequences: where new ones begin
+    float doubt; // running share of rejected drafts over all sequences: the initial value of new
+                 // ones
     int64_t n_drafts, n_draft_tokens, n_accepted;
     int64_t accepted_per_pos[MAX_DRAFTS];
 
     /* Trees. */
     float lookup_logp; // log of the share of n-gram lookup's first tokens that were right
     float said[MAX_DRAFTS], right[MAX_DRAFTS]; // by depth: expected and right nodes
-    float rescue[MAX_SIBLINGS]; // where a spine ends: how often the sibling of this rank is right
-    float grow_gain;            // there: tokens of a grown tree beyond a comb's
-    float grow_seconds;         // of a step with grown trees beyond one with combs
+    float rescue[MAX_SIBLINGS]; // how often the sibling of this rank is right where a spine ends
+    float grow_gain;            // tokens of a grown tree beyond a comb's, where a spine ends
+    float grow_seconds;         // of a step with grown trees, beyond one with combs
 };
 
-/* Before anything was judged; and, once costs are known, what a grown tree is taken to cost. */
+/* Initial values; and, once costs are measured, the initial cost of a grown tree. */
 void spec_learnt_init(struct spec_learnt *l);
 void spec_learnt_expect(struct spec_learnt *l, const struct spec_costs *costs, int32_t k);
 
-/* The share of rejected drafts of a sequence. What others' drafts were worth speaks for those of a
- * new one, but never against trying. */
+/* The share of rejected drafts of a sequence. For a new sequence the average of the others is used,
+ * but never so high that drafts would not be tried. */
 float spec_doubt_of(const struct spec_learnt *l, const struct spec_trust *trust);
 
-/* The share of nodes of this depth that will be right, of which the drafts say `logp`. */
+/* The expected share of right nodes at this depth, given the drafts' log-probability `logp`. */
 float spec_gain_of(const struct spec_learnt *l, int32_t depth, float logp);
 
 /* ---- after a verified step */
 
-/* A sequence's drafts, all together; and the first n of a chain, or of a spine, of which so many
- * were right: what is learnt of the next ones. */
+/* Counts all drafts of a sequence; and, for the first n of a chain or of a spine, the number that
+ * were right, from which the acceptance is learnt. */
 void spec_count(struct spec_learnt *l, int32_t n_drafts, int32_t n_accepted);
 void spec_learn(struct spec_learnt *l, struct spec_trust *trust, int32_t n, int32_t right);
 
-/* At a depth of a tree, so many nodes were expected to be right, and one was or none. */
+/* At one depth of a tree `said` nodes were expected to be right, and one was, or none. */
 void spec_learn_depth(struct spec_learnt *l, int32_t depth, float said, bool right);
 void spec_learn_lookup(struct spec_learnt *l, bool right);
 
-/* A spine ended beside n siblings, of which number `which` was right (-1: none). */
+/* A spine ended at a place with n siblings, of which number `which` was right (-1: none). */
 void spec_learn_beside(struct spec_learnt *l, int32_t n, int32_t which);
 
-/* A grown tree gave so many tokens more than a comb would have; a step with such trees took so
- * long, and would have taken so long with combs; a step had none. */
+/* Updates the gain of grown trees: by the tokens that a tree gave beyond a comb; by the time of a
+ * step with such trees compared with combs; and by a step that had none. */
 void spec_learn_growth(struct spec_learnt *l, float tokens);
 void spec_learn_seconds(struct spec_learnt *l, float grown, float planned);
 void spec_forget(struct spec_learnt *l);

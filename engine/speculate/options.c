@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* --speculative-config: JSON in vLLM's shape. What is not known here is refused, never passed
- * over. */
+/* --speculative-config: JSON in vLLM's shape. Unknown keys are errors, never ignored. */
 #include "engine/speculate/options.h"
 
 #include "engine/speculate/tree.h"
@@ -10,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WHOLE = 100, TEXT_OR_LIST }; // beside the types of JSON
+enum { WHOLE = 100, TEXT_OR_LIST }; // in addition to the types of JSON
 
 static const struct {
     const char *name;
@@ -157,7 +156,7 @@ static enum status read_expansion(struct spec_options *o, const struct json *j, 
     }
     int64_t depth = json_get_int(j, "num_speculative_tokens", o->n_expansion);
     o->k = depth < o->n_expansion ? (int32_t)depth : o->n_expansion;
-    o->budget = (int32_t)nodes * 8; // chosen: eight whole trees a step
+    o->budget = (int32_t)nodes * 8; // chosen: eight full trees per step
     return OK;
 }
 
@@ -183,7 +182,8 @@ static bool is(const char *s, const char *word)
     return s && strcmp(s, word) == 0;
 }
 
-/* vLLM's names; "standard" with probabilistic drafts is what older ones call "probabilistic". */
+/* vLLM's names; "standard" with probabilistic drafts is what older versions call
+ * "probabilistic". */
 enum status spec_options_read_rejection(struct spec_options *o, const struct json *j, bool trees,
                                         struct err *err)
 {

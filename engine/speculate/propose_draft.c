@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A draft model: a smaller one of the same vocabulary draws a chain of drafts in the passes of the
- * very step that verifies them. The host proposes their number alone. */
+/* Draft models: a smaller model with the same vocabulary samples a chain of drafts in passes of the
+ * step that verifies them. The host only chooses their number. */
 #include "engine/speculate/proposer.h"
 
 enum { LONG_LAG = 64 }; // tokens; chosen: feeding them takes no longer than a few passes
 
 int32_t draft_laws(const struct spec_options *o, int32_t depth)
 {
-    int32_t nodes = 1, level = 1; // those that have children
+    int32_t nodes = 1, level = 1; // nodes with children, and their level
     for (int32_t d = 0; o->n_expansion > 0 && d + 1 < depth; d++) {
         level *= o->expansion[d];
         level = level < MAX_TREE_NODES ? level : MAX_TREE_NODES;
@@ -17,8 +17,8 @@ int32_t draft_laws(const struct spec_options *o, int32_t depth)
     return nodes < MAX_TREE_NODES ? nodes : MAX_TREE_NODES;
 }
 
-/* Only draft models that have nearly caught up can draft in the same step, whose first draft pass
- * feeds them what they lack. */
+/* A draft model can only draft in a step whose first draft pass feeds all rows that it lacks, so it
+ * must nearly have caught up. */
 void draft_propose(const struct spec *sp, const struct spec_view *v, struct spec_candidate *c,
                    int32_t n, struct draft_load *load)
 {

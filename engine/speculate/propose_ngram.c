@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* N-gram lookup: what followed the last time that the text's end occurred. It costs no pass. */
+/* N-gram lookup: proposes the tokens that followed the latest earlier occurrence of the text's
+ * suffix. It costs no pass. */
 #include "engine/speculate/proposer.h"
 
 #include "engine/base/mem.h"
@@ -43,7 +44,7 @@ void ngram_close(struct spec *sp)
     sp->known = NULL;
 }
 
-/* The prompt and the output lie apart: they are searched as one run. */
+/* Prompt and output are separate arrays: they are joined for the search. */
 int32_t ngram_look_up(struct spec *sp, const struct sequence *seq, int32_t k, int32_t *drafts)
 {
     memcpy(sp->known, seq->request->prompt, (size_t)seq->n_prompt * sizeof *sp->known);
@@ -57,13 +58,13 @@ static void propose_for(struct spec *sp, struct spec_candidate *c)
     struct proposal *p = c->proposal;
     p->n_drafts = ngram_look_up(sp, c->seq, c->depth, p->drafts);
     p->on_device = false;
-    if (sp->options.rejection == REJECT_SYNTHETIC && p->n_drafts == 0) { // anything will do
+    if (sp->options.rejection == REJECT_SYNTHETIC && p->n_drafts == 0) { // any token will do
         for (; p->n_drafts < c->depth; p->n_drafts++) {
             p->drafts[p->n_drafts] = sequence_token(c->seq, c->seq->n_known - 1);
         }
     }
     if (p->n_drafts == 0) {
-        c->trust->pause = 2; // nothing to copy from here: look again soon
+        c->trust->pause = 2; // no match here: try again soon
     }
 }
 
@@ -76,7 +77,7 @@ static void propose(struct spec *sp, const struct spec_view *v)
     }
 }
 
-/* Its own options, prompt_lookup_min and _max, are read for all: trees look up, too. */
+/* prompt_lookup_min and _max are read with the common options, because trees use lookup, too. */
 const struct proposer proposer_ngram = {.name = "ngram",
                                         .open = ngram_open,
                                         .close = ngram_close,

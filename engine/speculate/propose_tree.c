@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Trees of drafts: combs, which are laid out before they are drafted and need a chain's passes, or
- * trees that the host grows level by level; what is better is told by what was measured. */
+/* Trees of drafts: combs, which are laid out before they are drafted and need only a chain's
+ * passes, or trees that the host grows level by level. Measurements decide which is better. */
 #include "engine/speculate/shape.h"
 #include "engine/speculate/tree.h"
 
@@ -8,8 +8,7 @@
 
 /* ---- proposals ---------------------------------------------------------------------------- */
 
-/* What the user has said of the shape: 1: the host grows trees, 0: it does not. -1: it is
- * measured. */
+/* The user's choice: 1: the host grows trees, 0: it does not, -1: decided by measurement. */
 static int32_t told_to_grow(const struct spec *sp)
 {
     const struct spec_options *o = &sp->options;
@@ -24,12 +23,14 @@ static int32_t told_to_grow(const struct spec *sp)
         return 1;
     }
     if (o->rejection == REJECT_PROBABILISTIC) {
-        return 0; // what is judged must not have been chosen by what it is: laid out before
+        return 0; // with p / q verification the shape must not depend on the draws: lay trees out
+                  // in advance
     }
     return o->fixed || !spec_costs_known(&sp->costs) ? 1 : -1;
 }
 
-/* A comb for every sequence that decodes, within the budget; and whether grown trees are better. */
+/* Plans a comb for every decoding sequence, within the budget, and decides whether grown trees are
+ * better. */
 static void plan_combs(struct spec *sp, const struct spec_view *v)
 {
     struct spec_plan all = {0};
@@ -87,7 +88,8 @@ enum spec_passes tree_passes(const struct spec *sp)
 
 /* ---- learning ----------------------------------------------------------------------------- */
 
-/* Rows of siblings of the spine's node at `depth`, and which of them is `row`; -1: none of them. */
+/* The number of siblings of the spine's node at `depth` with rows, and which of them `row` is; -1:
+ * none of them. */
 static int32_t find_beside(const struct spec_tree *t, int32_t depth, int32_t row, int32_t *which)
 {
     int32_t n = 0, parent = -1;
@@ -106,7 +108,7 @@ static int32_t find_beside(const struct spec_tree *t, int32_t depth, int32_t row
     return n;
 }
 
-/* What the spine was worth, and where it ended the siblings beside it. */
+/* Learns the acceptance of the spine, and of the siblings where it ended. */
 static void learn_shape(struct spec *sp, const struct spec_trial *trial)
 {
     const struct spec_tree *t = trial->tree;
@@ -125,7 +127,7 @@ static void learn_shape(struct spec *sp, const struct spec_trial *trial)
     }
     int32_t n = find_beside(t, right + 1, n_path > right ? path[right] : -1, &which);
     spec_learn_beside(&sp->learnt, n, which);
-    if (!t->planned && !trial->cut) { // against a comb with as many beside each as were planned
+    if (!t->planned && !trial->cut) { // compared with a comb with the planned number of siblings
         int32_t beside =
             (trial->seq->proposal.n_beside + t->depth - 1) / (t->depth > 0 ? t->depth : 1);
         bool rescued = which >= 0 && which < beside;
@@ -133,7 +135,7 @@ static void learn_shape(struct spec *sp, const struct spec_trial *trial)
     }
 }
 
-/* What the drafts had said of the nodes at each depth, and what came of it. */
+/* Compares the drafts' probabilities of the nodes at each depth with the outcome. */
 static void learn_depths(struct spec *sp, const struct spec_trial *trial)
 {
     const struct spec_tree *t = trial->tree;
@@ -155,7 +157,7 @@ void tree_observe(struct spec *sp, const struct spec_trial *trial)
         chain_observe(sp, trial);
         return;
     }
-    if (!t->planned) { // of a comb nothing was said before it was drawn
+    if (!t->planned) { // a comb's probabilities are not known in advance
         learn_depths(sp, trial);
     }
     if (t->looked_up >= 0) {

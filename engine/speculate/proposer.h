@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Proposers: who guesses the tokens that come next. Each is a row of the table in spec.c, and a
- * file. A proposer sees sequences, and changes none of them: it fills in what it proposes. Pool,
- * cache, order and plan are not its business; which blocks draft models may feed is settled before
- * it is asked.
+/* Proposers guess the next tokens. Each is a file, and a row of the table in spec.c. A proposer
+ * reads sequences and modifies none: its output is the proposals. It does not deal with the pool,
+ * cache, order or plan; which blocks draft models may feed is decided before it is called.
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_SPECULATE_PROPOSER_H
 #define SLUICE_ENGINE_SPECULATE_PROPOSER_H
@@ -12,90 +11,93 @@
 #include "engine/speculate/learnt.h"
 #include "engine/speculate/options.h"
 
-/* A sequence that decodes, as proposers see it. */
+/* A decoding sequence, as proposers see it. */
 struct spec_candidate {
     const struct sequence *seq;
-    struct proposal *proposal; // without drafts when a proposer is asked
+    struct proposal *proposal; // without drafts when a proposer is called
     struct spec_trust *trust;
-    bool ready;         // all its tokens are known and it lacks the rows of the last one alone
-    int32_t most;       // drafts that it may have
-    int32_t depth;      // of them, one behind the other, that are worth having; 0: none
-    int32_t tree_depth; // levels that a tree may have here; a chain may be longer
-    int32_t lag; // tokens that draft models must be fed before they can draft for it; -1: they
-                 // cannot now, since another sequence is filling a block that both have
+    bool ready;         // all its tokens are known and only the last one's row is missing
+    int32_t most;       // maximum number of drafts
+    int32_t depth;      // depth of drafts that pays, at most `most`; 0: none
+    int32_t tree_depth; // maximum depth of a tree here; a chain may be longer
+    int32_t lag; // tokens that draft models must be fed before they can draft for it; -1: not
+                 // possible now, since another sequence is filling a block that both share
 };
 
-/* All of them, in the total order. */
+/* All candidates, in the total order. */
 struct spec_view {
     int32_t n;
     struct spec_candidate *seqs; // [max_lanes]
     int32_t n_running, max_rows, max_len;
 };
 
-/* The passes that drafts of one step need. */
+/* The passes that the drafts of one step need. */
 enum spec_passes {
     SPEC_NO_PASSES,    // none: the host knows the drafts
-    SPEC_CHAIN_PASSES, // draft models', one behind the other without the host's looking in between
-    SPEC_LEVEL_PASSES, // such a chain, looked at; then one for each level of the trees, if it pays
+    SPEC_CHAIN_PASSES, // of draft models, one after the other without a round trip to the host
+    SPEC_LEVEL_PASSES, // such a chain, whose results the host reads; then one pass for each level
+                       // of the trees, if it pays
 };
 
-/* What became of the drafts of one sequence. */
+/* The outcome of the drafts of one sequence. */
 struct spec_trial {
     struct spec_trust *trust;
     const struct sequence *seq;
     const struct spec_tree *tree; // NULL: the drafts were a chain
     int32_t n_drafts;
-    const int32_t *path; // [n_right], of a tree: the rows that were right
+    const int32_t *path; // [n_right], of a tree: the rows of the accepted path
     int32_t n_right;
-    bool cut; // the text ended there: what lies behind was not judged
+    bool cut; // the text ended there: later drafts were not verified
 };
 
 struct spec {
     const struct proposer *proposer; // NULL: no speculation
-    struct spec_options options;     // what was asked: options.c
-    struct spec_costs costs;         // what passes take: costs.c
-    struct spec_learnt learnt;       // what drafts were worth: learnt.c
-    int32_t max_laws;                // kept by a step's drafts at most; see struct pass_draw
-    int32_t *known;                  // [max_len], room for one sequence's tokens
+    struct spec_options options;     // the settings: options.c
+    struct spec_costs costs;         // costs of passes: costs.c
+    struct spec_learnt learnt;       // statistics of drafts: learnt.c
+    int32_t max_laws;                // distributions that a step's drafts keep at most; see struct
+                                     // pass_draw
+    int32_t *known;                  // [max_len], space for one sequence's tokens
 
-    /* Of the step that comes. */
-    bool busy;  // too many run: nothing is proposed
+    /* For the next step. */
+    bool busy;  // too many sequences run: no proposals
     bool grows; // trees are grown by the host; else they are laid out before they are drafted
-    float comb_seconds; // of the step with combs, or what it would have taken
+    float comb_seconds; // of the step with combs, or the estimate for it
 };
 
-/* One row. A member that may be NULL says so. */
+/* One row. Members that may be NULL say so. */
 struct proposer {
     const char *name;          // the method in --speculative-config
-    const char *const *others; // further names of it, up to NULL; or NULL
-    bool trees;                // its drafts may be trees: sequences need slots, steps room for them
-    /* The row instead of this one, where the options shape trees. NULL: they may not. */
+    const char *const *others; // alternative names, terminated by NULL; or NULL
+    bool trees;                // its drafts may be trees, so sequences need slots and steps need
+                               // memory for them
+    /* The row that replaces this one if the options describe trees. NULL: trees are not allowed. */
     const struct proposer *with_trees;
-    /* Reads the options that are its own, the common ones being read. NULL: none. */
+    /* Reads its own options, after the common ones. NULL: none. */
     enum status (*read)(struct spec_options *o, const struct json *j, struct err *err);
-    /* Takes what memory it needs for texts of up to max_len tokens; gives it back. NULL: none. */
+    /* Allocates memory for texts of up to max_len tokens; frees it. NULL: none. */
     void (*open)(struct spec *sp, int32_t max_len);
     void (*close)(struct spec *sp);
-    /* Fills the proposals of those that are ready and have a depth. */
+    /* Fills the proposals of the sequences that are ready and have a depth. */
     void (*propose)(struct spec *sp, const struct spec_view *v);
-    /* What the step that was proposed for needs. NULL: no passes. */
+    /* The passes that the step with these proposals needs. NULL: no passes. */
     enum spec_passes (*passes)(const struct spec *sp);
-    /* Learns from drafts that were judged; they are counted already. */
+    /* Learns from verified drafts, which are counted already. */
     void (*observe)(struct spec *sp, const struct spec_trial *t);
 };
 
 extern const struct proposer proposer_ngram, proposer_draft_model, proposer_tree, proposer_mtp,
     proposer_eagle3;
 
-/* ---- what several of them share */
+/* ---- shared by several proposers */
 
-/* propose_ngram.c: room for lookups; the tokens after the latest earlier occurrence of the longest
- * suffix of the known tokens, at most k of them: how many. */
+/* propose_ngram.c: memory for lookups; the lookup: the tokens after the latest earlier occurrence
+ * of the longest suffix of the known tokens, at most k. Returns their number. */
 void ngram_open(struct spec *sp, int32_t max_len);
 void ngram_close(struct spec *sp);
 int32_t ngram_look_up(struct spec *sp, const struct sequence *seq, int32_t k, int32_t *drafts);
 
-/* The same over n tokens, of suffixes of min_n to max_n tokens. Time linear in n. */
+/* The same over n given tokens, for suffixes of min_n to max_n tokens. Linear time in n. */
 int32_t ngram_find(const int32_t *known, int32_t n, int32_t min_n, int32_t max_n, int32_t k,
                    int32_t *drafts);
 
@@ -114,10 +116,11 @@ struct draft_load {
     int32_t n_rows, n_laws;
 };
 
-/* n drafts, c->depth deep, that draft models draw in the step itself, if they can. */
+/* Proposes n drafts, c->depth deep, to be sampled by draft models in the step itself, if they
+ * can. */
 void draft_propose(const struct spec *sp, const struct spec_view *v, struct spec_candidate *c,
                    int32_t n, struct draft_load *load);
-/* Laws that one sequence's drafts keep. */
+/* The number of distributions that one sequence's drafts keep. */
 int32_t draft_laws(const struct spec_options *o, int32_t depth);
 
 #endif

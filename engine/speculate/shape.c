@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Trees that are laid out before they are drafted: a spine, and beside each of its nodes some
- * siblings without children. All of it is drafted in the chain of passes that a chain has, each
- * draw giving its siblings too, so the host need not look in between; without siblings it is a
- * chain. How many pay, and whether the host had better grow a deeper tree level by level, is told
- * by what was measured. */
+/* Trees that are laid out before they are drafted: a spine, with leaf siblings beside its nodes. A
+ * chain of draft passes produces all of it, since each draw returns the siblings too, so no round
+ * trip to the host is needed; without siblings it is a chain. How many siblings pay, and whether a
+ * deeper tree grown level by level is better, is decided by measurements. */
 #include "engine/speculate/shape.h"
 
 #include <string.h>
@@ -37,7 +36,8 @@ int32_t spec_tree_most(const struct spec *sp, int32_t depth, int32_t n_sequences
         level = level < MAX_TREE_NODES ? level : MAX_TREE_NODES;
         nodes += level;
     }
-    // One may have twice its share of the budget: a sure one gains more than an unsure one.
+    // A sequence may use twice its share of the budget, because a predictable one gains more than
+    // an unpredictable one.
     int32_t share = n_sequences > 1 ? 2 * sp->options.budget / n_sequences : sp->options.budget;
     share = share < sp->options.budget ? share : sp->options.budget;
     share = share > depth ? share : depth;
@@ -47,8 +47,8 @@ int32_t spec_tree_most(const struct spec *sp, int32_t depth, int32_t n_sequences
 
 /* ---- combs -------------------------------------------------------------------------------- */
 
-/* The next sibling to lay out: where the spine ends most often, and the best left there. -1: no
- * room. value: the share of steps that it saves. */
+/* The next sibling to lay out: at the depth where the spine ends most often, the best one left. -1:
+ * no rows left. value: the share of steps that it saves. */
 static int32_t next_beside(const struct spec *sp, float acceptance, int32_t depth,
                            const uint8_t *beside, float *value)
 {

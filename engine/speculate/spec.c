@@ -10,7 +10,7 @@
 static const struct proposer *const proposers[] = {&proposer_ngram, &proposer_draft_model,
                                                    &proposer_tree, &proposer_mtp, &proposer_eagle3};
 
-/* ---- to open ------------------------------------------------------------------------------ */
+/* ---- opening ------------------------------------------------------------------------------ */
 
 static bool is_called(const struct proposer *p, const char *name)
 {
@@ -131,10 +131,10 @@ int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
     return most > each ? most : each;
 }
 
-/* ---- how deep ----------------------------------------------------------------------------- */
+/* ---- depth -------------------------------------------------------------------------------- */
 
-/* The number of drafts with the most tokens per second for one of n sequences whose drafts are
- * accepted with this probability each; 0: not worth it. */
+/* The number of drafts with the most tokens per second for one of n sequences whose drafts are each
+ * accepted with this probability; 0: drafts do not pay. */
 static int32_t best_depth(const struct spec *sp, int32_t n, float acceptance, int32_t most)
 {
     const struct spec_costs *costs = &sp->costs;
@@ -156,7 +156,7 @@ static int32_t best_depth(const struct spec *sp, int32_t n, float acceptance, in
     return best;
 }
 
-/* Drafts that the sequence may have in the next step, whatever they cost. */
+/* The maximum number of drafts of the sequence in the next step, regardless of cost. */
 static int32_t allowed(const struct spec *sp, const struct spec_view *v, const struct sequence *seq)
 {
     int32_t k = sp->options.k, asked = seq->request->params.num_speculative_tokens;
@@ -172,7 +172,7 @@ static int32_t allowed(const struct spec *sp, const struct spec_view *v, const s
 
 enum { PAUSE = 32 }; // tokens; chosen: a probe costs 3 % at worst
 
-/* Where drafts were not worth it, it is looked again after a while. */
+/* Where drafts did not pay, they are tried again after a while. */
 static void pause(struct spec_trust *trust, bool busy)
 {
     if (trust->pause > 0) {
@@ -205,7 +205,7 @@ void spec_consider(struct spec *sp, struct spec_view *v)
     }
 }
 
-/* ---- the proposer's turn ------------------------------------------------------------------ */
+/* ---- calling the proposer ----------------------------------------------------------------- */
 
 void spec_propose(struct spec *sp, const struct spec_view *v)
 {
@@ -233,7 +233,7 @@ bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draf
 void spec_observe(struct spec *sp, const struct spec_trial *t)
 {
     spec_count(&sp->learnt, t->n_drafts, t->n_right);
-    if (!t->seq->proposal.forced) { // else it says nothing of the proposer
+    if (!t->seq->proposal.forced) { // forced drafts say nothing about the proposer
         sp->proposer->observe(sp, t);
     }
 }

@@ -1,44 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Speculation: proposers guess the tokens that come next, the ordinary forward pass computes all
- * the guesses' rows at once, and the ordinary sampler draws at each of them. A guess stands while
- * it equals what was drawn, so the text is the same whatever is proposed.
+/* | Speculation: proposers guess the next tokens, the ordinary forward pass computes the rows of
+ * all guesses at once, and the ordinary sampler samples at each of them. A guess is accepted while
+ * it equals the sampled token, so the text does not depend on the guesses.
  *
- * A sequence that speculates is not planned while its last token is still in flight, since the
- * proposer needs it; with speculation paused it runs two steps deep like any other.
+ * A speculating sequence is not planned while its last token is in flight, since the proposer needs
+ * that token; while its speculation is paused it runs two steps deep like any other.
  *
- * Here is what the engine calls, the same for every proposer (proposer.h).
+ * This is the interface for the engine, the same for every proposer (proposer.h).
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SPECULATE_SPEC_H
 #define SLUICE_ENGINE_SPECULATE_SPEC_H
 
 #include "engine/speculate/proposer.h"
 
-/* config: JSON in vLLM's shape, or NULL for none. */
+/* config: JSON in vLLM's shape, or NULL for no speculation. */
 enum status spec_init(struct spec *sp, const char *config, struct err *err);
-/* Once the longest text is known; and the end, also of one that was not opened. */
+/* Opens it, once the longest text is known; closes it, also if it was not opened. */
 void spec_open(struct spec *sp, int32_t max_len);
 void spec_close(struct spec *sp);
 
-/* What buffers are sized for: whether there may be trees; drafts of a plan of n sequences; passes
- * of each draft model in a step; laws that a step keeps. */
+/* Sizes of buffers: whether there may be trees; drafts of a plan of n sequences; passes of each
+ * draft model in a step; distributions that a step keeps. */
 bool spec_has_trees(const struct spec *sp);
 int32_t spec_max_drafts(const struct spec *sp, int32_t n_sequences);
 int32_t spec_max_passes(const struct spec *sp);
 int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes);
 
-/* Before each plan, first how deep each sequence is worth drafting for; then, with the candidates'
- * lags filled in for those that are ready and have a depth, the proposals. */
+/* Called before each plan: spec_consider chooses the depth for each sequence; then, with the
+ * candidates' lags filled in for those that are ready and have a depth, spec_propose makes the
+ * proposals. */
 void spec_consider(struct spec *sp, struct spec_view *v);
 void spec_propose(struct spec *sp, const struct spec_view *v);
 
-/* The draft passes of the step that was proposed for. */
+/* The draft passes of the step with the current proposals. */
 enum spec_passes spec_passes(const struct spec *sp);
 
-/* Whether a draft for the place behind the last known token stands, given what was drawn there. */
+/* Whether a draft for the position after the last known token is accepted, given the token sampled
+ * there. */
 bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draft, int32_t drawn);
 
-/* After a verified step: counts a sequence's drafts, of which there must be some, and learns of
- * them. */
+/* Called after a verified step: counts a sequence's drafts (at least one) and learns from them. */
 void spec_observe(struct spec *sp, const struct spec_trial *t);
 
 #endif

@@ -45,7 +45,7 @@ int32_t tree_add(struct spec_tree *t, int32_t parent, int32_t token, float logp)
 
 enum { MAX_IDS = 1 + MAX_TOP_LOGPROBS };
 
-/* Ids that may come next, with the probability that each does. */
+/* Ids that may come next, with their probabilities. */
 struct guesses {
     int32_t n;
     int32_t token[MAX_IDS * MAX_DRAFT_MODELS];
@@ -64,9 +64,9 @@ static void guess(struct guesses *g, int32_t token, float p)
     g->p[g->n++] = p;
 }
 
-/* What one draft model says of the position `pos`. The target draws with the noise of (seed, pos),
- * so the same noise on the draft's log-probabilities tells which of them it will be; the model's
- * own draw, for which all parameters count, comes first. */
+/* One draft model's guesses for position `pos`. The target samples with noise of (seed, pos), so
+ * the same noise on the draft's log-probabilities predicts which id it will sample. The model's own
+ * draw, which respects all sampling parameters, comes first. */
 static void guess_from(struct guesses *g, const struct draw_result *r, const struct sequence *seq,
                        int32_t pos, float share)
 {
@@ -88,14 +88,14 @@ static void guess_from(struct guesses *g, const struct draw_result *r, const str
         }
         best = score[i] > best ? score[i] : best;
     }
-    if (!(best > -INFINITY)) { // also of NaN: a draft model may say anything
+    if (!(best > -INFINITY)) { // also for NaN: a draft model may return anything
         return;
     }
     score[0] = best;
     for (int32_t i = 0; i < n; i++) {
         sum += expf(score[i] - best);
     }
-    // Without noise the rest of the vocabulary has its share too.
+    // Without noise, the rest of the vocabulary keeps its share of the probability.
     float scale = t > 0.0f || sum * expf(best) > 1.0f ? 1.0f / sum : expf(best);
     for (int32_t i = 0; i < n; i++) {
         guess(g, ids[i], share * scale * expf(score[i] - best));
@@ -128,7 +128,8 @@ void tree_expand(struct spec_tree *t, int32_t node, const struct draw_result *co
 
 void tree_expand_drawn(struct spec_tree *t, int32_t node, const struct draw_result *drawn)
 {
-    float logp = t->nodes[node].logp; // not by what was drawn: that must not decide what is tried
+    float logp = t->nodes[node].logp; // not the draw's probability: the drawn token must not decide
+                                      // which nodes are tried
     tree_add(t, node, drawn->token, logp - 0.5f);
     for (int32_t i = 0; i < drawn->n_top; i++) {
         tree_add(t, node, drawn->top_ids[i], logp - 1.5f - (float)i);
@@ -185,7 +186,7 @@ int32_t tree_trunk(const struct spec_tree *t)
     int32_t trunk = 1;
     for (; trunk < t->n_seen; trunk++) {
         for (int32_t f = trunk; f < t->n_fed; f++) {
-            // All that comes later hangs on this one, which hangs on the one before.
+            // All later nodes descend from this one, and this one from the previous one.
             int32_t parent = t->nodes[t->nodes[t->by_fed[f]].parent].fed;
             if (f == trunk ? parent != trunk - 1 : parent < trunk) {
                 return trunk;

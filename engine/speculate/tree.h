@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Token trees: several guesses at each position, judged by one forward pass. A tree grows level by
- * level from the draft models' most likely ids (and n-gram lookup, if asked); equal tokens under
- * one parent are one node. Then nodes are chosen over all the trees of the step, best first
- * (grove.h), and the accepted path is the walk from the root along what the target drew.
+/* | Token trees: several guesses at each position, verified by one forward pass. A tree grows level
+ * by level from the draft models' most likely ids (and n-gram lookup, if enabled); equal tokens
+ * under one parent are one node. Then nodes are chosen over all trees of the step, best first
+ * (grove.h), and the accepted path is the walk from the root along the tokens that the target
+ * samples.
  *
- * A node has two places: `fed`, its slot behind the root in the draft models' KV, and `row`, its
+ * A node has two places: `fed`, its slot after the root in the draft models' KV, and `row`, its
  * slot in the target's. Committing a path moves both to where a plain run would have put them.
  *
- * A comb is laid out at once, its tokens unknown until the step's results tell them (shape.h).
+ * A comb is laid out at once; its tokens are unknown until the step returns them (shape.h).
  *
- * Here is the shape alone: no backend, no plan. step_tree.c and step_grow.c make passes of it.
+ * This file is only about the tree itself: no backend, no plan. step_tree.c and step_grow.c make
+ * passes of it.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SPECULATE_TREE_H
 #define SLUICE_ENGINE_SPECULATE_TREE_H
@@ -20,23 +22,24 @@
 enum { MAX_TREE_CANDIDATES = 512 };
 
 struct tree_node {
-    int32_t token, parent, depth; // parent: index of a node before it
-    int32_t fed; // rows of the draft models before it, the root's included; -1: not fed
-    int32_t row; // in the target's pass, counted from the root's; -1: not chosen
-    float logp;  // that the target draws the whole path, as the drafts believe
-    bool spine;  // the first guess, as the first guesses before it
+    int32_t token, parent, depth; // parent: index of an earlier node
+    int32_t fed; // number of rows fed to the draft models before it, including the root; -1: not
+                 // fed
+    int32_t row; // in the target's pass, relative to the root's; -1: not chosen
+    float logp;  // the drafts' estimate that the target samples the whole path
+    bool spine;  // the first guess, after first guesses only
 };
 
 struct spec_tree {
     const struct sequence *seq;
     int32_t entry;                  // of the step's plan
     int32_t first;                  // position of the root, the sequence's last known token
-    int32_t depth, most;            // levels it may have, nodes that the plan has room for
-    int32_t top_n;                  // ids that a draft model tells of a node
-    uint8_t children[MAX_DRAFTS];   // of a node, by depth, at most
-    int32_t n_nodes, n_fed, n_rows; // the root is in each
-    int32_t n_seen;                 // of the fed ones, those of earlier passes
-    int32_t looked_up;              // the first node that n-gram lookup gave; -1: none
+    int32_t depth, most;            // maximum depth, and maximum number of nodes by the plan
+    int32_t top_n;                  // ids that a draft model returns for a node
+    uint8_t children[MAX_DRAFTS];   // maximum number of children of a node, by depth
+    int32_t n_nodes, n_fed, n_rows; // each includes the root
+    int32_t n_seen;                 // fed nodes of earlier passes
+    int32_t looked_up;              // the first node that n-gram lookup added; -1: none
     int32_t levels;                 // depth of the deepest chosen node
     bool planned; // a comb: beside[d] siblings of the spine's node of depth d + 1, in rows
     uint8_t beside[MAX_DRAFTS]; // from beside_row[d] on
@@ -47,31 +50,31 @@ struct spec_tree {
 
 void tree_begin(struct spec_tree *t, const struct sequence *seq, int32_t token);
 
-/* The child with this token, made if there is none. -1: no room. */
+/* The child with this token, which is added if missing. -1: no space. */
 int32_t tree_add(struct spec_tree *t, int32_t parent, int32_t token, float logp);
 
-/* Adds the k best children of a node that was fed. drawn: what each draft model says. */
+/* Adds the k best children of a node that was fed. drawn: the results of each draft model. */
 void tree_expand(struct spec_tree *t, int32_t node, const struct draw_result *const *drawn,
                  int32_t n_drawn, int32_t k);
 
-/* Adds the children that a node's draw gave, in their order: the order in which they are tried. */
+/* Adds the children that a node's draw returned, in the order in which verification tries them. */
 void tree_expand_drawn(struct spec_tree *t, int32_t node, const struct draw_result *drawn);
 
-/* A comb of this depth, with t->beside set; its nodes have rows, the spine's first. */
+/* Lays out a comb of this depth, with t->beside set; its nodes have rows, the spine's first. */
 void tree_lay_comb(struct spec_tree *t, int32_t depth);
 
-/* Draw number d of the comb's passes: the token of the spine's node of depth d + 1, and its
- * siblings'. */
+/* Fills in tokens from draw number d of the comb's passes: the spine's node of depth d + 1, and its
+ * siblings. */
 void tree_name_comb(struct spec_tree *t, int32_t d, const struct draw_result *drawn);
 
-/* Fed nodes, the root included, through which every other fed one goes: the past of a draft pass,
- * not more than what earlier passes fed. */
+/* The number of leading fed nodes, including the root, that are ancestors of all other fed ones:
+ * the past of a draft pass, at most what earlier passes fed. */
 int32_t tree_trunk(const struct spec_tree *t);
 
-/* The tokens of the path to a node, the root's aside: how many. */
+/* The tokens of the path to a node, without the root; returns their number. */
 int32_t tree_path_tokens(const struct spec_tree *t, int32_t node, int32_t tokens[MAX_DRAFTS]);
 
-/* The row behind `row` that has this token; -1: none. */
+/* The row of the child of `row` with this token; -1: none. */
 int32_t tree_next(const struct spec_tree *t, int32_t row, int32_t token);
 
 #endif

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes test/gguf/blocks.json: some random blocks of each GGUF format, and the sum of what the `gguf` package says that
-they mean.
+"""Makes test/gguf/blocks.json: some random blocks of each GGUF format, and a checksum of their values according to the `gguf`
+package.
 
     pip install gguf                                                # version used: 0.19.0
     scripts/golden/blocks.py > test/gguf/blocks.json
@@ -37,7 +37,7 @@ def blocks(name):
         data[:, at + 1] = numpy.where(high & 0x7C == 0x7C, high & 0xBF, high)
     if name == "MXFP4":
         data[:, 0] = numpy.where(data[:, 0] > 250, 120, data[:, 0])
-        data[:2, 0] = 0, 1  # powers of two that are no normal numbers
+        data[:2, 0] = 0, 1  # subnormal powers of two
     return data
 
 

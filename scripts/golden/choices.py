@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What random configurations of variants.py are drawn from: what all families share."""
+"""Random configurations for variants.py: the part that all families share."""
 
 WINDOW = 24
 

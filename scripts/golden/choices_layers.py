@@ -104,7 +104,7 @@ def llama4_text(rng):
 
 
 def gemma4_layers(rng, n):
-    """Kinds of layers, the last of which is full, and how many of the last only read."""
+    """Kinds of layers, the last of which is full attention, and the number of final layers that share earlier keys and values."""
     kinds = layer_types(rng, n)
     kinds[-1] = "full_attention"
     room = [s for s in range(n) if set(kinds[: n - s]) == set(kinds)]

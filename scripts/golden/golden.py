@@ -3,7 +3,7 @@
 """Make or check the tiny golden models of test/golden with transformers.
 
     golden.py --make test/golden [FOLDER ...]    make the models of families.py, or those named
-    golden.py --check test/golden/llama-3 ...    compute expected.json anew and compare
+    golden.py --check test/golden/llama-3 ...    recompute expected.json and compare
     golden.py --share test/golden/llama-3 test/golden/mistral ...    the others take the first one's weights
 
 Needs torch (CPU is enough), transformers 5, tokenizers and safetensors. expected.json holds, for
@@ -34,7 +34,7 @@ DECIMALS = 5
 # 1e-5.
 TOLERANCE = 2.5e-5
 # A bf16 run depends on the machine's kernels far more than an fp32 run does; its largest error
-# hangs on which nearly tied expert was chosen, so only the mean is compared.
+# depends on which of two nearly tied experts was chosen, so only the mean is compared.
 BF16_RELATIVE_TOLERANCE = 0.5
 FIRST_ORDINARY_ID = 3
 MIN_GREEDY_MARGIN = 0.01
@@ -48,7 +48,7 @@ def seed_of(text):
 
 
 def fill_weights(model, generator):
-    """Random weights of a size that keeps activations near one, so that no layer is a bystander.
+    """Random weights of a size that keeps activations near one, so that every layer contributes.
 
     The ordinary initialisation (0.02) leaves a model of this size close to a bigram table: an error
     in attention would hide below the tolerance. Norms and biases are random too, or a missing one
@@ -87,7 +87,7 @@ def fill_weights(model, generator):
 
 
 def write_config(folder, legacy):
-    """Writes the same facts under the older names if `legacy`: both are in the wild."""
+    """Writes the same settings under the older names if `legacy`: both are in use."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config.pop("_name_or_path", None)
@@ -127,7 +127,7 @@ def make(row, folder, tokenizer_from):
 
 
 def share_weights(folder, owner):
-    """A model that differs from another in its config alone needs no weights of its own."""
+    """A model that differs from another only in its config shares its weights."""
     weights = folder / "model.safetensors"
     weights.unlink()
     weights.symlink_to(Path("..") / owner / "model.safetensors")
@@ -208,7 +208,7 @@ def prompt_logprobs(logits, ids):
 
 
 def greedy(model, prompt):
-    """Twenty greedy tokens, each from a whole pass over all that is known: no cache is trusted."""
+    """Twenty greedy tokens, each from a full pass over all tokens, without a cache."""
     ids, steps = list(prompt), []
     for _ in range(N_GREEDY):
         values, best = torch.log_softmax(logits_of(model, ids)[-1], -1).topk(N_TOP)

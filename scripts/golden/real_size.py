@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compare `sluice generate` with transformers on models of real shapes, made on the spot.
+"""Compare `sluice generate` with transformers on random models of real shapes.
 
     real_size.py --device cuda [--folder /dev/shm] [NAME ...]     a GPU, 6 GB of its memory, 4 GB in the folder
     real_size.py --device cpu --small                             the same in a minute without one
@@ -112,7 +112,7 @@ def fill(model, name):
             noise.mul_(2.5 / tensor.shape[-1] ** 0.5)
         else:
             noise.mul_(1.0 / tensor.shape[-1] ** 0.5)
-        tensor.copy_(noise.to(torch.bfloat16))  # what is stored is what is computed with
+        tensor.copy_(noise.to(torch.bfloat16))  # compute with the stored values
 
 
 def make(name, shape, folder, device):
@@ -139,7 +139,7 @@ def logits_of(model, ids):
 
 
 def greedy(model, prompt):
-    """Of each step the log-probabilities; each from a whole pass: no cache is trusted."""
+    """Of each step the log-probabilities; each from a full pass, without a cache."""
     ids, steps = list(prompt), []
     for _ in range(N_GREEDY):
         steps.append(torch.log_softmax(logits_of(model, ids)[-1], -1))
@@ -163,7 +163,7 @@ def mean_error(want, have):
 
 
 def compare_greedy(steps, tokens):
-    """None, or what is wrong. After a near tie that fell otherwise the texts part, rightly."""
+    """None, or a description of the failure. After a near tie that is resolved differently the texts may diverge."""
     if len(tokens) != len(steps):
         return f"{len(tokens)} tokens instead of {len(steps)}"
     for i, (law, token) in enumerate(zip(steps, tokens)):

@@ -7,10 +7,10 @@
 A golden folder tests one configuration of its family; checkpoints in the wild mix the same keys in
 other ways. Each seed draws a configuration from choices_*.py, makes the model with random
 weights, and stores it in a random manner (dtype, shards, older or newer config.json, without keys
-that say what a family takes anyway, as a wrapper's text part, with its experts in one tensor or in
+that equal the family's defaults, as a wrapper's text model, with its experts in one tensor or in
 many). Both sides then compute in fp32; their prompt log-probabilities must agree within 1e-3, or
-those of transformers in fp64 where its fp32 picks another expert of two that are nearly tied; a
-line tells of these. Needs what golden.py needs, and a built program (SLUICE, or build/sluice).
+with those of transformers in fp64 if its fp32 picks another of two nearly tied experts, which is
+reported in a line. Needs what golden.py needs, and a built program (SLUICE, or build/sluice).
 Exit 1 if any variant differs.
 """
 
@@ -46,9 +46,9 @@ FAMILIES = {
     **choices_layers.FAMILIES,
     **STATES,
 }
-# Other names of what transformers knows: of released files, which come with code of their own.
+# Other names of architectures that transformers has, in released checkpoints that come with their own code.
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
-# Text parts of wrappers, which the Auto classes do not know alone.
+# Text models of multimodal wrappers, which have no Auto class of their own.
 TEXT_PARTS = {"mistral4": "Mistral4ForCausalLM"}
 
 
@@ -68,7 +68,7 @@ OPTIONAL = (
 
 
 def stored(folder, dtype):
-    """The model as transformers reads it."""
+    """The model as loaded by transformers."""
     family = json.loads((folder / "config.json").read_text())["model_type"]
     made = getattr(transformers, TEXT_PARTS.get(family, "AutoModelForCausalLM"))
     return made.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
@@ -94,7 +94,7 @@ def leave_to_the_class(rng, values, family):
 
 
 def leave_out(rng, folder, values, family):
-    """Drops from config.json what the class would take anyway."""
+    """Drops keys from config.json that equal the class's defaults."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     made = AutoConfig.for_model(class_of(family))
@@ -111,7 +111,7 @@ def leave_out(rng, folder, values, family):
 
 
 def make(family, seed, folder):
-    """Stores the model; returns what it is, in a line, and its dtype."""
+    """Stores the model; returns a one-line description and its dtype."""
     rng = random.Random(f"{family} {seed}")
     values = {**COMMON, **FAMILIES[family](rng)}
     values = {k: v for k, v in values.items() if k != "head_dim" or v is not None}
@@ -160,7 +160,7 @@ def expected(folder, prompts, dtype):
 
 
 def answers(folder, request, prompts, *flags):
-    """One answer a prompt, without usage; or a sentence."""
+    """One answer per prompt, without usage; or an error message."""
     lines = "".join(json.dumps({"prompt_token_ids": p, **request}) + "\n" for p in prompts)
     done = subprocess.run(
         [SLUICE, "generate", folder, "--json", "--log-level", "error", *flags],
@@ -262,7 +262,7 @@ def exact_problem(folder, prompts, want, family, seed):
 
 
 def rounded_problem(folder, prompts, want, theirs):
-    """Of models with experts the middle error counts: one row with other picks outweighs all others."""
+    """For models with experts the median error counts: one row with different picks would dominate the mean."""
     have = served(folder, prompts, "bfloat16")
     if isinstance(have, str):
         return have

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks that need something said earlier: facts in a context, and what the user told of himself.
+"""Tasks that need something said earlier: facts in a context, and things that the user said.
 
 Each function returns a conversation as a list of chat messages; every assistant message in it is a
 right answer.
@@ -10,8 +10,8 @@ import words
 
 
 def rough_tokens(text):
-    """About how many tokens a line has, a little too many: digits and marks stand alone, made-up
-    words are long."""
+    """Estimates the tokens of a line, slightly too high: digits and punctuation are single tokens,
+    invented words take many."""
     letters = sum(c.isalpha() for c in text)
     spaces = text.count(" ")
     marks = len(text) - letters - spaces

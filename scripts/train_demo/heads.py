@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draft heads of the demo model: a multi-token prediction module and an EAGLE-3 head, in training form.
 
-A head's row of the token at position p reads the demo model's hidden state of p - 1 (zeros at 0) and says what comes at p + 1;
-while it drafts it reads its own of the row before. So each is trained over several steps: in the first one the states are
-the demo model's, in each later one the head's own of the step before.
+A head's row of the token at position p reads the demo model's hidden state of p - 1 (zeros at 0) and predicts the token at p + 1;
+while it drafts, it reads its own state of the previous row. Each head is therefore trained over several steps: the first
+one uses the demo model's states, each later one the head's own states of the previous step.
 """
 
 import json
@@ -23,12 +23,12 @@ EAGLE3_IDS = 1024  # that the EAGLE-3 head knows
 
 
 def behind(n_layers):
-    """The layers behind which an EAGLE-3 head takes states, where its config names none."""
+    """The layers after which an EAGLE-3 head takes states, if its config does not name them."""
     return [i - 1 for i in (2, n_layers // 2, n_layers - 3)]
 
 
 def one_later(x, positions):
-    """Each row's state to the next row of its document."""
+    """Shifts each row's state to the next row of its document."""
     return torch.cat((x[:1], x[:-1])) * (positions > 0)[:, None]
 
 
@@ -43,7 +43,7 @@ class Mtp(nn.Module):
         self.norm = llama.Norm(c.hidden_size, c.rms_norm_eps)
 
     def forward(self, embedding, state, cos, sin, attend):
-        """What the lm_head reads, and the state that is left."""
+        """The input of the lm_head, and the state for the next step."""
         both = (self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(state))
         x = self.fc(torch.cat(both, -1))
         q, k, v = self.layer.before(x, cos, sin)
@@ -57,7 +57,7 @@ class Mtp(nn.Module):
         return demo.logits(out)
 
     def save(self, folder):
-        """A file of its own beside the demo model's, and its tensors in the index."""
+        """Writes a separate file next to the demo model's, and adds its tensors to the index."""
         names = {"layer.": "layers.0."}
         tensors = {}
         for name, p in self.named_parameters():
@@ -76,7 +76,7 @@ class Mtp(nn.Module):
 
 
 class Eagle3Layer(llama.Layer):
-    """q, k and v read the embedding beside the state."""
+    """q, k and v read the embedding concatenated with the state."""
 
     def __init__(self, c):
         super().__init__(c)
@@ -137,7 +137,7 @@ class Eagle3(nn.Module):
 
 @torch.no_grad()
 def demo_states(demo, ids, positions, attend):
-    """The embeddings, x behind the layers that EAGLE-3 reads, and the last one normed."""
+    """The embeddings, x after the layers that EAGLE-3 reads, and the normalised output of the last one."""
     cos, sin = demo.cos[positions].unsqueeze(-2), demo.sin[positions].unsqueeze(-2)
     x = embedding = demo.embed_tokens(ids).bfloat16()
     states, wanted = [], behind(len(demo.layers))
@@ -149,8 +149,8 @@ def demo_states(demo, ids, positions, attend):
 
 
 def losses(head, demo, ids, positions, attend, rows, n_steps, known=None):
-    """For each step the distance from the demo model's distribution in these rows, and the share of rows where both would
-    write the same. known: of the demo's ids, those that the head has."""
+    """For each step the distance from the demo model's distribution in these rows, and the share of rows where both
+    predict the same token. known: the demo's ids that the head has."""
     embedding, states, normed, cos, sin = demo_states(demo, ids, positions, attend)
     with torch.no_grad():
         wanted = demo.logits(normed[rows]).float()
@@ -168,7 +168,7 @@ def losses(head, demo, ids, positions, attend, rows, n_steps, known=None):
 
 
 def frequent_ids(targets, weights, vocab, n, always):
-    """The ids that answers write most, and some that are always there."""
+    """The most frequent ids of answers, and some fixed ones."""
     counts = torch.bincount(targets[weights > 0.9], minlength=vocab).float()
     counts[always] = float("inf")
     return counts.topk(n).indices.sort().values

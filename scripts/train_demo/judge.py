@@ -24,7 +24,7 @@ def same_calls(calls, answer):
 
 
 def is_story(text, wanted):
-    """A story names what was asked for and comes to its end."""
+    """A story must name the requested things and reach its end."""
     return (
         all(word in text for word in wanted)
         and text.endswith("The end.")

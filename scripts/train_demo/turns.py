@@ -3,8 +3,8 @@
 answer).
 
 `held` chooses a side of a fixed partition: training never sees a sum, a difference or a wording
-whose hash falls on the held-out side, and the held-out cases hold nothing else. Where the space of
-questions is too large to meet one twice (copying, JSON, stories), separate seeds are enough and
+whose hash is on the held-out side, and the held-out cases contain only those. If the space of
+questions is too large for repetitions (copying, JSON, stories), separate seeds suffice and
 `held` has no effect.
 """
 
@@ -348,7 +348,7 @@ def log_text(rng):
 
 
 def pairs_text(rng):
-    """Fields that nobody has named before."""
+    """Field names that do not occur elsewhere."""
     keys = words.distinct(
         rng, rng.randint(2, 5), lambda r: r.choice((r.choice(words.NOUNS), words.made_up(r)))
     )
@@ -399,7 +399,7 @@ def from_table(rng, held, table):
 
 
 def typed(rng, question):
-    """A question as people type it: sometimes without capitals or its last mark."""
+    """A question as people type it: sometimes without capitals or final punctuation."""
     if rng.random() < 0.12:
         question = question[0].lower() + question[1:]
     if rng.random() < 0.12:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a Llama larger without changing what it computes, so that the demo pair can show what
-speculation gains at the cost of a model of real size.
+"""Makes a Llama larger without changing what it computes, so that the demo pair can show the gain of
+speculation at the cost of a model of real size.
 
     scripts/train_demo/widen.py models/demo /tmp/wide --shape 8b           16 GB, Llama-3.1-8B's shape
     scripts/train_demo/widen.py models/demo-draft /tmp/draft --shape draft --vocab 128256
@@ -19,10 +19,10 @@ How the function stays the same:
              constant for every token; the final norm passes it on and lm_head's new rows weigh it
              with a large negative number. The norms' epsilon makes up for the constant's square.
 
---noise X spoils the model first: every matrix of its layers gets noise of X times its own standard
-deviation. A draft that knows less of its target shows what speculation gains with such a pair.
+--noise X degrades the model first: every matrix of its layers gets noise of X times its own standard
+deviation. A draft that predicts its target less well shows the gain with a more realistic pair.
 
---check runs both models in numpy on a prompt and compares all logits. Needs numpy alone.
+--check runs both models in numpy on a prompt and compares all logits. Needs only numpy.
 """
 
 import argparse
@@ -113,7 +113,7 @@ def spoil(tensors, noise):
 
 
 def check_shape(old, new):
-    """The demo's kind of model, and nothing smaller than it was."""
+    """Checks that it is a model of the demo's kind, and that no dimension shrinks."""
     if old.get("model_type") != "llama" or old.get("rope_scaling") or old.get("attention_bias"):
         raise SystemExit("widen: only Llamas without rope scaling and biases")
     for key in SHAPES["8b"]:
@@ -143,7 +143,7 @@ class Widener:
         self.at = 0
 
     def random(self, rows, columns):
-        """Noise, from a place of its own: written where it meets zeros alone."""
+        """Noise, from a separate offset: written only where it is multiplied by zeros."""
         self.at = (self.at + 7919) % NOISE
         return np.resize(np.roll(self.noise, self.at), (rows, columns))
 
@@ -183,7 +183,7 @@ class Widener:
         return out
 
     def norm(self, x, last=0.0):
-        """The constant column is passed on by the final norm alone."""
+        """Only the final norm passes the constant column on."""
         out = np.zeros(self.new["hidden_size"], np.float32)
         out[: len(x)] = x * math.sqrt(self.ratio)
         if len(out) > len(x):

@@ -79,8 +79,9 @@ static bool unauthorized(struct http_request *req, bool missing)
     return false;
 }
 
-/* Whose files and batches a key sees: the same after a restart, and after its name has changed. Two
- * hashes of fixed keys, so that no two are equal by chance and the text is not in the store. */
+/* The owner id of a key's files and batches: stable across restarts, and when the key's name
+ * changes. It consists of two hashes with fixed keys, so that collisions are negligible and the key
+ * itself is not in the store. */
 static void name_owner(char *out, size_t room, const char *key)
 {
     size_t n = strlen(key);
@@ -88,7 +89,7 @@ static void name_owner(char *out, size_t room, const char *key)
              (unsigned long long)hash_bytes(key, n, 2));
 }
 
-/* An Authorization header of another scheme is a proxy's or a browser's own. */
+/* An Authorization header with another scheme is meant for a proxy, or sent by the browser. */
 static const char *given_key(const struct http_request *req)
 {
     const char *key = http_header(req, "authorization");
@@ -155,14 +156,14 @@ void api_on_reload(void *arg)
     }
 }
 
-/* ---- the end --------------------------------------------------------------------------------- */
+/* ---- shutdown
+ * ---------------------------------------------------------------------------------- */
 
 void api_on_wake(void *arg)
 {
     struct api *a = arg;
     call_on_wake(&a->calls);
-    if (a->batches &&
-        http_server_state(a->http) != HTTP_STOPPED) { // else there is no pool any more
+    if (a->batches && http_server_state(a->http) != HTTP_STOPPED) { // otherwise the pool is gone
         batches_turn(a->batches);
     }
 }
@@ -199,7 +200,7 @@ void api_on_done(const struct http_record *record, const void *room, void *arg)
     if (record->status == 413) {
         a->calls.counts.rejected[REJECT_TOO_LARGE]++;
     }
-    // The front end refuses these before a handler is asked; a call that is ended has a `finish`.
+    // The front end rejects these before a handler is called; a call that was ended has a `finish`.
     if (record->status == 503 && !log->call.finish && http_server_state(a->http) >= HTTP_CLOSING) {
         a->calls.counts.rejected[REJECT_DRAINING]++;
     }

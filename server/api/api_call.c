@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* As OpenAI writes it: "12ms", "1s", "6m0s". */
+/* In OpenAI's format: "12ms", "1s", "6m0s". */
 static void print_duration(char *to, size_t size, int64_t ns)
 {
     int64_t ms = (ns + 999999) / 1000000, s = (ms + 999) / 1000;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A call of HTTP, and what its sinks share: calls.c has the usual ones, background.c that of
- * responses which run on without their client. Thread: the loop. */
+/* A call over HTTP, and what its sinks share: calls.c has the usual sinks, background.c those of
+ * responses that continue without their client.
+ * Thread: the loop. */
 #ifndef SLUICE_SERVER_API_API_CALL_H
 #define SLUICE_SERVER_API_API_CALL_H
 
@@ -9,7 +10,7 @@
 struct background; // background.c
 
 struct api_call {
-    struct call call;         // first
+    struct call call;         // must be first
     struct http_request *req; // NULL after its terminal call
     struct http_timer deadline;
     struct background *background; // or NULL
@@ -20,9 +21,9 @@ static inline struct api_call *api_call_of(const struct call *c)
     return (struct api_call *)c;
 }
 
-/* The request, of which this is the last use; its log line gets what the call knows. */
+/* Returns the request for its terminal call; its log line gets the call's data. */
 struct http_request *api_call_take_request(struct call *c);
-/* Of a tenant that has such limits; before the reply begins. */
+/* For a tenant with rate limits; before the reply begins. */
 void api_call_put_rates(struct http_request *req, struct tenant *t);
 void api_call_over(struct call *c);
 

@@ -11,13 +11,14 @@
 
 enum { MAX_BYTES = 1 << 30, PIECE_BYTES = 32 << 10 /* chosen */ };
 
-/* Somebody who follows the events, or wants the object when it is over. */
+/* A client that follows the events, or waits for the final object. */
 struct listener {
     struct http_request *req;
     struct call *call;
     bool wants_end;
-    int64_t n_skipped; // events before those that it wants, and has not passed yet
-    size_t n_sent;     // bytes of the events
+    int64_t n_skipped; // events that still have to be skipped, because the client does not want
+                       // them
+    size_t n_sent;     // bytes of the events sent so far
     struct listener *next, **link;
 };
 
@@ -51,7 +52,7 @@ size_t background_skip(const char *text, size_t n_bytes, int64_t *n_events)
     return at;
 }
 
-/* Whole events alone: the server may write a comment between two pieces. */
+/* The end of the last complete event: the server may write a comment between two pieces. */
 static size_t piece_end(const char *events, size_t from, size_t n_bytes)
 {
     size_t at = from + PIECE_BYTES;
@@ -129,7 +130,7 @@ void background_reply(struct call *c, struct http_request *req)
 
 static void begin(struct call *c)
 {
-    (void)c; // whoever began it is told when it is kept
+    (void)c; // the client that started it is answered once it is stored
 }
 
 static void kept(struct call *c)
@@ -151,7 +152,7 @@ static void event(struct call *c, const char *name, const char *json, size_t n_b
 {
     (void)name;
     (void)json;
-    (void)n_bytes; // they are among the call's events
+    (void)n_bytes; // they are part of the call's events
     for (struct listener *l = background_of(c)->listeners; l; l = l->next) {
         if (!l->wants_end) {
             feed(l, false);
@@ -185,7 +186,7 @@ static void end(struct call *c, bool done)
     }
 }
 
-/* Before it is kept. */
+/* Before it is stored. */
 static void error(struct call *c, const struct call_error *e)
 {
     struct http_request *req = api_call_take_request(c);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* /v1/batches: files of requests, and what has become of them. */
+/* /v1/batches: files of requests, and their results. */
 #include "server/api/work.h"
 
 #include "engine/base/clock.h"
@@ -17,7 +17,7 @@ enum {
     MOST_LIFE_S = 2592000,
 };
 
-/* ---- a batch as clients see it --------------------------------------------------------------- */
+/* ---- a batch in the API ---------------------------------------------------------------------- */
 
 static void put_text(struct buf *b, const char *key, const char *v)
 {
@@ -201,7 +201,7 @@ void api_batches_create(struct http_request *req, void *arg)
     api_work_start(arg, req, create, created);
 }
 
-/* ---- the rest -------------------------------------------------------------------------------- */
+/* ---- other routes ---------------------------------------------------------------------------- */
 
 static void get(struct api_work *w)
 {
@@ -253,7 +253,7 @@ void api_batches_list(struct http_request *req, void *arg)
     api_work_start_list(arg, req, list, 20, 100);
 }
 
-/* One that is over stays as it is, and is shown. */
+/* A batch that has ended is not changed, only returned. */
 static void cancel(struct api_work *w)
 {
     struct stored_batch s;

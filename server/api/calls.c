@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Calls over HTTP: where their time and threads come from, and where their answers go. */
+/* Calls over HTTP: their clock and threads, and the sinks for their answers. */
 #include "server/api/api_call.h"
 #include "server/api/background.h"
 
@@ -19,7 +19,7 @@ static struct api *api_of(struct call_server *s)
 
 /* ---- the host -------------------------------------------------------------------------------- */
 
-/* When the loop has ended there is no pool: what is left to store is stored at once. */
+/* After the loop has ended there is no pool: the remaining answers are stored immediately. */
 static void run_on_pool(struct call_server *s, void (*work)(void *arg), void (*done)(void *arg),
                         void *arg)
 {
@@ -73,7 +73,7 @@ static void prepared(struct call *c)
     }
 }
 
-/* Before the head goes out: what OpenAI's clients log. */
+/* Sent in the head: headers that OpenAI's clients log. */
 static void put_head_lines(struct call *c, int64_t now_ns)
 {
     char text[32];
@@ -136,7 +136,7 @@ static void whole(struct call *c, struct buf *json)
     reply_json(api_call_take_request(c), 200, json);
 }
 
-/* In a stream whose head has not gone out the error takes its place. */
+/* If the stream's head has not been sent yet, the error is sent as the reply. */
 static void error(struct call *c, const struct call_error *e)
 {
     struct http_request *req = api_call_take_request(c);
@@ -173,7 +173,7 @@ static const struct call_sink sink = {
     .over = api_call_over,
 };
 
-/* The same with a line for each event, as Ollama's clients read them. */
+/* The same with one line per event, as in Ollama's streams. */
 static const struct call_sink line_sink = {
     .id = id,
     .prepared = prepared,
@@ -200,7 +200,7 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
     };
     struct call *c = arg;
     (void)req;
-    if (c->sink != &background_sink) { // else it runs on
+    if (c->sink != &background_sink) { // background responses continue
         call_gone(c, causes[why]);
     }
 }
@@ -213,7 +213,7 @@ static void on_writable(struct http_request *req, void *arg)
 
 static const struct http_events events = {on_gone, on_writable};
 
-/* Whether calls are possible at all right now. */
+/* Whether calls must be rejected at the moment. */
 static bool refuse(struct api *a, struct call_error *e)
 {
     e->type = "server_error";
@@ -269,7 +269,7 @@ void api_start(struct api *a, struct http_request *req, enum request_kind kind)
     c->call.request.kind = kind;
     c->call.request.text = http_body(req, &c->call.request.n_bytes);
     c->call.t_arrived_ns = http_arrived_ns(req);
-    /* The SDKs say how long they wait. */
+    /* The SDKs send their time-out. */
     double read_timeout = positive_header(req, "x-stainless-read-timeout");
     c->call.patience_s =
         read_timeout > 0 ? read_timeout : positive_header(req, "x-stainless-timeout");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* /v1/conversations: items that responses go on from, and are added to. */
+/* /v1/conversations: items that responses continue from and append to. */
 #include "server/api/work.h"
 
 #include "engine/base/clock.h"
@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ARENA_BYTES = 64 << 20, MAX_ITEMS = 20 /* OpenAI's bound of one request */ };
+enum { ARENA_BYTES = 64 << 20, MAX_ITEMS = 20 /* OpenAI's limit per request */ };
 
-/* ---- pieces ---------------------------------------------------------------------------------- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 static void put_conversation(struct buf *b, const struct stored_conversation *c)
 {
@@ -71,7 +71,7 @@ static bool read_items(struct body *b, struct asked *a, bool required)
            call_error_set(b->error, 413, "request_too_large", "items", "The items are too large.");
 }
 
-/* What it does with them; the error is in w->error. */
+/* Processes the parsed body; errors go to w->error. */
 typedef void use_body(struct api_work *w, const struct asked *a);
 
 static void with_body(struct api_work *w, bool has_metadata, bool has_items, use_body *use)
@@ -234,7 +234,7 @@ static void get_item(struct api_work *w)
         buf_put(&w->reply, item.text.data, item.text.n_bytes);
         buf_deinit(&item.text);
     } else {
-        w->id = w->second_id; // the one that is missing, as a rule
+        w->id = w->second_id; // usually this is the missing one
         failed(w, st, &err, "Item");
     }
 }
@@ -244,7 +244,7 @@ void api_conversation_item(struct http_request *req, void *arg)
     api_work_start(arg, req, get_item, NULL);
 }
 
-/* The answer is the conversation. */
+/* The response is the conversation. */
 static void delete_item(struct api_work *w)
 {
     struct err err = {""};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* /v1/files: what batches read and write. */
+/* /v1/files: the inputs and outputs of batches. */
 #include "server/api/multipart.h"
 #include "server/api/work.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum {
-    WRITE_BYTES = 1 << 20, // of a file, between which others have their turn at the store
+    WRITE_BYTES = 1 << 20, // bytes written per turn, between which others may use the store
     LEAST_LIFE_S = 3600,
     MOST_LIFE_S = 2592000,
     MOST_LISTED = 10000,
@@ -119,7 +119,7 @@ static bool check_form(struct api_work *w, const struct form *form)
     return true;
 }
 
-/* Names are told to clients and never used as paths; control characters have no place in them. */
+/* Names are only returned to clients, and never used as paths; control characters are removed. */
 static void copy_name(char *to, size_t room, const char *name)
 {
     size_t n = 0;
@@ -173,7 +173,7 @@ void api_files_create(struct http_request *req, void *arg)
     api_work_start(arg, req, create, NULL);
 }
 
-/* ---- the rest -------------------------------------------------------------------------------- */
+/* ---- other routes ---------------------------------------------------------------------------- */
 
 static void list(struct api_work *w)
 {

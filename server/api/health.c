@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The watchdog: whether the engine still takes steps. */
+/* The watchdog: checks that the engine completes steps. */
 #include "server/api/api.h"
 
 #include "engine/base/clock.h"
@@ -8,8 +8,8 @@
 
 const char *const api_health_names[] = {"ok", "loading", "draining", "stalled", "dead"};
 
-/* Stalled: work waits, and no step has ended for longer than any step may take. Idle is never
- * stalled, and a long step only if it is much longer than the longest so far. */
+/* Stalled: work is pending, and no step has ended for longer than a step may take. An idle engine
+ * is never stalled, and a long step counts only if it is much longer than the longest so far. */
 enum api_health api_check_health(struct api *a, int64_t now_ns)
 {
     if (!a->ready) {
@@ -57,7 +57,7 @@ static void on_tick(struct http_timer *timer, void *arg)
         call_error_set(&e, 503, "engine_dead", NULL, "The engine has failed.");
         call_abort_all(&a->calls, &e);
         a->dead_ms += PERIOD_MS;
-        if (a->dead_ms == EXIT_DELAY_MS) { // long enough for a probe to see it
+        if (a->dead_ms == EXIT_DELAY_MS) { // so that a probe has time to see it
             http_server_stop(a->http);
         }
     }

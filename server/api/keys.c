@@ -58,7 +58,7 @@ static enum status read_scopes(const char *text, unsigned *scopes, struct err *e
     return OK;
 }
 
-/* The next word of the line, which is cut there; NULL at its end. */
+/* Returns the next word of the line, terminated in place; NULL at the end. */
 static char *next_word(char **rest)
 {
     static const char space[] = " \t\r";
@@ -70,7 +70,8 @@ static char *next_word(char **rest)
     return *word ? word : NULL;
 }
 
-/* After the key, words with a '=' are settings; of the others the first are scopes and a name. */
+/* After the key, words with '=' are settings; of the others, the leading ones are scopes, then
+ * comes a name. */
 static enum status read_line(struct keys *k, char *line, struct err *err)
 {
     struct tenant_limits limits = tenant_limits_default(k->config);
@@ -157,7 +158,7 @@ void keys_close(struct keys *keys)
     }
 }
 
-/* Keys that stay keep their tenants, and with them what is used up of their limits. */
+/* Keys that remain keep their tenants, and so the used part of their limits. */
 static void keep_tenants(struct keys *fresh, const struct keys *old)
 {
     for (size_t i = 0; i < fresh->n; i++) {
@@ -188,7 +189,7 @@ enum status keys_reload(struct keys *keys, struct err *err)
     return st;
 }
 
-/* The time depends on the lengths alone. */
+/* The time depends only on the lengths. */
 static bool equal(const char *a, const char *b)
 {
     size_t na = strlen(a), nb = strlen(b);

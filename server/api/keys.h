@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* API keys and what they may do, from the configuration and from a file of lines
+/* | API keys and their permissions, from the configuration and from a file of lines
  *
  *     KEY [inference,admin,metrics] [NAME] [SETTING=VALUE ...]      # a comment
  *
- * A line without scopes means inference. Settings (tenant.h) stand for the options' defaults. Each
- * line is a tenant, which stays the same one while its key stays. Keys are compared in constant
- * time and never printed. Thread: the loop. */
+ * A line without scopes means inference. Settings (tenant.h) override the options' defaults. Each
+ * line defines a tenant, which persists while its key does. Keys are compared in constant time and
+ * never printed.
+ * Thread: the loop. */
 #ifndef SLUICE_SERVER_API_KEYS_H
 #define SLUICE_SERVER_API_KEYS_H
 
@@ -15,15 +16,15 @@
 struct keys;
 struct tenant;
 
-/* *out is NULL, with OK, when the configuration names no keys: then nothing is guarded. */
+/* *out is NULL, with OK, if the configuration has no keys: then access is not restricted. */
 enum status keys_open(const struct config *config, struct keys **out, struct err *err);
 void keys_close(struct keys *keys); // accepts NULL
 
-/* Reads the file again; on error the old keys stay. */
+/* Reads the file again; on error the old keys stay valid. */
 enum status keys_reload(struct keys *keys, struct err *err);
 
-/* The scopes of a key, 0 if unknown; *name is what the log calls it, and *tenant its holder: both
- * valid until the next reload. */
+/* The scopes of a key, 0 if unknown; *name is its name for the log, *tenant its tenant: both valid
+ * until the next reload. */
 unsigned keys_find(const struct keys *keys, const char *key, const char **name,
                    struct tenant **tenant);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What llama.cpp's clients ask of a server beside its answers: its settings, and what runs. For
- * operators, and without prompts and paths. */
+/* Routes of llama.cpp other than answers: settings, and running requests. For operators; they
+ * reveal no prompts or paths. */
 #include "server/api/api.h"
 
 #include <inttypes.h>
@@ -61,7 +61,7 @@ void api_props(struct http_request *req, void *arg)
     put_defaults(&b, m);
     buf_printf(&b, ",\"total_slots\":%d,\"model_alias\":", m->info->max_num_seqs);
     put_text(&b, m->names[0]);
-    buf_puts(&b, ",\"model_path\":"); // the name alone: paths are nobody's
+    buf_puts(&b, ",\"model_path\":"); // only the name: paths are not revealed
     put_text(&b, m->names[0]);
     buf_printf(&b, ",\"chat_template\":");
     put_text(&b, m->template ? chat_template_text(m->template) : "");
@@ -94,7 +94,8 @@ static void put_slot(struct buf *b, const struct api *a, int32_t id, const struc
     buf_putc(b, '}');
 }
 
-/* There are no slots: whatever runs takes the next place, up to as many as may run at once. */
+/* There are no real slots: each running request takes the next one, up to the maximum number of
+ * running requests. */
 void api_slots(struct http_request *req, void *arg)
 {
     struct api *a = arg;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine's figures of now, and load reports in answers, as balancers that speak ORCA read them:
- * `endpoint-load-metrics`, for a request that has `endpoint-load-metrics-format: TEXT` or `JSON`.
- * vLLM's names. */
+/* The engine's current load, and load reports in answers in the ORCA format of load balancers: the
+ * header `endpoint-load-metrics`, for a request that has `endpoint-load-metrics-format: TEXT` or
+ * `JSON`. Names as in vLLM. */
 #include "server/api/api.h"
 
 #include <stdio.h>

@@ -42,7 +42,7 @@ struct api_log *api_log(struct http_request *req)
     return log;
 }
 
-/* A client's second try is told from its first, whatever comes of it. */
+/* Records the retry count, so that retries can be recognised in the log, whatever their outcome. */
 void log_request_head(struct http_request *req, void *arg)
 {
     (void)arg;

@@ -153,11 +153,13 @@ static void print_histogram(const struct metrics *m, int h, const char *name,
     for (int i = 0; i < METRIC_MAX_BUCKETS && histograms[h].bounds[i] > 0; i++) {
         n += series->n[i];
         double bound = histograms[h].bounds[i];
-        snprintf(le, sizeof le,
-                 bound >= 1e5          ? "le=\"%.0f.0\""
-                 : bound == (int)bound ? "le=\"%.1f\""
-                                       : "le=\"%g\"",
-                 bound);
+        if (bound >= 1e5) {
+            snprintf(le, sizeof le, "le=\"%.0f.0\"", bound);
+        } else if (bound == (int)bound) {
+            snprintf(le, sizeof le, "le=\"%.1f\"", bound);
+        } else {
+            snprintf(le, sizeof le, "le=\"%g\"", bound);
+        }
         sample(b, s, full, le, (double)n);
     }
     n += series->n[METRIC_MAX_BUCKETS];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is served: /v1/models, /tokenizer_info, and /v1/responses/{id}, of which there are none.
- * Answers at once, whatever the engine does. */
+/* The served models: /v1/models, /tokenizer_info, and /v1/responses/{id} when nothing is stored.
+ * Answered immediately, whatever the engine is doing. */
 #include "server/api/api.h"
 
 #include <string.h>

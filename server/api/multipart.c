@@ -29,7 +29,7 @@ static int hex_digit(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Browsers write a quote in a name as %22, others as \". */
+/* Browsers write a quote in a name as %22, other clients as \". */
 static char unescape(const char **p, const char *end)
 {
     const char *c = *p;
@@ -46,8 +46,8 @@ static char unescape(const char **p, const char *end)
     return *c;
 }
 
-/* The value at p, quoted or not, cut to the room; returns what is behind it, NULL if it has no end.
- */
+/* The value at p, quoted or not, truncated to the space; returns the position after it, NULL if it
+ * is not terminated. */
 static const char *take_value(const char *p, const char *end, char *out, size_t room)
 {
     size_t n = 0;
@@ -88,7 +88,7 @@ static bool find_parameter(const char *p, const char *end, const char *key, char
     return false;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------- */
+/* ---- parts ----------------------------------------------------------------------------------- */
 
 static bool is_boundary(const char *b)
 {
@@ -118,7 +118,7 @@ enum status multipart_open(struct multipart *m, const char *content_type, const 
         return broken(err, "its Content-Type has no good boundary");
     }
     int n = snprintf(m->delimiter, sizeof m->delimiter, "\r\n--%s", boundary);
-    size_t n_first = (size_t)n - 2; // the first has no line before it
+    size_t n_first = (size_t)n - 2; // the first boundary has no line end before it
     if (n_bytes < n_first || memcmp(body, m->delimiter + 2, n_first) != 0) {
         return broken(err, "it does not begin with the boundary");
     }
@@ -126,7 +126,7 @@ enum status multipart_open(struct multipart *m, const char *content_type, const 
     return OK;
 }
 
-/* Behind a boundary: the end of its line, or "--" after the last part. */
+/* After a boundary: the end of its line, or "--" after the last part. */
 static enum status end_boundary(struct multipart *m, struct err *err)
 {
     if (m->end - m->at >= 2 && memcmp(m->at, "--", 2) == 0) {
@@ -147,7 +147,7 @@ static enum status take_header(struct multipart_part *part, const char *line, co
     static const char key[] = "content-disposition:";
     static const char kind[] = "form-data";
     if ((size_t)(end - line) < strlen(key) || strncasecmp(line, key, strlen(key)) != 0) {
-        return OK; // Content-Type and the like
+        return OK; // Content-Type and other headers
     }
     line = skip_space(line + strlen(key), end);
     if ((size_t)(end - line) < strlen(kind) || strncasecmp(line, kind, strlen(kind)) != 0 ||
@@ -159,7 +159,7 @@ static enum status take_header(struct multipart_part *part, const char *line, co
     return OK;
 }
 
-/* Lines up to an empty one. */
+/* Lines up to an empty line. */
 static enum status take_head(struct multipart *m, struct multipart_part *part, struct err *err)
 {
     const char *first = m->at;
@@ -191,7 +191,8 @@ enum status multipart_next(struct multipart *m, struct multipart_part *part, str
     }
     TRY(take_head(m, part, err));
     size_t n_delimiter = strlen(m->delimiter);
-    /* A part without content: the delimiter's line end is that of the head. */
+    /* For a part without content, the line end before the delimiter is the one that ends the
+     * head. */
     const char *from = m->at - 2;
     const char *next = memmem(from, (size_t)(m->end - from), m->delimiter, n_delimiter);
     if (!next) {

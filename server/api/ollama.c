@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What Ollama's clients ask of a server beside its answers: which models there are, what they can
- * do, and its version. There is one model, it is loaded, and nothing of its files is told. */
+/* Routes of Ollama other than answers: the list of models, their capabilities, and the version.
+ * There is one model, always loaded, and nothing about its files is revealed. */
 #include "server/api/api.h"
 
 #include "engine/base/json.h"
@@ -34,7 +34,7 @@ static void put_text(struct buf *b, const char *text)
     buf_put_json(b, text, strlen(text));
 }
 
-/* A name without a tag has that of the newest. */
+/* A name without a tag gets ":latest". */
 static void put_name(struct buf *b, const char *name)
 {
     char text[256];
@@ -81,7 +81,7 @@ static void reply_models(struct api *a, struct http_request *req, bool running)
     if (refuse(a, req)) {
         return;
     }
-    /* Behind the folder's name comes the operator's whole argument, which is a path. */
+    /* After the folder's name the list has the operator's full argument, which is a path. */
     bool one = running || a->calls.model.folder_name;
     buf_init(&b, 1 << 20);
     buf_puts(&b, "{\"models\":[");
@@ -168,7 +168,7 @@ void api_ollama_show(struct http_request *req, void *arg)
         return;
     }
     const char *name = json_get_string(root, "model");
-    name = name ? name : json_get_string(root, "name"); // the older word
+    name = name ? name : json_get_string(root, "name"); // the older name of the member
     if (!name) {
         reply_errorf(req, 400, "missing_required_parameter", "model",
                      "Missing required parameter: 'model'.");

@@ -304,6 +304,20 @@ static void put_list(struct buf *b, int64_t most)
     put_json(b, ",'items':");
 }
 
+/* A list of texts and ids: one prompt if it has an id, otherwise one for each item. */
+static void put_mixed(struct buf *b, int64_t most, const char *text)
+{
+    static const char id[] = "{'type':'integer','minimum':0}";
+    put_list(b, most);
+    put_json(b, "{'anyOf':[");
+    put_json(b, text);
+    buf_putc(b, ',');
+    put_json(b, id);
+    put_json(b, ",{'type':'array','minItems':1,'items':{'anyOf':[{'type':'string'},");
+    put_json(b, id);
+    put_json(b, "]}}]}}");
+}
+
 static void put_prompts(struct buf *b, const struct member *m, int64_t most,
                         const struct openapi_facts *facts)
 {
@@ -312,12 +326,17 @@ static void put_prompts(struct buf *b, const struct member *m, int64_t most,
     put_json(b, text);
     buf_putc(b, ',');
     put_ids(b, facts);
-    put_list(b, most);
-    put_json(b, text);
-    buf_putc(b, '}');
-    put_list(b, most);
-    put_ids(b, facts);
-    put_json(b, m->required ? "}]" : "},{'type':'null'}]");
+    if (m->mixes) {
+        put_mixed(b, most, text);
+    } else {
+        put_list(b, most);
+        put_json(b, text);
+        buf_putc(b, '}');
+        put_list(b, most);
+        put_ids(b, facts);
+        buf_putc(b, '}');
+    }
+    put_json(b, m->required ? "]" : ",{'type':'null'}]");
 }
 
 /* The schema of a row may say narrower bounds than are taken. */

@@ -35,7 +35,7 @@ static bool listens_on_loopback(const struct api *a)
 static bool host_is_good(const struct api *a, const char *host)
 {
     const struct string_list *allowed = &a->config->allowed_hosts;
-    if (!host || http_is_loopback(host)) { // HTTP/1.0 may have none, and no browser speaks it
+    if (!host || http_is_loopback(host)) { // HTTP/1.0 may have none, and browsers do not use it
         return true;
     }
     for (size_t i = 0; i < allowed->n; i++) {
@@ -47,7 +47,8 @@ static bool host_is_good(const struct api *a, const char *host)
     return false;
 }
 
-/* A page of this very server, as our status page is. Its name was looked at before. */
+/* The request comes from one of our own pages, such as the status page. The Host was checked
+ * before. */
 static bool is_own_page(const struct http_request *req)
 {
     const char *site = http_header(req, "sec-fetch-site"), *origin = http_header(req, "origin");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The pages: files of server/api/page, taken in by the assembler, without outside requests. The
- * page at / has live plots from /status.json and a chat, that at /docs lists what /openapi.json
- * says. Styles and scripts are files of their own, so that the policy allows no inline code at all.
- */
+/* The web pages: files of server/api/page, included by the assembler; they load nothing from
+ * elsewhere. The page at / has live plots of /status.json and a chat, the one at /docs lists
+ * /openapi.json. Styles and scripts are separate files, so that the policy can forbid inline
+ * code. */
 #include "server/api/api.h"
 
 #include <string.h>
@@ -37,7 +37,8 @@ static const struct part {
     {"docs.js", page_docs_script_begin, page_docs_script_end, SCRIPT},
 };
 
-/* No code but the files above, nothing from elsewhere, and no requests to elsewhere. */
+/* The policy allows only the files above: no other code, no external content, and no requests to
+ * other servers. */
 static void reply_file(struct http_request *req, const char *type, const char *begin,
                        const char *end)
 {
@@ -46,7 +47,8 @@ static void reply_file(struct http_request *req, const char *type, const char *b
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'");
     http_reply_header(req, "x-content-type-options", "nosniff");
-    http_reply_header(req, "cache-control", "no-cache"); // a newer program has newer files
+    http_reply_header(req, "cache-control", "no-cache"); // a newer version of the program has newer
+                                                         // files
     http_reply(req, 200, type, begin, (size_t)(end - begin));
 }
 

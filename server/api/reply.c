@@ -9,7 +9,7 @@
 
 enum { MAX_ERROR_BYTES = 64 << 10 };
 
-/* For what the front end refuses by itself. */
+/* For errors that the front end itself generates. */
 static const char *put_error(struct buf *b, int status, const char *code, const char *message)
 {
     struct call_error e = {0};
@@ -74,7 +74,7 @@ void reply_error(struct http_request *req, const struct call_error *e)
     }
     struct api_log *log = api_log(req);
     if (!log->error) {
-        log->error = e->code; // codes are static text by the contract of struct api_log
+        log->error = e->code; // codes are static text, as struct api_log requires
     }
     struct buf b;
     buf_init(&b, MAX_ERROR_BYTES);

@@ -8,8 +8,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* The columns, which are also members of /status.json. Counts grow from the server's start; who
- * wants a rate takes the difference of two samples. */
+/* The columns, which are also members of /status.json. Counters start at server start; for a rate,
+ * subtract two samples. */
 enum column {
     UPTIME, // s
     RUNNING,
@@ -99,7 +99,7 @@ static void put_row(struct buf *b, const struct status_sample *sample)
     buf_putc(b, ']');
 }
 
-/* Names once and then rows, oldest first: a third of the bytes that objects would take. */
+/* Column names once, then rows, oldest first: a third of the size of objects. */
 static void put_history(struct buf *b, const struct status_history *h)
 {
     const size_t n = h->n_taken < STATUS_SECONDS ? h->n_taken : STATUS_SECONDS;
@@ -115,7 +115,7 @@ static void put_history(struct buf *b, const struct status_history *h)
     buf_puts(b, "]}");
 }
 
-/* The batch that runs, for its bar. */
+/* The running batch, for its progress bar. */
 static void put_job(struct api *a, struct buf *b)
 {
     struct batches_counts c = {0};
@@ -131,7 +131,7 @@ static void put_job(struct api *a, struct buf *b)
 /* ---- the endpoint -------------------------------------------------------------------------------
  */
 
-/* /status.json: now; with ?history=1 the last minutes too. */
+/* /status.json: the current values; with ?history=1 also the last minutes. */
 void api_status_data(struct http_request *req, void *arg)
 {
     struct api *a = arg;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the server is doing, as numbers that /status.json tells and the page plots, and those of the
- * last minutes, so that a page shows them as soon as it is opened.
+/* The server's activity, as numbers that /status.json returns and the page plots, and their history
+ * of some minutes, so that the page shows it when opened.
  * Thread: the loop. */
 #ifndef SLUICE_SERVER_API_STATUS_H
 #define SLUICE_SERVER_API_STATUS_H
@@ -20,11 +20,11 @@ struct status_sample {
 
 struct status_history {
     struct status_sample samples[STATUS_SECONDS]; // a ring
-    size_t n_taken;                               // since the start; the next goes to n % size
+    size_t n_taken;                               // since startup; the next goes to n % size
     struct http_timer timer;
 };
 
-/* Takes a sample each second from now on. */
+/* Starts taking a sample each second. */
 void status_watch(struct api *a);
 
 #endif

@@ -11,7 +11,7 @@
 
 enum {
     MAX_REPLY_BYTES = 1 << 30,
-    MAX_METADATA = 16, // members; their keys and values have at most:
+    MAX_METADATA = 16, // members; the limits of their keys and values are:
     MAX_KEY = 64,
     MAX_VALUE = 512,
 };
@@ -31,7 +31,7 @@ static void work_done(void *arg)
     }
     if (w->error.status != 0) {
         buf_deinit(&w->reply);
-        if (w->error.status == 507) { // to try again at once would not help
+        if (w->error.status == 507) { // an immediate retry would not help
             http_reply_header(req, "x-should-retry", "false");
         }
         reply_error(req, &w->error);
@@ -48,7 +48,7 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     (void)req;
     (void)why;
-    (void)arg; // the work goes on, and its reply gives the request back
+    (void)arg; // the work continues, and its reply returns the request
 }
 
 static const struct http_events events = {on_gone, NULL};

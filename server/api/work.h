@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Handlers that wait for the disk: their work runs on the pool, the reply is made on the loop.
- * Thread: the loop, but for `work`. */
+/* Handlers that access the disk: `work` runs on the pool, the reply is made on the loop.
+ * Thread: the loop, except for `work`. */
 #ifndef SLUICE_SERVER_API_WORK_H
 #define SLUICE_SERVER_API_WORK_H
 
@@ -11,39 +11,38 @@ struct api_work {
     struct api *api;
     struct store *store;
     struct http_request *req;
-    /* What the request says. Texts live until the reply. */
-    char owner[40];             // whose files and batches it may see
-    const char *id, *second_id; // of the path; or NULL
+    /* From the request. Strings are valid until the reply. */
+    char owner[40];             // owner of the files and batches that it may access
+    const char *id, *second_id; // from the path; or NULL
     const char *after, *purpose;
     bool oldest_first;
     int64_t limit;
     char *content_type, *body;
     size_t n_bytes;
-    /* The answer: the error, or the text. */
+    /* The answer: an error, or text. */
     struct call_error error;
     struct buf reply;
     const char *reply_type;     // NULL: JSON
     char batch[STORE_ID_BYTES]; // that is new, or being cancelled; "": none
     void (*work)(struct api_work *w);
-    void (*after_work)(
-        struct api_work *w); // on the loop, before a reply without an error; may be NULL
+    void (*after_work)(struct api_work *w); // on the loop, before a successful reply; may be NULL
 };
 
-/* From a handler: takes the request. 501 where there is no store. */
+/* Called from a handler; takes the request. 501 if there is no store. */
 void api_work_start(struct api *a, struct http_request *req, void (*work)(struct api_work *w),
                     void (*after_work)(struct api_work *w));
-/* The same for a list: `after`, `limit` (1 .. most, which is also the default unless it is given),
- * `order` and `purpose` are read. */
+/* The same for a list: reads `after`, `limit` (1 .. most, which is also the default unless another
+ * is given), `order` and `purpose`. */
 void api_work_start_list(struct api *a, struct http_request *req, void (*work)(struct api_work *w),
                          int64_t otherwise, int64_t most);
 
-/* Ends a list's object behind its last item. NULL: it is empty. */
+/* Ends a list's object after its last item. NULL: the list is empty. */
 void api_put_page_end(struct buf *b, const char *first, const char *last, bool has_more);
 
-/* Appends `metadata` of a body, if it has one: up to 16 short texts. */
+/* Appends the `metadata` of a body, if present: up to 16 short strings. */
 bool api_read_metadata(struct body *b, struct buf *out);
 
-/* For `work`: the error of a failed store. */
+/* For `work`: the error for a failure of the store. */
 void api_work_fail(struct api_work *w, enum status st, const struct err *err);
 /* 404, "No such File object: ID". */
 void api_work_missing(struct api_work *w, const char *object);

@@ -489,10 +489,8 @@ bool body_choice(struct body *b, const char *key, const char *choices, int *inde
     for (const char *p = choices; *p && at + 40 < sizeof list;) {
         size_t len = strcspn(p, "|");
         bool last = p[len] == '\0';
-        at += (size_t)snprintf(list + at, sizeof list - at, "%s'%.*s'",
-                               at == 0 ? ""
-                               : last  ? " and "
-                                       : ", ",
+        const char *join = last ? " and " : ", ";
+        at += (size_t)snprintf(list + at, sizeof list - at, "%s'%.*s'", at == 0 ? "" : join,
                                (int)len, p);
         p += len + !last;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The body of a request: bounded JSON, read once, and typed access to its top-level members with
- * the API's error for each that is wrong. Long arrays of token ids are read without a tree; whole
- * numbers keep all 64 bits.
+/* The body of a request: limited JSON, parsed once, and typed access to its top-level members, with
+ * the API's error for invalid ones. Long arrays of token ids are parsed without a tree; integers
+ * keep all 64 bits.
  * Thread: one owner; nothing shared. */
 #ifndef SLUICE_SERVER_CALL_BODY_H
 #define SLUICE_SERVER_CALL_BODY_H
@@ -17,18 +17,18 @@ enum { BODY_MAX_MEMBERS = 256 };
 
 struct body_member {
     const char *key;   // unescaped, in the arena
-    const char *start; // of the value, in the body's text
+    const char *start; // of the value, in the text of the body
     size_t n_bytes;
     const struct json *node; // NULL for an array of ids
-    /* It has U+0000 in a string. In the tree that is the body's stand-in, for its strings end with
-     * a NUL: who wants the true text reads it from `start`, or puts it back (body_put_nuls_back).
-     * Only where readers do so; elsewhere a body with a U+0000 is refused. */
+    /* A string contains U+0000. The tree has the body's stand-in instead, because its strings are
+     * NUL-terminated: the exact text can be read from `start`, or restored (body_put_nuls_back).
+     * Only allowed for members whose readers do that; otherwise a body with U+0000 is rejected. */
     bool has_nul;
 };
 
-/* A character that a text does not have, in the place of U+0000. */
+/* A character that replaces U+0000, because the text does not contain it. */
 struct stand_in {
-    char utf8[4];    // "": none was needed
+    char utf8[4];    // "": not needed
     char escaped[7]; // as JSON, "\\ufffe"
 };
 
@@ -41,38 +41,39 @@ struct body {
     struct call_error *error;
 };
 
-/* `text` is changed (arrays of ids are blanked) and must live as long as the body. False: *error
- * is set. body_close in any case. */
+/* `text` is modified (arrays of ids are blanked) and must live as long as the body. False: *error
+ * is set. Call body_close in any case. */
 bool body_open(struct body *b, char *text, size_t n_bytes, struct arena *arena,
                struct call_error *error);
 void body_close(struct body *b); // accepts a zeroed struct
 
-/* Members of the object `key` are members of the body, where it has none of that name. */
+/* Makes the members of the object `key` members of the body, unless it has members of these
+ * names. */
 void body_lift(struct body *b, const char *key);
 
 /* The last member of this name; NULL if absent or null. */
 const struct body_member *body_get(const struct body *b, const char *key);
 bool body_has(const struct body *b, const char *key);
 
-/* Each returns true when the member is there and good, and then *v is set. When it is there and
- * wrong, the error is set. */
+/* Each returns true if the member is present and valid, and then sets *v. If it is invalid the
+ * error is set. */
 bool body_bool(struct body *b, const char *key, bool *v);
 bool body_int(struct body *b, const char *key, int64_t min, int64_t max, int64_t *v);
 bool body_real(struct body *b, const char *key, double min, double max, double *v);
 bool body_string(struct body *b, const char *key, const char **v);
 bool body_object(struct body *b, const char *key, const struct json **v);
 bool body_array(struct body *b, const char *key, const struct json **v);
-/* One of "a|b|c"; *index tells which. */
+/* One of "a|b|c"; *index is its position. */
 bool body_choice(struct body *b, const char *key, const char *choices, int *index);
 
-/* For a text that came from elsewhere, and is read into trees beside the body's: hides its U+0000
- * in place, behind the body's stand-in. False: there is no character that both lack. */
+/* For a text from elsewhere that is parsed into trees used with the body's: replaces its U+0000 in
+ * place by the body's stand-in. False: every candidate occurs in one of the two. */
 bool body_hide_nuls(struct body *b, const char *body_text, size_t body_bytes, char *text,
                     size_t n_bytes);
-/* JSON text that was made out of the trees gets its U+0000 back. */
+/* Restores U+0000 in JSON text that was generated from the trees. */
 void body_put_nuls_back(const struct body *b, struct buf *json);
-/* The same of a plain string; the result is the string itself, or in the arena (NULL: too large).
- */
+/* The same for a plain string; the result is the string itself, or in the arena (NULL: too
+ * large). */
 const char *body_text(const struct body *b, const char *string, size_t *n_bytes);
 
 /* "Invalid type for 'x': expected a string, but got an object instead." */
@@ -85,8 +86,8 @@ struct id_list {
     size_t n;
 };
 
-/* An array of ids >= 0, or an array of such arrays; false if the member is something else (no error
- * then) or has a bad item (error set). */
+/* An array of ids >= 0, or an array of such arrays; false if the member has another type (without
+ * an error) or an invalid item (error set). */
 bool body_id_lists(struct body *b, const char *key, size_t max_lists, struct id_list **lists,
                    size_t *n_lists);
 

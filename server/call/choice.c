@@ -67,7 +67,8 @@ static void make_call_id(struct call_choice *ch, const char *name, char *id, siz
     if (strcmp(r->model->info->model_type, "kimi_k2") == 0) {
         snprintf(id, n_bytes, "functions.%.64s:%d", name, r->n_past_calls + ch->n_calls);
     } else {
-        call_make_id(ch->call, "call_", id);
+        const char *prefix = ch->call->format->call_prefix;
+        call_make_id(ch->call, prefix ? prefix : "call_", id);
     }
 }
 

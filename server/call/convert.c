@@ -26,7 +26,7 @@ static void put_children(struct buf *out, const struct json *node, bool keys)
     buf_putc(out, keys ? '}' : ']');
 }
 
-void convert_node(struct buf *out, const struct json *node) // depth is bounded by the parser
+void convert_node(struct buf *out, const struct json *node) // the parser limits the depth
 {
     switch (json_type(node)) {
     case JSON_NULL: buf_puts(out, "null"); break;
@@ -58,7 +58,7 @@ void convert_tool(struct buf *out, const struct json *tool, size_t index, const 
     buf_puts(out, "}}");
 }
 
-/* ,"key":value for each member but those that are written already. */
+/* ,"key":value for each member that has not been written yet. */
 static void put_rest(struct buf *out, const struct json *object, const char *but)
 {
     for (const struct json *m = json_first(object); m; m = json_next(m)) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Requests of other APIs as those of a chat: their messages and tools become the JSON text that
- * chat templates read. Thread: the request's owner. */
+/* Converts requests of other APIs to chat requests: their messages and tools become the JSON text
+ * that chat templates read.
+ * Thread: the request's owner. */
 #ifndef SLUICE_SERVER_CALL_CONVERT_H
 #define SLUICE_SERVER_CALL_CONVERT_H
 
@@ -9,14 +10,15 @@
 void convert_text(struct buf *out, const char *text); // as a JSON string
 void convert_node(struct buf *out, const struct json *node);
 
-/* A tool whose name, description and schema lie side by side, as the one with this index. */
+/* A tool with name, description and schema at the same level, written with this index. */
 void convert_tool(struct buf *out, const struct json *tool, size_t index, const char *schema_key);
 
-/* An input item of a response as it is kept: a message in its long form, the others as they are. */
+/* An input item of a response in the stored format: messages in their long form, others
+ * unchanged. */
 void convert_item(struct buf *out, const struct json *item);
 void convert_item_but_id(struct buf *out, const struct json *item);
 
-/* The finished array becomes the request's own. False: r->error is set. */
+/* Stores the finished array in the request. False: r->error is set. */
 bool convert_keep_messages(struct request *r, struct buf *array);
 bool convert_keep_tools(struct request *r, const struct buf *array);
 

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* False: the text is no JSON, or there is no such string. */
+/* False: the text is not JSON, or has no such string. */
 static bool read_text(const char *s, size_t n, struct buf *out)
 {
     struct json_scan sc;
@@ -35,7 +35,7 @@ static bool read_text(const char *s, size_t n, struct buf *out)
 
 void custom_text(const struct buf *arguments, struct buf *out)
 {
-    enum { ESCAPE_BYTES = 12 }; // of a pair of \u escapes: as much may be cut in the middle
+    enum { ESCAPE_BYTES = 12 }; // of a pair of \u escapes: up to this much may be truncated
     struct buf text, whole;
     buf_init(&text, arguments->max_bytes);
     buf_init(&whole, arguments->max_bytes + 8);

@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-/* How families spell their tokens. */
+/* The spellings of the tokens by family. */
 static const struct form {
-    const char *prefix, *suffix, *middle; // middle: NULL where the prefix comes last
+    const char *prefix, *suffix, *middle; // middle: NULL if the prefix comes last
 } forms[] = {
     {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}, // Qwen Coder, CodeGemma
     {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"},       // StarCoder, Granite

@@ -10,6 +10,7 @@
  * engine has `reply` alone; the others do not have it. */
 struct call_format {
     const char *id_prefix;         // of the answer's id
+    const char *call_prefix;       // of a tool call's id; NULL: "call_"
     void (*reply)(struct call *c); // prompts are prepared: ends the answer
     void (*begin)(struct call *c); // a stream: makes chunk_head; may be NULL
     /* News of the prompt, where the request wants them: ch->n_prefilled. Before `start`; NULL:

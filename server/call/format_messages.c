@@ -327,6 +327,7 @@ static void send_error_event(struct call *c, const struct call_error *e)
 
 const struct call_format call_message_format = {
     .id_prefix = "msg_",
+    .call_prefix = "toolu_",
     .start = start,
     .pending = pending,
     .in_order = true,

@@ -263,7 +263,8 @@ static void end(struct call *c)
     struct buf b;
     buf_init(&b, (size_t)1 << 30);
     for (size_t i = 0; i < c->n_choices; i++) {
-        buf_puts(&b, i ? "," : list ? "[" : "");
+        const char *open = list ? "[" : "";
+        buf_puts(&b, i ? "," : open);
         put_answer(&b, &c->choices[i]);
     }
     buf_puts(&b, list ? "]" : "");

@@ -53,7 +53,7 @@ static void put_list(struct call *c, void (*put)(struct buf *b, struct call *c, 
     buf_puts(&b, ",\"total_tokens\":");
     buf_put_int(&b, count_tokens(c));
     buf_puts(&b, ",\"completion_tokens\":0}}");
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 static void end_classify(struct call *c)
@@ -137,7 +137,7 @@ static void end_cohere(struct call *c)
              ",\"meta\":{\"api_version\":{\"version\":\"2\"},\"billed_units\":{\"input_tokens\":");
     buf_put_int(&b, count_tokens(c));
     buf_puts(&b, ",\"image_tokens\":0}},\"response_type\":\"embeddings_by_type\"}");
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 const struct call_format call_cohere_format = {.id_prefix = "embd-", .end = end_cohere};

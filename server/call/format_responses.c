@@ -16,6 +16,7 @@ enum item { ITEM_NONE, ITEM_REASONING, ITEM_MESSAGE, ITEM_CALL, ITEM_CUSTOM };
 struct responses {
     int64_t sequence;
     int32_t n_items; // begun
+    bool begun;      // the first events of the stream are sent
     enum item open;
     char item_id[40], call_id[80], name[TOOL_NAME_MAX_BYTES + 1];
     struct buf text;     // of the open item
@@ -364,12 +365,28 @@ static void begin(struct call *c)
 static void start(struct call_choice *ch)
 {
     struct call *c = ch->call;
+    struct responses *s = state(c);
+    if (s->begun) {
+        return;
+    }
+    s->begun = true;
     if (c->request.stream && !c->request.detached) {
         send_response(c, "response.created", "in_progress");
     }
     if (c->request.stream) {
         send_response(c, "response.in_progress", "in_progress");
     }
+}
+
+static void prompt(struct call_choice *ch)
+{
+    struct call *c = ch->call;
+    start(ch);
+    struct buf *b = event(c, "response.in_progress");
+    buf_puts(b, ",\"response\":");
+    put_response(b, c, "in_progress");
+    call_put_progress(b, ch);
+    send(c, "response.in_progress", b);
 }
 
 static void take_logprobs(struct call_choice *ch, struct buf *into)
@@ -400,6 +417,7 @@ static void send_delta(struct call_choice *ch, const struct buf *text)
         buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
         buf_putc(b, ']');
     }
+    call_put_asked_timings(b, c);
     send(c, type, b);
 }
 
@@ -470,6 +488,7 @@ static void put_end(struct call *c)
     struct buf *b = event(c, type);
     buf_puts(b, ",\"response\":");
     buf_put(b, body->data, body->n_bytes);
+    call_put_asked_timings(b, c);
     if (c->request.detached) { // it is told when it is stored
         buf_putc(b, '}');
         keep_event(c, type, b);
@@ -602,6 +621,7 @@ static void send_error_event(struct call *c, const struct call_error *e)
 const struct call_format call_response_format = {
     .id_prefix = "resp_",
     .begin = begin,
+    .prompt = prompt,
     .start = start,
     .pending = pending,
     .in_order = true,

@@ -138,7 +138,7 @@ static void end_labels(struct call *c)
     buf_puts(&b, ",\"completion_tokens\":");
     buf_put_int(&b, (int64_t)c->n_requests); // as if each had drawn one
     buf_puts(&b, "}}");
-    c->sink->whole(c, &b);
+    call_whole(c, &b);
 }
 
 const struct call_format call_labels_format = {

@@ -9,23 +9,23 @@
 #include <string.h>
 
 enum {
-    MAX_IDLE_BYTES = 256 << 20, // chosen: of grammars that nobody uses
+    MAX_IDLE_BYTES = 256 << 20, // chosen: for grammars that are not in use
     MAX_IDLE = 1024,
 };
 
 struct entry {
-    struct kept_grammar kept;  // first
-    struct entry *prev, *next; // by last use, the latest first
+    struct kept_grammar kept;  // must be first
+    struct entry *prev, *next; // by last use, most recent first
     uint64_t hash;
-    struct grammar_source source; // its texts are the entry's own
+    struct grammar_source source; // the entry owns its strings
     int32_t n_users;
-    size_t n_bytes; // while nobody uses it: what it holds
+    size_t n_bytes; // its memory, while not in use
 };
 
 struct grammars {
     pthread_mutex_t lock;
-    pthread_mutex_t vocab_lock;  // held while the vocabulary is read
-    struct grammar_vocab *vocab; // NULL: no request had a grammar yet
+    pthread_mutex_t vocab_lock;  // held while the vocabulary is built
+    struct grammar_vocab *vocab; // NULL: no request has had a grammar yet
     struct entry list;
     uint64_t key; // of the hash
     size_t idle_bytes;
@@ -95,7 +95,7 @@ static bool is_same(const struct grammar_source *a, const struct grammar_source 
            memcmp(a->text, b->text, a->n_bytes) == 0;
 }
 
-/* Takes the entry if it is there. */
+/* Takes the entry if it exists. */
 static struct entry *find(struct grammars *g, const struct grammar_source *source, uint64_t hash)
 {
     for (struct entry *e = g->list.next; e != &g->list; e = e->next) {
@@ -112,7 +112,7 @@ static struct entry *find(struct grammars *g, const struct grammar_source *sourc
     return NULL;
 }
 
-/* Those that nobody uses go, the longest unused first, until the rest is within the bounds. */
+/* Frees unused grammars, the longest unused first, until the others are within the limits. */
 static void trim(struct grammars *g)
 {
     struct entry *e = g->list.prev;
@@ -128,8 +128,8 @@ static void trim(struct grammars *g)
     }
 }
 
-/* ---- to take and to give ----------------------------------------------------------------------
- */
+/* ---- take and give
+ * ---------------------------------------------------------------------------- */
 
 static enum status get_vocab(struct grammars *g, const struct tokenizer *tok,
                              const struct engine_info *info, struct err *err)
@@ -196,7 +196,7 @@ void grammars_give(struct grammars *g, struct kept_grammar *k)
     struct entry *e = (struct entry *)k; // kept is the first member
     pthread_mutex_lock(&g->lock);
     if (--e->n_users == 0) {
-        struct grammar_stats stats; // nobody changes it now
+        struct grammar_stats stats; // it does not change any more
         grammar_stats(e->kept.grammar, &stats);
         e->n_bytes = stats.bytes + e->source.n_bytes;
         g->idle_bytes += e->n_bytes;

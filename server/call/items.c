@@ -59,7 +59,7 @@ static void name(char id[STORE_ITEM_ID_BYTES], const struct json *item)
     }
 }
 
-/* In its long form, and complete: what the types of clients want of it. */
+/* Writes it in its long form, complete as the types of clients require. */
 static bool put(struct stored_item *to, const struct json *item)
 {
     struct buf text;
@@ -73,7 +73,7 @@ static bool put(struct stored_item *to, const struct json *item)
     buf_init(&text, MAX_BYTES);
     convert_item_but_id(&text, item);
     buf_putc(&to->text, ',');
-    buf_put(&to->text, text.data + 1, text.n_bytes - 1); // behind its brace
+    buf_put(&to->text, text.data + 1, text.n_bytes - 1); // after its opening brace
     to->text.failed |= text.failed;
     buf_deinit(&text);
     return !to->text.failed;

@@ -55,7 +55,7 @@ static const char empty[] = "false|\"\"|[]|{}";
 #define CHAT_CALLS                                                                                 \
     "'tool_calls':{'type':'array','items':{'type':'object','required':['function'],'properties':{" \
     "'id':{'type':'string'},'function':{'type':'object','required':['name','arguments'],"          \
-    "'properties':{'name':{'type':'string'},'arguments':{'type':'string'}}}}}}"
+    "'properties':{'name':{'type':'string'},'arguments':{'type':['string','object']}}}}}}"
 /* Other roles are taken where the chat template has a place for them. */
 #define CHAT_MESSAGES                                                                              \
     "'minItems':1,'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':{" \
@@ -325,7 +325,7 @@ const struct member members[] = {
      HAND(OBJECT, read_thinking),
      .schema = "'properties':{'type':{'enum':['enabled','disabled']}}"},
     {"chat_template", "A template in place of the model's (--trust-request-chat-template).",
-     CHATS | FORM_POOL_CHAT, HAND(STRING, read_chat_template)},
+     CHATS | FORM_POOL_CHAT, HAND(STRING, read_chat_template), .schema = "'enum':[null]"},
     {"add_generation_prompt", "The template ends with the beginning of the answer.",
      CHATS | FORM_POOL_CHAT, BOOL(add_generation_prompt)},
     {"continue_final_message", "The answer continues the last message.", CHATS | FORM_POOL_CHAT,
@@ -361,7 +361,7 @@ const struct member members[] = {
      .min = 1, .max = INT64_MAX},
 
     /* ---- completions ---- */
-    {"suffix", "A text behind the answer, of a model that has tokens for it.",
+    {"suffix", "The text after the answer, for models with fill-in-the-middle tokens.",
      FORM_COMPLETIONS | FORM_OLLAMA_GENERATE, HAND(STRING, read_suffix)},
     {"echo", "The answer begins with the prompt.", FORM_COMPLETIONS, BOOL(echo)},
     {"logprobs", "The log probability of each token, and of this many others.", FORM_COMPLETIONS,
@@ -420,11 +420,12 @@ const struct member members[] = {
     {"embd_normalize", "llama.cpp's norm: 2 is length 1, -1 is none.", VECTORS,
      HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
     {"input", "What becomes vectors, one each.", FORM_EMBEDDINGS | FORM_POOLING,
-     HAND(PROMPTS, read_input), .max = MAX_INPUTS, .required = true},
+     HAND(PROMPTS, read_input), .max = MAX_INPUTS, .mixes = true, .required = true},
 
     /* ---- llama.cpp's ---- */
     {"prompt", "What is to be continued: texts, ids, both mixed, or a list of such.", FORM_NATIVE,
-     HAND(PROMPTS, read_native_prompt), MOST(max_prompts), .required = true, .may_be_empty = true},
+     HAND(PROMPTS, read_native_prompt), MOST(max_prompts), .mixes = true, .required = true,
+     .may_be_empty = true},
     {"input_prefix", "What is in front of the hole.", FORM_INFILL, WITH(STRING, "input_suffix"),
      .required = true},
     {"input_extra", "Files that are shown beside it.", FORM_INFILL, WITH(ARRAY, "input_suffix"),
@@ -434,7 +435,7 @@ const struct member members[] = {
     {"input_suffix", "What is behind the hole.", FORM_INFILL, HAND(STRING, read_hole),
      .required = true},
     {"input", "What becomes vectors: texts, ids, both mixed, or a list of such.", FORM_NATIVE_EMBED,
-     HAND(PROMPTS, read_mixed_input), .max = MAX_INPUTS, .required = true},
+     HAND(PROMPTS, read_mixed_input), .max = MAX_INPUTS, .mixes = true, .required = true},
     {"content", "Another name of input.", FORM_NATIVE_EMBED, WITH(ANY, "input")},
     {"embd_normalize", "llama.cpp's norm: 2 is length 1, -1 is none.", FORM_NATIVE_EMBED,
      HAND(INT, read_embd_normalize), .schema = "'enum':[null,-1,2]"},
@@ -506,13 +507,13 @@ const struct member members[] = {
     {"messages", "A conversation, in place of an input.", FORM_POOL_CHAT,
      HAND(ARRAY, read_messages), .required = true, .schema = CHAT_MESSAGES},
     {"input", "What is classified.", FORM_CLASSIFY, HAND(PROMPTS, read_input), .max = MAX_INPUTS,
-     .required = true},
+     .mixes = true, .required = true},
     {"use_activation", "Whether what a judge says is a probability from 0 to 1.", FORM_CLASSIFY,
      HAND(BOOL, read_use_activation)},
     {"task", "What is pooled: embed, or classify of a model that judges.",
      FORM_POOLING | FORM_POOL_CHAT, HAND(STRING, read_task), .schema = "'enum':[null,'embed']"},
-    {"query", "What stands in front of each item.", FORM_LABELS, HAND(PROMPTS, read_label_query),
-     .max = 1, .required = true},
+    {"query", "The text before each item.", FORM_LABELS, HAND(PROMPTS, read_label_query), .max = 1,
+     .required = true},
     {"items", "Each is a prompt, together with the query.", FORM_LABELS,
      HAND(PROMPTS, read_label_items), .max = MAX_INPUTS, .required = true, .may_be_empty = true},
     {"label_token_ids", "Tokens of which is asked how likely they follow; the first one is scored.",
@@ -674,13 +675,13 @@ const struct member members[] = {
     {"media_io_kwargs", "Nothing without images.", DRAWS, IGNORED(ANY)},
 
     /* ---- objects whose members belong at the top level ---- */
-    {"options", "Parameters, which are read as if they stood beside it.",
-     OLLAMA | FORM_OLLAMA_EMBED, IGNORED(OBJECT)},
+    {"options", "Parameters that are read like members of the body.", OLLAMA | FORM_OLLAMA_EMBED,
+     IGNORED(OBJECT)},
     {"options", "Ollama's parameters.", DRAWS & ~OLLAMA, REFUSED(ANY, empty),
      .why = "Its members belong at the top level."},
     {"parameters", "TGI's parameters.", DRAWS, REFUSED(ANY, empty),
      .why = "Its members belong at the top level."},
-    {"sampling_params", "Parameters, which are read as if they stood beside it.", FORM_TOKENS,
+    {"sampling_params", "Parameters that are read like members of the body.", FORM_TOKENS,
      IGNORED(OBJECT)},
     {"sampling_params", "SGLang's parameters.", DRAWS & ~FORM_TOKENS, REFUSED(ANY, empty),
      .why = "Its members belong at the top level."},
@@ -698,13 +699,13 @@ const struct member members[] = {
     {"keep_alive", "The model stays loaded.", DRAWS | FORM_OLLAMA_EMBED, IGNORED(ANY)},
     {"data_parallel_rank", "There is one rank.", DRAWS, IGNORED(ANY)},
     {"timings_per_token", "How long prompt and answer took so far is in each event.",
-     NATIVE | FORM_CHAT | FORM_COMPLETIONS, BOOL(timings)},
+     NATIVE | FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES, BOOL(timings)},
     {"timings_per_token", "Times are in the metrics.",
-     DRAWS & ~(NATIVE | FORM_CHAT | FORM_COMPLETIONS), IGNORED(ANY)},
+     DRAWS & ~(NATIVE | FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES), IGNORED(ANY)},
     {"return_progress", "How much of the prompt is computed is told as it is.",
-     NATIVE | FORM_CHAT | FORM_COMPLETIONS, BOOL(tells_prompt)},
+     NATIVE | FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES, BOOL(tells_prompt)},
     {"return_progress", "There is no news of a prompt.",
-     DRAWS & ~(NATIVE | FORM_CHAT | FORM_COMPLETIONS), IGNORED(ANY)},
+     DRAWS & ~(NATIVE | FORM_CHAT | FORM_COMPLETIONS | FORM_RESPONSES), IGNORED(ANY)},
     {"verbose", "llama.cpp's own answer is in it, too, with the prompt: __verbose.",
      FORM_CHAT | FORM_COMPLETIONS, BOOL(verbose)},
     {"verbose", "Answers have no further details.", DRAWS & ~(FORM_CHAT | FORM_COMPLETIONS),

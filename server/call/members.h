@@ -41,6 +41,7 @@ struct member {
     bool required;
     bool unlisted;     // not in /openapi.json: what is taken is more than a schema can say
     bool may_be_empty; // MEMBER_PROMPTS and MEMBER_IDS: empty texts and lists are good
+    bool mixes;        // MEMBER_PROMPTS: a list may have texts and ids
     bool is_dimension; // MEMBER_INT: the model's is the only good value
 
     /* What values it may have. */

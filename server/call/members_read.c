@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reading a body by the table of its members. */
+/* Reads a body according to the table of its members. */
 #include "server/call/members.h"
 
 #include <stdlib.h>
@@ -47,7 +47,7 @@ static bool keep_real(struct request *r, const struct member *m, void *at)
     return true;
 }
 
-/* A value that is there goes to its field; one that is only checked goes nowhere. */
+/* Stores a value in its field; members that are only checked have none. */
 static bool keep_value(struct request *r, const struct member *m)
 {
     bool kept = m->size > 0, truth;
@@ -123,7 +123,7 @@ static bool read_member(struct request *r, const struct member *m)
     return !m->check || m->check(r);
 }
 
-/* What no endpoint knows is ignored and counted, or refused if the operator wants that. */
+/* Members unknown to all endpoints are ignored and counted, or rejected if so configured. */
 static bool check_names(struct request *r)
 {
     unsigned forms = r->form == FORM_GENERATE ? ~0u : ~(unsigned)FORM_GENERATE;
@@ -144,7 +144,8 @@ static bool check_names(struct request *r)
 
 bool members_read(struct request *r)
 {
-    /* The first row is the model: that it is not served is said before all else. */
+    /* The first row is the model: the error for an unknown model takes precedence over all
+     * others. */
     if (!read_member(r, &members[0]) || !check_names(r)) {
         return false;
     }

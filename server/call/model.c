@@ -144,11 +144,14 @@ static enum status open_template(struct call_model *m, const struct config *conf
     if (!reasoning_find(config->reasoning_parser, &m->reasoning)) {
         m->reasoning = reasoning_for_template(all);
     }
-    bool none = strcmp(config->tool_call_parser, "none") == 0;
-    bool chosen = strcmp(config->tool_call_parser, "auto") != 0;
-    m->parser = none     ? NULL
-                : chosen ? tool_parser_find(config->tool_call_parser)
-                         : tool_parser_for_template(all);
+    const char *parser = config->tool_call_parser;
+    if (strcmp(parser, "none") == 0) {
+        m->parser = NULL;
+    } else if (strcmp(parser, "auto") == 0) {
+        m->parser = tool_parser_for_template(all);
+    } else {
+        m->parser = tool_parser_find(parser);
+    }
     buf_deinit(&text);
     return st;
 }

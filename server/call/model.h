@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is served: names, tokenizer, chat template, limits, defaults. Filled while the program
- * starts, constant once `ready`.
+/* The served model: names, tokenizer, chat template, limits, defaults. Filled at startup, constant
+ * once `ready`.
  * Thread: any, after `ready`. */
 #ifndef SLUICE_SERVER_CALL_MODEL_H
 #define SLUICE_SERVER_CALL_MODEL_H
@@ -17,14 +17,14 @@ struct grammars; // server/call/grammars.h
 
 struct call_model {
     const struct config *config;
-    const char *const *names; // as clients may call it; the first is the default, and no path
+    const char *const *names; // accepted names; the first is the default, and not a path
     size_t n_names;
-    bool any_name;             // requests may name any other model and are answered by this one
-    char *folder_name;         // the first of them where the operator gave none
-    const char *text_dir;      // of the tokenizer's configuration: its folder or the model's
+    bool any_name;             // requests may name any model, and this one answers
+    char *folder_name;         // the first name if none is configured
+    const char *text_dir;      // of the tokenizer's configuration: its own folder or the model's
     struct tokenizer *tok;     // NULL: ids only
-    struct err no_tok;         // why it is NULL, if that is known
-    struct grammars *grammars; // of requests
+    struct err no_tok;         // the reason if it is NULL, if known
+    struct grammars *grammars; // cache for requests
     struct chat_template *template; // NULL: none
     const struct engine_info *info;
     struct sampling_params defaults; // generation_config.json, overridden by the configuration
@@ -32,29 +32,29 @@ struct call_model {
     enum reasoning_kind reasoning;
     const struct tool_parser *parser; // NULL: tool calls are text
     enum pool_kind pooling;           // of embeddings
-    bool normalize;                   // them to length 1, unless a request says otherwise
+    bool normalize;                   // scales them to length 1, unless the request says otherwise
     struct scoring scoring;           // of pairs of texts
-    struct fim fim;                   // of texts with a hole
+    struct fim fim;                   // for fill-in-the-middle
     char *tokenizer_info;             // body of /tokenizer_info
     int64_t created;
     char fingerprint[24];
 };
 
-/* Whether there is a tokenizer, before anything is loaded. */
+/* Checks that there is a tokenizer, before anything is loaded. */
 enum status call_model_check(const struct config *config, struct err *err);
 
-/* Loads tokenizer and template beside a model that the engine has opened. */
+/* Loads tokenizer and template for a model that the engine has opened. */
 enum status call_model_open(struct call_model *m, const struct config *config,
                             const struct engine_info *info, struct err *err);
-/* The same for prompts alone: without a chat template, and a tokenizer that cannot be loaded is
- * only missed (no_tok). */
+/* The same for prompts only: without a chat template; a tokenizer that cannot be loaded is not an
+ * error (no_tok). */
 enum status call_model_open_prompts(struct call_model *m, const struct config *config,
                                     const struct engine_info *info, struct err *err);
 void call_model_close(struct call_model *m); // accepts a zeroed struct
 
-/* The served name equal to `name`, NULL if there is none. NULL asks for the default. */
+/* The served name equal to `name`, NULL if there is none. NULL selects the default. */
 const char *call_model_name(const struct call_model *m, const char *name);
-/* The same of a name that may have Ollama's tag, "NAME:latest". */
+/* The same for a name that may have Ollama's tag, "NAME:latest". */
 const char *call_model_tagged_name(const struct call_model *m, const char *name);
 
 #endif

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Chosen: a loop that serves all looks for every stop string with each token. */
+/* Chosen: the loop, which serves all requests, searches for every stop string with each token. */
 enum { MAX_STOP_BYTES = 1 << 10 };
 
 bool request_too_large(struct request *r)
@@ -18,7 +18,7 @@ bool request_too_large(struct request *r)
 
 bool request_check_n_tools(struct request *r, const char *key, size_t n)
 {
-    enum { MAX_TOOLS = 128 }; // OpenAI's bound
+    enum { MAX_TOOLS = 128 }; // OpenAI's limit
     return n <= MAX_TOOLS
                ? true
                : call_error_set(&r->error, 400, "array_above_max_length", key,
@@ -185,7 +185,7 @@ bool read_stop_ids(struct request *r)
     return true;
 }
 
-/* Each word is banned as it is and with a space in front, as it appears within text. */
+/* Each word is banned as given and with a leading space, as it appears within text. */
 bool read_bad_words(struct request *r)
 {
     const struct json *words = NULL;
@@ -246,7 +246,7 @@ static bool has_penalties(const struct request *r)
     return p->repetition_penalty != 1 || p->frequency_penalty != 0 || p->presence_penalty != 0;
 }
 
-/* Penalties here look over the whole text: a window matters where there are some. */
+/* Penalties always cover the whole text, so a window matters only if there are penalties. */
 bool read_repeat_window(struct request *r)
 {
     int64_t v;
@@ -269,7 +269,7 @@ bool read_penalize_nl(struct request *r)
                           "be true.");
 }
 
-/* Names of max_tokens for which a negative number means: as much as fits. */
+/* Other names of max_tokens, for which a negative number means: as many as fit. */
 static bool read_predict(struct request *r, const char *key)
 {
     int64_t v;
@@ -310,7 +310,7 @@ bool check_best_of(struct request *r)
 bool check_prompt_logprobs(struct request *r)
 {
     r->params.prompt_logprobs = true;
-    return r->params.prompt_top_logprobs >= 0 // -1 is vLLM's word for the whole vocabulary
+    return r->params.prompt_top_logprobs >= 0 // in vLLM -1 means the whole vocabulary
                ? true
                : call_error_set(&r->error, 400, "integer_below_min_value", "prompt_logprobs",
                                 "Invalid 'prompt_logprobs': -1 (the whole vocabulary) is not "
@@ -318,10 +318,10 @@ bool check_prompt_logprobs(struct request *r)
                                 (long long)r->model->config->max_logprobs);
 }
 
-/* ---- the rest ---------------------------------------------------------------------------------
- */
+/* ---- other members
+ * ---------------------------------------------------------------------------- */
 
-/* A boolean member of an object that is itself a member; absent and null leave *v alone. */
+/* A boolean member of an object that is itself a member; if absent or null *v is unchanged. */
 static bool read_flag(struct request *r, const struct json *object, const char *parent,
                       const char *key, bool *v)
 {
@@ -341,7 +341,7 @@ static bool read_flag(struct request *r, const struct json *object, const char *
 bool read_stream_options(struct request *r)
 {
     const struct json *options = NULL;
-    bool forced = r->model->config->enable_force_include_usage; // in every chunk, as vLLM has it
+    bool forced = r->model->config->enable_force_include_usage; // in every chunk, as in vLLM
     r->include_usage = r->continuous_usage = forced;
     if (body_object(&r->body, "stream_options", &options)) {
         if (!r->stream) {
@@ -356,7 +356,7 @@ bool read_stream_options(struct request *r)
             return false;
         }
         r->include_usage |= usage;
-        r->continuous_usage &= r->include_usage; // by itself it asks for nothing, as in vLLM
+        r->continuous_usage &= r->include_usage; // has no effect on its own, as in vLLM
         r->continuous_usage |= forced;
     }
     if (r->stream && r->params.prompt_logprobs) {
@@ -366,7 +366,7 @@ bool read_stream_options(struct request *r)
     return r->error.status == 0;
 }
 
-/* As a header of that name may be: it becomes part of ids, log lines and a header. */
+/* The same rules as for the header: it becomes part of ids, log lines and a header. */
 bool check_request_id(struct request *r)
 {
     return words_is_id(r->request_id, strlen(r->request_id))
@@ -403,7 +403,7 @@ void request_begin(struct request *r)
 
 void request_end(struct request *r)
 {
-    if (r->params.top_p <= 0) { // nothing but the most likely token
+    if (r->params.top_p <= 0) { // only the most likely token
         r->params.top_p = 1;
         r->params.top_k = 1;
     }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Constraints of the answer: the members of several APIs that ask for one, as one source of a
- * grammar. The text of a schema is taken from the body as it stands, since in a tree numbers and
- * the order of equal keys are lost. */
+/* Constraints on the answer: converts the members of several APIs to one grammar source. A schema's
+ * text is taken from the body as written, since a tree loses the spelling of numbers and the order
+ * of equal keys. */
 #include "server/call/readers.h"
 #include "server/call/slice.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* ---- what is asked for ------------------------------------------------------------------------
- */
+/* ---- sources
+ * ---------------------------------------------------------------------------------- */
 
-/* A request has one constraint at most. */
+/* A request may have one constraint. */
 static bool constrain(struct request *r, const char *param, struct grammar_source source)
 {
     if (r->constraint_param) {
@@ -41,7 +41,7 @@ static bool constrain_json(struct request *r, const char *param)
     return constrain_text(r, param, GRAMMAR_SCHEMA, "{\"type\":\"object\"}");
 }
 
-/* What stands at `path` of the member `key`, as a schema or another grammar that is JSON. */
+/* The value at `path` of the member `key`, as a schema or another grammar in JSON. */
 static bool constrain_at(struct request *r, const char *param, enum grammar_kind kind,
                          const char *key, const char *path)
 {
@@ -50,7 +50,7 @@ static bool constrain_at(struct request *r, const char *param, enum grammar_kind
     return constrain(r, param, (struct grammar_source){.kind = kind, .text = v.s, .n_bytes = v.n});
 }
 
-/* One of some texts, as a regular expression. */
+/* One of several texts, as a regular expression. */
 static bool constrain_choice(struct request *r, const char *param, const struct json *list)
 {
     size_t room = 8;
@@ -93,7 +93,7 @@ static bool constrain_grammar(struct request *r, const char *param, const char *
 /* ---- OpenAI's response_format and text.format -------------------------------------------------
  */
 
-/* `format` lies at `path` of the member `key`; a schema in it at `schema_path` of that member. */
+/* `format` is at `path` of the member `key`; a schema in it at `schema_path` of that member. */
 static bool read_format(struct request *r, const struct json *format, const char *param,
                         const char *key, const char *path, const struct json *schema,
                         const char *schema_path)
@@ -135,7 +135,7 @@ bool read_response_format(struct request *r)
         return call_error_missing(&r->error, "response_format.type");
     }
     const struct json *own = json_get(format, "schema"), *inner = json_get(format, "json_schema");
-    if (json_is(own, JSON_OBJECT) && strcmp(type, "json_object") == 0) { // llama.cpp's way
+    if (json_is(own, JSON_OBJECT) && strcmp(type, "json_object") == 0) { // llama.cpp's format
         return constrain_at(r, "response_format", GRAMMAR_SCHEMA, "response_format", "schema");
     }
     if (inner && !json_is(inner, JSON_OBJECT)) {
@@ -190,7 +190,7 @@ bool read_output_format(struct request *r)
                : r->error.status == 0;
 }
 
-/* "json", or a schema; an empty text, false and an empty list ask for nothing. */
+/* "json", or a schema; an empty string, false and an empty list mean no constraint. */
 bool read_ollama_format(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "format");
@@ -215,7 +215,7 @@ bool read_ollama_format(struct request *r)
 /* ---- vLLM's, llama.cpp's and SGLang's members --------------------------------------------------
  */
 
-/* JSON as it stands, or as text. */
+/* JSON, directly or as a string. */
 static bool read_json(struct request *r, const char *key, const char *path, const struct json *v,
                       enum grammar_kind kind)
 {
@@ -271,7 +271,7 @@ bool read_structural_tag(struct request *r)
     return read_whole(r, "structural_tag", GRAMMAR_TAGS);
 }
 
-/* Of the schema beside it; by itself it says nothing. */
+/* Applies to the schema in another member; has no effect on its own. */
 bool read_guided_space(struct request *r)
 {
     const char *pattern = NULL;
@@ -287,7 +287,7 @@ bool read_guided_choice(struct request *r)
     return !m || constrain_choice(r, "guided_choice", m->node);
 }
 
-/* A member that is a text; an empty one asks for nothing. */
+/* A string member; an empty one means no constraint. */
 static bool read_source(struct request *r, const char *key, enum grammar_kind kind)
 {
     const char *text = NULL;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Prompts with a hole: the tokens of what is in front of it and behind it, each behind its mark.
- * What the client wrote is input, so that it has no marks of its own. */
+/* Fill-in-the-middle prompts: the tokens of the text before and after the gap, each after its
+ * marker. The client's text counts as input, so that it cannot contain markers itself. */
 #include "server/call/readers.h"
 
 #include <string.h>
@@ -23,7 +23,7 @@ static void put_text(struct hole *h, const char *text, size_t n_bytes)
     h->good = h->good && tokenizer_encode(h->r->model->tok, &span, 1, flags, &h->ids, NULL) == OK;
 }
 
-/* What the model wants at the beginning of a text. */
+/* The tokens with which the model's texts start. */
 static void put_begin(struct hole *h)
 {
     struct ids around;
@@ -41,7 +41,7 @@ static void put_begin(struct hole *h)
     ids_deinit(&around);
 }
 
-/* Files that are shown before the one with the hole. */
+/* Context files before the one with the gap. */
 static void put_files(struct hole *h)
 {
     const struct fim *f = &h->r->model->fim;
@@ -71,7 +71,7 @@ static void put_prefix(struct hole *h, const struct request_prompt *p)
 {
     put(h, h->r->model->fim.prefix);
     put_text(h, h->r->prefix ? h->r->prefix : "", h->r->prefix_bytes);
-    if (h->r->begun) { // what the answer begins with stands behind the last mark
+    if (h->r->begun) { // the start of the answer follows the last marker
         return;
     }
     if (p->text) {
@@ -115,7 +115,7 @@ static bool wrap(struct request *r, struct request_prompt *p)
     return ids ? true : request_too_large(r);
 }
 
-/* Tokens that end a hole's text beside those that end any. */
+/* Tokens that end the middle part, in addition to the usual ones. */
 static bool add_ends(struct request *r)
 {
     const struct fim *f = &r->model->fim;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A line of `sluice generate --json`: a completion of one prompt, which may be scored or pooled
- * instead. It is read as a server's request is, but for a few members: prompts as ids under a name
- * of their own, `true` for scores without alternatives, bad words as ids, and a default of tokens
- * that no folder changes. */
+ * instead. Read like a server's request, except for a few members: prompts as ids have their own
+ * name, `true` requests scores without alternatives, bad words may be ids, and the default of
+ * max_tokens does not depend on the model's folder. */
 #include "server/call/readers.h"
 
 #include <string.h>
 
-/* true, false, or how many others beside the token itself. */
+/* true, false, or the number of alternatives to the token itself. */
 static void read_count(struct request *r, const char *key, bool *on, int32_t *n)
 {
     const struct body_member *m = body_get(&r->body, key);
@@ -32,7 +32,7 @@ bool read_line_prompt_logprobs(struct request *r)
     return true;
 }
 
-/* Appends a word's ids to those of the words before it. */
+/* Appends a word's ids after those of earlier words. */
 static bool put_bad_word(struct request *r, const struct json *word, int32_t *lengths,
                          int32_t *tokens, size_t *n_tokens)
 {
@@ -56,7 +56,7 @@ static bool put_bad_word(struct request *r, const struct json *word, int32_t *le
     return true;
 }
 
-/* Words as a server's request has them, or arrays of ids. */
+/* Words as in a server's request, or arrays of ids. */
 bool read_line_bad_words(struct request *r)
 {
     const struct json *words = NULL;
@@ -115,7 +115,8 @@ void generate_begin(struct request *r)
     r->max_tokens = r->model->info->defaults.max_tokens;
     r->has_max_tokens = true;
     r->add_special = true;
-    r->model_name = call_model_name(r->model, NULL); // whatever the line says: there is one
+    r->model_name = call_model_name(r->model, NULL); // the line's value is ignored: there is only
+                                                     // one
 }
 
 bool generate_end(struct request *r)
@@ -123,7 +124,7 @@ bool generate_end(struct request *r)
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;
     r->has_max_tokens |= r->max_is_asked;
-    r->max_is_asked = false; // as far as it goes: cut to what fits
+    r->max_is_asked = false; // as many as fit
     if (r->pools) {
         r->n = 1;
         r->params.min_tokens = 0;

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The member kv_hints: vLLM's envelope of actions for the cache. Of the actions kv.retain 1.x is
- * done: how much ranges of the request's tokens are worth to its sender, and for how long. Actions
- * of other types ask other servers for something and are passed over. */
+/* The member kv_hints: vLLM's envelope of cache actions. The action kv.retain 1.x is supported: the
+ * value to the sender of ranges of the request's tokens, and for how long. Actions of other types
+ * are meant for other servers, and are ignored. */
 #include "server/call/readers.h"
 
 #include <ctype.h>
 #include <string.h>
 
-/* The first four are vLLM's. What says no duration, or a longer one than MAX_KEPT_S, which is
- * chosen, is taken for that: a client that never comes back must not hold room for days. */
+/* The first four are vLLM's. Missing durations, and those above MAX_KEPT_S, which is chosen, are
+ * set to MAX_KEPT_S: a client that never returns must not occupy memory for days. */
 enum { MAX_ACTIONS = 16, MAX_DIRECTIVES = 128, MAX_DURATION_S = 30 * 86400, MAX_KEPT_S = 3600 };
 
 struct hints {
     struct request *r;
     struct cache_hint *list; // [MAX_DIRECTIVES]
-    const char *scope;       // of the actions before; NULL: none
+    const char *scope;       // of earlier actions; NULL: none
     int32_t n, n_actions;
 };
 
@@ -47,7 +47,7 @@ static bool knows_members(const struct json *d)
     return true;
 }
 
-/* A position, within what an int32_t holds. */
+/* A position that fits in an int32_t. */
 static bool read_position(const struct json *d, const char *key, int64_t least, int32_t *to)
 {
     int64_t v;
@@ -113,15 +113,16 @@ static bool read_directive(struct hints *h, const struct json *d)
 
 /* ---- actions -------------------------------------------------------------------------------- */
 
-/* Whether what comes later is worth no more than what comes before it: a block is only found behind
- * those before it. */
+/* Whether priorities never increase towards the end: a block can only be found after the blocks
+ * before it. */
 static bool never_rise(const struct hints *h)
 {
     for (int32_t i = 0; i < h->n; i++) {
         for (int32_t k = 0; k < h->n; k++) {
             const struct cache_hint *a = &h->list[i], *b = &h->list[k];
             bool after = a->start == b->start ? i < k : (uint32_t)a->start < (uint32_t)b->start;
-            if (after && a->priority < b->priority) { // HINT_OUTPUT is the largest unsigned number
+            if (after && a->priority < b->priority) { // as an unsigned number HINT_OUTPUT is the
+                                                      // largest
                 return false;
             }
         }
@@ -129,7 +130,8 @@ static bool never_rise(const struct hints *h)
     return true;
 }
 
-/* All of a request have one scope, which says whose the tokens are: here it is the key. */
+/* All actions of a request must have the same scope, which identifies the owner of the tokens; here
+ * that is the key. */
 static bool read_scope(struct hints *h, const struct json *payload)
 {
     const char *scope = json_string(json_get(payload, "scope"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What was said before, from the store: the items of the responses before (previous_response_id),
- * or of a conversation. */
+/* Earlier items from the store: those of previous responses (previous_response_id), or of a
+ * conversation. */
 #include "server/call/readers.h"
 
 #include <stdlib.h>
@@ -14,7 +14,7 @@ static bool missing(struct request *r, const char *id)
                           "Response with id '%.80s' not found.", id);
 }
 
-/* The response's items go before those that are there already. */
+/* Inserts the response's items before those collected so far. */
 static bool put_before(struct request *r, struct buf *items, const struct stored_response *s)
 {
     struct buf all;
@@ -29,7 +29,7 @@ static bool put_before(struct request *r, struct buf *items, const struct stored
     return !all.failed || request_too_large(r);
 }
 
-/* From the latest to the first: each names the one before it. */
+/* From the latest to the first response: each names the previous one. */
 static bool collect(struct request *r, const char *id, struct buf *items)
 {
     char next[STORE_RESPONSE_ID_BYTES];
@@ -65,7 +65,7 @@ static bool collect(struct request *r, const char *id, struct buf *items)
     return true;
 }
 
-/* The items, as an array, are what the input follows. Takes their memory. */
+/* The items, as an array, precede the input. Takes ownership of them. */
 static bool keep_history(struct request *r, struct buf *items)
 {
     struct buf array;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The bodies of Ollama's /api/chat, /api/generate and /api/embed. What it keeps under "options" is
- * read as if it stood beside the rest, so that the table of members holds for it; its messages
- * become those of a chat. Without messages or a prompt nothing is asked but that the model be
- * loaded, which it is. */
+/* The bodies of Ollama's /api/chat, /api/generate and /api/embed. Members of "options" are read
+ * like members of the body, so that the table of members applies to them; messages become chat
+ * messages. A request without messages or prompt only asks to load the model, which is loaded
+ * already. */
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 
@@ -15,7 +15,7 @@ struct ollama {
     struct request *r;
     struct buf out;
     size_t index;              // of the message
-    size_t n_calls, n_results; // so far; results come in the order of the calls
+    size_t n_calls, n_results; // so far; results are in the order of the calls
     char place[80];
 };
 
@@ -28,7 +28,7 @@ static const char *where(struct ollama *o, const char *field)
 /* ---- messages
  * ------------------------------------------------------------------------------------ */
 
-/* A member that is a string; absent and null are "". NULL: the error is set. */
+/* A string member; absent and null are "". NULL: the error is set. */
 static const char *text_of(struct ollama *o, const struct json *m, const char *field)
 {
     const struct json *v = json_get(m, field);
@@ -84,7 +84,7 @@ static bool put_calls(struct ollama *o, const struct json *m)
     return true;
 }
 
-/* What a tool gave: of which call, its place among the results says. */
+/* A tool's result: its position among the results determines the call. */
 static bool put_result(struct ollama *o, const struct json *m)
 {
     const char *name = text_of(o, m, json_get(m, "tool_name") ? "tool_name" : "name");
@@ -162,7 +162,7 @@ bool read_ollama_messages(struct request *r)
         good = put_message(&o, m);
         last = json_get_string(m, "role");
     }
-    /* A text that the client has begun for the assistant is continued. */
+    /* Continues a text that the client has started for the assistant. */
     r->continue_final_message = last && strcmp(last, "assistant") == 0;
     r->add_generation_prompt = !r->continue_final_message;
     return end_messages(&o, good);
@@ -171,7 +171,7 @@ bool read_ollama_messages(struct request *r)
 /* ---- a prompt
  * ------------------------------------------------------------------------------------ */
 
-/* Raw it is a text to be continued; else the user's message, behind the system's. */
+/* In raw mode a text to continue; otherwise the user's message, after the system's. */
 bool read_generated_prompt(struct request *r)
 {
     const char *prompt = NULL, *system = NULL;
@@ -210,7 +210,7 @@ bool read_ollama_tools(struct request *r)
     return none || read_tools(r);
 }
 
-/* true, false, or how much. */
+/* true, false, or an effort. */
 bool read_think(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "think");
@@ -228,8 +228,8 @@ bool read_think(struct request *r)
     return good;
 }
 
-/* ---- the beginning and the end
- * ------------------------------------------------------------------- */
+/* ---- entry points
+ * -------------------------------------------------------------------------------- */
 
 static bool is_empty(const struct request *r, const char *key)
 {
@@ -265,7 +265,7 @@ void ollama_generate_begin(struct request *r)
 
 bool ollama_end(struct request *r)
 {
-    r->n = 1; // there is no other
+    r->n = 1; // Ollama has no other
     r->parallel_tool_calls = true;
     return chat_end(r) && (!r->suffix || request_fill_hole(r));
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The body of /v1/responses: its items become the messages of a chat, its flat tools nested ones.
- */
+/* The body of /v1/responses: items become chat messages, flat tools become nested ones. */
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 #include "server/chat/turn.h"
@@ -14,13 +13,13 @@ enum { MAX_BYTES = 64 << 20 };
 
 struct messages {
     struct request *r;
-    struct buf out;       // the array's text
-    struct buf calls;     // tool calls of an assistant message that has not ended
-    struct buf reasoning; // and its reasoning, where nothing of it is written yet
-    bool open;            // its text is written
+    struct buf out;       // text of the array
+    struct buf calls;     // tool calls of an unfinished assistant message
+    struct buf reasoning; // its reasoning, if none of the message has been written yet
+    bool open;            // its text has been written
     size_t index;         // of the input item
-    struct buf items;     // the input's items, to be kept
-    char place[64];       // its name, for errors
+    struct buf items;     // the input's items, to be stored
+    char place[64];       // its path, for errors
 };
 
 static void open_message(struct messages *m, const char *role)
@@ -38,7 +37,8 @@ static void put_reasoning(struct messages *m)
     }
 }
 
-/* Calls in a row are one message of the assistant, with the text before them: it was one answer. */
+/* Consecutive calls form one assistant message, together with the text before them: they were one
+ * answer. */
 static void end_turn(struct messages *m)
 {
     if (m->calls.n_bytes > 0) {
@@ -63,7 +63,7 @@ static const char *where(struct messages *m, const char *field)
     return m->place;
 }
 
-/* A string, or parts that hold text. */
+/* A string, or parts that contain text. */
 static bool put_content(struct messages *m, const struct json *content, const char *field)
 {
     struct call_error *e = &m->r->error;
@@ -127,7 +127,7 @@ static bool put_message(struct messages *m, const struct json *item)
     return good;
 }
 
-/* A call of a custom tool is one of a function with a single text. */
+/* A call of a custom tool becomes a function call with a single string. */
 static bool put_call(struct messages *m, const struct json *item)
 {
     bool custom = strcmp(json_get_string(item, "type"), "custom_tool_call") == 0;
@@ -167,7 +167,7 @@ static bool put_output(struct messages *m, const struct json *item)
 static void keep_reasoning(struct messages *m, const struct json *item)
 {
     const struct json *parts = json_get(item, "content");
-    if (m->open) { // another thought, another answer
+    if (m->open) { // new reasoning starts a new answer
         end_turn(m);
     }
     parts = json_count(parts) > 0 ? parts : json_get(item, "summary");
@@ -203,7 +203,7 @@ static bool put_item(struct messages *m, const struct json *item)
         type);
 }
 
-/* An answer that the client gives back as one that has not ended is gone on with. */
+/* Continues an answer that the client returns as incomplete. */
 static void continue_last(struct messages *m, const struct json *items)
 {
     const struct json *last = NULL;
@@ -223,7 +223,7 @@ static bool put_input(struct messages *m)
     if (!input) {
         return call_error_missing(&m->r->error, "input");
     }
-    if (json_is(input->node, JSON_STRING)) { // as it is written
+    if (json_is(input->node, JSON_STRING)) { // as written
         open_message(m, "user");
         buf_puts(&m->out, ",\"content\":");
         buf_put(&m->out, input->start, input->n_bytes);
@@ -252,7 +252,7 @@ static bool put_input(struct messages *m)
     return true;
 }
 
-/* What was said before, in the words that were kept of it. */
+/* Earlier items, in their stored form. */
 static bool put_history(struct messages *m)
 {
     struct request *r = m->r;
@@ -281,7 +281,7 @@ static bool put_history(struct messages *m)
     return good;
 }
 
-/* Items that came by themselves are kept for a response that goes on from this one. */
+/* Stores the request's own items, for a response that continues from this one. */
 static bool keep_items(struct messages *m)
 {
     struct request *r = m->r;
@@ -341,7 +341,7 @@ bool read_include(struct request *r)
     return true;
 }
 
-/* The answer repeats what was asked for; the body itself is gone by then. */
+/* The answer repeats the request's settings; the body has been freed by then. */
 static bool make_echo(struct request *r)
 {
     static const struct {
@@ -368,7 +368,7 @@ static bool make_echo(struct request *r)
         const struct body_member *m = body_get(&r->body, members[i].key);
         buf_printf(&out, ",\"%s\":", members[i].key);
         if (m && strcmp(members[i].key, "text") != 0) {
-            for (size_t k = 0; k < m->n_bytes; k++) { // events are one line
+            for (size_t k = 0; k < m->n_bytes; k++) { // events must be a single line
                 buf_putc(&out, strchr("\r\n", m->start[k]) ? ' ' : m->start[k]);
             }
         } else {

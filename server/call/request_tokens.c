@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The bodies of /inference/v1/generate and of the two /render endpoints. What the first keeps under
- * "sampling_params" is read as if it stood beside the rest. */
+/* The bodies of /inference/v1/generate and of the two /render endpoints. Members of
+ * "sampling_params" in the former are read like members of the body. */
 #include "server/call/readers.h"
 
 #include <string.h>
@@ -47,7 +47,7 @@ bool tokens_end(struct request *r)
 {
     r->return_token_ids = true;
     r->has_max_tokens |= r->max_is_asked;
-    r->n_top = r->logprobs && r->n_top < 1 ? 1 : r->n_top; // the token itself is among them
+    r->n_top = r->logprobs && r->n_top < 1 ? 1 : r->n_top; // includes the token itself
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;
     return true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tools and the choice among them: of chats, responses and messages. What templates and parsers see
- * are functions; a custom tool becomes one with a single text. */
+/* Tools and tool choice: of chats, responses and messages. Templates and parsers only know
+ * functions; a custom tool becomes one with a single string. */
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 #include "server/call/slice.h"
@@ -12,11 +12,11 @@
 
 enum { MAX_BYTES = 64 << 20 };
 
-/* How an API writes a tool. */
+/* The notation of tools in an API. */
 static const struct shape {
     const char *key;      // of the request
-    const char *function; // the member that holds name and parameters; "": the tool itself
-    const char *custom;   // the same of a custom tool; NULL: there are none
+    const char *function; // the member that contains name and parameters; "": the tool itself
+    const char *custom;   // the same for a custom tool; NULL: not supported
     const char *schema;   // of the parameters, in the function
 } shapes[] = {
     {"tools", "function", "custom", "parameters"},
@@ -29,7 +29,7 @@ enum { SHAPE_CHAT, SHAPE_FUNCTIONS, SHAPE_RESPONSES, SHAPE_MESSAGES };
 /* ---- custom tools -----------------------------------------------------------------------------
  */
 
-/* {"type":"grammar"} has syntax and definition, or holds them in "grammar". */
+/* {"type":"grammar"} has syntax and definition, directly or in "grammar". */
 static bool read_custom_format(struct request *r, const struct json *custom,
                                struct request_tool *tool)
 {
@@ -63,7 +63,7 @@ static bool read_custom_format(struct request *r, const struct json *custom,
     return tool->text ? true : request_too_large(r);
 }
 
-/* As a function, for the template; what its text has to follow is told to the model. */
+/* Writes it as a function for the template; the description tells the model the required format. */
 static void put_custom(struct buf *out, const struct json *custom)
 {
     const struct json *format = json_get(custom, "format"), *inner = json_get(format, "grammar");
@@ -97,7 +97,7 @@ static void put_custom(struct buf *out, const struct json *custom)
 struct reader {
     struct request *r;
     const struct shape *shape;
-    struct buf out; // the tools as templates read them
+    struct buf out; // the tools in the format for templates
     size_t index;
     bool has_custom;
 };
@@ -115,7 +115,7 @@ static bool bad_type(struct reader *t, const char *type)
         t->shape->custom ? "'function' and 'custom' are" : "only 'custom' is");
 }
 
-/* The type that the shape gives the tool: false, and an error, if that is none. */
+/* The type of the tool in this notation: false, and an error, if it has none. */
 static bool is_custom_tool(struct reader *t, const struct json *tool, bool *custom)
 {
     const char *type = json_get_string(tool, "type");
@@ -128,7 +128,8 @@ static bool is_custom_tool(struct reader *t, const struct json *tool, bool *cust
     return !type && t->shape != &shapes[SHAPE_RESPONSES] ? true : bad_type(t, type);
 }
 
-/* What the parameters' schema is called differs: an object, and in messages there must be one. */
+/* Checks the parameters' schema, whose name differs: it must be an object, and is required in
+ * messages. */
 static bool check_schema(struct reader *t, const struct json *function, const char *place)
 {
     const struct json *schema = json_get(function, t->shape->schema);
@@ -139,7 +140,7 @@ static bool check_schema(struct reader *t, const struct json *function, const ch
                                         : body_wrong_type(&t->r->error, place, "an object", schema);
 }
 
-/* `text` is the tool's own, `function` may be a part of it. */
+/* `text` is that of the tool, `function` may be a part of it. */
 static bool read_function(struct reader *t, const struct json *function, struct slice text,
                           const struct json *tool, struct request_tool *to)
 {
@@ -224,7 +225,7 @@ static bool read_shape(struct request *r, const struct shape *shape)
     }
     r->n_tool_list = t.index;
     buf_putc(&t.out, ']');
-    if (shape == &shapes[SHAPE_CHAT] && !t.has_custom) { // as the client wrote them
+    if (shape == &shapes[SHAPE_CHAT] && !t.has_custom) { // as written by the client
         r->tools = m->start;
         r->tools_bytes = m->n_bytes;
         r->tools_json = m->node;
@@ -240,7 +241,7 @@ bool read_tools(struct request *r)
 {
     const struct json *list = NULL;
     if (body_array(&r->body, "tools", &list)) {
-        bool none = json_count(list) == 0 && r->kind == KIND_APPLY_TEMPLATE; // as llama.cpp has it
+        bool none = json_count(list) == 0 && r->kind == KIND_APPLY_TEMPLATE; // as in llama.cpp
         return json_count(list) > 0 ? read_shape(r, &shapes[SHAPE_CHAT])
                                     : none || call_error_empty(&r->error, "tools");
     }
@@ -289,7 +290,7 @@ const struct request_tool *request_custom_tool(const struct request *r, const ch
     return NULL;
 }
 
-/* The name that a choice or an item of a list of allowed tools has, wherever it is. */
+/* The name in a choice or in an item of a list of allowed tools, at any of its positions. */
 static const char *name_of(const struct json *v)
 {
     const char *name = json_get_string(v, "name");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the whole output of a request has to be: the answer's constraint, calls that are forced or
- * must fit their tools, and the model's own form around both (chat/turn.h). Compiled here, last of
- * all that is prepared. */
+/* The constraint on a request's whole output: the answer's constraint, calls that are forced or
+ * must match their tools, and the model's own format around both (chat/turn.h). Compiled as the
+ * last step of preparation. */
 #include "server/call/readers.h"
 
 #include "engine/base/json_scan.h"
@@ -19,8 +19,8 @@ struct plan {
     struct buf answer, text;
 };
 
-/* ---- refusals ---------------------------------------------------------------------------------
- */
+/* ---- errors
+ * ----------------------------------------------------------------------------------- */
 
 static const char *code_of(enum status st, enum grammar_kind kind)
 {
@@ -49,7 +49,7 @@ static bool refuse_tool(struct request *r, size_t index, enum status st, const s
         tool->custom ? "format of the tool" : "schema for function", tool->name, err->text);
 }
 
-/* The whole was refused: the part that is to blame, with its own place, if one is. */
+/* The whole was rejected: reports the part that causes it, with its own path, if there is one. */
 static bool blame(struct request *r, enum status whole, const struct err *why)
 {
     struct err err = {""};
@@ -82,7 +82,7 @@ static bool blame(struct request *r, enum status whole, const struct err *why)
 /* ---- calls ------------------------------------------------------------------------------------
  */
 
-/* Whether the grammar has to know of calls. */
+/* Whether the grammar must include calls. */
 static bool watches_calls(const struct request *r)
 {
     bool some = r->tool_mode == TOOLS_MUST;
@@ -92,7 +92,7 @@ static bool watches_calls(const struct request *r)
     return some || (r->tool_mode == TOOLS_AUTO && (r->narrows || r->constraint_param));
 }
 
-/* Forced calls and those of strict tools fit the schema; others are any object. */
+/* Forced calls and those of strict tools match the schema; others are any object. */
 static bool list_tools(struct plan *p)
 {
     struct request *r = p->r;
@@ -129,7 +129,7 @@ static bool plan_calls(struct plan *p)
         return true;
     }
     if (!w && r->tool_mode == TOOLS_AUTO && r->constraint_param) {
-        return true; // no calls beside a constrained answer
+        return true; // no calls together with a constrained answer
     }
     if (!w) {
         return call_error_set(&r->error, 400, "unsupported_value",
@@ -159,7 +159,7 @@ static bool is_json(const char *s, size_t n)
     return t == JSON_TOKEN_END;
 }
 
-/* The constraint as a format. False: it is refused already. */
+/* The constraint as a format. False: it has already been rejected. */
 static bool put_answer(struct plan *p)
 {
     struct request *r = p->r;
@@ -194,8 +194,8 @@ static bool put_answer(struct plan *p)
     return !out->failed || request_too_large(r);
 }
 
-/* ---- what comes before it ---------------------------------------------------------------------
- */
+/* ---- text before the answer
+ * ------------------------------------------------------------------- */
 
 static bool thinks(const struct request *r)
 {
@@ -205,8 +205,8 @@ static bool thinks(const struct request *r)
     return r->messages && !off && !closed && !r->continue_final_message;
 }
 
-/* Reasoning that the prompt has opened, and that one token ends, is left to the engine: until then
- * no masks are needed. */
+/* Reasoning that the prompt has opened, and that a single token ends, is handled by the engine:
+ * until that token no masks are needed. */
 static void plan_reasoning(struct plan *p)
 {
     struct request *r = p->r;
@@ -225,8 +225,8 @@ static void plan_reasoning(struct plan *p)
     }
 }
 
-/* ---- the whole --------------------------------------------------------------------------------
- */
+/* ---- compiling
+ * -------------------------------------------------------------------------------- */
 
 static bool compile(struct request *r, const struct grammar_source *source)
 {
@@ -246,7 +246,7 @@ static bool constrain(struct plan *p)
         return true;
     }
     if (!p->turn.calls) {
-        r->output.parser = NULL; // all of the text is the answer
+        r->output.parser = NULL; // the whole text is the answer
     }
     plan_reasoning(p);
     const struct turn *t = &p->turn;

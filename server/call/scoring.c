@@ -8,7 +8,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* What Qwen3-Reranker was trained on. */
+/* The format on which Qwen3-Reranker was trained. */
 static const char qwen_pair[] =
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     "the "
@@ -16,10 +16,9 @@ static const char qwen_pair[] =
     "<|im_start|>user\n<Instruct>: {{ instruction or 'Given a web search query, retrieve relevant "
     "passages that answer the query' }}\n"
     "<Query>: {{ messages[0].content }}\n<Document>: {{ messages[1].content }}<|im_end|>\n"
-    "<|im_start|>assistant\n<think>\n\n</think>\n\n{{ '' }}"; // templates lose a line end at their
-                                                              // end
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n{{ '' }}"; // templates drop a final line end
 
-/* Templates for pairs look for a message of the role query. */
+/* Templates for pairs look for a message with the role query. */
 static bool is_for_pairs(const char *text)
 {
     return strstr(text, "\"eq\", \"query\"") || strstr(text, "'eq', 'query'") ||
@@ -40,7 +39,7 @@ static enum status answer_id(const struct tokenizer *tok, const char *text, int3
     return one ? OK : err_set(err, ERR_INVALID, "'%.40s' is not one token of this model", text);
 }
 
-/* vLLM's way to say so: "classifier_from_token": ["no", "yes"] among the overrides, or in
+/* vLLM's configuration: "classifier_from_token": ["no", "yes"] in the overrides, or in
  * config.json. */
 static enum status read_answers(const struct config *config, const char *words[2], char room[2][64],
                                 struct err *err)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How two texts are scored against each other: by the cosine of their embeddings, or by a model
- * that judges a pair and answers with one of two tokens, as Qwen3-Reranker does with "yes" and
- * "no". Thread: any, once the model is open. */
+/* How two texts are scored: by the cosine of their embeddings, or by a model that reads the pair
+ * and answers with one of two tokens, as Qwen3-Reranker does with "yes" and "no".
+ * Thread: any, once the model is open. */
 #ifndef SLUICE_SERVER_CALL_SCORING_H
 #define SLUICE_SERVER_CALL_SCORING_H
 
@@ -12,11 +12,11 @@
 struct scoring {
     bool judges;
     int32_t answers[2];         // the ids of yes and no
-    struct chat_template *pair; // writes a pair: messages of the roles query and document, with
-                                // `instruction` among the variables
+    struct chat_template *pair; // formats a pair: messages with the roles query and document, and
+                                // the variable `instruction`
 };
 
-/* `template` is the model's own, which may be one for pairs; NULL: it has none. */
+/* `template` is the model's own, which may support pairs; NULL: none. */
 enum status scoring_open(struct scoring *s, const struct config *config,
                          const struct tokenizer *tok, const struct chat_template *template,
                          bool headless, struct err *err);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What all calls share. */
+/* State shared by all calls. */
 #include "server/call/call.h"
 
 #include "engine/base/hash.h"

@@ -33,7 +33,7 @@ enum setting_type { SETTING_INT32, SETTING_INT64, SETTING_SHARE, SETTING_BOOL };
 
 #define AT(member) offsetof(struct tenant_limits, member)
 
-/* Named as the options for all keys are, without their "key-". */
+/* Names are those of the options for all keys, without "key-". */
 static const struct {
     const char *name;
     enum setting_type type;
@@ -122,7 +122,7 @@ enum status tenant_limits_check(const struct tenant_limits *l, struct err *err)
 
 /* ---- buckets -------------------------------------------------------------------------------- */
 
-/* A bucket without a limit is left alone. */
+/* Does nothing for a bucket without a limit. */
 static void fill(struct tenant_bucket *b, int64_t per_minute, int64_t now_ns)
 {
     if (now_ns > b->filled_ns) {
@@ -165,7 +165,8 @@ struct tenant_rate tenant_token_rate(struct tenant *t, int64_t now_ns)
 static void draw_salt(char *to, size_t size)
 {
     uint64_t bits[2];
-    if (getrandom(bits, sizeof bits, 0) != sizeof bits) { // an old kernel: of the process's key
+    // an old kernel: derive it from the process's key
+    if (getrandom(bits, sizeof bits, 0) != sizeof bits) {
         static uint64_t count;
         bits[0] = hash_mix(hash_process_key() + ++count);
         bits[1] = hash_mix(hash_process_key() ^ bits[0]);
@@ -213,7 +214,7 @@ void tenant_drop(struct tenant *t)
     }
 }
 
-/* What the buckets hold moves by as much as the limits do. */
+/* The contents of the buckets change by the same amount as the limits. */
 void tenant_set_limits(struct tenant *t, const struct tenant_limits *l)
 {
     t->requests.left += (double)(l->requests_per_minute - t->limits.requests_per_minute);
@@ -221,7 +222,7 @@ void tenant_set_limits(struct tenant *t, const struct tenant_limits *l)
     t->limits = *l;
 }
 
-/* OpenAI's words for it; the type says of what there was too much. */
+/* OpenAI's wording; the type names the exceeded limit. */
 static bool refuse(struct call_error *e, const char *type, int64_t after_ns, const char *what,
                    int64_t limit)
 {
@@ -263,7 +264,7 @@ bool tenant_admits(struct tenant *t, int64_t prompt_tokens, int64_t sequences, i
     const struct tenant_limits *l = &t->limits;
     if (l->tokens_per_minute > 0) {
         fill(&t->tokens, l->tokens_per_minute, now_ns);
-        // A prompt that is more than a minute allows goes when nothing else is owed.
+        // A prompt larger than the limit per minute is admitted if there is no debt.
         int64_t most = l->tokens_per_minute;
         double wanted = (double)(prompt_tokens < most ? prompt_tokens : most);
         if (t->tokens.left < wanted) {

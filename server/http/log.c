@@ -65,7 +65,7 @@ void http_log_tick(struct http_server *s)
         line_writer_put(s->log_writer, s->log_lines.data, s->log_lines.n_bytes);
         uint64_t n_lost = line_writer_lost(s->log_writer) + s->n_log_dropped;
         if (n_lost > s->n_log_told) {
-            log_warn("%llu lines of the request log were lost: nobody reads them fast enough",
+            log_warn("%llu lines of the request log were lost: the reader is too slow",
                      (unsigned long long)(n_lost - s->n_log_told));
             s->n_log_told = n_lost;
         }

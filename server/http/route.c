@@ -114,6 +114,9 @@ bool http_split_uri(struct http_request *req, const char *raw)
     if (req->path[0] == '\0') {
         req->path = "/";
     }
+    while (req->path[0] == '/' && req->path[1] == '/') { // a base URL that ends in a slash
+        req->path++;
+    }
     return req->path[0] == '/' || strcmp(req->path, "*") == 0;
 }
 

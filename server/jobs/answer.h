@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The lines of a job's output, as OpenAI's batches have them:
+/* | The lines of a job's output, in the format of OpenAI's batches:
  *
  *     {"id","custom_id","response":{"status_code","request_id","body"},"error":null}
  *
@@ -15,13 +15,13 @@ enum { ANSWER_ID_BYTES = 32 };
 /* A new id of 24 hex digits, for "batch_req_..." and the answer's own. */
 void answer_make_id(char id[ANSWER_ID_BYTES]);
 
-/* body: of a request that went well. */
+/* body: of a successful request. */
 void answer_put_body(struct buf *out, const char *id, const char *custom_id, const char *body,
                      size_t n_bytes);
-/* A request that was refused, or failed. */
+/* A request that was rejected, or failed. */
 void answer_put_refusal(struct buf *out, const char *id, const char *custom_id,
                         const struct call_error *e);
-/* A request that was never made: "batch_expired" and the like. */
+/* A request that was never started: "batch_expired" and similar codes. */
 void answer_put_unmade(struct buf *out, const char *id, const char *custom_id, const char *code,
                        const char *message);
 

@@ -11,12 +11,12 @@
 #include <string.h>
 
 enum {
-    RETRY_S = 5,  // after the store has refused something
-    LOOK_S = 5,   // between two looks at the store's size
-    SWEEP_S = 60, // between two looks for what has expired
+    RETRY_S = 5,  // after an error of the store
+    LOOK_S = 5,   // between updates of the store's size
+    SWEEP_S = 60, // between deletions of expired data
 };
 
-/* What is done for the batch whose turn it is. */
+/* What is being done for the current batch. */
 enum stage { STAGE_NONE, STAGE_LOAD, STAGE_RUN, STAGE_END };
 
 struct waiting {
@@ -31,23 +31,23 @@ struct batches {
 
     enum stage stage;
     char id[STORE_ID_BYTES]; // "": none
-    bool working;            // the pool has what follows, up to work_error
+    bool working;            // the pool owns the following members, up to work_error
     struct stored_batch batch;
     struct job_lines lines;
     struct job *job;
-    enum batch_status end; // what it becomes
-    bool cancelled;        // while it was loaded
+    enum batch_status end; // its final status
+    bool cancelled;        // while it was being loaded
     enum status work_status;
     struct err work_error;
-    int64_t retry_at; // 0: nothing has to be tried again
-    bool told;        // of the trouble that is tried again
+    int64_t retry_at; // 0: nothing to retry
+    bool told;        // the error being retried has been logged
 
-    bool looking; // the pool has `usage`
+    bool looking; // the pool owns `usage`
     int64_t look_at, now;
-    int64_t sweep_at; // the pool's
+    int64_t sweep_at; // owned by the pool
     struct store_usage usage;
     enum status usage_status;
-    struct batches_counts counts; // of batches that have had their turn
+    struct batches_counts counts; // of batches that are done
 };
 
 static int64_t now_s(void)
@@ -66,7 +66,7 @@ static void run(struct batches *b, void (*work)(void *arg), void (*done)(void *a
     b->options.calls->host->run(b->options.calls, work, done, b);
 }
 
-/* ---- those that wait ------------------------------------------------------------------------- */
+/* ---- waiting batches ------------------------------------------------------------------------- */
 
 void batches_add(struct batches *b, const char *id)
 {
@@ -105,7 +105,7 @@ static struct job_input input_of(struct batches *b)
     return (struct job_input){read_file, b};
 }
 
-/* The batch cannot be run: it has failed, with what it had. */
+/* The batch cannot run: it fails, with the answers that it has. */
 static enum status fail_batch(struct batches *b, struct err *err)
 {
     struct buf errors;
@@ -135,14 +135,14 @@ static enum status load(struct batches *b, const char *id, struct err *err)
     enum status st;
     b->end = BATCH_COMPLETED;
     if (!store_batch_find(store, NULL, id, &b->batch, &st, err)) {
-        b->end = BATCH_FAILED; // it is gone
+        b->end = BATCH_FAILED; // it has been deleted
         return st;
     }
     if (batch_has_ended(b->batch.status)) {
         b->end = b->batch.status;
         return OK;
     }
-    if (b->batch.status == BATCH_CANCELLING && b->batch.n_total == 0) { // before it began
+    if (b->batch.status == BATCH_CANCELLING && b->batch.n_total == 0) { // before it started
         b->end = BATCH_CANCELLED;
         return store_batch_finish(store, id, b->end, now_s(), 0, err);
     }
@@ -178,7 +178,7 @@ static void load_work(void *arg)
     b->work_status = load(b, b->id, &b->work_error);
 }
 
-/* Trouble with the store: later again, and said once. */
+/* The store failed: retry later, and log it only once. */
 static void try_later(struct batches *b, const char *what, const struct err *why)
 {
     b->retry_at = b->now + RETRY_S;
@@ -209,7 +209,7 @@ static void start_job(struct batches *b)
              (long long)(b->batch.n_completed + b->batch.n_failed));
 }
 
-/* Why the job should not go on; it is looked at again in each turn. */
+/* Whether the job must stop, and why; checked again in each turn. */
 static void check_job(struct batches *b)
 {
     if (b->stopping) {
@@ -233,7 +233,7 @@ static void loaded(void *arg)
         job_lines_deinit(&b->lines);
         try_later(b, "it could not be loaded", &b->work_error);
     } else if (b->end != BATCH_COMPLETED) {
-        forget(b); // over already
+        forget(b); // it has already ended
     } else {
         start_job(b);
     }
@@ -311,7 +311,7 @@ static void close_job(struct batches *b)
     b->job = NULL;
 }
 
-/* ---- one that is cancelled before its turn --------------------------------------------------- */
+/* ---- cancelling before the turn -------------------------------------------------------------- */
 
 struct cancel {
     struct batches *batches;
@@ -330,7 +330,7 @@ static void cancel_work(void *arg)
 static void cancel_done(void *arg)
 {
     struct cancel *c = arg;
-    if (c->st != OK) { // its turn will come
+    if (c->st != OK) { // it is ended when its turn comes
         batches_add(c->batches, c->id);
     }
     free(c);
@@ -412,7 +412,7 @@ void batches_turn(struct batches *b)
     b->now = now_s();
     if (b->working || b->retry_at > 0) {
         if (b->job && !b->working) {
-            job_turn(b->job); // its calls go on
+            job_turn(b->job); // continues its calls
         }
         return;
     }
@@ -423,7 +423,7 @@ void batches_turn(struct batches *b)
     }
 }
 
-/* What the store had refused. */
+/* Retries what the store has rejected. */
 static void try_again(struct batches *b)
 {
     b->retry_at = 0;
@@ -436,7 +436,7 @@ static void try_again(struct batches *b)
     }
 }
 
-/* ---- the store's size, and what has expired -------------------------------------------------- */
+/* ---- the store's size and expired data ------------------------------------------------------- */
 
 static void look_work(void *arg)
 {
@@ -477,7 +477,7 @@ void batches_tick(struct batches *b, int64_t now)
     batches_turn(b);
 }
 
-/* ---- from beginning to end ------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 struct batches *batches_open(const struct batches_options *options)
 {
@@ -507,7 +507,7 @@ static void start_done(void *arg)
 {
     struct start *s = arg;
     for (size_t i = 0; i < s->n; i++) {
-        take_waiting(s->batches, s->list[i].id); // it came while the model was loaded
+        take_waiting(s->batches, s->list[i].id); // it was added while the model was loading
         batches_add(s->batches, s->list[i].id);
         stored_batch_deinit(&s->list[i]);
     }

@@ -7,11 +7,11 @@
 #include <stdlib.h>
 
 enum {
-    FILL = 1024,        // answers of a stopped job that are made at once
-    MAX_PENDING = 4096, // answers that wait to be kept; then nothing is submitted
+    FILL = 1024,        // answers of a stopped job that are made per turn
+    MAX_PENDING = 4096, // answers not stored yet; beyond that nothing is submitted
 };
 
-/* ---- the pool -------------------------------------------------------------------------------- */
+/* ---- work on the pool ------------------------------------------------------------------------ */
 
 static void plan_work(void *arg)
 {
@@ -35,7 +35,7 @@ static void planned(void *arg)
         j->error = j->work_error;
     } else {
         for (struct job_call *jc = j->live; jc; jc = jc->next) {
-            job_leave_group(jc); // of an earlier part
+            job_leave_group(jc); // of the previous part
         }
         j->planned_all = j->plan.n_members == 0;
         free(j->group_live);
@@ -67,9 +67,9 @@ static void fetched(void *arg)
     job_wake(j);
 }
 
-/* ---- its turn -------------------------------------------------------------------------------- */
+/* ---- turns ----------------------------------------------------------------------------------- */
 
-/* Its input could not be read. */
+/* The input could not be read. */
 static void refuse_fetched(struct job *j, struct fetched *f)
 {
     struct call_error e = {0};
@@ -95,7 +95,7 @@ static void submit(struct job *j)
     }
 }
 
-/* The next bodies, or the next part. */
+/* Fetches the next bodies, or plans the next part. */
 static void provide(struct job *j)
 {
     if (j->work != WORK_NONE || j->i_fetched < j->n_fetched || j->planned_all || j->lost) {
@@ -110,7 +110,7 @@ static void provide(struct job *j)
     while (j->n_fetched < JOB_FETCH && j->next < j->plan.n_members) {
         j->fetched[j->n_fetched++] = (struct fetched){.member = j->plan.members[j->next++]};
     }
-    j->i_fetched = j->n_fetched; // nothing of it yet
+    j->i_fetched = j->n_fetched; // none of it has been fetched yet
     j->work = WORK_FETCH;
     job_run(j, fetch_work, fetched);
 }
@@ -122,7 +122,7 @@ static void drop_fetched(struct job *j)
     }
 }
 
-/* Those that no call will answer any more. */
+/* Answers the lines for which no call will run any more. */
 static void fill(struct job *j)
 {
     struct job_lines *l = j->options.lines;
@@ -182,7 +182,7 @@ bool job_turn(struct job *j)
     return is_over(j);
 }
 
-/* ---- from outside ---------------------------------------------------------------------------- */
+/* ---- interface ------------------------------------------------------------------------------- */
 
 struct job *job_open(const struct job_options *options)
 {

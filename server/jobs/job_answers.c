@@ -14,7 +14,7 @@ static void clear_answers(struct answers *a)
     a->n = 0;
 }
 
-/* Takes the text's memory. */
+/* Takes ownership of the text. */
 void job_answer_line(struct job *j, int32_t line, bool failed, struct buf *text,
                      const struct call_record *record)
 {
@@ -47,7 +47,7 @@ void job_refuse_line(struct job *j, int32_t line, const char *id, const struct c
     job_answer_line(j, line, true, &text, NULL);
 }
 
-/* ---- keeping them ---------------------------------------------------------------------------- */
+/* ---- storing answers ------------------------------------------------------------------------- */
 
 static void keep_work(void *arg)
 {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEARNED = 8 }; // ended samples from which their mean counts
+enum { LEARNED = 8 }; // number of ended samples from which their mean is used
 
 /* ---- the sink -------------------------------------------------------------------------------- */
 
@@ -18,7 +18,7 @@ static struct job_call *of(const struct call *c)
 
 static const char *id(struct call *c, const char *asked)
 {
-    (void)asked; // a line is told by its custom_id
+    (void)asked; // a line is identified by its custom_id
     return of(c)->id;
 }
 
@@ -51,7 +51,7 @@ static void whole(struct call *c, struct buf *json)
     buf_deinit(json);
 }
 
-/* The engine, not the line, is at fault: another time it may do. */
+/* The engine failed, not the line: it may succeed in a later run. */
 static bool is_end_of_engine(const struct call *c, const struct call_error *e)
 {
     struct engine_stats stats;
@@ -74,7 +74,7 @@ static void error(struct call *c, const struct call_error *e)
     }
 }
 
-/* A prefix that nobody uses any more does not count any more. */
+/* A prefix that no running member uses is not counted any more. */
 void job_leave_group(struct job_call *jc)
 {
     struct job *j = jc->job;
@@ -87,7 +87,7 @@ void job_leave_group(struct job_call *jc)
 
 static void drop(struct call *c)
 {
-    (void)c; // the job is being stopped: its line has no answer
+    (void)c; // the job is being stopped: its line stays unanswered
 }
 
 static void over(struct call *c)
@@ -110,14 +110,14 @@ static void over(struct call *c)
 static const struct call_sink sink = {
     .id = id, .prepared = prepared, .whole = whole, .error = error, .drop = drop, .over = over};
 
-/* ---- what fits ------------------------------------------------------------------------------- */
+/* ---- admission ------------------------------------------------------------------------------- */
 
 static int64_t blocks_of(int64_t n_tokens, int32_t block_tokens)
 {
     return (n_tokens + block_tokens - 1) / block_tokens;
 }
 
-/* Blocks of a member alone, without those that its group shares. */
+/* Blocks of a member, without those that its group shares. */
 static int64_t own_blocks(const struct job *j, const struct job_member *m, int32_t block_tokens)
 {
     int64_t output = m->max_output / m->n_samples;
@@ -128,8 +128,8 @@ static int64_t own_blocks(const struct job *j, const struct job_member *m, int32
            m->n_samples * blocks_of(output, block_tokens);
 }
 
-/* Memory decides. A quarter more samples than lanes are submitted at most, so that each lane that
- * comes free has its next one; further ones would only lie in the engine's queue. */
+/* Limited by memory. At most a quarter more samples than lanes are submitted, so that a lane that
+ * becomes free has its next sample; more would only wait in the engine's queue. */
 bool job_has_room(const struct job *j, const struct job_member *m)
 {
     const struct engine_info *info = job_engine_info(j);
@@ -139,14 +139,14 @@ bool job_has_room(const struct job *j, const struct job_member *m)
         need += m->n_shared / info->block_tokens;
     }
     if (j->n_live == 0) {
-        return true; // whatever it needs, the engine knows best
+        return true; // nothing else runs: the engine decides whether it fits
     }
     int32_t lanes = info->max_num_seqs + info->max_num_seqs / 4 + 1;
     return !j->options.calls->queue && j->n_live_samples + m->n_samples <= lanes &&
            j->n_blocks + need <= info->n_blocks - reserve;
 }
 
-/* ---- from a line to a call ------------------------------------------------------------------- */
+/* ---- starting calls -------------------------------------------------------------------------- */
 
 void job_start_call(struct job *j, struct fetched *f)
 {
@@ -176,5 +176,5 @@ void job_start_call(struct job *j, struct fetched *f)
     jc->call.request.text = jc->text;
     jc->call.request.n_bytes = f->text.n_bytes;
     f->text = (struct buf){0};
-    call_start(j->options.calls, &jc->call); // it may be over already
+    call_start(j->options.calls, &jc->call); // it may already be over
 }

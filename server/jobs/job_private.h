@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the files of a job share: job_answers.c (answers, until they are kept), job_calls.c (lines
- * as calls, and how many fit), job.c (its turns). Each knows those before it alone. */
+/* Shared by the files of a job: job_answers.c (answers, until they are stored), job_calls.c (calls
+ * for lines, and how many fit), job.c (turns). Each uses only the ones before it. */
 #ifndef SLUICE_SERVER_JOBS_JOB_PRIVATE_H
 #define SLUICE_SERVER_JOBS_JOB_PRIVATE_H
 
@@ -10,15 +10,15 @@
 #include <stdatomic.h>
 
 enum {
-    JOB_FETCH = 32, // bodies that are read at once
+    JOB_FETCH = 32, // bodies read per task
     MAX_ANSWER_BYTES = 1 << 30,
 };
 
 struct job_call {
-    struct call call; // first
+    struct call call; // must be first
     struct job *job;
     struct job_member member;
-    int64_t n_blocks; // that were counted for it
+    int64_t n_blocks; // counted for it in job.n_blocks
     char *text;       // the body, until it is prepared
     char id[ANSWER_ID_BYTES];
     struct job_call *next, **link;
@@ -35,14 +35,14 @@ struct fetched {
     enum status st;
 };
 
-/* What is on the pool. */
+/* The task on the pool. */
 enum work { WORK_NONE, WORK_PLAN, WORK_FETCH };
 
 struct job {
     struct job_options options;
     struct job_plan plan;
-    int32_t next;        // member of the part that is fetched next
-    int32_t *group_live; // members that run, of each group of the part
+    int32_t next;        // the next member of the part to fetch
+    int32_t *group_live; // running members of each group of the part
 
     enum work work;
     enum status work_status;
@@ -52,19 +52,19 @@ struct job {
 
     struct job_call *live;
     int32_t n_live, n_live_samples;
-    int64_t n_blocks;              // that what runs will need
+    int64_t n_blocks;              // expected blocks of running calls
     int64_t n_ended, ended_output; // samples that ended by themselves, and their tokens
 
-    struct answers pending, kept; // kept: with the pool
+    struct answers pending, kept; // kept: being stored on the pool
     bool keeping, keep_failed;
-    enum status keep_status; // the pool's while it keeps, as keep_error
+    enum status keep_status; // owned by the pool while it stores, like keep_error
     struct err keep_error;
 
     bool stopping, planned_all, lost;
-    atomic_bool given_up; // for the plan: stopping
+    atomic_bool given_up; // tells the planner to stop
     const char *stop_code;
     char stop_message[256];
-    int32_t n_filled; // lines looked at, of a job that is stopped with a reason
+    int32_t n_filled; // lines processed after the job was stopped with a reason
     struct err error; // text "": none
     bool in_turn, again;
     struct job_progress progress;
@@ -75,7 +75,7 @@ static inline const struct engine_info *job_engine_info(const struct job *j)
     return engine_info(j->options.calls->engine);
 }
 
-/* Something has happened: within a turn it takes another round, else a turn is asked for. */
+/* Something has changed: within a turn another iteration follows, otherwise a turn is requested. */
 static inline void job_wake(struct job *j)
 {
     if (j->in_turn) {
@@ -85,7 +85,7 @@ static inline void job_wake(struct job *j)
     }
 }
 
-/* On the pool, and back. */
+/* Runs work on the pool, then done on this thread. */
 static inline void job_run(struct job *j, void (*work)(void *arg), void (*done)(void *arg))
 {
     struct call_server *calls = j->options.calls;
@@ -99,21 +99,21 @@ static inline void job_run(struct job *j, void (*work)(void *arg), void (*done)(
 
 /* ---- job_answers.c ---- */
 
-/* The answer of a line; takes the text's memory. record: NULL if there was no call. */
+/* Adds the answer of a line; takes ownership of the text. record: NULL if there was no call. */
 void job_answer_line(struct job *j, int32_t line, bool failed, struct buf *text,
                      const struct call_record *record);
 void job_refuse_line(struct job *j, int32_t line, const char *id, const struct call_error *e);
-/* Hands what there is to `keep`, unless it is at it or has failed. */
+/* Passes pending answers to `keep`, unless it is running or has failed. */
 void job_keep_answers(struct job *j);
-/* The rest, on this thread, and frees all. */
+/* Stores the rest on this thread, and frees everything. */
 void job_answers_deinit(struct job *j);
 
 /* ---- job_calls.c ---- */
 
 bool job_has_room(const struct job *j, const struct job_member *m);
-/* Takes the text. The call may be over when it returns. */
+/* Takes ownership of the text. The call may be over on return. */
 void job_start_call(struct job *j, struct fetched *f);
-/* The member's group belongs to a part that is over. */
+/* The part to which the member's group belongs is over. */
 void job_leave_group(struct job_call *jc);
 
 #endif

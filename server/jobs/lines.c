@@ -37,7 +37,7 @@ bool job_endpoint_kind(const char *url, enum request_kind *kind)
     return false;
 }
 
-/* ---- custom_ids, each once ------------------------------------------------------------------- */
+/* ---- unique custom_ids ----------------------------------------------------------------------- */
 
 /* Open addressing; an entry is a line's number + 1. */
 struct id_table {
@@ -73,7 +73,7 @@ struct reader {
     const struct job_lines_limits *limits;
     struct job_lines *out;
     struct id_table table;
-    int64_t number; // of the line, from 1; blank ones count
+    int64_t number; // of the line, from 1; counts blank ones
 };
 
 static void PRINTF_LIKE(4, 5)
@@ -94,7 +94,7 @@ static void PRINTF_LIKE(4, 5)
     va_end(args);
 }
 
-/* A member that must be there and a string; NULL: the error is noted. */
+/* A required string member; NULL: the error has been recorded. */
 static const char *string_of(struct reader *r, const struct body *b, const char *key)
 {
     const struct body_member *m = body_get(b, key);
@@ -203,7 +203,7 @@ static void refuse_length(struct reader *r, const char *more)
            r->limits->max_line_bytes, more);
 }
 
-/* `text` is changed. */
+/* Modifies `text`. */
 static void take_line(struct reader *r, char *text, size_t n_bytes, int64_t at)
 {
     struct call_error why = {0};
@@ -217,7 +217,7 @@ static void take_line(struct reader *r, char *text, size_t n_bytes, int64_t at)
         return; // blank
     }
     if (r->out->n == r->limits->max_lines) {
-        r->out->n_more_errors++; // one message is enough, at the end
+        r->out->n_more_errors++; // one message suffices, at the end
         return;
     }
     arena_init(&arena, LINE_ARENA_BYTES);
@@ -232,8 +232,8 @@ static void take_line(struct reader *r, char *text, size_t n_bytes, int64_t at)
 
 /* ---- the file -------------------------------------------------------------------------------- */
 
-/* The lines that `text`, at offset `at` of the input, has whole; returns how many bytes they are.
- */
+/* Processes the complete lines of `text`, which is at offset `at` of the input; returns their
+ * number of bytes. */
 static size_t take_lines(struct reader *r, struct buf *text, int64_t at, bool ended)
 {
     size_t from = 0;
@@ -244,7 +244,7 @@ static size_t take_lines(struct reader *r, struct buf *text, int64_t at, bool en
             break;
         }
         size_t n = end ? (size_t)(end - line) : text->n_bytes - from;
-        line[n] = '\0'; // a NUL is behind the content anyhow
+        line[n] = '\0'; // the content is followed by a NUL anyway
         r->number++;
         take_line(r, line, n, at + (int64_t)from);
         from += n + (end != NULL);
@@ -267,7 +267,7 @@ static enum status read_all(struct reader *r, const struct job_input *in, struct
         if (n > 0) {
             buf_consume(&text, n);
         }
-        if (text.n_bytes > r->limits->max_line_bytes) { // and its end is not in sight
+        if (text.n_bytes > r->limits->max_line_bytes) { // without a newline
             r->number++;
             refuse_length(r, "; what follows was not read");
             break;

@@ -12,17 +12,17 @@
 
 enum {
     PART_TOKENS = 1 << 26, // 256 MiB of ids
-    SLICE = 64,            // lines that are prepared between two looks at the tokens
+    SLICE = 64,            // lines prepared between checks of the token limit
     MAX_THREADS = 16,
-    SPACE_KEY = 0x51, // of the hash that tells salts apart
+    SPACE_KEY = 0x51, // key of the hash of salts
 };
 
 const char *const job_order_names[N_JOB_ORDERS] = {"none", "sorted", "groups", "ratio"};
 
-/* What is known of a line while its part is made. */
+/* The data of a line that planning needs. */
 struct prepared {
     int32_t line, n_ids;
-    int32_t *ids; // of the first prompt; NULL: it will be refused
+    int32_t *ids; // of the first prompt; NULL: it will be rejected
     uint64_t space;
     int32_t n_prompt, n_samples, max_output;
 };
@@ -37,7 +37,7 @@ static void take_request(struct prepared *p, const struct request *r)
     size_t n = (size_t)r->prompts[0].n;
     p->ids = mem_try_calloc(n, sizeof *p->ids);
     if (!p->ids) {
-        return; // it runs all the same, alone
+        return; // it runs anyway, without a group
     }
     memcpy(p->ids, r->prompts[0].ids, n * sizeof *p->ids);
     p->n_ids = r->prompts[0].n;
@@ -83,7 +83,7 @@ struct slice {
     atomic_int next;
     const atomic_bool *given_up;
     pthread_mutex_t lock;
-    enum status st; // under the lock, as err
+    enum status st; // protected by the lock, like err
     struct err *err;
 };
 
@@ -115,7 +115,7 @@ static enum status prepare_slice(struct slice *s, int n_threads)
     while (n < n_threads - 1 && pthread_create(&threads[n], NULL, prepare_some, s) == 0) {
         n++;
     }
-    prepare_some(s); // this thread is one of them
+    prepare_some(s); // this thread takes part
     while (n > 0) {
         pthread_join(threads[--n], NULL);
     }
@@ -123,7 +123,7 @@ static enum status prepare_slice(struct slice *s, int n_threads)
     return s->st;
 }
 
-/* The lines of a part: as many as the tokens allow. */
+/* The lines of a part: as many as the token limit allows. */
 struct part {
     struct prepared *items;
     int32_t n;
@@ -222,7 +222,7 @@ static void order_part(struct job_plan *p, const struct job_plan_options *o, str
     struct group_prompt *prompts = xcalloc((size_t)part->n + 1, sizeof *prompts);
     struct prefix_groups groups;
     bool in_groups = o->order == JOB_ORDER_GROUPS || o->order == JOB_ORDER_RATIO;
-    int64_t n_others = 0; // tokens of further prompts of a line
+    int64_t n_others = 0; // tokens of a line's further prompts
     if (o->order == JOB_ORDER_SORTED) {
         qsort(part->items, (size_t)part->n, sizeof *part->items, compare_prompts);
     }

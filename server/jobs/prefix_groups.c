@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A node of the tree. All prompts below share their first `depth` tokens. */
+/* A node of the tree. All prompts below it share their first `depth` tokens. */
 struct node {
     int32_t depth, n_leaves;
     int32_t prompt;         // of a leaf; -1: an inner node
@@ -18,20 +18,20 @@ struct builder {
     const struct group_prompt *prompts;
     int32_t n, block_tokens;
     int32_t *order;
-    int32_t *shared; // [n] tokens, in whole blocks, that a prompt shares with the one before
+    int32_t *shared; // [n] tokens, in whole blocks, that a prompt shares with the previous one
     struct node *nodes;
     int32_t n_nodes;
 };
 
 /* ---- sorting ------------------------------------------------------------------------------ */
 
-/* The token at `depth`; a prompt that has ended comes before all that go on. */
+/* The token at `depth`; a prompt that has ended sorts before all that continue. */
 static int64_t token_at(const struct group_prompt *p, int32_t depth)
 {
     return depth < p->n ? p->ids[depth] : -1;
 }
 
-/* How many tokens all of these prompts share, of which `depth` are known to be. */
+/* The number of tokens that all of these prompts share; `depth` are known to be shared. */
 static int32_t common_depth(const struct builder *b, const int32_t *at, int32_t n, int32_t depth)
 {
     const struct group_prompt *a = &b->prompts[at[0]];
@@ -83,15 +83,15 @@ static void split_range(const struct builder *b, struct range r, struct range pa
     parts[0] = (struct range){r.first, less, r.depth};
     parts[1] = (struct range){r.first + less, more - less, r.depth + 1};
     parts[2] = (struct range){r.first + more, r.n - more, r.depth};
-    if (pivot < 0) { // all of the middle have ended here: they are equal, and stay as they came
+    if (pivot < 0) { // all prompts in the middle have ended: they are equal, and keep their order
         qsort(at + less, (size_t)(more - less), sizeof *at, compare_places);
         parts[1].n = 0;
     }
 }
 
-/* Three-way quicksort by the token at one depth after the other. What a range shares is skipped in
- * one go, so the work is about one look at each token. The largest part is the loop's next round,
- * which bounds the recursion by log n. */
+/* Three-way quicksort by one depth after the other. Tokens shared by a whole range are skipped at
+ * once, so each token is compared about once. The largest part is handled by the loop, which bounds
+ * the recursion by log n. */
 static void sort_range(const struct builder *b, struct range r)
 {
     while (r.n > 1) {
@@ -134,7 +134,7 @@ static void sort_prompts(struct builder *b)
     }
 }
 
-/* Of two neighbours. Each leaves at least its last token to be computed. */
+/* Of two neighbours. At least the last token of each is not shared, because it must be computed. */
 static int32_t shared_tokens(const struct builder *b, const struct group_prompt *x,
                              const struct group_prompt *y)
 {
@@ -163,20 +163,21 @@ static int32_t add_node(struct builder *b, int32_t depth, int32_t prompt)
 static void add_child(struct builder *b, int32_t parent, int32_t child)
 {
     struct node *p = &b->nodes[parent];
-    b->nodes[child].sibling = p->child; // in reverse; turned round at the end
+    b->nodes[child].sibling = p->child; // in reverse; restored at the end
     p->child = child;
     p->n_leaves += b->nodes[child].n_leaves;
 }
 
-/* From the lengths that neighbours share, with the stack of open nodes: a node closes when the next
- * prompt shares less than it. Returns the root. Children end up in reverse order. */
+/* Builds the tree from the lengths that neighbours share, with a stack of open nodes: a node is
+ * closed when the next prompt shares less than its depth. Returns the root. Children end up in
+ * reverse order. */
 static int32_t build_tree(struct builder *b)
 {
     int32_t *open = xmalloc((size_t)(b->n + 1) * sizeof *open), n_open = 1;
     open[0] = add_node(b, 0, -1);
     for (int32_t i = 0; i < b->n; i++) {
         int32_t leaf = add_node(b, b->prompts[b->order[i]].n, b->order[i]);
-        int32_t next = i + 1 < b->n ? b->shared[i + 1] : 0; // how deep the next one joins
+        int32_t next = i + 1 < b->n ? b->shared[i + 1] : 0; // depth at which the next one joins
         if (next > b->nodes[open[n_open - 1]].depth) {
             open[n_open++] = add_node(b, next, -1);
         }
@@ -205,8 +206,8 @@ static void turn_children(struct builder *b, int32_t v)
     b->nodes[v].child = turned;
 }
 
-/* Moves inner children of c up beside c where that saves: a node g that becomes a group of its own
- * computes the tokens between v and c once more, but shares its own. What is moved follows c. */
+/* Moves inner children of c up to its level where that pays: such a child g becomes a separate
+ * group, which recomputes the tokens between v and c, but shares its own. Moved nodes follow c. */
 static void lift_from(struct builder *b, int32_t v, int32_t c)
 {
     struct node *nodes = b->nodes;
@@ -227,7 +228,7 @@ static void lift_from(struct builder *b, int32_t v, int32_t c)
     }
 }
 
-/* A node that has one child left, or none, gives its place to it. */
+/* Replaces a node that has at most one child left by that child. */
 static void drop_thin(struct builder *b, int32_t v)
 {
     struct node *nodes = b->nodes;
@@ -256,13 +257,13 @@ static void lift_children(struct builder *b, int32_t v)
     drop_thin(b, v);
 }
 
-/* Every inner node after all below it, without recursion: the tree may be as deep as it has
- * prompts. */
+/* Processes every inner node after all nodes below it, without recursion, since the tree may be as
+ * deep as it has prompts. */
 static void enlarge(struct builder *b, int32_t root)
 {
     int32_t *inner = xmalloc((size_t)b->n_nodes * sizeof *inner), n = 0;
     inner[n++] = root;
-    for (int32_t i = 0; i < n; i++) { // parents come before their children
+    for (int32_t i = 0; i < n; i++) { // parents before their children
         for (int32_t c = b->nodes[inner[i]].child; c >= 0; c = b->nodes[c].sibling) {
             if (b->nodes[c].prompt < 0) {
                 inner[n++] = c;
@@ -277,8 +278,8 @@ static void enlarge(struct builder *b, int32_t root)
 
 /* ---- groups ------------------------------------------------------------------------------- */
 
-/* Appends the prompts below v to the order, without recursion (a tree may be as deep as it has
- * prompts). Returns how many. */
+/* Appends the prompts below v to the order, without recursion (the tree may be as deep as it has
+ * prompts). Returns their number. */
 static int32_t list_leaves(const struct builder *b, int32_t v, int32_t *stack, int32_t *out)
 {
     int32_t n = 0, n_stack = 0;

@@ -188,9 +188,9 @@ enum status store_batch_unfinished(struct store *s, struct stored_batch **batche
     return st;
 }
 
-/* ---- its life ----------------------------------------------------------------------------- */
+/* ---- life cycle --------------------------------------------------------------------------- */
 
-/* In a transaction of the caller's. */
+/* Within a transaction of the caller. */
 static enum status set_status(struct store *s, const char *id, enum batch_status to, int64_t now,
                               struct err *err)
 {
@@ -298,7 +298,7 @@ static enum status put_answers(struct store *s, void *arg, struct err *err)
                    "iiib", row, one->line, (int64_t)one->failed, (const void *)one->text,
                    one->n_bytes));
         if (db_changes(s->db) == 0) {
-            continue; // it was answered before
+            continue; // it already has an answer
         }
         n_failed += one->failed;
         n_completed += !one->failed;
@@ -352,8 +352,8 @@ struct finish {
     int64_t now, files_expire_at;
 };
 
-/* A file of the answers that failed, or of the others. Without any there is no file, and its id is
- * empty. */
+/* Writes a file of the failed answers, or of the others. If there are none no file is made, and its
+ * id is empty. */
 static enum status write_answers(struct store *s, int64_t row, bool failed, const char *owner,
                                  struct stored_file *file, struct err *err)
 {

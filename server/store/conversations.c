@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Conversations: items in the order in which they came. */
+/* Conversations: items in the order in which they were added. */
 #include "server/store/private.h"
 
 #include "engine/base/mem.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of the store's size, for all conversations together. */
+/* The share of the store for all conversations together. */
 enum { PART_OF_STORE = 4 };
 
 void stored_conversation_deinit(struct stored_conversation *c)
@@ -17,7 +17,7 @@ void stored_conversation_deinit(struct stored_conversation *c)
     c->metadata = NULL;
 }
 
-/* Those that nobody has added to for the longest go until `more` bytes fit. */
+/* Deletes the conversations that have been unchanged for the longest, until `more` bytes fit. */
 static enum status make_room(struct store *s, int64_t row, int64_t more, struct err *err)
 {
     const int64_t most = s->options.max_bytes / PART_OF_STORE;
@@ -39,7 +39,7 @@ static enum status make_room(struct store *s, int64_t row, int64_t more, struct 
                   "");
 }
 
-/* 0: the owner has no such conversation. */
+/* *row is 0 if the owner has no such conversation. */
 static enum status find_row(struct store *s, const char *owner, const char *id, int64_t *row,
                             struct err *err)
 {
@@ -205,7 +205,7 @@ static void take_item(struct db_rows *rows, struct stored_item *item)
     buf_put(&item->text, text, n);
 }
 
-/* Where a page begins: behind the item with this id, or at the end that comes first. */
+/* The start of a page: after the item with this id, or at the first end in the requested order. */
 static enum status find_start(struct store *s, int64_t row, const struct store_page *page,
                               int64_t *at, struct err *err)
 {
@@ -219,7 +219,7 @@ static enum status find_start(struct store *s, int64_t row, const struct store_p
     if (db_next(rows)) {
         *at = db_int(rows, 0);
     } else {
-        *at = page->oldest_first ? INT64_MAX : 0; // none: nothing is behind it
+        *at = page->oldest_first ? INT64_MAX : 0; // unknown id: an empty page
     }
     return db_end(rows, err);
 }

@@ -11,25 +11,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The log is written back at LOG_PAGES, so that what it holds fits into the reserve several times
- * over. Freeing a file of 512 MiB changes 130 pages. */
+/* The log is checkpointed at LOG_PAGES, so that the reserve is several times as large. Freeing a
+ * file of 512 MiB changes 130 pages. */
 enum {
     PAGE_BYTES = 4096,
     MAX_STATEMENTS = 128,
     LOG_PAGES = 128,
     RESERVE_BYTES = 2 << 20,
-    MORE_PAGES = 16, // chosen: how much a full disk's database may grow for a row or two
+    MORE_PAGES = 16, // chosen: pages by which the database may grow on a full disk, for a row or
+                     // two
 };
 
-/* Statements stay prepared, found by the address of their text: they are constants of this folder.
- */
+/* Statements stay prepared, and are found by the address of their text: all are constants in this
+ * folder. */
 struct db {
     sqlite3 *handle;
     int64_t max_pages;
-    struct reserve reserve; // of a path; given while room_is_given
-    bool is_full;           // what failed last did so for want of room
+    struct reserve reserve; // for a path; released while room_is_given
+    bool is_full;           // the last failure was a full disk
     bool room_is_given;
-    bool is_held; // the database may not grow: the disk has no room but the reserve's
+    bool is_held; // the database may not grow: the disk has only the reserve's space left
     struct {
         const char *sql;
         sqlite3_stmt *statement;
@@ -40,7 +41,7 @@ struct db {
 struct db_rows {
     struct db *db;
     sqlite3_stmt *statement;
-    int last; // what the last step said
+    int last; // result of the last step
 };
 
 static bool is_quota(struct db *db, int code)
@@ -104,7 +105,7 @@ static enum status settle(struct db *db, const char *path, struct err *err)
                      err);
 }
 
-/* For a path whose database nobody else has. */
+/* For a path whose database no other process has open. */
 static void open_reserve(struct db *db, const char *path)
 {
     char name[4096 + 16];
@@ -165,8 +166,9 @@ static int64_t read_number(struct db *db, const char *sql)
     return n;
 }
 
-/* What is in the log goes to its places, and the log's room is free: with the reserve's that is
- * enough for whatever takes no page more. Growing would take the last of it for good. */
+/* Checkpoints the log, whose space becomes free: together with the reserve's that suffices for
+ * changes that need no new pages. The database may not grow, because that would use the space up
+ * permanently. */
 static void give_room(struct db *db)
 {
     db->room_is_given = true;
@@ -178,7 +180,7 @@ static void give_room(struct db *db)
     }
 }
 
-/* With a whole reserve the database may grow again. */
+/* Once the reserve is complete again, the database may grow. */
 static void take_reserve(struct db *db)
 {
     if (reserve_take(&db->reserve) && db->is_held) {
@@ -195,7 +197,7 @@ bool db_make_room(struct db *db)
     if (db->is_held) {
         take_reserve(db);
         if (!db->is_held) {
-            return true; // somebody else has made room
+            return true; // space has been freed elsewhere
         }
     }
     give_room(db);
@@ -233,7 +235,7 @@ static enum status find_statement(struct db *db, const char *sql, sqlite3_stmt *
     return OK;
 }
 
-/* The caller's memory is used in place: all arguments outlive the statement's run. */
+/* Binds the caller's memory without copying: all arguments outlive the execution. */
 static enum status bind(struct db *db, sqlite3_stmt *s, const char *types, va_list args,
                         struct err *err)
 {

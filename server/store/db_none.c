@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* In place of db.c where the program is built without SQLite: no database can be opened, so that
- * nothing of the rest is ever called. */
+/* Replaces db.c in builds without SQLite: no database can be opened, so the other functions are
+ * never called. */
 #include "server/store/db.h"
 
 #include "engine/base/assert.h"

@@ -120,7 +120,7 @@ enum status store_upload_end(struct store_upload *u, const char *owner, struct s
     return OK;
 }
 
-/* What a failing disk leaves of it goes at the next start. */
+/* If the deletion fails, the next start removes the rest. */
 void store_upload_drop(struct store_upload *u)
 {
     if (!u) {
@@ -194,8 +194,8 @@ bool store_file_delete(struct store *s, const char *owner, const char *id, enum 
     return d.found && *st == OK;
 }
 
-/* One row more than the page tells whether there is a next one. An unknown `after` gives nothing.
- */
+/* Reads one row more than the page, to see whether there is a next page. An unknown `after` gives
+ * an empty page. */
 enum status store_file_list(struct store *s, const char *owner, const struct store_page *page,
                             struct stored_file **files, size_t *n, bool *has_more, struct err *err)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the files of the store share. */
+/* Shared by the files of the store. */
 #ifndef SLUICE_SERVER_STORE_PRIVATE_H
 #define SLUICE_SERVER_STORE_PRIVATE_H
 
@@ -8,31 +8,34 @@
 
 #include <pthread.h>
 
-/* The statuses for which batch_has_ended, as SQL has them. */
+/* The statuses for which batch_has_ended is true, in SQL. */
 #define ENDED_STATUSES "(3, 4, 5, 7)"
 _Static_assert(BATCH_COMPLETED == 3 && BATCH_FAILED == 4 && BATCH_EXPIRED == 5 &&
                    BATCH_CANCELLED == 7,
                "ENDED_STATUSES names them by number");
 
-/* What a batch still reads stays until it has ended. */
+/* A file that a batch reads is kept until the batch has ended. */
 #define NOT_USED                                                                                   \
     " AND id NOT IN (SELECT input_file FROM batches WHERE status NOT IN " ENDED_STATUSES ")"
 
-enum { CHUNK_BYTES = 1 << 16 }; // of a file's content in one row: who wants a line reads no more
+enum {
+    CHUNK_BYTES = 1 << 16
+}; // of a file's content per row, so that reading a line does not read
+   // much more
 
 struct store {
-    pthread_mutex_t lock; // held while db is used
+    pthread_mutex_t lock; // held during any use of db
     struct db *db;
     struct store_options options;
 };
 
-/* Runs `change` in a transaction under the lock: all of it happens, or nothing. On a full disk it
- * runs again with the database's reserve. */
+/* Runs `change` in a transaction under the lock: it is done completely or not at all. On a full
+ * disk it is retried with the database's reserve. */
 enum status store_change(struct store *s,
                          enum status (*change)(struct store *, void *, struct err *), void *arg,
                          struct err *err);
 
-/* "file-" and the like with 24 random hex digits. */
+/* "file-" or another prefix with 24 random hex digits. */
 void store_make_id(char id[STORE_ID_BYTES], const char *prefix);
 
 /* Within a transaction, with the lock held. */
@@ -40,7 +43,7 @@ enum status store_conversation_append(struct store *s, const char *owner, const 
                                       const struct stored_item *items, size_t n, int64_t expires_at,
                                       bool *found, struct err *err);
 
-/* Content is written chunk by chunk; the caller holds the lock. */
+/* Writes content chunk by chunk; the caller holds the lock. */
 struct chunk_writer {
     struct store *store;
     int64_t file, n_chunks, n_bytes;
@@ -49,7 +52,7 @@ struct chunk_writer {
 enum status chunks_begin(struct chunk_writer *w, struct store *s, struct err *err);
 enum status chunks_write(struct chunk_writer *w, const void *bytes, size_t n_bytes,
                          struct err *err);
-/* Names the file, which exists from here on. */
+/* Names the file, which exists from then on. */
 enum status chunks_end(struct chunk_writer *w, const char *owner, struct stored_file *file,
                        struct err *err);
 

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PARTS = 8 }; // where not all of it fits, as many eighths as do
+enum { PARTS = 8 }; // if the disk has not enough space, the file takes as many eighths as fit
 
 void reserve_init(struct reserve *r, const char *path, int64_t bytes)
 {
@@ -34,7 +34,7 @@ bool reserve_take(struct reserve *r)
             r->held_bytes = n;
         }
     }
-    /* What an attempt without success has left. */
+    /* Removes the rest of an unsuccessful attempt. */
     bool is_exact = ftruncate(fd, r->held_bytes) == 0;
     close(fd);
     return is_exact && r->held_bytes >= r->bytes;

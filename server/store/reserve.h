@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A file that holds room on the disk for when nothing else is left.
- * Thread: one at a time. */
+/* A file that reserves disk space for when the disk is full. Thread: one at a time. */
 #ifndef SLUICE_SERVER_STORE_RESERVE_H
 #define SLUICE_SERVER_STORE_RESERVE_H
 
@@ -9,13 +8,14 @@
 
 struct reserve {
     char *path;
-    int64_t bytes, held_bytes; // what it is to hold, and holds
+    int64_t bytes, held_bytes; // its full and its current size
 };
 
 void reserve_init(struct reserve *r, const char *path, int64_t bytes);
-void reserve_deinit(struct reserve *r); // the file stays
+void reserve_deinit(struct reserve *r); // keeps the file
 
-/* Takes as much as there is room for, and never less than it has. Whether it holds all. */
+/* Allocates as much as the disk allows; never shrinks the file. Returns whether it has its full
+ * size. */
 bool reserve_take(struct reserve *r);
 void reserve_give(struct reserve *r);
 

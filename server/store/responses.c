@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of the store's size, for all responses together: files and batches must find room. */
+/* The share of the store for all responses together, so that files and batches find space. */
 enum { PART_OF_STORE = 4 };
 
 void stored_response_deinit(struct stored_response *r)
@@ -17,7 +17,7 @@ void stored_response_deinit(struct stored_response *r)
     buf_deinit(&r->body);
 }
 
-/* The oldest go until `more` bytes fit; to count all is cheap beside the writing of one. */
+/* Deletes the oldest until `more` bytes fit; counting all is cheap compared with writing one. */
 static enum status make_room(struct store *s, int64_t more, struct err *err)
 {
     const int64_t most = s->options.max_bytes / PART_OF_STORE;
@@ -44,7 +44,7 @@ static enum status put(struct store *s, void *arg, struct err *err)
                                     r->lost.n_bytes + r->events.n_bytes);
     bool found;
     TRY(make_room(s, bytes, err));
-    if (r->conversation[0]) { // it may have been deleted by now
+    if (r->conversation[0]) { // it may have been deleted in the meantime
         TRY(store_conversation_append(s, owner, r->conversation, r->items, r->n_items,
                                       r->expires_at, &found, err));
     }

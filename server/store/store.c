@@ -10,7 +10,7 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
-/* Rows of files with ready = 0 are uploads under way. */
+/* Rows of files with ready = 0 are uploads in progress. */
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS files ("
     " row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, owner TEXT, filename TEXT,"
@@ -83,7 +83,7 @@ enum status store_change(struct store *s,
     return st;
 }
 
-/* Columns that a folder of an older version lacks. */
+/* Adds columns that folders of older versions lack. */
 static enum status add_columns(struct store *s, struct err *err)
 {
     struct db_rows *rows;
@@ -99,7 +99,8 @@ static enum status add_columns(struct store *s, struct err *err)
                            err);
 }
 
-/* Responses that ran when an earlier process ended have what was to be said of them then. */
+/* Responses that were running when an earlier process ended are replaced by the object prepared for
+ * that case. */
 static enum status make_tables(struct store *s, void *arg, struct err *err)
 {
     (void)arg;
@@ -137,7 +138,7 @@ enum status store_open(const struct store_options *options, struct store **out, 
 {
     struct store *s = xcalloc(1, sizeof *s);
     s->options = *options;
-    s->options.dir = NULL; // not kept
+    s->options.dir = NULL; // not valid after this call
     pthread_mutex_init(&s->lock, NULL);
     enum status st = options->dir ? open_folder(s, options->dir, err)
                                   : db_open(NULL, options->max_bytes, &s->db, err);

@@ -154,7 +154,7 @@ TEST(tables_that_are_emptied_change_nothing)
 {
     struct bed b = {0};
     struct engine_options o = options_of(&b, 16, 400);
-    run_mixed(&o, &b, 400 << 10, false);
+    run_mixed(&o, &b, 90 << 10, false);
 }
 
 /* One token at each place: all drafts are right, whoever proposes, and what a model would draft is

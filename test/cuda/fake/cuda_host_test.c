@@ -387,6 +387,34 @@ TEST(a_device_that_is_lost_ends_every_request)
     lose_at_every_call(cudaErrorIllegalAddress);
 }
 
+/* As on a device: the wait is refused, and what was captured is no graph. */
+TEST(a_capture_bears_no_wait)
+{
+    for (int what = 0; what < 3; what++) {
+        cudaStream_t stream;
+        cudaEvent_t event;
+        cudaGraph_t graph;
+        void *p = NULL;
+        fake_cuda_reset(1, 90, 1 << 20);
+        REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+        REQUIRE(cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess);
+        REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+        CHECK(fake_cuda_complaint() == NULL);
+        const cudaError_t e = what == 0   ? cudaStreamSynchronize(stream)
+                              : what == 1 ? cudaEventSynchronize(event)
+                                          : cudaMalloc(&p, 16);
+        CHECK_EQ(e, cudaErrorStreamCaptureUnsupported);
+        CHECK(fake_cuda_complaint() != NULL);
+        CHECK_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
+        CHECK(graph == NULL);
+        CHECK_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+        cudaEventDestroy(event);
+        cudaStreamDestroy(stream);
+        CHECK_EQ(fake_cuda_counts().left, 0);
+    }
+    fake_cuda_reset(1, 90, 1 << 20);
+}
+
 TEST(a_call_without_memory_is_an_error_or_a_loss)
 {
     lose_at_every_call(cudaErrorMemoryAllocation);

@@ -73,7 +73,9 @@ static cudaError_t allocate(void **out, size_t n_bytes, int32_t device)
 {
     fake_lock();
     cudaError_t e = fake_call();
-    fake_ends_capture("memory is allocated");
+    if (fake_ends_capture("memory is allocated") && e == cudaSuccess) {
+        e = cudaErrorStreamCaptureUnsupported;
+    }
     if (device >= 0 && n_bytes > fake_free_bytes(device)) {
         e = e == cudaSuccess ? cudaErrorMemoryAllocation : e;
     }

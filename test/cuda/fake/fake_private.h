@@ -59,8 +59,9 @@ cudaError_t fake_enqueue(cudaStream_t stream, const struct fake_op *op);
 void fake_run_all(void); // of all streams
 /* Whether something that has not run reads or writes it. */
 bool fake_is_awaited(const void *p, size_t n_bytes);
-/* Complains of a call that is not allowed while a stream of the thread's device records a graph. */
-void fake_ends_capture(const char *call);
+/* Whether a stream of the thread's device records a graph, and complains of it: the call is not
+ * allowed then, and the capture ends with an error. */
+bool fake_ends_capture(const char *call);
 void fake_stream_end(void);
 /* cuBLASLt's: takes the lock. Its operands must be in the device's memory. */
 cudaError_t fake_product(cudaStream_t stream, const void *const *operands, int32_t n);

@@ -30,6 +30,7 @@ struct CUevent_st {
 struct CUstream_st {
     struct ops ops;
     cudaGraph_t graph; // being captured; NULL: none
+    bool is_spoilt;    // the capture: something was called that it does not bear
     int32_t device;
     struct CUstream_st *next;
 };
@@ -141,13 +142,16 @@ bool fake_is_awaited(const void *p, size_t n_bytes)
     return false;
 }
 
-void fake_ends_capture(const char *call)
+bool fake_ends_capture(const char *call)
 {
+    bool ends = false;
     for (struct CUstream_st *s = streams; s; s = s->next) {
         if (s->graph && s->device == fake_device()) {
             fake_complain("%s while a graph is captured", call);
+            ends = s->is_spoilt = true;
         }
     }
+    return ends;
 }
 
 void fake_stream_end(void)
@@ -216,6 +220,7 @@ static cudaError_t look(struct CUstream_st *s, bool all)
     }
     if (s->graph) {
         fake_complain("a stream is waited for or asked while a graph is captured");
+        s->is_spoilt = true;
         return cudaErrorStreamCaptureUnsupported;
     }
     run_some(s, all || fake_chance(8) ? s->ops.n : s->ops.n / 2);
@@ -324,7 +329,9 @@ static cudaError_t look_at_event(cudaEvent_t event, bool all)
     }
     fake_lock();
     cudaError_t e = fake_call();
-    fake_ends_capture("an event is waited for or asked after");
+    if (fake_ends_capture("an event is waited for or asked after") && e == cudaSuccess) {
+        e = cudaErrorStreamCaptureUnsupported;
+    }
     for (struct CUstream_st *s = streams; e == cudaSuccess && s; s = s->next) {
         const int32_t n = n_before(s, event);
         run_some(s, all || fake_chance(8) ? n : n / 2);
@@ -382,6 +389,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out)
     cudaError_t e = fake_call();
     struct CUstream_st *s = find_stream(stream);
     *out = NULL;
+    if (s && s->graph && s->is_spoilt && e == cudaSuccess) {
+        e = cudaErrorStreamCaptureInvalidated;
+    }
     if (s && s->graph && e == cudaSuccess) {
         *out = s->graph;
         fake_born();
@@ -394,6 +404,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out)
     }
     if (s) {
         s->graph = NULL;
+        s->is_spoilt = false;
     }
     fake_unlock();
     return e;

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from api import Server, scripted
+from nightly import nightly
 
 TURNS, AGENTS, BLOCK = 20, 8, 16
 READ = {"type": "function", "function": {"name": "read_file", "description": "Read a file.", "parameters": {
@@ -60,7 +61,7 @@ def possible(turns, system):
 def test_eight_agents_find_all_of_their_prompts_again():
     """What they have together fits: not a block less than there can be is found, and the share is that of the token counts."""
     with Server(real=True, num_gpu_blocks_override=1600, block_size=BLOCK, max_model_len=4096) as s:
-        first = play_first = turn(s, [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "hi"}], 1)
+        first = turn(s, [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "hi"}], 1)
         with concurrent.futures.ThreadPoolExecutor(AGENTS) as pool:
             agents = list(pool.map(lambda i: play(s, i, (10, 40)), range(AGENTS)))
         hits, queries = s.metric("vllm:prefix_cache_hits_total"), s.metric("vllm:prefix_cache_queries_total")
@@ -72,8 +73,56 @@ def test_eight_agents_find_all_of_their_prompts_again():
         cached += sum(t[2] for t in turns)
         could += sum(want)
         prompts += sum(len(t[0]) for t in turns)
+    print("%d prompt tokens, %d cached of %d that could be" % (prompts, cached, could))
     assert cached >= could and could / prompts > 0.85
-    assert hits == cached and queries == prompts + len(play_first["prompt_token_ids"])
+    assert hits == cached and queries == prompts + len(first["prompt_token_ids"])
+
+
+# ---- the time to the first token ----
+
+def processor_ms(server):
+    """What all threads of the server have computed so far: time that no other program's load changes much."""
+    total, tasks = 0, "/proc/%d/task" % server.process.pid
+    for task in os.listdir(tasks):
+        with open("%s/%s/schedstat" % (tasks, task)) as f:
+            total += int(f.read().split()[0])
+    return total / 1e6
+
+
+def first_token_ms(server, path, body):
+    before = processor_ms(server)
+    r = server.post(path, {**body, "max_tokens": 1, "temperature": 0}, timeout=300)
+    assert r.status == 200, r.body
+    return processor_ms(server) - before, r.json()["usage"]
+
+
+def conversation(server, number, turns):
+    """Processor time to the first token of each turn, as a chat and as bare ids; the new tokens of a turn are about as many."""
+    words, chat, ids = random.Random(number), [], []
+    text = lambda n: " ".join(words.choice(("line", "of", "text", "42", "x")) for _ in range(n))
+    messages, tokens = [{"role": "system", "content": SYSTEM}], [7 + number]
+    for _ in range(turns):
+        messages += [{"role": "user", "content": text(40)}]
+        ms, usage = first_token_ms(server, "/v1/chat/completions", {"messages": messages})
+        new = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+        chat.append((ms, new, usage["prompt_tokens"]))
+        tokens += [words.randrange(7, 900) for _ in range(usage["prompt_tokens"] - len(tokens))]
+        ids.append(first_token_ms(server, "/v1/completions", {"prompt": tokens, "ignore_eos": True})[0])
+        messages += [{"role": "assistant", "content": text(8)}]
+    return chat, ids
+
+
+@nightly
+def test_the_thirtieth_turn_waits_for_its_new_tokens_alone():
+    """Beside 1.3 times the third turn's first token: what the same new tokens cost behind the longer context, without a chat
+    around them. A part that is done again for the whole prompt at each turn would show."""
+    with Server(real=True, max_model_len=4096, threads=1) as s:
+        runs = [conversation(s, i, 30) for i in range(3)]
+    third = sorted(chat[2][0] for chat, _ in runs)[1]
+    last = sorted(chat[29][0] for chat, _ in runs)[1]
+    more = sorted(ids[29] - ids[2] for _, ids in runs)[1]
+    print("turn 3: %.1f ms, turn 30: %.1f ms (%d of %d tokens new), more for these: %.1f ms" % (third, last, *runs[0][0][29][1:], more))
+    assert last <= 1.3 * third + max(more, 0)
 
 
 # ---- calls as they are written ----

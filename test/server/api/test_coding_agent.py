@@ -102,6 +102,7 @@ def test_a_session_of_a_coding_agent(model):
         uses = [b for b in message["content"] if b["type"] == "tool_use"]
         assert message["stop_reason"] == ("tool_use" if uses else "end_turn")
         calls += [(b["name"], b["input"]) for b in uses]
+        assert all(b["id"].startswith("toolu_") for b in uses) and len({b["id"] for b in uses}) == len(uses)
         messages.append({"role": "assistant", "content": message["content"]})
         if not uses:
             break

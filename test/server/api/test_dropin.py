@@ -68,6 +68,11 @@ def test_top_logprobs_begin_with_the_token_itself(server):
         assert next(iter(tops.items())) == (token, logprob) and 3 <= len(tops) <= 4
 
 
+def test_slashes_in_front_of_a_path_are_one(server):
+    assert server.get("//v1/models").json() == server.get("/v1/models").json() and server.complete("a", max_tokens=1).status == 200
+    assert server.post("///v1/completions", {"prompt": "a", "max_tokens": 1}).status == 200 and server.get("/v1//models").status == 404
+
+
 def test_usage_may_be_forced_into_every_chunk():
     with Server(enable_force_include_usage=True) as s:
         chunks = s.chat("x", stream=True, max_tokens=3).chunks()

@@ -131,6 +131,9 @@ def some(document, s, rng, depth=0):
         return s["const"]
     if "enum" in s:
         return rng.choice(s["enum"])
+    if "anyOf" in s and "properties" in s:  # an object of which some members depend on others
+        o, branch = some_object(document, s, rng, depth), rng.choice(s["anyOf"])
+        return {**o, **{k: some(document, v, rng, depth + 1) for k, v in branch["properties"].items() if k in o or k in branch.get("required", [])}}
     if "anyOf" in s:
         return some(document, s["anyOf"][0] if rng.random() < 0.6 else rng.choice(s["anyOf"]), rng, depth)
     types = s.get("type", sorted(TYPES))

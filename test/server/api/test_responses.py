@@ -37,17 +37,42 @@ def test_a_response_comes_back_as_it_was(server):
         for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
             r = server.request(method, "/v1/responses/" + j["id"] + path)
             assert r.status == 404 and r.error["code"] == "not_found", (method, path)
-        assert respond(server, previous_response_id=j["id"]).status == 404
+            assert r.error["message"] == "Response with id '%s' not found." % j["id"]
+        r = respond(server, previous_response_id=j["id"])
+        assert r.status == 404 and r.error["message"] == "Response with id '%s' not found." % j["id"]
 
 
 def test_nothing_is_left_of_what_is_not_to_be_stored(server):
     j = respond(server, store=False).json()
     assert j["store"] is False and server.get("/v1/responses/" + j["id"]).status == 404
     assert respond(server, store="yes").status == 400
-    assert respond(server, store=False, background=True).error["param"] == "background"
+    r = respond(server, store=False, background=True)
+    assert r.error["param"] == "background" and "background can only be used when `store` is true" in r.error["message"]
     kept = respond(server).json()["id"]
     r = server.post("/v1/responses/%s/cancel" % kept, {})
-    assert r.status == 400 and "background" in r.error["message"]
+    assert r.status == 400 and r.error["message"].startswith("Cannot cancel a synchronous response")
+
+
+def test_events_have_times_where_they_are_asked_for(server):
+    events = [json.loads(e) for e in respond(server, stream=True, timings_per_token=True, store=False).events()]
+    timed = [e for e in events if "timings" in e]
+    assert {e["type"] for e in timed} == {"response.output_text.delta", "response.completed"}
+    n = [e["timings"]["predicted_n"] for e in timed]
+    assert n == sorted(n) and n[-1] == events[-1]["response"]["usage"]["output_tokens"]
+    assert not any("timings" in e for e in map(json.loads, respond(server, stream=True, store=False).events()))
+
+
+def test_news_of_the_prompt_come_where_they_are_asked_for(server):
+    r = respond(server, STORY * 3, stream=True, return_progress=True, store=False, cache_salt="news")
+    events = [json.loads(e) for e in r.events()]
+    assert [e["type"] for e in events[:2]] == ["response.created", "response.in_progress"] and "prompt_progress" not in events[1]
+    assert [e["type"] for e in events].count("response.created") == 1
+    news = [e for e in events if "prompt_progress" in e]
+    assert len(news) >= 2 and {e["type"] for e in news} == {"response.in_progress"}
+    total = events[-1]["response"]["usage"]["input_tokens"]
+    done = [e["prompt_progress"]["processed"] for e in news]
+    assert done == sorted(done) and done[0] == 0 and done[-1] == total and all(e["prompt_progress"]["total"] == total for e in news)
+    assert [e["sequence_number"] for e in events] == list(range(len(events)))
 
 
 def test_later_turns_find_the_earlier_ones_in_the_cache(server):

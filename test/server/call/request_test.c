@@ -584,6 +584,12 @@ static char *body_with(unsigned form, const char *key, const char *value, size_t
     } else if (form & FORM_TOKENS) {
         *kind = KIND_TOKENS;
         buf_puts(&b, "\"token_ids\":[5]");
+    } else if (form & FORM_CHAT_BATCH) {
+        *kind = KIND_CHAT_BATCH;
+        buf_puts(&b, "\"messages\":[[{\"role\":\"user\",\"content\":\"hi\"}]]");
+    } else if (form & FORM_COHERE_EMBED) {
+        *kind = KIND_COHERE_EMBED;
+        buf_puts(&b, "\"texts\":[\"a\"]");
     } else {
         *kind = KIND_MESSAGES;
         buf_puts(&b, "\"max_tokens\":9," HI);

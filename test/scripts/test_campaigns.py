@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/soak, scripts/chaos and scripts/fuzz_long in short; `make nightly` has them for longer."""
+import csv
+import os
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "test"))
+from nightly import NIGHTLY  # noqa: E402
+
+SANITIZED = any(s in os.environ.get("SLUICE_BUILD", "") for s in ("asan", "tsan"))
+
+
+def run(script, *args, env=None):
+    p = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", script), *map(str, args)], stdout=subprocess.PIPE,
+                       stderr=subprocess.STDOUT, text=True, env={**os.environ, **(env or {})})
+    return p.returncode, p.stdout
+
+
+def test_a_short_soak_is_flat_and_right():
+    seconds, prompts = (1800, 120) if NIGHTLY else (5, 10)
+    rc, said = run("soak", "--seconds", seconds, "--phase", seconds / 3 if not NIGHTLY else 60, "--prompts", prompts, "--seed", 5)
+    assert rc == 0, said[-3000:]
+
+
+@pytest.mark.parametrize("scenario,rounds", [("kill", 3), ("freeze", 1), ("descriptors", 1), ("memory", 1), ("disk", 1), ("partition", 1),
+                                             ("clock", 2)])
+def test_a_short_trouble_is_survived(scenario, rounds):
+    if SANITIZED and scenario == "memory":
+        pytest.skip("a sanitizer needs address space")
+    length = ("--rounds", 20 * rounds) if NIGHTLY else ("--rounds", rounds, "--prompts", 10)
+    rc, said = run("chaos", scenario, *length, "--seed", 3)
+    if " skipped " in said:
+        pytest.skip(said.strip())
+    assert rc == 0 and " held " in said, said[-3000:]
+
+
+def test_executions_of_fuzzers_add_up(tmp_path):
+    """Without clang, which would first build everything once more."""
+    total = tmp_path / "total.csv"
+    for runs in (1, 2):
+        rc, said = run("fuzz_long", "--cc", "no-such-compiler", "--seconds", 1, "--total", total, "multipart",
+                       env={"XDG_STATE_HOME": str(tmp_path)})
+        assert rc == 0, said
+        with open(total, newline="") as f:
+            rows = list(csv.DictReader(f))
+        assert [r["what"] for r in rows] == ["fuzz: multipart"]
+        values = [0] if runs == 1 else [first]
+        first = int(rows[0]["value"])
+        assert first > values[0]
+        assert "%d in all" % first in said
