@@ -34,9 +34,17 @@ def library():
 
 
 def exempt_places(program):
+    """The functions that abort by design, and CUDA's runtime where it is linked into the program: it starts before main does."""
     out = subprocess.run(["nm", "-S", program], stdout=subprocess.PIPE, text=True, check=True).stdout
-    rows = [line.split() for line in out.splitlines()]
-    return " ".join("%x-%x" % (int(r[0], 16), int(r[0], 16) + int(r[1], 16)) for r in rows if len(r) == 4 and r[3] in EXEMPT)
+    rows = [(int(r[0], 16), int(r[1], 16), r[3]) for r in (line.split() for line in out.splitlines())
+            if len(r) == 4 and r[2] in "tT"]
+    places = [(at, at + size) for at, size, name in rows if name in EXEMPT]
+    cuda = [(at, at + size) for at, size, name in rows if name.startswith("libcudart_static")]
+    if cuda:
+        runtime = min(cuda)[0], max(end for _, end in cuda)
+        assert not any(runtime[0] <= at < runtime[1] for at, _, name in rows if name in (*EXEMPT, "main", "engine_open"))
+        places.append(runtime)
+    return " ".join("%x-%x" % place for place in places)
 
 
 class Torture:

@@ -70,9 +70,9 @@ def test_every_form_of_a_constraint(server, more, good):
 
 
 def test_completions_and_responses(server):
-    r = server.complete(["One", "Two"], n=2, max_tokens=100, response_format=FORMAT, temperature=1).json()
+    r = server.complete(["One", "Two"], n=2, max_tokens=700, response_format=FORMAT, temperature=1).json()
     assert len(r["choices"]) == 4 and all(is_person(c["text"]) for c in r["choices"])
-    r = server.post("/v1/responses", {"input": "hello", "max_output_tokens": 120, "text": {"format": {
+    r = server.post("/v1/responses", {"input": "hello", "max_output_tokens": 700, "text": {"format": {
         "type": "json_schema", "name": "person", "schema": PERSON, "strict": True}}}).json()
     assert is_person(r["output"][-1]["content"][0]["text"])
 

@@ -116,7 +116,7 @@ def test_the_demos_questions_are_answered_line_by_line(tmp_path):
     demo = load("eval_demo", os.path.join(ROOT, "scripts/eval_demo"))
     cases = {"%s-%d" % (task, i): demo.corpus.case(task, i) for task in demo.corpus.TASKS for i in range((2000 if NIGHTLY else 68) // len(demo.corpus.TASKS))}
     path = tmp_path / "in.jsonl"
-    path.write_text("".join(line(k, demo.request_of(c, "demo", {}), "/v1/chat/completions") for k, c in cases.items()))
+    path.write_text("".join(line(k, demo.request_of(c, "demo", {}, False), "/v1/chat/completions") for k, c in cases.items()))
     run(path, tmp_path / "out")
     few = tmp_path / "few.jsonl"
     few.write_text("".join(path.read_text().splitlines(keepends=True)[::5]))
