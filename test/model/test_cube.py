@@ -116,7 +116,7 @@ def test_nothing_that_goes_on_changes_a_request(family):
     saw = {"preemptions": 0, "cached_tokens": 0, "accepted_draft_tokens": 0}
     base = ["--max-model-len", "256", "--block-size", "16"]
     settings = zip(CUBE, itertools.cycle(THREADS), itertools.cycle(KV))
-    for (chunks, cache, how, pool), threads, coded in share(settings, FAMILIES.index(family), of=5):
+    for (chunks, cache, how, pool), threads, coded in share(settings, FAMILIES.index(family), of=15):
         for kv in ("auto", coded):
             flags = CHUNKS[chunks] + CACHE[cache] + drafts(family)[how] + POOL[pool] + base
             answers = golden.generate(family, requests(), *flags, "--threads", threads, "--kv-cache-dtype", kv)
@@ -140,7 +140,7 @@ def test_drafts_were_accepted():
 def test_chunks_of_any_size_give_the_same_bits(family):
     prompt = requests()[4]["prompt_token_ids"]
     score = [{"prompt_token_ids": prompt, "max_tokens": 0, "prompt_logprobs": True}]
-    for kv in ["auto", *share(KV, EVERY.index(family), of=3)]:
+    for kv in ["auto", *share(KV, EVERY.index(family), of=9)]:
         kv = ["--kv-cache-dtype", kv]
         want = golden.generate(family, score, *kv)[0]["prompt_logprobs"]
         for rows, threads in (("2", "1"), ("5", "2"), ("23", "1")):
@@ -153,7 +153,7 @@ def test_chunks_of_any_size_give_the_same_bits(family):
 @pytest.mark.parametrize("family", EVERY)
 def test_two_ranks_give_the_bits_of_one(family):
     settings = zip(drafts(family).items(), itertools.cycle(["auto", *KV]))
-    for (how, flags), kv in share(settings, EVERY.index(family), of=2):
+    for (how, flags), kv in share(settings, EVERY.index(family), of=6):
         some, want = some_of(family, kv)
         threads = golden.TWO_THREADS if how == "ngram" else []
         answers = golden.generate(family, some, *RANKS["two ranks"], *flags, *threads, "--kv-cache-dtype", kv)

@@ -80,7 +80,7 @@ def alone(family):
 @pytest.mark.parametrize("family", THROUGHOUT)
 def test_nothing_that_goes_on_changes_a_request(family):
     saw = {"preemptions": 0, "cached_tokens": 0, "recomputed_tokens": 0, "accepted_draft_tokens": 0}
-    for (chunks, how, pool), threads in share(zip(CUBE, itertools.cycle(THREADS)), THROUGHOUT.index(family), of=5):
+    for (chunks, how, pool), threads in share(zip(CUBE, itertools.cycle(THREADS)), THROUGHOUT.index(family), of=12):
         flags = CHUNKS[chunks] + DRAFTS[how] + POOL[pool] + BASE + ["--threads", threads]
         answers = golden.generate(folder(family), requests(), *flags)
         for i, (have, want) in enumerate(zip(answers, alone(family))):
