@@ -3,6 +3,7 @@
  * sink: one ending, then `over`, then nothing. */
 #include "server/call/format.h"
 
+#include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "server/cli/config_load.h"
 #include "test/engine/bed.h"
@@ -201,6 +202,15 @@ static void turns(int n)
     }
 }
 
+/* Turns until *n is more than `than`, ten seconds at most: how many a step takes depends on
+ * threads. */
+static void turns_until(const int *n, int than)
+{
+    for (int64_t end = clock_now_ns() + 10000000000; *n <= than && clock_now_ns() < end;) {
+        turns(1);
+    }
+}
+
 /* Texts of hashes may have any character, NUL too, so that the answers are looked at as text. */
 static bool has(const struct taken *t, const char *part)
 {
@@ -350,9 +360,11 @@ TEST(what_is_refused_ends_at_once_with_its_reason)
     CHECK_EQ(t.error.status, 400);
     CHECK_STR(t.error.param, "max_tokens");
     CHECK_EQ(t.n_over, 1);
+    buf_deinit(&t.answer);
     take(&t, &stream_sink, KIND_CHAT, "{");
     CHECK_STR(t.error.code, "json_parse_error");
     CHECK_EQ(t.n_over, 1);
+    buf_deinit(&t.answer);
     close_server();
 }
 
@@ -403,10 +415,11 @@ TEST(who_has_gone_gets_nothing_and_the_engine_is_free_again)
     REQUIRE(open_server(0, false));
     take(&t, &stream_sink, KIND_COMPLETIONS,
          "{\"prompt\":[5,6],\"max_tokens\":100,\"ignore_eos\":true,\"stream\":true}");
-    turns(4);
+    turns_until(&t.n_events, 0);
     int n_events = t.n_events;
     call_gone(&t.call, ABORT_SLOW_READER);
     CHECK(t.dropped && t.n_over == 0); // the engine still has it
+    turns_until(&t.n_over, 0);
     turns(3);
     CHECK(n_events > 0 && t.n_events == n_events && t.n_over == 1);
     CHECK_EQ(server.counts.aborted[ABORT_SLOW_READER], 1);
@@ -426,15 +439,19 @@ TEST(a_deadline_ends_a_call_once)
     CHECK_EQ(t.error.status, 504);
     CHECK_EQ(t.deadline_ms, -1);
     call_on_deadline(&t.call);
+    turns_until(&t.n_over, 0);
     turns(3);
     CHECK_EQ(t.n_over, 1);
+    buf_deinit(&t.answer);
     take(&t, &line_sink, KIND_COMPLETIONS, one);
     struct call_error e = {0};
     call_error_set(&e, 503, "server_draining", NULL, "The server is shutting down.");
     call_abort_all(&server, &e);
     CHECK_STR(t.error.code, "server_draining");
+    turns_until(&t.n_over, 0);
     turns(3);
     CHECK_EQ(t.n_over, 1);
+    buf_deinit(&t.answer);
     close_server();
 }
 
