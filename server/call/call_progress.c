@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the engine has made of calls: taken at each wake, counted, and handed to their formats. */
+#include "server/call/call_private.h"
+
+#include "engine/base/clock.h"
+#include "server/call/format.h"
+#include "server/call/tenant.h"
+
+static void fail_with_engine(struct call *c, const struct engine_request *r)
+{
+    struct call_error e = {0};
+    if (r->error == ERR_INVALID || r->error == ERR_LIMIT) {
+        call_error_set(&e, 400, "invalid_value", NULL, "%s", r->error_text);
+    } else if (r->error == ERR_NAN) {
+        e.type = "server_error";
+        call_error_set(&e, 500, "model_output_invalid", NULL, "The model failed: %s.",
+                       r->error_text);
+    } else if (r->error == ERR_BUSY) {
+        e.retry_after_s = 5;
+        call_error_set(&e, 503, "server_overloaded", NULL, "%s", r->error_text);
+    } else if (r->error == OK || r->error == ERR_CANCELLED) {
+        e.type = "server_error";
+        call_error_set(&e, 503, "server_draining", NULL, "The server is shutting down.");
+    } else {
+        e.type = "server_error";
+        call_error_set(&e, 500, "internal_error", NULL, "The engine failed: %s", r->error_text);
+    }
+    call_fail(c, &e);
+}
+
+static void note_first_token(struct call *c, const struct engine_request *r, int64_t now_ns)
+{
+    struct call_record *record = &c->record;
+    c->first_token = true;
+    call_stop_waiting(c);
+    record->first_token_ns = now_ns - c->t_arrived_ns;
+    record->queued_ns = r->t_scheduled_ns > 0 ? r->t_scheduled_ns - c->t_arrived_ns : -1;
+    call_observe(c, MEASURE_TTFT, (double)record->first_token_ns * 1e-9);
+    if (c->deadline_is_queue) {
+        call_start_deadline(c);
+    }
+}
+
+/* What the cache had of a prompt, then each piece; all of it before the first token. */
+static void tell_prompt(struct call_choice *ch)
+{
+    struct engine_request *r = ch->request;
+    struct call *c = ch->call;
+    if (!r->tells_prompt || ch->started || c->sink->is_full(c)) {
+        return;
+    }
+    int32_t n_tokens = atomic_load(&r->outputs[0].n_tokens);
+    int32_t n = n_tokens > 0 ? r->n_prompt : atomic_load(&r->n_prefilled);
+    if (n > 0 && !ch->told_prompt) {
+        ch->told_prompt = true;
+        ch->n_prefilled = r->n_cached;
+        c->format->prompt(ch);
+    }
+    if (n > ch->n_prefilled) {
+        ch->n_prefilled = n;
+        c->format->prompt(ch);
+    }
+}
+
+/* Takes what the engine has made of one request. A sink that is full gets nothing more:
+ * call_on_room comes back for it, also when the engine is done with the request. */
+static void progress(struct call *c, struct engine_request *r, int64_t now_ns)
+{
+    size_t first = (size_t)(r - c->requests) * (size_t)c->request.n;
+    tell_prompt(&c->choices[first]);
+    for (size_t i = first; i < first + (size_t)c->request.n; i++) {
+        struct call_choice *ch = &c->choices[i];
+        if (ch->finish || (c->request.stream && c->sink->is_full(c))) {
+            continue;
+        }
+        int32_t before = ch->n_taken;
+        bool ended = call_choice_progress(ch, now_ns);
+        if (call_lacks_memory(c)) {
+            return;
+        }
+        if (!c->first_token && ch->n_taken > before) {
+            note_first_token(c, r, now_ns);
+        }
+        c->n_finished += ended;
+    }
+}
+
+/* A whole request of the engine is over. */
+static void observe_done(struct call *c, const struct engine_request *r)
+{
+    struct call_server *s = c->server;
+    int32_t total = 0, longest = 0;
+    for (int32_t i = 0; i < r->n; i++) {
+        int32_t n = atomic_load(&r->outputs[i].n_tokens);
+        total += n;
+        longest = n > longest ? n : longest;
+        s->counts.finished[atomic_load(&r->outputs[i].finish)]++;
+    }
+    int32_t context = r->n_prompt + longest;
+    s->counts.longest_context =
+        context > s->counts.longest_context ? context : s->counts.longest_context;
+    if (c->tenant) {
+        tenant_charge(c->tenant, total, clock_now_ns());
+    }
+    call_observe(c, MEASURE_PROMPT_TOKENS, r->n_prompt);
+    call_observe(c, MEASURE_PREEMPTIONS, r->n_preemptions);
+    call_observe(c, MEASURE_PREFILL_COMPUTED, r->n_prompt - r->n_cached);
+    call_observe(c, MEASURE_GENERATION_TOKENS, total);
+    call_observe(c, MEASURE_MAX_GENERATION_TOKENS, longest);
+    call_observe(c, MEASURE_E2E, (double)(clock_now_ns() - c->t_start_ns) * 1e-9);
+    if (r->t_scheduled_ns > 0) {
+        call_observe(c, MEASURE_QUEUE, (double)(r->t_scheduled_ns - r->t_submit_ns) * 1e-9);
+        call_observe(c, MEASURE_INFERENCE, (double)(r->t_done_ns - r->t_scheduled_ns) * 1e-9);
+    }
+    if (r->t_first_token_ns > 0 && r->t_scheduled_ns > 0) {
+        double decode = (double)(r->t_done_ns - r->t_first_token_ns) * 1e-9;
+        call_observe(c, MEASURE_PREFILL, (double)(r->t_first_token_ns - r->t_scheduled_ns) * 1e-9);
+        call_observe(c, MEASURE_DECODE, decode);
+        if (longest > 1) {
+            call_observe(c, MEASURE_TPOT, decode / (longest - 1));
+        }
+    }
+}
+
+static void tell_news(struct call *c, int64_t now_ns)
+{
+    if (!c->has_news && c->sink->first_news) {
+        c->sink->first_news(c, now_ns);
+    }
+    c->has_news = true;
+}
+
+/* Whether the client has been told the end of each of the request's samples. */
+static bool is_told(const struct call *c, const struct engine_request *r)
+{
+    size_t first = (size_t)(r - c->requests) * (size_t)r->n;
+    for (size_t i = first; i < first + (size_t)r->n; i++) {
+        if (!c->choices[i].finish) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void on_event(struct engine_request *r, void *arg)
+{
+    struct call *c = r->user;
+    int64_t now_ns = *(const int64_t *)arg;
+    bool done = r->done;
+    call_watch_memory(c->server);
+    if (!c->answered && (done || c->request.stream)) {
+        tell_news(c, now_ns);
+    }
+    if (!c->answered && c->request.generates) {
+        progress(c, r, now_ns);
+    }
+    if (done) {
+        c->n_done++;
+        observe_done(c, r);
+        int32_t finish = atomic_load(&r->outputs[0].finish);
+        bool failed = r->error != OK || finish == FINISH_ERROR || finish == FINISH_CANCELLED;
+        if (!c->answered && failed && !is_told(c, r)) {
+            fail_with_engine(c, r);
+            return;
+        }
+    }
+    if (c->answered) {
+        call_release(c);
+    } else {
+        call_finish_if_complete(c);
+    }
+}
+
+void call_on_wake(struct call_server *s)
+{
+    int64_t now_ns = clock_now_ns();
+    if (s->engine) {
+        s->in_drain = true;
+        engine_drain(s->engine, on_event, &now_ns);
+        s->in_drain = false;
+        call_forget_dead(s);
+        call_submit_queued(s);
+    }
+}
+
+void call_on_room(struct call *c)
+{
+    struct call_server *s = c->server;
+    const bool in_drain = s->in_drain;
+    int64_t now_ns = clock_now_ns();
+    call_watch_memory(s);
+    s->in_drain = true; // a call that ends is looked at once more
+    for (size_t i = 0; !c->answered && i < c->n_requests; i++) {
+        progress(c, &c->requests[i], now_ns);
+    }
+    if (!c->answered) {
+        call_finish_if_complete(c);
+    }
+    s->in_drain = in_drain;
+    if (!in_drain) {
+        call_forget_dead(s);
+    }
+}
