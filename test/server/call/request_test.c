@@ -1,69 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/call/members.h"
-#include "server/call/prepare.h"
-#include "server/cli/config_load.h"
-
-#include "test/check.h"
-
-static struct call_model model;
-static struct config config;
-static struct engine_info info = {
-    .vocab = 4096, .hidden = 8, .max_model_len = 64, .n_eos = 1, .eos = {2}};
-
-static void open_model(void)
-{
-    if (model.names) {
-        return;
-    }
-    const char *argv[] = {"serve", "models/demo"};
-    struct err err = {""};
-    if (config_load(&config, 2, (char **)argv, NULL, &err) != OK) {
-        CHECK_FAIL("%s", err.text);
-    }
-    info.defaults = sampling_params_default();
-    if (call_model_open(&model, &config, &info, &err) != OK) {
-        CHECK_FAIL("%s", err.text);
-    }
-    info.vocab = tokenizer_vocab_size(model.tok);
-}
-
-/* Prepares a body of exactly its size, so that ASan sees an overrun. */
-static struct request prepared(enum request_kind kind, const char *body, char **text)
-{
-    open_model();
-    size_t n = strlen(body);
-    *text = malloc(n + 1);
-    memcpy(*text, body, n + 1);
-    struct request r = {.kind = kind, .model = &model, .text = *text, .n_bytes = n, .seed = 9};
-    prepare_request(&r);
-    return r;
-}
-
-#define REFUSES(kind, body, code_, param_)                                                         \
-    do {                                                                                           \
-        char *text;                                                                                \
-        struct request r = prepared(kind, body, &text);                                            \
-        CHECK(r.error.status >= 400);                                                              \
-        CHECK_STR(r.error.code ? r.error.code : "", code_);                                        \
-        CHECK_STR(r.error.param, param_);                                                          \
-        CHECK(r.error.message[0] != '\0');                                                         \
-        request_deinit(&r);                                                                        \
-        free(text);                                                                                \
-    } while (0)
-
-#define ACCEPTS(kind, body)                                                                        \
-    char *text;                                                                                    \
-    struct request r = prepared(kind, body, &text);                                                \
-    CHECK_STR(r.error.message, "");                                                                \
-    REQUIRE(r.error.status == 0)
-
-#define DONE()                                                                                     \
-    do {                                                                                           \
-        request_deinit(&r);                                                                        \
-        free(text);                                                                                \
-    } while (0)
-
-#define HI "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
+/* Members of requests: types, bounds, names of other servers, what is refused. */
+#include "test/server/call/request_bed.h"
 
 TEST(bodies_that_are_not_objects)
 {
@@ -194,87 +131,6 @@ TEST(scalars_out_of_range_name_their_parameter)
             "reasoning_effort");
 }
 
-#define HINTS(actions)                                                                             \
-    "{" HI                                                                                         \
-    ",\"kv_hints\":{\"protocol_version\":\"0.1\",\"message_id\":\"m\",\"actions\":[" actions "]}}"
-#define ACTION(type, version, payload)                                                             \
-    "{\"action_id\":\"a\",\"action_type\":\"" type "\",\"action_version\":\"" version              \
-    "\",\"payload\":{" payload "}}"
-#define RETAIN(directives) ACTION("kv.retain", "1.0", "\"directives\":[" directives "]")
-#define KEEP "{\"priority\":7}"
-#define FOUR(x) x "," x "," x "," x
-
-static void check_hint(const struct cache_hint *h, int32_t start, int32_t end, int32_t priority,
-                       int64_t seconds)
-{
-    CHECK_EQ(h->start, start);
-    CHECK_EQ(h->end, end);
-    CHECK_EQ(h->priority, priority);
-    CHECK_EQ(h->duration_ns, seconds * 1000000000);
-}
-
-TEST(hints_about_the_cache)
-{
-    ACCEPTS(KIND_CHAT,
-            HINTS(RETAIN("{\"start\":0,\"end\":16,\"priority\":80,\"duration\":12.5},{\"start\":16,"
-                         "\"end\":99999999999,\"priority\":80,\"duration\":2592000}") "," //
-                  ACTION("kv.prefetch", "9", "\"directives\":7") ","                      //
-                  RETAIN("{\"covers_output\":true,\"priority\":0,\"duration\":null}")));
-    CHECK_EQ(r.n_hints, 3);
-    CHECK_EQ(r.hints[0].duration_ns, INT64_C(12500000000));
-    CHECK_EQ(r.hints[0].end, 16);
-    check_hint(&r.hints[1], 16, INT32_MAX, 80, 3600); // an hour at most
-    check_hint(&r.hints[2], HINT_OUTPUT, INT32_MAX, 0, 3600);
-    DONE();
-}
-
-TEST(no_hints_are_hints)
-{
-    ACCEPTS(KIND_MESSAGES, "{\"max_tokens\":3," HI ",\"kv_hints\":{\"protocol_version\":\"0.1\","
-                           "\"message_id\":\"\",\"actions\":[]}}");
-    CHECK_EQ(r.n_hints, 0);
-    DONE();
-}
-
-TEST(hints_are_checked)
-{
-#define REFUSES_HINTS(actions) REFUSES(KIND_CHAT, HINTS(actions), "invalid_value", "kv_hints")
-#define REFUSES_DIRECTIVE(d) REFUSES_HINTS(RETAIN(d))
-    REFUSES(KIND_CHAT, "{" HI ",\"kv_hints\":[]}", "invalid_type", "kv_hints");
-    REFUSES(KIND_CHAT, "{" HI ",\"kv_hints\":{}}", "invalid_value", "kv_hints");
-    REFUSES(KIND_CHAT,
-            "{" HI ",\"kv_hints\":{\"protocol_version\":1,\"message_id\":\"\",\"actions\":[]}}",
-            "invalid_value", "kv_hints");
-    REFUSES_HINTS("7");
-    REFUSES_HINTS("{\"action_id\":\"a\",\"action_type\":\"kv.retain\",\"action_version\":\"1.0\"}");
-    REFUSES_HINTS(ACTION("kv.retain", "1.0", ""));
-    REFUSES_HINTS(ACTION("kv.retain", "2.0", "\"directives\":[]"));
-    REFUSES_HINTS(ACTION("kv.retain", "10", "\"directives\":[]"));
-    REFUSES_HINTS(ACTION("kv.retain", "1.0", "\"scope\":5,\"directives\":[]"));
-    REFUSES_HINTS(ACTION("kv.retain", "1.0", "\"scope\":\"a\",\"directives\":[]") "," RETAIN(""));
-    REFUSES_HINTS(FOUR(FOUR(RETAIN(""))) "," RETAIN(""));
-    REFUSES_DIRECTIVE(FOUR(FOUR(FOUR(KEEP))) "," FOUR(FOUR(FOUR(KEEP))) "," KEEP);
-    REFUSES_DIRECTIVE("7");
-    REFUSES_DIRECTIVE("{}");
-    REFUSES_DIRECTIVE("{\"priority\":101}");
-    REFUSES_DIRECTIVE("{\"priority\":-1}");
-    REFUSES_DIRECTIVE("{\"priority\":1.5}");
-    REFUSES_DIRECTIVE("{\"priority\":true}");
-    REFUSES_DIRECTIVE("{\"priority\":1,\"ttl\":5}");
-    REFUSES_DIRECTIVE("{\"priority\":1,\"start\":-1}");
-    REFUSES_DIRECTIVE("{\"priority\":1,\"start\":null}");
-    REFUSES_DIRECTIVE("{\"priority\":1,\"start\":8,\"end\":8}");
-    REFUSES_DIRECTIVE("{\"priority\":1,\"duration\":-1}");
-    REFUSES_DIRECTIVE("{\"priority\":1,\"duration\":2592001}");
-    REFUSES_DIRECTIVE("{\"priority\":1,\"duration\":\"5\"}");
-    REFUSES_DIRECTIVE("{\"priority\":1,\"covers_output\":1}");
-    REFUSES_DIRECTIVE("{\"priority\":1,\"covers_output\":true,\"end\":9}");
-    REFUSES_DIRECTIVE("{\"priority\":1,\"start\":0},{\"priority\":2,\"start\":9}");
-    REFUSES_DIRECTIVE("{\"priority\":1,\"start\":3},{\"priority\":2,\"covers_output\":true}");
-    REFUSES_HINTS(
-        RETAIN("{\"priority\":1,\"start\":3}") "," RETAIN("{\"priority\":2,\"start\":4}"));
-}
-
 TEST(what_is_not_here_is_refused_by_name)
 {
     REFUSES(KIND_CHAT, "{" HI ",\"response_format\":{\"type\":\"grammar\"}}", "unsupported_value",
@@ -293,63 +149,6 @@ TEST(what_is_not_here_is_refused_by_name)
             "previous_response_id");
     REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"tools\":[{\"type\":\"web_search\"}]}",
             "unsupported_parameter", "tools[0].type");
-}
-
-TEST(messages_and_tools_are_checked)
-{
-    REFUSES(KIND_CHAT, "{}", "missing_required_parameter", "messages");
-    REFUSES(KIND_CHAT, "{\"messages\":[]}", "empty_array", "messages");
-    REFUSES(KIND_CHAT, "{\"messages\":[5]}", "invalid_type", "messages[0]");
-    REFUSES(KIND_CHAT, "{\"messages\":[{\"content\":\"x\"}]}", "missing_required_parameter",
-            "messages[0].role");
-    REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"user\"}]}", "missing_required_parameter",
-            "messages[0].content");
-    REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"boss\",\"content\":\"x\"}]}", "invalid_value",
-            "messages[0].role");
-    REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"\",\"content\":\"x\"}]}", "invalid_value",
-            "messages[0].role");
-    REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"a b\",\"content\":\"x\"}]}", "invalid_value",
-            "messages[0].role");
-    REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}",
-            "missing_required_parameter", "messages[0].tool_call_id");
-#define PARTS(parts) "{\"messages\":[{\"role\":\"user\",\"content\":[" parts "]}]}"
-    REFUSES(KIND_CHAT, PARTS("{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\"}"),
-            "missing_required_parameter", "messages[0].content[1].text");
-    REFUSES(KIND_CHAT, PARTS("{\"type\":\"text\",\"text\":5}"), "invalid_type",
-            "messages[0].content[0].text");
-    REFUSES(KIND_CHAT, PARTS("{}"), "missing_required_parameter", "messages[0].content[0].type");
-    REFUSES(KIND_CHAT, PARTS("\"hi\""), "invalid_type", "messages[0].content[0]");
-#define CALLS(calls) "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[" calls "]}]}"
-    REFUSES(KIND_CHAT, CALLS("{\"function\":{\"name\":\"f\",\"arguments\":\"\"}},{}"),
-            "missing_required_parameter", "messages[0].tool_calls[1].function.name");
-    REFUSES(KIND_CHAT, CALLS("{\"function\":{\"name\":5}}"), "invalid_type",
-            "messages[0].tool_calls[0].function.name");
-    REFUSES(KIND_CHAT, CALLS("{\"function\":{\"name\":\"f\",\"arguments\":[]}}"), "invalid_type",
-            "messages[0].tool_calls[0].function.arguments");
-    REFUSES(KIND_CHAT, CALLS("5"), "invalid_type", "messages[0].tool_calls[0]");
-    REFUSES(KIND_RESPONSES, "{\"input\":[{\"role\":\"user\"}]}", "missing_required_parameter",
-            "input[0].content");
-    REFUSES(KIND_RESPONSES,
-            "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\"}]}]}",
-            "missing_required_parameter", "input[0].content[0].text");
-    REFUSES(KIND_CHAT, "{" HI ",\"tools\":[]}", "empty_array", "tools");
-    REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"type\":\"custom\"}]}", "missing_required_parameter",
-            "tools[0].custom");
-    REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"type\":\"web_search\"}]}", "unsupported_value",
-            "tools[0].type");
-    REFUSES(KIND_CHAT, "{" HI ",\"tools\":[{\"function\":{}}]}", "missing_required_parameter",
-            "tools[0].function.name");
-    REFUSES(KIND_CHAT, "{" HI ",\"tool_choice\":\"auto\"}", "invalid_value", "tool_choice");
-#define TOOL ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{}}}]"
-    REFUSES(KIND_CHAT, "{" HI TOOL ",\"tool_choice\":\"always\"}", "invalid_value", "tool_choice");
-    REFUSES(KIND_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"allowed_tools\"}}",
-            "invalid_value", "tool_choice");
-    REFUSES(KIND_CHAT,
-            "{" HI TOOL ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":"
-            "\"g\"}}}",
-            "invalid_value", "tool_choice");
-    REFUSES(KIND_CHAT, "{" HI TOOL ",\"tool_choice\":{\"type\":\"mcp\"}}", "unsupported_value",
-            "tool_choice");
 }
 
 TEST(prompts_in_all_four_forms)
@@ -440,46 +239,6 @@ TEST(prompts_are_cut_where_asked)
     ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":[1,2,3,4,5],\"truncate_prompt_tokens\":2}");
     CHECK_EQ(r.prompts[0].n, 2);
     CHECK_EQ(r.prompts[0].ids[0], 4);
-    DONE();
-}
-
-TEST(responses_become_messages)
-{
-    {
-        ACCEPTS(KIND_RESPONSES, "{\"instructions\":\"be \\\"x\\\"\",\"input\":\"hi\"}");
-        CHECK_STR(r.messages, "[{\"role\":\"system\",\"content\":\"be \\\"x\\\"\"},"
-                              "{\"role\":\"user\",\"content\":\"hi\"}]");
-        DONE();
-    }
-    {
-        ACCEPTS(KIND_RESPONSES,
-                "{\"input\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":"
-                "\"q\"}]},{\"type\":\"reasoning\",\"content\":[{\"type\":\"reasoning_text\","
-                "\"text\":\"hm\"}]},{\"type\":\"function_call\",\"call_id\":\"c1\",\"name\":\"f\","
-                "\"arguments\":\"{}\"},{\"type\":\"function_call_output\",\"call_id\":\"c1\","
-                "\"output\":\"ok\"}]}");
-        CHECK_STR(r.messages,
-                  "[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"q\"}]},"
-                  "{\"role\":\"assistant\",\"content\":null,\"reasoning_content\":\"hm\","
-                  "\"tool_calls\":[{\"type\":\"function\",\"id\":\"c1\",\"function\":{\"name\":"
-                  "\"f\",\"arguments\":\"{}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"c1\","
-                  "\"content\":\"ok\"}]");
-        DONE();
-    }
-    REFUSES(KIND_RESPONSES, "{}", "missing_required_parameter", "input");
-    REFUSES(KIND_RESPONSES, "{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}",
-            "unsupported_value", "input[0].type");
-    REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"text\":{\"format\":{\"type\":\"json_schema\"}}}",
-            "missing_required_parameter", "text.format.schema");
-}
-
-TEST(template_variables_are_joined)
-{
-    ACCEPTS(KIND_CHAT,
-            "{" HI ",\"reasoning_effort\":\"none\",\"chat_template_kwargs\":{ \"a\": 1 },"
-            "\"documents\":[]}");
-    CHECK_STR(r.kwargs, "{\"reasoning_effort\":\"none\",\"enable_thinking\":false,"
-                        "\"documents\":[],\"a\": 1 }");
     DONE();
 }
 
@@ -631,95 +390,6 @@ TEST(refused_members_are_refused_unless_they_ask_for_nothing)
     }
 }
 
-/* Each form of a constraint, and the grammar's text that it comes to. */
-TEST(constraints_of_all_apis)
-{
-    static const struct {
-        const char *member, *param, *text;
-        enum grammar_kind kind;
-    } rows[] = {
-        {"\"response_format\":{\"type\":\"json_object\"}", "response_format",
-         "{\"type\":\"object\"}", GRAMMAR_SCHEMA},
-        {"\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"name\":\"a\",\"schema\" "
-         ": "
-         "{\"multipleOf\":0.10}}}",
-         "response_format", "{\"multipleOf\":0.10}", GRAMMAR_SCHEMA},
-        {"\"response_format\":{\"type\":\"json_object\",\"schema\":{\"type\":\"null\"}}",
-         "response_format", "{\"type\":\"null\"}", GRAMMAR_SCHEMA},
-        {"\"structured_outputs\":{\"json\":{\"const\":1}}", "structured_outputs", "{\"const\":1}",
-         GRAMMAR_SCHEMA},
-        {"\"structured_outputs\":{\"json\":\"{}\"}", "structured_outputs", "{}", GRAMMAR_SCHEMA},
-        {"\"structured_outputs\":{\"choice\":[\"a.b\",\"(c|\"]}", "structured_outputs",
-         "(a\\.b|\\(c\\|)", GRAMMAR_REGEX},
-        {"\"structured_outputs\":{\"grammar\":\"root ::= \\\"a\\\"\"}", "structured_outputs",
-         "root ::= \"a\"", GRAMMAR_GBNF},
-        {"\"structured_outputs\":{\"grammar\":\"start: \\\"a\\\"\"}", "structured_outputs",
-         "start: \"a\"", GRAMMAR_LARK},
-        {"\"structured_outputs\":{\"json_object\":true}", "structured_outputs",
-         "{\"type\":\"object\"}", GRAMMAR_SCHEMA},
-        {"\"guided_json\":{\"const\":2}", "guided_json", "{\"const\":2}", GRAMMAR_SCHEMA},
-        {"\"guided_regex\":\"a+\"", "guided_regex", "a+", GRAMMAR_REGEX},
-        {"\"guided_choice\":[\"x\"]", "guided_choice", "(x)", GRAMMAR_REGEX},
-        {"\"guided_grammar\":\"start: \\\"a\\\"\"", "guided_grammar", "start: \"a\"", GRAMMAR_LARK},
-        {"\"grammar\":\"root ::= \\\"a\\\"\"", "grammar", "root ::= \"a\"", GRAMMAR_GBNF},
-        {"\"ebnf\":\"root ::= \\\"a\\\"\"", "ebnf", "root ::= \"a\"", GRAMMAR_GBNF},
-        {"\"json_schema\":{\"const\":3}", "json_schema", "{\"const\":3}", GRAMMAR_SCHEMA},
-        {"\"regex\":\"b\"", "regex", "b", GRAMMAR_REGEX},
-        {"\"format\":\"json\"", "format", "{\"type\":\"object\"}", GRAMMAR_SCHEMA},
-        {"\"format\":{\"const\":4}", "format", "{\"const\":4}", GRAMMAR_SCHEMA},
-        {"\"structural_tag\":{\"type\":\"any_text\"}", "structural_tag", "{\"type\":\"any_text\"}",
-         GRAMMAR_TAGS},
-        {"\"response_format\":{\"type\":\"structural_tag\",\"format\":{\"type\":\"any_text\"}}",
-         "response_format", "{\"type\":\"structural_tag\",\"format\":{\"type\":\"any_text\"}}",
-         GRAMMAR_TAGS},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        char body[512];
-        snprintf(body, sizeof body, "{" HI ",%s}", rows[i].member);
-        ACCEPTS(KIND_CHAT, body);
-        CHECK_STR(r.constraint_param, rows[i].param);
-        CHECK_EQ(r.constraint.kind, rows[i].kind);
-        CHECK_EQ(r.constraint.n_bytes, strlen(rows[i].text));
-        CHECK(memcmp(r.constraint.text, rows[i].text, r.constraint.n_bytes) == 0);
-        CHECK(r.grammar != NULL);
-        char *again;
-        struct request twin = prepared(KIND_CHAT, body, &again);
-        CHECK(twin.grammar == r.grammar); // compiled once
-        request_deinit(&twin);
-        free(again);
-        DONE();
-    }
-    ACCEPTS(KIND_CHAT,
-            "{" HI ",\"response_format\":{\"type\":\"text\"},\"structured_outputs\":{}}");
-    CHECK(r.grammar == NULL);
-    DONE();
-}
-
-TEST(constraints_that_are_refused)
-{
-    REFUSES(KIND_CHAT, "{" HI ",\"guided_regex\":\"a\",\"guided_choice\":[\"b\"]}", "invalid_value",
-            "guided_choice");
-    REFUSES(KIND_CHAT, "{" HI ",\"structured_outputs\":{\"regex\":\"a\",\"choice\":[\"b\"]}}",
-            "invalid_value", "structured_outputs");
-    REFUSES(KIND_CHAT, "{" HI ",\"guided_choice\":[]}", "empty_array", "guided_choice");
-    REFUSES(KIND_CHAT, "{" HI ",\"guided_choice\":[\"a\",1]}", "invalid_type", "guided_choice");
-    REFUSES(KIND_CHAT, "{" HI ",\"guided_json\":[]}", "invalid_schema", "guided_json");
-    REFUSES(KIND_CHAT, "{" HI ",\"guided_json\":\"{\"}", "invalid_schema", "guided_json");
-    REFUSES(KIND_CHAT, "{" HI ",\"regex\":\"(\"}", "invalid_regex", "regex");
-    REFUSES(KIND_CHAT, "{" HI ",\"regex\":\"(?=a)\"}", "invalid_regex", "regex");
-    REFUSES(KIND_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":5}}",
-            "invalid_type", "response_format.json_schema");
-    REFUSES(KIND_CHAT, "{" HI ",\"response_format\":{\"type\":\"json_schema\"}}",
-            "missing_required_parameter", "response_format.json_schema.schema");
-    REFUSES(KIND_CHAT,
-            "{" HI ",\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{"
-            "\"schema\":{\"$ref\":\"#/$defs/a\"}}}}",
-            "invalid_schema", "response_format");
-    REFUSES(KIND_CHAT, "{" HI ",\"format\":\"yaml\"}", "invalid_value", "format");
-    REFUSES(KIND_CHAT, "{" HI ",\"structured_outputs\":{\"json_object\":false}}", "invalid_value",
-            "structured_outputs");
-}
-
 TEST(values_that_change_the_answer_are_never_passed_over)
 {
     static const char *const asks[][2] = {
@@ -760,48 +430,6 @@ TEST(values_that_change_the_answer_are_never_passed_over)
             "top_logprobs");
 }
 
-/* The messages that turns of blocks become are those of a chat. */
-TEST(turns_of_blocks_are_a_chat)
-{
-    {
-        ACCEPTS(KIND_MESSAGES,
-                "{\"max_tokens\":5,\"system\":[{\"type\":\"text\",\"text\":\"x-anthropic-billing-"
-                "header: 1\\nA\"},"
-                "{\"type\":\"text\",\"text\":\"B\"}],\"messages\":["
-                "{\"role\":\"user\",\"content\":\"one\"},{\"role\":\"assistant\",\"content\":["
-                "{\"type\":\"thinking\",\"thinking\":\"hm\",\"signature\":\"\"},"
-                "{\"type\":\"tool_use\",\"id\":\"t\",\"name\":\"f\",\"input\":{\"a\":1}}]},"
-                "{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"t\","
-                "\"content\":\"r\"}]}]}");
-        CHECK_STR(
-            r.messages,
-            "[{\"role\":\"system\",\"content\":\"A\\nB\"},{\"role\":\"user\",\"content\":\"one\"},"
-            "{\"role\":\"assistant\",\"content\":null,\"reasoning_content\":\"hm\",\"tool_calls\":["
-            "{\"type\":"
-            "\"function\",\"id\":\"t\",\"function\":{\"name\":\"f\",\"arguments\":{\"a\":1}}}]},"
-            "{\"role\":\"tool\",\"content\":\"r\",\"tool_call_id\":\"t\"}]");
-        CHECK_EQ(r.n_stripped_lines, 1);
-        CHECK_EQ(r.prompts[0].max_tokens, 5);
-        CHECK(r.add_generation_prompt && !r.continue_final_message);
-        DONE();
-    }
-    {
-        ACCEPTS(KIND_MESSAGES,
-                "{\"max_tokens\":100000,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},"
-                "{\"role\":\"assistant\",\"content\":\"It is\"}]}");
-        CHECK(!r.add_generation_prompt && r.continue_final_message);
-        CHECK_EQ(r.prompts[0].max_tokens, info.max_model_len - r.prompts[0].n);
-        DONE();
-    }
-    REFUSES(KIND_MESSAGES, "{" HI "}", "missing_required_parameter", "max_tokens");
-    REFUSES(
-        KIND_MESSAGES,
-        "{\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image\"}]}]}",
-        "unsupported_value", "messages[0].content[0].type");
-    REFUSES(KIND_COUNT_TOKENS, "{" HI ",\"tool_choice\":{\"type\":\"any\"}}", "invalid_value",
-            "tool_choice");
-}
-
 TEST(usage_in_each_event_needs_usage)
 {
     {
@@ -816,35 +444,6 @@ TEST(usage_in_each_event_needs_usage)
         CHECK(r.include_usage && r.continuous_usage);
         DONE();
     }
-}
-
-/* A role of the client's own word is the template's to take. */
-TEST(roles_that_the_template_takes)
-{
-    static const char open[] = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
-    static const char deaf[] =
-        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}";
-#define BOSS                                                                                       \
-    "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"boss\",\"content\":\"x\"}]" \
-    "}"
-    struct err err;
-    REFUSES(KIND_CHAT, BOSS, "invalid_value", "messages[1].role"); // the model's template raises
-    struct chat_template *own = model.template;
-    REQUIRE(chat_template_compile(open, strlen(open), "open", &model.template, &err) == OK);
-    {
-        ACCEPTS(KIND_CHAT, BOSS);
-        CHECK_STR(r.prompts[0].text, "<user>hi<boss>x");
-        DONE();
-    }
-    {
-        ACCEPTS(KIND_RESPONSES, "{\"input\":\"a\",\"messages\":[5,{\"role\":\"boss\"}]}");
-        DONE();
-    }
-    chat_template_free(model.template);
-    REQUIRE(chat_template_compile(deaf, strlen(deaf), "deaf", &model.template, &err) == OK);
-    REFUSES(KIND_CHAT, BOSS, "invalid_value", "messages[1].role");
-    chat_template_free(model.template);
-    model.template = own;
 }
 
 /* Members that other endpoints know cost nothing where they mean nothing. */
@@ -889,22 +488,6 @@ TEST(a_text_beyond_every_context)
     CHECK_EQ(r.error.n_context, 64);
     DONE();
     buf_deinit(&b);
-}
-
-/* Where the template is the one to refuse, the endpoint's own member is named. */
-TEST(messages_that_the_template_refuses)
-{
-    static const char strict[] = "{{ raise_exception('no') }}";
-    struct err err;
-    open_model();
-    struct chat_template *own = model.template;
-    REQUIRE(chat_template_compile(strict, strlen(strict), "strict", &model.template, &err) == OK);
-    REFUSES(KIND_CHAT, "{" HI "}", "invalid_messages", "messages");
-    REFUSES(KIND_TOKENIZE, "{" HI "}", "invalid_messages", "messages");
-    REFUSES(KIND_RESPONSES, "{\"input\":\"a\"}", "invalid_messages", "input");
-    REFUSES(KIND_RESPONSES_INPUT_TOKENS, "{\"input\":\"a\"}", "invalid_messages", "input");
-    chat_template_free(model.template);
-    model.template = own;
 }
 
 /* Broken and mixed bodies: nothing may crash, and each refusal has its words. */
@@ -977,8 +560,5 @@ TEST(a_line_of_generate_has_members_of_its_own)
 
 int main(int argc, char **argv)
 {
-    int rc = check_main(argc, argv);
-    call_model_close(&model);
-    config_deinit(&config);
-    return rc;
+    return request_main(argc, argv);
 }
