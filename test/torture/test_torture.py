@@ -11,12 +11,12 @@ import sys
 import tempfile
 import time
 
+import api
 import pytest
+from nightly import NIGHTLY
+from preload import preload
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(ROOT, "test"), os.path.join(ROOT, "test/model"), os.path.join(ROOT, "test/server")]
-import api  # noqa: E402
-from nightly import NIGHTLY  # noqa: E402
 
 BUILD = api.BUILD
 FOLDER = os.path.join(ROOT, "test/golden/llama-3")
@@ -27,11 +27,7 @@ pytestmark = pytest.mark.skipif(api.SLOW, reason="a sanitizer does not share the
 
 @pytest.fixture(scope="module")
 def library():
-    path = os.path.join(BUILD, "test/torture/torture.so")
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    subprocess.run([*os.environ.get("CC", "cc").split(), "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC", "-o", path,
-                    os.path.join(ROOT, "test/torture/torture.c"), "-ldl"], check=True)
-    return path
+    return preload("torture/torture.c")["LD_PRELOAD"]
 
 
 def exempt_places(program):
