@@ -153,6 +153,18 @@ static void count_lines(struct call_choice *ch)
     ch->n_lines += line;
 }
 
+/* Ends the object of an event, and sends it. */
+static void send_event(struct call_choice *ch, struct buf *b)
+{
+    struct call *c = ch->call;
+    if (c->request.timings) {
+        buf_puts(b, ",\"timings\":");
+        call_put_timings(b, c, ch->request);
+    }
+    buf_putc(b, '}');
+    call_event(c, NULL, b);
+}
+
 static void pending(struct call_choice *ch)
 {
     struct call *c = ch->call;
@@ -165,27 +177,16 @@ static void pending(struct call_choice *ch)
     count_lines(ch);
     buf_clear(&ch->content);
     put_probabilities(b, ch);
-    if (c->request.timings) {
-        buf_puts(b, ",\"timings\":");
-        call_put_timings(b, c, ch->request);
-    }
-    buf_putc(b, '}');
-    call_event(c, NULL, b);
+    send_event(ch, b);
 }
 
 static void tell_prompt(struct call_choice *ch)
 {
-    struct call *c = ch->call;
-    struct buf *b = &c->server->scratch;
+    struct buf *b = &ch->call->server->scratch;
     buf_clear(b);
     put_head(b, ch, false);
     call_put_progress(b, ch);
-    if (c->request.timings) {
-        buf_puts(b, ",\"timings\":");
-        call_put_timings(b, c, ch->request);
-    }
-    buf_putc(b, '}');
-    call_event(c, NULL, b);
+    send_event(ch, b);
 }
 
 static void call(struct call_choice *ch, const char *name, const char *id)
