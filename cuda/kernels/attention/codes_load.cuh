@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Records of codes on their way into a warp: the shapes that all of codes.cu shares, how codes
+ * become fp16 operands, and the loader, which keeps a ring of chunks ahead of the arithmetic.
+ * Thread: device code, one warp at a time. */
+#ifndef SLUICE_CUDA_KERNELS_ATTENTION_CODES_LOAD_CUH
+#define SLUICE_CUDA_KERNELS_ATTENTION_CODES_LOAD_CUH
+
+#include "cuda/kernels/attention/common.cuh"
+#include "cuda/kernels/device/hopper.cuh"
+#include "cuda/kernels/device/kv_codes.cuh"
+#include "cuda/kernels/device/mma_tile.cuh"
+
+enum { CODE_WARPS = 4, CODE_THREADS = CODE_WARPS * 32, RECORD_KEYS = 16, CODE_MAX_SLOTS = 12 };
+
+/* Queries are multiplied by this before they are rounded to fp16, so that large ones do not
+ * overflow. */
+static constexpr float QUERY_FACTOR = 0.03125f;
+
+struct codes_params {
+    struct attention_params a;
+    bool is_bf16;                 // type of queries and outputs; otherwise fp16
+    int32_t n_slots, record_room; // slots in a warp's ring; bytes per record in it
+    int32_t n_k, n_v;             // 16-byte pieces in a row of K and of V
+};
+
+/* What all layers of one format share: how codes become fp16 operands, and the factors to apply
+ * afterwards. An integer code is used as the mantissa of a subnormal fp16 number, which the tensor
+ * cores handle at full speed, so a single mask makes an operand. */
+template <enum kv_format F> struct code_kind {
+    static constexpr int STEPS = F == KV_INT4 ? 2 : 1; // of 16 elements, per chunk
+    static constexpr int NUMBERS = 16 * STEPS;
+    static constexpr float UNIT = F == KV_FP8 ? 1.0f : 16777216.0f;
+    // extra factor of every second operand
+    static constexpr float ODD = F == KV_INT4 ? 0.0625f : 1.0f;
+};
+
+template <int D> struct codes_shape {
+    static constexpr int RECORDS = D <= 128 ? 2 : 1;    // per chunk, processed side by side
+    static constexpr int KEYS = RECORDS * RECORD_KEYS;  // per chunk
+    static constexpr int TILES = D / 16;                // per value
+    static constexpr int MANY = D <= 128 ? 4 : 2;       // the most columns of 8 query vectors
+    static constexpr int PITCH = D + 4;                 // of a row waiting to be joined
+    static constexpr int ROOM = CODE_WARPS * 8 * PITCH; // floats
+    static constexpr int QUERIES = MANY * TILES * 32 * 8 + MANY * 8 * 4; // bytes
+    static constexpr int FOLD = MANY * 8 * PITCH; // floats, for runs of deterministic mode
+
+    static __host__ __device__ int fixed_bytes(bool folds)
+    {
+        return ROOM * 4 + QUERIES + (folds ? FOLD * 4 : 0) + CODE_WARPS * CODE_MAX_SLOTS * 8;
+    }
+};
+
+#if HAVE_SM90A
+
+/* Transposes an 8 x 8 matrix of 16-bit elements; each lane holds two elements of a row. */
+__device__ __forceinline__ uint32_t matrix_transposed(uint32_t x)
+{
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+__device__ __forceinline__ float log2_fast(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ uint32_t half_pair(float low, float high)
+{
+    const __half2 v = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t *>(&v);
+}
+
+__device__ __forceinline__ float2 half_values(uint32_t v)
+{
+    return __half22float2(*reinterpret_cast<const __half2 *>(&v));
+}
+
+/* Converts two E4M3 codes; the first is in the low byte. */
+__device__ __forceinline__ uint32_t half_pair_of_e4m3(uint16_t codes)
+{
+    uint32_t pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(codes));
+    return pair;
+}
+
+/* The operands in one word of a row of K: four consecutive codes, or eight of four bits. q_dim
+ * tells which codes form a pair. */
+template <enum kv_format F>
+__device__ __forceinline__ void key_operands(uint32_t word,
+                                             uint32_t (&out)[2 * code_kind<F>::STEPS])
+{
+    if constexpr (F == KV_FP8) {
+        out[0] = half_pair_of_e4m3((uint16_t)word);
+        out[1] = half_pair_of_e4m3((uint16_t)(word >> 16));
+    } else if constexpr (F == KV_INT8) {
+        out[0] = word & 0x00ff00ffu;
+        out[1] = word >> 8 & 0x00ff00ffu;
+    } else {
+        const uint32_t rest = word >> 8;
+        out[0] = word & 0x000f000fu;
+        out[1] = word & 0x00f000f0u; // the code times 16
+        out[2] = rest & 0x000f000fu;
+        out[3] = rest & 0x00f000f0u;
+    }
+}
+
+/* The operands in a word that ldmatrix transposed: two codes (four of four bits) of one key in the
+ * low half, those of the next key in the upper half. Pairs combine the two keys. */
+template <enum kv_format F>
+__device__ __forceinline__ void value_operands(uint32_t word,
+                                               uint32_t (&out)[2 * code_kind<F>::STEPS])
+{
+    key_operands<F>(F == KV_FP8 ? __byte_perm(word, 0, 0x3120) : word, out);
+}
+
+/* Which element of its word (of 4, or 8) a lane's operand `reg` of step `step` starts with, and the
+ * distance to the pair's second element. */
+template <enum kv_format F> __device__ __forceinline__ constexpr int q_dim(int step, int reg)
+{
+    return F == KV_FP8 ? 2 * reg : F == KV_INT8 ? reg : 2 * step + reg;
+}
+template <enum kv_format F> __device__ __forceinline__ constexpr int q_pair()
+{
+    return F == KV_FP8 ? 1 : F == KV_INT8 ? 2 : 4;
+}
+
+/* Iterates over the units of one block in order. */
+template <int KEYS> struct unit_walk {
+    const struct attention_params &p;
+    int items_offset, n_sub, n_units, tile_rows, k = 0;
+
+    __device__ __forceinline__ bool next(struct attention_unit &u)
+    {
+        for (; k * (int)gridDim.x < n_units; k++) {
+            const int index = unit_index(k, (int)gridDim.x, (int)blockIdx.x);
+            if (index < n_units) {
+                u = unit_at(p, items_offset, index, n_sub, tile_rows, KEYS);
+                if (u.n_packed > 0) {
+                    k++;
+                    return true;
+                }
+            }
+        }
+        return false;
+    }
+};
+
+/* Loads one warp's chunks: chunk c of a unit, counted from the item's first key, belongs to warp c
+ * % CODE_WARPS. The loader runs ahead across unit borders. */
+template <int D> struct codes_loader {
+    using S = codes_shape<D>;
+    static constexpr int LOOKED_UP = 32 / S::RECORDS; // chunks per table lookup
+    const struct codes_params &p;
+    char *slots;
+    uint64_t *full;
+    int warp, lane;
+    struct unit_walk<S::KEYS> walk;
+    uint64_t once, again; // cache policies: read once, read again
+    struct attention_unit u = {};
+    int chunk = 0, end = 0, i = 0; // the next chunk, and its index among those looked up
+    int32_t record = 0, next = 0;  // lane l: record l % RECORDS of chunk l / RECORDS
+    bool has_unit = false, has_waited = false;
+
+    /* Looks up the records of the chunks from `first` on. */
+    __device__ __forceinline__ int32_t look_up(int first) const
+    {
+        const struct kv_view &kv = p.a.kv;
+        const int32_t *table = p.a.blocks + (int64_t)u.item.lane * p.a.blocks_stride;
+        const int n = first + lane / S::RECORDS * CODE_WARPS;
+        const int key =
+            min(u.item.kv_begin + n * S::KEYS + lane % S::RECORDS * RECORD_KEYS, u.hi - 1);
+        const int per_head = kv.block_tokens / RECORD_KEYS, page = key / kv.block_tokens;
+        return (table[page] * kv.n_kv_heads + u.kv_head) * per_head +
+               (key - page * kv.block_tokens) / RECORD_KEYS;
+    }
+
+    __device__ __forceinline__ bool enter()
+    {
+        while (!has_unit || chunk >= end) {
+            has_unit = walk.next(u);
+            if (!has_unit) {
+                return false;
+            }
+            const int first = (u.lo - u.item.kv_begin) / S::KEYS;
+            chunk = first + ((warp - first) & (CODE_WARPS - 1));
+            end = u.lo < u.hi ? (u.hi - u.item.kv_begin + S::KEYS - 1) / S::KEYS : 0;
+            i = 0;
+            if (chunk < end) {
+                record = look_up(chunk);
+                next = look_up(chunk + LOOKED_UP * CODE_WARPS);
+            }
+        }
+        return true;
+    }
+
+    __device__ __forceinline__ void fetch(int slot)
+    {
+        if (!enter()) {
+            return;
+        }
+        if (i == LOOKED_UP) {
+            i = 0;
+            record = next;
+            next = look_up(chunk + LOOKED_UP * CODE_WARPS);
+        }
+        const int first = u.item.kv_begin + chunk * S::KEYS;
+        /* The preceding kernel stores this pass's keys; older keys are already there. */
+        if (!has_waited && u.item.mask != ATTENTION_ALL && first + S::KEYS > u.item.n_past) {
+            pdl_wait();
+            has_waited = true;
+        }
+        const int32_t n_bytes = p.a.kv.codes.record_bytes;
+        const int32_t of = __shfl_sync(0xffffffffu, record, i * S::RECORDS + lane % S::RECORDS);
+        const int n = min(S::RECORDS, (u.hi - first + RECORD_KEYS - 1) / RECORD_KEYS);
+        if (lane == 0) {
+            barrier_expect(&full[slot], (uint32_t)(n * n_bytes));
+        }
+        __syncwarp();
+        if (lane < n) {
+            bulk_load(slots + (slot * S::RECORDS + lane) * p.record_room,
+                      (const char *)p.a.kv.base + (int64_t)of * n_bytes, (uint32_t)n_bytes,
+                      &full[slot], u.item.n_rows > 1 ? again : once);
+        }
+        __syncwarp();
+        chunk += CODE_WARPS;
+        i++;
+    }
+};
+
+#endif // HAVE_SM90A
+
+#endif
