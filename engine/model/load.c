@@ -236,18 +236,11 @@ static bool has_blocks(const struct model_config *c)
     return fits;
 }
 
-enum status model_load(const struct model_load_options *options, struct backend *be,
-                       struct model *out, struct err *err)
+/* What this device cannot run is refused by name. */
+static enum status check_device(const struct model_config *c, const struct backend *be,
+                                const struct backend_facts *facts, struct err *err)
 {
-    const struct model_config *c = options->config;
-    *out = (struct model){.config = c, .be = be, .index = options->index, .kv_set = options->index};
-    TRY(model_shard_of(c, options->rank, options->n_ranks, &out->shard, err));
-    struct backend_facts facts;
-    TRY(be->ops->facts(be, &facts));
-    out->act = facts.act;
-    out->residual = facts.residual;
-    out->exact_ranks = facts.exact_ranks;
-    if (c->n_experts > 0 && !c->gated && !facts.plain_experts) {
+    if (c->n_experts > 0 && !c->gated && !facts->plain_experts) {
         return err_set(err, ERR_UNSUPPORTED,
                        "experts without a gate are not run on this device yet; "
                        "--device cpu has them");
@@ -262,6 +255,40 @@ enum status model_load(const struct model_load_options *options, struct backend 
                        "are not run on this device",
                        c->model_type);
     }
+    return OK;
+}
+
+/* Everything that the checkpoint has for this model. */
+static enum status load_weights(struct loader *l)
+{
+    const struct model_load_options *options = l->options;
+    const struct model_config *c = l->c;
+    TRY(c->head.kind == HEAD_NONE ? load_ends(l) : load_head(l));
+    for (int32_t i = 0; i < c->n_layers; i++) {
+        TRY(load_layer(l, i, &l->m->layers[i]));
+        if (options->on_progress) {
+            options->on_progress((i + 1.0) / c->n_layers, options->progress_arg);
+        }
+    }
+    TRY(model_open_ropes(l->m, l->err));
+    if (l->taken && c->head.kind != HEAD_MTP) { // an MTP module shares the target's files
+        part_report_unused(l);
+    }
+    return OK;
+}
+
+enum status model_load(const struct model_load_options *options, struct backend *be,
+                       struct model *out, struct err *err)
+{
+    const struct model_config *c = options->config;
+    *out = (struct model){.config = c, .be = be, .index = options->index, .kv_set = options->index};
+    TRY(model_shard_of(c, options->rank, options->n_ranks, &out->shard, err));
+    struct backend_facts facts;
+    TRY(be->ops->facts(be, &facts));
+    out->act = facts.act;
+    out->residual = facts.residual;
+    out->exact_ranks = facts.exact_ranks;
+    TRY(check_device(c, be, &facts, err));
     out->embed_scale = embed_scale(c, options->dtype, c->embed_scale);
     out->inputs_scale = embed_scale(c, options->dtype, sqrtf((float)c->layer_input));
     out->layers = xcalloc((size_t)c->n_layers, sizeof *out->layers);
@@ -300,20 +327,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
     snprintf(out->kv_cache, sizeof out->kv_cache, "%s", kv_cache ? kv_cache : "");
     part_find_form(&l);
     if (st == OK) {
-        st = c->head.kind == HEAD_NONE ? load_ends(&l) : load_head(&l);
-    }
-    for (int32_t i = 0; i < c->n_layers && st == OK; i++) {
-        st = load_layer(&l, i, &out->layers[i]);
-        if (options->on_progress && st == OK) {
-            options->on_progress((i + 1.0) / c->n_layers, options->progress_arg);
-        }
-    }
-    if (st == OK) {
-        st = model_open_ropes(out, err);
-    }
-    // an MTP module shares the target's files
-    if (st == OK && l.taken && c->head.kind != HEAD_MTP) {
-        part_report_unused(&l);
+        st = load_weights(&l);
     }
     quant_close(quant);
     requantise_deinit(&l.requantise);
