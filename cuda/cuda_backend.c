@@ -209,6 +209,13 @@ enum status cuda_pass_begin(struct backend *base, const struct pass *pass, struc
     return passes_begin(&be->passes, &be->steps, &be->lanes, pass, shape);
 }
 
+enum status cuda_pass_pause(struct backend *base)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    return passes_pause(&be->passes);
+}
+
 enum status cuda_pass_draws(struct backend *base, struct pass_shape *shape)
 {
     struct cuda_backend *be = cuda_backend_of(base);

@@ -68,6 +68,7 @@ enum status cuda_move_slots(struct backend *be, int32_t n, const struct slot_mov
                             int32_t set);
 enum status cuda_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks);
 enum status cuda_pass_begin(struct backend *be, const struct pass *pass, struct pass_shape *shape);
+enum status cuda_pass_pause(struct backend *be);
 enum status cuda_pass_draws(struct backend *be, struct pass_shape *shape);
 enum status cuda_pass_end(struct backend *be);
 enum status cuda_step_end(struct backend *be);

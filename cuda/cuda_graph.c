@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Captured passes. The first pass with a key is launched normally (libraries load and choose their
  * kernels then), the second is captured, and later ones are replayed. The ops of a key never
- * change: they are a function of the model, the counts, the hidden states requested, is_few, and
- * the work of recurrent layers, all of which are in the key. */
+ * change: they are a function of the model, the counts, the hidden states requested, is_few, the
+ * work of recurrent layers, and whether the draws belong to it, all of which are in the key. */
 #include "cuda/cuda_graph.h"
 #include "engine/base/mem.h"
 

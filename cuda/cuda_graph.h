@@ -12,6 +12,7 @@ struct graphs;
 enum graph_use { GRAPH_NONE, GRAPH_CAPTURE, GRAPH_REPLAY };
 struct graph_key {
     int32_t model, set, n_rows, n_out, n_draws, is_few;
+    int32_t draws_wait; // 1: the graph ends before the draws, which are launched one by one
     struct state_work state;
     struct hidden_layers hidden; // entries after its n are zero
 };

@@ -155,6 +155,7 @@ const struct backend_ops cuda_ops = {
     .move_slots = cuda_move_slots,
     .poison_blocks = cuda_poison_blocks,
     .pass_begin = cuda_pass_begin,
+    .pass_pause = cuda_pass_pause,
     .pass_draws = cuda_pass_draws,
     .pass_end = cuda_pass_end,
     .step_end = cuda_step_end,

@@ -362,16 +362,14 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     TRY(send_meta(p, lanes, pass, shape));
     p->is_few = is_few(pass, shape->n_rows);
     p->state_work = state_work_of(p, pass, may_capture);
-    /* Draws that wait need the host to wait for the previous step between the forward pass and the
-     * draws. The host cannot do that while it captures, and the forward pass must not wait for
-     * them. */
-    if (may_capture && !pass->draws_wait && !be->options.enforce_eager) {
+    if (may_capture && !be->options.enforce_eager) {
         struct graph_key key = {.model = pass->model,
                                 .set = pass->kv_set,
                                 .n_rows = shape->n_rows,
                                 .n_out = shape->n_out,
                                 .n_draws = shape->n_draws,
                                 .is_few = p->is_few,
+                                .draws_wait = pass->draws_wait,
                                 .state = p->state_work,
                                 .hidden.n = pass->hidden.n};
         memcpy(key.hidden.ids, pass->hidden.ids, (size_t)pass->hidden.n * sizeof *pass->hidden.ids);
@@ -388,6 +386,11 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
         CUDA_TRY(be, k_pass_begin(be->stream, &p->view));
     }
     return OK;
+}
+
+enum status passes_pause(struct passes *p)
+{
+    return p->pass && p->pass->draws_wait ? graphs_end(p->graphs) : ERR_INVALID;
 }
 
 enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shape *shape)

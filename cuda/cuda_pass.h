@@ -48,7 +48,8 @@ size_t passes_meta_bytes(const struct attention_limits *attention,
                          const struct backend_limits *limits, int32_t max_draws);
 enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *lanes,
                          const struct pass *pass, struct pass_shape *shape);
-/* For a pass whose draws wait: call it after the forward pass. */
+/* For a pass whose draws wait: after the forward pass, and before the draws. */
+enum status passes_pause(struct passes *p);
 enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shape *shape);
 enum status passes_end(struct passes *p, struct steps *steps);
 

@@ -81,6 +81,18 @@ static enum status run_draft(const struct pass *pass, struct rank *r, int32_t mo
                          n_vocab_used);
 }
 
+/* A backend may replay the forward pass instead of issuing it, so what the head leaves beside the
+ * logits in the model's memory would be another pass's when the draws are issued. */
+static enum status run_without_draws(const struct step *st, struct rank *r)
+{
+    const struct backend_ops *ops = r->be->ops;
+    struct model_outputs want = st->want;
+    want.all_logits = true;
+    r->target.bests = (struct logit_bests){.n_bands = 0};
+    TRY(run_forward(&st->pass, &r->target, want, &r->shape));
+    return ops->pass_pause ? ops->pass_pause(r->be) : OK;
+}
+
 enum status step_execute(const struct step *st, struct rank *r, int32_t n_vocab_used)
 {
     struct backend *be = r->be;
@@ -94,7 +106,7 @@ enum status step_execute(const struct step *st, struct rank *r, int32_t n_vocab_
         }
     }
     if (st->pass.draws_wait) {
-        return run_forward(&st->pass, &r->target, st->want, &r->shape);
+        return run_without_draws(st, r);
     }
     TRY(step_run_pass(&st->pass, &r->target, st->want, n_vocab_used));
     return be->ops->step_end(be);

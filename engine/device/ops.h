@@ -396,9 +396,11 @@ struct backend_ops {
     enum status (*poison_blocks)(struct backend *be, int32_t n, const int32_t *blocks);
     enum status (*pass_begin)(struct backend *be, const struct pass *pass,
                               struct pass_shape *shape);
-    /* For a pass with draws_wait, after its forward pass is issued and its masks are filled in:
-     * *shape says how to issue the draws. Between the two calls other steps may be waited for;
-     * nothing else is called. NULL: nothing to do. */
+    /* For a pass with draws_wait, in this order, each after what it names. NULL: nothing to do.
+     * pass_pause: its forward pass is issued and may run. Until pass_draws other steps may be
+     * waited for; nothing else is called. pass_draws: its masks are filled in; *shape says how to
+     * issue the draws. */
+    enum status (*pass_pause)(struct backend *be);
     enum status (*pass_draws)(struct backend *be, struct pass_shape *shape);
     enum status (*pass_end)(struct backend *be);
     enum status (*step_end)(struct backend *be);

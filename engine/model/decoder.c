@@ -234,14 +234,14 @@ static enum status feed_last(struct flow *f)
 }
 
 /* Spreads the logits of the ids that the head knows over the whole vocabulary. */
-static enum status logits_of(struct flow *f)
+static enum status logits_of(struct flow *f, bool all)
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
     const bool few = m->ids.p != NULL;
     struct tensor y = m->shard.head_sharded ? m->logits_local : m->logits;
-    const bool as_is =
-        !few && !m->shard.head_sharded && c->logit_scale == 1.0f && c->final_softcap <= 0.0f;
+    const bool as_is = !all && !few && !m->shard.head_sharded && c->logit_scale == 1.0f &&
+                       c->final_softcap <= 0.0f;
     struct linear_args head = {.weight = m->head,
                                .x = m->out_h,
                                .y = few ? m->own_logits : y,
@@ -291,7 +291,7 @@ static enum status ends(struct flow *f, struct model_outputs want)
     if (c->head.kind != HEAD_NONE) {
         TRY(head_leave(m, f->out_x, m->out_h, n_out));
     }
-    return want.logits ? logits_of(f) : OK;
+    return want.logits ? logits_of(f, want.all_logits) : OK;
 }
 
 static bool hidden_ok(const struct model *m, const struct hidden_layers *h)

@@ -150,6 +150,7 @@ size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_ou
 
 struct model_outputs {
     bool logits, pooled;         // of the pass's out rows
+    bool all_logits;             // also those that no draw will read, and no bests
     struct hidden_layers hidden; // of the out rows, too, into model.hidden: the pass's own list
 };
 

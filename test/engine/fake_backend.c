@@ -32,7 +32,7 @@ struct fake {
     uint64_t *state_hash;     // [max_rows]
     int32_t *row_token;       // [max_rows]
     const struct pass *pass;
-    bool draws_came; // of a pass whose draws wait
+    bool paused, draws_came; // of a pass whose draws wait
     int32_t slot_now, n_passes;
     int64_t pass_number; // of all
     struct draw_result *results[2][MAX_PASSES];
@@ -580,10 +580,19 @@ static enum status fake_pool(struct backend *be, const struct pool_args *a)
     return OK;
 }
 
+static enum status fake_pass_pause(struct backend *be)
+{
+    struct fake *f = fake_of(be);
+    ASSERT(f->pass->draws_wait && !f->paused && !f->draws_came);
+    f->paused = true;
+    return OK;
+}
+
 static enum status fake_pass_draws(struct backend *be, struct pass_shape *shape)
 {
     struct fake *f = fake_of(be);
-    ASSERT(f->pass->draws_wait && !f->draws_came);
+    ASSERT(f->pass->draws_wait && f->paused && !f->draws_came);
+    f->paused = false;
     *shape = (struct pass_shape){f->pass->n_rows, f->pass->n_out, f->pass->n_draws, true};
     f->draws_came = true;
     f->control->n_waited++;
@@ -690,6 +699,7 @@ static const struct backend_ops fake_ops = {
     .move_slots = fake_move_slots,
     .poison_blocks = fake_poison_blocks,
     .pass_begin = fake_pass_begin,
+    .pass_pause = fake_pass_pause,
     .pass_draws = fake_pass_draws,
     .pass_end = fake_pass_end,
     .step_end = fake_step_end,
