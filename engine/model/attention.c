@@ -40,7 +40,10 @@ static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_
 /* The inputs of q, k and v; an EAGLE-3 head also has the embedding beside the hidden state. */
 static int64_t input_width(const struct model_config *c)
 {
-    return c->head.kind == HEAD_EAGLE3 ? 2 * (int64_t)c->hidden : c->hidden;
+    if (c->head.kind == HEAD_EAGLE3) {
+        return 2 * (int64_t)c->hidden;
+    }
+    return c->hidden;
 }
 
 static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
@@ -261,11 +264,19 @@ static enum status load_kv_scales(struct loader *l, int32_t layer, struct layer_
         float scale;
         part_layer_name(rows[i].name, layer, name);
         TRY(part_number(l, name, &scale));
-        w->k_scale = rows[i].k && scale > 0.0f ? scale : w->k_scale;
-        w->v_scale = rows[i].v && scale > 0.0f ? scale : w->v_scale;
+        if (rows[i].k && scale > 0.0f) {
+            w->k_scale = scale;
+        }
+        if (rows[i].v && scale > 0.0f) {
+            w->v_scale = scale;
+        }
     }
-    w->k_scale = w->k_scale > 0.0f ? w->k_scale : w->v_scale; // a single scale serves both
-    w->v_scale = w->v_scale > 0.0f ? w->v_scale : w->k_scale;
+    if (!(w->k_scale > 0.0f)) {
+        w->k_scale = w->v_scale;
+    } // a single scale serves both
+    if (!(w->v_scale > 0.0f)) {
+        w->v_scale = w->k_scale;
+    }
     return OK;
 }
 

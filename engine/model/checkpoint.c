@@ -74,9 +74,11 @@ static enum status shards_of_index(struct checkpoint *ck, const char *dir, const
     }
     for (const struct json *c = json_first(map); c && st == OK; c = json_next(c)) {
         const char *file = json_string(c);
-        st = file ? add_shard(ck, dir, file, err)
-                  : err_set(err, ERR_FORMAT, "%s: the file of %s is not a string", index,
-                            json_key(c));
+        if (file) {
+            st = add_shard(ck, dir, file, err);
+        } else {
+            st = err_set(err, ERR_FORMAT, "%s: the file of %s is not a string", index, json_key(c));
+        }
     }
     json_free(root);
     return st;
@@ -395,8 +397,10 @@ static enum status find_shards(struct checkpoint *ck, const char *dir, char inde
         return shards_of_index(ck, dir, index, err);
     }
     index[0] = '\0';
-    return file_exists(whole) ? add_shard(ck, dir, "model.safetensors", err)
-                              : shards_of_folder(ck, dir, err);
+    if (file_exists(whole)) {
+        return add_shard(ck, dir, "model.safetensors", err);
+    }
+    return shards_of_folder(ck, dir, err);
 }
 
 static enum status check_gguf(const char *path, struct err *err)
@@ -451,7 +455,9 @@ enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err
     struct checkpoint *ck = xcalloc(1, sizeof *ck);
     ck->dir = xstrdup(dir);
     enum status st = gguf_is(dir) ? open_gguf(ck, dir, err) : open_folder(ck, dir, err);
-    st = st == OK ? index_names(ck, err) : st;
+    if (st == OK) {
+        st = index_names(ck, err);
+    }
     if (st != OK) {
         checkpoint_close(ck);
         return st;

@@ -188,7 +188,10 @@ static enum status take(struct list *list, const struct gguf_tensor *g,
 {
     struct parsed p;
     const char *base = NULL;
-    const struct role *role = parse(g->name, &p) ? find_role(&p, names, &base) : NULL;
+    const struct role *role = NULL;
+    if (parse(g->name, &p)) {
+        role = find_role(&p, names, &base);
+    }
     if (!role && is_about_positions(g->name)) {
         return OK;
     }
@@ -221,7 +224,9 @@ enum status checkpoint_gguf_read(const struct gguf *g, struct checkpoint_tensor 
     const char *model_type;
     struct list list = {0};
     enum status st = gguf_architecture(g, arch, err);
-    st = st == OK ? gguf_model_type(g, &model_type, err) : st;
+    if (st == OK) {
+        st = gguf_model_type(g, &model_type, err);
+    }
     if (st != OK) {
         *out = NULL;
         *n = 0;

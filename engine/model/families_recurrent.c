@@ -208,7 +208,12 @@ static enum status read_kimi_linear(const struct json *j, struct model_config *c
     struct state_layer *g = &c->state.layer;
     const bool nested = json_is(linear, JSON_OBJECT); // as released, not as transformers 5 saves it
     const struct json *from = nested ? linear : j;
-    const char *kernel = nested ? "short_conv_kernel_size" : "linear_conv_kernel_dim";
+    const char *kernel;
+    if (nested) {
+        kernel = "short_conv_kernel_size";
+    } else {
+        kernel = "linear_conv_kernel_dim";
+    }
     TRY(family_size(from, nested ? "num_heads" : "linear_num_heads", 4096, &g->n_heads, err));
     TRY(family_size(from, nested ? "head_dim" : "linear_head_dim", 1024, &g->key_dim, err));
     TRY(family_size(from, kernel, 16, &g->conv_kernel, err));

@@ -66,8 +66,11 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
         bool is_down = i == 2;
         TRY(part_matrix(l, name, is_down ? hidden : ffn, is_down ? ffn : hidden, outs[i]));
         part_requantise(l, outs[i]);
-        *outs[i] = is_down ? weight_part_slice(*outs[i], 0, hidden, first, n)
-                           : weight_part_slice(*outs[i], first, n, 0, hidden);
+        if (is_down) {
+            *outs[i] = weight_part_slice(*outs[i], 0, hidden, first, n);
+        } else {
+            *outs[i] = weight_part_slice(*outs[i], first, n, 0, hidden);
+        }
     }
     return OK;
 }
@@ -117,9 +120,11 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
         struct weight_part p = expert_of(&stacked, e);
         part_requantise(l, &p);
         for (int64_t half = 0; half < 2; half++) {
-            gate_up[2 * e + half] = c->names->experts_form == EXPERTS_ALTERNATE
-                                        ? weight_part_every(p, 2 * first + half, 2, n)
-                                        : weight_part_slice(p, half * ffn + first, n, 0, hidden);
+            if (c->names->experts_form == EXPERTS_ALTERNATE) {
+                gate_up[2 * e + half] = weight_part_every(p, 2 * first + half, 2, n);
+            } else {
+                gate_up[2 * e + half] = weight_part_slice(p, half * ffn + first, n, 0, hidden);
+            }
         }
     }
     part_layer_name(c->names->experts_down, layer, name);

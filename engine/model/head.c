@@ -59,9 +59,17 @@ static enum status load_module_ends(struct loader *l, const char *embed, const c
     } else {
         TRY(part_table(l, embed, l->c->hidden, &l->m->embed));
     }
-    const char *targets = part_exists(l, names->head) ? names->head : names->embed;
+    const char *targets;
+    if (part_exists(l, names->head)) {
+        targets = names->head;
+    } else {
+        targets = names->embed;
+    }
     bool own = part_exists(l, head) && !is_copy(l, head, targets);
-    return own ? own_head(l, head, l->c->vocab) : share_head(l);
+    if (own) {
+        return own_head(l, head, l->c->vocab);
+    }
+    return share_head(l);
 }
 
 /* ---- MTP ---------------------------------------------------------------------------------- */
@@ -152,9 +160,10 @@ static enum status check_t2d(struct loader *l, const int32_t *ids)
     for (int32_t i = 0; i < l->c->head.n_ids; i++) {
         named += t->data[ids[i]] != 0;
     }
-    return known == l->c->head.n_ids && named == known
-               ? OK
-               : bad_map(l, "t2d", "knows other ids than d2t leads to");
+    if (known == l->c->head.n_ids && named == known) {
+        return OK;
+    }
+    return bad_map(l, "t2d", "knows other ids than d2t leads to");
 }
 
 static enum status load_ids(struct loader *l)
@@ -222,7 +231,10 @@ static enum status load_eagle3_ends(struct loader *l)
     } else {
         l->m->embed = target->embed;
     }
-    return own ? own_head(l, c->names->head, c->head.n_ids) : share_head(l);
+    if (own) {
+        return own_head(l, c->names->head, c->head.n_ids);
+    }
+    return share_head(l);
 }
 
 static enum status load_eagle3(struct loader *l)

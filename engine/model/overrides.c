@@ -61,7 +61,12 @@ enum status model_config_override(struct json *config, const char *text, struct 
     if (st == OK && !json_is(overrides, JSON_OBJECT)) {
         st = err_set(err, ERR_INVALID, "not a JSON object");
     }
-    st = st == OK ? override(config, overrides, err) : st;
+    if (st == OK) {
+        st = override(config, overrides, err);
+    }
     json_free(overrides);
-    return st == OK ? OK : err_prefix(err, st, "hf-overrides");
+    if (st != OK) {
+        return err_prefix(err, st, "hf-overrides");
+    }
+    return OK;
 }

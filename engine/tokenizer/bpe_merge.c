@@ -4,6 +4,7 @@
  * heap. Both give the same ids. */
 #include "engine/tokenizer/impl.h"
 
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 #include "engine/tokenizer/unicode.h"
 
@@ -14,7 +15,10 @@ enum { SMALL = 48 }; // most symbols for which scanning beats a heap; 32 to 64 p
 
 static const struct merge_rules *rules_for(const struct tokenizer *tok, const struct scratch *sc)
 {
-    return sc->has_input && tok->bpe.has_guarded ? &tok->bpe.guarded : &tok->bpe.merges;
+    if (sc->has_input && tok->bpe.has_guarded) {
+        return &tok->bpe.guarded;
+    }
+    return &tok->bpe.merges;
 }
 
 /* ---- symbols ---- */
@@ -102,9 +106,14 @@ static enum status word_put_affixed(struct word *w, const char *s, size_t n)
     struct buf spelled;
     buf_init(&spelled, 4096);
     for (size_t i = 0; i < n;) {
-        size_t width = w->tok->byte_level ? 1 : unicode_lead_length((unsigned char)s[i]);
+        size_t width = 1;
+        if (!w->tok->byte_level) {
+            width = unicode_lead_length((unsigned char)s[i]);
+        }
         buf_clear(&spelled);
-        buf_puts(&spelled, i > 0 ? bpe->prefix : "");
+        if (i > 0) {
+            buf_puts(&spelled, bpe->prefix);
+        }
         if (w->tok->byte_level) {
             char utf8[4];
             buf_put(&spelled, utf8, utf8_encode(unicode_byte_symbol((unsigned char)s[i]), utf8));
@@ -112,7 +121,9 @@ static enum status word_put_affixed(struct word *w, const char *s, size_t n)
             buf_put(&spelled, s + i, width);
         }
         i += width;
-        buf_puts(&spelled, i == n ? bpe->suffix : "");
+        if (i == n) {
+            buf_puts(&spelled, bpe->suffix);
+        }
         if (!spelled.failed && symbols_reserve(w->sc, w->n + spelled.n_bytes + 2)) {
             word_put_char(w, spelled.data, spelled.n_bytes);
         }
@@ -150,8 +161,10 @@ static enum status word_fill(struct word *w, const char *s, size_t n)
         }
     }
     word_flush_unk(w);
-    return w->fails ? err_set(w->sc->err, ERR_INVALID, "the unk_token is not in the vocabulary")
-                    : OK;
+    if (w->fails) {
+        return err_set(w->sc->err, ERR_INVALID, "the unk_token is not in the vocabulary");
+    }
+    return OK;
 }
 
 static void look_up(const struct merge_rules *rules, struct symbol *a, const struct symbol *b)
@@ -264,9 +277,11 @@ static uint64_t heap_pop(struct scratch *sc)
         if (child >= n) {
             break;
         }
-        size_t end = child + 4 < n ? child + 4 : n, least = child;
+        size_t end = lesser(child + 4, n), least = child;
         for (size_t k = child + 1; k < end; k++) {
-            least = h[k] < h[least] ? k : least;
+            if (h[k] < h[least]) {
+                least = k;
+            }
         }
         if (h[least] >= key) {
             break;

@@ -117,7 +117,10 @@ static const char *lookup(const struct charsmap *map, const char *s, size_t n)
             const char *by = offset < map->n_text ? map->text + offset : NULL;
             // A malformed file must not produce malformed text: all later code relies on valid
             // UTF-8.
-            return by && utf8_check(by, strlen(by)) == strlen(by) ? by : NULL;
+            if (by && utf8_check(by, strlen(by)) == strlen(by)) {
+                return by;
+            }
+            return NULL;
         }
     }
     return NULL;
