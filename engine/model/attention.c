@@ -46,6 +46,8 @@ static int64_t input_width(const struct model_config *c)
     return c->hidden;
 }
 
+/* Queries, keys and values are stacked into one product: this rank's heads of each. A file has them
+ * apart or fused; a layer that reads another layer's keys has queries only. */
 static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -106,6 +108,8 @@ static enum status per_head_norms(struct loader *l, const char *pattern, int64_t
     return st;
 }
 
+/* A norm over whole rows has a weight per element of all heads, one per head has head_dim weights,
+ * and a LayerNorm has separate weights for each head. */
 static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -199,6 +203,8 @@ static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
     return st;
 }
 
+/* The head-wise parts of kv_b become w_uk and w_uv, so that attention can work on the compressed
+ * keys (absorbed queries). */
 static enum status load_mla(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;

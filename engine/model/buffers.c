@@ -47,6 +47,8 @@ static struct widths widest_of(const struct model *m)
     return w;
 }
 
+/* All activations that a pass needs, sized once for the largest pass. Members that a model does not
+ * use have no row here, and their tensors stay empty. */
 static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
                             struct buffer_plan *p)
 {

@@ -145,6 +145,8 @@ static enum status check_blocks(const struct checkpoint_tensor *t, int32_t n_pie
     return OK;
 }
 
+/* Large tensors are sampled unless `full`: a broken download usually spoils long runs. All zeros is
+ * only a warning, since some files are made that way. */
 static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pieces, bool full,
                                 struct err *err)
 {
@@ -241,6 +243,8 @@ static bool says(const char *hex, const unsigned char digest[SHA256_BYTES])
     return strncasecmp(hex, text, 2 * SHA256_BYTES) == 0;
 }
 
+/* The names are checked before the first byte is hashed, because hashing takes minutes. Extra lines
+ * in the file of sums are ignored. */
 static enum status check_sums(const struct checkpoint *ck, const char *path, const char *text,
                               struct err *err)
 {

@@ -77,6 +77,8 @@ struct parsed {
     const char *suffix;
 };
 
+/* "blk.N.BASE.SUFFIX" or "BASE.SUFFIX", where the suffix is weight or bias. Other names are not
+ * tensors of a model. */
 static bool parse(const char *name, struct parsed *out)
 {
     const char *rest = name, *dot;
@@ -131,6 +133,7 @@ static void put(struct list *list, const struct checkpoint_tensor *t, const char
     list->v[list->n++].name = xstrdup(name);
 }
 
+/* Block formats have the dtype U8 and a codec; the plain types are known by their names. */
 static struct checkpoint_tensor describe(const struct gguf_tensor *g)
 {
     static const struct {
@@ -183,6 +186,9 @@ static void put_experts(struct list *list, struct checkpoint_tensor t, const str
     }
 }
 
+/* Translates one tensor to the names of the safetensors checkpoint, so that the loader does not
+ * distinguish the formats. A tensor without a role is an error, since dropping it would change
+ * answers. */
 static enum status take(struct list *list, const struct gguf_tensor *g,
                         const struct tensor_names *names, const char *arch, struct err *err)
 {

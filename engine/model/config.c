@@ -42,6 +42,7 @@ static enum status option_int(const struct json *j, const char *key, int64_t max
     return need_int(j, key, max, out, err);
 }
 
+/* The sizes that all families share, each within bounds that keep later products inside int64_t. */
 static enum status read_dims(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(need_int(j, "hidden_size", 1 << 20, &c->hidden, err));
@@ -97,6 +98,7 @@ static enum status read_dtype(const struct json *root, const struct json *j, str
     return OK;
 }
 
+/* Several keys are in use for one setting; the first that is present counts. */
 static enum status read_activation(const struct json *j, struct model_config *c, struct err *err)
 {
     const char *name = json_get_string(j, "hidden_activation");
@@ -227,7 +229,7 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     return MAX_POSITIONS;
 }
 
-/* Which rope a layer has, of those that there are. */
+/* Assigns each layer its rope. */
 static void choose_ropes(struct model_config *c)
 {
     for (int32_t i = 0; i < c->n_layers; i++) {
@@ -320,6 +322,8 @@ static void take_default(struct model_config *c, struct sampling_params with, co
     }
 }
 
+/* Each default is applied on its own, so that one that is out of range is dropped with a warning
+ * and does not take the others with it. */
 static void read_defaults(const struct json *j, const char *path, struct model_config *c)
 {
     const struct sampling_params *p = &c->defaults;
@@ -362,6 +366,8 @@ static void read_eos(const struct json *said, const struct json *wrapper, const 
     add_eos(c, wrapper);
 }
 
+/* generation_config.json is optional. Its end-of-text ids are added to those of config.json, or
+ * replace ids that are only the family's usual ones. */
 static enum status read_generation(const char *dir, struct model_config *c, struct err *err)
 {
     c->defaults = sampling_params_default();
@@ -410,6 +416,8 @@ static enum status add_defaults(const struct family *family, struct json *config
     return OK;
 }
 
+/* Keys are checked before the family reads them: an unsupported key that would change answers is
+ * refused here by name. */
 static enum status open_family(const struct json *root, struct json *config,
                                const struct family **out, struct err *err)
 {
@@ -437,6 +445,8 @@ static enum status open_family(const struct json *root, struct json *config,
     return add_defaults(family, config, err);
 }
 
+/* The order matters: defaults first, then the family's reader, then what is derived from both
+ * (layer types, sizes, ropes, end-of-text ids). */
 static enum status read_config(struct json *root, struct model_config *c, struct err *err)
 {
     struct json *j = text_part(root);

@@ -191,6 +191,8 @@ static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *m
     return attention_output(f, layer);
 }
 
+/* One layer: a mixer (attention or recurrence), then the feed-forward part; either may be missing.
+ * The sum with the residual stream is delayed until the next norm, so that both are one op. */
 static enum status layer_forward(struct flow *f, int32_t layer)
 {
     const struct model_config *c = f->m->config;

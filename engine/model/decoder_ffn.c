@@ -148,6 +148,8 @@ static enum status latent_experts(struct flow *f, const struct layer_weights *w,
     return flow_linear(f, w->latent_out, m->latent_y, y, NULL);
 }
 
+/* The shared experts write first and the routed ones add to it. With a latent width, or if sums
+ * must be the same for any number of ranks, both are computed separately and joined. */
 static enum status moe(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;

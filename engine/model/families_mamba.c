@@ -105,6 +105,7 @@ static enum status read_steps(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
+/* The sizes of a Mamba-2 layer, under the family's own names of the keys. */
 static enum status read_mamba(const struct json *j, const struct mamba_keys *k, int64_t inner,
                               struct model_config *c, struct err *err)
 {
@@ -167,6 +168,8 @@ static int64_t expanded(const struct json *j, const struct model_config *c)
     return (int64_t)(json_get_number(j, "mamba_expand", 2.0) * c->hidden);
 }
 
+/* Layers without an entry in layer_types are Mamba-2; attention has positions only if the config
+ * says "rope". */
 static enum status read_granite_hybrid(const struct json *j, struct model_config *c,
                                        struct err *err)
 {
@@ -288,6 +291,7 @@ static char letter_of(const char *word)
     return '?';
 }
 
+/* The kind of each layer: one letter per layer in older configs, a list of words in newer ones. */
 static enum status read_pattern(const struct json *j, struct model_config *c, struct err *err)
 {
     const char *pattern = json_get_string(j, "hybrid_override_pattern");

@@ -108,6 +108,7 @@ static enum status read_mixtral(const struct json *j, struct model_config *c, st
     return OK;
 }
 
+/* As in transformers: with sliding windows, every second layer below max_window_layers has one. */
 static enum status read_qwen2_moe(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));

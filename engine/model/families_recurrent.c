@@ -82,6 +82,8 @@ static const struct tensor_names ling_names = {FFN_NAMES,
                                                .correction = "mlp.gate.expert_bias",
                                                .state = &ling_state_names};
 
+/* Gated DeltaNet. Every full_attention_interval-th layer has attention, the others have a recurrent
+ * state. */
 static enum status read_delta_net(const struct json *j, struct model_config *c, struct err *err)
 {
     struct state_layer *g = &c->state.layer;
@@ -200,6 +202,8 @@ static enum status read_late_experts(const struct json *j, struct model_config *
     return family_routing_v3(j, c, err);
 }
 
+/* Kimi Delta Attention beside MLA without positions. Both the released config and the one that
+ * transformers saves are read. */
 static enum status read_kimi_linear(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_mla(j, c, err));
@@ -223,6 +227,8 @@ static enum status read_kimi_linear(const struct json *j, struct model_config *c
     return read_late_experts(j, c, err);
 }
 
+/* Kimi Delta Attention beside MLA with a gate per head; the last layer of each group has
+ * attention. */
 static enum status read_ling(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_mla(j, c, err));

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Gate and up are stacked into one product. Each rank has its rows of them and its columns of down,
+ * so that only the result of down has to be summed over ranks. */
 static enum status load_mlp(struct loader *l, const char *gate, const char *up, const char *fused,
                             const char *down, int32_t layer, int32_t ffn, int32_t ffn_shard,
                             bool bias, const struct weight **gate_up_out,
@@ -221,6 +223,8 @@ static bool experts_are_stacked(const struct loader *l, int32_t layer)
     return !part_exists(l, first) && (part_has(l, name) || part_exists(l, name));
 }
 
+/* All experts of a layer are one weight. `parts` refers to the mapped files; only biases are
+ * copied, since they must be contiguous floats. */
 static enum status load_experts(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -338,6 +342,7 @@ static enum status load_latent(struct loader *l, int32_t layer, struct layer_wei
     return part_linear(l, &up, l->options->dtype, &w->latent_out);
 }
 
+/* The router stays in fp32: rounding it would change which experts are chosen. */
 static enum status load_moe(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;

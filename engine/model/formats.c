@@ -245,6 +245,8 @@ static enum status read_fp8(const struct module *m, struct weight_codec *out)
     return read_whole(m, DT_E4M3, out);
 }
 
+/* Zero points are optional in the file unless the scheme is asymmetric. They have the shape of the
+ * scales. */
 static enum status read_int8(const struct module *m, struct weight_codec *out)
 {
     TRY(read_whole(m, DT_I8, out));

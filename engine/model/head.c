@@ -51,6 +51,8 @@ static enum status share_head(struct loader *l)
     return OK;
 }
 
+/* Checkpoints often repeat the target's embedding and head in the module. Copies are recognised and
+ * not loaded twice. */
 static enum status load_module_ends(struct loader *l, const char *embed, const char *head)
 {
     const struct tensor_names *names = l->c->names;
@@ -80,6 +82,7 @@ struct module_names {
     const char *fc, *embed_norm, *hidden_norm, *norm, *embed, *head;
 };
 
+/* Two layouts are in use: the module under "mtp.", or as one more layer behind the model's. */
 static enum status load_mtp(struct loader *l)
 {
     static const struct module_names outside = {
@@ -166,6 +169,8 @@ static enum status check_t2d(struct loader *l, const int32_t *ids)
     return bad_map(l, "t2d", "knows other ids than d2t leads to");
 }
 
+/* The map from the head's ids to the model's. Without a checkpoint (dummy weights) it is the
+ * identity. */
 static enum status load_ids(struct loader *l)
 {
     const int32_t n = l->c->head.n_ids;
@@ -214,6 +219,8 @@ static enum status load_fed(struct loader *l)
     return OK;
 }
 
+/* Without an embedding or head of its own the EAGLE-3 head uses the target's, which requires the
+ * same hidden size. */
 static enum status load_eagle3_ends(struct loader *l)
 {
     const struct model_config *c = l->c;

@@ -86,6 +86,8 @@ static enum status add_fed(struct hidden_layers *fed, int64_t id, const struct m
     return OK;
 }
 
+/* The layers whose hidden states the head reads; by default those that EAGLE-3's authors chose: one
+ * near the start, the middle, and one near the end. */
 static enum status read_fed(const struct json *j, const struct model_config *target,
                             struct hidden_layers *fed, struct err *err)
 {
@@ -111,6 +113,8 @@ static enum status read_fed(const struct json *j, const struct model_config *tar
     return add_fed(fed, -1, target, err);
 }
 
+/* Only the published form is accepted: one plain layer. Others would be computed wrongly without
+ * any error. */
 static enum status read_eagle3(const struct json *j, const struct model_config *target,
                                struct model_config *c, struct err *err)
 {

@@ -67,6 +67,7 @@ static enum status load_layer_scale(struct loader *l, int32_t layer, struct laye
     return OK;
 }
 
+/* Members that the layer does not have are skipped by their loaders. */
 static enum status load_layer(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -105,6 +106,8 @@ static enum status load_inputs(struct loader *l)
     return part_vector(l, c->names->inputs_norm, ".weight", c->layer_input, &l->m->inputs_norm);
 }
 
+/* The embedding, the last norm and the head. A tied head is the embedding itself, unless ranks
+ * share its rows. */
 static enum status load_ends(struct loader *l)
 {
     const struct model_config *c = l->c;

@@ -30,6 +30,8 @@ static void override_rope(struct json *config, const struct json *overrides)
     }
 }
 
+/* Objects named *_config are merged member by member; all other members are replaced. The format of
+ * the weights cannot be overridden: it is a fact of the files. */
 static enum status override(struct json *config, const struct json *overrides, struct err *err)
 {
     for (const struct json *m = json_first(overrides); m; m = json_next(m)) {

@@ -55,6 +55,7 @@ static void read_kv_cache(const struct json *j, char *out, size_t n_bytes)
     }
 }
 
+/* The method named by the config, or else implied by the file it is in. */
 static enum status read_rules(const struct json *j, const char *method, struct quant **out,
                               struct err *err)
 {
@@ -84,6 +85,8 @@ static enum status read_rules(const struct json *j, const char *method, struct q
     return OK;
 }
 
+/* Checkpoints describe their format in one of several files and keys. A file that is absent says
+ * nothing. */
 static enum status open_source(const char *dir, const struct source *s, struct quant **out,
                                struct err *err)
 {

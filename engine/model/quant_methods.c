@@ -92,6 +92,7 @@ static enum rule_kind kind_of(const char *text, enum rule_kind otherwise)
     return strchr(text, '*') ? RULE_GLOB : otherwise;
 }
 
+/* Modules that stay unquantised, by name or by pattern ("re:..."). */
 static enum status leave_alone(const struct json *j, const char *key, enum rule_kind otherwise,
                                struct quant_rules *rules, struct err *err)
 {
@@ -326,6 +327,8 @@ static enum status check_ct_empty(const struct json *j, const char *key, struct 
     return err_set(err, ERR_UNSUPPORTED, "a %s is not supported", key);
 }
 
+/* compressed-tensors. Groups are read in passes, because a target that names a module wins over one
+ * that names a class, whatever their order. */
 static enum status read_ct(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     TRY(check_ct_empty(j, "sparsity_config", err));

@@ -132,6 +132,7 @@ static bool is_stack(const struct checkpoint_tensor *t)
            !checkpoint_is_tower(t->name);
 }
 
+/* Checked before anything is written, so that a failure leaves no partial folder behind. */
 static enum status check_tensors(const struct job *j)
 {
     size_t n_quantised = 0;
@@ -190,6 +191,7 @@ static size_t width_of(const struct checkpoint_tensor *t)
     return n > 0 ? t->n_bytes / n : 1;
 }
 
+/* The tensors that one tensor becomes. Tensors that are not quantised are copied as they are. */
 static int32_t outputs_of(const struct job *j, const struct checkpoint_tensor *t,
                           struct output out[MAX_OUTPUTS])
 {
@@ -283,6 +285,7 @@ static bool put_bf16(FILE *f, size_t at, const float *v, size_t n)
     return good;
 }
 
+/* Infinity and NaN would make the scale of a whole group useless, so they are an error. */
 static enum status check_numbers(const struct job *j, const struct checkpoint_tensor *t)
 {
     const struct weight_part p = part_of(t);
@@ -345,6 +348,8 @@ static size_t place(struct output *outputs, size_t n)
     return at;
 }
 
+/* Wider elements come first, so that every tensor is aligned without gaps; the header is padded to
+ * 8 bytes for the same reason. */
 static size_t put_header(struct buf *b, const struct output *outputs, size_t n)
 {
     buf_init(b, MAX_HEADER_BYTES);
@@ -364,6 +369,8 @@ static size_t put_header(struct buf *b, const struct output *outputs, size_t n)
     return sizeof(uint64_t) + b->n_bytes;
 }
 
+/* Outputs of one tensor are adjacent and written together, because they come from one pass over its
+ * numbers. */
 static enum status write_outputs(struct job *j, const char *path, struct output *outputs, size_t n)
 {
     struct buf header;
@@ -420,6 +427,7 @@ static enum status write_shard(struct job *j, size_t shard)
 
 /* ---- the folder -------------------------------------------------------------------------- */
 
+/* Greedy, in the order of the tensors. A tensor larger than a shard has one alone. */
 static void cut_into_shards(struct job *j)
 {
     int64_t filled = 0;
@@ -441,6 +449,7 @@ static void cut_into_shards(struct job *j)
     }
 }
 
+/* The format of Hugging Face's index; bytes_after is known only now that all shards are written. */
 static enum status write_index(const struct job *j)
 {
     struct buf b;
@@ -470,6 +479,7 @@ static enum status write_index(const struct job *j)
     return st;
 }
 
+/* Lists each matrix and whether it is quantised, so that the loader needs no rule for names. */
 static enum status write_config(const struct job *j, const char *dir)
 {
     struct quantise_module *modules = xcalloc(j->n_tensors, sizeof *modules);

@@ -206,6 +206,8 @@ static enum status load_low(struct loader *l, int32_t layer, const char *base, i
     return part_linear(l, &st, l->options->dtype, out);
 }
 
+/* All projections of the layer's input as one product. Families store them in five different
+ * layouts. */
 static enum status load_in(struct loader *l, int32_t layer, struct state_weights *w)
 {
     const struct state_names *names = l->c->names->state;
@@ -245,6 +247,8 @@ struct conv_run {
     float scale; // factor of the inputs, folded into the weights
 };
 
+/* Which ranges of the checkpoint's channels this rank has, in our order (queries, keys, values).
+ * Mamba-2 stores values first. */
 static int32_t conv_runs(const struct loader *l, struct conv_run out[3])
 {
     const struct state_config *c = &l->c->state;
@@ -303,6 +307,7 @@ static enum status read_conv(struct loader *l, int32_t layer, const struct conv_
     return OK;
 }
 
+/* The kernel is stored by tap, then channel, which is the order in which the op reads it. */
 static enum status load_conv(struct loader *l, int32_t layer, struct state_weights *w)
 {
     const struct state_layer *g = &l->m->shard.state.layer;

@@ -100,6 +100,8 @@ static void put_codes(enum requantise_kind kind, const float *w, int64_t first, 
 
 /* ---- a matrix ----------------------------------------------------------------------------- */
 
+/* BLOCK rows at a time: with square blocks they share scales, and a band of floats fits in the
+ * cache. */
 static void quantise_band(const struct work *w, int64_t band, float *values)
 {
     const struct weight_part *p = w->from;

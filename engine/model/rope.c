@@ -66,6 +66,8 @@ double rope_alpha(const struct json *config)
     return 0.0;
 }
 
+/* With alpha (Hunyuan) the base is fixed at load; otherwise frequencies depend on the length of the
+ * text (NTK-aware growth). */
 static enum status read_dynamic(const struct rope_input *in, struct rope_config *out,
                                 struct err *err)
 {
@@ -89,6 +91,8 @@ static enum status read_dynamic(const struct rope_input *in, struct rope_config 
     return OK;
 }
 
+/* Long wavelengths are divided by the factor, short ones are kept, and those between are
+ * interpolated. */
 static enum status read_llama3(const struct rope_input *in, struct rope_config *out,
                                struct err *err)
 {
@@ -121,6 +125,8 @@ static double yarn_mscale(double scale, double factor)
     return 0.1 * scale * log(factor) + 1.0;
 }
 
+/* YaRN: a ramp between extrapolated and interpolated frequencies over the dimensions, and a factor
+ * for the attention scale. */
 static enum status read_yarn(const struct rope_input *in, struct rope_config *out, struct err *err)
 {
     double fast = json_get_number(in->params, "beta_fast", 32.0);
@@ -177,6 +183,7 @@ static enum status read_factors(const struct rope_input *in, const char *key, fl
     return OK;
 }
 
+/* Two tables of factors: the long one applies to texts beyond the original length. */
 static enum status read_longrope(const struct rope_input *in, struct rope_config *out,
                                  struct err *err)
 {

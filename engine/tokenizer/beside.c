@@ -106,6 +106,7 @@ static enum status put_named(struct tokenizer *tok, const char *name, const char
     return name_is_special(tok, text, err);
 }
 
+/* The special tokens that the config names, in addition to those marked in tokenizer.json. */
 static enum status read_named(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     static const char *const names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
@@ -172,6 +173,8 @@ static enum status put_end(int32_t *ids, size_t *n, int64_t id, struct err *err)
     return OK;
 }
 
+/* Only templates of the form tokens, text, tokens are supported: they are a prefix and a suffix of
+ * ids. */
 static enum status read_template(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const struct json *specials = json_get(node, "special_tokens");

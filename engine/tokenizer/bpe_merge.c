@@ -133,6 +133,7 @@ static enum status word_put_affixed(struct word *w, const char *s, size_t n)
     return failed ? ERR_LIMIT : OK;
 }
 
+/* The initial symbols of a word: bytes, or characters with byte fallback or the unknown token. */
 static enum status word_fill(struct word *w, const char *s, size_t n)
 {
     const struct bpe *bpe = &w->tok->bpe;
@@ -189,6 +190,8 @@ static inline void small_look_up(const struct merge_rules *rules, struct small *
     w->merged[i] = m ? m->id : -1;
 }
 
+/* For short words a scan for the best pair is faster than a heap. The rank and result of each pair
+ * are cached; a merge updates two of them. */
 static void small_merge(const struct merge_rules *rules, struct small *w)
 {
     while (w->n > 1) {
@@ -248,6 +251,8 @@ static void small_fill(const struct merge_rules *rules, struct small *w,
 
 /* ---- many symbols: a heap of (rank, position) ---- */
 
+/* A heap with four children per node: fewer cache misses than with two. Keys are rank, then
+ * position, so that equal ranks merge from the left. */
 static bool heap_push(struct scratch *sc, uint64_t key)
 {
     if (sc->n_heap == sc->cap_heap) {
@@ -268,6 +273,7 @@ static bool heap_push(struct scratch *sc, uint64_t key)
     return true;
 }
 
+/* The heap must not be empty. */
 static uint64_t heap_pop(struct scratch *sc)
 {
     uint64_t *h = sc->heap, top = h[0], key = h[--sc->n_heap];
@@ -304,6 +310,7 @@ static bool offer(const struct merge_rules *rules, struct scratch *sc, uint32_t 
     return a->rank == UINT32_MAX || heap_push(sc, (uint64_t)a->rank << 32 | at);
 }
 
+/* O(n log n) for long words. Stale entries stay in the heap and are skipped when they come up. */
 static bool merge_many(const struct merge_rules *rules, struct scratch *sc, size_t n)
 {
     struct symbol *sym = sc->symbols;

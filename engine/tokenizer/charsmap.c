@@ -25,6 +25,7 @@ static int base64_value(char c)
     return p ? (int)(p - digits) : -1;
 }
 
+/* `out` has space for 3 / 4 of n. Stops at the first "=". */
 static bool base64_decode(const char *s, size_t n, unsigned char *out, size_t *n_out)
 {
     uint32_t acc = 0;

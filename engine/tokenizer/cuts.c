@@ -99,6 +99,8 @@ static bool first_of(const char *s, size_t n, size_t *bytes, size_t *form)
     return true;
 }
 
+/* Records which characters a merge may join. Between all other neighbours a text can be cut without
+ * changing its tokens. */
 static void note_merge(struct cuts *c, const char *l, size_t n_l, const char *r, size_t n_r)
 {
     const char *a;

@@ -251,6 +251,8 @@ static void flush_bytes(struct buf *run, struct list *out)
     buf_clear(run);
 }
 
+/* Consecutive byte tokens are joined before they are decoded, because a character may need
+ * several. */
 static void decode_byte_fallback(const struct list *in, struct list *out)
 {
     struct buf run;
@@ -305,6 +307,7 @@ static void put_metaspace(const struct decoder *d, const char *s, size_t n, bool
     }
 }
 
+/* Copies only if there is something to replace. */
 static void replace_all(struct buf *b, const char *what, const char *by)
 {
     struct buf out;
@@ -324,6 +327,7 @@ static void replace_all(struct buf *b, const char *what, const char *by)
     buf_deinit(&out);
 }
 
+/* The library's clean-up works on each word before it is joined, which this reproduces. */
 static void put_wordpiece(const struct decoder *d, const char *s, size_t n, bool first,
                           struct buf *out)
 {

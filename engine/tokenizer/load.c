@@ -205,6 +205,8 @@ static enum status read_vocab_list(struct loader *l)
     return OK;
 }
 
+/* The table is sized before it is filled, from the bytes that remain in the file, so that large
+ * vocabularies are not rehashed. */
 static enum status read_vocab(struct loader *l)
 {
     if (l->has_vocab) {
@@ -248,6 +250,8 @@ static char *string_or_empty(struct loader *l, enum json_token t)
     return xstrndup(s, n);
 }
 
+/* One member of the model that is neither the vocabulary nor the merges. Unknown members are
+ * skipped. */
 static enum status read_scalar(struct loader *l)
 {
     struct json_scan key = l->scan;
@@ -347,6 +351,8 @@ static enum status read_model(struct loader *l)
     return OK;
 }
 
+/* Sections may come in any order, so they are only located here. The model is read at once, because
+ * it is the bulk of the file. */
 static enum status read_top(struct loader *l)
 {
     static const struct {
@@ -394,6 +400,7 @@ static enum status read_top(struct loader *l)
 
 /* ---- putting it together ---- */
 
+/* Files from before the member "type" are recognised by their members. */
 static enum status model_kind(struct loader *l)
 {
     static const char *const names[] = {"BPE", "Unigram", "WordPiece", "WordLevel"};
@@ -418,6 +425,7 @@ static enum status model_kind(struct loader *l)
     return err_set(l->err, ERR_UNSUPPORTED, "the model \"%s\" is not supported", l->type);
 }
 
+/* The unknown token gets the library's penalty below the least score. */
 static enum status finish_unigram(struct loader *l)
 {
     struct unigram *u = &l->tok->unigram;
@@ -438,6 +446,7 @@ static enum status finish_unigram(struct loader *l)
     return OK;
 }
 
+/* After all members are read, since their order in the file is free. */
 static enum status finish_model(struct loader *l)
 {
     struct tokenizer *tok = l->tok;
@@ -556,6 +565,8 @@ static enum status place_added(struct tokenizer *tok, struct err *err)
     return OK;
 }
 
+/* The order matters: whether the model is byte-level follows from the pre-tokenizer and the
+ * decoder, and added tokens need the model's ids. */
 static enum status load_all(struct loader *l, const struct json *config, const struct json *map)
 {
     struct tokenizer *tok = l->tok;

@@ -17,7 +17,7 @@ struct message {
     int32_t n_blocks; // begun
     char tool_id[80], tool[TOOL_NAME_MAX_BYTES + 1];
     struct buf text;   // of the open block
-    struct buf blocks; // the finished ones, joined by commas; not of a stream
+    struct buf blocks; // of an answer that is not streamed: its finished blocks, joined by commas
 };
 
 static struct message *state(struct call *c)

@@ -174,7 +174,7 @@ const struct call_format call_ollama_format = {
     .end = end,
 };
 
-/* Nothing was asked but that the model be there. */
+/* A request without a prompt only checks that the model is loaded. */
 static void reply_load(struct call *c)
 {
     struct buf b;
