@@ -305,13 +305,7 @@ __global__ void __launch_bounds__(1024)
         }
     }
     const uint32_t before = now == 0 ? PEER_AREAS - 1 : now - 1;
-    uint32_t used_before = used[2]; // no index that varies: it would put the array in local memory
-    if (before == 0) {
-        used_before = used[0];
-    } else if (before == 1) {
-        used_before = used[1];
-    }
-    clear_area(peers, before, used_before);
+    clear_area(peers, before, before == 0 ? used[0] : before == 1 ? used[1] : used[2]);
     __syncthreads(); // all threads have read the state
     uint32_t n_ended = 0;
     if (threadIdx.x == 0 && gridDim.x > 1) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* /openapi.json: a description of the API in OpenAPI 3.1, made from the table of routes and the
- * table of request members, so that it says what is so. */
+ * table of request members, so that it cannot differ from what the server accepts. */
 #include "server/api/api.h"
 
 #include "server/call/members.h"
@@ -8,7 +8,7 @@
 #include <ctype.h>
 #include <string.h>
 
-/* What a route answers with when all is well. */
+/* The content type of a route's successful answer. */
 enum answer {
     ANSWER_JSON,
     ANSWER_EVENTS /* or JSON */,

@@ -25,7 +25,7 @@ static struct sampling_params params_of(int32_t i, int32_t *ints, struct logit_b
         for (int32_t j = 0; j < 9; j++) {
             bias[j] = (struct logit_bias){(i * 37 + j * 3) % 90, (float)(j % 5) * 2.5f - 4.0f};
         }
-        bias[8].token = bias[2].token; // twice the same
+        bias[8].token = bias[2].token; // one token twice
     }
     if (i % 6 == 5) {
         p.n_allowed = 12;

@@ -127,17 +127,11 @@ __device__ __forceinline__ void value_operands(uint32_t word,
  * distance to the pair's second element. */
 template <enum kv_format F> __device__ __forceinline__ constexpr int q_dim(int step, int reg)
 {
-    if (F == KV_FP8) {
-        return 2 * reg;
-    }
-    return F == KV_INT8 ? reg : 2 * step + reg;
+    return F == KV_FP8 ? 2 * reg : F == KV_INT8 ? reg : 2 * step + reg;
 }
 template <enum kv_format F> __device__ __forceinline__ constexpr int q_pair()
 {
-    if (F == KV_FP8) {
-        return 1;
-    }
-    return F == KV_INT8 ? 2 : 4;
+    return F == KV_FP8 ? 1 : F == KV_INT8 ? 2 : 4;
 }
 
 /* Iterates over the units of one block in order. */

@@ -180,17 +180,10 @@ __device__ __forceinline__ unsigned __int128 tree_keys(const struct attention_pa
         }
     }
     const int node = first - u.item.n_past;
-    if (node >= 128) {
-        return 0;
-    }
-    if (node >= 0) {
-        return seen >> node;
-    }
-    // Keys before the tree are seen by all rows.
-    if (node > -128) {
-        return seen << -node | (((unsigned __int128)1 << -node) - 1);
-    }
-    return ~(unsigned __int128)0;
+    return node >= 128   ? 0
+           : node >= 0   ? seen >> node
+           : node > -128 ? seen << -node | (((unsigned __int128)1 << -node) - 1)
+                         : ~(unsigned __int128)0;
 }
 
 __device__ __forceinline__ float exp2_fast(float x)

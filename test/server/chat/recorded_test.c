@@ -206,10 +206,13 @@ static bool is_open(const struct family *family, const char *input, const struct
 static bool is_quirk(const char *id)
 {
     static const char *const ids[] = {
-        "chat029",            // the marker stays in the reasoning
-        "chat099", "chat102", // markers of reasoning where there is none; here special tokens go
-        "chat064", "chat075", // a call cut off before its arguments has none; here an empty object
-        "chat155",            // the line's end behind the reasoning is kept
+        "chat029", // the marker stays in the reasoning
+        "chat099",
+        "chat102", // they keep markers of reasoning without reasoning; here special tokens are
+                   // dropped
+        "chat064",
+        "chat075", // a call cut off before its arguments has none; here an empty object
+        "chat155", // the line's end behind the reasoning is kept
     };
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
         if (strcmp(id, ids[i]) == 0) {
