@@ -6,6 +6,7 @@
  * threads, any thread computes any chunk, and the stored results are joined afterwards in the same
  * order, which gives the same bits. */
 #include "cpu/cpu_attention.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <string.h>
@@ -21,7 +22,7 @@ static void leave_path(const struct attn_job *job, const struct attn_tile *t, in
 {
     const struct pass *pass = job->cpu->pass;
     int32_t low = attn_first_key(job, pass->rows[row].pos), n_past = t->seq->n_past;
-    low = low > begin ? low : begin;
+    low = greater(low, begin);
     for (int32_t key = begin; key < n_past && key < begin + n; key++) {
         s[key - base] = t->path[key - begin];
     }
@@ -39,10 +40,13 @@ static void find_keys(const struct attn_job *job, struct attn_tile *t)
         int32_t low = attn_first_key(job, job->cpu->pass->rows[r].pos);
         /* A tree's rows see nodes by their own positions, which are at or after n_past. */
         low = low < t->seq->n_past || !t->seq->tree ? low : t->seq->n_past;
-        t->first_key = low < t->first_key ? low : t->first_key;
+        t->first_key = lesser(low, t->first_key);
     }
-    t->end_key = t->seq->tree ? t->seq->n_past + t->seq->n_rows
-                              : t->seq->n_past + t->row - t->seq->first_row + t->n_rows;
+    if (t->seq->tree) {
+        t->end_key = t->seq->n_past + t->seq->n_rows;
+    } else {
+        t->end_key = t->seq->n_past + t->row - t->seq->first_row + t->n_rows;
+    }
 }
 
 /* ---- one chunk ---------------------------------------------------------------------------- */
@@ -101,7 +105,7 @@ static void tree_softmax(const struct attn_job *job, struct attn_tile *t, int32_
                          int32_t first, int32_t end, int32_t begin, float *max, float *sum)
 {
     int32_t n = (int32_t)round_up(t->seq->n_past + t->seq->n_rows - begin, PANEL);
-    n = n < ATTN_CHUNK ? n : ATTN_CHUNK;
+    n = lesser(n, ATTN_CHUNK);
     for (int32_t i = 0; i < t->n_vectors; i++) {
         float *s = t->s + i * t->s_stride;
         int32_t row = t->row + i / t->n_heads;
@@ -138,8 +142,8 @@ static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_
     int32_t tokens = job->cpu->limits.block_tokens;
     bool turned = p->geometry.v_in_k;
     int32_t room = turned ? RUN_TOKENS / tokens : RUN_PAGES; // pages that t->v holds
-    int32_t most = room < RUN_PAGES ? room : RUN_PAGES;
-    most = most < 1 ? 1 : most;
+    int32_t most = lesser(room, RUN_PAGES);
+    most = greater(1, most);
     const struct kv_plane rows = kv_plane_make(KV_PLAIN, DT_F32, false, tokens, p->v_stride, 0, 0);
     struct page_run run = {.plane = turned ? &rows : &p->v, .pages = pages};
     for (int32_t key = first / tokens * tokens; key < end; key += run.n_pages * tokens) {
@@ -153,7 +157,7 @@ static void chunk_values(const struct attn_job *job, struct attn_tile *t, int32_
             pages[run.n_pages++] = turned ? (const char *)as_rows : page;
         }
         run.first = first > key ? first - key : 0;
-        run.end = end - key < run.n_pages * tokens ? end - key : run.n_pages * tokens;
+        run.end = lesser(end - key, run.n_pages * tokens);
         if (run.plane->format != KV_PLAIN) {
             kernels->fold(t->s + (key - begin), t->s_stride, t->n_vectors, &run);
         }
@@ -181,7 +185,7 @@ static void join(const struct attn_job *job, struct attn_tile *t, const float *m
             t->sum[i] = sum[i];
             continue;
         }
-        float m = max[i] > t->max[i] ? max[i] : t->max[i];
+        float m = greater(max[i], t->max[i]);
         float old = expf(t->max[i] - m), new = expf(max[i] - m);
         job->cpu->kernels->scale(total, old, stride);
         job->cpu->kernels->add_scaled(total, chunk, new, stride);
@@ -243,7 +247,7 @@ static void store_outputs(const struct attn_job *job, struct attn_tile *t)
         float *out = tensor_row(&a->out, t->row + i / t->n_heads) + (int64_t)head * dim;
         float factor = 1.0f / t->sum[i];
         if (a->sinks) { // one more term in the denominator
-            float sink = a->sinks->vector[head], m = sink > t->max[i] ? sink : t->max[i];
+            float sink = a->sinks->vector[head], m = greater(sink, t->max[i]);
             float old = expf(t->max[i] - m);
             factor = old / fmaf(t->sum[i], old, expf(sink - m));
         }
@@ -262,8 +266,8 @@ static void store_outputs(const struct attn_job *job, struct attn_tile *t)
 static void tree_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
                        float *sum)
 {
-    int32_t n_past = t->seq->n_past, base = begin < n_past ? begin : n_past;
-    int32_t first = base > t->first_key ? base : t->first_key;
+    int32_t n_past = t->seq->n_past, base = lesser(begin, n_past);
+    int32_t first = greater(base, t->first_key);
     int32_t end = begin + ATTN_CHUNK <= n_past ? begin + ATTN_CHUNK : n_past + t->seq->n_rows;
     chunk_scores(job, t, base, first, end);
     tree_softmax(job, t, base, first, end, begin, max, sum);
@@ -273,8 +277,8 @@ static void tree_chunk(const struct attn_job *job, struct attn_tile *t, int32_t 
 static void plain_chunk(const struct attn_job *job, struct attn_tile *t, int32_t begin, float *max,
                         float *sum)
 {
-    int32_t first = begin > t->first_key ? begin : t->first_key;
-    int32_t end = begin + ATTN_CHUNK < t->end_key ? begin + ATTN_CHUNK : t->end_key;
+    int32_t first = greater(begin, t->first_key);
+    int32_t end = lesser(begin + ATTN_CHUNK, t->end_key);
     chunk_scores(job, t, begin, first, end);
     chunk_softmax(job, t, begin, first, end, max, sum);
     chunk_values(job, t, begin, first, end);
@@ -333,9 +337,9 @@ static void make_tile(const struct attn_job *job, int32_t item, struct attn_tile
     int32_t head = rest % job->n_head_tiles * job->tile_heads;
     t->seq = seq;
     t->row = seq->first_row + row;
-    t->n_rows = seq->n_rows - row < job->tile_rows ? seq->n_rows - row : job->tile_rows;
+    t->n_rows = lesser(seq->n_rows - row, job->tile_rows);
     t->kv_head = rest / job->n_head_tiles;
-    t->n_heads = job->group - head < job->tile_heads ? job->group - head : job->tile_heads;
+    t->n_heads = lesser(job->group - head, job->tile_heads);
     t->head = t->kv_head * job->group + head;
     t->n_vectors = t->n_rows * t->n_heads;
     find_keys(job, t);
@@ -419,7 +423,7 @@ static bool split(struct attn_job *job)
         struct attn_tile t;
         make_tile(job, i, &t);
         job->part_first[i + 1] = job->part_first[i] + n_chunks(&t);
-        most = t.n_vectors > most ? t.n_vectors : most;
+        most = greater(t.n_vectors, most);
     }
     job->part_floats = round_up(most * ((int64_t)job->pages->v_stride + 2), PANEL);
     int32_t n_parts = job->part_first[job->n_items];
@@ -431,7 +435,7 @@ static bool split(struct attn_job *job)
 static void deal(struct attn_job *job, int32_t tile)
 {
     struct cpu_backend *cpu = job->cpu;
-    job->tile_heads = job->group < tile ? job->group : tile;
+    job->tile_heads = lesser(job->group, tile);
     job->tile_rows = tile / job->tile_heads;
     job->n_head_tiles = (job->group + job->tile_heads - 1) / job->tile_heads;
     job->n_items = 0;

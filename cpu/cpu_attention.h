@@ -8,6 +8,7 @@
 #define SLUICE_CPU_ATTENTION_H
 
 #include "cpu/cpu_internal.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 
@@ -76,7 +77,7 @@ static inline int32_t attn_first_key(const struct attn_job *job, int32_t pos)
 {
     int32_t first = job->a->window > 0 ? pos - job->a->window + 1 : 0;
     int32_t chunk = job->a->chunk > 0 ? pos / job->a->chunk * job->a->chunk : 0;
-    return first > chunk ? first : chunk;
+    return greater(first, chunk);
 }
 
 /* The page of `key`, at the start of the item's KV head. */

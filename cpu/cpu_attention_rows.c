@@ -2,6 +2,7 @@
 /* Per-row helpers of attention items, for vector code and matrix unit alike: which keys each row
  * sees, and prefetching of the next queries. */
 #include "cpu/cpu_attention.h"
+#include "engine/base/minmax.h"
 
 bool attn_tree_sees(const struct attn_job *job, int32_t row, int32_t node)
 {
@@ -23,7 +24,7 @@ void attn_tree_path(const struct attn_job *job, struct attn_tile *t, int32_t row
 {
     const struct pass *pass = job->cpu->pass;
     int32_t low = attn_first_key(job, pass->rows[row].pos), n_past = t->seq->n_past;
-    low = low > begin ? low : begin;
+    low = greater(low, begin);
     attn_hide(t->path, 0, n);
     for (int32_t key = low; key < n_past && key < begin + n; key++) {
         t->path[key - begin] = s[key - base];

@@ -5,6 +5,7 @@
  * the fallback where codes cannot be kept: float32, reordered inputs, scales of very few inputs,
  * and parts of different formats. */
 #include "cpu/cpu_internal.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -148,8 +149,11 @@ static struct coded begin_piece(const struct weight *w, const struct weight_part
 static void take_part(struct coded *piece, const struct weight_part *p)
 {
     piece->block = divisor(piece->block, block_of(p));
-    piece->unit =
-        has_steps(&p->codec) ? divisor(piece->unit, shared_inputs(p, p->codec.blocks->n)) : 0;
+    if (has_steps(&p->codec)) {
+        piece->unit = divisor(piece->unit, shared_inputs(p, p->codec.blocks->n));
+    } else {
+        piece->unit = 0;
+    }
 }
 
 /* Consecutive parts of one matrix with the same format form a piece. A piece must begin on a tile
@@ -471,7 +475,7 @@ bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int
     whole_at(w, c, matrix, tile)[j] = p->codec.tensor_scale;
     for (int64_t s = 0; s < w->k_segments; s++) {
         for (int64_t first = 0; first < w->segment; first += SOME) {
-            int64_t n = w->segment - first < SOME ? w->segment - first : SOME;
+            int64_t n = lesser(w->segment - first, SOME);
             weight_part_codes(p, row, s * w->segment + first, n, codes);
             for (int64_t k = 0; turned && k < n; k++) {
                 codes[k] ^= 0x80;
@@ -565,11 +569,15 @@ static void decode(const struct cpu_backend *cpu, const struct gemm_tile *t, int
     struct code_run run = run_of(w, c, &s, out);
     for (int64_t k = first; k < first + n; k += run.k) {
         place.block = k / c->block < c->blocks ? k / c->block : c->blocks - 1;
-        int64_t end =
-            place.block == c->blocks - 1 ? w->segment_padded : (place.block + 1) * c->block;
+        int64_t end;
+        if (place.block == c->blocks - 1) {
+            end = w->segment_padded;
+        } else {
+            end = (place.block + 1) * c->block;
+        }
         load_scales(cpu, w, c, &place, &s);
         run.first = k - first;
-        run.k = (end < first + n ? end : first + n) - k;
+        run.k = lesser(end, first + n) - k;
         run.codes = codes + code_bytes(c->kind, (segment * w->segment_padded + k) * width);
         if (w->dtype == DT_BF16) {
             cpu->kernels->decode_bf16(&run);
@@ -585,7 +593,7 @@ void cpu_coded_sums(const struct cpu_backend *cpu, const struct gemm_tile *t, in
     const struct weight *w = t->weight;
     _Alignas(64) uint16_t numbers[DECODE_K * TILE];
     for (int64_t k = 0; k < w->segment_padded; k += DECODE_K) {
-        int64_t n = w->segment_padded - k < DECODE_K ? w->segment_padded - k : DECODE_K;
+        int64_t n = lesser(w->segment_padded - k, DECODE_K);
         decode(cpu, t, segment, k, n, numbers);
         gemm(t->rows + (segment * w->segment_padded + k) * row_element, t->row_bytes / row_element,
              t->n_rows, numbers, w->panels, n, c, k == 0);
@@ -622,9 +630,14 @@ void cpu_coded_row(const struct cpu_backend *cpu, const struct weight *w, int64_
                                     (int32_t)(k % group), (int32_t)(j % PANEL));
             float x = value_of(c, code);
             x = (c->zeros ? x - s.zeros[j] : x) * s.scales[j];
-            x = c->offsets ? x + s.offsets[j] : x;
-            out[segment * w->segment + k] =
-                w->dtype == DT_BF16 ? bf16_to_f32(bf16_of(x)) : f16_to_f32(f16_of(x));
+            if (c->offsets) {
+                x = x + s.offsets[j];
+            }
+            if (w->dtype == DT_BF16) {
+                out[segment * w->segment + k] = bf16_to_f32(bf16_of(x));
+            } else {
+                out[segment * w->segment + k] = f16_to_f32(f16_of(x));
+            }
         }
     }
 }

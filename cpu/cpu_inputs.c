@@ -3,6 +3,7 @@
  * bits and back, so that the product itself is unaffected. A row's values depend on that row only;
  * if ranks share a row, on the whole of it. */
 #include "cpu/cpu_internal.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <string.h>
@@ -17,7 +18,7 @@ static bool same_rule(const struct input_rule *a, const struct input_rule *b)
 
 static float larger(float a, float b)
 {
-    return a > b ? a : b;
+    return greater(a, b);
 }
 
 /* Stored scales: all parts of a matrix read the same rows, so they get the largest scale. An expert
@@ -102,7 +103,7 @@ static float to_e4m3(float x)
     } else {
         v.u = (v.u + 0x7FFFF + (v.u >> 20 & 1)) & 0xFFF00000u;
     }
-    return copysignf(v.f < (float)E4M3_MOST ? v.f : (float)E4M3_MOST, x);
+    return copysignf(lesser(v.f, (float)E4M3_MOST), x);
 }
 
 /* Rounds to E2M1: steps of 0.5 below 2, of 1 below 4, of 2 above; ties to the even code. */
@@ -116,7 +117,7 @@ static float to_e2m1(float x)
     } else {
         a = rintf(a * 0.5f) * 2.0f;
     }
-    return copysignf(a < (float)E2M1_MOST ? a : (float)E2M1_MOST, x);
+    return copysignf(lesser(a, (float)E2M1_MOST), x);
 }
 
 /* The shared exponent as in MX formats: the exponent of the largest input, rounded to one fraction
@@ -139,7 +140,9 @@ static float power_above(float x)
 static struct input_scale dynamic_e4m3(const struct input_rule *rule, float largest)
 {
     float scale = largest / (float)E4M3_MOST;
-    scale = rule->group > 0 ? larger(scale, LEAST_GROUP_SCALE) : scale;
+    if (rule->group > 0) {
+        scale = larger(scale, LEAST_GROUP_SCALE);
+    }
     return (struct input_scale){rule->power_of_two ? power_above(scale) : scale, 0.0f};
 }
 
@@ -149,7 +152,7 @@ static struct input_scale dynamic_i8(const struct input_rule *rule, struct input
     if (!rule->asymmetric) {
         return (struct input_scale){largest / (float)I8_MOST, 0.0f};
     }
-    float low = r.low < 0.0f ? r.low : 0.0f, high = larger(r.high, 0.0f);
+    float low = lesser(r.low, 0.0f), high = larger(r.high, 0.0f);
     float scale = (high - low) / 255.0f;
     return (struct input_scale){scale, scale > 0.0f ? rintf(-128.0f - low / scale) : 0.0f};
 }
@@ -180,8 +183,8 @@ static struct input_range range_of(const float *x, int64_t n)
 {
     struct input_range r = {0.0f, 0.0f};
     for (int64_t i = 0; i < n; i++) {
-        r.low = x[i] < r.low ? x[i] : r.low;
-        r.high = x[i] > r.high ? x[i] : r.high;
+        r.low = lesser(x[i], r.low);
+        r.high = greater(x[i], r.high);
     }
     return r;
 }
@@ -193,7 +196,7 @@ static int64_t left_in_group(const struct weight *w, int64_t k)
     int64_t group = w->inputs.group, left = w->n_in - k;
     if (group > 0) {
         int64_t end = group - (w->first_input + k) % group;
-        left = end < left ? end : left;
+        left = lesser(end, left);
     }
     return left;
 }
@@ -228,7 +231,7 @@ static void round_some(const struct input_rule *rule, struct input_scale s, cons
     case INPUT_I8:
         for (int64_t i = 0; i < n; i++) {
             float q = rintf(x[i] / s.scale) + s.zero;
-            q = larger(q < 127.0f ? q : 127.0f, -128.0f);
+            q = larger(lesser(q, 127.0f), -128.0f);
             out[i] = (q - s.zero) * s.scale;
         }
         break;
@@ -253,7 +256,7 @@ int64_t cpu_round_inputs(const struct weight *w, int32_t matrix, const float *x,
         }
         group->scale = scale_of(&w->inputs, w->input_scales[matrix], r);
     }
-    n = n < most ? n : most;
+    n = lesser(n, most);
     round_some(&w->inputs, group->scale, x + k, n, out);
     return n;
 }
@@ -273,8 +276,8 @@ struct input_range *cpu_share_ranges(struct cpu_backend *cpu, const struct weigh
         int64_t row = i / w->input_groups, group = i % w->input_groups;
         for (int64_t r = 0; r < n_ranks; r++) {
             const float *theirs = all + (row * n_ranks + r) * width + group * 2;
-            out[i].low = theirs[0] < out[i].low ? theirs[0] : out[i].low;
-            out[i].high = theirs[1] > out[i].high ? theirs[1] : out[i].high;
+            out[i].low = lesser(theirs[0], out[i].low);
+            out[i].high = greater(theirs[1], out[i].high);
         }
     }
     return out;

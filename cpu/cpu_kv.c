@@ -36,7 +36,10 @@ static enum status check_desc(const struct kv_set_desc *desc)
         }
     }
     bool known = desc->dtype == DT_F32 || desc->dtype == DT_BF16 || desc->dtype == DT_F16;
-    return desc->n_layers < 1 || !known ? ERR_INVALID : OK;
+    if (desc->n_layers < 1 || !known) {
+        return ERR_INVALID;
+    }
+    return OK;
 }
 
 enum status cpu_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int32_t block_tokens,

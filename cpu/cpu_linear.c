@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Products with packed weights. Each item is one tile of outputs for some rows (cpu_gemm.c). */
 #include "cpu/cpu_internal.h"
+#include "engine/base/minmax.h"
 
 #include <string.h>
 
@@ -58,9 +59,9 @@ static void linear_item(void *arg, int32_t item, int32_t thread)
     const struct linear_args *a = job->a;
     int32_t tile = item % (int32_t)a->weight->n_tiles;
     int32_t row = item / (int32_t)a->weight->n_tiles * job->rows_per_item;
-    int32_t end = row + job->rows_per_item < job->n_rows ? row + job->rows_per_item : job->n_rows;
+    int32_t end = lesser(row + job->rows_per_item, job->n_rows);
     for (int32_t n; row < end; row += n) { // the tile stays in the cache, with the sums
-        n = end - row < ITEM_ROWS ? end - row : ITEM_ROWS;
+        n = lesser(end - row, ITEM_ROWS);
         cpu_gemm_tile(job->cpu, &(struct gemm_tile){
                                     .weight = a->weight,
                                     .tile = tile,
@@ -87,18 +88,18 @@ static enum status linear(struct backend *be, const struct linear_args *a,
     for (int32_t row = 0, n; row < a->n_rows; row += n) {
         int32_t left = a->n_rows - row;
         if (cpu_in_blocks(cpu, w, left)) {
-            n = left < BLOCKS_PACK_ROWS ? left : BLOCKS_PACK_ROWS;
+            n = lesser(left, BLOCKS_PACK_ROWS);
             cpu_linear_blocks(cpu, &(struct blocks_args){.linear = a, .act = act}, row, n);
             continue;
         }
-        n = left < PACK_ROWS ? left : PACK_ROWS;
+        n = lesser(left, PACK_ROWS);
         job.first_row = row;
         job.n_rows = n;
         bool few = w->n_tiles < 4 * (int64_t)pool_n_threads(cpu->pool);
         job.rows_per_item = few && n > ITEM_ROWS ? ITEM_ROWS : n;
         if (n > FEW_ROWS && !cpu_rows_are_bf16(cpu, w)) {
             int32_t stay = stay_rows(job.row_bytes);
-            job.rows_per_item = n < stay ? n : stay;
+            job.rows_per_item = lesser(n, stay);
         }
         int32_t parts = (n + job.rows_per_item - 1) / job.rows_per_item;
         if (w->shared_ranges && !share_ranges(cpu, &job)) {
@@ -137,7 +138,7 @@ enum status cpu_linear_act(struct backend *be, const struct linear_args *a,
     struct activation_args after = *act;
     for (int32_t row = 0; row < a->n_rows; row += part.n_rows) {
         int32_t left = a->n_rows - row, most = cpu_pack_rows(cpu_of(be));
-        part.n_rows = after.n_rows = left < most ? left : most;
+        part.n_rows = after.n_rows = lesser(left, most);
         part.x = from_row(a->x, row);
         part.y = from_row(a->y, row);
         after.x = from_row(act->x, row);
@@ -161,7 +162,7 @@ static int32_t first_rows(struct cpu_backend *cpu, const struct blocks_args *a)
                  last->segment == last->segment_padded && last->inputs.numbers == INPUT_AS_IT_IS);
     int32_t row = 0, left = a->linear->n_rows;
     while (fits && cpu_in_blocks(cpu, w, left) && cpu_in_blocks(cpu, last, left)) {
-        int32_t n = left < BLOCKS_PACK_ROWS ? left : BLOCKS_PACK_ROWS;
+        int32_t n = lesser(left, BLOCKS_PACK_ROWS);
         cpu_linear_blocks(cpu, a, row, n);
         row += n;
         left -= n;
@@ -191,7 +192,9 @@ static enum status joined(struct backend *be, const struct blocks_args *a)
         struct norm_args norm = *a->norm;
         norm.n_rows -= row;
         norm.x = from_row(norm.x, row);
-        norm.delta = norm.delta.mem.p ? from_row(norm.delta, row) : norm.delta;
+        if (norm.delta.mem.p) {
+            norm.delta = from_row(norm.delta, row);
+        }
         norm.out = from_row(norm.out, row);
         TRY(cpu_norm(be, &norm));
     }
@@ -236,7 +239,7 @@ static void heads_item(void *arg, int32_t item, int32_t thread)
     const struct linear_heads_args *a = job->a;
     const struct weight *w = a->weight;
     int32_t head = item % w->n_matrices, row = item / w->n_matrices * HEAD_ROWS;
-    int32_t n_rows = a->n_rows - row < HEAD_ROWS ? a->n_rows - row : HEAD_ROWS;
+    int32_t n_rows = lesser(a->n_rows - row, HEAD_ROWS);
     char *packed = job->cpu->scratch[thread].p;
     for (int32_t i = 0; i < n_rows; i++) {
         cpu_pack_row(job->cpu, w, head, tensor_row(&a->x, row + i) + (int64_t)head * a->x_head,

@@ -24,6 +24,7 @@
  * Rows are packed in the order in which they are read. What follows a block's sums (bias,
  * activation, store) runs as side work of the next block's products. */
 #include "cpu/cpu_internal.h"
+#include "engine/base/minmax.h"
 
 #include <string.h>
 
@@ -99,12 +100,12 @@ size_t cpu_blocks_scratch(const struct cpu_backend *cpu, const struct weight *w)
     if (!cpu_in_blocks(cpu, w, LEAST_ROWS)) {
         return 0;
     }
-    return row < sums ? sums : row;
+    return greater(sums, row);
 }
 
 static int32_t lower(int32_t a, int32_t b)
 {
-    return a < b ? a : b;
+    return lesser(a, b);
 }
 
 /* ---- rows --------------------------------------------------------------------------------- */
@@ -113,7 +114,7 @@ static int32_t lower(int32_t a, int32_t b)
  * tile are. */
 static int64_t part_inputs(const struct blocks_job *job, int64_t base)
 {
-    return job->k - base < PART_K ? job->k - base : PART_K;
+    return lesser(job->k - base, PART_K);
 }
 
 static char *rows_at(const struct blocks_job *job, int32_t i, int64_t base, int64_t k)
@@ -255,7 +256,7 @@ static void part_sums(struct blocks_item *item, const struct block *b, int64_t b
     for (int64_t k = base; k < end; k += n) {
         int32_t s = (int32_t)(k / w->segment_padded), level = ones(s);
         int64_t stop = (s + 1) * w->segment_padded;
-        stop = stop < end ? stop : end;
+        stop = lesser(stop, end);
         n = stop - k;
         struct results *r = &item->pending;
         struct block_product p = {
@@ -287,7 +288,10 @@ static void part_sums(struct blocks_item *item, const struct block *b, int64_t b
 /* Row tiles of the next block: three, but two and two rather than three and one. */
 static int32_t next_tiles(int32_t left)
 {
-    return left == 2 || left == 4 ? 2 : lower(left, BLOCK_TILES);
+    if (left == 2 || left == 4) {
+        return 2;
+    }
+    return lower(left, BLOCK_TILES);
 }
 
 /* Memory to prefetch while blocks run, an equal share beside each block. */
@@ -304,7 +308,7 @@ static struct ahead ahead_of(const char *p, int64_t n_bytes, int32_t n_blocks)
 static void ask(struct ahead *a, struct block *b)
 {
     b->next = a->p;
-    b->next_bytes = a->left < a->share ? a->left : a->share;
+    b->next_bytes = lesser(a->left, a->share);
     a->p += b->next_bytes;
     a->left -= b->next_bytes;
 }
@@ -335,7 +339,9 @@ static void block_part(struct blocks_item *item, const struct place *at, int64_t
         };
         ask(ahead[up], &b);
         part_sums(item, &b, at->base);
-        gate = up ? gate : b.c;
+        if (!up) {
+            gate = b.c;
+        }
         if (at->base + inputs == job->k && up == both - 1) {
             int32_t row = at->tile * ROW_TILE;
             item->pending = (struct results){

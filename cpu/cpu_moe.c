@@ -4,6 +4,7 @@
  * order of expert id, separately per segment of K, so that ranks that hold whole segments get the
  * same bits. */
 #include "cpu/cpu_internal.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <string.h>
@@ -34,7 +35,7 @@ static void softmax(float *x, int32_t n)
 {
     float max = -INFINITY, sum = 0.0f;
     for (int32_t i = 0; i < n; i++) {
-        max = x[i] > max ? x[i] : max;
+        max = greater(x[i], max);
     }
     for (int32_t i = 0; i < n; i++) {
         x[i] = expf(x[i] - max);
@@ -57,7 +58,10 @@ static float group_score(const float *choice, int32_t n, bool two)
             second = choice[i];
         }
     }
-    return two && n > 1 ? first + second : first;
+    if (two && n > 1) {
+        return first + second;
+    }
+    return first;
 }
 
 /* Marks the experts of all but the topk_group best groups as taken. */
@@ -346,7 +350,7 @@ static void expert_item(void *arg, int32_t item, int32_t thread)
     };
     for (int32_t row = first; row < job->expert_first[i + 1]; row += PACK_ROWS) {
         int32_t n = job->expert_first[i + 1] - row;
-        t.n_rows = n < PACK_ROWS ? n : PACK_ROWS;
+        t.n_rows = lesser(n, PACK_ROWS);
         t.rows = job->rows + row * row_bytes;
         t.y = (is_down ? job->out : job->hidden) + row * w->n_out;
         cpu_gemm_tile(job->cpu, &t);
@@ -399,7 +403,7 @@ enum status cpu_moe_ffn(struct backend *be, const struct moe_ffn_args *a)
     int32_t step = CHUNK_PICKS / a->k;
     for (int32_t row = 0; row < a->n_rows; row += step) {
         job.first_row = row;
-        job.n_rows = a->n_rows - row < step ? a->n_rows - row : step;
+        job.n_rows = lesser(a->n_rows - row, step);
         job.n_picks = job.n_rows * a->k;
         sort_picks(&job);
         pool_run(cpu->pool, job.n_picks, pack_gate_up, &job);

@@ -2,6 +2,7 @@
 /* Measures the machine's peak rates with the backend's own threads. */
 #include "cpu/cpu_internal.h"
 #include "engine/base/clock.h"
+#include "engine/base/minmax.h"
 
 struct peak_job {
     const struct cpu_backend *cpu;
@@ -26,7 +27,7 @@ static void read_item(void *arg, int32_t item, int32_t thread)
     struct peak_job *job = arg;
     (void)item;
     size_t at = (size_t)item * READ_BYTES;
-    size_t n = job->n_bytes - at < READ_BYTES ? job->n_bytes - at : READ_BYTES;
+    size_t n = lesser(job->n_bytes - at, READ_BYTES);
     job->sink[thread] = job->cpu->kernels->read_all(job->p + at, n / 1024 * 1024);
 }
 
@@ -39,7 +40,7 @@ static double best_spin(struct peak_job *job, double flops)
         int64_t start = clock_now_ns();
         pool_run(job->cpu->pool, n, spin_item, job);
         double rate = flops * (double)job->rounds * n / (double)(clock_now_ns() - start) * 1e9;
-        best = rate > best ? rate : best;
+        best = greater(rate, best);
     }
     return best;
 }
@@ -60,7 +61,7 @@ int32_t cpu_read_weights(struct backend *be, double *seconds, int32_t max)
     for (const struct weight *w = cpu->weights; w && n < max; w = w->next) {
         if (w->packed_bytes > 0) {
             double t = read_weight(cpu, w);
-            seconds[n] = t < seconds[n] ? t : seconds[n];
+            seconds[n] = lesser(t, seconds[n]);
             n++;
         }
     }
@@ -92,7 +93,7 @@ enum status cpu_peaks(struct backend *be, struct cpu_peaks *out)
     out->read_bytes_per_s = 0.0;
     for (int i = 0; i < 4; i++) {
         double rate = read_rate(cpu);
-        out->read_bytes_per_s = rate > out->read_bytes_per_s ? rate : out->read_bytes_per_s;
+        out->read_bytes_per_s = greater(rate, out->read_bytes_per_s);
     }
     return OK;
 }

@@ -3,6 +3,7 @@
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/thread.h"
 
 #include <linux/futex.h>
@@ -85,7 +86,9 @@ static int32_t available_cpus(void)
         long quota, period;
         if (fscanf(f, "%ld %ld", &quota, &period) == 2 && quota > 0 && period > 0) {
             long limit = (quota + period - 1) / period;
-            n = limit < n ? (int32_t)limit : n;
+            if (limit < n) {
+                n = (int32_t)limit;
+            }
         }
         fclose(f);
     }
@@ -256,6 +259,6 @@ void pool_run(struct pool *pool, int32_t n_items, item_fn *fn, void *arg)
     // almost always a single iteration
     for (int32_t first = 0; first < n_items; first += MAX_ITEMS) {
         int32_t rest = n_items - first;
-        run_job(pool, first, rest < MAX_ITEMS ? rest : MAX_ITEMS, fn, arg);
+        run_job(pool, first, lesser(rest, MAX_ITEMS), fn, arg);
     }
 }

@@ -8,6 +8,7 @@
  * the block's keys cover all rows at once, sums over values one row at a time. A row of a tree
  * takes the same steps over a page into which its path has been gathered. */
 #include "cpu/cpu_state.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <string.h>
@@ -76,8 +77,8 @@ static bool rows_of_round(const struct recurrence_job *job, const struct pass_se
         return job->round == 0;
     }
     int32_t begin = (seq->n_past / block + job->round) * block;
-    int32_t from = begin > seq->n_past ? begin : seq->n_past;
-    int32_t end = begin + block < last ? begin + block : last;
+    int32_t from = greater(begin, seq->n_past);
+    int32_t end = lesser(begin + block, last);
     *first = seq->first_row + from - seq->n_past;
     *n = end - from;
     return from < end;
@@ -130,8 +131,11 @@ static void keys_item(void *arg, int32_t item, int32_t thread)
 static float dt_of(const struct recurrence_args *a, float x)
 {
     float dt = x > 20.0f ? x : log1pf(expf(x));
-    dt = dt > a->dt_min ? dt : a->dt_min;
-    return a->dt_max > 0.0f && dt > a->dt_max ? a->dt_max : dt;
+    dt = greater(dt, a->dt_min);
+    if (a->dt_max > 0.0f && dt > a->dt_max) {
+        return a->dt_max;
+    }
+    return dt;
 }
 
 static float step_of(const struct recurrence_args *a, int32_t row, int64_t i)
@@ -448,7 +452,7 @@ static int32_t count_rounds(const struct cpu_backend *cpu, int32_t block)
     for (int32_t i = 0; i < cpu->pass->n_seqs; i++) {
         const struct pass_seq *s = &cpu->pass->seqs[i];
         int32_t n = s->tree ? 1 : (s->n_past + s->n_rows - 1) / block - s->n_past / block + 1;
-        most = n > most ? n : most;
+        most = greater(n, most);
     }
     return most;
 }

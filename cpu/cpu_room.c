@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/cpu_room.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 
 #include <limits.h>
 #include <stdbool.h>
@@ -19,7 +21,9 @@ static size_t read_number(const char *path, const char *key)
     FILE *f = fopen(path, "r");
     while (f && value == SIZE_MAX && fgets(line, sizeof line, f)) {
         const char *at = line + key_bytes;
-        at += strncmp(line, key, key_bytes) == 0 ? strspn(at, " ") : 0;
+        if (strncmp(line, key, key_bytes) == 0) {
+            at += strspn(at, " ");
+        }
         if (strncmp(line, key, key_bytes) == 0 && *at >= '0' && *at <= '9') {
             value = (size_t)strtoull(at, NULL, 10);
         }
@@ -32,7 +36,7 @@ static size_t read_number(const char *path, const char *key)
 
 static size_t least(size_t a, size_t b)
 {
-    return a < b ? a : b;
+    return lesser(a, b);
 }
 
 static size_t above(size_t a, size_t b)
@@ -82,7 +86,9 @@ static size_t room_of_group(const struct group_version *v, const char *group)
     }
     for (int i = 0; i < 2; i++) {
         size_t n = read_of_group(group, "memory.stat", v->cached[i]);
-        cached += n == SIZE_MAX ? 0 : n;
+        if (n != SIZE_MAX) {
+            cached += n;
+        }
     }
     return above(limit, above(used, cached));
 }
@@ -100,7 +106,7 @@ static const char *visible_path(const char *mount, const char *path)
             break;
         }
         const char *next = strchr(path + 1, '/');
-        path = next ? next : "";
+        path = or_empty(next);
     }
     return path;
 }

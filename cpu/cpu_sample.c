@@ -8,6 +8,7 @@
  *  - scores compare by score_key, an integer, equal scores by the lower id. */
 #include "cpu/cpu_internal.h"
 #include "engine/base/exact.h"
+#include "engine/base/minmax.h"
 
 #include <float.h>
 #include <math.h>
@@ -145,8 +146,10 @@ static void keep_allowed(const struct sampling_params *p, int32_t n_vocab,
 /* The draw's own mask: NULL if it has none. */
 static const uint32_t *mask_of(const struct cpu_backend *cpu, const struct pass_draw *d)
 {
-    return d->mask > 0 ? cpu->pass->masks + (int64_t)(d->mask - 1) * mask_words(cpu->limits.vocab)
-                       : NULL;
+    if (d->mask > 0) {
+        return cpu->pass->masks + (int64_t)(d->mask - 1) * mask_words(cpu->limits.vocab);
+    }
+    return NULL;
 }
 
 static void keep_masked(const uint32_t *mask, float *scores, int32_t n_vocab)
@@ -329,7 +332,9 @@ static bool refuse(struct trial *t, int32_t draft, int32_t n_vocab)
     uint64_t total = 0;
     t->refused[t->n++] = draft;
     for (int32_t i = 0; i < n_vocab; i++) {
-        total += t->p[i] > 0.0f ? (uint64_t)p_mass(t, i) : 0;
+        if (t->p[i] > 0.0f) {
+            total += (uint64_t)p_mass(t, i);
+        }
     }
     if (total == 0) {
         t->n--;
@@ -427,8 +432,12 @@ static void draw_more(const struct cpu_backend *cpu, const struct pass_draw *d, 
     int32_t last = r->token;
     for (r->n_top = 0; r->n_top < d->more && r->n_top < MAX_SIBLINGS; r->n_top++) {
         pad->scores[last] = -INFINITY;
-        struct argmax best = noise ? cpu->kernels->argmax_gumbel(pad->scores, n, seed, d->pos + 1)
-                                   : cpu->kernels->argmax(pad->scores, n);
+        struct argmax best;
+        if (noise) {
+            best = cpu->kernels->argmax_gumbel(pad->scores, n, seed, d->pos + 1);
+        } else {
+            best = cpu->kernels->argmax(pad->scores, n);
+        }
         last = best.id >= 0 && best.value > -INFINITY ? best.id : r->token;
         r->top_ids[r->n_top] = last;
     }
@@ -483,8 +492,8 @@ static void fill_logprobs(const struct cpu_kernels *kernels, const struct pass_d
     float max = kernels->argmax(logits, n).value;
     float log_total = max + (float)log(kernels->exp_total(logits, n, max));
     r->logprob = r->token >= 0 && r->token < n ? logits[r->token] - log_total : -INFINITY;
-    int32_t wanted = d->top_n < MAX_TOP_LOGPROBS ? d->top_n : MAX_TOP_LOGPROBS;
-    wanted = wanted < n ? wanted : n;
+    int32_t wanted = lesser(d->top_n, MAX_TOP_LOGPROBS);
+    wanted = lesser(wanted, n);
     r->n_top = 0;
     for (int32_t i = 0; i < n && wanted > 0; i++) {
         if (r->n_top == wanted && !(logits[i] > r->top_logprobs[wanted - 1])) {
@@ -527,7 +536,9 @@ static void draw_nothing(const struct cpu_backend *cpu, const struct pass_draw *
                          struct draw_result *r)
 {
     r->broken = true;
-    r->token = d->kind == DRAW_SCORE ? r->token : 0;
+    if (d->kind != DRAW_SCORE) {
+        r->token = 0;
+    }
     r->n_top = d->kind == DRAW_DRAFT ? d->more : 0;
     memset(r->top_ids, 0, sizeof r->top_ids);
     if (d->kind == DRAW_DRAFT && d->law > 0) {

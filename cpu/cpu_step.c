@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Lanes, passes and results: what the engine sets before the ops, and what it reads after them. */
 #include "cpu/cpu_internal.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +71,7 @@ enum status cpu_setup(struct backend *be, const struct backend_limits *limits, s
         return err_set(err, ERR_INVALID, "a limit of the backend is not positive");
     }
     int64_t slots = (int64_t)l->max_blocks_per_lane * l->block_tokens;
-    int64_t history = (slots > l->max_len ? slots : l->max_len) + 1 + MAX_TREE_NODES;
+    int64_t history = greater(slots, l->max_len) + 1 + MAX_TREE_NODES;
     int64_t draws = ((int64_t)l->max_out_rows + l->max_lanes) * l->max_passes;
     if (history > INT32_MAX || draws > INT32_MAX) {
         return err_set(err, ERR_INVALID, "the backend's limits are too large");
@@ -81,11 +82,21 @@ enum status cpu_setup(struct backend *be, const struct backend_limits *limits, s
     cpu->attn_parts = cpu_memory(cpu, ATTN_PARTS_BYTES);
     enum status st = cpu->attn_parts ? OK : ERR_NOMEM;
     /* Sampling: the scores, selection keys and counts of one draw. */
-    st = st == OK ? cpu_need_scratch(cpu, (size_t)l->vocab * 12 + 65536) : st;
-    st = st == OK ? carve_lanes(cpu) : st;
-    st = st == OK ? carve_slots(cpu) : st;
-    st = st == OK ? cpu_need_rows(cpu) : st;
-    st = st == OK ? cpu_need_moe(cpu) : st;
+    if (st == OK) {
+        st = cpu_need_scratch(cpu, (size_t)l->vocab * 12 + 65536);
+    }
+    if (st == OK) {
+        st = carve_lanes(cpu);
+    }
+    if (st == OK) {
+        st = carve_slots(cpu);
+    }
+    if (st == OK) {
+        st = cpu_need_rows(cpu);
+    }
+    if (st == OK) {
+        st = cpu_need_moe(cpu);
+    }
     if (st != OK) {
         return err_set(err, st, "not enough memory for %d sequences of %d tokens", l->max_lanes,
                        l->max_len);

@@ -2,6 +2,7 @@
 /* Weights: checked, then packed once into tiles that are read sequentially (cpu_kernels.h). K is
  * cut into equal segments, each padded to whole steps of the product's kernel. */
 #include "cpu/cpu_internal.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -129,7 +130,7 @@ static inline void turn(const char *const *rows, int32_t n_rows, int64_t width, 
 {
     enum { AT_A_TIME = 16 };
     for (int64_t first = 0; first < n; first += AT_A_TIME) {
-        int64_t end = first + AT_A_TIME < n ? first + AT_A_TIME : n;
+        int64_t end = lesser(first + AT_A_TIME, n);
         for (int32_t j = 0; j < n_rows; j++) {
             for (int64_t u = first; u < end; u++) {
                 memcpy(to + (size_t)(u * width + j) * size, rows[j] + (size_t)u * size, size);
@@ -144,7 +145,7 @@ static void turn_pairs(const struct weight *w, const char *const *rows, int32_t 
     const int64_t n = w->segment, step = w->tiled ? PAIR_BYTES : w->panels * PAIR_BYTES;
     const int64_t panel = w->tiled ? PANEL_BYTES : PAIR_BYTES;
     for (int64_t k = 0; k < n; k += K_UNIT, to += w->panels * PANEL_BYTES) {
-        int64_t n_bytes = (n - k < K_UNIT ? n - k : K_UNIT) * 2;
+        int64_t n_bytes = lesser(n - k, K_UNIT) * 2;
         for (int32_t j = 0; j < n_rows; j++) {
             const char *from = rows[j] + k * 2;
             char *column = to + j / PANEL * panel + j % PANEL * 4;
@@ -164,7 +165,7 @@ static bool pack_stored(const struct pack_job *job, int64_t matrix, int64_t tile
     const struct weight *w = job->w;
     const char *rows[TILE];
     int64_t width = (int64_t)w->panels * PANEL, first = tile * width, local;
-    int32_t n_rows = (int32_t)(w->n_out - first < width ? w->n_out - first : width);
+    int32_t n_rows = (int32_t)lesser(w->n_out - first, width);
     size_t size = dtype_bytes(w->dtype);
     for (int32_t j = 0; j < n_rows; j++) {
         const struct weight_part *p = find_part(job, matrix * w->n_out + first + j, &local);
@@ -269,8 +270,8 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
         TRY(cpu_need_rows(cpu));
     }
     if (w->kind == WEIGHT_EXPERTS) {
-        cpu->max_moe_k = (int64_t)row_bytes > cpu->max_moe_k ? (int64_t)row_bytes : cpu->max_moe_k;
-        cpu->max_moe_n = w->n_out > cpu->max_moe_n ? w->n_out : cpu->max_moe_n;
+        cpu->max_moe_k = greater((int64_t)row_bytes, cpu->max_moe_k);
+        cpu->max_moe_n = greater(w->n_out, cpu->max_moe_n);
         if (w->k_segments > cpu->max_moe_segments) {
             cpu->max_moe_segments = w->k_segments;
         }
@@ -343,7 +344,9 @@ enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc, 
         st = w->vector ? OK : ERR_NOMEM;
     } else {
         st = cpu_inputs_open(cpu, desc, w);
-        st = st == OK ? pack(cpu, desc, w, err) : st;
+        if (st == OK) {
+            st = pack(cpu, desc, w, err);
+        }
     }
     if (st == OK && desc->bias) {
         st = read_bias(cpu, desc, w, err);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/attention_plan.h"
+#include "engine/base/minmax.h"
 
 #include <string.h>
 
@@ -33,7 +34,7 @@ struct planner {
 
 static int32_t min_i32(int32_t a, int32_t b)
 {
-    return a < b ? a : b;
+    return lesser(a, b);
 }
 
 static int32_t ceil_div(int32_t a, int32_t b)
@@ -48,7 +49,7 @@ static size_t align16(size_t n)
 
 static int32_t at_least_1(int32_t n)
 {
-    return n < 1 ? 1 : n;
+    return greater(1, n);
 }
 
 /* ---- sizes --------------------------------------------------------------------------------- */
@@ -90,9 +91,11 @@ size_t attention_plan_bytes(const struct attention_limits *limits, int32_t n_row
 
 size_t attention_scratch_bytes(const struct attention_limits *limits)
 {
-    return limits->deterministic ? (size_t)at_least_1(limits->n_sms) * ATTENTION_TILE_ROWS *
-                                       ATTENTION_MAX_DIM * sizeof(float)
-                                 : 0;
+    if (limits->deterministic) {
+        return (size_t)at_least_1(limits->n_sms) * ATTENTION_TILE_ROWS * ATTENTION_MAX_DIM *
+               sizeof(float);
+    }
+    return 0;
 }
 
 /* Slot memory: two slots for each row of a large model, within bounds. */
@@ -103,7 +106,7 @@ static size_t slots_bytes(const struct attention_limits *limits)
     if (wanted < least) {
         return least;
     }
-    return wanted > most ? most : wanted;
+    return lesser(most, wanted);
 }
 
 size_t attention_workspace_bytes(const struct attention_limits *limits)
@@ -142,13 +145,19 @@ void attention_learn(struct attention_limits *limits, int32_t kv_set, int32_t n_
     }
     struct attention_shape *s = &limits->shapes[kv_set];
     const int32_t pages = run_pages(limits, kv);
-    s->run_pages = s->n_heads == 0 || pages < s->run_pages ? pages : s->run_pages;
+    if (s->n_heads == 0 || pages < s->run_pages) {
+        s->run_pages = pages;
+    }
     if (n_heads > s->n_heads) {
         s->n_heads = n_heads;
         s->n_kv_heads = kv->n_kv_heads;
     }
-    s->head_dim_v = kv->head_dim_v > s->head_dim_v ? kv->head_dim_v : s->head_dim_v;
-    s->blocks_per_sm = kv->codes.format == KV_PLAIN ? 1 : ATTENTION_CODE_BLOCKS;
+    s->head_dim_v = greater(kv->head_dim_v, s->head_dim_v);
+    if (kv->codes.format == KV_PLAIN) {
+        s->blocks_per_sm = 1;
+    } else {
+        s->blocks_per_sm = ATTENTION_CODE_BLOCKS;
+    }
 }
 
 /* ---- tiles --------------------------------------------------------------------------------- */
@@ -161,7 +170,7 @@ static void add_tiles(struct planner *p, struct attention_item tile, int32_t fir
         *t = tile;
         t->first_row = first_row + r;
         t->n_rows = (uint16_t)min_i32(p->tile_rows, n_rows - r);
-        p->most_rows = t->n_rows > p->most_rows ? t->n_rows : p->most_rows;
+        p->most_rows = greater(t->n_rows, p->most_rows);
         if (tile.mask == ATTENTION_CAUSAL) {
             t->kv_end = tile.n_past + (t->first_row - tile.seq_row) + t->n_rows;
         }
@@ -203,12 +212,15 @@ static int32_t shared_keys(const struct planner *p, const struct pass_group *g)
         next += s->n_rows;
         n_rows += s->n_rows;
         alone += ceil_div(s->n_rows, p->tile_rows);
-        keys = keys < s->n_past ? keys : s->n_past;
+        keys = lesser(keys, s->n_past);
     }
     const int32_t unit = p->limits->deterministic ? ATTENTION_FIXED_SPLIT : bt;
     keys = keys / unit * unit;
     const int64_t saved = (int64_t)(alone - ceil_div(n_rows, p->tile_rows)) * keys;
-    return saved > 2 * SLOT_COST * (int64_t)n_rows ? (int32_t)keys : 0;
+    if (saved > 2 * SLOT_COST * (int64_t)n_rows) {
+        return (int32_t)keys;
+    }
+    return 0;
 }
 
 /* ---- trees, laid out anew ------------------------------------------------------------------- */
@@ -368,11 +380,19 @@ static struct cut cut_of(const struct planner *p, const struct attention_item *t
     if (p->limits->deterministic) {
         /* Without memory to process a row's fixed runs in parallel, one item processes them in
          * order. */
-        c.piece = split > 0 || t->fold ? ATTENTION_FIXED_SPLIT : n_keys;
+        if (split > 0 || t->fold) {
+            c.piece = ATTENTION_FIXED_SPLIT;
+        } else {
+            c.piece = n_keys;
+        }
         c.first_slot = t->kv_begin / ATTENTION_FIXED_SPLIT;
     } else {
         c.piece = piece_of(n_keys, split);
-        c.first_slot = t->kv_begin > 0 ? ceil_div(t->kv_begin, piece_of(t->kv_begin, split)) : 0;
+        if (t->kv_begin > 0) {
+            c.first_slot = ceil_div(t->kv_begin, piece_of(t->kv_begin, split));
+        } else {
+            c.first_slot = 0;
+        }
     }
     c.n = ceil_div(n_keys, c.piece);
     return c;
@@ -397,7 +417,7 @@ static struct estimate estimate(const struct planner *p, int32_t split)
     int32_t largest = 0;
     for (int32_t i = 0; i < p->n_tiles; i++) {
         const struct cut c = cut_of(p, &p->tiles[i], split);
-        largest = c.piece > largest ? c.piece : largest;
+        largest = greater(c.piece, largest);
     }
     for (int32_t i = 0; i < p->n_tiles; i++) {
         const struct attention_item *t = &p->tiles[i];
@@ -413,13 +433,15 @@ static struct estimate estimate(const struct planner *p, int32_t split)
         e.n_items += c.n;
         /* The last tile of a row counts its slots; a prefix's tile leaves that to the rows' own
          * tiles. */
-        e.n_slots += slots > 1 && t->mask != ATTENTION_ALL ? (int64_t)slots * t->n_rows : 0;
+        if (slots > 1 && t->mask != ATTENTION_ALL) {
+            e.n_slots += (int64_t)slots * t->n_rows;
+        }
     }
     const int64_t n_blocks = blocks_of(p), heads = at_least_1(p->shape.n_kv_heads);
     const int64_t rounds = (n_big * heads + n_blocks - 1) / n_blocks;
     const int64_t by_rounds = n_big > 0 ? rounds * (big_work / n_big) : 0;
     e.level = work * heads / n_blocks;
-    e.cost = e.level > by_rounds ? e.level : by_rounds;
+    e.cost = greater(e.level, by_rounds);
     return e;
 }
 
@@ -435,7 +457,7 @@ static int32_t choose_split(const struct planner *p)
     int32_t longest = ATTENTION_KV_TILE;
     for (int32_t i = 0; i < p->n_tiles; i++) {
         const int32_t n = p->tiles[i].kv_end - p->tiles[i].kv_begin;
-        longest = n > longest ? n : longest;
+        longest = greater(n, longest);
     }
     if (p->limits->deterministic) {
         const struct estimate apart = estimate(p, 1), whole = estimate(p, 0);
@@ -470,7 +492,12 @@ static int32_t class_of(int32_t n_keys)
 {
     const int32_t fine = ATTENTION_KV_TILE / 4, coarse = 2 * ATTENTION_KV_TILE;
     const int32_t half = N_CLASSES / 2, more = n_keys - half * fine;
-    const int32_t c = more < 0 ? n_keys / fine : half + min_i32(more / coarse, half - 1);
+    int32_t c;
+    if (more < 0) {
+        c = n_keys / fine;
+    } else {
+        c = half + min_i32(more / coarse, half - 1);
+    }
     return N_CLASSES - 1 - c;
 }
 
@@ -509,7 +536,11 @@ static void place_items(struct planner *p, int32_t split)
                     next[size + 1]++;
                     continue;
                 }
-                item.split = t->fold || c.n > 1 ? c.first_slot + k : -1;
+                if (t->fold || c.n > 1) {
+                    item.split = c.first_slot + k;
+                } else {
+                    item.split = -1;
+                }
                 item.fold =
                     p->limits->deterministic && item.kv_end - item.kv_begin > ATTENTION_FIXED_SPLIT;
                 p->items[next[size]++] = item;

@@ -22,13 +22,21 @@ static int64_t group_of(const struct weight_part *p)
     if (p->first_col / c->block_cols == (p->first_col + p->n_cols - 1) / c->block_cols) {
         return 0;
     }
-    return p->first_col % c->block_cols == 0 ? c->block_cols : -1;
+    if (p->first_col % c->block_cols == 0) {
+        return c->block_cols;
+    }
+    return -1;
 }
 
 static bool is_code(const struct weight_part *p)
 {
     const struct weight_codec *c = &p->codec;
-    const bool has_scales = weight_part_is_dummy(p) ? c->block_cols > 0 : c->scales.data != NULL;
+    bool has_scales;
+    if (weight_part_is_dummy(p)) {
+        has_scales = c->block_cols > 0;
+    } else {
+        has_scales = c->scales.data != NULL;
+    }
     if (!has_scales || p->transposed || p->col_step != 1) {
         return false;
     }
@@ -131,7 +139,11 @@ bool coded_source_init(struct coded_source *s, const struct weight_desc *d)
                                .n_experts = d->n_experts};
     m->n_tiles = (m->n_out + CODED_ROWS - 1) / CODED_ROWS;
     m->n_chunks = (m->n_in + chunk - 1) / chunk;
-    m->record_groups = group > 0 && group < chunk ? (int32_t)(chunk / group) : 1;
+    if (group > 0 && group < chunk) {
+        m->record_groups = (int32_t)(chunk / group);
+    } else {
+        m->record_groups = 1;
+    }
     m->record_shift = group == 0 ? 30 : 0; // one record for the whole row
     while (group > (int64_t)chunk << m->record_shift) {
         m->record_shift++;
@@ -263,9 +275,12 @@ void coded_fill_scales(const void *source, int64_t tile, char *to)
         for (int64_t g = 0; row.part && g < n_groups; g++) {
             const int64_t record = g / m->record_groups, in_record = g % m->record_groups;
             const int64_t at = (record * CODED_ROWS + r) * m->record_groups + in_record;
-            const float scale = weight_part_is_dummy(row.part)
-                                    ? s->dummy_scale
-                                    : weight_part_scale(row.part, row.row, g * inputs);
+            float scale;
+            if (weight_part_is_dummy(row.part)) {
+                scale = s->dummy_scale;
+            } else {
+                scale = weight_part_scale(row.part, row.row, g * inputs);
+            }
             put_scale(m, row.part, scale, to + (size_t)at * size);
         }
     }
@@ -306,10 +321,12 @@ float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, siz
     for (int32_t r = 0; r < down; r++) {
         const struct source_row row = row_of(s, (int64_t)r * PRODUCT_BLOCK / CODED_ROWS, 0);
         for (int32_t c = 0; c < across; c++) {
-            const float scale =
-                weight_part_is_dummy(row.part)
-                    ? s->dummy_scale
-                    : weight_part_scale(row.part, row.row, (int64_t)c * PRODUCT_BLOCK);
+            float scale;
+            if (weight_part_is_dummy(row.part)) {
+                scale = s->dummy_scale;
+            } else {
+                scale = weight_part_scale(row.part, row.row, (int64_t)c * PRODUCT_BLOCK);
+            }
             scales[(size_t)r * (size_t)*n_blocks + (size_t)c] =
                 weight_codec_scale(&row.part->codec, scale);
         }

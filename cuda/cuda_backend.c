@@ -34,7 +34,11 @@ static enum status open_scratch(struct cuda_backend *be)
     const struct backend_limits *l = &be->limits;
     struct op_scratch *s = &be->scratch;
     const size_t attention_bytes = attention_workspace_bytes(&be->attention);
-    s->n_bytes = be->device.max_expert_width > 0 ? EXPERT_BYTES : BYTES;
+    if (be->device.max_expert_width > 0) {
+        s->n_bytes = EXPERT_BYTES;
+    } else {
+        s->n_bytes = BYTES;
+    }
     TRY(cuda_alloc(&be->device, s->n_bytes, &s->memory));
     if (attention_bytes > 0) {
         TRY(cuda_alloc(&be->device, attention_bytes, &s->attention));
@@ -42,10 +46,11 @@ static enum status open_scratch(struct cuda_backend *be)
     TRY(cuda_alloc(&be->device, sample_scratch_bytes(be->max_draws, l->vocab), &s->sample.memory));
     s->sample.max_draws = be->max_draws;
     s->sample.vocab = l->vocab;
-    return be->device.options.n_ranks > 1
-               ? cuda_alloc(&be->device, (size_t)l->max_out_rows * (size_t)l->vocab * 4,
-                            (void **)&s->shards)
-               : OK;
+    if (be->device.options.n_ranks > 1) {
+        return cuda_alloc(&be->device, (size_t)l->max_out_rows * (size_t)l->vocab * 4,
+                          (void **)&s->shards);
+    }
+    return OK;
 }
 
 static enum status open_owners(struct cuda_backend *be)
@@ -152,7 +157,10 @@ enum status cuda_step_begin(struct backend *base, int32_t slot)
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(cuda_enter(&be->device));
-    return be->is_set_up ? steps_begin(&be->steps, slot, &be->lanes) : ERR_INVALID;
+    if (be->is_set_up) {
+        return steps_begin(&be->steps, slot, &be->lanes);
+    }
+    return ERR_INVALID;
 }
 
 enum status cuda_lane_tokens(struct backend *base, int32_t lane, int32_t first_pos, int32_t n,
@@ -232,7 +240,10 @@ enum status cuda_step_end(struct backend *base)
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
-    return be->passes.pass ? ERR_INVALID : steps_end(&be->steps, &be->lanes);
+    if (be->passes.pass) {
+        return ERR_INVALID;
+    }
+    return steps_end(&be->steps, &be->lanes);
 }
 
 enum status cuda_step_wait(struct backend *base, int32_t slot, struct pass_results *results,

@@ -6,6 +6,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -28,7 +29,7 @@ static enum status load_nccl(struct nccl *n, struct err *err)
     n->library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (!n->library) {
         const char *why = dlerror();
-        return err_set(err, ERR_UNSUPPORTED, "several GPUs need NCCL: %s", why ? why : "");
+        return err_set(err, ERR_UNSUPPORTED, "several GPUs need NCCL: %s", or_empty(why));
     }
     bool all = find_symbol(n, "ncclGetUniqueId", &n->unique_id) &&
                find_symbol(n, "ncclCommInitRank", &n->init_rank) &&
@@ -38,7 +39,10 @@ static enum status load_nccl(struct nccl *n, struct err *err)
                find_symbol(n, "ncclAllReduce", &n->all_reduce) &&
                find_symbol(n, "ncclAllGather", &n->all_gather) &&
                find_symbol(n, "ncclGetErrorString", &n->error_string);
-    return all ? OK : err_set(err, ERR_UNSUPPORTED, "this libnccl.so.2 lacks a function");
+    if (!all) {
+        return err_set(err, ERR_UNSUPPORTED, "this libnccl.so.2 lacks a function");
+    }
+    return OK;
 }
 
 /* ---- opening: a thread per rank, because each waits for all others --------------------------- */
@@ -53,13 +57,15 @@ static void *open_rank(void *arg)
 {
     struct opener *o = arg;
     struct comm *c = o->comm;
-    ncclResult_t r =
-        cudaSetDevice(o->local) == cudaSuccess
-            ? c->nccl.init_rank(&c->ranks[o->local], c->n_ranks, o->id, c->first + o->local)
-            : ncclUnhandledCudaError;
+    ncclResult_t r = ncclUnhandledCudaError;
+    if (cudaSetDevice(o->local) == cudaSuccess) {
+        r = c->nccl.init_rank(&c->ranks[o->local], c->n_ranks, o->id, c->first + o->local);
+    }
     pthread_mutex_lock(&c->lock);
     c->opened++;
-    c->open_result = r != ncclSuccess ? r : c->open_result;
+    if (r != ncclSuccess) {
+        c->open_result = r;
+    }
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
     free(o);
@@ -94,7 +100,10 @@ static enum status open_ranks(struct comm *c, const ncclUniqueId *id, struct err
     if (!all && r == ncclSuccess) {
         return err_set(err, ERR_TIMEOUT, "NCCL: not all ranks met within %d s", CUDA_COMM_WAIT_S);
     }
-    return r == ncclSuccess ? OK : err_set(err, ERR_DEVICE, "NCCL: %s", c->nccl.error_string(r));
+    if (r != ncclSuccess) {
+        return err_set(err, ERR_DEVICE, "NCCL: %s", c->nccl.error_string(r));
+    }
+    return OK;
 }
 
 static enum status open_nccl(struct comm *c, const struct comm_place *place, struct err *err)
@@ -118,7 +127,10 @@ enum status cuda_comm_open(const struct comm_place *place, struct comm **out, st
 {
     *out = NULL;
     const int32_t n_devices = cuda_device_count();
-    const int32_t n_local = place->n_nodes > 0 ? place->n_ranks / place->n_nodes : 0;
+    int32_t n_local = 0;
+    if (place->n_nodes > 0) {
+        n_local = place->n_ranks / place->n_nodes;
+    }
     if (n_local < 1 || n_local * place->n_nodes != place->n_ranks || n_local > n_devices ||
         n_local > CUDA_MAX_RANKS) {
         return err_set(err, ERR_INVALID, "%d ranks on %d nodes; this one has %d GPUs",

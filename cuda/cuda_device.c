@@ -140,7 +140,9 @@ enum status cuda_device_open(struct cuda *be, struct err *err)
     }
     struct cudaDeviceProp prop;
     cudaError_t e = cudaSetDevice(be->options.device);
-    e = e == cudaSuccess ? cudaGetDeviceProperties(&prop, be->options.device) : e;
+    if (e == cudaSuccess) {
+        e = cudaGetDeviceProperties(&prop, be->options.device);
+    }
     if (e != cudaSuccess) {
         return err_set(err, ERR_DEVICE, "GPU %d: %s", be->options.device, cudaGetErrorString(e));
     }

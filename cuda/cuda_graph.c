@@ -95,7 +95,9 @@ static enum status end_capture(struct graphs *g, struct graph *entry)
 {
     cudaGraph_t graph = NULL;
     cudaError_t e = cudaStreamEndCapture(g->device->stream, &graph);
-    e = e == cudaSuccess ? cudaGraphInstantiate(&entry->exec, graph, 0) : e;
+    if (e == cudaSuccess) {
+        e = cudaGraphInstantiate(&entry->exec, graph, 0);
+    }
     if (graph) {
         cudaGraphDestroy(graph);
     }

@@ -2,6 +2,7 @@
 /* KV sets: the layout of pages, block copies, slot moves. */
 #include "cuda/cuda_kv.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -87,7 +88,7 @@ static enum status open_runs(struct kv_sets *kv, size_t pool_bytes,
                              struct attention_limits *attention)
 {
     const size_t most = (size_t)1 << 30;
-    const size_t n_bytes = pool_bytes < most ? pool_bytes : most;
+    const size_t n_bytes = lesser(pool_bytes, most);
     if (attention->max_runs == 0 || kv->run_memory) {
         return OK;
     }
@@ -194,7 +195,10 @@ void kv_close(struct kv_sets *kv)
 
 const struct kv_view *kv_layer(const struct kv_sets *kv, int32_t set, int32_t layer)
 {
-    return layer >= 0 && layer < kv->all[set].n_layers ? &kv->all[set].layers[layer] : NULL;
+    if (layer >= 0 && layer < kv->all[set].n_layers) {
+        return &kv->all[set].layers[layer];
+    }
+    return NULL;
 }
 
 enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,

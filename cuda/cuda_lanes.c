@@ -3,6 +3,7 @@
  * per flush applies them: a step that admits no request sends a few words, or nothing. */
 #include "cuda/cuda_lanes.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -42,7 +43,9 @@ static enum status open_tables(struct lanes *l, size_t n_tables)
         trash[i] = l->n_blocks;
     }
     cudaError_t e = cudaStreamSynchronize(be->stream); // the zeroing must be done first
-    e = e == cudaSuccess ? cudaMemcpy(l->blocks, trash, n * 4, cudaMemcpyHostToDevice) : e;
+    if (e == cudaSuccess) {
+        e = cudaMemcpy(l->blocks, trash, n * 4, cudaMemcpyHostToDevice);
+    }
     free(trash);
     return cuda_check(be, e, "block tables");
 }
@@ -56,7 +59,7 @@ enum status lanes_open(struct lanes *l, struct cuda *device, const struct backen
     l->max_lanes = limits->max_lanes;
     l->n_blocks = limits->n_blocks;
     l->vocab = limits->vocab;
-    l->history_stride = (slots > limits->max_len ? slots : limits->max_len) + 1 + MAX_TREE_NODES;
+    l->history_stride = greater(slots, limits->max_len) + 1 + MAX_TREE_NODES;
     l->blocks_stride = limits->max_blocks_per_lane;
     l->allowed_stride = (limits->vocab + 31) / 32;
     l->patches = xcalloc(CUDA_MAX_PATCHES, sizeof *l->patches);
@@ -93,7 +96,9 @@ void lanes_begin(struct lanes *l, struct staging *staging)
 enum status lanes_end(struct lanes *l)
 {
     const enum status st = lanes_flush(l);
-    l->staging = st == OK ? NULL : l->staging;
+    if (st == OK) {
+        l->staging = NULL;
+    }
     return st;
 }
 
@@ -206,7 +211,7 @@ static enum status patch(struct lanes *l, void *to, const void *from, int32_t n)
 {
     enum { PIECE = 1 << 16 }; // words per patch
     while (n > 0) {
-        const int32_t piece = n < PIECE ? n : PIECE;
+        const int32_t piece = lesser(n, PIECE);
         size_t at = 0;
         TRY(reserve(l, piece, &at));
         memcpy(l->staging->pinned + at, from, (size_t)piece * 4);
@@ -312,5 +317,8 @@ enum status lanes_params(struct lanes *l, int32_t lane, const struct sampling_pa
     TRY(patch(l, to->bias, params->bias, params->n_bias * 2));
     TRY(patch(l, to->bad_word_lengths, params->bad_word_lengths, params->n_bad_words));
     TRY(patch(l, to->bad_word_tokens, params->bad_word_tokens, n_bad_tokens));
-    return params->n_allowed > 0 ? patch_allowed(l, lane, params) : OK;
+    if (params->n_allowed > 0) {
+        return patch_allowed(l, lane, params);
+    }
+    return OK;
 }

@@ -5,6 +5,7 @@
 #include "cuda/cuda_comm.h"
 #include "cuda/cuda_upload.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 static enum status open_owners(struct cuda_backend *be)
 {
@@ -23,9 +24,13 @@ enum status cuda_open(const struct backend_options *options, struct backend **ou
     struct cuda_backend *be = xcalloc(1, sizeof *be);
     struct cuda *device = &be->device;
     device->options = *options;
-    device->options.n_ranks = options->n_ranks < 1 ? 1 : options->n_ranks;
+    device->options.n_ranks = greater(1, options->n_ranks);
     if (device->options.n_ranks > 1) {
-        device->options.device = options->comm ? cuda_comm_device(options->comm, options->rank) : 0;
+        if (options->comm) {
+            device->options.device = cuda_comm_device(options->comm, options->rank);
+        } else {
+            device->options.device = 0;
+        }
     }
     device->base.ops = &cuda_ops;
     device->base.rank = options->rank;

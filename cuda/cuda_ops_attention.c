@@ -5,7 +5,10 @@
 /* The layer's pages; NULL if there is no such layer in the pass. */
 static const struct kv_view *layer_kv(const struct cuda_backend *be, int32_t layer)
 {
-    return be->passes.pass ? kv_layer(&be->kv, be->passes.set, layer) : NULL;
+    if (be->passes.pass) {
+        return kv_layer(&be->kv, be->passes.set, layer);
+    }
+    return NULL;
 }
 
 static const struct rope_view no_rope = {.max_pos = 1};

@@ -9,7 +9,10 @@ static enum status norm_ok(const struct norm_args *a)
     const bool short_vector = (a->weight && vector_length(a->weight) < a->width) ||
                               (a->bias && vector_length(a->bias) < a->width);
     const bool mixed = a->delta.mem.p && a->out.mem.p && a->delta.dtype != a->out.dtype;
-    return !fits(a->x, a->width) || short_vector || mixed ? ERR_INVALID : OK;
+    if (!fits(a->x, a->width) || short_vector || mixed) {
+        return ERR_INVALID;
+    }
+    return OK;
 }
 
 /* codes: written instead of `out` unless NULL. */
@@ -253,7 +256,10 @@ enum status cuda_op_norm_linear(struct backend *base, const struct norm_args *n,
                            k_norm_makes_codes(n) && wants_codes(be, l, &codes) &&
                            codes.n_in == n->width;
     TRY(norm(be, n, are_codes ? &codes : NULL));
-    return down ? mlp(be, l, a, down, are_codes) : linear(be, l, are_codes);
+    if (down) {
+        return mlp(be, l, a, down, are_codes);
+    }
+    return linear(be, l, are_codes);
 }
 
 enum status cuda_op_row_gate(struct backend *base, const struct row_gate_args *a)
@@ -284,7 +290,9 @@ enum status cuda_op_reduce(struct backend *base, const struct reduce_args *a)
     bool has_bias = false;
     if (be->device.options.n_ranks > 1 && !a->whole) {
         has_bias = peers_reduce(&be->peers, a, reduce_bias(a), NULL, NULL, NULL, &st);
-        st = has_bias ? st : cuda_comm_all_reduce(&be->device, a->y, a->n_rows, a->width);
+        if (!has_bias) {
+            st = cuda_comm_all_reduce(&be->device, a->y, a->n_rows, a->width);
+        }
         TRY(st);
     }
     if (!has_bias && a->linear && a->linear->bias) {

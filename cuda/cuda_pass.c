@@ -2,6 +2,7 @@
 /* A pass's metadata: one pinned image, sent with one copy, at addresses that depend on the bucket
  * alone. */
 #include "cuda/cuda_pass.h"
+#include "engine/base/minmax.h"
 
 #include <string.h>
 
@@ -285,7 +286,7 @@ static bool is_few(const struct pass *p, int32_t n_rows)
     for (int32_t i = 0; few && i < p->n_seqs; i++) {
         const int32_t n_past = p->seqs[i].n_past;
         few = !p->seqs[i].tree && n_past < most;
-        longest = n_past > longest ? n_past : longest;
+        longest = greater(n_past, longest);
         sum += n_past;
     }
     return few &&
@@ -294,7 +295,7 @@ static bool is_few(const struct pass *p, int32_t n_rows)
 
 static int32_t at_least(int32_t n, int32_t least)
 {
-    return n > least ? n : least;
+    return greater(n, least);
 }
 
 static int32_t power_of_two(int32_t n)
@@ -334,7 +335,7 @@ static struct state_work state_work_of(const struct passes *ps, const struct pas
 static int32_t bucket_within(int32_t n, int32_t limit)
 {
     const int32_t padded = cuda_bucket(n);
-    return padded < limit ? padded : limit;
+    return lesser(padded, limit);
 }
 
 enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *lanes,

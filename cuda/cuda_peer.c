@@ -7,6 +7,7 @@
 #include "cuda/kernels/kernels.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/base/minmax.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -92,7 +93,10 @@ static enum status open_own(struct peers *p, uint64_t area_bytes)
 static int64_t row_bytes_of(const struct peers *p)
 {
     const int64_t n = (int64_t)p->hidden * (int64_t)dtype_bytes(p->device->options.dtype);
-    return n % 16 == 0 && n <= MAX_ROW_BYTES ? n : 0;
+    if (n % 16 == 0 && n <= MAX_ROW_BYTES) {
+        return n;
+    }
+    return 0;
 }
 
 enum status peers_open(struct peers *p, struct cuda *device, const struct backend_limits *limits)
@@ -107,7 +111,7 @@ enum status peers_open(struct peers *p, struct cuda *device, const struct backen
         return OK;
     }
     int64_t largest = (int64_t)p->max_rows * row_bytes;
-    largest = largest < LARGEST_BYTES ? largest : LARGEST_BYTES;
+    largest = lesser(largest, LARGEST_BYTES);
     const uint64_t area_bytes = 2 * (uint64_t)largest + PEER_MAX_RANKS * MAX_ROW_BYTES;
     const int32_t own = cuda_comm_device(c, be->options.rank);
     c->peer_ok[own] = reach_others(be, c) && open_own(p, area_bytes) == OK;
@@ -208,14 +212,15 @@ bool peers_reduce(struct peers *p, const struct reduce_args *r, const float *sum
     }
     // Deterministic mode: never exceed what peer memory takes, since NCCL would add in another
     // order.
-    most = most < r->n_rows ? most : r->n_rows;
-    const enum peer_way way =
-        most > 0 ? (enum peer_way)be->options.comm->ways[class_of(most * row_bytes)] : PEER_NONE;
+    most = lesser(most, r->n_rows);
+    enum peer_way way = PEER_NONE;
+    if (most > 0) {
+        way = (enum peer_way)be->options.comm->ways[class_of(most * row_bytes)];
+    }
     struct reduce_args part;
     struct norm_args norm_part;
     for (int32_t first = 0; first < r->n_rows; first += most) {
-        cut_rows(r, n, first, r->n_rows - first < most ? r->n_rows - first : most, &part,
-                 &norm_part);
+        cut_rows(r, n, first, lesser(r->n_rows - first, most), &part, &norm_part);
         if (!can_take(p, way, &part, n ? &norm_part : NULL)) {
             return false; // the first part was refused
         }
@@ -280,7 +285,9 @@ static enum status capture_trial(struct peers *p, const struct trial *t, cudaGra
     // end the capture whatever happened to the calls
     cudaError_t e = cudaStreamEndCapture(be->stream, &graph);
     if (st == OK) {
-        e = e == cudaSuccess ? cudaGraphInstantiate(exec, graph, 0) : e;
+        if (e == cudaSuccess) {
+            e = cudaGraphInstantiate(exec, graph, 0);
+        }
         st = cuda_check(be, e, "capture of a sum over ranks");
     }
     if (graph) {
@@ -305,7 +312,9 @@ static enum status time_rounds(struct cuda *be, cudaGraphExec_t exec, cudaEvent_
         CUDA_TRY(be, cudaStreamSynchronize(be->stream));
         CUDA_TRY(be, cudaEventElapsedTime(&ms, begin, end));
         const float each = ms * 1000.0f / CALLS;
-        *us = i == 1 || (i > 1 && each < *us) ? each : *us;
+        if (i == 1 || (i > 1 && each < *us)) {
+            *us = each;
+        }
     }
     return OK;
 }
@@ -320,9 +329,15 @@ static enum status time_trial(struct peers *p, const struct trial *t, float *us)
     TRY(run_trial(p, t)); // warm-up: libraries initialise
     CUDA_TRY(be, cudaStreamSynchronize(be->stream));
     enum status st = cuda_check(be, cudaEventCreate(&begin), "an event");
-    st = st == OK ? cuda_check(be, cudaEventCreate(&end), "an event") : st;
-    st = st == OK ? capture_trial(p, t, &exec) : st;
-    st = st == OK ? time_rounds(be, exec, begin, end, us) : st;
+    if (st == OK) {
+        st = cuda_check(be, cudaEventCreate(&end), "an event");
+    }
+    if (st == OK) {
+        st = capture_trial(p, t, &exec);
+    }
+    if (st == OK) {
+        st = time_rounds(be, exec, begin, end, us);
+    }
     if (begin) {
         cudaEventDestroy(begin);
     }
@@ -357,7 +372,9 @@ static enum status measure_class(struct peers *p, int32_t k, struct trial *t, ch
     if (cuda_comm_device(c, be->options.rank) == 0) {
         int32_t best = PEER_NONE;
         for (int32_t way = 0; way < PEER_WAYS; way++) {
-            best = us[way] > 0.0f && us[way] < us[best] ? way : best;
+            if (us[way] > 0.0f && us[way] < us[best]) {
+                best = way;
+            }
         }
         c->ways[k] = (uint8_t)best;
         const size_t n = strlen(line);
@@ -372,8 +389,11 @@ static enum status measure_class(struct peers *p, int32_t k, struct trial *t, ch
 static void choose_fixed(struct comm *c)
 {
     for (int32_t k = 0; k < PEER_CLASSES; k++) {
-        c->ways[k] =
-            c->n_ranks == 2 || ((int64_t)4096 << k) <= 256 << 10 ? PEER_ONE_SHOT : PEER_TWO_SHOT;
+        if (c->n_ranks == 2 || ((int64_t)4096 << k) <= 256 << 10) {
+            c->ways[k] = PEER_ONE_SHOT;
+        } else {
+            c->ways[k] = PEER_TWO_SHOT;
+        }
     }
 }
 
@@ -399,9 +419,10 @@ enum status peers_measure(struct peers *p)
     for (int32_t i = 0; i < 3 && st == OK; i++) {
         const size_t n_bytes = (size_t)p->largest;
         st = cuda_check(be, cudaMalloc(&memory[i], n_bytes), "memory to measure sums with");
-        st = st == OK ? cuda_check(be, cudaMemsetAsync(memory[i], 0x3c, n_bytes, be->stream),
-                                   "memory to measure sums with")
-                      : st;
+        if (st == OK) {
+            st = cuda_check(be, cudaMemsetAsync(memory[i], 0x3c, n_bytes, be->stream),
+                            "memory to measure sums with");
+        }
     }
     const struct tensor t[3] = {{{memory[0]}, be->options.dtype, p->hidden},
                                 {{memory[1]}, be->options.dtype, p->hidden},

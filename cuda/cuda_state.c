@@ -2,6 +2,7 @@
 /* State sets: the layout of slots, and what moves in them between passes. */
 #include "cuda/cuda_state.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -35,11 +36,15 @@ static struct state_view lay_out(const struct state_set_desc *d, int32_t layer)
      * blocks. */
     v.slots = (2 + (d->max_ahead + d->block - 1) / d->block) * d->block;
     v.n_records = d->max_ahead > 0 ? 2 : 1;
-    const int32_t ahead = d->max_ahead > STATE_WINDOW ? d->max_ahead : STATE_WINDOW;
+    const int32_t ahead = greater(d->max_ahead, STATE_WINDOW);
     v.conv_ring = g->conv_kernel > 0 ? g->conv_kernel + ahead : 0;
     v.decays = g->per_channel ? g->key_dim : 1;
     const bool conv_alone = g->kind == STATE_CONV;
-    v.s_bytes = conv_alone ? 0 : align16(heads * g->key_dim * g->value_dim * 4);
+    if (conv_alone) {
+        v.s_bytes = 0;
+    } else {
+        v.s_bytes = align16(heads * g->key_dim * g->value_dim * 4);
+    }
     const int64_t row = (int64_t)g->conv_width * size;
     v.record_bytes = align16(v.s_bytes + (g->conv_kernel > 0 ? (g->conv_kernel - 1) * row : 0));
     const int64_t slots = conv_alone ? 0 : v.slots;
@@ -138,7 +143,10 @@ void states_close(struct state_sets *s)
 
 const struct state_view *states_layer(const struct state_sets *s, int32_t set, int32_t layer)
 {
-    return layer >= 0 && layer < s->all[set].n_layers ? &s->all[set].layers[layer] : NULL;
+    if (layer >= 0 && layer < s->all[set].n_layers) {
+        return &s->all[set].layers[layer];
+    }
+    return NULL;
 }
 
 /* 0: lane to snapshot, 1: lane to lane, 2: snapshot to lane. */

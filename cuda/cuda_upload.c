@@ -3,6 +3,7 @@
  * threads copy and convert into pinned buffers, and one buffer travels while the next is filled. */
 #include "cuda/cuda_upload.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/thread.h"
 
 #include <pthread.h>
@@ -83,7 +84,7 @@ static void convert_row(const struct weight_part *p, int64_t row, enum dtype dty
 {
     float values[256];
     for (int64_t c = 0, n; c < p->n_cols; c += n) {
-        n = p->n_cols - c < 256 ? p->n_cols - c : 256;
+        n = lesser(p->n_cols - c, 256);
         weight_part_read(p, row, c, n, values);
         for (int64_t i = 0; i < n; i++) {
             cuda_store_number(to, dtype, c + i, values[i]);
@@ -182,7 +183,7 @@ enum status cuda_upload_open(struct cuda *be)
     }
     const long n = sysconf(_SC_NPROCESSORS_ONLN) / (be->options.n_ranks) - 1;
     int32_t wanted = n > MAX_THREADS ? MAX_THREADS : (int32_t)n;
-    wanted = wanted < 0 ? 0 : wanted;
+    wanted = greater(0, wanted);
     int32_t n_started = 0;
     pthread_mutex_lock(&u->lock);
     for (int32_t i = 0; i < wanted; i++) {
@@ -234,7 +235,7 @@ enum status cuda_upload_units(struct cuda *be, void *to, size_t unit_bytes, int6
         return ERR_LIMIT;
     }
     for (int64_t first = 0; first < n_units; first += max_units) {
-        const int64_t n = n_units - first < max_units ? n_units - first : max_units;
+        const int64_t n = lesser(n_units - first, max_units);
         const int32_t b = u->next_buffer++ % N_BUFFERS;
         CUDA_TRY(be, cudaEventSynchronize(u->sent[b]));
         const struct job job = {fill, source, u->buffers[b], unit_bytes, first, n};
@@ -259,7 +260,7 @@ enum status cuda_upload_part(struct cuda *be, void *to, enum dtype dtype,
     /* A row longer than a buffer (a long vector, say) is sent in several pieces. */
     for (int64_t r = 0; r < part->n_rows; r++) {
         for (int64_t c = 0; c < part->n_cols; c += max_cols) {
-            const int64_t n = part->n_cols - c < max_cols ? part->n_cols - c : max_cols;
+            const int64_t n = lesser(part->n_cols - c, max_cols);
             const struct part_rows piece = {weight_part_slice(*part, r, 1, c, n), dtype};
             TRY(cuda_upload_units(be, (char *)to + (size_t)(r * part->n_cols + c) * element,
                                   (size_t)n * element, 1, fill_row, &piece));

@@ -4,6 +4,7 @@
 #include "cuda/coded_pack.h"
 #include "cuda/cuda_upload.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -146,11 +147,13 @@ static void read_inputs(struct cuda *be, const struct weight_desc *d, struct wei
             other->from_row != rule.from_row || other->power_of_two != rule.power_of_two) {
             return; // the fused parts differ, but share the rows: do not round them
         }
-        rule.scale = other->scale > rule.scale ? other->scale : rule.scale;
+        rule.scale = greater(other->scale, rule.scale);
     }
-    rule.scale = rule.from_row ? 0.0f : rule.scale;
+    if (rule.from_row) {
+        rule.scale = 0.0f;
+    }
     w->inputs = rule;
-    be->max_rounded_in = d->n_in > be->max_rounded_in ? d->n_in : be->max_rounded_in;
+    be->max_rounded_in = greater(d->n_in, be->max_rounded_in);
 }
 
 /* *taken is false if the weight must be stored in floating point. */

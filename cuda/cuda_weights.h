@@ -30,7 +30,10 @@ static inline const struct coded_matrix *weight_coded(const struct weight *w)
 /* NULL: inputs are not rounded. */
 static inline const struct input_rule *weight_inputs(const struct weight *w)
 {
-    return w->inputs.numbers == INPUT_E4M3 ? &w->inputs : NULL;
+    if (w->inputs.numbers == INPUT_E4M3) {
+        return &w->inputs;
+    }
+    return NULL;
 }
 
 struct rope_table {

@@ -108,7 +108,9 @@ static enum status state_behind(struct constraint *c, const struct sequence *seq
     *ahead = begins;
     if (begins) {
         TRY(look_ahead(c, seq, more, n_more, &first, ahead));
-        st = *ahead ? OK : st;
+        if (*ahead) {
+            st = OK;
+        }
     }
     for (int tries = 0; tries < 2 && st == ERR_BUSY; tries++) {
         st = begins ? OK : reach(c, seq);
@@ -116,7 +118,9 @@ static enum status state_behind(struct constraint *c, const struct sequence *seq
         for (int32_t i = first; st == OK && i < n_more; i++) {
             st = grammar_advance_token(g, out, more[i]);
         }
-        c->n_tokens = st == ERR_BUSY ? -1 : c->n_tokens;
+        if (st == ERR_BUSY) {
+            c->n_tokens = -1;
+        }
     }
     return st == ERR_BUSY ? ERR_LIMIT : st;
 }
@@ -135,12 +139,18 @@ enum status constraint_mask(struct constraint *c, const struct sequence *seq, co
             memset(words, 0xff, n_words * sizeof *words);
             return OK;
         }
-        st = st == OK ? grammar_mask(g, s, words) : st;
-        c->n_tokens = st == ERR_BUSY ? -1 : c->n_tokens;
+        if (st == OK) {
+            st = grammar_mask(g, s, words);
+        }
+        if (st == ERR_BUSY) {
+            c->n_tokens = -1;
+        }
     }
     uint32_t any = 0;
     for (size_t i = 0; i < n_words; i++) {
-        words[i] = st == OK ? words[i] : 0;
+        if (st != OK) {
+            words[i] = 0;
+        }
         any |= words[i];
     }
     if (st == OK && any == 0) {
@@ -155,7 +165,10 @@ enum status constraint_take(struct constraint *c, const struct sequence *seq, in
     struct grammar_state s;
     bool ahead;
     if (constraint_is_ahead(c, seq)) {
-        return search(c, seq->request, token) ? OK : ERR_INVALID;
+        if (!search(c, seq->request, token)) {
+            return ERR_INVALID;
+        }
+        return OK;
     }
     bool end = grammar_is_end(g, token);
     enum status st = state_behind(c, seq, &token, end ? 0 : 1, &s, &ahead);
@@ -210,7 +223,8 @@ int32_t constraint_forced(struct constraint *c, const struct sequence *seq, int3
 
 const char *constraint_failure(const struct constraint *c)
 {
-    return c->failure == ERR_LIMIT
-               ? "what the constraint allows next is too much work to find out"
-               : "the constraint allows no token here that this model could draw";
+    if (c->failure == ERR_LIMIT) {
+        return "what the constraint allows next is too much work to find out";
+    }
+    return "the constraint allows no token here that this model could draw";
 }

@@ -10,6 +10,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/thread.h"
 
 #include <stdio.h>
@@ -82,7 +83,9 @@ static void submit_draws(struct engine *e)
     }
     step_fill_masks(ps);
     enum status status = engine_send_draws(e, &ps->step);
-    status = status == OK ? ranks_run(&e->ranks, execute_draws_on_rank, e) : status;
+    if (status == OK) {
+        status = ranks_run(&e->ranks, execute_draws_on_rank, e);
+    }
     if (status != OK) {
         fail_with_cause(e, status, "the device failed while draws were submitted");
     }
@@ -112,7 +115,9 @@ static bool submit_step(struct engine *e)
     step_build_lanes(ps, &e->scheduler.holdings);
     step_build_draft(ps, &e->scheduler.holdings, &e->spec);
     enum status status = step_grow_trees(ps, &e->scheduler.limits, &e->spec, &site);
-    status = status == OK ? step_draft_masked(ps, &site) : status;
+    if (status == OK) {
+        status = step_draft_masked(ps, &site);
+    }
     step_build(ps, &e->scheduler.holdings);
     ps->n_closed = 0;
     if (step_reserve_masks(ps)) {
@@ -120,8 +125,12 @@ static bool submit_step(struct engine *e)
     } else {
         step_fill_masks(ps);
     }
-    status = status == OK ? engine_send_step(e, &ps->step, NULL) : status;
-    status = status == OK ? ranks_run(&e->ranks, execute_on_rank, e) : status;
+    if (status == OK) {
+        status = engine_send_step(e, &ps->step, NULL);
+    }
+    if (status == OK) {
+        status = ranks_run(&e->ranks, execute_on_rank, e);
+    }
     tree_moves_clear(&e->moves);
     e->next_slot = (e->next_slot + 1) % N_STEPS;
     e->n_inflight++;
@@ -211,7 +220,11 @@ static int32_t next_row(const struct spec *sp, const struct sequence *seq, int32
 static bool is_refused(struct engine *e, const struct sequence *seq, int32_t token)
 {
     struct constraint *c = &e->constraints[seq->index];
-    c->failure = seq->request->grammar ? constraint_take(c, seq, token) : OK;
+    if (seq->request->grammar) {
+        c->failure = constraint_take(c, seq, token);
+    } else {
+        c->failure = OK;
+    }
     return c->failure != OK;
 }
 
@@ -292,7 +305,12 @@ static void commit_pools(struct engine *e, const struct planned_step *ps)
         struct sequence *seq = ps->pool_owners[i];
         if (seq->state != SEQ_RETIRING && ps->step.pools[i].finish) {
             // The backend returns a sum: a mean is over the whole prompt, "last" over one row.
-            float n = seq->request->pool == POOL_MEAN ? (float)seq->n_prompt : 1.0f;
+            float n;
+            if (seq->request->pool == POOL_MEAN) {
+                n = (float)seq->n_prompt;
+            } else {
+                n = 1.0f;
+            }
             const float *sum = step_results(ps)->pooled + (size_t)i * hidden;
             for (size_t k = 0; k < hidden; k++) {
                 seq->request->pooled[k] = sum[k] / n;
@@ -308,7 +326,7 @@ static void tell_prompt(struct engine *e, const struct plan_entry *entry)
     struct engine_request *r = entry->seq->request;
     int32_t n = entry->first + entry->n_rows - entry->n_drafts;
     if (r->tells_prompt && entry->seq->sample == 0 && entry->first < r->n_prompt) {
-        atomic_store(&r->n_prefilled, n < r->n_prompt ? n : r->n_prompt);
+        atomic_store(&r->n_prefilled, lesser(n, r->n_prompt));
         requests_announce(e, r, false);
     }
 }
@@ -344,8 +362,11 @@ static void learn_speed(struct engine *e, int32_t n_rows)
     e->last_commit_ns = e->n_inflight > 0 ? now : 0;
     if (since > 0 && now > since && 2 * n_rows >= e->scheduler.limits.max_rows) {
         double rows_per_s = n_rows * 1e9 / (double)(now - since);
-        e->rows_per_s =
-            e->rows_per_s > 0 ? (KEEP * e->rows_per_s + rows_per_s) / (KEEP + 1) : rows_per_s;
+        if (e->rows_per_s > 0) {
+            e->rows_per_s = (KEEP * e->rows_per_s + rows_per_s) / (KEEP + 1);
+        } else {
+            e->rows_per_s = rows_per_s;
+        }
     }
     if (e->options.prefix_overtake_tokens < 0 && e->rows_per_s > 0) {
         e->scheduler.overtake_tokens = (int64_t)(PATIENCE_S * e->rows_per_s);
@@ -356,8 +377,8 @@ static void learn_speed(struct engine *e, int32_t n_rows)
 static int32_t prompt_rows(const struct plan_entry *entry)
 {
     int32_t left = entry->seq->n_prompt - entry->first;
-    left = left > 0 ? left : 0;
-    return left < entry->n_rows ? left : entry->n_rows;
+    left = greater(left, 0);
+    return lesser(left, entry->n_rows);
 }
 
 static void count_step(struct engine *e, int32_t n_rows, int64_t n_tokens)
@@ -469,10 +490,12 @@ enum {
 /* How long the thread may wait for messages: at most until the next deadline. */
 static int64_t idle_timeout(const struct engine *e)
 {
-    int64_t left =
-        e->next_deadline_ns == INT64_MAX ? IDLE_NS : e->next_deadline_ns - clock_now_ns();
-    left = left < IDLE_NS ? left : IDLE_NS;
-    return left < NAP_NS ? NAP_NS : left;
+    int64_t left = IDLE_NS;
+    if (e->next_deadline_ns != INT64_MAX) {
+        left = e->next_deadline_ns - clock_now_ns();
+    }
+    left = lesser(left, IDLE_NS);
+    return greater(NAP_NS, left);
 }
 
 void engine_turn(struct engine *e)
@@ -495,7 +518,7 @@ void engine_turn(struct engine *e)
         commit_step(e);
     } else if (!submitted && busy) {
         // Nothing fits until something ends; do not spin.
-        requests_take(e, patience < NAP_NS ? patience : NAP_NS);
+        requests_take(e, lesser(patience, NAP_NS));
     }
     submit_draws(e);
     publish_stats(e);

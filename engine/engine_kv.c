@@ -40,11 +40,13 @@ static enum status choose(const struct engine *e, const char *where, const char 
     if (!dtype_find(word, &dtype)) {
         return err_set(err, ERR_UNSUPPORTED, "%s: '%.60s' is not supported", where, word);
     }
-    return dtype == e->info.dtype ? OK
-                                  : err_set(err, ERR_UNSUPPORTED,
-                                            "%s: keys and values of %s beside a model of %s are "
-                                            "not supported",
-                                            where, word, (*out)->name);
+    if (dtype != e->info.dtype) {
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%s: keys and values of %s beside a model of %s are "
+                       "not supported",
+                       where, word, (*out)->name);
+    }
+    return OK;
 }
 
 void engine_kv_set(const struct engine *e, const struct model *m, struct kv_layer *layers,
@@ -70,9 +72,11 @@ static enum status try_set(const struct engine *e, const struct model *m, const 
     size_t n_bytes;
     engine_kv_set(e, m, layers, &d);
     enum status st = m->be->ops->kv_bytes(m->be, &d, 16, &n_bytes);
-    return st == OK ? OK
-                    : err_set(err, st, "%s: %s is not supported for this model on this device",
-                              where, e->kv[m->kv_set]->name);
+    if (st != OK) {
+        return err_set(err, st, "%s: %s is not supported for this model on this device", where,
+                       e->kv[m->kv_set]->name);
+    }
+    return OK;
 }
 
 enum status engine_kv_choose(struct engine *e, struct err *err)

@@ -3,6 +3,7 @@
  * curve. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/base/minmax.h"
 #include "engine/cluster/step_run.h"
 #include "engine/engine_state.h"
 
@@ -162,7 +163,7 @@ enum status spec_measure(struct ranks *ranks, const struct scheduler_limits *lim
 {
     const struct site site = {ranks,
                               {.limits = limits, .options = options, .n_vocab_used = n_vocab_used}};
-    int32_t extra = options->k < EXTRA_PASSES ? options->k : EXTRA_PASSES;
+    int32_t extra = lesser(options->k, EXTRA_PASSES);
     struct spec_timed_steps timed = {.n_passes = 1 + extra};
     for (int32_t i = 0; i < ROUNDS; i++) {
         TRY(measure_round(&site, false, out->target));

@@ -4,6 +4,7 @@
 
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/model/check.h"
 #include "engine/model/head.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -38,7 +39,7 @@ bool engine_fit_draft(struct engine *e, int32_t draft)
 {
     struct model_config *c = e->draft_config[draft];
     int32_t served = e->info.max_model_len;
-    return model_config_fit(c, c->max_pos < served ? c->max_pos : served);
+    return model_config_fit(c, lesser(c->max_pos, served));
 }
 
 /* Random weights: config.json is the only file. */
@@ -53,9 +54,10 @@ static enum status choose_dtype(const struct engine *e, enum dtype *out, struct 
     const struct model_config *c = &e->config;
     const char *asked = e->options.dtype ? e->options.dtype : "auto";
     if (strcmp(asked, "auto") != 0) {
-        return dtype_find(asked, out)
-                   ? OK
-                   : err_set(err, ERR_UNSUPPORTED, "dtype: '%.60s' is not supported", asked);
+        if (!dtype_find(asked, out)) {
+            return err_set(err, ERR_UNSUPPORTED, "dtype: '%.60s' is not supported", asked);
+        }
+        return OK;
     }
     bool says = c->dtype_is_set || !e->checkpoint;
     *out = says ? c->dtype : model_stored_dtype(c, e->checkpoint);
@@ -97,17 +99,24 @@ static enum status read_draft_config(struct engine *e, int32_t i, struct model_c
         return head_config_mtp(&e->config, i, c, err);
     }
     enum status st = model_config_load(folder, c, err);
-    st = st == OK && head == HEAD_EAGLE3 ? head_config_eagle3(folder, &e->config, c, err) : st;
-    return st == OK ? OK : err_prefix(err, st, "the draft model");
+    if (st == OK && head == HEAD_EAGLE3) {
+        st = head_config_eagle3(folder, &e->config, c, err);
+    }
+    if (st != OK) {
+        return err_prefix(err, st, "the draft model");
+    }
+    return OK;
 }
 
 /* The modules that draft: no more than there are drafts. Trees use the first alone. */
 static int32_t count_modules(const struct engine *e)
 {
     const struct spec_options *o = &e->spec.options;
-    int32_t most = o->k < MAX_DRAFT_MODELS ? o->k : MAX_DRAFT_MODELS, n = e->config.n_draft_layers;
-    n = spec_has_trees(&e->spec) || n < 1 ? 1 : n;
-    return n < most ? n : most;
+    int32_t most = lesser(o->k, MAX_DRAFT_MODELS), n = e->config.n_draft_layers;
+    if (spec_has_trees(&e->spec) || n < 1) {
+        n = 1;
+    }
+    return lesser(n, most);
 }
 
 static enum status read_drafts(struct engine *e, struct err *err)
@@ -155,7 +164,9 @@ static enum status read_ranks(struct engine *e, struct err *err)
     struct model_shard shard;
     TRY(model_shard_of(&e->config, 0, n_ranks, &shard, err));
     struct spec_options *o = &e->spec.options;
-    o->draft_ranks = o->draft_ranks > 0 ? o->draft_ranks : n_ranks;
+    if (o->draft_ranks <= 0) {
+        o->draft_ranks = n_ranks;
+    }
     if (o->n_models > 0 && o->draft_ranks != 1 && o->draft_ranks != n_ranks) {
         return err_set(err, ERR_INVALID,
                        "speculative-config: draft_tensor_parallel_size must be 1 "

@@ -13,7 +13,10 @@
 
 int32_t engine_nodes_alive(const struct engine *e)
 {
-    return e->options.nodes ? nodes_alive(e->options.nodes) : 1;
+    if (e->options.nodes) {
+        return nodes_alive(e->options.nodes);
+    }
+    return 1;
 }
 
 void engine_note_failure(struct engine *e, const char *why)
@@ -76,13 +79,18 @@ bool engine_await_cause(struct engine *e, struct err *why)
 
 enum status engine_agree(struct engine *e, int64_t *least, struct err *err)
 {
-    return e->options.nodes ? nodes_least(e->options.nodes, least, err) : OK;
+    if (e->options.nodes) {
+        return nodes_least(e->options.nodes, least, err);
+    }
+    return OK;
 }
 
 static enum status send_wire(struct engine *e)
 {
-    return e->wire.failed ? ERR_LIMIT
-                          : nodes_send_step(e->options.nodes, e->wire.data, e->wire.n_bytes);
+    if (e->wire.failed) {
+        return ERR_LIMIT;
+    }
+    return nodes_send_step(e->options.nodes, e->wire.data, e->wire.n_bytes);
 }
 
 enum status engine_send_step(struct engine *e, const struct step *st, const struct pass *level)
@@ -157,7 +165,10 @@ static enum status follow_frame(struct engine *e, int64_t *number, const void *b
         step->begun = false;
         e->n_steps = ++*number;
     }
-    return st == OK ? OK : err_set(err, st, "a device failed in step %lld", (long long)*number);
+    if (st != OK) {
+        return err_set(err, st, "a device failed in step %lld", (long long)*number);
+    }
+    return OK;
 }
 
 /* No step arrived that would reveal a failed device, so check. If the failure is due to a lost set,
@@ -180,7 +191,10 @@ static enum status follow_steps(struct engine *e, struct err *err)
         if (st != OK) {
             struct err why = {"a step is missing"};
             engine_set_lost(e, &why);
-            return st == ERR_CANCELLED ? OK : err_set(err, st, "%s", why.text);
+            if (st != ERR_CANCELLED) {
+                return err_set(err, st, "%s", why.text);
+            }
+            return OK;
         }
         TRY(bytes ? follow_frame(e, &number, bytes, n_bytes, err) : follow_silence(e, err));
     }

@@ -48,8 +48,10 @@ static bool inputs_as_they_are(const struct engine *e)
 static enum requantise_kind requantise_of(const struct engine *e)
 {
     const char *asked = e->options.quantization;
-    return asked ? (enum requantise_kind)(words_find(ENGINE_QUANTIZATIONS, asked) + 1)
-                 : REQUANTISE_NOT;
+    if (asked) {
+        return (enum requantise_kind)(words_find(ENGINE_QUANTIZATIONS, asked) + 1);
+    }
+    return REQUANTISE_NOT;
 }
 
 static enum status load_rank(struct rank *r, void *arg)
@@ -157,7 +159,10 @@ static enum status setup_rank(struct rank *r, void *arg)
     for (int32_t i = 0; i < e->spec.options.n_models && st == OK; i++) {
         st = model_setup(&r->draft[i], l->max_rows, l->max_out, logits, local);
     }
-    return st == OK ? OK : err_set(&r->err, st, "no memory for activations");
+    if (st != OK) {
+        return err_set(&r->err, st, "no memory for activations");
+    }
+    return OK;
 }
 
 static void size_live_table(struct engine *e)
@@ -210,7 +215,11 @@ enum status engine_load(struct engine *e, struct err *err)
     scheduler_init(&e->scheduler, &limits);
     int64_t overtake = e->options.prefix_overtake_tokens;
     /* Until a full step has been measured, assume that it takes a second. */
-    e->scheduler.overtake_tokens = overtake >= 0 ? overtake : 10 * (int64_t)limits.max_rows;
+    if (overtake >= 0) {
+        e->scheduler.overtake_tokens = overtake;
+    } else {
+        e->scheduler.overtake_tokens = 10 * (int64_t)limits.max_rows;
+    }
     e->sizes = engine_step_sizes(e);
     spec_open(&e->spec, limits.max_len);
     e->constraints = xcalloc((size_t)limits.max_sequences, sizeof *e->constraints);
@@ -226,7 +235,10 @@ enum status engine_load(struct engine *e, struct err *err)
     size_live_table(e);
     e->n_vocab_used = e->config.vocab;
     enum status st = measure_costs(e);
-    return st == OK ? OK : err_set(err, st, "the device failed in its first steps");
+    if (st != OK) {
+        return err_set(err, st, "the device failed in its first steps");
+    }
+    return OK;
 }
 
 static enum status close_rank(struct rank *r, void *arg)

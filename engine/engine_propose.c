@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The engine's side of speculation: the sequences to propose drafts for, and the tokens missing
  * from the draft models' KV. */
+#include "engine/base/minmax.h"
 #include "engine/engine_state.h"
 
 #include <string.h>
@@ -18,7 +19,7 @@ static int32_t tree_depth(const struct scheduler_limits *l, const struct sequenc
         return MAX_DRAFTS;
     }
     int32_t left = l->state_block - 2 - (seq->n_known - 1) % l->state_block;
-    return left > 0 ? left : 0;
+    return greater(left, 0);
 }
 
 static struct spec_view view_of(struct engine *e)
@@ -57,7 +58,7 @@ static void propose_constrained(struct engine *e, struct spec_candidate *c)
 {
     struct constraint *of = &e->constraints[c->seq->index];
     struct proposal *p = c->proposal;
-    int32_t forced[MAX_DRAFTS], most = c->most < MAX_DRAFTS ? c->most : MAX_DRAFTS;
+    int32_t forced[MAX_DRAFTS], most = lesser(c->most, MAX_DRAFTS);
     int32_t n = constraint_forced(of, c->seq, forced, most);
     if (!c->ready) {
         p->waits_for_token |= n > 2;

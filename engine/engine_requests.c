@@ -6,6 +6,7 @@
 #include "engine/base/assert.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -262,7 +263,7 @@ static enum status check_request(const struct engine *e, const struct engine_req
 {
     const struct engine_info *info = &e->info;
     bool draws = r->pool == POOL_NONE && r->params.max_tokens > 0;
-    int32_t most = info->max_sequences < MAX_SAMPLES ? info->max_sequences : MAX_SAMPLES;
+    int32_t most = lesser(info->max_sequences, MAX_SAMPLES);
     if (info->headless && r->pool == POOL_NONE) {
         return err_set(err, ERR_INVALID,
                        "this model has no lm_head.weight: it gives embeddings, "
@@ -290,11 +291,17 @@ static enum status check_request(const struct engine *e, const struct engine_req
                            r->prompt[i]);
         }
     }
-    const struct grammar_vocab *v = r->grammar ? grammar_vocabulary(r->grammar) : NULL;
+    const struct grammar_vocab *v = NULL;
+    if (r->grammar) {
+        v = grammar_vocabulary(r->grammar);
+    }
     if (r->grammar && (!v || grammar_mask_words(v) != (size_t)mask_words(info->vocab))) {
         return err_set(err, ERR_INVALID, "the grammar is of another vocabulary");
     }
-    size_t n_after = r->grammar && r->grammar_after ? strlen(r->grammar_after) : 1;
+    size_t n_after = 1;
+    if (r->grammar && r->grammar_after) {
+        n_after = strlen(r->grammar_after);
+    }
     if (n_after < 1 || n_after > GRAMMAR_AFTER_MAX) {
         return err_set(err, ERR_INVALID, "the marker before the grammar must be 1 to %d bytes",
                        GRAMMAR_AFTER_MAX);

@@ -5,6 +5,7 @@
 
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
+#include "engine/base/minmax.h"
 #include "engine/model/head.h"
 
 #include <inttypes.h>
@@ -53,7 +54,7 @@ static int32_t path_blocks(struct engine *e, const struct backend_facts *facts)
         return 0;
     }
     int32_t *budget = &e->spec.options.budget;
-    *budget = *budget < MAX_EXACT_NODES ? *budget : MAX_EXACT_NODES;
+    *budget = lesser(*budget, MAX_EXACT_NODES);
     return *budget * tree_path_blocks(e->info.block_tokens);
 }
 
@@ -89,9 +90,9 @@ static enum status ask_free(struct rank *r, void *arg)
 static int32_t max_out_of(const struct engine *e)
 {
     const struct engine_info *info = &e->info;
-    int32_t n = info->max_num_seqs > 64 ? info->max_num_seqs : 64;
+    int32_t n = greater(info->max_num_seqs, 64);
     n += spec_max_drafts(&e->spec, info->max_num_seqs);
-    return n < info->max_rows ? n : info->max_rows;
+    return lesser(n, info->max_rows);
 }
 
 /* Rank 0's facts, with the free memory of the rank that has the least. */
@@ -106,7 +107,7 @@ static enum status common_facts(struct engine *e, struct backend_facts *out, str
     TRY(engine_on_ranks(e, ask_free, err));
     for (int32_t i = 0; i < e->ranks.n; i++) {
         size_t its = e->ranks.rank[i].free_bytes;
-        out->free_bytes = its < out->free_bytes ? its : out->free_bytes;
+        out->free_bytes = lesser(its, out->free_bytes);
     }
     return OK;
 }
@@ -152,10 +153,12 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
     int64_t n = (int64_t)(budget / (per_block ? per_block : 1));
     int64_t most = (int64_t)info->max_num_seqs *
                    ((info->max_model_len + info->block_tokens - 1) / info->block_tokens);
-    most = most > LEAST_BLOCKS ? most : LEAST_BLOCKS;
-    n = n < most ? n : most;
+    most = greater(most, LEAST_BLOCKS);
+    n = lesser(n, most);
     const int32_t asked = e->options.num_gpu_blocks_override;
-    n = asked > 0 ? asked : n;
+    if (asked > 0) {
+        n = asked;
+    }
     if ((size_t)n > facts->free_bytes / (per_block ? per_block : 1) && asked > 0) {
         return err_set(err, ERR_NOMEM,
                        "num-gpu-blocks-override: %d KV blocks of %zu kB do not fit "
@@ -163,7 +166,7 @@ static enum status count_blocks(struct engine *e, const struct backend_facts *fa
                        asked, per_block >> 10, facts->free_bytes >> 20,
                        facts->free_bytes / (per_block ? per_block : 1));
     }
-    n = n < INT32_MAX / info->block_tokens ? n : INT32_MAX / info->block_tokens;
+    n = lesser(n, INT32_MAX / info->block_tokens);
     TRY(engine_agree(e, &n, err));
     info->n_blocks = (int32_t)n;
     info->kv_bytes = (size_t)n * per_block;
@@ -211,7 +214,10 @@ static enum status shorten(struct engine *e, int32_t max_model_len, struct err *
     for (int32_t i = 0; i < e->spec.options.n_models; i++) {
         changed = engine_fit_draft(e, i) || changed;
     }
-    return changed ? engine_on_ranks(e, reopen_ropes, err) : OK;
+    if (changed) {
+        return engine_on_ranks(e, reopen_ropes, err);
+    }
+    return OK;
 }
 
 /* The requested length exceeds the KV blocks. */

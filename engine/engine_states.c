@@ -4,6 +4,7 @@
 #include "engine/engine_state.h"
 
 #include "engine/base/log.h"
+#include "engine/base/minmax.h"
 
 #include <string.h>
 
@@ -16,7 +17,10 @@ enum {
 static int32_t most_ahead(const struct spec *sp)
 {
     const struct spec_options *o = &sp->options;
-    return spec_has_trees(sp) && o->budget > o->k ? o->budget : o->k;
+    if (spec_has_trees(sp) && o->budget > o->k) {
+        return o->budget;
+    }
+    return o->k;
 }
 
 static void describe(const struct engine *e, const struct model *m,
@@ -64,7 +68,11 @@ enum status engine_states_begin(struct engine *e, struct err *err)
         return err_set(err, ERR_UNSUPPORTED, "this backend runs no model with recurrent state (%s)",
                        e->config.model_type);
     }
-    s->block = e->options.state_block > 0 ? e->options.state_block : STATE_BLOCK;
+    if (e->options.state_block > 0) {
+        s->block = e->options.state_block;
+    } else {
+        s->block = STATE_BLOCK;
+    }
     TRY(fit_blocks(e, err));
     int32_t asked = e->options.mamba_block_size;
     s->interval = ((asked > 0 ? asked : TOKENS_A_SNAPSHOT) + s->block - 1) / s->block * s->block;
@@ -75,7 +83,10 @@ enum status engine_states_begin(struct engine *e, struct err *err)
     struct state_set_desc d;
     describe(e, m, layers, &d);
     enum status st = m->be->ops->state_bytes(m->be, &d, &s->sizes);
-    return st == OK ? OK : err_set(err, st, "the recurrent state's geometry is not usable");
+    if (st != OK) {
+        return err_set(err, st, "the recurrent state's geometry is not usable");
+    }
+    return OK;
 }
 
 /* By default, running sequences take at most a quarter of the memory. */
@@ -107,7 +118,7 @@ static int64_t affordable(const struct engine *e, size_t budget, size_t per_bloc
     double snapshot = (double)s->sizes.snapshot, all = (double)budget;
     double token = (double)per_block / e->info.block_tokens;
     double n = all / (token * s->interval + snapshot), half = all / 2 / snapshot;
-    return (int64_t)(n < half ? n : half);
+    return (int64_t)lesser(n, half);
 }
 
 /* The most that all sequences together could use: where texts start, end and branch, and OTHERS
@@ -139,10 +150,16 @@ enum status engine_states_choose(struct engine *e, size_t *budget, size_t per_bl
     int64_t n = affordable(e, *budget, per_block), most = useful(e);
     if (blocks > 0) { // snapshots of the sequences come first
         size_t taken = (size_t)blocks * per_block;
-        n = taken < *budget ? (int64_t)((*budget - taken) / s->sizes.snapshot) : 0;
+        if (taken < *budget) {
+            n = (int64_t)((*budget - taken) / s->sizes.snapshot);
+        } else {
+            n = 0;
+        }
     }
-    n = n < most ? n : most;
-    n = asked > 0 || wants_none(e) ? asked : n;
+    n = lesser(n, most);
+    if (asked > 0 || wants_none(e)) {
+        n = asked;
+    }
     if ((double)n * (double)s->sizes.snapshot > (double)*budget) {
         return err_set(err, ERR_NOMEM,
                        "state-snapshots: %lld of %zu kB do not fit the %zu MB for the "

@@ -5,6 +5,7 @@
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,11 @@ void planned_step_init(struct planned_step *ps, int32_t slot, const struct step_
     for (int32_t i = 0; i < sizes->n_draft_passes; i++) {
         ps->draft_owners[i] = xcalloc(lanes, sizeof *ps->draft_owners[i]);
     }
-    ps->feeds = sizes->n_draft_passes > 0 ? xcalloc(lanes, sizeof *ps->feeds) : NULL;
+    if (sizes->n_draft_passes > 0) {
+        ps->feeds = xcalloc(lanes, sizeof *ps->feeds);
+    } else {
+        ps->feeds = NULL;
+    }
     if (sizes->trees) {
         ps->grove.trees = xcalloc(lanes, sizeof *ps->grove.trees);
         ps->grove.picks = xcalloc(lanes * MAX_TREE_CANDIDATES, sizeof *ps->grove.picks);
@@ -108,8 +113,8 @@ static void sort_entries(struct plan_entry *v, struct plan_entry *room, int32_t 
 {
     for (int32_t width = 1; width < n; width *= 2) {
         for (int32_t i = 0; i < n; i += 2 * width) {
-            int32_t mid = i + width < n ? i + width : n;
-            int32_t end = i + 2 * width < n ? i + 2 * width : n;
+            int32_t mid = lesser(i + width, n);
+            int32_t end = lesser(i + 2 * width, n);
             int32_t a = i, b = mid, k = i;
             while (a < mid && b < end) {
                 room[k++] = compare_blocks(&v[b], &v[a], h) < 0 ? v[b++] : v[a++];
@@ -131,8 +136,8 @@ static int32_t common_blocks(const struct plan_entry *a, const struct plan_entry
 {
     const int32_t *x = holdings_blocks(h, a->seq), *y = holdings_blocks(h, b->seq);
     int32_t size = h->limits->block_tokens, n = 0;
-    int32_t past = a->first < b->first ? a->first : b->first;
-    limit = limit < past / size ? limit : past / size;
+    int32_t past = lesser(a->first, b->first);
+    limit = lesser(limit, past / size);
     while (n < limit && x[n] == y[n]) {
         n++;
     }
@@ -147,7 +152,10 @@ static void build_groups(struct planned_step *ps, const struct holdings *h)
     for (int32_t i = 0; i < n;) {
         int32_t end = i + 1, shared = 0;
         while (end < n) {
-            int32_t limit = end == i + 1 ? h->limits->max_blocks_per_lane : shared;
+            int32_t limit = shared;
+            if (end == i + 1) {
+                limit = h->limits->max_blocks_per_lane;
+            }
             int32_t common = common_blocks(&ps->sorted[i], &ps->sorted[end], limit, h);
             if (common == 0) {
                 break;
@@ -245,8 +253,11 @@ static void build_draws(struct planned_step *ps, const struct plan_entry *e, int
         } else if (sample) {
             add_sample(ps, out, seq, pos, e->n_drafts > 0, -1);
             bool judged = seq->proposal.on_device && i >= n_plain - 1 && i < e->n_rows - 1;
-            st->draws[st->pass.n_draws - 1].law =
-                judged && seq->proposal.law > 0 ? seq->proposal.law + i - (n_plain - 1) : 0;
+            if (judged && seq->proposal.law > 0) {
+                st->draws[st->pass.n_draws - 1].law = seq->proposal.law + i - (n_plain - 1);
+            } else {
+                st->draws[st->pass.n_draws - 1].law = 0;
+            }
         } else {
             add_score(ps, out, seq, pos);
         }

@@ -5,6 +5,7 @@
 #include "engine/step_tree.h"
 
 #include "engine/base/assert.h"
+#include "engine/base/minmax.h"
 #include "engine/cluster/step_run.h"
 
 static void begin_pass(struct draft_pass *d, int32_t model)
@@ -76,7 +77,10 @@ static bool follows(const struct plan_entry *e)
 static int32_t chain_of(const struct plan_entry *e)
 {
     int32_t depth = e->seq->proposal.depth;
-    return e->seq->tree && depth < e->n_drafts ? depth : e->n_drafts;
+    if (e->seq->tree && depth < e->n_drafts) {
+        return depth;
+    }
+    return e->n_drafts;
 }
 
 /* An entry's known rows, as far as the draft model's context, the budget and shared blocks
@@ -85,12 +89,17 @@ static void feed(struct planned_step *ps, struct holdings *h, const struct plan_
                  int32_t max_len, int32_t n_feeding)
 {
     struct sequence *seq = e->seq;
-    int32_t end = ps->reads_target ? e->first + 1 : e->first + e->n_rows - e->n_drafts;
-    end = end < max_len ? end : max_len;
+    int32_t end;
+    if (ps->reads_target) {
+        end = e->first + 1;
+    } else {
+        end = e->first + e->n_rows - e->n_drafts;
+    }
+    end = lesser(end, max_len);
     const struct pass *p = &ps->step.draft[0].pass; // later ones may have drafts besides
     int32_t room = h->limits->max_rows - p->n_rows - (n_feeding - 1) * p->n_draws;
     int32_t n = holdings_draft_rows(h, seq, end);
-    n = n < room ? n : room;
+    n = lesser(n, room);
     bool draws = e->n_drafts > 0 && seq->proposal.on_device;
     ASSERT(!draws || (n > 0 && seq->draft_computed + n == end)); // the proposer guarantees it
     if (n > 0) {
@@ -142,7 +151,9 @@ void step_build_draft(struct planned_step *ps, struct holdings *h, const struct 
             bool speculates = e->n_drafts > 0 && e->seq->proposal.on_device;
             if (speculates == (pass == 0) && follows(e)) {
                 feed(ps, h, e, sp->options.draft_max_len, n_feeding);
-                deepest = speculates && chain_of(e) > deepest ? chain_of(e) : deepest;
+                if (speculates && chain_of(e) > deepest) {
+                    deepest = chain_of(e);
+                }
             }
         }
     }
@@ -225,8 +236,7 @@ void step_commit_draft_kv(struct planned_step *ps, struct holdings *h)
             continue;
         }
         // Rejected drafts were fed, too; the next feed overwrites their rows.
-        int32_t right =
-            seq->draft_computed < seq->n_known - 1 ? seq->draft_computed : seq->n_known - 1;
+        int32_t right = lesser(seq->draft_computed, seq->n_known - 1);
         if (seq->n_inflight <= 1) { // no later step has fed more
             seq->draft_computed = right;
         }

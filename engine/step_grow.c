@@ -7,6 +7,7 @@
  * again, because new rows see only the past and each other. */
 #include "engine/step_tree.h"
 
+#include "engine/base/minmax.h"
 #include "engine/speculate/shape.h"
 
 #include <math.h>
@@ -95,7 +96,9 @@ static void look_up(const struct planned_step *ps, struct spec *sp, struct spec_
     }
     for (int32_t i = 0; i < found.n_drafts && at >= 0; i++) {
         at = tree_add(t, at, found.drafts[i], t->nodes[at].logp + sp->learnt.lookup_logp);
-        t->looked_up = i == 0 ? at : t->looked_up;
+        if (i == 0) {
+            t->looked_up = at;
+        }
     }
 }
 
@@ -123,8 +126,8 @@ static void expand(const struct planned_step *ps, const struct spec *sp, struct 
 /* Spine passes of a tree: as many as it may have levels, limited by the passes of the step. */
 static int32_t spine_length(const struct spec_tree *t, int32_t n_passes)
 {
-    int32_t n = t->depth < t->most ? t->depth : t->most;
-    return n < n_passes ? n : n_passes;
+    int32_t n = lesser(t->depth, t->most);
+    return lesser(n, n_passes);
 }
 
 /* Adds to every tree what pass j of the chain drew: the next spine node, which is fed, and the ids

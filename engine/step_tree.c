@@ -6,6 +6,7 @@
 #include "engine/speculate/shape.h"
 
 #include "engine/base/assert.h"
+#include "engine/base/minmax.h"
 
 #include <string.h>
 
@@ -55,7 +56,7 @@ void step_tree_rows(struct planned_step *ps, const struct spec_tree *t, int32_t 
 /* The shape of a comb that fits the plan; siblings are dropped first. */
 static void plan_comb(struct spec_tree *t, const struct spec *sp)
 {
-    int32_t depth = t->depth < t->most ? t->depth : t->most;
+    int32_t depth = lesser(t->depth, t->most);
     spec_lay_beside(sp, 1.0f - t->seq->trust.doubt, depth, t->most - depth, t->beside);
     tree_lay_comb(t, depth);
     ASSERT(t->n_rows == t->most + 1);

@@ -93,7 +93,7 @@ static inline void check_register(struct check_test *t)
         }                                                                                          \
     } while (0)
 
-/* Ends the test at once: for what later lines rely on. */
+/* Ends the test at once. For what later lines rely on. */
 #define REQUIRE(x)                                                                                 \
     do {                                                                                           \
         if (!(x)) {                                                                                \
@@ -108,7 +108,7 @@ static inline void check_register(struct check_test *t)
         return;                                                                                    \
     } while (0)
 
-/* Whether long lists are gone through in full: `make nightly`. */
+/* True if long lists are to be tested in full (`make nightly`). */
 static inline bool check_nightly(void)
 {
     const char *s = getenv("SLUICE_NIGHTLY");
@@ -119,7 +119,9 @@ static inline bool check_nightly(void)
 static inline const char *check_shared(void)
 {
     const char *dir = getenv("SLUICE_SHARED");
-    dir = dir ? dir : "../shared";
+    if (!dir) {
+        dir = "../shared";
+    }
     static char probe[4096];
     snprintf(probe, sizeof probe, "%s/data/README.md", dir);
     FILE *f = fopen(probe, "r");

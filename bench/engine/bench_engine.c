@@ -7,6 +7,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/rng.h"
 
 #include <pthread.h>
@@ -130,7 +131,7 @@ static int32_t fewest_tokens(const struct load *l)
     int32_t least = INT32_MAX;
     for (int32_t i = 0; i < l->n; i++) {
         const int32_t n = atomic_load_explicit(&l->outputs[i].n_tokens, memory_order_acquire);
-        least = n < least ? n : least;
+        least = lesser(n, least);
     }
     return least;
 }
@@ -200,7 +201,9 @@ static enum status measure_decode(struct bench *b, int32_t batch, int32_t contex
     for (int32_t i = 0; st == OK && i < l.n; i++) {
         engine_cancel(b->engine, &l.requests[i]);
     }
-    st = st == OK ? finish(b, &l, err) : st;
+    if (st == OK) {
+        st = finish(b, &l, err);
+    }
     if (st == OK) {
         qsort(ms, REPEATS, sizeof ms[0], compare_doubles);
         printf("decode   batch %4d at %5.0f: %8.3f ms a step (%.3f to %.3f) %9.1f tok/s\n", batch,
@@ -215,7 +218,7 @@ static enum status measure_decode(struct bench *b, int32_t batch, int32_t contex
 /* Measures prompts that fill several whole steps. */
 static enum status measure_prefill(struct bench *b, int32_t length, struct err *err)
 {
-    const int32_t per_step = b->info->max_rows / length < 1 ? 1 : b->info->max_rows / length;
+    const int32_t per_step = greater(1, b->info->max_rows / length);
     const int32_t n = per_step * 6;
     double seconds[2];
     for (int32_t run = 0; run < 2; run++) { // the second run counts
@@ -223,7 +226,9 @@ static enum status measure_prefill(struct bench *b, int32_t length, struct err *
         const int64_t start = clock_now_ns();
         enum status st = load_submit(b, &l, n, length, 1, (uint64_t)(7 * length + run), err);
         const int64_t end = st == OK ? reach(b, &l, 1) : 0;
-        st = st == OK ? finish(b, &l, err) : st;
+        if (st == OK) {
+            st = finish(b, &l, err);
+        }
         TRY(st);
         seconds[run] = (double)(end - start) * 1e-9;
         load_free(&l);

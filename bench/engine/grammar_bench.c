@@ -7,6 +7,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "engine/grammar/grammar.h"
 
 #include <stdio.h>
@@ -30,7 +31,9 @@ struct times {
 
 static void put(struct times *t, double us)
 {
-    t->v = t->v ? t->v : xcalloc(MAX_TIMES, sizeof *t->v);
+    if (!t->v) {
+        t->v = xcalloc(MAX_TIMES, sizeof *t->v);
+    }
     if (t->n < MAX_TIMES) {
         t->v[t->n++] = us;
     }
@@ -97,7 +100,10 @@ static const char *follow(struct subject *s, const int32_t *ids, size_t n, bool 
             put(&s->again, took);
         }
         if (i == n) {
-            return grammar_may_end(s->g, state) ? NULL : "the text may not end";
+            if (grammar_may_end(s->g, state)) {
+                return NULL;
+            }
+            return "the text may not end";
         }
         if (!allowed(s, ids[i])) {
             return "a token of a valid text is not allowed";
@@ -216,7 +222,7 @@ static void run_line(const char *line, size_t n_bytes, const struct grammar_voca
         return;
     }
     const char *text = json_get_string(j, "text"), *kind = json_get_string(j, "kind");
-    struct grammar_source source = {.text = text ? text : "", .n_bytes = text ? strlen(text) : 0};
+    struct grammar_source source = {.text = or_empty(text), .n_bytes = text ? strlen(text) : 0};
     while (kind && source.kind < GRAMMAR_N_KINDS - 1 &&
            strcmp(grammar_kind_names[source.kind], kind) != 0) {
         source.kind++;

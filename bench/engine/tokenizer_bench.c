@@ -3,6 +3,7 @@
  * it with Hugging Face's in the same run. With "FILE.json TEXT..." it loads the file, encodes each
  * text file (documents are NUL-terminated), and prints one line of numbers per text. */
 #include "engine/base/file.h"
+#include "engine/base/minmax.h"
 #include "engine/tokenizer/detok.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -70,9 +71,9 @@ static int measure(const char *tokenizer, const char *text)
     double cold = pass(tok, data, n, &ids), warm = 1e9, detok = 1e9;
     for (int i = 0; i < 5; i++) {
         double t = pass(tok, data, n, &ids);
-        warm = t < warm ? t : warm;
+        warm = lesser(t, warm);
         t = decode_pass(tok, &ids);
-        detok = t < detok ? t : detok;
+        detok = lesser(t, detok);
     }
     double mb = (double)n * 1e-6;
     printf("%.4f %.2f %.2f %zu %.1f\n", load, mb / cold, mb / warm, ids.n, mb / detok);

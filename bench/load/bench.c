@@ -55,7 +55,11 @@ static enum status run(const struct bench_options *o, const char *model, bool *a
         bench_report_make(o, &r, &rep);
         bench_report_print(o, &r, &rep);
         *all_good = rep.outcomes[OUTCOME_OK] == rep.n_sent;
-        st = o->json_path != NULL ? bench_report_json(o, model, &r, &rep, err) : OK;
+        if (o->json_path != NULL) {
+            st = bench_report_json(o, model, &r, &rep, err);
+        } else {
+            st = OK;
+        }
     }
     bench_results_deinit(&r);
     bench_load_deinit(&load);

@@ -29,7 +29,10 @@ static const char *value_of(const char *p, size_t n_bytes, const char *key, size
 
 static int64_t number_at(const char *v, int64_t otherwise)
 {
-    return v != NULL && *v >= '0' && *v <= '9' ? strtoll(v, NULL, 10) : otherwise;
+    if (v != NULL && *v >= '0' && *v <= '9') {
+        return strtoll(v, NULL, 10);
+    }
+    return otherwise;
 }
 
 /* True if the string at v is not empty; its contents are appended to `answer`. */

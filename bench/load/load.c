@@ -4,6 +4,7 @@
 #include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/rng.h"
 
 #include <errno.h>
@@ -48,7 +49,10 @@ static int64_t varied(const struct bench_load *load, uint32_t stream, int64_t un
     const double normal = sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
     const double n = (double)mean * exp(sigma * normal - sigma * sigma / 2.0);
     const double most = (double)(MAX_SPREAD * mean);
-    return n < 1.0 ? 1 : (int64_t)(n < most ? n : most);
+    if (n < 1.0) {
+        return 1;
+    }
+    return (int64_t)lesser(n, most);
 }
 
 static void put_tokens(const struct bench_load *load, uint32_t stream, int64_t which, int64_t n,
@@ -173,8 +177,11 @@ void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn, 
         if (o->workload == WORKLOAD_AGENT && turn == 0) {
             put_system(load, history);
         }
-        buf_puts(history, history->n_bytes > 0 ? ",{\"role\":\"user\",\"content\":"
-                                               : "{\"role\":\"user\",\"content\":");
+        if (history->n_bytes > 0) {
+            buf_puts(history, ",{\"role\":\"user\",\"content\":");
+        } else {
+            buf_puts(history, "{\"role\":\"user\",\"content\":");
+        }
         put_text_prompt(load, unit, turn, history);
         buf_putc(history, '}');
         buf_puts(body, ",\"messages\":[");
@@ -197,7 +204,9 @@ void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn, 
     if (o->temperature >= 0.0) {
         buf_printf(body, ",\"temperature\":%g", o->temperature);
     }
-    buf_puts(body, o->no_ignore_eos ? "" : ",\"ignore_eos\":true");
+    if (!o->no_ignore_eos) {
+        buf_puts(body, ",\"ignore_eos\":true");
+    }
     buf_puts(body,
              o->batch_path ? "}" : ",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
 }
@@ -226,7 +235,10 @@ enum status bench_load_write_batch(const struct bench_load *load, const char *pa
     good = (f == stdout || fclose(f) == 0) && good;
     buf_deinit(&line);
     buf_deinit(&history);
-    return good ? OK : err_set(err, ERR_IO, "%s could not be written", path);
+    if (!good) {
+        return err_set(err, ERR_IO, "%s could not be written", path);
+    }
+    return OK;
 }
 
 /* ---- ShareGPT ---- */
@@ -238,7 +250,10 @@ static const char *turn_text(const struct json *turn, const char *role, const ch
         return NULL;
     }
     const char *value = json_get_string(turn, "value");
-    return value != NULL && value[0] != '\0' ? value : NULL;
+    if (value != NULL && value[0] != '\0') {
+        return value;
+    }
+    return NULL;
 }
 
 /* The first question and its answer form one request, as in other generators. */
@@ -246,7 +261,10 @@ static void take_items(struct bench_load *load, const struct json *root)
 {
     for (const struct json *c = json_first(root); c != NULL; c = json_next(c)) {
         const struct json *question = json_first(json_get(c, "conversations"));
-        const struct json *answer = question != NULL ? json_next(question) : NULL;
+        const struct json *answer = NULL;
+        if (question != NULL) {
+            answer = json_next(question);
+        }
         const char *q = turn_text(question, "human", "user");
         const char *a = turn_text(answer, "gpt", "assistant");
         if (q != NULL && a != NULL) {
@@ -307,7 +325,10 @@ enum status bench_load_init(struct bench_load *load, const struct bench_options 
     if (o->order == ORDER_SHUFFLED) {
         shuffle_units(load);
     }
-    return o->dataset != NULL ? read_dataset(load, o->dataset, err) : OK;
+    if (o->dataset != NULL) {
+        return read_dataset(load, o->dataset, err);
+    }
+    return OK;
 }
 
 void bench_load_deinit(struct bench_load *load)

@@ -194,7 +194,10 @@ static enum status settle(struct bench_options *o, struct err *err)
         return err_set(err, ERR_INVALID, "the API key has a line break");
     }
     const enum status st = client_url_parse_base(o->url, &o->peer, err);
-    return st == OK ? OK : err_prefix(err, st, "--url");
+    if (st != OK) {
+        return err_prefix(err, st, "--url");
+    }
+    return OK;
 }
 
 enum status bench_options_parse(int argc, char **argv, struct bench_options *o, struct err *err)
@@ -244,5 +247,8 @@ enum status bench_options_parse(int argc, char **argv, struct bench_options *o, 
         }
         TRY(set(opt, value != NULL ? value : argv[i], o, err));
     }
-    return o->help ? OK : settle(o, err);
+    if (!o->help) {
+        return settle(o, err);
+    }
+    return OK;
 }

@@ -2,6 +2,7 @@
 #include "bench/load/report.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -51,9 +52,10 @@ static double ms(int64_t ns)
  * event with text: an event may hold several tokens, and the last tokens may have no text. */
 static double tpot_of(const struct bench_record *rec)
 {
-    return rec->output_tokens > 1 && rec->first > 0
-               ? ms(rec->end - rec->first) / (rec->output_tokens - 1)
-               : -1;
+    if (rec->output_tokens > 1 && rec->first > 0) {
+        return ms(rec->end - rec->first) / (rec->output_tokens - 1);
+    }
+    return -1;
 }
 
 static bool is_good(const struct bench_options *o, const struct bench_record *rec)
@@ -72,8 +74,8 @@ static void make_range(const struct bench_results *r, struct turn_range *range, 
         if (turn < range->first || turn > range->last || rec->outcome != OUTCOME_OK) {
             continue;
         }
-        range->prompt_tokens += rec->prompt_tokens > 0 ? rec->prompt_tokens : 0;
-        range->cached_tokens += rec->cached_tokens > 0 ? rec->cached_tokens : 0;
+        range->prompt_tokens += greater(rec->prompt_tokens, 0);
+        range->cached_tokens += greater(rec->cached_tokens, 0);
         if (rec->first > 0) {
             room[n++] = (float)ms(rec->first - rec->due);
         }
@@ -87,7 +89,7 @@ static void make_ranges(const struct bench_results *r, struct bench_report *rep)
     float *room = xcalloc((size_t)r->n_records + 1, sizeof *room);
     for (int64_t first = 1, last = 1; r->n_turns > 1 && first <= r->n_turns; last *= 2) {
         struct turn_range *range = &rep->ranges[rep->n_ranges];
-        *range = (struct turn_range){.first = first, .last = last < r->n_turns ? last : r->n_turns};
+        *range = (struct turn_range){.first = first, .last = lesser(last, r->n_turns)};
         make_range(r, range, room);
         rep->n_ranges += range->ttft.n > 0;
         first = last + 1;
@@ -117,8 +119,8 @@ void bench_report_make(const struct bench_options *o, struct bench_results *r,
             tpot[n_tpot++] = (float)tpot_of(rec);
         }
         rep->tokens_told = rep->tokens_told && rec->prompt_tokens >= 0;
-        rep->prompt_tokens += rec->prompt_tokens > 0 ? rec->prompt_tokens : 0;
-        rep->cached_tokens += rec->cached_tokens > 0 ? rec->cached_tokens : 0;
+        rep->prompt_tokens += greater(rec->prompt_tokens, 0);
+        rep->cached_tokens += greater(rec->cached_tokens, 0);
         rep->output_tokens += rec->output_tokens;
         rep->n_good += is_good(o, rec);
     }
@@ -328,5 +330,8 @@ enum status bench_report_json(const struct bench_options *o, const char *model,
     bool good = f != NULL && !b.failed && fwrite(b.data, 1, b.n_bytes, f) == b.n_bytes;
     good = (f == NULL || fclose(f) == 0) && good;
     buf_deinit(&b);
-    return good ? OK : err_set(err, ERR_IO, "%s: %s", o->json_path, strerror(errno));
+    if (!good) {
+        return err_set(err, ERR_IO, "%s: %s", o->json_path, strerror(errno));
+    }
+    return OK;
 }

@@ -4,6 +4,7 @@
 #include "bench/load/events.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "server/client/client.h"
 #include "server/client/http_in.h"
 
@@ -158,8 +159,11 @@ static void finish(struct conn *c, enum outcome outcome)
     rec->prompt_tokens = (int32_t)c->events.prompt_tokens;
     rec->cached_tokens = (int32_t)c->events.cached_tokens;
     rec->n_events = (int32_t)c->events.n_text_events;
-    rec->output_tokens = c->events.completion_tokens >= 0 ? (int32_t)c->events.completion_tokens
-                                                          : (int32_t)c->events.n_text_events;
+    if (c->events.completion_tokens >= 0) {
+        rec->output_tokens = (int32_t)c->events.completion_tokens;
+    } else {
+        rec->output_tokens = (int32_t)c->events.n_text_events;
+    }
     run->r->n_events += c->events.n_events;
     run->n_failed += outcome != OUTCOME_OK;
     run->n_done++;
@@ -329,8 +333,7 @@ static void start_turn(struct conn *c, int64_t due)
     c->got_bytes = false;
     put_request(c);
     run->n_in_flight++;
-    run->r->max_in_flight =
-        run->n_in_flight > run->r->max_in_flight ? run->n_in_flight : run->r->max_in_flight;
+    run->r->max_in_flight = greater(run->n_in_flight, run->r->max_in_flight);
     if (c->fd >= 0) {
         send_some(c);
     } else if (!open_fd(c)) {
@@ -398,7 +401,9 @@ static void print_progress(struct run *run, bool last)
     const int64_t total = run->o->n_requests * run->n_turns; // agents: an upper bound
     int64_t events = run->r->n_events;
     for (int i = 0; i < run->n_conns; i++) {
-        events += run->conns[i]->rec != NULL ? run->conns[i]->events.n_events : 0;
+        if (run->conns[i]->rec != NULL) {
+            events += run->conns[i]->events.n_events;
+        }
     }
     const double s = (double)(run->now - run->last_print) / 1e9;
     fprintf(stderr,
@@ -417,7 +422,9 @@ static int wait_ms(const struct run *run)
     int64_t due = can_start ? run->next_due : INT64_MAX;
     for (int i = 0; run->n_thinking > 0 && i < run->n_conns; i++) {
         const int64_t until = run->conns[i]->thinks_until;
-        due = until > 0 && until < due ? until : due;
+        if (until > 0 && until < due) {
+            due = until;
+        }
     }
     const int64_t ms = due == INT64_MAX ? 200 : (due - run->now) / 1000000;
     if (ms < 0) {
@@ -476,7 +483,10 @@ static enum status resolve(const struct bench_options *o, struct addrinfo **a, s
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     const int rc = getaddrinfo(o->peer.host, o->peer.port, &hints, a);
-    return rc == 0 ? OK : err_set(err, ERR_IO, "%s: %s", o->peer.host, gai_strerror(rc));
+    if (rc != 0) {
+        return err_set(err, ERR_IO, "%s: %s", o->peer.host, gai_strerror(rc));
+    }
+    return OK;
 }
 
 enum status bench_run(const struct bench_options *o, const struct bench_load *load,
@@ -544,5 +554,8 @@ enum status bench_get(const struct bench_options *o, const char *path, struct bu
     if (st == OK && status != 200) {
         st = err_set(err, ERR_IO, "status %d", status);
     }
-    return st != OK ? err_prefix(err, st, "%s%s", o->url, path) : OK;
+    if (st != OK) {
+        return err_prefix(err, st, "%s%s", o->url, path);
+    }
+    return OK;
 }

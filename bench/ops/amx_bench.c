@@ -9,6 +9,7 @@
  * Thread: each has its own weights, sums and results; they read the same rows. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -143,7 +144,7 @@ static void product(const struct form *f, int32_t thread)
     int32_t n_tiles = b.n_outputs / BLOCK, stretch = f->stretch > 0 ? f->stretch : b.n_inputs;
     for (int32_t first = 0; first < n_tiles; first += GROUP) {
         for (int32_t k = 0; k < b.n_inputs; k += stretch) {
-            int32_t n = b.n_inputs - k < stretch ? b.n_inputs - k : stretch;
+            int32_t n = lesser(b.n_inputs - k, stretch);
             for (int32_t tile = first; tile < first + GROUP && tile < n_tiles; tile++) {
                 for (int32_t row = 0; row < ROWS; row += BLOCK) {
                     float *c = b.sums[thread] + ((tile - first) * ROWS + row) * (int64_t)BLOCK;
@@ -211,7 +212,9 @@ static void check_results(void)
             sum += (double)value(x[k]) * (double)value(w[k / 2 * 64 + out % BLOCK * 2 + k % 2]);
         }
         double off = fabs(sum - (double)b.results[row * width + out]);
-        b.off = off <= b.off ? b.off : off;
+        if (off > b.off) {
+            b.off = off;
+        }
     }
     memset(b.results, 0, (size_t)(ROWS * width) * sizeof *b.results);
 }
@@ -270,7 +273,9 @@ static void *run_thread(void *arg)
             pthread_barrier_wait(&b.barrier);
             if (thread == 0) {
                 double s = (double)(clock_now_ns() - start) * 1e-9;
-                b.best[i] = turn == 0 || s < b.best[i] ? s : b.best[i];
+                if (turn == 0 || s < b.best[i]) {
+                    b.best[i] = s;
+                }
             }
             if (thread == 0 && turn == 0 && forms[i].kind == PRODUCT) {
                 check_results();

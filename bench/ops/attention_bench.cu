@@ -4,9 +4,11 @@
 
 __device__ float element(const void *p, enum dtype dt, int64_t i)
 {
-    return dt == DT_F32    ? ((const float *)p)[i]
-           : dt == DT_BF16 ? to_float(((const bf16_t *)p)[i])
-                           : to_float(((const f16_t *)p)[i]);
+    switch (dt) {
+    case DT_F32: return ((const float *)p)[i];
+    case DT_BF16: return to_float(((const bf16_t *)p)[i]);
+    default: return to_float(((const f16_t *)p)[i]);
+    }
 }
 
 /* Number i of K or V of a sequence's key; is_rounded: codes are numbers of the layer's dtype by the
@@ -20,9 +22,13 @@ __device__ float stored_number(const struct kv_view &kv, const int32_t *table, i
     if (kv.codes.format != KV_PLAIN) {
         const struct kv_place at = kv_place_of(kv, page, kv_head, t);
         const float x = kv_get(kv.codes, at, is_v, kv_scale_get(kv.codes, at, is_v), i);
-        return !is_rounded           ? x
-               : kv.dtype == DT_BF16 ? to_float(from_float<bf16_t>(x))
-                                     : to_float(from_float<f16_t>(x));
+        if (!is_rounded) {
+            return x;
+        }
+        if (kv.dtype == DT_BF16) {
+            return to_float(from_float<bf16_t>(x));
+        }
+        return to_float(from_float<f16_t>(x));
     }
     return element(
         kv.base, kv.dtype,
@@ -60,8 +66,11 @@ __global__ void naive_attention(struct naive_args a)
         if (key >= s.n_past) {
             const int node = key - s.n_past;
             key_pos = a.rows[s.first_row + node].pos;
-            seen = s.tree ? a.masks[(int64_t)r * TREE_MASK_WORDS + node / 64] >> (node % 64) & 1
-                          : node <= r - s.first_row;
+            if (s.tree) {
+                seen = a.masks[(int64_t)r * TREE_MASK_WORDS + node / 64] >> (node % 64) & 1;
+            } else {
+                seen = node <= r - s.first_row;
+            }
         }
         seen = seen && (a.window == 0 || a.rows[r].pos - a.window < key_pos);
         float dot = 0.0f;
@@ -72,7 +81,9 @@ __global__ void naive_attention(struct naive_args a)
                        stored_number(a.kv, table, kv_head, key, false, i, a.is_rounded);
             }
             dot *= a.scale;
-            dot = a.softcap > 0 ? a.softcap * tanhf(dot / a.softcap) : dot;
+            if (a.softcap > 0) {
+                dot = a.softcap * tanhf(dot / a.softcap);
+            }
         }
         score[key] = seen ? dot : -INFINITY;
         top = fmaxf(top, score[key]);
@@ -82,7 +93,9 @@ __global__ void naive_attention(struct naive_args a)
     for (int i = 0; i < (int)blockDim.x; i++) {
         top = fmaxf(top, shared[i]);
     }
-    top = a.sinks ? fmaxf(top, a.sinks[h]) : top;
+    if (a.sinks) {
+        top = fmaxf(top, a.sinks[h]);
+    }
     __syncthreads();
     float sum = a.sinks ? expf(a.sinks[h] - top) : 0.0f;
     for (int key = 0; key < n; key++) {
@@ -181,7 +194,10 @@ static std::vector<float> nearer(const std::vector<float> &got, const std::vecto
 static std::vector<float> expected_of(const struct scene &s, const std::vector<float> &got)
 {
     const std::vector<float> exact = run_naive(s, false);
-    return s.format == KV_PLAIN ? exact : nearer(got, exact, run_naive(s, true), s.dim_v);
+    if (s.format == KV_PLAIN) {
+        return exact;
+    }
+    return nearer(got, exact, run_naive(s, true), s.dim_v);
 }
 
 /* Deterministic mode: every sequence alone, its chain in two pieces, must give the same bits. */
@@ -218,7 +234,11 @@ static struct scene random_scene(struct rng &r)
     s.n_heads = heads[h][0];
     s.n_kv_heads = heads[h][1];
     s.dim_k = s.dim_v = dims[r.below(12)];
-    s.dtype = r.below(8) == 0 ? DT_F32 : r.below(3) == 0 ? DT_F16 : DT_BF16;
+    if (r.below(8) == 0) {
+        s.dtype = DT_F32;
+    } else {
+        s.dtype = r.below(3) == 0 ? DT_F16 : DT_BF16;
+    }
     s.block_tokens = sizes[r.below(3)];
     if (r.below(6) == 0) { // MLA
         const bool small = r.below(2);
@@ -231,7 +251,11 @@ static struct scene random_scene(struct rng &r)
     s.window = r.below(4) == 0 ? r.between(1, 700) : 0;
     s.softcap = r.below(4) == 0 ? 5.0f : 0.0f;
     s.sinks = r.below(4) == 0;
-    s.format = r.below(2) ? KV_PLAIN : (enum kv_format)r.between(KV_FP8, KV_INT4);
+    if (r.below(2)) {
+        s.format = KV_PLAIN;
+    } else {
+        s.format = (enum kv_format)r.between(KV_FP8, KV_INT4);
+    }
     s.stored = s.format == KV_FP8 && r.below(2) ? 0.02f : 0.0f;
     s.run_bytes = r.below(4) ? (size_t)64 << 20 : (size_t)2 << 20;
     if (r.below(5) == 0) { // decoding: enough units for the narrow and the thin ways
@@ -243,7 +267,10 @@ static struct scene random_scene(struct rng &r)
     const int n_seqs = r.between(1, 10), longest = r.below(3) ? 700 : 4000;
     while ((int)s.seqs.size() < n_seqs) {
         const int group = r.below(3) == 0 ? r.between(2, 9) : 1;
-        const int n_shared = group > 1 ? r.between(1, longest / s.block_tokens) : 0;
+        int n_shared = 0;
+        if (group > 1) {
+            n_shared = r.between(1, longest / s.block_tokens);
+        }
         if (group > 1) {
             s.groups.push_back({(int)s.seqs.size(), group, n_shared});
         }
@@ -288,7 +315,10 @@ struct few_case {
         s.dim_k = s.dim_v = r.below(3) ? 128 : 64;
         s.dtype = r.below(3) == 0 ? DT_F16 : DT_BF16;
         s.block_tokens = sizes[r.below(3)];
-        const int longest = r.below(3) ? 700 : r.below(2) ? 2000 : 9000;
+        int longest = 700; // in one of three cases longer
+        if (r.below(3) == 0) {
+            longest = r.below(2) ? 2000 : 9000;
+        }
         for (int n = r.between(1, longest > 700 || r.below(2) ? 8 : 200); n > 0; n--) {
             add_seq(s, r.below(longest), 1, false);
         }
@@ -418,7 +448,11 @@ static void check_few(int n_cases)
 
 static const char *name_of(enum dtype t)
 {
-    return t == DT_F32 ? "f32" : t == DT_BF16 ? "bf16" : "f16";
+    switch (t) {
+    case DT_F32: return "f32";
+    case DT_BF16: return "bf16";
+    default: return "f16";
+    }
 }
 
 void bench_attention_check(int n_cases)

@@ -53,7 +53,11 @@ __device__ inline float fresh_number(const struct kv_view &v, uint64_t seed, int
                                      bool is_v, int i)
 {
     const uint64_t at = (((uint64_t)token * v.n_kv_heads + h) * 2 + is_v) * 1024 + i;
-    return random_normal(seed, at) + (v.codes.format == KV_PLAIN ? 0.0f : is_v ? 1.5f : 0.5f);
+    if (v.codes.format == KV_PLAIN) {
+        return random_normal(seed, at);
+    }
+    // Not centred, so that codes with a zero point need it.
+    return random_normal(seed, at) + (is_v ? 1.5f : 0.5f);
 }
 
 /* Tokens [0, n) of K and V, a block for each and each head: those of `table`, or of all pages in
@@ -62,14 +66,23 @@ static __global__ void own_kernel(struct kv_view v, const int32_t *table, uint64
 {
     __shared__ float x[1024];
     const int slot = blockIdx.x, h = blockIdx.y, t = slot % v.block_tokens;
-    const int64_t page = table ? table[slot / v.block_tokens] : slot / v.block_tokens;
+    int64_t page;
+    if (table) {
+        page = table[slot / v.block_tokens];
+    } else {
+        page = slot / v.block_tokens;
+    }
     const int64_t base = page * v.page_stride + (int64_t)h * v.head_stride;
     const int64_t token = page * v.block_tokens + t;
     for (int is_v = 0; is_v < (v.v_offset > 0 ? 2 : 1); is_v++) {
         const int n = is_v ? v.head_dim_v : v.head_dim_k;
         __syncthreads();
         for (int i = threadIdx.x; i < (n + 31) / 32 * 32; i += blockDim.x) {
-            x[i] = i < n ? fresh_number(v, seed, token, h, is_v, i) : 0.0f;
+            if (i < n) {
+                x[i] = fresh_number(v, seed, token, h, is_v, i);
+            } else {
+                x[i] = 0.0f;
+            }
         }
         __syncthreads();
         if (v.codes.format != KV_PLAIN) {
@@ -78,8 +91,12 @@ static __global__ void own_kernel(struct kv_view v, const int32_t *table, uint64
             }
             continue;
         }
-        const int64_t first = is_v ? base + v.v_offset + (int64_t)t * v.v_token_stride
-                                   : base + (int64_t)t * v.head_dim_k;
+        int64_t first;
+        if (is_v) {
+            first = base + v.v_offset + (int64_t)t * v.v_token_stride;
+        } else {
+            first = base + (int64_t)t * v.head_dim_k;
+        }
         for (int i = threadIdx.x; i < n; i += blockDim.x) {
             if (v.dtype == DT_F32) {
                 ((float *)v.base)[first + i] = x[i];
@@ -206,7 +223,11 @@ static inline struct attention_limits limits_of(const struct scene &s, bool dete
     l.n_sms = prop.multiProcessorCount;
     l.sm = prop.major * 10 + prop.minor;
     l.deterministic = deterministic;
-    l.max_runs = deterministic || l.sm != 90 || s.format == KV_PLAIN ? 0 : ATTENTION_MAX_RUNS;
+    if (deterministic || l.sm != 90 || s.format == KV_PLAIN) {
+        l.max_runs = 0;
+    } else {
+        l.max_runs = ATTENTION_MAX_RUNS;
+    }
     l.run_bytes = l.max_runs > 0 ? s.run_bytes : 0;
     attention_learn(&l, 0, s.n_heads, &s.view);
     return l;

@@ -41,7 +41,9 @@ static struct timing time_scene(struct scene &s, const char *name, bool grouped 
         pairs += (double)q.n_past * q.n_rows + q.n_rows * (q.n_rows + 1.0) / 2;
     }
     for (const struct pass_group &g : s.groups) {
-        keys -= grouped ? (double)(g.n_seqs - 1) * g.n_blocks * s.block_tokens : 0;
+        if (grouped) {
+            keys -= (double)(g.n_seqs - 1) * g.n_blocks * s.block_tokens;
+        }
     }
     const double bytes = keys * token_bytes(s);
     const int n_layers = std::max(2, std::min(32, (int)(600e6 / bytes)));

@@ -97,9 +97,11 @@ static inline std::vector<float> to_host(const void *p, enum dtype dt, size_t n)
     std::vector<char> raw(n * dtype_bytes(dt));
     CHECK(cudaMemcpy(raw.data(), p, raw.size(), cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < n; i++) {
-        v[i] = dt == DT_F32    ? ((float *)raw.data())[i]
-               : dt == DT_BF16 ? __bfloat162float(((bf16_t *)raw.data())[i])
-                               : __half2float(((f16_t *)raw.data())[i]);
+        switch (dt) {
+        case DT_F32: v[i] = ((float *)raw.data())[i]; break;
+        case DT_BF16: v[i] = __bfloat162float(((bf16_t *)raw.data())[i]); break;
+        default: v[i] = __half2float(((f16_t *)raw.data())[i]); break;
+        }
     }
     return v;
 }

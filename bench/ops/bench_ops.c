@@ -8,6 +8,7 @@
 #include "cpu/cpu.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -115,7 +116,7 @@ static enum status time_of(struct bench *b, const struct figure *f, double *out)
         TRY(flush(b));
         now = clock_now_ns();
         double t = (double)(now - before) * 1e-9 / batch;
-        *out = t < *out ? t : *out;
+        *out = lesser(t, *out);
     }
     return OK;
 }
@@ -355,8 +356,13 @@ static enum status run(struct bench *b, struct err *err)
     if (!decode && !prefill) {
         return err_set(err, ERR_INVALID, "--only %s: none of decode, prefill, kv", b->only);
     }
-    TRY(decode ? decode_ratios(b) : OK);
-    return prefill ? prefill_ratio(b) : OK;
+    if (decode) {
+        TRY(decode_ratios(b));
+    }
+    if (prefill) {
+        return prefill_ratio(b);
+    }
+    return OK;
 }
 
 /* GPU ops are timed by the hundred in a captured pass: see cuda_table.c. */

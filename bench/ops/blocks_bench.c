@@ -8,6 +8,7 @@
 #include "cpu/cpu.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/device/ops.h"
 
 #include <stdio.h>
@@ -38,8 +39,10 @@ static struct weight_part make_part(const char *name, unsigned char **data, doub
         (*data)[i] = (unsigned char)(i * 2654435761u >> 24 & 0x2F);
     }
     *bytes = (double)n;
-    return f ? weight_part_blocks(*data, f, N_OUT, N_IN)
-             : weight_part_plain(*data, DT_BF16, N_OUT, N_IN, N_IN);
+    if (f) {
+        return weight_part_blocks(*data, f, N_OUT, N_IN);
+    }
+    return weight_part_plain(*data, DT_BF16, N_OUT, N_IN, N_IN);
 }
 
 static enum status open_weight(struct scene *s, int32_t i, struct err *err)
@@ -94,7 +97,7 @@ static enum status run(struct scene *s, int32_t n_rows)
         int64_t before = clock_now_ns();
         TRY(s->be->ops->linear(s->be, &a));
         double t = (double)(clock_now_ns() - before) * 1e-9;
-        s->best[f] = t < s->best[f] ? t : s->best[f];
+        s->best[f] = lesser(t, s->best[f]);
     }
     return OK;
 }
@@ -104,7 +107,9 @@ int main(int argc, char **argv)
     struct scene s = {0};
     struct err err = {""};
     int32_t threads = argc > 1 ? atoi(argv[1]) : 1, n_rows = argc > 2 ? atoi(argv[2]) : 1;
-    n_rows = n_rows < 1 || n_rows > MAX_ROWS ? 1 : n_rows;
+    if (n_rows < 1 || n_rows > MAX_ROWS) {
+        n_rows = 1;
+    }
     if (open_all(&s, threads, &err) != OK || run(&s, n_rows) != OK) {
         fprintf(stderr, "blocks_bench: %s\n", err.text);
         return 1;

@@ -37,7 +37,11 @@ static enum status plain_lines(struct bench *b, double element)
         if (prefill) {
             l.name = "attention of one, rows";
         } else {
-            l.name = l.shape == SHARED ? "attention, 16 share a prefix" : "attention of";
+            if (l.shape == SHARED) {
+                l.name = "attention, 16 share a prefix";
+            } else {
+                l.name = "attention of";
+            }
         }
         const double n = l.n_rows, c = l.context;
         const double pairs = prefill ? n * c + n * (n + 1) / 2 : n * (c + 1);
@@ -64,8 +68,12 @@ static enum status other_lines(struct bench *b, double element)
             l.context = prefill ? 0 : 2047;
             l.shape = prefill ? PREFILL : DECODE;
             const double seen = l.window ? l.window : 2048.0;
-            const double pairs =
-                prefill ? 2048.0 * seen - (l.window ? seen * seen / 2 : 2048.0 * 1024) : 64 * seen;
+            double pairs;
+            if (prefill) {
+                pairs = 2048.0 * seen - (l.window ? seen * seen / 2 : 2048.0 * 1024);
+            } else {
+                pairs = 64 * seen;
+            }
             l.operations = 4.0 * pairs * HEADS * HEAD_DIM;
             l.bytes = element * 2 * (prefill ? 2048.0 : 64 * seen) * KV_HEADS * HEAD_DIM;
             TRY(bench_print_line(b, &l));

@@ -86,7 +86,11 @@ enum status bench_mla_lines(struct bench *b, double element)
         l.name = "mla, values expanded";
         l.issue = issue_expand;
         TRY(bench_print_line(b, &l));
-        l.name = prefill ? "mla attention of one, rows" : "mla attention of";
+        if (prefill) {
+            l.name = "mla attention of one, rows";
+        } else {
+            l.name = "mla attention of";
+        }
         l.issue = issue_mla_attention;
         l.context = prefill ? 0 : 2047;
         const double pairs = prefill ? n * (n + 1) / 2 : n * 2048;

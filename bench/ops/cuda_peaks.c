@@ -2,6 +2,7 @@
 /* The reference rates: a large copy, and a large product. */
 #include "bench/ops/cuda_timing.h"
 #include "engine/base/clock.h"
+#include "engine/base/minmax.h"
 
 #include <stdio.h>
 
@@ -31,7 +32,7 @@ static enum status measure_copy(struct bench *b)
         TRY(b->ops->step_end(b->be));
         TRY(b->ops->step_wait(b->be, 0, results, 4));
         const double rate = 4 * bytes / ((double)(clock_now_ns() - start) * 1e-9);
-        best = rate > best ? rate : best;
+        best = greater(rate, best);
     }
     b->copy_peak = best;
     printf("%-34s %13s %8.0f GB/s\n", "copy of KV blocks (peak)", "", best * 1e-9);

@@ -37,7 +37,11 @@ enum status bench_make_quantised(struct bench *b, struct err *err)
             part.codec.scales.dtype = formats[f].scales;
             part.codec.zero = formats[f].zero;
             part.codec.block_rows = formats[f].block_rows;
-            part.codec.block_cols = formats[f].block_cols ? formats[f].block_cols : n_in;
+            if (formats[f].block_cols) {
+                part.codec.block_cols = formats[f].block_cols;
+            } else {
+                part.codec.block_cols = n_in;
+            }
             const struct weight_desc d = {.name = "made up",
                                           .kind = WEIGHT_LINEAR,
                                           .dtype = b->dtype,
@@ -71,7 +75,10 @@ static enum status issue(struct bench *b, const struct line *l, int32_t i)
                                         .width = FFN,
                                         .kind = ACT_SILU,
                                         .gated = true};
-    return l->n_out == 2 * FFN ? b->ops->linear_act(b->be, &a, &act) : b->ops->linear(b->be, &a);
+    if (l->n_out == 2 * FFN) {
+        return b->ops->linear_act(b->be, &a, &act);
+    }
+    return b->ops->linear(b->be, &a);
 }
 
 enum status bench_quantised_lines(struct bench *b, double element)

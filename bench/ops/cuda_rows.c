@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Measurements of row-wise ops, and the random contents of all rows. */
 #include "bench/ops/cuda_timing.h"
+#include "engine/base/minmax.h"
 
 static enum status issue_norm(struct bench *b, const struct line *l, int32_t i)
 {
@@ -169,7 +170,7 @@ enum status bench_warm_up(struct bench *b)
             copies[i] = (struct block_copy){i * 7 % N_BLOCKS, at + i};
         }
         TRY(b->ops->step_begin(b->be, 0));
-        TRY(b->ops->copy_blocks(b->be, N_BLOCKS - at < FILLED ? N_BLOCKS - at : FILLED, copies));
+        TRY(b->ops->copy_blocks(b->be, lesser(N_BLOCKS - at, FILLED), copies));
         TRY(b->ops->step_end(b->be));
         TRY(b->ops->step_wait(b->be, 0, results, 4));
     }

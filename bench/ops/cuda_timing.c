@@ -3,6 +3,7 @@
  * replayed, and the time of an empty pass is subtracted. */
 #include "bench/ops/cuda_timing.h"
 #include "engine/base/clock.h"
+#include "engine/base/minmax.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +15,11 @@ enum status bench_give_blocks(struct bench *b, int32_t n_lanes, int32_t n_blocks
     for (int32_t lane = 0; lane < n_lanes; lane++) {
         for (int32_t i = 0; i < n_blocks; i++) {
             const bool common = shared && i < n_blocks - 1;
-            ids[i] = common ? lane / 16 * n_blocks + i : (lane * n_blocks + i) * 7 % N_BLOCKS;
+            if (common) {
+                ids[i] = lane / 16 * n_blocks + i;
+            } else {
+                ids[i] = (lane * n_blocks + i) * 7 % N_BLOCKS;
+            }
         }
         TRY(b->ops->lane_blocks(b->be, lane, 0, n_blocks, ids));
     }
@@ -54,7 +59,7 @@ void bench_make_pass(struct bench *b, const struct line *l)
             b->groups[p->n_groups++] = (struct pass_group){i, 16, l->context / BLOCK};
         }
     }
-    p->n_out = p->n_draws = l->n_rows < OUT_ROWS ? l->n_rows : OUT_ROWS;
+    p->n_out = p->n_draws = lesser(l->n_rows, OUT_ROWS);
     for (int32_t i = 0; i < p->n_out; i++) {
         b->out_rows[i] = i;
         b->draws[i] =
@@ -109,7 +114,7 @@ enum status bench_run_line(struct bench *b, const struct line *l, double *us)
     struct pass_results results[4];
     TRY(b->ops->step_begin(b->be, 1));
     const int32_t most_lanes = l->shape == PREFILL ? 1 : LANES;
-    const int32_t n_lanes = l->n_rows < most_lanes ? l->n_rows : most_lanes;
+    const int32_t n_lanes = lesser(l->n_rows, most_lanes);
     const int32_t n_tokens = l->context + (l->shape == PREFILL ? l->n_rows : 1);
     if (n_tokens <= LANE_BLOCKS * BLOCK) {
         TRY(bench_give_blocks(b, n_lanes, (n_tokens + BLOCK - 1) / BLOCK, l->shape == SHARED));
@@ -150,7 +155,7 @@ enum status bench_print_line(struct bench *b, const struct line *l)
     const double share_bytes = b->copy_peak > 0 ? bandwidth / b->copy_peak : 0;
     const double share_rate = b->product_peak > 0 ? rate / b->product_peak : 0;
     printf("%-34s %10.2f us %8.0f GB/s %8.1f TFLOP/s %5.0f %%\n", what, us, bandwidth * 1e-9,
-           rate * 1e-12, 100 * (share_bytes > share_rate ? share_bytes : share_rate));
+           rate * 1e-12, 100 * greater(share_bytes, share_rate));
     fflush(stdout);
     return OK;
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where a GPU's time goes, for any program: a library that the CUDA driver loads into it,
+/* Shows where a GPU's time goes, for any program. This is a library that the CUDA driver loads:
  *     CUDA_INJECTION64_PATH=build/.../cuda_trace.so program
- * and that prints, when the program ends, the time by kernel and the gaps between them. Only the
- * last SLUICE_TRACE_MS milliseconds of work (default 300) are counted, so that loading is left out.
- * Tracing costs kernels their overlap (programmatic dependent launch): times add up to a little
- * more than without. Thread: CUPTI's and the program's; records are joined at exit. */
+ * At the end of the program it prints the time of each kernel and the gaps between kernels. Only
+ * the last SLUICE_TRACE_MS milliseconds of work (default 300) are counted, to leave out loading.
+ * Tracing prevents the overlap of kernels (programmatic dependent launch), so times add up to a
+ * little more than without.
+ * Thread: CUPTI's and the program's; records are joined at exit. */
 #include <cupti.h>
 
+#include "engine/base/minmax.h"
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +32,15 @@ static void CUPTIAPI give_buffer(uint8_t **buffer, size_t *size, size_t *max_rec
     *size = BUFFER_BYTES;
     *max_records = 0;
     *buffer = aligned_alloc(8, BUFFER_BYTES);
+}
+
+static const char *copy_name(uint8_t kind)
+{
+    switch (kind) {
+    case CUPTI_ACTIVITY_MEMCPY_KIND_HTOD: return "copy to the device";
+    case CUPTI_ACTIVITY_MEMCPY_KIND_DTOH: return "copy from the device";
+    default: return "copy";
+    }
 }
 
 static void add(uint64_t start, uint64_t end, const char *name)
@@ -60,10 +71,7 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
             add(k->start, k->end, k->name);
         } else if (r->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
             const CUpti_ActivityMemcpy6 *c = (const CUpti_ActivityMemcpy6 *)r;
-            add(c->start, c->end,
-                c->copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOD   ? "copy to the device"
-                : c->copyKind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOH ? "copy from the device"
-                                                                 : "copy");
+            add(c->start, c->end, copy_name(c->copyKind));
         }
     }
     pthread_mutex_unlock(&trace.lock);
@@ -134,7 +142,9 @@ static void print_summary(void)
     const uint64_t window = (uint64_t)((ms ? atof(ms) : 300.0) * 1e6);
     const uint64_t tail = (uint64_t)((skip ? atof(skip) : 0.0) * 1e6);
     uint64_t last = trace.all[trace.n - 1].end;
-    last = last > tail ? last - tail : last;
+    if (last > tail) {
+        last = last - tail;
+    }
     while (trace.n > 0 && trace.all[trace.n - 1].end > last) {
         trace.n--;
     }
@@ -158,7 +168,7 @@ static void print_summary(void)
             gap_ns[c] += gap;
             t->gap_ns += gap;
         }
-        const uint64_t from = r[i].start > end ? r[i].start : end;
+        const uint64_t from = greater(r[i].start, end);
         if (r[i].end > from) {
             busy += r[i].end - from;
             end = r[i].end;

@@ -18,7 +18,9 @@ template <typename T, typename Y> __global__ void naive_kernel(struct gemm_args 
                    to_float(((const T *)a.weight)[(int64_t)f * a.n_in + k]);
         }
         sum += a.bias ? a.bias[f] : 0.0f;
-        sum += a.accumulate ? to_float(((const Y *)a.y)[(int64_t)r * a.y_stride + f]) : 0.0f;
+        if (a.accumulate) {
+            sum += to_float(((const Y *)a.y)[(int64_t)r * a.y_stride + f]);
+        }
         out[(int64_t)r * a.n_out + f] = sum;
     }
 }
@@ -42,8 +44,10 @@ static std::vector<float> silu_gated(const std::vector<float> &v, int n_rows, in
 {
     std::vector<float> out((size_t)n_rows * width);
     auto rounded = [dt](float x) {
-        return dt == DT_BF16 ? __bfloat162float(__float2bfloat16_rn(x))
-                             : __half2float(__float2half_rn(x));
+        if (dt == DT_BF16) {
+            return __bfloat162float(__float2bfloat16_rn(x));
+        }
+        return __half2float(__float2half_rn(x));
     };
     for (int r = 0; r < n_rows; r++) {
         for (int i = 0; i < width; i++) {
@@ -53,6 +57,15 @@ static std::vector<float> silu_gated(const std::vector<float> &v, int n_rows, in
         }
     }
     return out;
+}
+
+/* The tolerance for results of a dtype. */
+static double rounding_of(enum dtype dt, double f16, double bf16)
+{
+    if (dt == DT_F32) {
+        return 1e-4;
+    }
+    return dt == DT_F16 ? f16 : bf16;
 }
 
 static void check_one(struct rng &r)
@@ -71,7 +84,11 @@ static void check_one(struct rng &r)
         a.n_out = (a.n_out + 15) / 16 * 16;
     }
     const int n_y_out = a.gated ? a.n_out / 2 : a.n_out;
-    a.y_stride = a.gated ? n_y_out + 8 * r.below(3) : a.n_out + r.below(9);
+    if (a.gated) {
+        a.y_stride = n_y_out + 8 * r.below(3);
+    } else {
+        a.y_stride = a.n_out + r.below(9);
+    }
     a.accumulate = !a.gated && r.below(2);
     a.n_batch = 1;
     const size_t n_y = (size_t)a.n_rows * a.y_stride;
@@ -115,10 +132,8 @@ static void check_one(struct rng &r)
         }
     }
     const double d = distance(got, want), most = a.gated ? 2 : 1;
-    if (!padding_kept || !(d < (a.y_dtype == DT_F32   ? 1e-4
-                                : a.y_dtype == DT_F16 ? 1e-3
-                                                      : 5e-3) *
-                                   most)) {
+    const double tolerance = rounding_of(a.y_dtype, 1e-3, 5e-3);
+    if (!padding_kept || !(d < tolerance * most)) {
         printf("gemm_small FAILED: %d x %d x %d dtype %d -> %d acc %d bias %d gated %d: distance "
                "%g, padding kept %d\n",
                a.n_rows, a.n_out, a.n_in, a.x_dtype, a.y_dtype, a.accumulate, a.bias != nullptr,
@@ -152,9 +167,17 @@ static void check_wide(struct rng &r)
         a.n_rows = r.between(1, 128);
     }
     const int other = plan.n_splits > 1 || a.y_dtype == DT_F32 ? 192 : 112;
-    plan.band = a.gated && a.n_rows > 64 ? 224 : r.below(2) ? 128 : other;
+    if (a.gated && a.n_rows > 64) {
+        plan.band = 224;
+    } else {
+        plan.band = r.below(2) ? 128 : other;
+    }
     const int n_y_out = a.gated ? a.n_out / 2 : a.n_out;
-    a.y_stride = r.below(2) ? (n_y_out + 7) / 8 * 8 : n_y_out + r.below(9);
+    if (r.below(2)) {
+        a.y_stride = (n_y_out + 7) / 8 * 8;
+    } else {
+        a.y_stride = n_y_out + r.below(9);
+    }
     const int n_blocks = r.below(3) ? 132 : r.between(1, 132);
     const size_t n_y = (size_t)a.n_rows * a.y_stride, n_part = (size_t)a.n_rows * a.n_out;
     void *x = device_new<float>((size_t)a.n_rows * a.x_stride);
@@ -199,7 +222,7 @@ static void check_wide(struct rng &r)
         }
     }
     const double d = distance(got, want);
-    if (!padding_kept || !(d < (a.y_dtype == DT_F32 ? 1e-4 : a.y_dtype == DT_F16 ? 2e-3 : 1e-2))) {
+    if (!padding_kept || !(d < rounding_of(a.y_dtype, 2e-3, 1e-2))) {
         printf("gemm_wide FAILED: %d x %d x %d dtype %d -> %d acc %d bias %d gated %d, band %d "
                "splits %d "
                "blocks %d: distance %g, padding kept %d\n",
@@ -221,7 +244,11 @@ static void check_batch(struct rng &r)
     const bool is_long = r.below(4) == 0;
     a.n_rows = is_long ? r.between(257, 4500) : r.between(129, 256); // whoever takes them
     a.n_in = 8 * r.between(16, r.below(4) ? 150 : 520);
-    const int width = 8 * r.between(1, is_long ? 120 : r.below(4) ? 900 : 1900);
+    int widest = 120;
+    if (!is_long) {
+        widest = r.below(4) ? 900 : 1900;
+    }
+    const int width = 8 * r.between(1, widest);
     a.n_out = 2 * width;
     a.x_stride = a.n_in + 8 * r.below(3);
     a.y_stride = width + 2 * r.below(5);
@@ -318,7 +345,11 @@ static void check_head(struct rng &r)
     struct gemm_args a = {};
     a.x_dtype = a.w_dtype = r.below(2) ? DT_BF16 : DT_F16;
     a.y_dtype = DT_F32;
-    a.n_rows = r.below(4) == 0 ? 128 * r.between(1, 2) : r.between(1, 256);
+    if (r.below(4) == 0) {
+        a.n_rows = 128 * r.between(1, 2);
+    } else {
+        a.n_rows = r.between(1, 256);
+    }
     a.n_in = 8 * r.between(1, r.below(4) ? 100 : 520);
     a.n_out = r.between(1, r.below(4) ? 4000 : 40000);
     a.x_stride = a.n_in + 8 * r.below(3);
@@ -557,10 +588,13 @@ void bench_gemm_time()
                                   x, p.x, &zero, y, p.y, y, p.y, &p.plan.algo, lt_workspace,
                                   LT_WORKSPACE, stream));
             });
+            const char *note = wide ? " wide" : "";
+            if (wide && plan.n_splits > 1) {
+                note = " wide, left as sums";
+            }
             printf("%-8s %4d %9.2f %7.2f %6.0f%%   %9.2f %7.2f   %.2f%s\n", s.name, m, own,
                    bytes / own * 1e-6, bytes / own * 1e-6 / 4.3 * 100, theirs,
-                   bytes / theirs * 1e-6, theirs / own,
-                   wide ? plan.n_splits > 1 ? " wide, left as sums" : " wide" : "");
+                   bytes / theirs * 1e-6, theirs / own, note);
         }
     }
     time_gated(weights, pool, x, y, act, lt_workspace);

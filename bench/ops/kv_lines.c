@@ -5,6 +5,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,15 +23,25 @@ static enum status fill(struct bench *b, int32_t n_blocks)
     enum status st = OK;
     for (b->kv_set = 0; b->kv_set < SETS && st == OK; b->kv_set++) {
         st = bench_begin(b, 1, 16, 0);
-        st = st == OK ? bench_forward(b) : st;
+        if (st == OK) {
+            st = bench_forward(b);
+        }
         for (int32_t i = 0; i < b->shape.n_layers && st == OK; i++) {
             st = bench_store(b, i, 16);
         }
-        st = st == OK ? bench_end(b) : st;
+        if (st == OK) {
+            st = bench_end(b);
+        }
     }
-    st = st == OK ? b->ops->step_begin(b->be, 0) : st;
-    st = st == OK ? b->ops->copy_blocks(b->be, n_blocks - 1, copies + 1) : st;
-    st = st == OK ? b->ops->step_end(b->be) : st;
+    if (st == OK) {
+        st = b->ops->step_begin(b->be, 0);
+    }
+    if (st == OK) {
+        st = b->ops->copy_blocks(b->be, n_blocks - 1, copies + 1);
+    }
+    if (st == OK) {
+        st = b->ops->step_end(b->be);
+    }
     free(copies);
     return st;
 }
@@ -47,11 +58,11 @@ static enum status time_set(struct bench *b, int32_t n_seqs, struct set_times *b
         TRY(bench_attention(b, i, n_seqs));
     }
     double t = (double)(clock_now_ns() - start) * 1e-9 / b->shape.n_layers;
-    best->attention = t < best->attention ? t : best->attention;
+    best->attention = lesser(t, best->attention);
     start = clock_now_ns();
     TRY(bench_forward(b));
     t = (double)(clock_now_ns() - start) * 1e-9;
-    best->whole = t < best->whole ? t : best->whole;
+    best->whole = lesser(t, best->whole);
     return bench_end(b);
 }
 

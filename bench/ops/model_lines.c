@@ -5,6 +5,7 @@
 #include "cpu/cpu.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/device/ops_default.h"
 #ifdef SLUICE_CUDA
 #include "cuda/cuda.h"
@@ -88,7 +89,10 @@ static enum status matrix(struct bench *b, int64_t rows, int64_t width, enum dty
 const struct kv_choice *bench_kv_format(int32_t set)
 {
     static const char *const names[BENCH_KV_SETS] = {"fp8", "int8", "int4"};
-    return set == 0 ? kv_choice_plain(DT_BF16) : kv_choice_find(names[set - 1]);
+    if (set == 0) {
+        return kv_choice_plain(DT_BF16);
+    }
+    return kv_choice_find(names[set - 1]);
 }
 
 /* The unquantised set, and those of --only kv. */
@@ -160,7 +164,11 @@ static enum status open_backend(struct bench *b, struct err *err)
     }
 #ifdef SLUICE_CUDA
     if (strncmp(b->device, "cuda", 4) == 0) {
-        o.device = b->device[4] == ':' ? (int32_t)strtol(b->device + 5, NULL, 10) : 0;
+        if (b->device[4] == ':') {
+            o.device = (int32_t)strtol(b->device + 5, NULL, 10);
+        } else {
+            o.device = 0;
+        }
         return cuda_open(&o, &b->be, err);
     }
 #endif
@@ -335,7 +343,10 @@ enum status bench_mlp(struct bench *b, const struct layer *l, const struct norm_
                                   .kind = ACT_SILU,
                                   .gated = true};
     struct linear_args down = {.weight = l->down, .x = b->act, .y = b->delta, .n_rows = n};
-    return norm ? ops_norm_linear(b->be, norm, &up, &act, &down) : ops_mlp(b->be, &up, &act, &down);
+    if (norm) {
+        return ops_norm_linear(b->be, norm, &up, &act, &down);
+    }
+    return ops_mlp(b->be, &up, &act, &down);
 }
 
 /* Ends one op's time and starts the next. */
@@ -344,7 +355,7 @@ static void lap(struct bench *b)
     if (b->laps) {
         int64_t now = clock_now_ns();
         double t = (double)(now - b->lap_start) * 1e-9;
-        b->laps[b->lap] = t < b->laps[b->lap] ? t : b->laps[b->lap];
+        b->laps[b->lap] = lesser(t, b->laps[b->lap]);
         b->lap_start = now;
         b->lap++;
     }

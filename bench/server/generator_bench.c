@@ -8,6 +8,7 @@
  * Fails below 300,000 events per second of the generator's CPU time in bursts. */
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -80,7 +81,7 @@ static bool take_request(int fd, struct stream *s)
         s->open = false;
         return false;
     }
-    const size_t room = sizeof s->head - 1 - s->n_head, kept = (size_t)n < room ? (size_t)n : room;
+    const size_t room = sizeof s->head - 1 - s->n_head, kept = lesser((size_t)n, room);
     memcpy(s->head + s->n_head, buf, kept);
     s->n_head += kept;
     s->head[s->n_head] = '\0';
@@ -132,7 +133,7 @@ static void respond(int listener, bool single)
             }
             setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
             streams[fd] = (struct stream){.open = true};
-            top = fd > top ? fd : top;
+            top = greater(fd, top);
             epoll_ctl(ep, EPOLL_CTL_ADD, fd,
                       &(struct epoll_event){.events = EPOLLIN, .data.fd = fd});
         }

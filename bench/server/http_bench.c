@@ -9,6 +9,7 @@
  * streams need about 10,300 descriptors per process. */
 #include "bench/server/http_load.h"
 #include "bench/server/http_subject.h"
+#include "engine/base/minmax.h"
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -139,7 +140,11 @@ static struct ages measure(struct side *side, double seconds)
     nap((long long)(seconds * 1e9));
     struct ages a = ages_of(side, seconds + 0.06);
     n = side->n_events - n;
-    a.cpu_us = n > 0 ? (double)(side->cpu_ns - cpu) / 1e3 / (double)n : 0;
+    if (n > 0) {
+        a.cpu_us = (double)(side->cpu_ns - cpu) / 1e3 / (double)n;
+    } else {
+        a.cpu_us = 0;
+    }
     return a;
 }
 
@@ -171,8 +176,12 @@ static void latency(int n_streams, double seconds, double target_ms)
             b = paced(&shared->bare, n_streams, 50000000, seconds);
             a = paced(&shared->sluice, n_streams, 50000000, seconds);
         }
-        bare = i == 0 || b.p99_ms < bare.p99_ms ? b : bare;
-        s = i == 0 || a.p99_ms < s.p99_ms ? a : s;
+        if (i == 0 || b.p99_ms < bare.p99_ms) {
+            bare = b;
+        }
+        if (i == 0 || a.p99_ms < s.p99_ms) {
+            s = a;
+        }
         ratio[i] = a.p99_ms / b.p99_ms;
         cpu[i] = a.cpu_us;
         bare_cpu[i] = b.cpu_us;
@@ -338,10 +347,16 @@ static void long_prompts(double seconds)
         struct ages b = paced(side, 20, 10000000, seconds);
         double with = (double)(side->cpu_ns - cpu);
         waitpid(pid, NULL, 0);
-        quiet = i == 0 || q.p99_ms < quiet.p99_ms ? q : quiet;
-        busy = i == 0 || b.p99_ms < busy.p99_ms ? b : busy;
+        if (i == 0 || q.p99_ms < quiet.p99_ms) {
+            quiet = q;
+        }
+        if (i == 0 || b.p99_ms < busy.p99_ms) {
+            busy = b;
+        }
         double each = (with - alone) / 1e6 / (double)(side->n_prompts - n);
-        cpu_ms = i == 0 || each < cpu_ms ? each : cpu_ms;
+        if (i == 0 || each < cpu_ms) {
+            cpu_ms = each;
+        }
     }
     double more = busy.p99_ms - quiet.p99_ms;
     printf(

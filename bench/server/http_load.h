@@ -7,6 +7,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -193,7 +194,7 @@ static inline void bare_send(struct bare_stream *st, int ep, const char *bytes, 
         bare_close(st, side);
         return;
     }
-    r = r < 0 ? 0 : r;
+    r = greater(0, r);
     char *rest = xmalloc(n - (size_t)r);
     memcpy(rest, bytes + r, n - (size_t)r);
     free(st->rest);
@@ -384,7 +385,7 @@ static inline void client_note(struct side *side, const char *bytes, size_t n)
         p += 19;
         long long age = now - stamp;
         long long bucket = age < 0 ? 0 : age / BUCKET_NS;
-        side->histogram[bucket < N_BUCKETS ? bucket : N_BUCKETS]++;
+        side->histogram[lesser(bucket, N_BUCKETS)]++;
         if (age > side->lag_max_ns) {
             side->lag_max_ns = age;
         }

@@ -51,7 +51,10 @@ __device__ __forceinline__ float rotated(const float *head, int i, const struct 
     if (i >= 2 * rope.n_pairs) {
         return head[i];
     }
-    const int pair = rope.interleaved ? i >> 1 : i < rope.n_pairs ? i : i - rope.n_pairs;
+    int pair = i >> 1;
+    if (!rope.interleaved) {
+        pair = i < rope.n_pairs ? i : i - rope.n_pairs;
+    }
     const bool second = rope.interleaved ? i & 1 : i >= rope.n_pairs;
     const float c = cos_sin[2 * pair], s = cos_sin[2 * pair + 1];
     const float a = head[rope.interleaved ? 2 * pair : pair];
@@ -287,7 +290,10 @@ __global__ void rope_store_vec_kernel(T *qkv, struct rope_params p, struct rope_
                 sum += __shfl_xor_sync(lanes, sum, mask);
             }
             const float scale = 1.0f / sqrtf(sum / (float)p.head_dim + p.eps);
-            const float *weight = is_q ? q_norm : is_v ? NULL : k_norm;
+            const float *weight = is_v ? NULL : k_norm;
+            if (is_q) {
+                weight = q_norm;
+            }
 #pragma unroll
             for (int e = 0; e < N; e++) {
                 a[e] *= scale * (weight ? weight[d + e] + p.norm_offset : 1.0f);

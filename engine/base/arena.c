@@ -2,6 +2,7 @@
 #include "engine/base/arena.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -45,8 +46,8 @@ void *arena_alloc(struct arena *a, size_t n, size_t size)
     struct arena_chunk *c = a->head;
     if (!c || c->cap - c->used < bytes) {
         size_t twice = c ? 2 * c->cap : MIN_CHUNK_BYTES;
-        size_t cap = twice < MAX_CHUNK_BYTES ? twice : MAX_CHUNK_BYTES;
-        cap = bytes > cap ? bytes : cap;
+        size_t cap = lesser(twice, MAX_CHUNK_BYTES);
+        cap = greater(bytes, cap);
         c = mem_try_calloc(1, sizeof *c + cap);
         if (!c) {
             return NULL;

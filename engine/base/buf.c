@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/base/buf.h"
 
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 
 #include <math.h>
@@ -134,9 +135,10 @@ static int other_line_end(const char *s, size_t n_bytes)
     if (n_bytes == 2) {
         return memcmp(s, "\xC2\x85", 2) == 0 ? 0x85 : 0;
     }
-    return n_bytes == 3 && memcmp(s, "\xE2\x80", 2) == 0 && (s[2] & 0xFE) == 0xA8
-               ? 0x2000 | (s[2] & 0x3F)
-               : 0;
+    if (n_bytes == 3 && memcmp(s, "\xE2\x80", 2) == 0 && (s[2] & 0xFE) == 0xA8) {
+        return 0x2000 | (s[2] & 0x3F);
+    }
+    return 0;
 }
 
 void buf_put_json(struct buf *b, const char *s, size_t n_bytes)
@@ -190,7 +192,7 @@ void buf_put_double(struct buf *b, double v)
 
 void buf_consume(struct buf *b, size_t n_bytes)
 {
-    size_t n = n_bytes < b->n_bytes ? n_bytes : b->n_bytes;
+    size_t n = lesser(n_bytes, b->n_bytes);
     if (n > 0) {
         memmove(b->data, b->data + n, b->n_bytes - n + 1);
         b->n_bytes -= n;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/base/file.h"
+#include "engine/base/minmax.h"
 #include "engine/base/write.h"
 
 #include <errno.h>
@@ -91,7 +92,7 @@ static void name_map(const char *path, const struct file_map *map)
         uintptr_t nobody = 0;
         if (atomic_compare_exchange_strong(&m->data, &nobody, (uintptr_t)map->data)) {
             const size_t n = strlen(path), most = sizeof m->path - 1;
-            memcpy(m->path, path + (n > most ? n - most : 0), (n > most ? most : n) + 1);
+            memcpy(m->path, path + (n > most ? n - most : 0), lesser(most, n) + 1);
             atomic_store(&m->n_bytes, map->n_bytes);
             return;
         }

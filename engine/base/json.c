@@ -3,6 +3,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/json_scan.h"
+#include "engine/base/optional.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -96,7 +97,10 @@ enum status json_parse_file(const char *path, size_t max_bytes, struct json **ro
     TRY(file_read(path, max_bytes, &text, &n_bytes, err));
     enum status st = json_parse(text, n_bytes, NULL, root, err);
     free(text);
-    return st == OK ? OK : err_prefix(err, st, "%s", path);
+    if (st != OK) {
+        return err_prefix(err, st, "%s", path);
+    }
+    return OK;
 }
 
 void json_free(struct json *root)
@@ -149,7 +153,10 @@ const struct json *json_get(const struct json *object, const char *key)
 void json_add_missing(struct json *object, const struct json *from)
 {
     for (const struct json *c = json_first(from); c; c = json_next(c)) {
-        cJSON *copy = json_get(object, json_key(c)) ? NULL : cJSON_Duplicate(item(c), true);
+        cJSON *copy = NULL;
+        if (!json_get(object, json_key(c))) {
+            copy = cJSON_Duplicate(item(c), true);
+        }
         if (copy && !cJSON_AddItemToObject((cJSON *)object, json_key(c), copy)) {
             cJSON_Delete(copy);
         }
@@ -196,7 +203,10 @@ size_t json_count(const struct json *array_or_object)
 const struct json *json_first(const struct json *array_or_object)
 {
     const cJSON *c = item(array_or_object);
-    return c && (cJSON_IsArray(c) || cJSON_IsObject(c)) ? (const struct json *)c->child : NULL;
+    if (c && (cJSON_IsArray(c) || cJSON_IsObject(c))) {
+        return (const struct json *)c->child;
+    }
+    return NULL;
 }
 
 const struct json *json_next(const struct json *child)
@@ -207,22 +217,31 @@ const struct json *json_next(const struct json *child)
 const char *json_key(const struct json *child)
 {
     const char *key = item(child)->string;
-    return key ? key : "";
+    return or_empty(key);
 }
 
 const char *json_string(const struct json *node)
 {
-    return node && cJSON_IsString(item(node)) ? item(node)->valuestring : NULL;
+    if (node && cJSON_IsString(item(node))) {
+        return item(node)->valuestring;
+    }
+    return NULL;
 }
 
 double json_number(const struct json *node, double otherwise)
 {
-    return node && cJSON_IsNumber(item(node)) ? item(node)->valuedouble : otherwise;
+    if (node && cJSON_IsNumber(item(node))) {
+        return item(node)->valuedouble;
+    }
+    return otherwise;
 }
 
 bool json_bool(const struct json *node, bool otherwise)
 {
-    return node && cJSON_IsBool(item(node)) ? cJSON_IsTrue(item(node)) != 0 : otherwise;
+    if (node && cJSON_IsBool(item(node))) {
+        return cJSON_IsTrue(item(node)) != 0;
+    }
+    return otherwise;
 }
 
 bool json_int64(const struct json *node, int64_t *v)
@@ -241,7 +260,10 @@ bool json_int64(const struct json *node, int64_t *v)
 int64_t json_get_int(const struct json *object, const char *key, int64_t otherwise)
 {
     int64_t v;
-    return json_int64(json_get(object, key), &v) ? v : otherwise;
+    if (json_int64(json_get(object, key), &v)) {
+        return v;
+    }
+    return otherwise;
 }
 
 double json_get_number(const struct json *object, const char *key, double otherwise)

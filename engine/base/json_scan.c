@@ -60,7 +60,10 @@ static enum json_token close_container(struct json_scan *sc, bool object)
     sc->depth--;
     sc->at++;
     sc->state = sc->depth == 0 ? DONE : AFTER_VALUE;
-    return object ? JSON_TOKEN_OBJECT_END : JSON_TOKEN_ARRAY_END;
+    if (object) {
+        return JSON_TOKEN_OBJECT_END;
+    }
+    return JSON_TOKEN_ARRAY_END;
 }
 
 static bool is_hex(char c)
@@ -193,10 +196,16 @@ static enum json_token scan_value(struct json_scan *sc)
         return open_container(sc, c == '{');
     }
     if (c == '"') {
-        return scan_string(sc) ? scalar(sc, JSON_TOKEN_STRING) : JSON_TOKEN_ERROR;
+        if (scan_string(sc)) {
+            return scalar(sc, JSON_TOKEN_STRING);
+        }
+        return JSON_TOKEN_ERROR;
     }
     if (c == '-' || (c >= '0' && c <= '9')) {
-        return scan_number(sc) ? scalar(sc, JSON_TOKEN_NUMBER) : JSON_TOKEN_ERROR;
+        if (scan_number(sc)) {
+            return scalar(sc, JSON_TOKEN_NUMBER);
+        }
+        return JSON_TOKEN_ERROR;
     }
     if (scan_word(sc, "true")) {
         return scalar(sc, JSON_TOKEN_TRUE);
@@ -234,7 +243,10 @@ enum json_token json_scan_next(struct json_scan *sc)
     }
     skip_space(sc);
     if (sc->at >= sc->n_bytes) {
-        return sc->state == DONE ? JSON_TOKEN_END : fail(sc, "the text ends too early");
+        if (sc->state == DONE) {
+            return JSON_TOKEN_END;
+        }
+        return fail(sc, "the text ends too early");
     }
     char c = sc->s[sc->at];
     if (sc->state == DONE) {

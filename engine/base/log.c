@@ -83,7 +83,9 @@ void log_close(int timeout_ms)
     struct line_writer *w = writer;
     writer = NULL;
     owner = CALLERS_BRIEFLY;
-    lost_before += w ? line_writer_lost(w) : 0;
+    if (w) {
+        lost_before += line_writer_lost(w);
+    }
     pthread_mutex_unlock(&owner_lock);
     if (w) {
         line_writer_close(w, timeout_ms);

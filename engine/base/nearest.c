@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/base/nearest.h"
+#include "engine/base/minmax.h"
 
 #include <string.h>
 
@@ -19,8 +20,8 @@ static size_t distance(const char *a, const char *b, size_t nb)
             char c = b[j - 1] == '_' ? '-' : b[j - 1];
             size_t best = diagonal + (a[i - 1] != c);
             diagonal = row[j];
-            best = row[j] + 1 < best ? row[j] + 1 : best;
-            best = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
+            best = lesser(row[j] + 1, best);
+            best = lesser(row[j - 1] + 1, best);
             row[j] = best;
         }
     }
@@ -41,5 +42,8 @@ void nearest_try(struct nearest *n, const char *word)
 
 const char *nearest_word(const struct nearest *n)
 {
-    return n->word && n->distance <= 1 + n->n_bytes / 2 ? n->word : NULL;
+    if (n->word && n->distance <= 1 + n->n_bytes / 2) {
+        return n->word;
+    }
+    return NULL;
 }

@@ -66,8 +66,11 @@ struct queue_link *queue_wait_all(struct queue *q, int64_t timeout_ns)
     pthread_mutex_lock(&q->lock);
     int rc = 0;
     while (!q->head && !q->woken && rc == 0) {
-        rc = timeout_ns < 0 ? pthread_cond_wait(&q->not_empty, &q->lock)
-                            : pthread_cond_timedwait(&q->not_empty, &q->lock, &until);
+        if (timeout_ns < 0) {
+            rc = pthread_cond_wait(&q->not_empty, &q->lock);
+        } else {
+            rc = pthread_cond_timedwait(&q->not_empty, &q->lock, &until);
+        }
     }
     struct queue_link *list = take_locked(q);
     q->woken = false;

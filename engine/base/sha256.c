@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/base/sha256.h"
+#include "engine/base/minmax.h"
 
 #include <string.h>
 
@@ -74,7 +75,7 @@ void sha256_add(struct sha256 *s, const void *bytes, size_t n_bytes)
     size_t filled = s->n_bytes % SHA256_BLOCK_BYTES;
     s->n_bytes += n_bytes;
     if (filled > 0 && n_bytes > 0) {
-        size_t room = SHA256_BLOCK_BYTES - filled, n = n_bytes < room ? n_bytes : room;
+        size_t room = SHA256_BLOCK_BYTES - filled, n = lesser(n_bytes, room);
         memcpy(s->block + filled, p, n);
         p += n;
         n_bytes -= n;

@@ -55,7 +55,10 @@ size_t utf8_valid_length(const char *s, size_t n_bytes)
 {
     size_t want;
     size_t n = good_prefix(s, n_bytes, &want);
-    return want > 0 && n == want ? n : 0;
+    if (want > 0 && n == want) {
+        return n;
+    }
+    return 0;
 }
 
 size_t utf8_maximal_subpart(const char *s, size_t n_bytes)

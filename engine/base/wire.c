@@ -164,7 +164,10 @@ enum status wire_connect(const char *host, int32_t port, int64_t deadline_ns, in
     }
     int why = errno;
     freeaddrinfo(list);
-    return *fd >= 0 ? OK : err_set(err, ERR_IO, "%s port %d: %s", host, port, strerror(why));
+    if (*fd >= 0) {
+        return OK;
+    }
+    return err_set(err, ERR_IO, "%s port %d: %s", host, port, strerror(why));
 }
 
 enum status wire_send(int fd, const void *bytes, size_t n_bytes, int64_t deadline_ns)

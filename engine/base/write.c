@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/base/write.h"
+#include "engine/base/minmax.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -38,7 +39,7 @@ void write_bounded(int fd, const char *text, size_t n_bytes, int patience_ms)
         if (poll(&wait, 1, patience_ms) <= 0) {
             return;
         }
-        ssize_t n = write(fd, text, n_bytes < SAFE_WRITE_BYTES ? n_bytes : SAFE_WRITE_BYTES);
+        ssize_t n = write(fd, text, lesser(n_bytes, SAFE_WRITE_BYTES));
         if (n <= 0) {
             return;
         }

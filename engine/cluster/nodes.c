@@ -5,6 +5,8 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "engine/base/thread.h"
 #include "engine/base/wire.h"
 
@@ -102,19 +104,23 @@ static enum status wait_for_all(struct nodes *n, struct err *err)
     bool complete = n->complete;
     int32_t missing = 0;
     for (int32_t i = n->place.n_nodes - 1; i > 0; i--) {
-        missing = n->peers[i].fd < 0 ? i : missing;
+        if (n->peers[i].fd < 0) {
+            missing = i;
+        }
     }
     pthread_mutex_unlock(&n->lock);
-    return complete ? OK
-                    : err_set(err, ERR_TIMEOUT, "node %d of %d did not come within %d s", missing,
-                              n->place.n_nodes, n->place.join_timeout_s);
+    if (!complete) {
+        return err_set(err, ERR_TIMEOUT, "node %d of %d did not come within %d s", missing,
+                       n->place.n_nodes, n->place.join_timeout_s);
+    }
+    return OK;
 }
 
 static void init(struct nodes *n, const struct node_place *place, const char *identity)
 {
     *n = (struct nodes){.place = *place, .listener = -1};
-    n->leader = xstrdup(place->leader ? place->leader : "");
-    n->token = xstrdup(place->token ? place->token : "");
+    n->leader = xstrdup(or_empty(place->leader));
+    n->token = xstrdup(or_empty(place->token));
     n->identity = xstrdup(identity);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -153,9 +159,15 @@ enum status nodes_open(const struct node_place *place, const char *identity, str
     }
     if (st == OK) {
         n->watcher_runs = pthread_create(&n->watcher, NULL, watcher_main, n) == 0;
-        st = n->watcher_runs ? OK : err_set(err, ERR_NOMEM, "no thread for the nodes");
+        if (n->watcher_runs) {
+            st = OK;
+        } else {
+            st = err_set(err, ERR_NOMEM, "no thread for the nodes");
+        }
     }
-    st = st == OK ? wait_for_all(n, err) : st;
+    if (st == OK) {
+        st = wait_for_all(n, err);
+    }
     if (st != OK) {
         nodes_close(n);
         return st;
@@ -236,7 +248,9 @@ static enum status next_frame(struct nodes *n, struct peer *p, struct frame **ou
     }
     if (f) {
         p->first = f->next;
-        p->end = p->first ? p->end : &p->first;
+        if (!p->first) {
+            p->end = &p->first;
+        }
         p->n_waiting--;
     }
     pthread_mutex_unlock(&n->lock);
@@ -247,8 +261,10 @@ static enum status next_frame(struct nodes *n, struct peer *p, struct frame **ou
 static enum status lost_status(struct nodes *n, struct err *err)
 {
     struct err why;
-    return nodes_lost(n, &why) ? err_set(err, ERR_IO, "%s", why.text)
-                               : err_set(err, ERR_IO, "node 0 has ended");
+    if (nodes_lost(n, &why)) {
+        return err_set(err, ERR_IO, "%s", why.text);
+    }
+    return err_set(err, ERR_IO, "node 0 has ended");
 }
 
 /* Receives a frame of this kind and size; otherwise the set is lost. */
@@ -291,7 +307,10 @@ enum status nodes_share(struct nodes *n, void *bytes, size_t n_bytes, struct err
     if (n->place.node > 0) {
         return expect(n, &n->peers[0], FRAME_SHARE, bytes, n_bytes, err);
     }
-    return send_all(n, FRAME_SHARE, bytes, n_bytes) == OK ? OK : lost_status(n, err);
+    if (send_all(n, FRAME_SHARE, bytes, n_bytes) != OK) {
+        return lost_status(n, err);
+    }
+    return OK;
 }
 
 enum status nodes_least(struct nodes *n, int64_t *value, struct err *err)
@@ -306,7 +325,7 @@ enum status nodes_least(struct nodes *n, int64_t *value, struct err *err)
     for (int32_t i = 1; i < n->place.n_nodes && n->place.node == 0; i++) {
         int64_t theirs;
         TRY(expect(n, &n->peers[i], FRAME_VALUE, &theirs, sizeof theirs, err));
-        *value = theirs < *value ? theirs : *value;
+        *value = lesser(theirs, *value);
     }
     return nodes_share(n, value, sizeof *value, err);
 }

@@ -7,6 +7,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/wire.h"
 
 #include <stdio.h>
@@ -140,7 +141,7 @@ static void say_difference(const char *theirs, const char *ours, int32_t node, c
         size_t a = strcspn(theirs, "\n"), b = strcspn(ours, "\n");
         if (a != b || memcmp(theirs, ours, a) != 0) {
             snprintf(out, n_bytes, "node %d has '%.*s', node 0 has '%.*s'", node,
-                     (int)(a < 160 ? a : 160), theirs, (int)(b < 160 ? b : 160), ours);
+                     (int)lesser(a, 160), theirs, (int)lesser(b, 160), ours);
             return;
         }
         theirs += a + (theirs[a] == '\n');
@@ -186,7 +187,9 @@ static void answer(struct nodes *n, struct pending *p)
     prove_welcome(n, &h, w.refused, w.proof);
     int64_t deadline = clock_now_ns() + 1000000000;
     enum status st = wire_send(p->fd, &w, sizeof w, deadline);
-    st = st == OK ? wire_send(p->fd, text, w.text_bytes, deadline) : st;
+    if (st == OK) {
+        st = wire_send(p->fd, text, w.text_bytes, deadline);
+    }
     if (w.refused) {
         log_error("refused %s: %s", p->from, text);
     } else if (st == OK) {
@@ -211,7 +214,7 @@ static bool listen_to(struct nodes *n, struct pending *p, int64_t now_ns)
             }
             want = sizeof h + h.identity_bytes;
         }
-        size_t known = p->have < sizeof magic ? p->have : sizeof magic;
+        size_t known = lesser(p->have, sizeof magic);
         if (memcmp(p->bytes, magic, known) != 0) {
             log_warn("refused a connection from %s: it is no sluice node", p->from);
             return false;
@@ -314,7 +317,10 @@ static enum status talk(struct nodes *n, int fd, struct stream_nonces *nonces, s
     if (w.text_bytes > MAX_REFUSAL_BYTES || wire_recv(fd, text, w.text_bytes, deadline) != OK) {
         return ERR_IO;
     }
-    return w.refused ? err_set(err, ERR_INVALID, "node 0 refuses this node: %s", text) : OK;
+    if (w.refused) {
+        return err_set(err, ERR_INVALID, "node 0 refuses this node: %s", text);
+    }
+    return OK;
 }
 
 enum status nodes_join(struct nodes *n, struct err *err)
@@ -323,8 +329,7 @@ enum status nodes_join(struct nodes *n, struct err *err)
     for (;;) {
         int fd;
         int64_t now = clock_now_ns(), deadline = now + NODE_TALK_S * 1000000000LL;
-        enum status st =
-            wire_connect(n->leader, n->place.port, deadline < end ? deadline : end, &fd, err);
+        enum status st = wire_connect(n->leader, n->place.port, lesser(deadline, end), &fd, err);
         if (st == OK) {
             struct stream_nonces nonces;
             st = talk(n, fd, &nonces, err);

@@ -6,6 +6,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/wire.h"
 
 #include <stddef.h>
@@ -81,7 +82,10 @@ static enum status send_frame(struct peer *p, enum frame_kind kind, const void *
     struct frame_head h = {(uint32_t)kind, (uint32_t)n_bytes, p->n_sent[kind]++, {0}};
     prove(&p->sends, p->n_all_sent++, &h, bytes, h.proof);
     enum status st = wire_send(p->fd, &h, sizeof h, deadline_ns);
-    return st == OK ? wire_send(p->fd, bytes, n_bytes, deadline_ns) : st;
+    if (st == OK) {
+        return wire_send(p->fd, bytes, n_bytes, deadline_ns);
+    }
+    return st;
 }
 
 enum status nodes_send_frame(struct peer *p, enum frame_kind kind, const void *bytes,
@@ -120,7 +124,7 @@ static bool take_frame(struct nodes *n, struct peer *p)
     }
     if (good && kind == FRAME_FAIL) {
         char text[400];
-        size_t m = f->head.n_bytes < sizeof text - 1 ? f->head.n_bytes : sizeof text - 1;
+        size_t m = lesser(f->head.n_bytes, sizeof text - 1);
         memcpy(text, f->bytes, m);
         text[m] = '\0';
         nodes_lose(n, "says: ", text, p->node);
@@ -169,14 +173,17 @@ static bool read_peer(struct nodes *n, struct peer *p)
                 return false;
             }
             // The body's buffer grows with the bytes received, not with the announced size.
-            p->partial_cap = p->head.n_bytes < 1 << 16 ? p->head.n_bytes : 1 << 16;
+            p->partial_cap = lesser(p->head.n_bytes, 1 << 16);
             p->partial = xmalloc(sizeof *p->partial + p->partial_cap);
             p->partial->head = p->head;
             p->have = 0;
         }
         if (p->partial && p->have == p->partial_cap && p->have < p->head.n_bytes) {
-            p->partial_cap =
-                p->partial_cap < p->head.n_bytes / 2 ? p->partial_cap * 2 : p->head.n_bytes;
+            if (p->partial_cap < p->head.n_bytes / 2) {
+                p->partial_cap = p->partial_cap * 2;
+            } else {
+                p->partial_cap = p->head.n_bytes;
+            }
             p->partial = xrealloc(p->partial, sizeof *p->partial + p->partial_cap);
         }
         if (p->partial && p->have == p->head.n_bytes && !take_frame(n, p)) {

@@ -10,9 +10,10 @@ static enum status update_lane(struct backend *be, const struct lane_update *u)
             TRY(be->ops->lane_tokens(be, u->lane, u->n_prompt, u->n_generated, u->generated));
         }
     }
-    return u->n_blocks > 0
-               ? be->ops->lane_blocks(be, u->lane, u->first_block, u->n_blocks, u->blocks)
-               : OK;
+    if (u->n_blocks > 0) {
+        return be->ops->lane_blocks(be, u->lane, u->first_block, u->n_blocks, u->blocks);
+    }
+    return OK;
 }
 
 static enum status run_forward(const struct pass *pass, struct model *m, struct model_outputs want,
@@ -20,7 +21,10 @@ static enum status run_forward(const struct pass *pass, struct model *m, struct 
 {
     TRY(m->be->ops->pass_begin(m->be, pass, shape));
     want.hidden = pass->hidden;
-    return shape->issue ? model_forward(m, shape, want) : OK;
+    if (shape->issue) {
+        return model_forward(m, shape, want);
+    }
+    return OK;
 }
 
 static enum status run_draws(struct model *m, const struct pass_shape *shape, int32_t n_vocab_used)
@@ -30,7 +34,10 @@ static enum status run_draws(struct model *m, const struct pass_shape *shape, in
                                  .n_draws = shape->n_draws,
                                  .n_vocab_used = n_vocab_used,
                                  .bests = m->bests};
-    return shape->issue ? m->be->ops->sample(m->be, &sample) : OK;
+    if (shape->issue) {
+        return m->be->ops->sample(m->be, &sample);
+    }
+    return OK;
 }
 
 enum status step_run_pass(const struct pass *pass, struct model *m, struct model_outputs want,
@@ -38,7 +45,9 @@ enum status step_run_pass(const struct pass *pass, struct model *m, struct model
 {
     struct pass_shape shape;
     TRY(run_forward(pass, m, want, &shape));
-    TRY(want.logits ? run_draws(m, &shape, n_vocab_used) : OK);
+    if (want.logits) {
+        TRY(run_draws(m, &shape, n_vocab_used));
+    }
     return m->be->ops->pass_end(m->be);
 }
 
@@ -67,8 +76,10 @@ static enum status begin_lanes(const struct step *st, struct backend *be)
     if (st->n_copies > 0) {
         TRY(ops->copy_blocks(be, st->n_copies, st->copies));
     }
-    return st->n_state_copies > 0 ? ops->copy_states(be, 0, st->n_state_copies, st->state_copies)
-                                  : OK;
+    if (st->n_state_copies > 0) {
+        return ops->copy_states(be, 0, st->n_state_copies, st->state_copies);
+    }
+    return OK;
 }
 
 static enum status run_draft(const struct pass *pass, struct rank *r, int32_t model,
@@ -115,7 +126,9 @@ enum status step_execute(const struct step *st, struct rank *r, int32_t n_vocab_
 enum status step_execute_draws(struct rank *r, int32_t n_vocab_used)
 {
     struct backend *be = r->be;
-    TRY(be->ops->pass_draws ? be->ops->pass_draws(be, &r->shape) : OK);
+    if (be->ops->pass_draws) {
+        TRY(be->ops->pass_draws(be, &r->shape));
+    }
     TRY(run_draws(&r->target, &r->shape, n_vocab_used));
     TRY(be->ops->pass_end(be));
     return be->ops->step_end(be);

@@ -186,7 +186,9 @@ struct reader {
 
 static void refuse(struct reader *r, const char *what)
 {
-    r->bad = r->bad ? r->bad : what;
+    if (!r->bad) {
+        r->bad = what;
+    }
 }
 
 static const void *take(struct reader *r, size_t n_bytes)
@@ -474,7 +476,10 @@ static void get_moves(struct reader *r, struct tree_moves *m)
         }
     }
     for (int32_t set = 0; set <= MAX_DRAFT_MODELS; set++) {
-        int64_t most = set <= r->sizes->n_draft_models ? (int64_t)l->max_lanes * MAX_DRAFTS : 0;
+        int64_t most = 0;
+        if (set <= r->sizes->n_draft_models) {
+            most = (int64_t)l->max_lanes * MAX_DRAFTS;
+        }
         m->n_moves[set] = get(r, 0, most, "the number of moves");
         for (int32_t i = 0; i < m->n_moves[set] && !r->bad; i++) {
             struct slot_move *v = &m->moves[set][i];
@@ -494,7 +499,11 @@ static void get_state_copy(struct reader *r, struct state_copy *c)
     c->to = get(r, 0, last, "a copied state");
     bool lanes = c->from < l->max_lanes && c->to < l->max_lanes;
     check(r, c->from < l->max_lanes || c->to < l->max_lanes, true, true, "a copied state");
-    c->pos = lanes ? get(r, 1, last_pos(r), "a state") : get_boundary(r);
+    if (lanes) {
+        c->pos = get(r, 1, last_pos(r), "a state");
+    } else {
+        c->pos = get_boundary(r);
+    }
 }
 
 static void get_news(struct reader *r, struct step *st, struct tree_moves *moves)
@@ -599,5 +608,8 @@ enum status step_decode(struct step *st, struct tree_moves *moves, enum step_fra
     if (!r.bad && r.left > 0) {
         refuse(&r, "its end");
     }
-    return r.bad ? err_set(err, ERR_FORMAT, "a step from node 0 is out of bounds: %s", r.bad) : OK;
+    if (r.bad) {
+        return err_set(err, ERR_FORMAT, "a step from node 0 is out of bounds: %s", r.bad);
+    }
+    return OK;
 }

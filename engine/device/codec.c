@@ -2,6 +2,7 @@
 #include "engine/device/codec.h"
 
 #include "engine/base/assert.h"
+#include "engine/base/minmax.h"
 
 /* ---- types of numbers --------------------------------------------------------------------- */
 
@@ -163,7 +164,10 @@ static float scale_of(const struct weight_codec *c, int64_t block_row, int64_t b
 static float zero_of(const struct weight_codec *c, int64_t block_row, int64_t block_col)
 {
     float zero = (float)c->zero;
-    return c->zeros.data ? number_get(&c->zeros, block_row, block_col) + zero : zero;
+    if (c->zeros.data) {
+        return number_get(&c->zeros, block_row, block_col) + zero;
+    }
+    return zero;
 }
 
 static int64_t block_col_of(const struct weight_codec *c, int64_t col)
@@ -199,7 +203,10 @@ static uint32_t block_code_at(const struct weight_codec *c, int64_t row, int64_t
 static float block_value(const struct block_format *f, uint32_t code, struct block_scale s)
 {
     float value = (dtype_value(f->code, code) - (float)f->zero) * block_scale_value(s);
-    return f->has_offset ? value + block_offset_value(s) : value;
+    if (f->has_offset) {
+        return value + block_offset_value(s);
+    }
+    return value;
 }
 
 static float codec_get(const struct weight_codec *c, int64_t row, int64_t col)
@@ -292,8 +299,10 @@ float weight_part_get(const struct weight_part *p, int64_t row, int64_t col)
 uint32_t weight_part_code(const struct weight_part *p, int64_t row, int64_t col)
 {
     struct place at = place_of(p, row, col);
-    return p->codec.blocks ? block_code_at(&p->codec, at.row, at.col)
-                           : bits_at(&p->codec.values, at.row, at.col);
+    if (p->codec.blocks) {
+        return block_code_at(&p->codec, at.row, at.col);
+    }
+    return bits_at(&p->codec.values, at.row, at.col);
 }
 
 struct block_scale weight_part_block_scale(const struct weight_part *p, int64_t row, int64_t col)
@@ -334,7 +343,10 @@ bool weight_part_is_plain(const struct weight_part *p)
 static int64_t plain_step(const struct weight_part *p)
 {
     const struct number_grid *g = &p->codec.values;
-    return p->transposed ? g->row_stride * p->row_step : g->col_stride * p->col_step;
+    if (p->transposed) {
+        return g->row_stride * p->row_step;
+    }
+    return g->col_stride * p->col_step;
 }
 
 /* Index of the element in a plain tensor. */
@@ -370,7 +382,7 @@ static int64_t same_block(const struct weight_codec *c, int64_t col, int64_t n)
         return n;
     }
     int64_t left = c->groups ? 1 : c->block_cols - col % c->block_cols;
-    return left < n ? left : n;
+    return lesser(left, n);
 }
 
 /* For a part that is not transposed and takes every column: reads scales and zeros block by
@@ -402,7 +414,7 @@ static void block_codes(const struct weight_codec *c, int64_t row, int64_t col, 
     uint8_t codes[MAX_BLOCK_NUMBERS];
     for (int64_t i = 0, some; i < n; i += some) {
         int64_t within = (col + i) % c->blocks->n, left = c->blocks->n - within;
-        some = left < n - i ? left : n - i;
+        some = lesser(left, n - i);
         if (some == c->blocks->n) {
             c->blocks->codes(block_at(c, row, col + i), out + i);
             continue;
@@ -432,16 +444,20 @@ static void read_in_blocks(const struct weight_part *p, int64_t row, int64_t fir
     uint8_t codes[SOME];
     fill_values(c->blocks, values);
     for (int64_t begin = 0; begin < n; begin += SOME) {
-        int64_t some = n - begin < SOME ? n - begin : SOME;
+        int64_t some = lesser(n - begin, SOME);
         block_codes(c, at.row, at.col + begin, some, codes);
         for (int64_t i = 0, same; i < some; i += same) {
             int64_t col = at.col + begin + i, left = c->blocks->shared - col % c->blocks->shared;
             struct block_scale s = block_scale_at(c, at.row, col);
             float scale = block_scale_value(s), offset = block_offset_value(s);
-            same = left < some - i ? left : some - i;
+            same = lesser(left, some - i);
             for (int64_t j = i; j < i + same; j++) {
                 float value = values[codes[j]] * scale;
-                out[begin + j] = c->blocks->has_offset ? value + offset : value;
+                if (c->blocks->has_offset) {
+                    out[begin + j] = value + offset;
+                } else {
+                    out[begin + j] = value;
+                }
             }
         }
     }

@@ -36,7 +36,10 @@ static inline enum status ops_norm_linear(struct backend *be, const struct norm_
         return be->ops->norm_linear(be, norm, linear, act, down);
     }
     TRY(be->ops->norm(be, norm));
-    return down ? ops_mlp(be, linear, act, down) : be->ops->linear(be, linear);
+    if (down) {
+        return ops_mlp(be, linear, act, down);
+    }
+    return be->ops->linear(be, linear);
 }
 
 static inline enum status ops_reduce_norm(struct backend *be, const struct reduce_args *reduce,
@@ -68,7 +71,10 @@ static inline enum status ops_recurrent(struct backend *be, const struct short_c
     }
     TRY(be->ops->short_conv(be, conv));
     TRY(be->ops->recurrence(be, a));
-    return gate ? be->ops->gate(be, gate) : OK;
+    if (gate) {
+        return be->ops->gate(be, gate);
+    }
+    return OK;
 }
 
 /* True if the next op, given these args, accepts a product left as partial sums. */

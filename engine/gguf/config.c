@@ -5,6 +5,8 @@
 #include "engine/gguf/make.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -82,7 +84,10 @@ static enum status need_number(const struct maker *m, const char *key, double *o
 {
     bool found;
     TRY(get_number(m, key, out, &found));
-    return found ? OK : err_set(m->err, ERR_FORMAT, "the key %s.%s is missing", m->arch->name, key);
+    if (!found) {
+        return err_set(m->err, ERR_FORMAT, "the key %s.%s is missing", m->arch->name, key);
+    }
+    return OK;
 }
 
 static void put_number(const struct maker *m, const char *name, double v)
@@ -94,7 +99,7 @@ static void put_number(const struct maker *m, const char *name, double v)
 
 static void put_flag(const struct maker *m, const char *name, bool v)
 {
-    buf_printf(m->out, "\"%s\":%s,", name, v ? "true" : "false");
+    buf_printf(m->out, "\"%s\":%s,", name, bool_word(v));
 }
 
 static enum status put_renamed(const struct maker *m, const struct rename *r)
@@ -108,7 +113,10 @@ static enum status put_renamed(const struct maker *m, const struct rename *r)
             put_flag(m, r->as, flag);
             return OK;
         }
-        return gguf_get(m->g, full) ? err_set(m->err, ERR_FORMAT, "%s is not a boolean", full) : OK;
+        if (gguf_get(m->g, full)) {
+            return err_set(m->err, ERR_FORMAT, "%s is not a boolean", full);
+        }
+        return OK;
     }
     TRY(get_number(m, r->key, &v, &found));
     if (found && r->kind == INTEGER && (v != floor(v) || fabs(v) > 1e15)) {
@@ -178,11 +186,13 @@ static enum status check_unread(const struct maker *m)
     bool causal = true;
     full_key(m, "attention.causal", full);
     gguf_get_bool(m->g, full, &causal);
-    return causal ? OK
-                  : err_set(m->err, ERR_UNSUPPORTED,
-                            "%s is false: attention to later tokens is "
-                            "not supported",
-                            full);
+    if (!causal) {
+        return err_set(m->err, ERR_UNSUPPORTED,
+                       "%s is false: attention to later tokens is "
+                       "not supported",
+                       full);
+    }
+    return OK;
 }
 
 /* The dtype of most of the matrix bytes; NULL: they are block-quantised, and bf16 is used for
@@ -203,7 +213,9 @@ static const char *dtype_of(const struct gguf *g)
         bytes[row] += t->n_dims > 1 ? (double)t->n_bytes : 0.0;
     }
     for (size_t i = 0; i < 4; i++) {
-        most = bytes[i] > bytes[most] ? i : most;
+        if (bytes[i] > bytes[most]) {
+            most = i;
+        }
     }
     return most < 3 ? rows[most].name : NULL;
 }
@@ -227,7 +239,9 @@ static enum status put_sizes(const struct maker *m)
         return err_set(m->err, ERR_FORMAT, "%s.attention.head_count is %g", m->arch->name, heads);
     }
     bool mla = number_or(m, "attention.kv_lora_rank", 0) > 0;
-    key = has_key ? key : floor(width / heads);
+    if (!has_key) {
+        key = floor(width / heads);
+    }
     if (!mla && has_value && value != key) {
         return err_set(m->err, ERR_UNSUPPORTED,
                        "values of %g dimensions beside keys of %g are not "
@@ -302,7 +316,9 @@ static enum status put_factors(const struct maker *m, const char *name, const ch
     for (int64_t i = 0; i < t->dims[0]; i++) {
         float f;
         memcpy(&f, t->data + (size_t)i * sizeof f, sizeof f);
-        buf_puts(m->out, i ? "," : "");
+        if (i) {
+            buf_puts(m->out, ",");
+        }
         buf_put_double(m->out, (double)f);
     }
     buf_puts(m->out, "],");
@@ -368,7 +384,7 @@ static enum status put_rope(const struct maker *m)
     size_t n;
     full_key(m, "rope.scaling.type", full);
     if (gguf_get_string(m->g, full, &said, &n)) {
-        snprintf(type, sizeof type, "%.*s", (int)(n < 31 ? n : 31), said);
+        snprintf(type, sizeof type, "%.*s", (int)lesser(n, 31), said);
     }
     put_number(m, "rope_theta", number_or(m, "rope.freq_base", 10000));
     double original = number_or(m, "rope.scaling.original_context_length", 0);
@@ -436,7 +452,9 @@ static enum status more_gemma(const struct maker *m, double widest_layers)
     TRY(need_number(m, "attention.head_count", &heads));
     TRY(need_number(m, "embedding_length", &width));
     TRY(get_number(m, "attention.key_length", &key, &found));
-    key = found ? key : width / heads;
+    if (!found) {
+        key = width / heads;
+    }
     put_number(m, "query_pre_attn_scalar", layers == widest_layers ? width / heads : key);
     return OK;
 }
@@ -457,10 +475,11 @@ static enum status more_gemma3(const struct maker *m)
 /* Per-head norms are one tensor in GGUF, and one tensor per head here. */
 static enum status more_stablelm(const struct maker *m)
 {
-    return has_tensor(m, "blk.0.attn_q_norm.weight")
-               ? err_set(m->err, ERR_UNSUPPORTED,
-                         "a StableLM with norms of q and k is not supported")
-               : OK;
+    if (has_tensor(m, "blk.0.attn_q_norm.weight")) {
+        return err_set(m->err, ERR_UNSUPPORTED,
+                       "a StableLM with norms of q and k is not supported");
+    }
+    return OK;
 }
 
 static enum status more_gpt_oss(const struct maker *m)
@@ -489,8 +508,11 @@ static enum status more_deepseek2(const struct maker *m)
     double groups = number_or(m, "expert_group_count", 1);
     put_number(m, "n_group", groups);
     put_number(m, "topk_group", number_or(m, "expert_group_used_count", 1));
-    buf_puts(m->out, groups > 1 ? "\"topk_method\":\"group_limited_greedy\","
-                                : "\"topk_method\":\"greedy\",");
+    if (groups > 1) {
+        buf_puts(m->out, "\"topk_method\":\"group_limited_greedy\",");
+    } else {
+        buf_puts(m->out, "\"topk_method\":\"greedy\",");
+    }
     return OK;
 }
 
@@ -590,7 +612,9 @@ enum status gguf_make_config(const struct gguf *g, struct buf *out, struct err *
     put_facts(&m);
     TRY(put_rope(&m));
     TRY(put_ends(&m));
-    buf_puts(out, m.arch->constants ? m.arch->constants : "");
+    if (m.arch->constants) {
+        buf_puts(out, m.arch->constants);
+    }
     if (m.arch->more) {
         TRY(m.arch->more(&m));
     }
@@ -619,6 +643,8 @@ enum status gguf_make_generation(const struct gguf *g, struct buf *out, struct e
             any = true;
         }
     }
-    buf_puts(out, any ? "}" : "");
+    if (any) {
+        buf_puts(out, "}");
+    }
     return OK;
 }

@@ -46,7 +46,10 @@ static enum status make(const char *model, const struct row *row, size_t max_byt
     if (st != OK) {
         return err_prefix(err, st, "%.200s", model);
     }
-    return out->failed ? err_set(err, ERR_LIMIT, "%.200s: its metadata are too long", model) : OK;
+    if (out->failed) {
+        return err_set(err, ERR_LIMIT, "%.200s: its metadata are too long", model);
+    }
+    return OK;
 }
 
 bool folder_has(const char *model, const char *name)
@@ -100,5 +103,8 @@ enum status folder_json(const char *model, const char *name, size_t max_bytes, s
     TRY(folder_read(model, name, max_bytes, &text, &n_bytes, err));
     enum status st = json_parse(text, n_bytes, NULL, root, err);
     free(text);
-    return st == OK ? OK : err_prefix(err, st, "%.200s", model);
+    if (st != OK) {
+        return err_prefix(err, st, "%.200s", model);
+    }
+    return OK;
 }

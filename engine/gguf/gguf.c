@@ -2,6 +2,7 @@
 #include "engine/gguf/gguf.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/gguf/split.h"
 
 #include <fcntl.h>
@@ -139,7 +140,10 @@ static enum status take_items(struct reader *r, struct gguf_value *v, struct err
     }
     v->data = r->data + start;
     v->n_bytes = r->at - start;
-    return r->cut ? bad(r, "", err) : OK;
+    if (r->cut) {
+        return bad(r, "", err);
+    }
+    return OK;
 }
 
 static enum status take_value(struct reader *r, struct gguf_value *v, struct err *err)
@@ -153,7 +157,10 @@ static enum status take_value(struct reader *r, struct gguf_value *v, struct err
         r->cut = r->cut || n > r->n_bytes; // each item takes at least a byte
         v->n = r->cut ? 0 : (size_t)n;
     }
-    return r->cut ? bad(r, "", err) : take_items(r, v, err);
+    if (r->cut) {
+        return bad(r, "", err);
+    }
+    return take_items(r, v, err);
 }
 
 static enum status take_keys(struct reader *r, size_t n, struct key *keys, struct err *err)
@@ -171,7 +178,7 @@ static enum status take_keys(struct reader *r, size_t n, struct key *keys, struc
         for (size_t j = 0; j < i; j++) {
             if (keys[j].n_bytes == k->n_bytes && memcmp(keys[j].name, k->name, k->n_bytes) == 0) {
                 return err_set(err, ERR_FORMAT, "%s: the key %.*s is there twice", r->file,
-                               (int)(k->n_bytes < 100 ? k->n_bytes : 100), k->name);
+                               (int)lesser(k->n_bytes, 100), k->name);
             }
         }
     }
@@ -256,7 +263,9 @@ bool gguf_get_bool(const struct gguf *g, const char *key, bool *out)
 {
     const struct gguf_value *v = gguf_get(g, key);
     bool found = v && !v->is_list && v->type == GGUF_BOOL;
-    *out = found ? v->data[0] != 0 : *out;
+    if (found) {
+        *out = v->data[0] != 0;
+    }
     return found;
 }
 
@@ -313,15 +322,19 @@ static enum status take_shape(struct reader *r, struct gguf_tensor *t, struct er
     uint32_t n = take_u32(r);
     uint64_t dims[GGUF_MAX_DIMS];
     if (r->cut || n < 1 || n > GGUF_MAX_DIMS) {
-        return r->cut ? bad(r, "", err)
-                      : bad_tensor(r, t->name, "it does not have one to four dimensions", err);
+        if (r->cut) {
+            return bad(r, "", err);
+        }
+        return bad_tensor(r, t->name, "it does not have one to four dimensions", err);
     }
     size_t all = 1;
     for (uint32_t i = 0; i < n; i++) {
         dims[i] = take_u64(r);
         if (dims[i] < 1 || dims[i] > INT64_MAX || !mem_mul(all, (size_t)dims[i], &all)) {
-            return r->cut ? bad(r, "", err)
-                          : bad_tensor(r, t->name, "its shape is impossible", err);
+            if (r->cut) {
+                return bad(r, "", err);
+            }
+            return bad_tensor(r, t->name, "its shape is impossible", err);
         }
         t->dims[n - 1 - i] = (int64_t)dims[i];
     }
@@ -339,9 +352,10 @@ static enum status take_shape(struct reader *r, struct gguf_tensor *t, struct er
     }
     t->n_dims = (int32_t)n;
     t->type_name = row->name;
-    return mem_mul(all / (row->n + 1u), row->n_bytes, &t->n_bytes)
-               ? OK
-               : bad_tensor(r, t->name, "its shape is impossible", err);
+    if (!mem_mul(all / (row->n + 1u), row->n_bytes, &t->n_bytes)) {
+        return bad_tensor(r, t->name, "its shape is impossible", err);
+    }
+    return OK;
 }
 
 static enum status take_tensor(struct reader *r, struct gguf_tensor *t, uint64_t *offset,
@@ -356,7 +370,10 @@ static enum status take_tensor(struct reader *r, struct gguf_tensor *t, uint64_t
     t->file = r->file;
     TRY(take_shape(r, t, err));
     *offset = take_u64(r);
-    return r->cut ? bad(r, "", err) : OK;
+    if (r->cut) {
+        return bad(r, "", err);
+    }
+    return OK;
 }
 
 /* Data starts after the list of tensors; offsets are relative to that. */
@@ -396,7 +413,9 @@ static enum status take_tensors(struct gguf *g, struct reader *r, size_t n, size
         g->tensors[g->n_tensors++] = (struct gguf_tensor){0};
         st = take_tensor(r, &g->tensors[first + i], &offsets[i], err);
     }
-    st = st == OK ? place_data(r, g->tensors + first, n, offsets, alignment, err) : st;
+    if (st == OK) {
+        st = place_data(r, g->tensors + first, n, offsets, alignment, err);
+    }
     free(offsets);
     return st;
 }
@@ -445,7 +464,7 @@ static enum status check_split(const struct reader *r, const struct key *keys, s
     int64_t no = 0, count = 1;
     value_int(find_key(keys, n, "split.no"), &no);
     value_int(find_key(keys, n, "split.count"), &count);
-    count = count < 1 ? 1 : count;
+    count = greater(1, count);
     if (no == (int64_t)i && count == (int64_t)n_files) {
         return OK;
     }
@@ -462,9 +481,15 @@ static enum status read_file(struct gguf *g, size_t i, struct err *err)
     TRY(take_head(&r, &n_tensors, &n_keys, err));
     struct key *keys = xcalloc(n_keys + 1, sizeof *keys);
     enum status st = take_keys(&r, n_keys, keys, err);
-    st = st == OK ? check_split(&r, keys, n_keys, i, g->n_files, err) : st;
-    st = st == OK ? alignment_of(&r, keys, n_keys, &alignment, err) : st;
-    st = st == OK ? take_tensors(g, &r, n_tensors, alignment, err) : st;
+    if (st == OK) {
+        st = check_split(&r, keys, n_keys, i, g->n_files, err);
+    }
+    if (st == OK) {
+        st = alignment_of(&r, keys, n_keys, &alignment, err);
+    }
+    if (st == OK) {
+        st = take_tensors(g, &r, n_tensors, alignment, err);
+    }
     if (i == 0 && st == OK) {
         g->keys = keys;
         g->n_keys = n_keys;

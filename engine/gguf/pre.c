@@ -2,6 +2,8 @@
 /* How byte-level vocabularies split text, by the names that llama.cpp's converter gives the
  * tokenizers it knows. Each name stands for the pre-tokenizer in that model's tokenizer.json. To
  * add one, add a row. */
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "engine/gguf/make.h"
 
 #include <string.h>
@@ -98,7 +100,7 @@ enum status gguf_find_pre(const char *name, size_t n_bytes, const struct gguf_pr
     }
     return err_set(err, ERR_UNSUPPORTED,
                    "tokenizer.ggml.pre: the pre-tokenizer '%.*s' is not known",
-                   (int)(n_bytes < 64 ? n_bytes : 64), name);
+                   (int)lesser(n_bytes, 64), name);
 }
 
 static void put_byte_level(struct buf *out, bool with_words)
@@ -106,12 +108,16 @@ static void put_byte_level(struct buf *out, bool with_words)
     buf_printf(out,
                "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,"
                "\"use_regex\":%s}",
-               with_words ? "true" : "false");
+               bool_word(with_words));
 }
 
 void gguf_put_pre(const struct gguf_pre *p, struct buf *out)
 {
-    buf_puts(out, p->nfc ? "\"normalizer\":{\"type\":\"NFC\"}," : "\"normalizer\":null,");
+    if (p->nfc) {
+        buf_puts(out, "\"normalizer\":{\"type\":\"NFC\"},");
+    } else {
+        buf_puts(out, "\"normalizer\":null,");
+    }
     buf_puts(out, "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[");
     for (size_t i = 0; i < MAX_SPLITS && p->splits[i]; i++) {
         buf_puts(out, "{\"type\":\"Split\",\"pattern\":{\"Regex\":");

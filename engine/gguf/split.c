@@ -32,14 +32,22 @@ static size_t parse_name(const char *path, int *no, int *count)
     }
     const char *at = path + n - m;
     for (size_t i = 0; i < m; i++) {
-        bool fits = ending[i] == '#' ? isdigit((unsigned char)at[i]) != 0 : at[i] == ending[i];
+        bool fits;
+        if (ending[i] == '#') {
+            fits = isdigit((unsigned char)at[i]) != 0;
+        } else {
+            fits = at[i] == ending[i];
+        }
         if (!fits) {
             return 0;
         }
     }
     *no = number_at(at + 1);
     *count = number_at(at + m - 5 - DIGITS);
-    return *no >= 1 && *count >= 1 && *no <= *count && *count <= MAX_FILES ? n - m : 0;
+    if (*no >= 1 && *count >= 1 && *no <= *count && *count <= MAX_FILES) {
+        return n - m;
+    }
+    return 0;
 }
 
 static enum status map_all(struct split_file *files, size_t n_files, struct err *err)

@@ -3,6 +3,8 @@
 #include "engine/gguf/make.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -178,7 +180,7 @@ static void put_added(const struct gguf *g, const struct gguf_vocab *v, struct b
         buf_printf(out,
                    ",\"single_word\":false,\"lstrip\":false,\"rstrip\":%s,\"normalized\":false,"
                    "\"special\":%s}",
-                   swallows ? "true" : "false", special ? "true" : "false");
+                   bool_word(swallows), bool_word(special));
         first = false;
     }
     buf_puts(out, "],");
@@ -213,14 +215,18 @@ static enum status put_gpt2(const struct gguf *g, const struct gguf_vocab *v, st
     buf_printf(out, "\"ignore_merges\":%s,\"vocab\":{",
                gguf_pre_ignores_merges(pre) ? "true" : "false");
     for (size_t i = 0; i < v->n; i++) {
-        buf_puts(out, i > 0 ? "," : "");
+        if (i > 0) {
+            buf_puts(out, ",");
+        }
         put_token(out, &v->tokens[i], i);
         buf_printf(out, ":%zu", i);
     }
     buf_puts(out, "},\"merges\":[");
     struct gguf_walk w = gguf_walk(merges);
     for (bool first = true; gguf_next_string(&w, &text, &n); first = false) {
-        buf_puts(out, first ? "" : ",");
+        if (!first) {
+            buf_puts(out, ",");
+        }
         buf_put_json(out, text, n);
     }
     buf_puts(out, "]}");
@@ -239,13 +245,17 @@ static enum status put_llama(const struct gguf *g, const struct gguf_vocab *v, s
     gguf_get_bool(g, KEY("add_space_prefix"), &prefix);
     gguf_get_int(g, KEY("unknown_token_id"), &unknown);
     buf_puts(out, "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
-    buf_puts(out, prefix ? "{\"type\":\"Prepend\",\"prepend\":\"" SPACE "\"}," : "");
+    if (prefix) {
+        buf_puts(out, "{\"type\":\"Prepend\",\"prepend\":\"" SPACE "\"},");
+    }
     buf_puts(out,
              "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"" SPACE "\"}]},"
              "\"pre_tokenizer\":null,\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
              "{\"type\":\"Replace\",\"pattern\":{\"String\":\"" SPACE "\"},\"content\":\" \"},"
              "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}");
-    buf_puts(out, prefix ? ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}" : "");
+    if (prefix) {
+        buf_puts(out, ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}");
+    }
     buf_puts(out, "]},\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true,");
     if (unknown >= 0 && unknown < (int64_t)v->n) {
         buf_puts(out, "\"unk_token\":");
@@ -254,7 +264,11 @@ static enum status put_llama(const struct gguf *g, const struct gguf_vocab *v, s
     }
     buf_puts(out, "\"vocab\":[");
     for (size_t i = 0; i < v->n; i++) {
-        buf_puts(out, i > 0 ? ",[" : "[");
+        if (i > 0) {
+            buf_puts(out, ",[");
+        } else {
+            buf_puts(out, "[");
+        }
         put_token(out, &v->tokens[i], i);
         buf_putc(out, ',');
         buf_put_double(out, v->tokens[i].score);
@@ -284,7 +298,7 @@ static enum status find_model(const struct gguf *g, const struct model_row **out
     return err_set(err, ERR_UNSUPPORTED,
                    KEY("model") ": the tokenizer '%.*s' is not supported, but "
                                 "gpt2 (byte-level BPE) and llama (SentencePiece) are",
-                   (int)(n < 40 ? n : 40), name);
+                   (int)lesser(n, 40), name);
 }
 
 enum status gguf_make_tokenizer(const struct gguf *g, struct buf *out, struct err *err)
@@ -364,7 +378,7 @@ enum status gguf_make_tokenizer_config(const struct gguf *g, struct buf *out, st
     put_named(g, &v, "pad_token", KEY("padding_token_id"), -1, out);
     gguf_get_bool(g, KEY("add_eos_token"), &eos);
     buf_printf(out, "\"add_bos_token\":%s,\"add_eos_token\":%s",
-               has_bos && adds_bos(g, is_llama) ? "true" : "false", eos ? "true" : "false");
+               has_bos && adds_bos(g, is_llama) ? "true" : "false", bool_word(eos));
     put_templates(g, out);
     buf_putc(out, '}');
     gguf_vocab_close(&v);

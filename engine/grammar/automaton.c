@@ -212,6 +212,8 @@ static void complete(struct automaton *a, struct items *s)
     s->n = n;
 }
 
+/* The state of these items. Equal sets of items are one state, which is what keeps the automaton
+ * finite. Without items, or when a limit is passed, the state is STATE_DEAD. */
 static uint32_t intern_state(struct automaton *a, struct items *s)
 {
     complete(a, s);
@@ -369,7 +371,11 @@ static void start_row(struct automaton *a, uint32_t state)
     }
     uint32_t *row = xcalloc(n_classes, sizeof *row);
     for (size_t c = 0; c < n_classes; c++) {
-        row[c] = byte_set_has(&first, a->x->class_byte[c]) ? 0 : STATE_DEAD + 1;
+        if (byte_set_has(&first, a->x->class_byte[c])) {
+            row[c] = 0;
+        } else {
+            row[c] = STATE_DEAD + 1;
+        }
     }
     a->v[state].row = row;
     a->row_bytes += n_classes * sizeof *row;

@@ -2,6 +2,7 @@
 #include "engine/grammar/charset.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 
 #include <pthread.h>
@@ -44,7 +45,7 @@ void charset_sort(struct charset *s)
     size_t n = 0;
     for (size_t i = 0; i < s->n; i++) {
         if (n > 0 && s->v[i].lo <= s->v[n - 1].hi + 1) {
-            s->v[n - 1].hi = s->v[i].hi > s->v[n - 1].hi ? s->v[i].hi : s->v[n - 1].hi;
+            s->v[n - 1].hi = greater(s->v[i].hi, s->v[n - 1].hi);
         } else {
             s->v[n++] = s->v[i];
         }
@@ -132,14 +133,16 @@ static void add_range(struct exprs *x, uint32_t lo, uint32_t hi, struct pieces *
 {
     static const uint32_t last_of[] = {0x7f, 0x7ff, SURROGATE_LO - 1, SURROGATE_HI, 0xffff, LAST};
     for (size_t i = 0; i < sizeof last_of / sizeof *last_of && lo <= hi; i++) {
-        uint32_t end = hi < last_of[i] ? hi : last_of[i];
+        uint32_t end = lesser(hi, last_of[i]);
         if (lo <= end && last_of[i] != SURROGATE_HI && lo <= 0x7f) {
             GROW(out->v, out->n, out->cap);
             out->v[out->n++] = expr_byte_range(x, (int)lo, (int)end);
         } else if (lo <= end && last_of[i] != SURROGATE_HI) {
             add_products(x, lo, end, out);
         }
-        lo = lo > last_of[i] ? lo : last_of[i] + 1;
+        if (lo <= last_of[i]) {
+            lo = last_of[i] + 1;
+        }
     }
 }
 
@@ -171,7 +174,10 @@ static void make_categories(void)
 {
     for (uint32_t c = 0; c <= LAST; c++) {
         const char *name = utf8proc_category_string((int32_t)c);
-        struct category_run *last = categories.n ? &categories.v[categories.n - 1] : NULL;
+        struct category_run *last = NULL;
+        if (categories.n) {
+            last = &categories.v[categories.n - 1];
+        }
         if (last && memcmp(last->name, name, 2) == 0) {
             last->hi = c;
             continue;

@@ -22,13 +22,17 @@ static bool split(const char *s, size_t n, char *digits, long *n_digits, long *p
             digits[(*n_digits)++] = s[i];
         }
     }
-    *point = *point < 0 ? *n_digits : *point;
+    if (*point < 0) {
+        *point = *n_digits;
+    }
     if (i < n) {
         i++;
         sign = i < n && s[i] == '-' ? -1 : 1;
         i += i < n && (s[i] == '-' || s[i] == '+');
         for (; i < n; i++) {
-            exponent = exponent < 100000 ? exponent * 10 + (s[i] - '0') : exponent;
+            if (exponent < 100000) {
+                exponent = exponent * 10 + (s[i] - '0');
+            }
         }
     }
     *point += sign * exponent;
@@ -74,8 +78,15 @@ int decimal_compare(const struct decimal *a, const struct decimal *b)
     if (a->negative != b->negative) {
         return a->negative ? -1 : 1;
     }
-    int c = a->n_whole != b->n_whole ? a->n_whole - b->n_whole : strcmp(a->whole, b->whole);
-    c = c != 0 ? c : strcmp(a->part, b->part);
+    int c;
+    if (a->n_whole != b->n_whole) {
+        c = a->n_whole - b->n_whole;
+    } else {
+        c = strcmp(a->whole, b->whole);
+    }
+    if (c == 0) {
+        c = strcmp(a->part, b->part);
+    }
     c = (c > 0) - (c < 0);
     return a->negative ? -c : c;
 }

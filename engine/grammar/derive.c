@@ -23,6 +23,8 @@ static struct derived *memo_slot(struct exprs *x, uint64_t key)
     return &x->memo[i];
 }
 
+/* The table stays at most half full. Entries are never removed: a derivative depends only on the
+ * expression and the byte. */
 static void memo_put(struct exprs *x, uint64_t key, uint32_t to)
 {
     if (x->n_memo * 2 >= x->memo_size) {
@@ -51,6 +53,8 @@ struct branches {
     size_t n, cap;
 };
 
+/* EXPR_NONE is dropped, because it adds nothing to an alternative. The first entries are on the
+ * caller's stack. */
 static void branches_put(struct branches *b, uint32_t e)
 {
     if (e == EXPR_NONE) {
@@ -113,6 +117,8 @@ static uint32_t derive_alt(struct exprs *x, struct expr e, uint8_t byte)
     return branches_end(x, &out);
 }
 
+/* The derivative of an intersection is the intersection of the derivatives. The list is in x->list,
+ * which derive() may move: it is read by index in every round. */
 static uint32_t derive_and(struct exprs *x, struct expr e, uint8_t byte)
 {
     struct branches out;
@@ -155,6 +161,8 @@ static uint32_t derive_multiple(struct exprs *x, uint32_t id, struct expr e, uin
         x, (struct expr){.kind = X_MULTIPLE, .flags = flags, .a = e.a, .b = rest, .c = e.c});
 }
 
+/* One step without the memo table. Rule calls have no derivative: the automaton expands them into
+ * items before it steps. */
 static uint32_t derive_fresh(struct exprs *x, uint32_t id, uint8_t byte)
 {
     struct expr e = x->v[id];
@@ -176,11 +184,16 @@ static uint32_t derive_fresh(struct exprs *x, uint32_t id, uint8_t byte)
     return EXPR_NONE;
 }
 
+/* Memoised; each call spends work, and the depth of recursion is limited, because grammars come
+ * from clients. */
 static uint32_t derive(struct exprs *x, uint32_t e, uint8_t byte)
 {
     uint8_t kind = x->v[e].kind;
     if (kind == X_BYTES) {
-        return byte_set_has(&x->sets[x->v[e].a], byte) ? EXPR_EMPTY : EXPR_NONE;
+        if (byte_set_has(&x->sets[x->v[e].a], byte)) {
+            return EXPR_EMPTY;
+        }
+        return EXPR_NONE;
     }
     if (kind == X_NONE || kind == X_EMPTY || kind == X_CALL || !exprs_spend(x, 1)) {
         return EXPR_NONE;
@@ -207,7 +220,10 @@ static uint32_t derive(struct exprs *x, uint32_t e, uint8_t byte)
 uint32_t expr_derive(struct exprs *x, uint32_t e, uint8_t byte)
 {
     uint32_t d = derive(x, e, byte);
-    return expr_is(x, d, XF_DOUBT) ? expr_clean(x, d) : d;
+    if (expr_is(x, d, XF_DOUBT)) {
+        return expr_clean(x, d);
+    }
+    return d;
 }
 
 /* ---- dead branches ---- */
@@ -222,6 +238,8 @@ struct search {
     uint32_t *seen, seen_size; // open addressing: index + 1
 };
 
+/* Returns false if the expression was found before. `parent` leads back to the start, so that the
+ * path to a match can be marked. */
 static bool search_add(struct search *s, uint32_t e, uint32_t parent)
 {
     if (s->n * 2 >= s->seen_size) {
@@ -257,7 +275,10 @@ static int known(const struct exprs *x, uint32_t e)
     if (e == EXPR_NONE || p->clean == EXPR_NONE + 1) {
         return 0;
     }
-    return !(p->flags & XF_DOUBT) || (p->flags & XF_NULLABLE) || p->clean ? 1 : -1;
+    if (!(p->flags & XF_DOUBT) || (p->flags & XF_NULLABLE) || p->clean) {
+        return 1;
+    }
+    return -1;
 }
 
 /* Whether an X_AND or X_NOT matches anything: searches its derivatives for one that accepts, and
@@ -311,6 +332,8 @@ static uint32_t clean_alt(struct exprs *x, struct expr e)
     return branches_end(x, &out);
 }
 
+/* The remainder is cleaned first: if it matches nothing, neither does the sequence, and its other
+ * parts need not be cleaned. Long sequences are walked in a loop, not by recursion. */
 static uint32_t clean_seq(struct exprs *x, uint32_t e)
 {
     struct branches part; // the parts, the remainder last

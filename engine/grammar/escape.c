@@ -35,7 +35,10 @@ static uint32_t bytes(struct escape *s, uint32_t set)
         e = expr_alt2(x, e, text_literal(x, &c, 1));
     }
     bool any = plain.w[0] | plain.w[1] | plain.w[2] | plain.w[3];
-    return any ? expr_alt2(x, e, expr_bytes(x, &plain)) : e;
+    if (any) {
+        return expr_alt2(x, e, expr_bytes(x, &plain));
+    }
+    return e;
 }
 
 static uint32_t call(struct escape *s, uint32_t rule)
@@ -55,11 +58,18 @@ static uint32_t list(struct escape *s, struct expr p)
     for (uint32_t i = 0; i < p.b; i++) {
         part[i] = expression(s, s->x->list[p.a + i]);
     }
-    uint32_t e = p.kind == X_ALT ? expr_alt(s->x, part, p.b) : expr_and(s->x, part, p.b);
+    uint32_t e;
+    if (p.kind == X_ALT) {
+        e = expr_alt(s->x, part, p.b);
+    } else {
+        e = expr_and(s->x, part, p.b);
+    }
     free(part);
     return e;
 }
 
+/* Sequences are nested to the right and can be as long as the text, hence a loop instead of
+ * recursion. */
 static uint32_t sequence(struct escape *s, uint32_t e)
 {
     uint32_t n = 0, at = e;
@@ -78,6 +88,8 @@ static uint32_t sequence(struct escape *s, uint32_t e)
     return to;
 }
 
+/* Each node is translated once, since nodes are shared: without `done` the time could be
+ * exponential in the depth. */
 static uint32_t expression(struct escape *s, uint32_t e)
 {
     struct expr p = s->x->v[e];

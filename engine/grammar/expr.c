@@ -24,7 +24,9 @@ static uint32_t any_char(struct exprs *x)
     uint32_t e = expr_byte_range(x, 0, 0x7f), more = expr_byte_range(x, 0x80, 0xbf);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         uint32_t rest = rows[i][0] >= 0xe0 ? more : (uint32_t)EXPR_EMPTY;
-        rest = rows[i][0] >= 0xf0 ? expr_seq(x, more, more) : rest;
+        if (rows[i][0] >= 0xf0) {
+            rest = expr_seq(x, more, more);
+        }
         uint32_t second = expr_byte_range(x, rows[i][2], rows[i][3]);
         e = expr_alt2(x, e, expr_seq3(x, expr_byte_range(x, rows[i][0], rows[i][1]), second, rest));
     }
@@ -154,10 +156,14 @@ void exprs_reset(struct exprs *x, struct exprs_mark mark)
         size *= 2;
     }
     for (uint32_t i = 0; i < x->n; i++) {
-        x->v[i].clean = x->v[i].clean > x->n ? 0 : x->v[i].clean;
+        if (x->v[i].clean > x->n) {
+            x->v[i].clean = 0;
+        }
     }
     for (int b = 0; b < 256; b++) {
-        x->byte[b] = x->byte[b] < x->n ? x->byte[b] : 0;
+        if (x->byte[b] >= x->n) {
+            x->byte[b] = 0;
+        }
     }
     rehash(x, size);
     free(x->memo);
@@ -227,7 +233,10 @@ uint32_t expr_seq(struct exprs *x, uint32_t a, uint32_t b)
     if (x->v[a].kind != X_SEQ) {
         const struct expr *p = &x->v[a]; // any number of a, twice, is any number of a
         bool any = p->kind == X_REP && p->b == 0 && p->c == EXPR_INF;
-        return any && head_of(x, b) == a ? b : cons(x, a, b);
+        if (any && head_of(x, b) == a) {
+            return b;
+        }
+        return cons(x, a, b);
     }
     uint32_t some[32], n = 0, cap = 32, *part = some; // parts of a, which is nested to the right
     for (; x->v[a].kind == X_SEQ; a = x->v[a].b) {
@@ -398,6 +407,8 @@ static bool gather(struct exprs *x, const uint32_t *e, size_t n, struct many *ou
     return false;
 }
 
+/* The parts are appended to x->list first, because expr_make compares them there. If the node
+ * exists already, they are removed again. */
 static uint32_t make_list(struct exprs *x, enum expr_kind kind, const struct many *m,
                           unsigned flags)
 {
@@ -448,7 +459,10 @@ uint32_t expr_alt2(struct exprs *x, uint32_t a, uint32_t b)
         return a;
     }
     uint32_t e[2] = {a, b};
-    return a == EXPR_NONE ? b : expr_alt(x, e, 2);
+    if (a == EXPR_NONE) {
+        return b;
+    }
+    return expr_alt(x, e, 2);
 }
 
 uint32_t expr_optional(struct exprs *x, uint32_t a)

@@ -50,6 +50,8 @@ static void first_seq(struct exprs *x, uint32_t e, struct byte_set *out, int dep
     first(x, e, out, depth + 1);
 }
 
+/* A superset of the bytes that a text can begin with. It is exact except for X_AND and X_NOT and
+ * below FIRST_DEPTH, where it allows all. */
 static void first(struct exprs *x, uint32_t id, struct byte_set *out, int depth)
 {
     struct expr e = x->v[id];

@@ -4,6 +4,7 @@
 #include "engine/grammar/parsers.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 #include "engine/grammar/charset.h"
 #include "engine/grammar/names.h"
@@ -65,7 +66,9 @@ static bool take(struct gbnf *g, const char *word)
 {
     size_t n = strlen(word);
     bool is = g->n - g->at >= n && memcmp(g->s + g->at, word, n) == 0;
-    g->at += is ? n : 0;
+    if (is) {
+        g->at += n;
+    }
     return is;
 }
 
@@ -111,6 +114,7 @@ static bool at_rule(struct gbnf *g)
 
 /* ---- characters ---- */
 
+/* Surrogates and numbers above 0x10ffff are refused, since no text in UTF-8 has them. */
 static enum status parse_hex(struct gbnf *g, int digits, uint32_t *v)
 {
     *v = 0;
@@ -131,6 +135,8 @@ static enum status parse_hex(struct gbnf *g, int digits, uint32_t *v)
     return OK;
 }
 
+/* One character of a literal or a class. llama.cpp's escapes, and any escaped punctuation; an
+ * unknown escaped letter is an error rather than that letter. */
 static enum status parse_char(struct gbnf *g, uint32_t *v)
 {
     static const char escapes[][2] = {{'t', '\t'}, {'r', '\r'}, {'n', '\n'},
@@ -166,6 +172,8 @@ static enum status parse_char(struct gbnf *g, uint32_t *v)
     return OK;
 }
 
+/* An error about a missing end is reported at the opening quote. The buffer is large enough: no
+ * escape is shorter than the UTF-8 that it stands for. */
 static enum status parse_literal(struct gbnf *g, uint32_t *e)
 {
     size_t from = g->at++, n = 0;
@@ -174,7 +182,9 @@ static enum status parse_literal(struct gbnf *g, uint32_t *e)
     while (st == OK && g->at < g->n && peek(g) != '"') {
         uint32_t c = 0;
         st = parse_char(g, &c);
-        n += st == OK ? utf8_encode(c, text + n) : 0;
+        if (st == OK) {
+            n += utf8_encode(c, text + n);
+        }
     }
     if (st == OK && g->at >= g->n) {
         g->at = from;
@@ -186,6 +196,7 @@ static enum status parse_literal(struct gbnf *g, uint32_t *e)
     return st;
 }
 
+/* The members of a class up to "]". A "-" before "]" is a member, not a range. */
 static enum status parse_members(struct gbnf *g, struct charset *set)
 {
     size_t from = g->at++;
@@ -227,6 +238,8 @@ static enum status parse_class(struct gbnf *g, uint32_t *e)
 
 static enum status parse_alternatives(struct gbnf *g, uint32_t *e, bool *empty);
 
+/* A name, literal, class, "." or group. Lookahead and token references are valid GBNF but cannot be
+ * expressed here, so they are refused by name. */
 static enum status parse_atom(struct gbnf *g, uint32_t *e)
 {
     size_t n = name_length(g);
@@ -263,12 +276,15 @@ static enum status parse_atom(struct gbnf *g, uint32_t *e)
     return OK;
 }
 
+/* Counts stop growing at UINT32_MAX, so that a long number cannot wrap to a small one. */
 static enum status parse_count(struct gbnf *g, uint32_t *count)
 {
     uint64_t v = 0;
     size_t from = g->at;
     for (; peek(g) >= '0' && peek(g) <= '9'; g->at++) {
-        v = v < UINT32_MAX ? v * 10 + (uint64_t)(peek(g) - '0') : v;
+        if (v < UINT32_MAX) {
+            v = v * 10 + (uint64_t)(peek(g) - '0');
+        }
     }
     if (g->at == from) {
         return fail(g, "a repetition's count is not a number");
@@ -282,6 +298,7 @@ static enum status parse_count(struct gbnf *g, uint32_t *count)
     return OK;
 }
 
+/* "*", "+", "?", "{n}", "{n,}", "{,m}" or "{n,m}". */
 static enum status parse_bounds(struct gbnf *g, uint32_t *lo, uint32_t *hi)
 {
     *lo = peek(g) == '+';
@@ -305,7 +322,10 @@ static enum status parse_bounds(struct gbnf *g, uint32_t *lo, uint32_t *hi)
     if (!take(g, "}")) {
         return fail(g, "a repetition has no end");
     }
-    return *lo > *hi ? fail(g, "a repetition's least count is above its greatest") : OK;
+    if (*lo > *hi) {
+        return fail(g, "a repetition's least count is above its greatest");
+    }
+    return OK;
 }
 
 static bool at_repeat(const struct gbnf *g)
@@ -325,14 +345,21 @@ static enum status parse_sequence(struct gbnf *g, uint32_t *e, bool *empty)
         st = parse_atom(g, &one);
         skip_space(g);
         for (int i = 0; st == OK && at_repeat(g); i++) {
-            st = i < g->c->limits->max_depth ? parse_bounds(g, &lo, &hi)
-                                             : fail(g, "too many repetitions");
-            one = st == OK ? expr_rep(g->x, one, lo, hi) : one;
+            if (i < g->c->limits->max_depth) {
+                st = parse_bounds(g, &lo, &hi);
+            } else {
+                st = fail(g, "too many repetitions");
+            }
+            if (st == OK) {
+                one = expr_rep(g->x, one, lo, hi);
+            }
             skip_space(g);
         }
         GROW(part, n, cap);
         part[n++] = one;
-        st = st == OK && g->x->failed ? ERR_LIMIT : st;
+        if (st == OK && g->x->failed) {
+            st = ERR_LIMIT;
+        }
     }
     *empty = n == 0;
     *e = EXPR_EMPTY;
@@ -358,6 +385,8 @@ static enum status parse_alternatives(struct gbnf *g, uint32_t *e, bool *empty)
     return st;
 }
 
+/* A rule may be used before it is defined: take_name() gives it an id at its first use, and
+ * parse_rules() checks at the end that each was defined. */
 static enum status parse_rule(struct gbnf *g)
 {
     size_t n = name_length(g);
@@ -369,17 +398,16 @@ static enum status parse_rule(struct gbnf *g)
     uint32_t id = take_name(g, n);
     skip_space(g);
     if (!take(g, "::=")) {
-        return fail(g, "\"::=\" should stand behind the name \"%.*s\"", (int)(n < 60 ? n : 60),
+        return fail(g, "\"::=\" should stand behind the name \"%.*s\"", (int)lesser(n, 60),
                     g->names.v[id].s);
     }
     if (g->defined[id]) {
-        return fail(g, "the rule \"%.*s\" is defined twice", (int)(n < 60 ? n : 60),
-                    g->names.v[id].s);
+        return fail(g, "the rule \"%.*s\" is defined twice", (int)lesser(n, 60), g->names.v[id].s);
     }
     g->defined[id] = true;
     TRY(parse_alternatives(g, &body, &empty));
     if (empty) {
-        return fail(g, "the rule \"%.*s\" is empty", (int)(n < 60 ? n : 60), g->names.v[id].s);
+        return fail(g, "the rule \"%.*s\" is empty", (int)lesser(n, 60), g->names.v[id].s);
     }
     if (peek(g) == ')') {
         return fail(g, "')' without a group");
@@ -396,7 +424,7 @@ static enum status parse_rules(struct gbnf *g, uint32_t *start)
     for (uint32_t i = 0; i < g->names.n; i++) {
         if (!g->defined[i]) {
             return err_set(g->c->err, ERR_INVALID, "the rule \"%.*s\" is not defined",
-                           (int)(g->names.v[i].n < 60 ? g->names.v[i].n : 60), g->names.v[i].s);
+                           (int)lesser(g->names.v[i].n, 60), g->names.v[i].s);
         }
     }
     uint32_t n = g->names.n, root = names_get(&g->names, "root", 4);

@@ -2,6 +2,7 @@
 #include "engine/grammar/grammar.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 #include "engine/grammar/masks.h"
 #include "engine/grammar/object.h"
@@ -28,6 +29,8 @@ struct grammar {
 
 /* ---- compiling ---- */
 
+/* Limits of 0 take the default. Schemas are mostly names and punctuation, so they may be larger
+ * than other texts; nesting costs them more stack. */
 static struct grammar_limits with_defaults(const struct grammar_limits *given,
                                            enum grammar_kind kind)
 {
@@ -38,16 +41,36 @@ static struct grammar_limits with_defaults(const struct grammar_limits *given,
     bool json = kind == GRAMMAR_SCHEMA || kind == GRAMMAR_TAGS;
     size_t text = json ? 1 << 20 : 256 << 10;
     int depth = json ? 128 : 200;
-    l.max_text_bytes = l.max_text_bytes ? l.max_text_bytes : text;
-    l.max_depth = l.max_depth ? l.max_depth : depth;
-    l.max_repeat = l.max_repeat ? l.max_repeat : 1000000;
-    l.max_nodes = l.max_nodes ? l.max_nodes : 100000;
-    l.max_compile_work = l.max_compile_work ? l.max_compile_work : 3000000;
-    l.max_step_work = l.max_step_work ? l.max_step_work : 400000;
-    l.max_items = l.max_items ? l.max_items : 2000;
-    l.max_compile_bytes = l.max_compile_bytes ? l.max_compile_bytes : 64 << 20;
-    l.max_table_bytes = l.max_table_bytes ? l.max_table_bytes : 16 << 20;
-    l.max_mask_bytes = l.max_mask_bytes ? l.max_mask_bytes : 4 << 20;
+    if (!l.max_text_bytes) {
+        l.max_text_bytes = text;
+    }
+    if (!l.max_depth) {
+        l.max_depth = depth;
+    }
+    if (!l.max_repeat) {
+        l.max_repeat = 1000000;
+    }
+    if (!l.max_nodes) {
+        l.max_nodes = 100000;
+    }
+    if (!l.max_compile_work) {
+        l.max_compile_work = 3000000;
+    }
+    if (!l.max_step_work) {
+        l.max_step_work = 400000;
+    }
+    if (!l.max_items) {
+        l.max_items = 2000;
+    }
+    if (!l.max_compile_bytes) {
+        l.max_compile_bytes = 64 << 20;
+    }
+    if (!l.max_table_bytes) {
+        l.max_table_bytes = 16 << 20;
+    }
+    if (!l.max_mask_bytes) {
+        l.max_mask_bytes = 4 << 20;
+    }
     return l;
 }
 
@@ -57,6 +80,8 @@ static enum status parse_regex(struct compile *c, uint32_t *start)
                           regex_limits_of(c->limits), start, c->err);
 }
 
+/* The checks that do not depend on the kind of grammar come first: size and UTF-8, which the
+ * parsers rely on. */
 static enum status parse(struct compile *c, uint32_t *start)
 {
     static enum status (*const parsers[])(struct compile *, uint32_t *) = {
@@ -154,7 +179,7 @@ static void empty_tables(struct grammar *g)
 /* Called before any operation that may add to the tables. */
 static void begin(struct grammar *g)
 {
-    g->most_step_work = g->x.work > g->most_step_work ? g->x.work : g->most_step_work;
+    g->most_step_work = greater(g->x.work, g->most_step_work);
     g->x.work = 0;
     g->x.max_work = g->limits.max_step_work;
     g->x.depth = 0;
@@ -171,7 +196,10 @@ static enum status over(struct grammar *g)
     if (full) {
         empty_tables(g);
     }
-    return full && !work ? ERR_BUSY : ERR_LIMIT;
+    if (full && !work) {
+        return ERR_BUSY;
+    }
+    return ERR_LIMIT;
 }
 
 static uint32_t start_state(struct grammar *g)
@@ -226,13 +254,15 @@ enum status grammar_fold(struct grammar *g, const char *bytes, size_t n_bytes,
         struct grammar_state s = grammar_start(g);
         size_t at = 0;
         do { // in pieces, each with its own work limit
-            size_t n = n_bytes - at < 64 ? n_bytes - at : 64;
+            size_t n = lesser(n_bytes - at, 64);
             begin(g);
             st = advance(g, &s.id, bytes + at, n);
             at += n;
         } while (st == OK && at < n_bytes);
         if (st != ERR_BUSY) {
-            *state = st == OK ? s : *state;
+            if (st == OK) {
+                *state = s;
+            }
             return st;
         }
     }
@@ -254,7 +284,10 @@ enum status grammar_advance_token(struct grammar *g, struct grammar_state *state
 {
     const char *bytes;
     size_t n;
-    return token_of(g, id, &bytes, &n) ? grammar_advance(g, state, bytes, n) : ERR_INVALID;
+    if (token_of(g, id, &bytes, &n)) {
+        return grammar_advance(g, state, bytes, n);
+    }
+    return ERR_INVALID;
 }
 
 enum status grammar_fold_tokens(struct grammar *g, const int32_t *ids, size_t n_ids,
@@ -267,7 +300,9 @@ enum status grammar_fold_tokens(struct grammar *g, const int32_t *ids, size_t n_
             st = grammar_advance_token(g, &s, ids[i]);
         }
         if (st != ERR_BUSY) {
-            *state = st == OK ? s : *state;
+            if (st == OK) {
+                *state = s;
+            }
             return st;
         }
     }
@@ -367,7 +402,10 @@ static int only_byte(struct grammar *g, uint32_t id)
             only = c;
         }
     }
-    return only >= 0 ? only_member(&g->x, only) : -1;
+    if (only >= 0) {
+        return only_member(&g->x, only);
+    }
+    return -1;
 }
 
 size_t grammar_forced(struct grammar *g, struct grammar_state state, char *bytes, size_t max)
@@ -398,14 +436,17 @@ size_t grammar_forced_tokens(struct grammar *g, struct grammar_state state, size
     enum { MOST = 256 };
     char bytes[MOST];
     size_t n = grammar_forced(g, state, bytes, MOST);
-    return n >= min_bytes && g->has_masks ? vocab_split(g->m.vocab, bytes, n, ids, max) : 0;
+    if (n >= min_bytes && g->has_masks) {
+        return vocab_split(g->m.vocab, bytes, n, ids, max);
+    }
+    return 0;
 }
 
 void grammar_stats(const struct grammar *g, struct grammar_stats *stats)
 {
     *stats = (struct grammar_stats){
         .compile_work = g->compile_work,
-        .most_step_work = g->x.work > g->most_step_work ? g->x.work : g->most_step_work,
+        .most_step_work = greater(g->x.work, g->most_step_work),
         .bytes =
             exprs_bytes(&g->x) + automaton_bytes(&g->a) + (g->has_masks ? masks_bytes(&g->m) : 0),
         .n_states = g->a.kernels.n,

@@ -7,6 +7,7 @@
 #include "engine/grammar/parsers.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 #include "engine/grammar/charset.h"
 #include "engine/grammar/lark_common.h"
@@ -58,7 +59,10 @@ static enum status parse_body(struct lark *g, size_t at, uint32_t *e)
     TRY(lark_next(&g->lex));
     TRY(parse_alternatives(g, e));
     bool ends = g->lex.word.kind == LARK_LINE || g->lex.word.kind == LARK_END;
-    return ends ? OK : lark_fail(&g->lex, "a rule cannot go on so");
+    if (!ends) {
+        return lark_fail(&g->lex, "a rule cannot go on so");
+    }
+    return OK;
 }
 
 static struct definition *definition_of(struct lark *g, const char *s, size_t n, uint32_t *id)
@@ -75,12 +79,15 @@ static struct definition *definition_of(struct lark *g, const char *s, size_t n,
 
 static enum status expect(struct lark *g, const char *mark)
 {
-    return lark_is(&g->lex, mark) ? lark_next(&g->lex)
-                                  : lark_fail(&g->lex, "'%s' should stand here", mark);
+    if (lark_is(&g->lex, mark)) {
+        return lark_next(&g->lex);
+    }
+    return lark_fail(&g->lex, "'%s' should stand here", mark);
 }
 
 /* ---- characters ---- */
 
+/* Surrogates and numbers above 0x10ffff are refused, since no text in UTF-8 has them. */
 static enum status parse_hex(struct lark *g, const char *s, size_t n, size_t digits, uint32_t *v)
 {
     *v = 0;
@@ -95,9 +102,14 @@ static enum status parse_hex(struct lark *g, const char *s, size_t n, size_t dig
         }
     }
     bool bad = *v > 0x10ffff || (*v >= 0xd800 && *v <= 0xdfff);
-    return bad ? lark_fail(&g->lex, "an escape names no character") : OK;
+    if (bad) {
+        return lark_fail(&g->lex, "an escape names no character");
+    }
+    return OK;
 }
 
+/* *used is the number of bytes read. An unknown escaped letter is an error rather than that
+ * letter. */
 static enum status parse_char(struct lark *g, const char *s, size_t n, size_t *used, uint32_t *v)
 {
     static const char escapes[][2] = {{'t', '\t'}, {'r', '\r'}, {'n', '\n'},
@@ -144,6 +156,8 @@ static enum status parse_string(struct lark *g, struct lark_word w, uint32_t *ch
     return OK;
 }
 
+/* Built from the last character to the first, so that the sequence nests to the right without
+ * copying. */
 static enum status string_expr(struct lark *g, struct lark_word w, uint32_t *e)
 {
     uint32_t *chars = xcalloc(w.n + 1, sizeof *chars);
@@ -189,6 +203,7 @@ static enum status range_expr(struct lark *g, struct lark_word from, struct lark
     return OK;
 }
 
+/* Only flags that change the set of matched texts in a way we implement are allowed: i, s and u. */
 static enum status regex_expr(struct lark *g, struct lark_word w, uint32_t *e)
 {
     unsigned flags = REGEX_UNICODE;
@@ -211,13 +226,15 @@ static enum status regex_expr(struct lark *g, struct lark_word w, uint32_t *e)
 
 /* ---- names ---- */
 
+/* A terminal is compiled where it is first used, and only once. Terminals cannot be recursive,
+ * which `busy` detects; the lexer is moved to the definition and back. */
 static enum status terminal_expr(struct lark *g, uint32_t id, uint32_t *e)
 {
     struct definition d = g->v[id];
     struct name name = g->names.v[id];
     if (!d.at || !d.terminal) {
-        return lark_fail(&g->lex, "the terminal \"%.*s\" is not defined",
-                         (int)(name.n < 60 ? name.n : 60), name.s);
+        return lark_fail(&g->lex, "the terminal \"%.*s\" is not defined", (int)lesser(name.n, 60),
+                         name.s);
     }
     if (d.e) {
         *e = d.e - 1;
@@ -225,7 +242,7 @@ static enum status terminal_expr(struct lark *g, uint32_t id, uint32_t *e)
     }
     if (d.busy || ++g->depth > TERMINAL_DEPTH) {
         return lark_fail(&g->lex, "the terminal \"%.*s\" is defined by itself",
-                         (int)(name.n < 60 ? name.n : 60), name.s);
+                         (int)lesser(name.n, 60), name.s);
     }
     struct lark saved = *g;
     g->v[id].busy = true;
@@ -277,6 +294,7 @@ static enum status rule_call(struct lark *g, uint32_t name, uint64_t value, uint
     return OK;
 }
 
+/* A terminal becomes its expression; a rule becomes a call, which may pass a parameter. */
 static enum status name_expr(struct lark *g, uint32_t *e)
 {
     struct lark_word w = g->lex.word;
@@ -289,8 +307,8 @@ static enum status name_expr(struct lark *g, uint32_t *e)
         return OK;
     }
     if (g->in_terminal) {
-        return lark_fail(&g->lex, "a terminal cannot use the rule \"%.*s\"",
-                         (int)(w.n < 60 ? w.n : 60), w.s);
+        return lark_fail(&g->lex, "a terminal cannot use the rule \"%.*s\"", (int)lesser(w.n, 60),
+                         w.s);
     }
     bool given = lark_is(&g->lex, "::");
     if (given) {
@@ -298,18 +316,18 @@ static enum status name_expr(struct lark *g, uint32_t *e)
         TRY(lark_parameter(&g->lex, g->has_value, g->value, &value));
     }
     if (!g->v[id].at || g->v[id].terminal) {
-        return lark_fail(&g->lex, "the rule \"%.*s\" is not defined", (int)(w.n < 60 ? w.n : 60),
-                         w.s);
+        return lark_fail(&g->lex, "the rule \"%.*s\" is not defined", (int)lesser(w.n, 60), w.s);
     }
     if (given != g->v[id].parameter) {
-        return lark_fail(&g->lex, "the rule \"%.*s\" has %s parameter", (int)(w.n < 60 ? w.n : 60),
-                         w.s, given ? "no" : "a");
+        return lark_fail(&g->lex, "the rule \"%.*s\" has %s parameter", (int)lesser(w.n, 60), w.s,
+                         given ? "no" : "a");
     }
     return rule_call(g, id, value, e);
 }
 
 /* ---- expressions ---- */
 
+/* "(...)", or "[...]", which is optional. */
 static enum status group_expr(struct lark *g, uint32_t *e)
 {
     bool optional = lark_is(&g->lex, "[");
@@ -321,7 +339,9 @@ static enum status group_expr(struct lark *g, uint32_t *e)
     TRY(parse_alternatives(g, e));
     TRY(expect(g, optional ? "]" : ")"));
     g->depth--;
-    *e = optional ? expr_optional(g->x, *e) : *e;
+    if (optional) {
+        *e = expr_optional(g->x, *e);
+    }
     return OK;
 }
 
@@ -341,6 +361,8 @@ static enum status literal_expr(struct lark *g, uint32_t *e)
     return range_expr(g, w, to, e);
 }
 
+/* Ignored text is allowed after every lexeme, but not inside a terminal, whose parts belong
+ * together. */
 static enum status atom_expr(struct lark *g, uint32_t *e)
 {
     enum lark_kind kind = g->lex.word.kind;
@@ -353,8 +375,8 @@ static enum status atom_expr(struct lark *g, uint32_t *e)
     } else if (kind == LARK_RULE || kind == LARK_TERMINAL) {
         TRY(name_expr(g, e));
     } else if (kind == LARK_DIRECTIVE) {
-        lark_fail(&g->lex, "%.*s is not supported here",
-                  (int)(g->lex.word.n < 40 ? g->lex.word.n : 40), g->lex.word.s);
+        lark_fail(&g->lex, "%.*s is not supported here", (int)lesser(g->lex.word.n, 40),
+                  g->lex.word.s);
         return ERR_UNSUPPORTED;
     } else if (lark_is(&g->lex, "<")) {
         lark_fail(&g->lex, "references to tokens (<...>) are not supported");
@@ -368,6 +390,7 @@ static enum status atom_expr(struct lark *g, uint32_t *e)
     return OK;
 }
 
+/* Counts stop growing at UINT32_MAX, so that a long number cannot wrap to a small one. */
 static enum status parse_count(struct lark *g, uint32_t *count)
 {
     uint64_t v = 0;
@@ -376,7 +399,9 @@ static enum status parse_count(struct lark *g, uint32_t *count)
         if (w.s[i] < '0' || w.s[i] > '9') {
             return lark_fail(&g->lex, "a repetition's count is not a number");
         }
-        v = v < UINT32_MAX ? v * 10 + (uint64_t)(w.s[i] - '0') : v;
+        if (v < UINT32_MAX) {
+            v = v * 10 + (uint64_t)(w.s[i] - '0');
+        }
     }
     if (w.kind != LARK_NUMBER) {
         return lark_fail(&g->lex,
@@ -411,9 +436,14 @@ static enum status parse_bounds(struct lark *g, uint32_t *lo, uint32_t *hi)
     if (brace) {
         TRY(expect(g, "}"));
     }
-    return *lo > *hi ? lark_fail(&g->lex, "a repetition's least count is above its greatest") : OK;
+    if (*lo > *hi) {
+        return lark_fail(&g->lex, "a repetition's least count is above its greatest");
+    }
+    return OK;
 }
 
+/* Repetitions may follow each other ("a*?" is (a*)?). Their number is limited, because each nests
+ * the expression deeper. */
 static enum status item_expr(struct lark *g, uint32_t *e)
 {
     TRY(atom_expr(g, e));
@@ -458,9 +488,14 @@ static enum status parse_behind(struct lark *g, bool *holds)
         }
         TRY(lark_next(&g->lex));
     }
-    return at_end(g) ? OK : lark_fail(&g->lex, "a rule cannot go on so");
+    if (!at_end(g)) {
+        return lark_fail(&g->lex, "a rule cannot go on so");
+    }
+    return OK;
 }
 
+/* The parts are joined from the last to the first, so that the sequence nests to the right. A
+ * condition at the end that does not hold removes the branch. */
 static enum status sequence_expr(struct lark *g, uint32_t *e)
 {
     uint32_t *part = NULL, n = 0, cap = 0;
@@ -471,18 +506,25 @@ static enum status sequence_expr(struct lark *g, uint32_t *e)
         st = item_expr(g, &one);
         GROW(part, n, cap);
         part[n++] = one;
-        st = st == OK && g->x->failed ? ERR_LIMIT : st;
+        if (st == OK && g->x->failed) {
+            st = ERR_LIMIT;
+        }
     }
     *e = EXPR_EMPTY;
     while (n > 0) {
         *e = expr_seq(g->x, part[--n], *e);
     }
     free(part);
-    st = st == OK ? parse_behind(g, &holds) : st;
-    *e = holds ? *e : (uint32_t)EXPR_NONE;
+    if (st == OK) {
+        st = parse_behind(g, &holds);
+    }
+    if (!holds) {
+        *e = (uint32_t)EXPR_NONE;
+    }
     return st;
 }
 
+/* A "|" before the first branch is allowed, as in Lark's own grammars. */
 static enum status parse_alternatives(struct lark *g, uint32_t *e)
 {
     uint32_t *branch = NULL, n = 0, cap = 0, one;
@@ -508,13 +550,15 @@ static enum status define(struct lark *g, struct lark_word w, bool parameter, si
     uint32_t id;
     struct definition *d = definition_of(g, w.s, w.n, &id);
     if (d->at) {
-        return lark_fail(&g->lex, "\"%.*s\" is defined twice", (int)(w.n < 60 ? w.n : 60), w.s);
+        return lark_fail(&g->lex, "\"%.*s\" is defined twice", (int)lesser(w.n, 60), w.s);
     }
     *d = (struct definition){
         .at = at, .terminal = w.kind == LARK_TERMINAL, .parameter = parameter, .e = e};
     return OK;
 }
 
+/* Terminals of Lark's "common" are known as regular expressions. They may be renamed by "->"; a
+ * rule name for a terminal is refused. */
 static enum status import_one(struct lark *g)
 {
     struct lark_word w = g->lex.word, as = w;
@@ -531,7 +575,7 @@ static enum status import_one(struct lark *g)
                            g->c->err));
         return define(g, as, false, SIZE_MAX, e + 1);
     }
-    return lark_fail(&g->lex, "\"common\" has no \"%.*s\"", (int)(w.n < 60 ? w.n : 60), w.s);
+    return lark_fail(&g->lex, "\"common\" has no \"%.*s\"", (int)lesser(w.n, 60), w.s);
 }
 
 /* %import common.A, %import common.A -> B, %import common (A, B). No other file is supported. */
@@ -576,7 +620,7 @@ static enum status directive(struct lark *g)
         g->ignores[g->n_ignores++] = (size_t)(g->lex.word.s - g->lex.s);
         return skip_statement(g);
     }
-    lark_fail(&g->lex, "%.*s is not supported", (int)(w.n < 40 ? w.n : 40), w.s);
+    lark_fail(&g->lex, "%.*s is not supported", (int)lesser(w.n, 40), w.s);
     return ERR_UNSUPPORTED;
 }
 
@@ -643,6 +687,8 @@ static enum status check_unused(struct lark *g)
     return OK;
 }
 
+/* First all definitions are located, then bodies are parsed from "start" on: a body needs to know
+ * whether a name is a rule, a terminal or has a parameter, whatever the order in the text. */
 static enum status parse(struct lark *g, uint32_t *start)
 {
     uint32_t id;
@@ -653,8 +699,11 @@ static enum status parse(struct lark *g, uint32_t *start)
             TRY(statement(g));
         }
         if (g->lex.word.kind != LARK_END) {
-            TRY(g->lex.word.kind == LARK_LINE ? lark_next(&g->lex)
-                                              : lark_fail(&g->lex, "a statement cannot go on so"));
+            if (g->lex.word.kind == LARK_LINE) {
+                TRY(lark_next(&g->lex));
+            } else {
+                TRY(lark_fail(&g->lex, "a statement cannot go on so"));
+            }
         }
     }
     struct definition *d = definition_of(g, "start", 5, &id);

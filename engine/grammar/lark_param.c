@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/lark_param.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 static enum status expect(struct lark_lex *l, const char *mark)
 {
-    return lark_is(l, mark) ? lark_next(l) : lark_fail(l, "'%s' should stand here", mark);
+    if (lark_is(l, mark)) {
+        return lark_next(l);
+    }
+    return lark_fail(l, "'%s' should stand here", mark);
 }
 
 static enum status number(struct lark_lex *l, uint64_t *v)
@@ -17,7 +21,10 @@ static enum status number(struct lark_lex *l, uint64_t *v)
     }
     memcpy(text, l->word.s, l->word.n);
     *v = strtoull(text, &end, 0);
-    return *end ? lark_fail(l, "\"%s\" is no number", text) : lark_next(l);
+    if (*end) {
+        return lark_fail(l, "\"%s\" is no number", text);
+    }
+    return lark_next(l);
 }
 
 /* [from:to]: bits from `from` up to, but not including, `to`. */
@@ -32,7 +39,11 @@ static enum status bit_range(struct lark_lex *l, uint64_t *mask, unsigned *shift
         return lark_fail(l, "a range of bits must not be empty or go beyond 64");
     }
     *shift = (unsigned)from;
-    *mask = to - from == 64 ? UINT64_MAX : (((uint64_t)1 << (to - from)) - 1) << from;
+    if (to - from == 64) {
+        *mask = UINT64_MAX;
+    } else {
+        *mask = (((uint64_t)1 << (to - from)) - 1) << from;
+    }
     return expect(l, "]");
 }
 
@@ -53,6 +64,7 @@ static bool word_is(struct lark_word w, const char *name)
     return w.kind == LARK_RULE && w.n == strlen(name) && memcmp(w.s, name, w.n) == 0;
 }
 
+/* incr and decr stop at the ends of the bit field instead of carrying into its neighbours. */
 static enum status change(struct lark_lex *l, struct lark_word what, uint64_t value, uint64_t *to)
 {
     uint64_t mask;
@@ -64,7 +76,7 @@ static enum status change(struct lark_lex *l, struct lark_word what, uint64_t va
     }
     if (!word_is(what, "incr") && !word_is(what, "decr")) {
         return lark_fail(l, "\"%.*s\" is not known (set_bit, clear_bit, incr and decr are)",
-                         (int)(what.n < 40 ? what.n : 40), what.s);
+                         (int)lesser(what.n, 40), what.s);
     }
     TRY(bit_range(l, &mask, &shift));
     uint64_t field = (value & mask) >> shift, most = mask >> shift;
@@ -173,6 +185,5 @@ enum status lark_condition(struct lark_lex *l, bool has_value, uint64_t value, b
             return expect(l, ")");
         }
     }
-    return lark_fail(l, "the condition \"%.*s\" is not known", (int)(what.n < 40 ? what.n : 40),
-                     what.s);
+    return lark_fail(l, "the condition \"%.*s\" is not known", (int)lesser(what.n, 40), what.s);
 }

@@ -102,6 +102,8 @@ static void forbid_below(struct beside *b, uint32_t at)
     }
 }
 
+/* Walks the vocabulary in two states at once. Where both lead to the same state, the tokens below
+ * need no second look; only the difference is recorded. */
 static void walk_beside(struct beside *b, uint32_t state, uint32_t plain)
 {
     struct masks *m = b->m;
@@ -194,7 +196,9 @@ static void drop_heads(struct masks *m)
 {
     m->heads_dropped = true;
     heads_free(m);
-    m->now.bases.n += m->now.bases.n > 0 ? MASK_BASES : 0; // they may have been of heads
+    if (m->now.bases.n > 0) {
+        m->now.bases.n += MASK_BASES;
+    } // they may have been of heads
 }
 
 const struct head *heads_get(struct masks *m, uint32_t e)

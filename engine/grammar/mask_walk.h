@@ -113,7 +113,10 @@ static inline uint32_t step(struct automaton *a, uint32_t state, uint8_t byte)
 {
     const uint32_t *row = a->v[state].row;
     uint32_t to = row ? row[a->x->class_of[byte]] : 0;
-    return to ? to - 1 : automaton_step(a, state, byte);
+    if (to) {
+        return to - 1;
+    }
+    return automaton_step(a, state, byte);
 }
 
 /* Allows what is below a node, read from a state. */

@@ -101,6 +101,8 @@ static uint32_t expand(struct exprs *x, uint32_t e)
     return expr_seq(x, object_expand(x, first), rest);
 }
 
+/* Adds the tokens that one item allows from the mask of its first part, which many states share.
+ * Returns false if the item must be walked through the whole vocabulary. */
 static bool add_by_head(struct masks *m, uint32_t e, uint32_t stack, struct found *f)
 {
     uint32_t head, rest;
@@ -174,6 +176,8 @@ static void add_item(struct masks *m, struct item it, struct found *f, struct pl
     }
 }
 
+/* The items are copied, since automaton_items' array moves when the automaton grows. Items without
+ * a known head are walked together, in one pass. */
 static void compute(struct masks *m, uint32_t state, struct found *f)
 {
     size_t n;
@@ -211,7 +215,10 @@ static void link_newest(struct masks *m, uint32_t s)
 
 static size_t slot_bytes(const struct masks *m, const struct mask_slot *p)
 {
-    return p->words ? m->vocab->n_words * 4 : p->n_ids * sizeof *p->ids;
+    if (p->words) {
+        return m->vocab->n_words * 4;
+    }
+    return p->n_ids * sizeof *p->ids;
 }
 
 static void drop_oldest(struct masks *m)
@@ -227,6 +234,8 @@ static void drop_oldest(struct masks *m)
     m->free = s + 1;
 }
 
+/* Masks with few or nearly all tokens are kept as lists. The least recently used masks are dropped
+ * until the bytes fit. */
 static void keep(struct masks *m, uint32_t state, const struct found *f)
 {
     size_t n_words = m->vocab->n_words;

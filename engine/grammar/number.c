@@ -27,7 +27,10 @@ void number_below(struct number_bounds *b, const struct decimal *v, bool exclude
 
 static uint32_t digits(struct exprs *x, int lo, int hi)
 {
-    return lo > hi ? (uint32_t)EXPR_NONE : expr_byte_range(x, lo, hi);
+    if (lo > hi) {
+        return (uint32_t)EXPR_NONE;
+    }
+    return expr_byte_range(x, lo, hi);
 }
 
 static uint32_t any_digits(struct exprs *x, uint32_t lo, uint32_t hi)
@@ -43,7 +46,12 @@ static uint32_t compared(struct exprs *x, const char *s, int n, bool least)
     uint32_t e = EXPR_EMPTY;
     for (int i = n - 1; i >= 0; i--) {
         uint32_t same = expr_seq(x, digits(x, s[i], s[i]), e);
-        uint32_t beyond = least ? digits(x, s[i] + 1, '9') : digits(x, '0', s[i] - 1);
+        uint32_t beyond;
+        if (least) {
+            beyond = digits(x, s[i] + 1, '9');
+        } else {
+            beyond = digits(x, '0', s[i] - 1);
+        }
         uint32_t rest = any_digits(x, (uint32_t)(n - 1 - i), (uint32_t)(n - 1 - i));
         e = expr_alt2(x, same, expr_seq(x, beyond, rest));
     }
@@ -156,11 +164,16 @@ static uint32_t part_compared(struct exprs *x, const struct decimal *bound, bool
     uint32_t point = expr_byte(x, '.'), end;
     if (bound->n_part == 0) {
         if (least) {
-            return excluded ? expr_seq(x, point, nonzero)
-                            : expr_optional(x, expr_seq(x, point, some));
+            if (excluded) {
+                return expr_seq(x, point, nonzero);
+            }
+            return expr_optional(x, expr_seq(x, point, some));
         }
         uint32_t same = expr_rep(x, expr_byte(x, '0'), 1, EXPR_INF);
-        return excluded ? (uint32_t)EXPR_NONE : expr_optional(x, expr_seq(x, point, same));
+        if (excluded) {
+            return (uint32_t)EXPR_NONE;
+        }
+        return expr_optional(x, expr_seq(x, point, same));
     }
     if (least) {
         end = excluded ? nonzero : any;
@@ -176,7 +189,10 @@ static uint32_t part_compared(struct exprs *x, const struct decimal *bound, bool
         }
     }
     end = expr_seq(x, point, end);
-    return least ? end : expr_optional(x, end);
+    if (least) {
+        return end;
+    }
+    return expr_optional(x, end);
 }
 
 /* Non-negative numbers that are at least (at most) a non-negative bound. */

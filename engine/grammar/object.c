@@ -138,10 +138,16 @@ static void add_name(struct exprs *x, struct expr_object *o, uint32_t property, 
         struct key_node *k = &o->trie[at];
         if (fill) {
             o->below[k->first + k->count++] = property;
-            k->leaf = i == n ? property + 1 : k->leaf;
+            if (i == n) {
+                k->leaf = property + 1;
+            }
         }
         if (i < n) {
-            at = fill ? trie_child(o, at, text[i]) : trie_step(x, o, at, text[i]);
+            if (fill) {
+                at = trie_child(o, at, text[i]);
+            } else {
+                at = trie_step(x, o, at, text[i]);
+            }
         }
     }
     free(text);
@@ -153,7 +159,11 @@ void object_finish(struct exprs *x, struct expr_object *o)
     o->n_required = xcalloc(o->n + 1, sizeof *o->n_required);
     o->next_required[o->n] = o->n;
     for (uint32_t i = o->n; i-- > 0;) {
-        o->next_required[i] = o->v[i].required ? i : o->next_required[i + 1];
+        if (o->v[i].required) {
+            o->next_required[i] = i;
+        } else {
+            o->next_required[i] = o->next_required[i + 1];
+        }
         o->n_required[i] = o->n_required[i + 1] + o->v[i].required;
     }
     GROW(o->trie, o->n_trie, o->cap_trie);

@@ -66,6 +66,8 @@ static void join(struct parser *p, struct children *c)
     c->n = n;
 }
 
+/* Parts without anchors are joined to one expression at once. Only a list with an anchor inside
+ * needs nodes, which match() resolves later. */
 static uint32_t add_children(struct parser *p, enum node_kind kind, struct children *c)
 {
     bool plain = true;
@@ -119,7 +121,9 @@ static bool at(const struct parser *p, const char *word)
 static bool take(struct parser *p, const char *word)
 {
     bool is = at(p, word);
-    p->in.at += is ? strlen(word) : 0;
+    if (is) {
+        p->in.at += strlen(word);
+    }
     return is;
 }
 
@@ -161,12 +165,18 @@ static enum status parse_flags(struct parser *p, bool *group, struct err *err)
         } else if (i == 3) {
             return regex_wrong(&p->in, err, "the flag is not known (i and s are)");
         } else {
-            p->flags = off ? p->flags & ~known[i].flag : p->flags | known[i].flag;
+            if (off) {
+                p->flags = p->flags & ~known[i].flag;
+            } else {
+                p->flags = p->flags | known[i].flag;
+            }
         }
     }
     return regex_wrong(&p->in, err, "a group has no end");
 }
 
+/* Constructs that would need more than a regular language are refused by name. Flags set inside the
+ * group end with it. */
 static enum status parse_group(struct parser *p, uint32_t *node, struct err *err)
 {
     static const struct {
@@ -209,6 +219,7 @@ static enum status parse_group(struct parser *p, uint32_t *node, struct err *err
     return OK;
 }
 
+/* One character, class, anchor or group. */
 static enum status parse_atom(struct parser *p, uint32_t *node, struct err *err)
 {
     char c = p->in.s[p->in.at];
@@ -240,12 +251,15 @@ static enum status parse_atom(struct parser *p, uint32_t *node, struct err *err)
     return st;
 }
 
+/* Counts stop growing at UINT32_MAX, so that a long number cannot wrap to a small one. */
 static enum status parse_count(struct parser *p, uint32_t *count, struct err *err)
 {
     uint64_t v = 0;
     size_t from = p->in.at;
     while (p->in.at < p->in.n && p->in.s[p->in.at] >= '0' && p->in.s[p->in.at] <= '9') {
-        v = v < UINT32_MAX ? v * 10 + (uint64_t)(p->in.s[p->in.at] - '0') : v;
+        if (v < UINT32_MAX) {
+            v = v * 10 + (uint64_t)(p->in.s[p->in.at] - '0');
+        }
         p->in.at++;
     }
     if (p->in.at == from) {
@@ -267,6 +281,7 @@ static bool at_count(const struct parser *p)
            strchr("0123456789,-", p->in.s[p->in.at + 1]) && p->in.s[p->in.at + 1];
 }
 
+/* "*", "+", "?", "{n}", "{n,}" or "{n,m}". */
 static enum status parse_bounds(struct parser *p, uint32_t *lo, uint32_t *hi, struct err *err)
 {
     *lo = 0;
@@ -294,10 +309,14 @@ static enum status parse_bounds(struct parser *p, uint32_t *lo, uint32_t *hi, st
     if (!take(p, "}")) {
         return regex_wrong(&p->in, err, "a repetition has no end");
     }
-    return *lo > *hi ? regex_wrong(&p->in, err, "a repetition's least count is above its greatest")
-                     : OK;
+    if (*lo > *hi) {
+        return regex_wrong(&p->in, err, "a repetition's least count is above its greatest");
+    }
+    return OK;
 }
 
+/* Laziness is ignored: it changes which text is found first, but not which texts match. Possessive
+ * repetition does change that, so it is refused. */
 static enum status parse_repeated(struct parser *p, uint32_t *node, struct err *err)
 {
     TRY(parse_atom(p, node, err));
@@ -328,6 +347,7 @@ static enum status parse_repeated(struct parser *p, uint32_t *node, struct err *
     return OK;
 }
 
+/* Up to "|", ")" or the end. */
 static enum status parse_sequence(struct parser *p, uint32_t *node, struct err *err)
 {
     struct children c = {0};
@@ -375,9 +395,10 @@ static uint32_t match(struct parser *p, uint32_t node, bool start, bool end, str
 
 static uint32_t some(struct parser *p, uint32_t e) // without the empty text
 {
-    return expr_is(p->x, e, XF_NULLABLE)
-               ? expr_and2(p->x, e, expr_rep(p->x, p->x->any_char, 1, EXPR_INF))
-               : e;
+    if (expr_is(p->x, e, XF_NULLABLE)) {
+        return expr_and2(p->x, e, expr_rep(p->x, p->x->any_char, 1, EXPR_INF));
+    }
+    return e;
 }
 
 /* A sequence, from child i on: if one child is at the start, the next one is only if that matched
@@ -412,6 +433,8 @@ static uint32_t match_seq(struct parser *p, struct node n, uint32_t i, bool star
     return all;
 }
 
+/* A repetition next to an anchor is split into its first, middle and last round, since only the
+ * outer rounds can touch the ends of the text. */
 static uint32_t match_rep(struct parser *p, struct node n, bool start, bool end, struct err *err)
 {
     struct exprs *x = p->x;
@@ -430,9 +453,14 @@ static uint32_t match_rep(struct parser *p, struct node n, bool start, bool end,
         uint32_t more = expr_seq3(x, first, expr_rep(x, mid, n.lo > 2 ? n.lo - 2 : 0, hi), last);
         all = expr_alt2(x, all, more);
     }
-    return n.lo == 0 ? expr_optional(x, all) : all;
+    if (n.lo == 0) {
+        return expr_optional(x, all);
+    }
+    return all;
 }
 
+/* The language of a node where the text begins before it (start) and ends after it (end). An anchor
+ * away from its end of the text matches nothing. */
 static uint32_t match_fresh(struct parser *p, struct node n, bool start, bool end, struct err *err)
 {
     switch (n.kind) {
@@ -495,8 +523,12 @@ enum status regex_language(struct exprs *x, const char *s, size_t n, unsigned fl
     if (st == OK) {
         p.of_node = xcalloc(p.n, sizeof *p.of_node);
         p.of_rest = xcalloc(p.n_list + 1, sizeof *p.of_rest);
-        uint32_t e = (flags & REGEX_SEARCH) ? match_anywhere(&p, node, &why)
-                                            : match(&p, node, true, true, &why);
+        uint32_t e;
+        if (flags & REGEX_SEARCH) {
+            e = match_anywhere(&p, node, &why);
+        } else {
+            e = match(&p, node, true, true, &why);
+        }
         *out = expr_clean(x, e);
         st = why.text[0] ? ERR_UNSUPPORTED : OK;
     }
@@ -507,5 +539,8 @@ enum status regex_language(struct exprs *x, const char *s, size_t n, unsigned fl
     free(p.list);
     free(p.of_node);
     free(p.of_rest);
-    return st == OK ? OK : err_set(err, st, "%s", why.text);
+    if (st != OK) {
+        return err_set(err, st, "%s", why.text);
+    }
+    return OK;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/regex_class.h"
 
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 
 #include <stdarg.h>
@@ -23,7 +24,10 @@ static int hex_value(char c)
         return c - '0';
     }
     c = (char)(c | 32);
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (c >= 'a' && c <= 'f') {
+        return c - 'a' + 10;
+    }
+    return -1;
 }
 
 /* min to max hexadecimal digits. */
@@ -36,7 +40,10 @@ static enum status parse_hex(struct regex_source *in, int min, int max, uint32_t
         *v = *v * 16 + (uint32_t)hex_value(in->s[in->at++]);
         n++;
     }
-    return n < min ? regex_wrong(in, err, "an escape lacks hexadecimal digits") : OK;
+    if (n < min) {
+        return regex_wrong(in, err, "an escape lacks hexadecimal digits");
+    }
+    return OK;
 }
 
 /* Behind \x, \u or \U: digits, or digits in braces. */
@@ -62,9 +69,13 @@ static enum status parse_code(struct regex_source *in, int digits, uint32_t *v, 
         }
     }
     bool surrogate = *v >= 0xd800 && *v <= 0xdfff;
-    return *v > 0x10ffff || surrogate ? regex_wrong(in, err, "an escape names no character") : OK;
+    if (*v > 0x10ffff || surrogate) {
+        return regex_wrong(in, err, "an escape names no character");
+    }
+    return OK;
 }
 
+/* \pL, \p{L}, \p{^L} and \p{gc=L}. The category may have its short or its long name. */
 static enum status parse_category(struct regex_source *in, bool invert, struct charset *out,
                                   struct err *err)
 {
@@ -89,12 +100,14 @@ static enum status parse_category(struct regex_source *in, bool invert, struct c
     static const char *const prefixes[] = {"General_Category=", "gc="};
     for (size_t i = 0; i < 2; i++) {
         size_t n = strlen(prefixes[i]);
-        from += end - from > n && memcmp(in->s + from, prefixes[i], n) == 0 ? n : 0;
+        if (end - from > n && memcmp(in->s + from, prefixes[i], n) == 0) {
+            from += n;
+        }
     }
     struct charset of = {0};
     if (!charset_add_category(&of, in->s + from, end - from)) {
-        regex_wrong(in, err, "the Unicode class \"%.*s\" is not known",
-                    (int)(end - from < 60 ? end - from : 60), in->s + from);
+        regex_wrong(in, err, "the Unicode class \"%.*s\" is not known", (int)lesser(end - from, 60),
+                    in->s + from);
         return ERR_UNSUPPORTED;
     }
     if (invert) {
@@ -189,8 +202,10 @@ static enum status parse_posix(struct regex_source *in, struct charset *out, boo
     *found = false;
     const char *s = in->s + in->at;
     size_t left = in->n - in->at;
-    const char *end =
-        left > 2 && s[0] == '[' && s[1] == ':' ? memmem(s + 2, left - 2, ":]", 2) : NULL;
+    const char *end = NULL;
+    if (left > 2 && s[0] == '[' && s[1] == ':') {
+        end = memmem(s + 2, left - 2, ":]", 2);
+    }
     if (!end) {
         return OK;
     }
@@ -237,6 +252,8 @@ static enum status parse_member(struct regex_source *in, uint32_t *one, struct c
     return OK;
 }
 
+/* The members of a class up to "]". Case is added before inversion: [^a] without case excludes "A"
+ * as well. */
 static enum status parse_class(struct regex_source *in, bool ignore_case, struct charset *out,
                                struct err *err)
 {

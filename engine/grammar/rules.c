@@ -86,6 +86,8 @@ static uint32_t rewrite_seq(struct rewrite *w, uint32_t e)
     return e;
 }
 
+/* Replaces rule calls by w->call. Shared nodes are rewritten once; subexpressions without calls are
+ * returned as they are. */
 static uint32_t rewrite(struct rewrite *w, uint32_t e)
 {
     struct exprs *x = w->x;
@@ -149,6 +151,8 @@ struct facts {
 
 static bool holds(struct facts *f, uint32_t e);
 
+/* Whether the fact (can match the empty text, or can match any text at all) holds for an
+ * expression, given what is known of the rules so far. */
 static bool holds_fresh(struct facts *f, uint32_t e)
 {
     struct exprs *x = f->x;
@@ -179,7 +183,10 @@ static bool holds(struct facts *f, uint32_t e)
 {
     const struct expr *p = &f->x->v[e];
     if (!(p->flags & XF_CALLS)) {
-        return f->fact == PRODUCTIVE ? e != EXPR_NONE : (p->flags & XF_NULLABLE) != 0;
+        if (f->fact == PRODUCTIVE) {
+            return e != EXPR_NONE;
+        }
+        return (p->flags & XF_NULLABLE) != 0;
     }
     if (!f->memo[e]) {
         bool yes = enter(f->x) && holds_fresh(f, e);
@@ -195,7 +202,11 @@ static bool object_holds(struct facts *f, const struct expr_object *o)
     copy.v = xmalloc((o->n + 1) * sizeof *copy.v);
     for (uint32_t i = 0; i < o->n; i++) {
         copy.v[i] = o->v[i];
-        copy.v[i].value = holds(f, o->v[i].value) ? o->v[i].value : (uint32_t)EXPR_NONE;
+        if (holds(f, o->v[i].value)) {
+            copy.v[i].value = o->v[i].value;
+        } else {
+            copy.v[i].value = (uint32_t)EXPR_NONE;
+        }
     }
     copy.other = holds(f, o->other) ? o->other : (uint32_t)EXPR_NONE;
     bool yes = object_has_room(&copy);
@@ -269,6 +280,8 @@ static uint32_t not_empty(struct exprs *x, uint32_t e)
     return to;
 }
 
+/* After this no rule matches the empty text: a call of one that did becomes optional. The automaton
+ * relies on it, because otherwise a step could expand calls without end. */
 static void remove_empty(struct exprs *x, struct rules *r, uint32_t *start)
 {
     struct facts f = {.x = x, .fact = NULLABLE};
@@ -277,7 +290,9 @@ static void remove_empty(struct exprs *x, struct rules *r, uint32_t *start)
     bool any = false;
     for (uint32_t i = 0; i < r->n; i++) {
         call[i] = expr_call(x, i);
-        call[i] = f.rule[i] ? expr_optional(x, call[i]) : call[i];
+        if (f.rule[i]) {
+            call[i] = expr_optional(x, call[i]);
+        }
         any |= f.rule[i];
     }
     if (any) {
@@ -399,6 +414,9 @@ struct group {
     bool *unit; // [j][k]: A_j derives from A_k through unit rules, in any number of steps
 };
 
+/* Splits each body of the group into what does not begin with a call inside the group (first) and
+ * what follows such a call (after). `unit` becomes the transitive closure of calls with nothing
+ * after them. */
 static void group_read(struct group *s, struct exprs *x, struct rules *r, const uint32_t *member)
 {
     uint32_t n = s->n;
@@ -445,19 +463,24 @@ static void group_solve(const struct group *s, struct exprs *x, struct rules *r)
             for (uint32_t m = 0; m < n; m++) {
                 for (uint32_t k = 0; s->unit[j * n + m] && k < n && exprs_spend(x, 1); k++) {
                     uint32_t more = expr_call(x, base + k * n + i);
-                    more = s->unit[k * n + i] ? expr_optional(x, more) : more;
+                    if (s->unit[k * n + i]) {
+                        more = expr_optional(x, more);
+                    }
                     behind = expr_alt2(x, behind, expr_seq(x, s->after[m * n + k], more));
                 }
             }
             r->v[base + j * n + i].body = behind;
             uint32_t tail = expr_call(x, base + j * n + i);
-            tail = s->unit[j * n + i] ? expr_optional(x, tail) : tail;
+            if (s->unit[j * n + i]) {
+                tail = expr_optional(x, tail);
+            }
             whole = expr_alt2(x, whole, expr_seq(x, s->first[j], tail));
         }
         r->v[s->rule[i]].body = whole;
     }
 }
 
+/* The matrices are n * n, so the size of a group is limited. */
 static void solve_group(struct exprs *x, struct rules *r, const uint32_t *rule, uint32_t n)
 {
     struct group s = {.n = n};
@@ -495,6 +518,8 @@ static bool calls_itself_first(struct exprs *x, const struct rules *r, uint32_t 
     return yes;
 }
 
+/* Rules that call each other first form groups. Within a group left recursion is replaced by
+ * repetition, so that expanding calls before a byte always ends. */
 static void remove_left_recursion(struct exprs *x, struct rules *r)
 {
     struct graph g;
@@ -528,6 +553,8 @@ static void remove_left_recursion(struct exprs *x, struct rules *r)
 
 /* ---- */
 
+/* Rules that can match no text at all are replaced by EXPR_NONE, so that no mask allows a token
+ * that leads nowhere. */
 static void remove_dead(struct exprs *x, struct rules *r, uint32_t *start)
 {
     struct facts f = {.x = x, .fact = PRODUCTIVE};
@@ -569,7 +596,8 @@ enum status rules_finish(struct exprs *x, struct rules *r, uint32_t *start, stru
     if (x->failed) {
         return err_set(err, ERR_LIMIT, "the grammar is too large or too complex");
     }
-    return *start == EXPR_NONE
-               ? err_set(err, ERR_INVALID, "the grammar matches nothing: no text can be an answer")
-               : OK;
+    if (*start == EXPR_NONE) {
+        return err_set(err, ERR_INVALID, "the grammar matches nothing: no text can be an answer");
+    }
+    return OK;
 }

@@ -3,6 +3,7 @@
 
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,7 @@ void set_add_all(struct set *set, const struct set *of)
     for (uint32_t i = 0; i < of->n; i++) {
         set_add(set, of->v[i].schema, of->v[i].flags, of->v[i].at);
     }
-    set->place = of->place > set->place ? of->place : set->place;
+    set->place = greater(of->place, set->place);
 }
 
 void set_deinit(struct set *set)
@@ -195,11 +196,13 @@ static uint32_t literal(struct schema *s, const struct set *set, enum json_type 
     const struct tree_value value = {.type = type, .truth = truth};
     const char *text = schema_word(s, &value);
     enum style_type kind = type == JSON_NULL ? STYLE_NULL : STYLE_BOOL;
-    return schema_excluded(set, &value)
-               ? (uint32_t)EXPR_NONE
-               : schema_style_value(s, set, kind, expr_literal(s->x, text, strlen(text)));
+    if (schema_excluded(set, &value)) {
+        return (uint32_t)EXPR_NONE;
+    }
+    return schema_style_value(s, set, kind, expr_literal(s->x, text, strlen(text)));
 }
 
+/* One branch per type that the schemas of the set allow, each in the notation of the style. */
 static enum status each_type(struct schema *s, const struct set *set, uint32_t types, uint32_t *e)
 {
     uint32_t branch[N_TYPES + 1] = {EXPR_NONE}, n = 0, one;
@@ -241,9 +244,13 @@ static enum status compile_set(struct schema *s, const struct set *set, uint32_t
     }
     TRY(schema_types(s, set, &types));
     TRY(schema_enum(s, set, types, &found, e));
-    return found ? OK : each_type(s, set, types, e);
+    if (!found) {
+        return each_type(s, set, types, e);
+    }
+    return OK;
 }
 
+/* Each set of schemas is compiled once. A set that contains itself becomes a rule with calls. */
 static enum status gathered_set(struct schema *s, const struct set *set, uint32_t *e)
 {
     uint32_t at = entry_of(s, set);
@@ -252,7 +259,9 @@ static enum status gathered_set(struct schema *s, const struct set *set, uint32_
         return OK;
     }
     if (s->v[at].e) { // recursion: the set contains itself
-        s->v[at].rule = s->v[at].rule ? s->v[at].rule : rules_add(s->c->rules) + 1;
+        if (!s->v[at].rule) {
+            s->v[at].rule = rules_add(s->c->rules) + 1;
+        }
         *e = expr_call(s->x, s->v[at].rule - 1);
         return OK;
     }
@@ -278,7 +287,7 @@ enum status schema_set_with(struct schema *s, const struct set *set, const struc
     bool dead = false;
     *e = EXPR_NONE;
     set_add_all(&all, set);
-    all.place = more->place > all.place ? more->place : all.place;
+    all.place = greater(more->place, all.place);
     enum status st = check_circle(s, more);
     for (uint32_t i = 0; i < more->n && st == OK; i++) {
         set_add(&all, more->v[i].schema, more->v[i].flags, more->v[i].at);
@@ -315,6 +324,8 @@ static int draft_of(const struct tree_value *root)
     return 2020;
 }
 
+/* The blanks between JSON's tokens. A pattern of the client's own must match blanks only; otherwise
+ * answers would not be JSON. */
 static enum status read_space(struct schema *s)
 {
     const struct grammar_source *source = s->c->source;

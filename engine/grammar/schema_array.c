@@ -3,6 +3,7 @@
 #include "engine/grammar/schema.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 
@@ -55,7 +56,9 @@ static enum status item_at(struct array *a, uint32_t i, const struct tree_value 
             for (uint32_t k = 0; v && k < i; k++) {
                 v = v->next;
             }
-            v = v ? v : rest;
+            if (!v) {
+                v = rest;
+            }
         }
         if (v) {
             set_add(&set, v, a->set->v[m].flags & M_KEEP, 0);
@@ -68,7 +71,9 @@ static enum status item_at(struct array *a, uint32_t i, const struct tree_value 
     if (st == OK && element) {
         st = schema_style_place(a->s, set.n > 0 ? set.v[0].schema : NULL, &set.place);
     }
-    st = st == OK ? schema_set(a->s, &set, e) : st;
+    if (st == OK) {
+        st = schema_set(a->s, &set, e);
+    }
     set_deinit(&set);
     if (st == OK && element) {
         uint32_t open = schema_style_text(a->s, a->s->style->key);
@@ -81,9 +86,13 @@ static enum status item_at(struct array *a, uint32_t i, const struct tree_value 
 /* The separator of items, without white space. */
 static uint32_t separator(const struct array *a)
 {
-    return a->s->style->elements ? (uint32_t)EXPR_EMPTY : expr_byte(a->s->x, ',');
+    if (a->s->style->elements) {
+        return (uint32_t)EXPR_EMPTY;
+    }
+    return expr_byte(a->s->x, ',');
 }
 
+/* "minContains": 0 makes "contains" void, so that it need not be supported with other members. */
 static enum status read_contains(struct array *a, const struct tree_value *schema, uint32_t flags)
 {
     bool found;
@@ -93,7 +102,9 @@ static enum status read_contains(struct array *a, const struct tree_value *schem
         return OK;
     }
     TRY(schema_count(a->s, schema, "minContains", &found, &min));
-    min = found ? min : 1;
+    if (!found) {
+        min = 1;
+    }
     TRY(schema_count(a->s, schema, "maxContains", &found, &max));
     if (found || min > 1 || a->contains) {
         return schema_fail(a->s, ERR_UNSUPPORTED, schema,
@@ -109,17 +120,24 @@ static enum status read_contains(struct array *a, const struct tree_value *schem
     return OK;
 }
 
+/* Several schemas may apply to one array: the tightest bounds win. */
 static enum status read_member(struct array *a, struct member m)
 {
     bool found;
     uint32_t count;
     const struct tree_value *list, *rest, *v;
     TRY(schema_count(a->s, m.schema, "minItems", &found, &count));
-    a->lo = found && count > a->lo ? count : a->lo;
+    if (found && count > a->lo) {
+        a->lo = count;
+    }
     TRY(schema_count(a->s, m.schema, "maxItems", &found, &count));
-    a->hi = found && count < a->hi ? count : a->hi;
+    if (found && count < a->hi) {
+        a->hi = count;
+    }
     TRY(parts(a->s, m.schema, &list, &rest));
-    a->n_items = list && list->n > a->n_items ? list->n : a->n_items;
+    if (list && list->n > a->n_items) {
+        a->n_items = list->n;
+    }
     TRY(schema_typed(a->s, m.schema, "uniqueItems", JSON_BOOL, &v));
     a->unique |= v && v->truth;
     v = tree_get(m.schema, "unevaluatedItems");
@@ -144,7 +162,12 @@ static uint32_t tail(struct array *a)
     uint32_t n = a->n_items,
              e = expr_rep(x, comma(a, a->rest), expr_less(a->lo, n), expr_less(a->hi, n));
     for (uint32_t i = n; i-- > 1;) {
-        uint32_t more = i < a->hi ? expr_seq(x, comma(a, a->item[i]), e) : (uint32_t)EXPR_NONE;
+        uint32_t more;
+        if (i < a->hi) {
+            more = expr_seq(x, comma(a, a->item[i]), e);
+        } else {
+            more = (uint32_t)EXPR_NONE;
+        }
         e = i >= a->lo ? expr_optional(x, more) : more;
     }
     return e;
@@ -159,8 +182,16 @@ static uint32_t plain(struct array *a)
     } else {
         behind = tail(a);
     }
-    uint32_t some = a->hi == 0 ? (uint32_t)EXPR_NONE : expr_seq3(x, first, behind, a->s->space);
-    return a->lo == 0 ? expr_optional(x, some) : some;
+    uint32_t some;
+    if (a->hi == 0) {
+        some = (uint32_t)EXPR_NONE;
+    } else {
+        some = expr_seq3(x, first, behind, a->s->space);
+    }
+    if (a->lo == 0) {
+        return expr_optional(x, some);
+    }
+    return some;
 }
 
 /* Any items, one that matches `contains`, any items. */
@@ -186,6 +217,8 @@ struct unique {
     uint32_t memo[1 << UNIQUE_MAX];
 };
 
+/* The rest of an array in which the values of the bit set `used` have appeared. 2^n sets at most,
+ * each compiled once. */
 static uint32_t unique_from(struct unique *u, uint32_t used)
 {
     struct exprs *x = u->a->s->x;
@@ -206,6 +239,7 @@ static uint32_t unique_from(struct unique *u, uint32_t used)
     return e;
 }
 
+/* Unique items need a state per set of values used, so they are limited to short enums. */
 static enum status unique(struct array *a, uint32_t *e)
 {
     struct exprs *x = a->s->x;
@@ -218,7 +252,9 @@ static enum status unique(struct array *a, uint32_t *e)
         if (ref) {
             TRY(schema_resolve(a->s, ref, &to));
         }
-        list = to && to->type == JSON_OBJECT && tree_get(to, "enum") ? tree_get(to, "enum") : list;
+        if (to && to->type == JSON_OBJECT && tree_get(to, "enum")) {
+            list = tree_get(to, "enum");
+        }
     }
     if (!list || list->n > UNIQUE_MAX || a->n_items > 0 || a->contains || (all.flags & XF_CALLS)) {
         return schema_fail(a->s, ERR_UNSUPPORTED, a->set->v[0].schema,

@@ -42,6 +42,8 @@ static enum status disjoint(struct schema *s, const struct set *set, uint32_t i,
     return st;
 }
 
+/* oneOf equals anyOf if the schemas exclude each other, which is proven for each pair. Otherwise it
+ * is refused: accepting a text that matches two would be wrong. */
 static enum status check_one_of(struct schema *s, const struct set *set, uint32_t i,
                                 const struct tree_value *list)
 {

@@ -20,7 +20,11 @@ static bool is_in(struct exprs *x, uint32_t text, uint32_t of)
             b++;
         }
         of = expr_derive(x, of, (uint8_t)b);
-        text = x->v[text].kind == X_SEQ ? x->v[text].b : (uint32_t)EXPR_EMPTY;
+        if (x->v[text].kind == X_SEQ) {
+            text = x->v[text].b;
+        } else {
+            text = (uint32_t)EXPR_EMPTY;
+        }
     }
     return !x->failed && expr_is(x, of, XF_NULLABLE);
 }
@@ -54,7 +58,10 @@ static uint32_t number_text(struct exprs *x, const struct tree_value *v)
         part = expr_seq(x, expr_byte(x, '.'), expr_literal(x, d.part, (size_t)d.n_part));
     }
     uint32_t e = expr_seq(x, expr_literal(x, d.whole, (size_t)d.n_whole), part);
-    return d.negative ? expr_seq(x, expr_byte(x, '-'), e) : e;
+    if (d.negative) {
+        return expr_seq(x, expr_byte(x, '-'), e);
+    }
+    return e;
 }
 
 static uint32_t string_text(struct schema *s, const struct set *set, const struct tree_value *v)
@@ -151,6 +158,8 @@ static bool is_missing(const struct set *set, const struct tree_value *of,
     return false;
 }
 
+/* The value as written, if the other members of the schemas allow it. The language of all numbers
+ * (or strings) that they allow is compiled once per enum. */
 static enum status scalar(struct candidates *c, const struct tree_value *v, uint32_t *e)
 {
     struct exprs *x = c->s->x;
@@ -164,18 +173,26 @@ static enum status scalar(struct candidates *c, const struct tree_value *v, uint
     uint32_t *known = number ? &c->number[whole] : &c->string;
     if (!*known) {
         uint32_t all;
-        TRY(number ? schema_number(c->s, &c->rest, whole, &all)
-                   : schema_string(c->s, &c->rest, &all));
+        if (number) {
+            TRY(schema_number(c->s, &c->rest, whole, &all));
+        } else {
+            TRY(schema_string(c->s, &c->rest, &all));
+        }
         *known = all + 1;
     }
     *e = number ? number_text(x, v) : string_text(c->s, c->set, v);
     bool exponent = number && memchr(v->text, 'e', v->n_text); // bounds know none
     bool good = is_in(x, *e, *known - 1) || (exponent && !whole);
-    *e = good ? schema_style_value(c->s, c->set, number ? STYLE_NUMBER : STYLE_STRING, *e)
-              : (uint32_t)EXPR_NONE;
+    if (good) {
+        *e = schema_style_value(c->s, c->set, number ? STYLE_NUMBER : STYLE_STRING, *e);
+    } else {
+        *e = (uint32_t)EXPR_NONE;
+    }
     return OK;
 }
 
+/* A value that the types, other enums or "not" exclude is dropped. Arrays and objects become
+ * schemas of constants, so that "properties" and the like apply to them too. */
 static enum status candidate(struct candidates *c, const struct tree_value *v, uint32_t *e)
 {
     *e = EXPR_NONE;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Expands keywords that can be expressed by others: if, not, dependentRequired etc. */
+#include "engine/base/optional.h"
 #include "engine/grammar/schema.h"
 
 #include <string.h>
@@ -15,7 +16,7 @@ static struct tree_value *made(struct schema *s, enum json_type type,
 static struct tree_value *put(struct schema *s, struct tree_value *to, const char *key,
                               const struct tree_value *v)
 {
-    return tree_put(s->tree, to, key, key ? strlen(key) : 0, v);
+    return tree_put(s->tree, to, key, length_or_0(key), v);
 }
 
 /* {keyword: value} */
@@ -51,7 +52,10 @@ static struct tree_value *requires(struct schema *s, const char *name, size_t n,
                                    const struct tree_value *where)
 {
     struct tree_value *list = made(s, JSON_ARRAY, where);
-    return put(s, list, NULL, text(s, name, n, where)) ? with(s, "required", list, where) : NULL;
+    if (put(s, list, NULL, text(s, name, n, where))) {
+        return with(s, "required", list, where);
+    }
+    return NULL;
 }
 
 /* ---- not ---- */
@@ -82,7 +86,10 @@ static const struct tree_value *negate_each(struct schema *s, const struct tree_
             return NULL;
         }
     }
-    return all && all->n > 0 ? with(s, keyword, all, list) : NULL;
+    if (all && all->n > 0) {
+        return with(s, keyword, all, list);
+    }
+    return NULL;
 }
 
 /* An object that lacks one of the names, or has one of the properties with a value that does not
@@ -97,9 +104,13 @@ static const struct tree_value *negate_required(struct schema *s, const struct t
             return NULL;
         }
     }
-    return any && any->n > 0 ? with(s, "anyOf", any, list) : truth(s, false, list);
+    if (any && any->n > 0) {
+        return with(s, "anyOf", any, list);
+    }
+    return truth(s, false, list);
 }
 
+/* Not all properties match: some property is present and does not match its schema. */
 static const struct tree_value *negate_properties(struct schema *s,
                                                   const struct tree_value *properties, int depth)
 {
@@ -115,7 +126,10 @@ static const struct tree_value *negate_properties(struct schema *s,
             return NULL;
         }
     }
-    return any && any->n > 0 ? with(s, "anyOf", any, properties) : truth(s, false, properties);
+    if (any && any->n > 0) {
+        return with(s, "anyOf", any, properties);
+    }
+    return truth(s, false, properties);
 }
 
 /* The negation of one keyword of a schema; NULL: not expressible. */
@@ -132,13 +146,24 @@ static const struct tree_value *negate_keyword(struct schema *s, const struct tr
     for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++) {
         if (tree_is_string(&key, bounds[i].name) && v->type == JSON_NUMBER) {
             struct tree_value *o = with(s, bounds[i].opposite, v, v);
-            return put(s, o, "type", text(s, "number", 6, v)) ? o : NULL;
+            if (put(s, o, "type", text(s, "number", 6, v))) {
+                return o;
+            }
+            return NULL;
         }
     }
     if (tree_is_string(&key, "const") || tree_is_string(&key, "enum") ||
         tree_is_string(&key, "type")) {
-        bool simple = key.text[0] == 'c' ? is_scalar(v) : key.text[0] == 't' || all_scalars(v);
-        return simple ? with(s, "not", with(s, v->key, v, v), v) : NULL;
+        bool simple;
+        if (key.text[0] == 'c') {
+            simple = is_scalar(v);
+        } else {
+            simple = key.text[0] == 't' || all_scalars(v);
+        }
+        if (simple) {
+            return with(s, "not", with(s, v->key, v, v), v);
+        }
+        return NULL;
     }
     if (tree_is_string(&key, "required")) {
         return negate_required(s, v);
@@ -152,7 +177,10 @@ static const struct tree_value *negate_keyword(struct schema *s, const struct tr
     if (tree_is_string(&key, "anyOf")) {
         return negate_each(s, v, "allOf", depth);
     }
-    return tree_is_string(&key, "allOf") ? negate_each(s, v, "anyOf", depth) : NULL;
+    if (tree_is_string(&key, "allOf")) {
+        return negate_each(s, v, "anyOf", depth);
+    }
+    return NULL;
 }
 
 static bool is_annotation(const struct tree_value *v)
@@ -182,7 +210,10 @@ static const struct tree_value *negate(struct schema *s, const struct tree_value
     const struct tree_value *ref = tree_get(v, "$ref"), *to;
     if (ref) {
         bool alone = v->n == 1 || s->draft <= 7;
-        return alone && schema_resolve(s, ref, &to) == OK ? negate(s, to, depth + 1) : NULL;
+        if (alone && schema_resolve(s, ref, &to) == OK) {
+            return negate(s, to, depth + 1);
+        }
+        return NULL;
     }
     struct tree_value *any = made(s, JSON_ARRAY, v);
     for (const struct tree_value *k = v->first; k; k = k->next) {
@@ -191,16 +222,25 @@ static const struct tree_value *negate(struct schema *s, const struct tree_value
         }
     }
     if (!any || any->n == 0) {
-        return any ? truth(s, false, v) : NULL;
+        if (any) {
+            return truth(s, false, v);
+        }
+        return NULL;
     }
-    return any->n == 1 ? any->first : with(s, "anyOf", any, v);
+    if (any->n == 1) {
+        return any->first;
+    }
+    return with(s, "anyOf", any, v);
 }
 
 /* `not` of a type, of scalar values, or of one required name needs no expansion: schema_types,
  * schema_excluded and the object's compiler handle it. */
 static bool is_simple_not(const struct tree_value *v)
 {
-    const struct tree_value *k = v->type == JSON_OBJECT && v->n == 1 ? v->first : NULL;
+    const struct tree_value *k = NULL;
+    if (v->type == JSON_OBJECT && v->n == 1) {
+        k = v->first;
+    }
     const struct tree_value key = {
         .type = JSON_STRING, .text = k ? k->key : "", .n_text = k ? k->n_key : 0};
     if (tree_is_string(&key, "required")) {
@@ -258,7 +298,10 @@ static enum status imply_if(struct schema *s, const struct tree_value *schema,
               put(s, any, NULL, with(s, "allOf", first, cond)) &&
               put(s, any, NULL, with(s, "allOf", second, cond)) &&
               put(s, all, NULL, with(s, "anyOf", any, cond));
-    return ok ? OK : schema_fail(s, ERR_UNSUPPORTED, schema, "this \"if\" is not supported");
+    if (!ok) {
+        return schema_fail(s, ERR_UNSUPPORTED, schema, "this \"if\" is not supported");
+    }
+    return OK;
 }
 
 /* Either without the name, or with it and what it requires: names, or a schema. */
@@ -273,7 +316,10 @@ static struct tree_value *dependent(struct schema *s, const struct tree_value *v
         ok = ok && put(s, both, NULL, v);
     }
     ok = ok && put(s, any, NULL, with(s, "allOf", both, v));
-    return ok ? with(s, "anyOf", any, v) : NULL;
+    if (ok) {
+        return with(s, "anyOf", any, v);
+    }
+    return NULL;
 }
 
 /* Dependencies do not restrict values that are not objects; for those, "not": {"required"}

@@ -3,6 +3,7 @@
 #include "engine/grammar/schema.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/grammar/names.h"
 #include "engine/grammar/object.h"
 #include "engine/grammar/spelling.h"
@@ -138,7 +139,9 @@ static enum status add_name_schema(struct builder *b, struct member m)
     const struct tree_value *list = tree_get(v, "enum"), *one = tree_get(v, "const");
     if (v->type == JSON_BOOL) {
         content = v->truth ? b->s->x->any_text : (uint32_t)EXPR_EMPTY;
-        b->max = v->truth ? b->max : 0;
+        if (!v->truth) {
+            b->max = 0;
+        }
     } else if (list || one) {
         content = EXPR_NONE;
         for (const struct tree_value *k = list ? list->first : one; k; k = list ? k->next : NULL) {
@@ -191,7 +194,10 @@ static bool names_any(const struct tree_value *schema)
 static uint32_t place_of(struct member m)
 {
     const struct tree_value *properties = tree_get(m.schema, "properties");
-    return m.at || !properties ? m.at : properties->number;
+    if (m.at || !properties) {
+        return m.at;
+    }
+    return properties->number;
 }
 
 /* Adds the names of all members, in the document's order. */
@@ -226,9 +232,13 @@ static enum status read_members(struct builder *b)
         TRY(add_name_schema(b, b->set->v[i]));
         TRY(check_unevaluated(b, schema));
         TRY(schema_count(b->s, schema, "minProperties", &found, &count));
-        b->min = found && count > b->min ? count : b->min;
+        if (found && count > b->min) {
+            b->min = count;
+        }
         TRY(schema_count(b->s, schema, "maxProperties", &found, &count));
-        b->max = found && count < b->max ? count : b->max;
+        if (found && count < b->max) {
+            b->max = count;
+        }
         named |= names_any(schema);
         said |=
             tree_get(schema, "additionalProperties") || tree_get(schema, "unevaluatedProperties");
@@ -263,7 +273,9 @@ static enum status others_of(struct builder *b, uint32_t member, const struct tr
     const struct tree_value *schema = b->set->v[member].schema;
     static const struct tree_value no = {.type = JSON_BOOL};
     *v = tree_get(schema, "additionalProperties");
-    *v = *v ? *v : tree_get(schema, "unevaluatedProperties");
+    if (!*v) {
+        *v = tree_get(schema, "unevaluatedProperties");
+    }
     if (*v && !schema_is(*v)) {
         return schema_fail(b->s, ERR_INVALID, schema, "\"additionalProperties\" must be a schema");
     }
@@ -319,13 +331,19 @@ static enum status value_of(struct builder *b, uint32_t name, const bool *matche
     if (st == OK && b->outer) {
         st = schema_style_place(b->s, set.n > 0 ? set.v[0].schema : NULL, &set.place);
     }
-    st = st == OK ? schema_set(b->s, &set, e) : st;
+    if (st == OK) {
+        st = schema_set(b->s, &set, e);
+    }
     set_deinit(&set);
     if (st == OK && element) {
         *e = schema_style_element(b->s, b->names.v[name].s, b->names.v[name].n, *e);
         return st;
     }
-    *e = st == OK ? expr_seq(b->s->x, *e, b->value_end) : (uint32_t)EXPR_NONE;
+    if (st == OK) {
+        *e = expr_seq(b->s->x, *e, b->value_end);
+    } else {
+        *e = (uint32_t)EXPR_NONE;
+    }
     return st;
 }
 
@@ -443,7 +461,11 @@ static enum status lay_out(struct builder *b, uint32_t *open)
     o->open = o->bare ? (uint32_t)EXPR_EMPTY : expr_byte(x, '"');
     o->name_end = o->bare ? ':' : '"';
     o->comma = expr_seq(x, expr_byte(x, ','), space);
-    o->colon = o->bare ? (uint32_t)EXPR_EMPTY : expr_seq3(x, space, expr_byte(x, ':'), space);
+    if (o->bare) {
+        o->colon = (uint32_t)EXPR_EMPTY;
+    } else {
+        o->colon = expr_seq3(x, space, expr_byte(x, ':'), space);
+    }
     o->close = expr_byte(x, '}');
     *open = expr_byte(x, '{');
     b->value_end = EXPR_EMPTY;

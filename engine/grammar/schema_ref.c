@@ -11,7 +11,10 @@ static int hex(char c)
         return c - '0';
     }
     c = (char)(c | 32);
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (c >= 'a' && c <= 'f') {
+        return c - 'a' + 10;
+    }
+    return -1;
 }
 
 /* Decodes %XX, ~0 and ~1 in one part of a pointer, in place. */
@@ -94,7 +97,10 @@ static bool text_is(const struct tree_value *v, const char *s, size_t n)
 static const struct tree_value *id_of(const struct tree_value *v)
 {
     const struct tree_value *id = tree_get(v, "$id");
-    return id ? id : tree_get(v, "id");
+    if (id) {
+        return id;
+    }
+    return tree_get(v, "id");
 }
 
 /* A name after '#': $anchor, or "$id": "#name" as in older drafts. */

@@ -3,6 +3,7 @@
 #include "engine/grammar/schema.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/grammar/number.h"
 
 #include <stdlib.h>
@@ -42,9 +43,13 @@ static enum status add_lengths(struct schema *s, const struct set *set, struct c
         bool found;
         uint32_t count;
         TRY(schema_count(s, set->v[i].schema, "minLength", &found, &count));
-        lo = found && count > lo ? count : lo;
+        if (found && count > lo) {
+            lo = count;
+        }
         TRY(schema_count(s, set->v[i].schema, "maxLength", &found, &count));
-        hi = found && count < hi ? count : hi;
+        if (found && count < hi) {
+            hi = count;
+        }
     }
     if (lo > 0 || hi != EXPR_INF) {
         put(out, lo > hi ? (uint32_t)EXPR_NONE : expr_rep(s->x, s->x->any_char, lo, hi));
@@ -81,7 +86,10 @@ static enum status gather_contents(struct schema *s, const struct set *set, stru
             TRY(add_regex(s, schema, v->text, v->n_text, true, out));
         }
         v = tree_get(schema, "format");
-        const char *format = v && v->type == JSON_STRING ? schema_format(v->text, v->n_text) : NULL;
+        const char *format = NULL;
+        if (v && v->type == JSON_STRING) {
+            format = schema_format(v->text, v->n_text);
+        }
         if (format) {
             TRY(add_regex(s, schema, format, strlen(format), false, out));
         }
@@ -200,7 +208,9 @@ static enum status exclude_numbers(struct schema *s, const struct set *set, bool
                 continue;
             }
             uint32_t text = expr_literal(s->x, d.whole, (size_t)d.n_whole);
-            text = d.negative ? expr_seq(s->x, expr_byte(s->x, '-'), text) : text;
+            if (d.negative) {
+                text = expr_seq(s->x, expr_byte(s->x, '-'), text);
+            }
             *e = expr_clean(s->x, expr_and2(s->x, *e, expr_not(s->x, text)));
         }
     }

@@ -20,7 +20,10 @@ uint32_t schema_style_text(struct schema *s, const char *text)
     struct err unused;
     uint32_t e = EXPR_NONE;
     c.err = &unused;
-    return spell_expr(&c, text, strlen(text), &e) == OK ? e : (uint32_t)EXPR_NONE;
+    if (spell_expr(&c, text, strlen(text), &e) == OK) {
+        return e;
+    }
+    return (uint32_t)EXPR_NONE;
 }
 
 /* Texts that do not contain `bar`. */
@@ -33,7 +36,10 @@ static uint32_t without(struct schema *s, uint32_t content, const char *bar)
 
 uint32_t schema_style_content(struct schema *s, uint32_t content)
 {
-    return s->style->bar ? without(s, content, s->style->bar) : content;
+    if (s->style->bar) {
+        return without(s, content, s->style->bar);
+    }
+    return content;
 }
 
 uint32_t schema_style_string(struct schema *s, const struct set *set, uint32_t content)
@@ -62,7 +68,10 @@ uint32_t schema_style_value(struct schema *s, const struct set *set, enum style_
                             uint32_t e)
 {
     const char *before = set->place >= PLACE_BARE ? s->style->types[type] : NULL;
-    return before && e != EXPR_NONE ? expr_seq(s->x, schema_style_text(s, before), e) : e;
+    if (before && e != EXPR_NONE) {
+        return expr_seq(s->x, schema_style_text(s, before), e);
+    }
+    return e;
 }
 
 uint32_t schema_style_types(const struct set *set, uint32_t types)
@@ -113,7 +122,9 @@ static enum status read_schema(struct schema *s, const struct tree_value *schema
             TRY(read_schema(s, v, depth + 1, r));
         }
     }
-    first = list ? list->first : first;
+    if (list) {
+        first = list->first;
+    }
     if (!type && first && !r->allowed) {
         r->known = true;
         r->allowed = strcmp(json_type_name(first->type), r->type) == 0;
@@ -131,6 +142,10 @@ enum status schema_style_place(struct schema *s, const struct tree_value *first,
     if (first) {
         TRY(read_schema(s, first, 0, &text));
     }
-    *place = text.allowed || !text.known ? PLACE_BARE_TEXT : PLACE_BARE;
+    if (text.allowed || !text.known) {
+        *place = PLACE_BARE_TEXT;
+    } else {
+        *place = PLACE_BARE;
+    }
     return OK;
 }

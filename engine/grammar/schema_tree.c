@@ -2,6 +2,8 @@
 #include "engine/grammar/schema_tree.h"
 
 #include "engine/base/json_scan.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "engine/grammar/decimal.h"
 
 #include <stdio.h>
@@ -75,7 +77,10 @@ static enum status read_string(struct tree *t, const struct json_scan *sc, const
     if (!sc->escaped) {
         *text = arena_strndup(&t->arena, sc->text, sc->text_bytes);
         *n = sc->text_bytes;
-        return *text ? OK : err_set(err, ERR_LIMIT, "the schema is too large");
+        if (*text) {
+            return OK;
+        }
+        return err_set(err, ERR_LIMIT, "the schema is too large");
     }
     if (has_lone_surrogate(sc->text, sc->text_bytes)) {
         return err_set(err, ERR_INVALID, "a string of the schema holds half of a surrogate pair");
@@ -83,11 +88,14 @@ static enum status read_string(struct tree *t, const struct json_scan *sc, const
     struct buf b;
     buf_init(&b, sc->text_bytes + 1);
     json_scan_unescape(sc, &b);
-    *text = arena_strndup(&t->arena, b.data ? b.data : "", b.n_bytes);
+    *text = arena_strndup(&t->arena, or_empty(b.data), b.n_bytes);
     *n = b.n_bytes;
     bool bad = b.failed || !*text;
     buf_deinit(&b);
-    return bad ? err_set(err, ERR_LIMIT, "the schema is too large") : OK;
+    if (bad) {
+        return err_set(err, ERR_LIMIT, "the schema is too large");
+    }
+    return OK;
 }
 
 static enum status read_value(struct tree *t, struct json_scan *sc, enum json_token token,
@@ -103,7 +111,10 @@ static enum status read_value(struct tree *t, struct json_scan *sc, enum json_to
         v->type = JSON_NUMBER;
         v->text = arena_strndup(&t->arena, sc->text, sc->text_bytes);
         v->n_text = sc->text_bytes;
-        return v->text ? OK : err_set(err, ERR_LIMIT, "the schema is too large");
+        if (!v->text) {
+            return err_set(err, ERR_LIMIT, "the schema is too large");
+        }
+        return OK;
     case JSON_TOKEN_TRUE:
     case JSON_TOKEN_FALSE:
         v->type = JSON_BOOL;
@@ -123,7 +134,7 @@ enum status tree_read(struct tree *t, const char *text, size_t n, int max_depth,
     size_t n_key = 0;
     *t = (struct tree){.max_values = max_values};
     arena_init(&t->arena, ARENA_BYTES);
-    json_scan_init(&sc, text, n, max_depth < JSON_SCAN_MAX_DEPTH ? max_depth : JSON_SCAN_MAX_DEPTH);
+    json_scan_init(&sc, text, n, lesser(max_depth, JSON_SCAN_MAX_DEPTH));
     for (enum json_token token; (token = json_scan_next(&sc)) != JSON_TOKEN_END;) {
         if (token == JSON_TOKEN_ERROR) {
             enum status st = json_scan_error(&sc, err);
@@ -147,7 +158,9 @@ enum status tree_read(struct tree *t, const char *text, size_t n, int max_depth,
         if (open) {
             link_child(open, v);
         }
-        t->root = t->root ? t->root : v;
+        if (!t->root) {
+            t->root = v;
+        }
         TRY(read_value(t, &sc, token, v, err));
         if (v->type == JSON_OBJECT || v->type == JSON_ARRAY) {
             open = v;

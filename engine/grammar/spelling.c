@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/spelling.h"
 
+#include "engine/base/optional.h"
 #include "engine/grammar/vocab.h"
 
 enum { SPELL_MAX_BYTES = 1 << 20 };
@@ -10,7 +11,10 @@ enum status spell(const struct compile *c, const char *s, size_t n, struct buf *
     for (size_t i = 0; i < n;) {
         size_t n_name = 0;
         bool ends = false;
-        int32_t id = c->vocab ? vocab_special(c->vocab, s + i, n - i, &n_name, &ends) : -1;
+        int32_t id = -1;
+        if (c->vocab) {
+            id = vocab_special(c->vocab, s + i, n - i, &n_name, &ends);
+        }
         if (id >= 0 && ends) {
             return err_set(c->err, ERR_INVALID,
                            "\"%.*s\" is a token that ends the text: it comes by itself",
@@ -25,7 +29,10 @@ enum status spell(const struct compile *c, const char *s, size_t n, struct buf *
             buf_putc(out, s[i++]);
         }
     }
-    return out->failed ? err_set(c->err, ERR_LIMIT, "a text is too long") : OK;
+    if (out->failed) {
+        return err_set(c->err, ERR_LIMIT, "a text is too long");
+    }
+    return OK;
 }
 
 enum status spell_expr(const struct compile *c, const char *s, size_t n, uint32_t *e)
@@ -34,7 +41,7 @@ enum status spell_expr(const struct compile *c, const char *s, size_t n, uint32_
     buf_init(&bytes, SPELL_MAX_BYTES);
     enum status st = spell(c, s, n, &bytes);
     if (st == OK) {
-        *e = expr_literal(c->x, bytes.data ? bytes.data : "", bytes.n_bytes);
+        *e = expr_literal(c->x, or_empty(bytes.data), bytes.n_bytes);
     }
     buf_deinit(&bytes);
     return st;

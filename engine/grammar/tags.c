@@ -4,6 +4,7 @@
  * too. */
 #include "engine/grammar/tags.h"
 
+#include "engine/base/optional.h"
 #include "engine/grammar/escape.h"
 #include "engine/grammar/spelling.h"
 
@@ -46,9 +47,11 @@ static enum status member(struct tags *t, const struct tree_value *node, const c
     if (!*v) {
         return tags_fail(t, ERR_INVALID, node, "\"%s\" is missing", key);
     }
-    return (*v)->type == type ? OK
-                              : tags_fail(t, ERR_INVALID, *v, "\"%s\" must be of type %s", key,
-                                          json_type_name(type));
+    if ((*v)->type != type) {
+        return tags_fail(t, ERR_INVALID, *v, "\"%s\" must be of type %s", key,
+                         json_type_name(type));
+    }
+    return OK;
 }
 
 static bool flag(const struct tree_value *node, const char *key)
@@ -96,7 +99,10 @@ static enum status token(struct tags *t, const struct tree_value *v, uint32_t *e
     }
     char mark[VOCAB_MARK_BYTES];
     const struct grammar_vocab *vocab = t->c->vocab;
-    int32_t id = v->type == JSON_NUMBER && v->n_text <= NUMBER_DIGITS ? atoi(v->text) : -1;
+    int32_t id = -1;
+    if (v->type == JSON_NUMBER && v->n_text <= NUMBER_DIGITS) {
+        id = atoi(v->text);
+    }
     if (!vocab || id < 0 || id >= vocab->n_ids || vocab->text_n[id] == 0) {
         return tags_fail(t, ERR_INVALID, v, "no token of this id can be asked for");
     }
@@ -224,16 +230,24 @@ static uint32_t dispatched(struct tags *t, const struct dispatch *d, const struc
     struct bars outer = {d->excludes, bars}, own = {d->triggers, &outer};
     uint32_t text = free_text(t, &own), more = expr_rep(x, expr_seq(x, text, d->one), 0, EXPR_INF);
     if (d->at_least) {
-        return d->once ? d->one : expr_seq3(x, d->one, more, text);
+        if (d->once) {
+            return d->one;
+        }
+        return expr_seq3(x, d->one, more, text);
     }
     uint32_t first = expr_alt2(x, text, expr_seq(x, text, d->one));
-    return d->once ? first : expr_seq(x, more, text);
+    if (d->once) {
+        return first;
+    }
+    return expr_seq(x, more, text);
 }
 
 static bool begins_with(const struct tree_value *begin, const struct tree_value *trigger)
 {
-    const struct tree_value *name =
-        begin && begin->type == JSON_OBJECT ? tree_get(begin, "token") : begin;
+    const struct tree_value *name = begin;
+    if (begin && begin->type == JSON_OBJECT) {
+        name = tree_get(begin, "token");
+    }
     if (!name || name->type != trigger->type) {
         return false;
     }
@@ -259,13 +273,21 @@ static enum status tag_list(struct tags *t, const struct tree_value *node,
         TRY(tags_format(t, v, NULL, &one));
         *e = expr_alt2(t->x, *e, one);
     }
-    return tags->n > 0 ? OK : tags_fail(t, ERR_INVALID, tags, "there must be a tag");
+    if (tags->n > 0) {
+        return OK;
+    }
+    return tags_fail(t, ERR_INVALID, tags, "there must be a tag");
 }
 
 static enum status triggered(struct tags *t, const struct tree_value *node, const struct bars *bars,
                              uint32_t *e)
 {
-    const char *key = tree_get(node, "trigger_tokens") ? "trigger_tokens" : "triggers";
+    const char *key;
+    if (tree_get(node, "trigger_tokens")) {
+        key = "trigger_tokens";
+    } else {
+        key = "triggers";
+    }
     struct dispatch d = {.at_least = flag(node, "at_least_one"),
                          .once = flag(node, "stop_after_first")};
     TRY(check_keys(t, node,
@@ -276,7 +298,9 @@ static enum status triggered(struct tags *t, const struct tree_value *node, cons
         return tags_fail(t, ERR_INVALID, d.triggers, "there must be a trigger");
     }
     d.excludes = tree_get(node, "excludes");
-    d.excludes = d.excludes ? d.excludes : tree_get(node, "exclude_tokens");
+    if (!d.excludes) {
+        d.excludes = tree_get(node, "exclude_tokens");
+    }
     TRY(tag_list(t, node, d.triggers, &d.one));
     *e = dispatched(t, &d, bars);
     return OK;
@@ -299,7 +323,9 @@ static enum status dispatch(struct tags *t, const struct tree_value *node, const
         TRY(token(t, v->first, &begin));
         TRY(tags_format(t, v->last, NULL, &rest));
         d.one = expr_alt2(t->x, d.one, expr_seq(t->x, begin, rest));
-        words = tree_put(t->tree, words, NULL, 0, v->first) ? words : NULL;
+        if (!tree_put(t->tree, words, NULL, 0, v->first)) {
+            words = NULL;
+        }
     }
     if (!words || rules->n == 0) {
         return tags_fail(t, ERR_INVALID, rules, "there must be a rule, and not too many");
@@ -321,8 +347,14 @@ static enum status separated(struct tags *t, const struct tree_value *node, cons
     TRY(tags_text(t, separator, &between));
     TRY(tag_list(t, node, NULL, &one));
     uint32_t more = expr_rep(t->x, expr_seq(t->x, between, one), 0, EXPR_INF);
-    *e = flag(node, "stop_after_first") ? one : expr_seq(t->x, one, more);
-    *e = flag(node, "at_least_one") ? *e : expr_optional(t->x, *e);
+    if (flag(node, "stop_after_first")) {
+        *e = one;
+    } else {
+        *e = expr_seq(t->x, one, more);
+    }
+    if (!flag(node, "at_least_one")) {
+        *e = expr_optional(t->x, *e);
+    }
     return OK;
 }
 
@@ -367,7 +399,11 @@ static enum status elements(struct tags *t, const struct tree_value *node, const
     }
     *e = all ? (uint32_t)EXPR_EMPTY : (uint32_t)EXPR_NONE;
     while (st == OK && n-- > 0) {
-        *e = all ? expr_seq(t->x, part[n], *e) : expr_alt2(t->x, part[n], *e);
+        if (all) {
+            *e = expr_seq(t->x, part[n], *e);
+        } else {
+            *e = expr_alt2(t->x, part[n], *e);
+        }
     }
     free(part);
     return st;
@@ -378,7 +414,9 @@ static enum status repeated(struct tags *t, const struct tree_value *node, const
 {
     const struct tree_value *in, *type = tree_get(node, "type"), *lo, *hi;
     uint32_t min = tree_is_string(type, "plus"), max = EXPR_INF;
-    max = tree_is_string(type, "optional") ? 1 : max;
+    if (tree_is_string(type, "optional")) {
+        max = 1;
+    }
     TRY(check_keys(t, node, "type content min max"));
     TRY(member(t, node, "content", JSON_OBJECT, &in));
     if (tree_is_string(type, "repeat")) {
@@ -416,7 +454,10 @@ static enum status one_token(struct tags *t, const struct tree_value *node, cons
     const struct tree_value *v = tree_get(node, "token");
     (void)bars;
     TRY(check_keys(t, node, "type token"));
-    return v ? token(t, v, e) : tags_fail(t, ERR_INVALID, node, "\"token\" is missing");
+    if (v) {
+        return token(t, v, e);
+    }
+    return tags_fail(t, ERR_INVALID, node, "\"token\" is missing");
 }
 
 static enum status regex(struct tags *t, const struct tree_value *node, const struct bars *bars,
@@ -452,9 +493,18 @@ static enum status find_style(struct tags *t, const struct tree_value *node,
                               const struct style **style)
 {
     const struct tree_value *v = tree_get(node, "style");
-    *style = v && v->type == JSON_STRING ? style_find(v->text, v->n_text) : NULL;
-    *style = v ? *style : style_json();
-    return *style ? OK : tags_fail(t, ERR_UNSUPPORTED, node, "no such \"style\"");
+    if (v && v->type == JSON_STRING) {
+        *style = style_find(v->text, v->n_text);
+    } else {
+        *style = NULL;
+    }
+    if (!v) {
+        *style = style_json();
+    }
+    if (*style) {
+        return OK;
+    }
+    return tags_fail(t, ERR_UNSUPPORTED, node, "no such \"style\"");
 }
 
 static enum status schema(struct tags *t, const struct tree_value *node, const struct bars *bars,
@@ -495,9 +545,9 @@ static enum status text_argument(struct tags *t, const struct tree_value *node,
     TRY(member(t, node, "name", JSON_STRING, &name));
     TRY(member(t, node, "content", JSON_OBJECT, &in));
     TRY(tags_format(t, in, NULL, &text));
-    const char *quote = s->quote ? s->quote : "";
+    const char *quote = or_empty(s->quote);
     bool escapes = !s->is_bare && !s->quote;
-    const char *type = s->types[STYLE_STRING] ? s->types[STYLE_STRING] : "";
+    const char *type = or_empty(s->types[STYLE_STRING]);
     buf_init(&head, 1 << 16);
     if (s->has_outer) {
         buf_printf(&head, "%s%s%s%s%s%s", s->open, s->key, name->text, s->colon, type, quote);
@@ -510,8 +560,14 @@ static enum status text_argument(struct tags *t, const struct tree_value *node,
     if (s->elements) {
         buf_printf(&head, "%s>", name->text);
     }
-    buf_puts(&head, s->has_outer ? s->close : "}");
-    st = st == OK ? spell_expr(t->c, head.data, head.n_bytes, &behind) : st;
+    if (s->has_outer) {
+        buf_puts(&head, s->close);
+    } else {
+        buf_puts(&head, "}");
+    }
+    if (st == OK) {
+        st = spell_expr(t->c, head.data, head.n_bytes, &behind);
+    }
     buf_deinit(&head);
     TRY(placed(t, st, node));
     if (escapes && !escape_json(t->x, t->c->rules, text, &text)) {
@@ -601,8 +657,10 @@ enum status tags_format(struct tags *t, const struct tree_value *node, const str
     const struct tree_value *type = tree_get(node, "type");
     if (!type || type->type != JSON_STRING) {
         bool is_tag = tree_get(node, "begin") != NULL; // in a list of tags the type may be omitted
-        return is_tag ? tag(t, node, bars, e)
-                      : tags_fail(t, ERR_INVALID, node, "a format has a \"type\"");
+        if (is_tag) {
+            return tag(t, node, bars, e);
+        }
+        return tags_fail(t, ERR_INVALID, node, "a format has a \"type\"");
     }
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (tree_is_string(type, rows[i].type)) {
@@ -643,7 +701,10 @@ static enum status parse(struct tags *t, uint32_t *start)
 {
     const struct tree_value *root = t->tree->root;
     bool whole = tree_get(root, "structures") || tree_get(root, "format");
-    return whole ? nested(t, root, NULL, start) : tags_format(t, root, NULL, start);
+    if (whole) {
+        return nested(t, root, NULL, start);
+    }
+    return tags_format(t, root, NULL, start);
 }
 
 enum status tags_parse(struct compile *c, uint32_t *start)

@@ -113,10 +113,16 @@ static uint32_t derive_any(struct exprs *x, uint32_t a, uint32_t where, uint8_t 
 {
     if (where == T_LOW_ESCAPE || where == T_LOW_U) {
         uint8_t want = where == T_LOW_ESCAPE ? '\\' : 'u';
-        return byte == want ? make(x, a, where + 1) : (uint32_t)EXPR_NONE;
+        if (byte == want) {
+            return make(x, a, where + 1);
+        }
+        return (uint32_t)EXPR_NONE;
     }
     int digit = hex_digit(byte), next = digit < 0 ? -1 : next_any(where, digit);
-    return next < 0 ? (uint32_t)EXPR_NONE : make(x, a, (uint32_t)next);
+    if (next < 0) {
+        return (uint32_t)EXPR_NONE;
+    }
+    return make(x, a, (uint32_t)next);
 }
 
 /* \u00XX of a control character. */
@@ -162,15 +168,29 @@ uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte)
     if (where == T_ESCAPE) {
         to = derive_escape(x, a, byte);
     } else if (where != T_PLAIN) {
-        to = a == x->any_text ? derive_any(x, a, where, byte) : derive_control(x, a, where, byte);
+        if (a == x->any_text) {
+            to = derive_any(x, a, where, byte);
+        } else {
+            to = derive_control(x, a, where, byte);
+        }
     } else if (byte == '"') {
-        return expr_is(x, a, XF_NULLABLE) ? EXPR_EMPTY : EXPR_NONE;
+        if (expr_is(x, a, XF_NULLABLE)) {
+            return EXPR_EMPTY;
+        }
+        return EXPR_NONE;
     } else if (byte == '\\') {
         to = make(x, a, T_ESCAPE);
     } else {
-        to = byte < 0x20 ? (uint32_t)EXPR_NONE : make(x, expr_derive(x, a, byte), T_PLAIN);
+        if (byte < 0x20) {
+            to = (uint32_t)EXPR_NONE;
+        } else {
+            to = make(x, expr_derive(x, a, byte), T_PLAIN);
+        }
     }
-    return to != EXPR_NONE && !can_end(x, x->v[to].a, x->v[to].b) ? (uint32_t)EXPR_NONE : to;
+    if (to != EXPR_NONE && !can_end(x, x->v[to].a, x->v[to].b)) {
+        return (uint32_t)EXPR_NONE;
+    }
+    return to;
 }
 
 void text_first(struct exprs *x, uint32_t e, const struct byte_set *inside, struct byte_set *out)

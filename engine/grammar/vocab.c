@@ -2,6 +2,7 @@
 #include "engine/grammar/vocab.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/grammar/expr.h"
 #include "engine/grammar/vocab_text.h"
 
@@ -19,7 +20,7 @@ struct sorted {
 static int by_bytes(const void *p, const void *q)
 {
     const struct sorted *a = p, *b = q;
-    int c = memcmp(a->s, b->s, a->n < b->n ? a->n : b->n);
+    int c = memcmp(a->s, b->s, lesser(a->n, b->n));
     if (c == 0 && a->n != b->n) {
         return a->n < b->n ? -1 : 1;
     }
@@ -119,8 +120,10 @@ static enum status check_sizes(struct grammar_vocab *v, const struct grammar_tok
         if (n > TOKEN_MAX) {
             return err_set(err, ERR_LIMIT, "token %d has more than %d bytes", i, TOKEN_MAX);
         }
-        *total += n > VOCAB_MARK_BYTES ? n : VOCAB_MARK_BYTES;
-        v->max_depth = n > v->max_depth ? (uint32_t)n : v->max_depth;
+        *total += greater(n, VOCAB_MARK_BYTES);
+        if (n > v->max_depth) {
+            v->max_depth = (uint32_t)n;
+        }
     }
     if (*total > UINT32_MAX / 2 || v->n_ids >= 1 << 6 * (VOCAB_MARK_BYTES - 1)) {
         return err_set(err, ERR_LIMIT, "the vocabulary is too large");
@@ -153,7 +156,11 @@ static enum status fill(struct grammar_vocab *v, const struct grammar_token *tok
         if (t->n_bytes == 0 || no_text || is_end_id(v, i)) {
             continue;
         }
-        v->text_n[i] = t->special ? VOCAB_MARK_BYTES : (uint32_t)t->n_bytes;
+        if (t->special) {
+            v->text_n[i] = VOCAB_MARK_BYTES;
+        } else {
+            v->text_n[i] = (uint32_t)t->n_bytes;
+        }
         if (t->special) {
             vocab_mark(i, v->text + at);
         } else {
@@ -204,15 +211,17 @@ enum status grammar_vocab_open(const struct tokenizer *tok, int32_t n_ids, const
                                size_t n_end_ids, struct grammar_vocab **out, struct err *err)
 {
     *out = NULL;
-    struct grammar_token *tokens =
-        mem_try_calloc((size_t)(n_ids > 0 ? n_ids : 0) + 1, sizeof *tokens);
+    struct grammar_token *tokens = mem_try_calloc((size_t)greater(n_ids, 0) + 1, sizeof *tokens);
     if (!tokens) {
         return err_set(err, ERR_NOMEM, "a vocabulary of %d ids", n_ids);
     }
     for (int32_t i = 0; i < n_ids && i < tokenizer_vocab_size(tok); i++) {
         tokens[i].special = tokenizer_is_special(tok, i);
-        tokens[i].bytes = tokens[i].special ? tokenizer_token_text(tok, i, &tokens[i].n_bytes)
-                                            : tokenizer_piece(tok, i, &tokens[i].n_bytes);
+        if (tokens[i].special) {
+            tokens[i].bytes = tokenizer_token_text(tok, i, &tokens[i].n_bytes);
+        } else {
+            tokens[i].bytes = tokenizer_piece(tok, i, &tokens[i].n_bytes);
+        }
     }
     enum status st = grammar_vocab_make(tokens, n_ids, end_ids, n_end_ids, out, err);
     free(tokens);

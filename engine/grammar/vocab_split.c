@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/grammar/vocab_split.h"
+#include "engine/base/minmax.h"
 
 #include <string.h>
 
@@ -17,7 +18,9 @@ static int32_t longest(const struct grammar_vocab *v, const char *bytes, size_t 
         if (next >= end) {
             break;
         }
-        found = v->v[next].id >= 0 ? v->v[next].id : found;
+        if (v->v[next].id >= 0) {
+            found = v->v[next].id;
+        }
         at = next;
         end = v->v[next].end;
         depth++;
@@ -54,7 +57,7 @@ static size_t take(const struct grammar_vocab *v, const struct ids *all, const c
         }
         tail += size;
     }
-    size_t count = all->n - first < max ? all->n - first : max;
+    size_t count = lesser(all->n - first, max);
     if (tail != n) {
         return 0;
     }
@@ -87,12 +90,21 @@ size_t vocab_split(const struct grammar_vocab *v, const char *bytes, size_t n, i
     size_t count = 0;
     for (size_t at = 0; at < n && count < max;) {
         bool special = (uint8_t)bytes[at] == VOCAB_MARK;
-        const char *mark = special ? NULL : memchr(bytes + at, VOCAB_MARK, n - at);
+        const char *mark = NULL;
+        if (!special) {
+            mark = memchr(bytes + at, VOCAB_MARK, n - at);
+        }
         size_t size = mark ? (size_t)(mark - bytes) - at : n - at;
-        size = special && size > VOCAB_MARK_BYTES ? (size_t)VOCAB_MARK_BYTES : size;
-        size = size < TEXT_MAX ? size : (size_t)TEXT_MAX;
-        size_t more =
-            v->tok && !special ? split_text(v, bytes + at, size, ids + count, max - count) : 0;
+        if (special && size > VOCAB_MARK_BYTES) {
+            size = (size_t)VOCAB_MARK_BYTES;
+        }
+        if (size >= TEXT_MAX) {
+            size = (size_t)TEXT_MAX;
+        }
+        size_t more = 0;
+        if (v->tok && !special) {
+            more = split_text(v, bytes + at, size, ids + count, max - count);
+        }
         if (more == 0) {
             more = split_longest(v, bytes + at, size, ids + count, max - count);
         }

@@ -2,6 +2,7 @@
 #include "engine/grammar/vocab_text.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/grammar/automaton.h"
 #include "engine/grammar/text.h"
 
@@ -98,7 +99,7 @@ static void put_closing(const struct grammar_vocab *v, uint32_t at, uint32_t cha
 static int by_tail(const void *p, const void *q)
 {
     const struct closing *a = p, *b = q;
-    int c = memcmp(a->tail, b->tail, a->n < b->n ? a->n : b->n);
+    int c = memcmp(a->tail, b->tail, lesser(a->n, b->n));
     if (c == 0) {
         c = (a->n > b->n) - (a->n < b->n);
     }
@@ -132,7 +133,7 @@ static void make_tails(struct text_tails *t, uint32_t max_depth, struct closings
         }
         t->v[open[depth]].n++;
         t->tokens[t->n_tokens++] = (struct text_token){p->chars, p->id};
-        t->max_chars = p->chars > t->max_chars ? p->chars : t->max_chars;
+        t->max_chars = greater(p->chars, t->max_chars);
     }
     for (; depth > 0; depth--) {
         t->v[open[depth]].end = t->n;

@@ -40,9 +40,14 @@ static enum status load_gated_qkv(struct loader *l, int32_t layer, struct layer_
 /* The inputs of q, k and v; an EAGLE-3 head also has the embedding beside the hidden state. */
 static int64_t input_width(const struct model_config *c)
 {
-    return c->head.kind == HEAD_EAGLE3 ? 2 * (int64_t)c->hidden : c->hidden;
+    if (c->head.kind == HEAD_EAGLE3) {
+        return 2 * (int64_t)c->hidden;
+    }
+    return c->hidden;
 }
 
+/* Queries, keys and values are stacked into one product: this rank's heads of each. A file has them
+ * apart or fused; a layer that reads another layer's keys has queries only. */
 static enum status load_qkv(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -103,6 +108,8 @@ static enum status per_head_norms(struct loader *l, const char *pattern, int64_t
     return st;
 }
 
+/* A norm over whole rows has a weight per element of all heads, one per head has head_dim weights,
+ * and a LayerNorm has separate weights for each head. */
 static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -196,6 +203,8 @@ static enum status load_mla_heads(struct loader *l, int32_t layer, bool value,
     return st;
 }
 
+/* The head-wise parts of kv_b become w_uk and w_uv, so that attention can work on the compressed
+ * keys (absorbed queries). */
 static enum status load_mla(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -261,11 +270,19 @@ static enum status load_kv_scales(struct loader *l, int32_t layer, struct layer_
         float scale;
         part_layer_name(rows[i].name, layer, name);
         TRY(part_number(l, name, &scale));
-        w->k_scale = rows[i].k && scale > 0.0f ? scale : w->k_scale;
-        w->v_scale = rows[i].v && scale > 0.0f ? scale : w->v_scale;
+        if (rows[i].k && scale > 0.0f) {
+            w->k_scale = scale;
+        }
+        if (rows[i].v && scale > 0.0f) {
+            w->v_scale = scale;
+        }
     }
-    w->k_scale = w->k_scale > 0.0f ? w->k_scale : w->v_scale; // a single scale serves both
-    w->v_scale = w->v_scale > 0.0f ? w->v_scale : w->k_scale;
+    if (!(w->k_scale > 0.0f)) {
+        w->k_scale = w->v_scale;
+    } // a single scale serves both
+    if (!(w->v_scale > 0.0f)) {
+        w->v_scale = w->k_scale;
+    }
     return OK;
 }
 

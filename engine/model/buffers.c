@@ -2,6 +2,7 @@
 /* Memory of a model's forward pass: its activations, sized for the largest pass, and the
  * description of what its layers keep in the KV cache. */
 #include "engine/base/assert.h"
+#include "engine/base/minmax.h"
 #include "engine/model/model.h"
 
 /* One buffer: a matrix of activations, or rows of something else. */
@@ -18,7 +19,7 @@ struct widths {
 
 static int64_t larger(int64_t a, int64_t b)
 {
-    return a > b ? a : b;
+    return greater(a, b);
 }
 
 /* The largest sizes that the layers need of the buffers they share. */
@@ -31,8 +32,12 @@ static struct widths widest_of(const struct model *m)
     for (int32_t i = 0; i < c->n_layers; i++) {
         const struct layer_share share = model_layer_share(c, &m->shard, i);
         const int64_t hd = c->layers[i].head_dim;
-        const int64_t qkv = c->kv_lora ? n_heads * (c->nope_dim + c->rope_dim)
-                                       : (n_heads + 2 * share.n_kv_heads) * hd;
+        int64_t qkv;
+        if (c->kv_lora) {
+            qkv = n_heads * (c->nope_dim + c->rope_dim);
+        } else {
+            qkv = (n_heads + 2 * share.n_kv_heads) * hd;
+        }
         const int64_t attn = n_heads * (c->kv_lora ? c->v_dim : hd);
         const int64_t gates[] = {0, attn, n_heads}; // by enum attn_gate
         w.qkv = larger(w.qkv, qkv + gates[c->attn_gate]);
@@ -42,6 +47,8 @@ static struct widths widest_of(const struct model *m)
     return w;
 }
 
+/* All activations that a pass needs, sized once for the largest pass. Members that a model does not
+ * use have no row here, and their tensors stay empty. */
 static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
                             struct buffer_plan *p)
 {
@@ -67,7 +74,7 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
                                       (int64_t)m->max_hidden * c->hidden, max_out};
     }
     if (mla) {
-        int64_t low = kv_low > c->q_lora ? kv_low : c->q_lora;
+        int64_t low = greater(kv_low, c->q_lora);
         p[n++] = (struct buffer_plan){&m->low, NULL, m->act, low, max_rows};
         p[n++] = (struct buffer_plan){&m->q_abs, NULL, m->act, s->n_heads * kv_low, max_rows};
         p[n++] = (struct buffer_plan){&m->attn_v, NULL, m->act, (int64_t)s->n_heads * c->kv_lora,

@@ -4,6 +4,7 @@
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/sha256.h"
 
 #include <limits.h>
@@ -29,7 +30,10 @@ enum check_depth check_depth_of(const char *name)
     if (name && strcmp(name, "off") == 0) {
         return CHECK_OFF;
     }
-    return name && strcmp(name, "full") == 0 ? CHECK_FULL : CHECK_SAMPLED;
+    if (name && strcmp(name, "full") == 0) {
+        return CHECK_FULL;
+    }
+    return CHECK_SAMPLED;
 }
 
 /* ---- values --------------------------------------------------------------------------------- */
@@ -107,7 +111,7 @@ static bool is_zero(const struct checkpoint_tensor *t, const struct form *f, int
     enum { STRIDE = 1 << 16 };
     struct findings found = {.bad_at = -1};
     for (int64_t i = 0; i < n && !found.has_value; i += STRIDE) {
-        scan(t, f, i, n - i < STRIDE ? n - i : STRIDE, &found);
+        scan(t, f, i, lesser(n - i, STRIDE), &found);
     }
     return !found.has_value;
 }
@@ -127,7 +131,9 @@ static enum status check_blocks(const struct checkpoint_tensor *t, int32_t n_pie
                                 struct err *err)
 {
     size_t n = t->n_bytes / (size_t)t->blocks->n_bytes, step = n / (size_t)(4 * n_pieces) + 1;
-    step = full ? 1 : step;
+    if (full) {
+        step = 1;
+    }
     for (size_t i = 0; i < n; i = i == n - 1 || i + step < n ? i + step : n - 1) {
         if (!is_finite(t->blocks, t->data + i * (size_t)t->blocks->n_bytes)) {
             return err_set(err, ERR_FORMAT,
@@ -139,6 +145,8 @@ static enum status check_blocks(const struct checkpoint_tensor *t, int32_t n_pie
     return OK;
 }
 
+/* Large tensors are sampled unless `full`: a broken download usually spoils long runs. All zeros is
+ * only a warning, since some files are made that way. */
 static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pieces, bool full,
                                 struct err *err)
 {
@@ -197,8 +205,10 @@ static void hash_all(struct sums *s)
 {
     pthread_t threads[MAX_THREADS];
     long n_cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    size_t n = 0, wanted = s->n_files < MAX_THREADS ? s->n_files : MAX_THREADS;
-    wanted = (long)wanted < n_cpus ? wanted : (size_t)(n_cpus > 1 ? n_cpus : 1);
+    size_t n = 0, wanted = lesser(s->n_files, MAX_THREADS);
+    if ((long)wanted >= n_cpus) {
+        wanted = (size_t)greater(n_cpus, 1);
+    }
     while (n + 1 < wanted && pthread_create(&threads[n], NULL, hash_files, s) == 0) {
         n++;
     }
@@ -233,6 +243,8 @@ static bool says(const char *hex, const unsigned char digest[SHA256_BYTES])
     return strncasecmp(hex, text, 2 * SHA256_BYTES) == 0;
 }
 
+/* The names are checked before the first byte is hashed, because hashing takes minutes. Extra lines
+ * in the file of sums are ignored. */
 static enum status check_sums(const struct checkpoint *ck, const char *path, const char *text,
                               struct err *err)
 {
@@ -269,9 +281,9 @@ enum status checkpoint_check_weights(const struct checkpoint *ck, const char *di
         return OK;
     }
     int32_t n_pieces = n > 0 ? (int32_t)(ALL_PIECES / n) : 1;
-    n_pieces = n_pieces < MAX_PIECES ? n_pieces : MAX_PIECES;
+    n_pieces = lesser(n_pieces, MAX_PIECES);
     for (size_t i = 0; i < n; i++) {
-        TRY(check_tensor(&tensors[i], n_pieces > 1 ? n_pieces : 1, depth == CHECK_FULL, err));
+        TRY(check_tensor(&tensors[i], greater(n_pieces, 1), depth == CHECK_FULL, err));
     }
     snprintf(path, sizeof path, "%s/sluice.sha256", dir);
     if (!file_exists(path)) {

@@ -39,6 +39,8 @@ struct checkpoint {
 
 /* ---- the folder's files ------------------------------------------------------------------- */
 
+/* Once for each file, though the index names a file for each tensor. A name with a slash is
+ * refused: a downloaded index must not open files outside its folder. */
 static enum status add_shard(struct checkpoint *ck, const char *dir, const char *name,
                              struct err *err)
 {
@@ -62,6 +64,8 @@ static enum status add_shard(struct checkpoint *ck, const char *dir, const char 
     return OK;
 }
 
+/* Only the files are taken from the index; which tensors they have is read from their own
+ * headers. */
 static enum status shards_of_index(struct checkpoint *ck, const char *dir, const char *index,
                                    struct err *err)
 {
@@ -74,9 +78,11 @@ static enum status shards_of_index(struct checkpoint *ck, const char *dir, const
     }
     for (const struct json *c = json_first(map); c && st == OK; c = json_next(c)) {
         const char *file = json_string(c);
-        st = file ? add_shard(ck, dir, file, err)
-                  : err_set(err, ERR_FORMAT, "%s: the file of %s is not a string", index,
-                            json_key(c));
+        if (file) {
+            st = add_shard(ck, dir, file, err);
+        } else {
+            st = err_set(err, ERR_FORMAT, "%s: the file of %s is not a string", index, json_key(c));
+        }
     }
     json_free(root);
     return st;
@@ -114,6 +120,7 @@ static bool is_other_format(const char *name)
            (ends_with(name, ".bin") && strstr(name, "model"));
 }
 
+/* Sorted by name, so that messages and the order of loading do not depend on the file system. */
 static enum status shards_of_folder(struct checkpoint *ck, const char *dir, struct err *err)
 {
     DIR *d = opendir(dir);
@@ -187,6 +194,8 @@ static int32_t read_int_array(struct json_scan *sc, int64_t *v, int32_t max)
     }
 }
 
+/* Unknown members are skipped, as the reference implementation does. *e is checked against the file
+ * by check_entry. */
 static enum status read_entry(struct json_scan *sc, const struct shard *s, const char *name,
                               struct entry *e, struct err *err)
 {
@@ -279,6 +288,8 @@ static enum status check_overlap(const struct checkpoint *ck, size_t first, cons
     return OK;
 }
 
+/* The header is scanned token by token without a tree: large checkpoints have headers of several
+ * MB. Overlapping tensors are refused at the end. */
 static enum status read_tensors(struct checkpoint *ck, const struct shard *s, const char *header,
                                 size_t header_bytes, struct err *err)
 {
@@ -331,6 +342,8 @@ static enum status read_tensors(struct checkpoint *ck, const struct shard *s, co
     return check_overlap(ck, first, s, err);
 }
 
+/* Every size is compared with the file before the header is read: a cut download is the usual fault
+ * here. */
 static enum status open_shard(struct checkpoint *ck, struct shard *s, struct err *err)
 {
     TRY(file_map_open(s->path, &s->map, err));
@@ -365,6 +378,8 @@ static size_t slot_of(const struct checkpoint *ck, const char *name)
     return i;
 }
 
+/* An open-addressing table from name to index, at most half full. Equal names in two files are an
+ * error, because it would be unclear which is meant. */
 static enum status index_names(struct checkpoint *ck, struct err *err)
 {
     ck->table_size = 64;
@@ -395,8 +410,10 @@ static enum status find_shards(struct checkpoint *ck, const char *dir, char inde
         return shards_of_index(ck, dir, index, err);
     }
     index[0] = '\0';
-    return file_exists(whole) ? add_shard(ck, dir, "model.safetensors", err)
-                              : shards_of_folder(ck, dir, err);
+    if (file_exists(whole)) {
+        return add_shard(ck, dir, "model.safetensors", err);
+    }
+    return shards_of_folder(ck, dir, err);
 }
 
 static enum status check_gguf(const char *path, struct err *err)
@@ -451,7 +468,9 @@ enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err
     struct checkpoint *ck = xcalloc(1, sizeof *ck);
     ck->dir = xstrdup(dir);
     enum status st = gguf_is(dir) ? open_gguf(ck, dir, err) : open_folder(ck, dir, err);
-    st = st == OK ? index_names(ck, err) : st;
+    if (st == OK) {
+        st = index_names(ck, err);
+    }
     if (st != OK) {
         checkpoint_close(ck);
         return st;

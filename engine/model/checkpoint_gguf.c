@@ -77,6 +77,8 @@ struct parsed {
     const char *suffix;
 };
 
+/* "blk.N.BASE.SUFFIX" or "BASE.SUFFIX", where the suffix is weight or bias. Other names are not
+ * tensors of a model. */
 static bool parse(const char *name, struct parsed *out)
 {
     const char *rest = name, *dot;
@@ -131,6 +133,7 @@ static void put(struct list *list, const struct checkpoint_tensor *t, const char
     list->v[list->n++].name = xstrdup(name);
 }
 
+/* Block formats have the dtype U8 and a codec; the plain types are known by their names. */
 static struct checkpoint_tensor describe(const struct gguf_tensor *g)
 {
     static const struct {
@@ -183,12 +186,18 @@ static void put_experts(struct list *list, struct checkpoint_tensor t, const str
     }
 }
 
+/* Translates one tensor to the names of the safetensors checkpoint, so that the loader does not
+ * distinguish the formats. A tensor without a role is an error, since dropping it would change
+ * answers. */
 static enum status take(struct list *list, const struct gguf_tensor *g,
                         const struct tensor_names *names, const char *arch, struct err *err)
 {
     struct parsed p;
     const char *base = NULL;
-    const struct role *role = parse(g->name, &p) ? find_role(&p, names, &base) : NULL;
+    const struct role *role = NULL;
+    if (parse(g->name, &p)) {
+        role = find_role(&p, names, &base);
+    }
     if (!role && is_about_positions(g->name)) {
         return OK;
     }
@@ -221,7 +230,9 @@ enum status checkpoint_gguf_read(const struct gguf *g, struct checkpoint_tensor 
     const char *model_type;
     struct list list = {0};
     enum status st = gguf_architecture(g, arch, err);
-    st = st == OK ? gguf_model_type(g, &model_type, err) : st;
+    if (st == OK) {
+        st = gguf_model_type(g, &model_type, err);
+    }
     if (st != OK) {
         *out = NULL;
         *n = 0;

@@ -42,14 +42,17 @@ static enum status option_int(const struct json *j, const char *key, int64_t max
     return need_int(j, key, max, out, err);
 }
 
+/* The sizes that all families share, each within bounds that keep later products inside int64_t. */
 static enum status read_dims(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(need_int(j, "hidden_size", 1 << 20, &c->hidden, err));
     const struct json *kinds = json_get(j, "layers_block_type"); // for Nemotron's class enough
     const int32_t n_kinds = (int32_t)json_count(kinds);
-    TRY(n_kinds > 0 && n_kinds <= MAX_LAYERS
-            ? option_int(j, "num_hidden_layers", MAX_LAYERS, n_kinds, &c->n_layers, err)
-            : need_int(j, "num_hidden_layers", MAX_LAYERS, &c->n_layers, err));
+    if (n_kinds > 0 && n_kinds <= MAX_LAYERS) {
+        TRY(option_int(j, "num_hidden_layers", MAX_LAYERS, n_kinds, &c->n_layers, err));
+    } else {
+        TRY(need_int(j, "num_hidden_layers", MAX_LAYERS, &c->n_layers, err));
+    }
     TRY(need_int(j, "num_attention_heads", 4096, &c->n_heads, err));
     TRY(need_int(j, "vocab_size", 1 << 24, &c->vocab, err));
     TRY(option_int(j, "intermediate_size", 1 << 22, c->hidden * 4, &c->ffn, err));
@@ -71,16 +74,23 @@ static enum status read_dims(const struct json *j, struct model_config *c, struc
 static const char *dtype_name(const struct json *j)
 {
     const char *name = json_get_string(j, "dtype");
-    return name ? name : json_get_string(j, "torch_dtype");
+    if (name) {
+        return name;
+    }
+    return json_get_string(j, "torch_dtype");
 }
 
 static enum status read_dtype(const struct json *root, const struct json *j, struct model_config *c,
                               struct err *err)
 {
     const char *name = dtype_name(j);
-    name = name ? name : dtype_name(root);
+    if (!name) {
+        name = dtype_name(root);
+    }
     c->dtype_is_set = name != NULL;
-    name = name ? name : "bfloat16";
+    if (!name) {
+        name = "bfloat16";
+    }
     const char *bare = strncmp(name, "torch.", 6) == 0 ? name + 6 : name;
     if (!dtype_find(bare, &c->dtype)) {
         return err_set(err, ERR_UNSUPPORTED, "config.json: dtype '%s' is not supported", name);
@@ -88,11 +98,16 @@ static enum status read_dtype(const struct json *root, const struct json *j, str
     return OK;
 }
 
+/* Several keys are in use for one setting; the first that is present counts. */
 static enum status read_activation(const struct json *j, struct model_config *c, struct err *err)
 {
     const char *name = json_get_string(j, "hidden_activation");
-    name = name ? name : json_get_string(j, "hidden_act");
-    name = name ? name : json_get_string(j, "mlp_hidden_act");
+    if (!name) {
+        name = json_get_string(j, "hidden_act");
+    }
+    if (!name) {
+        name = json_get_string(j, "mlp_hidden_act");
+    }
     if (!name) {
         return OK;
     }
@@ -164,9 +179,15 @@ static void size_layers(struct model_config *c)
 {
     for (int32_t i = 0; i < c->n_layers; i++) {
         struct layer_config *l = &c->layers[i];
-        l->n_kv_heads = l->n_kv_heads > 0 ? l->n_kv_heads : c->n_kv_heads;
-        l->head_dim = l->head_dim > 0 ? l->head_dim : c->head_dim;
-        l->ffn = l->ffn > 0 ? l->ffn : c->ffn;
+        if (l->n_kv_heads <= 0) {
+            l->n_kv_heads = c->n_kv_heads;
+        }
+        if (l->head_dim <= 0) {
+            l->head_dim = c->head_dim;
+        }
+        if (l->ffn <= 0) {
+            l->ffn = c->ffn;
+        }
     }
 }
 
@@ -202,10 +223,13 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     if (longest < max_pos) {
         return max_pos;
     }
-    return longest < MAX_POSITIONS ? (int32_t)longest : MAX_POSITIONS;
+    if (longest < MAX_POSITIONS) {
+        return (int32_t)longest;
+    }
+    return MAX_POSITIONS;
 }
 
-/* Which rope a layer has, of those that there are. */
+/* Assigns each layer its rope. */
 static void choose_ropes(struct model_config *c)
 {
     for (int32_t i = 0; i < c->n_layers; i++) {
@@ -226,7 +250,9 @@ static enum status read_rope(const struct json *params, double theta, const stru
     partial = json_get_number(params, "partial_rotary_factor", partial);
     int32_t head_dim = c->head_dim;
     for (int32_t i = 0; i < c->n_layers; i++) {
-        head_dim = c->layers[i].rope == rope ? c->layers[i].head_dim : head_dim;
+        if (c->layers[i].rope == rope) {
+            head_dim = c->layers[i].head_dim;
+        }
     }
     const bool interleaved = c->rope[0].desc.interleaved;
     struct rope_share share = {c->kv_lora ? c->rope_dim : head_dim, c->kv_lora ? 1.0 : partial};
@@ -296,12 +322,18 @@ static void take_default(struct model_config *c, struct sampling_params with, co
     }
 }
 
+/* Each default is applied on its own, so that one that is out of range is dropped with a warning
+ * and does not take the others with it. */
 static void read_defaults(const struct json *j, const char *path, struct model_config *c)
 {
     const struct sampling_params *p = &c->defaults;
     struct sampling_params with = *p;
     bool greedy = !json_get_bool(j, "do_sample", true); // where it is said, it is meant
-    with.temperature = greedy ? 0.0f : (float)json_get_number(j, "temperature", 1.0);
+    if (greedy) {
+        with.temperature = 0.0f;
+    } else {
+        with.temperature = (float)json_get_number(j, "temperature", 1.0);
+    }
     take_default(c, with, path);
     int64_t top_k = json_get_int(j, "top_k", 0);
     if (top_k > INT32_MAX) {
@@ -334,6 +366,8 @@ static void read_eos(const struct json *said, const struct json *wrapper, const 
     add_eos(c, wrapper);
 }
 
+/* generation_config.json is optional. Its end-of-text ids are added to those of config.json, or
+ * replace ids that are only the family's usual ones. */
 static enum status read_generation(const char *dir, struct model_config *c, struct err *err)
 {
     c->defaults = sampling_params_default();
@@ -382,11 +416,15 @@ static enum status add_defaults(const struct family *family, struct json *config
     return OK;
 }
 
+/* Keys are checked before the family reads them: an unsupported key that would change answers is
+ * refused here by name. */
 static enum status open_family(const struct json *root, struct json *config,
                                const struct family **out, struct err *err)
 {
     const char *type = json_get_string(config, "model_type");
-    type = type ? type : json_get_string(root, "model_type");
+    if (!type) {
+        type = json_get_string(root, "model_type");
+    }
     const struct family *family = type ? family_find(type) : NULL;
     if (!family) {
         char known[320]; // the message has more to say
@@ -407,6 +445,8 @@ static enum status open_family(const struct json *root, struct json *config,
     return add_defaults(family, config, err);
 }
 
+/* The order matters: defaults first, then the family's reader, then what is derived from both
+ * (layer types, sizes, ropes, end-of-text ids). */
 static enum status read_config(struct json *root, struct model_config *c, struct err *err)
 {
     struct json *j = text_part(root);
@@ -435,7 +475,9 @@ static enum status read_config(struct json *root, struct model_config *c, struct
         c->norm_offset = 0.0f;
     }
     TRY(read_layer_types(j, c, err));
-    TRY(c->read_layers ? c->read_layers(j, c, err) : OK);
+    if (c->read_layers) {
+        TRY(c->read_layers(j, c, err));
+    }
     size_layers(c);
     number_layers(c);
     if (c->n_kv_layers == 0) {
@@ -487,7 +529,10 @@ enum status model_config_parse(const char *path, struct json **root, struct err 
     drop_infinity(text, n);
     enum status st = json_parse(text, n, NULL, root, err);
     free(text);
-    return st == OK ? OK : err_prefix(err, st, "%s", path);
+    if (st != OK) {
+        return err_prefix(err, st, "%s", path);
+    }
+    return OK;
 }
 
 enum status model_config_load(const char *dir, struct model_config *c, struct err *err)
@@ -510,7 +555,9 @@ enum status model_config_load_over(const char *dir, const char *overrides, struc
     enum status st = json_is(root, JSON_OBJECT)
                          ? model_config_override(root, overrides, err)
                          : err_set(err, ERR_FORMAT, "config.json: not a JSON object");
-    st = st == OK ? read_config(root, c, err) : st;
+    if (st == OK) {
+        st = read_config(root, c, err);
+    }
     json_free(root);
     if (st != OK) {
         return err_prefix(err, st, "%s", dir);

@@ -50,7 +50,10 @@ static enum status take_hidden(struct flow *f, int32_t layer)
         TRY(head_feed(f->m, layer - 1, f->x, f->n_rows, &fed));
         f->n_unfed -= fed;
     }
-    return wants_hidden(f, layer - 1, &out) ? gather(f, &x, out, f->m->config->hidden) : OK;
+    if (wants_hidden(f, layer - 1, &out)) {
+        return gather(f, &x, out, f->m->config->hidden);
+    }
+    return OK;
 }
 
 /* Once the last layer's attention has stored all keys and values, only the out rows are needed:
@@ -102,7 +105,9 @@ static enum status heads_output(struct flow *f, const struct weight *weight, int
 
 static void scale_delta(struct flow *f, float scale)
 {
-    f->delta_scale = scale != 0.0f ? scale : f->delta_scale;
+    if (scale != 0.0f) {
+        f->delta_scale = scale;
+    }
 }
 
 static enum status attention_output(struct flow *f, int32_t layer)
@@ -176,11 +181,18 @@ static enum status mix(struct flow *f, int32_t layer, struct tensor *in, bool *m
     if (stores) {
         return OK;
     }
-    TRY(both ? OK : take_hidden(f, layer));
+    if (!both) {
+        TRY(take_hidden(f, layer));
+    }
     TRY(narrow(f, layer, c->parallel_residual ? in : NULL));
-    return lc->state >= 0 ? state_output(f, layer) : attention_output(f, layer);
+    if (lc->state >= 0) {
+        return state_output(f, layer);
+    }
+    return attention_output(f, layer);
 }
 
+/* One layer: a mixer (attention or recurrence), then the feed-forward part; either may be missing.
+ * The sum with the residual stream is delayed until the next norm, so that both are one op. */
 static enum status layer_forward(struct flow *f, int32_t layer)
 {
     const struct model_config *c = f->m->config;
@@ -291,7 +303,10 @@ static enum status ends(struct flow *f, struct model_outputs want)
     if (c->head.kind != HEAD_NONE) {
         TRY(head_leave(m, f->out_x, m->out_h, n_out));
     }
-    return want.logits ? logits_of(f, want.all_logits) : OK;
+    if (want.logits) {
+        return logits_of(f, want.all_logits);
+    }
+    return OK;
 }
 
 static bool hidden_ok(const struct model *m, const struct hidden_layers *h)
@@ -363,7 +378,9 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
         .table = m->embed, .x = m->x, .n_rows = f.n_rows, .scale = m->embed_scale};
     TRY(f.ops->embed(f.be, &embed));
     TRY(make_inputs(&f));
-    TRY(c->head.kind != HEAD_NONE ? head_enter(m, f.n_rows, &f.first_input) : OK);
+    if (c->head.kind != HEAD_NONE) {
+        TRY(head_enter(m, f.n_rows, &f.first_input));
+    }
     for (int32_t i = 0; i < c->n_layers; i++) {
         if (f.n_out == 0 && f.n_unfed == 0 && i > c->last_store) {
             break;
@@ -371,5 +388,8 @@ enum status model_forward(struct model *m, const struct pass_shape *shape,
         TRY(layer_forward(&f, i));
     }
     TRY(feed_last(&f));
-    return f.n_out > 0 ? ends(&f, want) : OK;
+    if (f.n_out > 0) {
+        return ends(&f, want);
+    }
+    return OK;
 }

@@ -148,6 +148,8 @@ static enum status latent_experts(struct flow *f, const struct layer_weights *w,
     return flow_linear(f, w->latent_out, m->latent_y, y, NULL);
 }
 
+/* The shared experts write first and the routed ones add to it. With a latent width, or if sums
+ * must be the same for any number of ranks, both are computed separately and joined. */
 static enum status moe(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;
@@ -161,7 +163,9 @@ static enum status moe(struct flow *f, int32_t layer, struct tensor in)
     TRY(route(f, w, in));
     if (latent) {
         TRY(latent_experts(f, w, in, shared ? m->routed : m->delta));
-        TRY(shared ? join_routed(f) : OK);
+        if (shared) {
+            TRY(join_routed(f));
+        }
         return flow_finish_delta(f, NULL, w->ffn_post_norm);
     }
     struct moe_ffn_args ffn = experts_of(f, w, in, apart ? m->routed : m->delta);
@@ -213,7 +217,10 @@ enum status decoder_ffn(struct flow *f, int32_t layer, struct tensor in)
     struct model *m = f->m;
     const struct layer_weights *w = &m->layers[layer];
     if (m->config->layers[layer].moe) {
-        return w->experts_norm ? mlp_and_experts(f, layer, in) : moe(f, layer, in);
+        if (w->experts_norm) {
+            return mlp_and_experts(f, layer, in);
+        }
+        return moe(f, layer, in);
     }
     const int32_t ffn = model_layer_share(m->config, &m->shard, layer).ffn;
     TRY(mlp(f, w->gate_up, w->down, ffn, in, flow_sums_for_norm(f, w->ffn_post_norm)));

@@ -32,11 +32,17 @@ enum status flow_join_norm(struct flow *f, const struct weight *weight, const st
     f->x_scale = 0.0f;
     f->delta_sums = (struct product_sums){.n = 0};
     if (!waits || joins) {
-        return partial ? ops_reduce_norm(f->be, &f->reduce, &a) : f->ops->norm(f->be, &a);
+        if (partial) {
+            return ops_reduce_norm(f->be, &f->reduce, &a);
+        }
+        return f->ops->norm(f->be, &a);
     }
     f->norm_waits = true;
     f->norm = a;
-    return partial ? f->ops->reduce(f->be, &f->reduce) : OK;
+    if (partial) {
+        return f->ops->reduce(f->be, &f->reduce);
+    }
+    return OK;
 }
 
 enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight *weight,
@@ -88,7 +94,10 @@ struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *pos
                              .n_rows = f->n_rows,
                              .width = m->config->hidden,
                              .kind = m->config->norm_kind};
-    return !post_norm && ops_norm_adds_sums(f->be, &next) ? &f->delta_sums : NULL;
+    if (!post_norm && ops_norm_adds_sums(f->be, &next)) {
+        return &f->delta_sums;
+    }
+    return NULL;
 }
 
 enum status flow_linear(struct flow *f, const struct weight *w, struct tensor x, struct tensor y,

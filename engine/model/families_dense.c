@@ -183,7 +183,9 @@ static enum status read_smollm3(const struct json *j, struct model_config *c, st
     family_windows_if_used(j, c);
     TRY(family_no_rope_layers(j, c, err));
     for (int32_t i = 0; i < c->n_layers; i++) {
-        c->layers[i].window = c->layers[i].rope < 0 ? c->layers[i].window : 0;
+        if (c->layers[i].rope >= 0) {
+            c->layers[i].window = 0;
+        }
     }
     return OK;
 }

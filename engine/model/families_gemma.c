@@ -149,7 +149,9 @@ static enum status gemma4_sizes(const struct json *j, struct model_config *c, st
             l->n_kv_heads = k_is_v ? (int32_t)kv : c->n_kv_heads;
         }
     }
-    TRY(by_layer ? layers_own_sizes(own, c, err) : OK);
+    if (by_layer) {
+        TRY(layers_own_sizes(own, c, err));
+    }
     for (int32_t i = 0; i < c->n_layers; i++) {
         const int32_t n = c->layers[i].n_kv_heads;
         if (n > 0 && c->n_heads % n != 0) {

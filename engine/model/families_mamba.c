@@ -2,6 +2,7 @@
 /* Families with attention and Mamba-2 or short convolutions: Granite 4, Bamba, Falcon-H1,
  * Nemotron-H, LFM2. */
 #include "engine/base/json.h"
+#include "engine/base/minmax.h"
 #include "engine/model/family_parts.h"
 
 #include <math.h>
@@ -104,6 +105,7 @@ static enum status read_steps(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
+/* The sizes of a Mamba-2 layer, under the family's own names of the keys. */
 static enum status read_mamba(const struct json *j, const struct mamba_keys *k, int64_t inner,
                               struct model_config *c, struct err *err)
 {
@@ -166,6 +168,8 @@ static int64_t expanded(const struct json *j, const struct model_config *c)
     return (int64_t)(json_get_number(j, "mamba_expand", 2.0) * c->hidden);
 }
 
+/* Layers without an entry in layer_types are Mamba-2; attention has positions only if the config
+ * says "rope". */
 static enum status read_granite_hybrid(const struct json *j, struct model_config *c,
                                        struct err *err)
 {
@@ -174,7 +178,11 @@ static enum status read_granite_hybrid(const struct json *j, struct model_config
     const char *positions = json_get_string(j, "position_embedding_type");
     for (int32_t i = 0; i < c->n_layers; i++) {
         make_state(c, i);
-        c->layers[i].rope = positions && strcmp(positions, "rope") == 0 ? 0 : -1;
+        if (positions && strcmp(positions, "rope") == 0) {
+            c->layers[i].rope = 0;
+        } else {
+            c->layers[i].rope = -1;
+        }
     }
     int32_t shared;
     TRY(family_size(j, "shared_intermediate_size", 1 << 22, &shared, err));
@@ -283,6 +291,7 @@ static char letter_of(const char *word)
     return '?';
 }
 
+/* The kind of each layer: one letter per layer in older configs, a list of words in newer ones. */
 static enum status read_pattern(const struct json *j, struct model_config *c, struct err *err)
 {
     const char *pattern = json_get_string(j, "hybrid_override_pattern");
@@ -320,7 +329,7 @@ static enum status read_nemotron_experts(const struct json *j, struct model_conf
     int64_t n_shared = json_get_int(j, "n_shared_experts", 0);
     if (n_shared > 0) {
         TRY(family_size(j, "moe_shared_expert_intermediate_size", 1 << 22, &c->shared_ffn, err));
-        c->shared_ffn *= (int32_t)(n_shared < 64 ? n_shared : 64);
+        c->shared_ffn *= (int32_t)lesser(n_shared, 64);
     }
     c->moe_latent = (int32_t)json_get_int(j, "moe_latent_size", 0);
     return family_routing_v3(j, c, err);
@@ -351,7 +360,10 @@ static enum status read_nemotron_h(const struct json *j, struct model_config *c,
         c->state.dt_min = (float)json_get_number(j, "time_step_min", 0.0);
     }
     TRY(read_pattern(j, c, err));
-    return has_experts(c) ? read_nemotron_experts(j, c, err) : OK;
+    if (has_experts(c)) {
+        return read_nemotron_experts(j, c, err);
+    }
+    return OK;
 }
 
 /* ---- LFM2 --------------------------------------------------------------------------------- */

@@ -81,7 +81,10 @@ static enum status read_deepseek_v2(const struct json *j, struct model_config *c
 static enum status read_deepseek_v3(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_deepseek(j, c, err));
-    return c->n_experts > 0 ? family_routing_v3(j, c, err) : OK;
+    if (c->n_experts > 0) {
+        return family_routing_v3(j, c, err);
+    }
+    return OK;
 }
 
 static enum status read_glm4_moe_lite(const struct json *j, struct model_config *c, struct err *err)

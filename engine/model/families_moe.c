@@ -108,6 +108,7 @@ static enum status read_mixtral(const struct json *j, struct model_config *c, st
     return OK;
 }
 
+/* As in transformers: with sliding windows, every second layer below max_window_layers has one. */
 static enum status read_qwen2_moe(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_experts(j, "num_experts", "moe_intermediate_size", c, err));
@@ -123,7 +124,9 @@ static enum status read_qwen2_moe(const struct json *j, struct model_config *c, 
     // in this family every other layer before it
     int64_t windows = json_get_int(j, "max_window_layers", 28);
     for (int32_t i = 0; i < c->n_layers; i++) {
-        c->layers[i].window = i % 2 == 0 && i < windows ? c->layers[i].window : 0;
+        if (!(i % 2 == 0 && i < windows)) {
+            c->layers[i].window = 0;
+        }
     }
     return OK;
 }
@@ -250,7 +253,11 @@ static enum status read_exaone_moe(const struct json *j, struct model_config *c,
 static enum status read_glm4_moe(const struct json *j, struct model_config *c, struct err *err)
 {
     c->q_bias = json_get_bool(j, "attention_bias", false);
-    c->qk_norm = json_get_bool(j, "use_qk_norm", false) ? QK_NORM_HEAD : QK_NORM_NONE;
+    if (json_get_bool(j, "use_qk_norm", false)) {
+        c->qk_norm = QK_NORM_HEAD;
+    } else {
+        c->qk_norm = QK_NORM_NONE;
+    }
     c->partial_rotary = 0.5f;
     TRY(family_experts(j, "n_routed_experts", "moe_intermediate_size", c, err));
     TRY(family_dense_layers(j, json_get_int(j, "first_k_dense_replace", 1), c, err));
@@ -271,7 +278,11 @@ static enum status llama4_layers(const struct json *j, struct model_config *c, s
     for (int32_t i = 0; i < c->n_layers; i++) {
         struct layer_config *l = &c->layers[i];
         l->plain_qk = l->rope < 0;
-        l->chunk = l->rope < 0 ? 0 : (int32_t)json_get_int(j, "attention_chunk_size", 0);
+        if (l->rope < 0) {
+            l->chunk = 0;
+        } else {
+            l->chunk = (int32_t)json_get_int(j, "attention_chunk_size", 0);
+        }
         if (grows && l->rope < 0) {
             l->growth.beta = (float)json_get_number(j, "attn_scale", 0.1);
             l->growth.every = (int32_t)every;

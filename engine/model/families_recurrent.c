@@ -82,6 +82,8 @@ static const struct tensor_names ling_names = {FFN_NAMES,
                                                .correction = "mlp.gate.expert_bias",
                                                .state = &ling_state_names};
 
+/* Gated DeltaNet. Every full_attention_interval-th layer has attention, the others have a recurrent
+ * state. */
 static enum status read_delta_net(const struct json *j, struct model_config *c, struct err *err)
 {
     struct state_layer *g = &c->state.layer;
@@ -200,6 +202,8 @@ static enum status read_late_experts(const struct json *j, struct model_config *
     return family_routing_v3(j, c, err);
 }
 
+/* Kimi Delta Attention beside MLA without positions. Both the released config and the one that
+ * transformers saves are read. */
 static enum status read_kimi_linear(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_mla(j, c, err));
@@ -208,7 +212,12 @@ static enum status read_kimi_linear(const struct json *j, struct model_config *c
     struct state_layer *g = &c->state.layer;
     const bool nested = json_is(linear, JSON_OBJECT); // as released, not as transformers 5 saves it
     const struct json *from = nested ? linear : j;
-    const char *kernel = nested ? "short_conv_kernel_size" : "linear_conv_kernel_dim";
+    const char *kernel;
+    if (nested) {
+        kernel = "short_conv_kernel_size";
+    } else {
+        kernel = "linear_conv_kernel_dim";
+    }
     TRY(family_size(from, nested ? "num_heads" : "linear_num_heads", 4096, &g->n_heads, err));
     TRY(family_size(from, nested ? "head_dim" : "linear_head_dim", 1024, &g->key_dim, err));
     TRY(family_size(from, kernel, 16, &g->conv_kernel, err));
@@ -218,6 +227,8 @@ static enum status read_kimi_linear(const struct json *j, struct model_config *c
     return read_late_experts(j, c, err);
 }
 
+/* Kimi Delta Attention beside MLA with a gate per head; the last layer of each group has
+ * attention. */
 static enum status read_ling(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_mla(j, c, err));

@@ -2,6 +2,7 @@
 #include "engine/model/family_parts.h"
 
 #include "engine/base/json.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <string.h>
@@ -12,7 +13,7 @@ void family_window_on_all(const struct json *j, struct model_config *c)
 {
     int32_t window = (int32_t)json_get_int(j, "sliding_window", 0);
     for (int32_t i = 0; i < c->n_layers; i++) {
-        c->layers[i].window = window > 0 ? window : 0;
+        c->layers[i].window = greater(window, 0);
     }
 }
 
@@ -35,7 +36,9 @@ void family_window_but_every(const struct json *j, int64_t n, struct model_confi
 {
     family_window_on_all(j, c);
     for (int32_t i = 0; i < c->n_layers && n > 0; i++) {
-        c->layers[i].window = (i + 1) % n ? c->layers[i].window : 0;
+        if ((i + 1) % n == 0) {
+            c->layers[i].window = 0;
+        }
     }
 }
 
@@ -61,7 +64,9 @@ static enum status windows_by_letters(const char *letters, struct model_config *
     }
     for (int32_t i = 0; i < c->n_layers; i++) {
         bool global = letters[(size_t)i % n] == 'G' || i == c->n_layers - 1;
-        c->layers[i].window = global ? 0 : c->layers[i].window;
+        if (global) {
+            c->layers[i].window = 0;
+        }
     }
     return OK;
 }
@@ -111,7 +116,7 @@ enum status family_set_experts(const struct experts_said *s, struct model_config
                                struct err *err)
 {
     TRY(family_positive(s->count_key, s->n, MAX_EXPERTS, err));
-    TRY(family_positive(s->pick_key, s->k, s->n < MAX_PICKS ? s->n : MAX_PICKS, err));
+    TRY(family_positive(s->pick_key, s->k, lesser(s->n, MAX_PICKS), err));
     TRY(family_positive(s->ffn_key, s->ffn, 1 << 22, err));
     c->n_experts = (int32_t)s->n;
     c->experts_per_token = (int32_t)s->k;
@@ -248,9 +253,10 @@ enum status family_same_of_layers(const struct json *j, const char *key, int32_t
         }
         *out = one;
     }
-    return i < n_layers
-               ? err_set(err, ERR_FORMAT, "config.json: %s has fewer entries than layers", key)
-               : OK;
+    if (i < n_layers) {
+        return err_set(err, ERR_FORMAT, "config.json: %s has fewer entries than layers", key);
+    }
+    return OK;
 }
 
 enum status family_must_be(const struct json *j, const char *key, bool value, struct err *err)

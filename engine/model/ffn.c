@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Gate and up are stacked into one product. Each rank has its rows of them and its columns of down,
+ * so that only the result of down has to be summed over ranks. */
 static enum status load_mlp(struct loader *l, const char *gate, const char *up, const char *fused,
                             const char *down, int32_t layer, int32_t ffn, int32_t ffn_shard,
                             bool bias, const struct weight **gate_up_out,
@@ -66,8 +68,11 @@ static enum status expert_parts(struct loader *l, int32_t layer, int32_t e,
         bool is_down = i == 2;
         TRY(part_matrix(l, name, is_down ? hidden : ffn, is_down ? ffn : hidden, outs[i]));
         part_requantise(l, outs[i]);
-        *outs[i] = is_down ? weight_part_slice(*outs[i], 0, hidden, first, n)
-                           : weight_part_slice(*outs[i], first, n, 0, hidden);
+        if (is_down) {
+            *outs[i] = weight_part_slice(*outs[i], 0, hidden, first, n);
+        } else {
+            *outs[i] = weight_part_slice(*outs[i], first, n, 0, hidden);
+        }
     }
     return OK;
 }
@@ -117,9 +122,11 @@ static enum status stacked_parts(struct loader *l, int32_t layer, struct weight_
         struct weight_part p = expert_of(&stacked, e);
         part_requantise(l, &p);
         for (int64_t half = 0; half < 2; half++) {
-            gate_up[2 * e + half] = c->names->experts_form == EXPERTS_ALTERNATE
-                                        ? weight_part_every(p, 2 * first + half, 2, n)
-                                        : weight_part_slice(p, half * ffn + first, n, 0, hidden);
+            if (c->names->experts_form == EXPERTS_ALTERNATE) {
+                gate_up[2 * e + half] = weight_part_every(p, 2 * first + half, 2, n);
+            } else {
+                gate_up[2 * e + half] = weight_part_slice(p, half * ffn + first, n, 0, hidden);
+            }
         }
     }
     part_layer_name(c->names->experts_down, layer, name);
@@ -216,6 +223,8 @@ static bool experts_are_stacked(const struct loader *l, int32_t layer)
     return !part_exists(l, first) && (part_has(l, name) || part_exists(l, name));
 }
 
+/* All experts of a layer are one weight. `parts` refers to the mapped files; only biases are
+ * copied, since they must be contiguous floats. */
 static enum status load_experts(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -333,6 +342,7 @@ static enum status load_latent(struct loader *l, int32_t layer, struct layer_wei
     return part_linear(l, &up, l->options->dtype, &w->latent_out);
 }
 
+/* The router stays in fp32: rounding it would change which experts are chosen. */
 static enum status load_moe(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;

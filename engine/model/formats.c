@@ -42,7 +42,10 @@ static enum status need_either(const struct module *m, const char *suffix, const
                                const struct checkpoint_tensor **out)
 {
     *out = module_tensor(m, other);
-    return *out ? OK : need_tensor(m, suffix, out);
+    if (*out) {
+        return OK;
+    }
+    return need_tensor(m, suffix, out);
 }
 
 static enum status bad_tensor(const struct module *m, const struct checkpoint_tensor *t,
@@ -150,7 +153,10 @@ static enum status check_scales(const struct module *m, const struct checkpoint_
 
 static enum status need_float(const struct module *m, const struct checkpoint_tensor *t)
 {
-    return tensor_is_plain(t) ? OK : need_dtype(m, t, DT_F32);
+    if (!tensor_is_plain(t)) {
+        return need_dtype(m, t, DT_F32);
+    }
+    return OK;
 }
 
 /* Scales per output and block of inputs, one per output, or a single one. */
@@ -172,7 +178,10 @@ static enum status read_scales(const struct module *m, const struct checkpoint_t
         out->block_rows = m->n_out;
         return OK;
     }
-    return !cut && has_dims(t, 1, &m->n_out) ? OK : need_dims(m, t, 2, grid);
+    if (!cut && has_dims(t, 1, &m->n_out)) {
+        return OK;
+    }
+    return need_dims(m, t, 2, grid);
 }
 
 /* The scale of a whole tensor. */
@@ -236,12 +245,17 @@ static enum status read_fp8(const struct module *m, struct weight_codec *out)
     return read_whole(m, DT_E4M3, out);
 }
 
+/* Zero points are optional in the file unless the scheme is asymmetric. They have the shape of the
+ * scales. */
 static enum status read_int8(const struct module *m, struct weight_codec *out)
 {
     TRY(read_whole(m, DT_I8, out));
     const struct checkpoint_tensor *zeros = module_tensor(m, ".weight_zero_point");
     if (!zeros) {
-        return m->scheme->asymmetric ? need_tensor(m, ".weight_zero_point", &zeros) : OK;
+        if (m->scheme->asymmetric) {
+            return need_tensor(m, ".weight_zero_point", &zeros);
+        }
+        return OK;
     }
     TRY(need_dtype(m, zeros, DT_I8));
     const struct checkpoint_tensor *scales = module_tensor(m, ".weight_scale");
@@ -294,7 +308,10 @@ static enum status read_packed(const struct module *m, struct weight_codec *out)
     out->zero = 1 << (m->scheme->bits - 1);
     zeros = module_tensor(m, ".weight_zero_point");
     if (!zeros) {
-        return m->scheme->asymmetric ? need_tensor(m, ".weight_zero_point", &zeros) : OK;
+        if (m->scheme->asymmetric) {
+            return need_tensor(m, ".weight_zero_point", &zeros);
+        }
+        return OK;
     }
     TRY(need_dtype(m, zeros, DT_I32));
     TRY(need_dims(m, zeros, 2, (int64_t[]){cut_up(m->n_out, per_word), n_groups}));
@@ -423,15 +440,22 @@ static enum status read_input_scale(const struct module *m, struct input_rule *r
 {
     const struct checkpoint_tensor *t = module_tensor(m, ".input_global_scale");
     bool inverse = t != NULL;
-    t = t ? t : module_tensor(m, ".input_scale");
-    t = t ? t : module_tensor(m, ".activation_scale");
+    if (!t) {
+        t = module_tensor(m, ".input_scale");
+    }
+    if (!t) {
+        t = module_tensor(m, ".activation_scale");
+    }
     const struct checkpoint_tensor *zero = module_tensor(m, ".input_zero_point");
     bool needed = !rule->from_row || (rule->numbers == INPUT_E2M1 && !rule->power_of_two);
     if (rule->numbers == INPUT_AS_IT_IS || !needed) {
         return OK;
     }
     if (!t) {
-        return strstr(m->name, ".experts.") ? OK : need_tensor(m, ".input_scale", &t);
+        if (!strstr(m->name, ".experts.")) {
+            return need_tensor(m, ".input_scale", &t);
+        }
+        return OK;
     }
     TRY(need_float(m, t));
     if (count_of(t) != 1) {
@@ -439,10 +463,16 @@ static enum status read_input_scale(const struct module *m, struct input_rule *r
     }
     TRY(check_scales(m, t, t->dtype));
     rule->scale = dtype_load(t->data, t->dtype, 0);
-    rule->scale = inverse ? 1.0f / rule->scale : rule->scale;
+    if (inverse) {
+        rule->scale = 1.0f / rule->scale;
+    }
     if (zero && rule->asymmetric) {
         TRY(need_dtype(m, zero, DT_I8));
-        rule->zero = count_of(zero) == 1 ? (float)(int8_t)zero->data[0] : 0.0f;
+        if (count_of(zero) == 1) {
+            rule->zero = (float)(int8_t)zero->data[0];
+        } else {
+            rule->zero = 0.0f;
+        }
     }
     return OK;
 }
@@ -510,8 +540,12 @@ bool module_dummy(const struct module *m, struct weight_part *out)
     c->zero = number == DT_U4 ? 8 : 0;
     c->block_rows = s->block_rows > 0 ? s->block_rows : 1;
     c->block_cols = s->group > 0 ? s->group : m->n_in;
-    c->block_cols = s->block_rows > 0 ? s->block_cols : c->block_cols;
-    c->block_cols = number == DT_E2M1 ? 32 : c->block_cols;
+    if (s->block_rows > 0) {
+        c->block_cols = s->block_cols;
+    }
+    if (number == DT_E2M1) {
+        c->block_cols = 32;
+    }
     out->inputs = s->inputs;
     out->inputs.n_inputs = m->n_in;
     out->inputs.scale = 1.0f / 64.0f; // if scales are stored

@@ -51,6 +51,8 @@ static enum status share_head(struct loader *l)
     return OK;
 }
 
+/* Checkpoints often repeat the target's embedding and head in the module. Copies are recognised and
+ * not loaded twice. */
 static enum status load_module_ends(struct loader *l, const char *embed, const char *head)
 {
     const struct tensor_names *names = l->c->names;
@@ -59,9 +61,17 @@ static enum status load_module_ends(struct loader *l, const char *embed, const c
     } else {
         TRY(part_table(l, embed, l->c->hidden, &l->m->embed));
     }
-    const char *targets = part_exists(l, names->head) ? names->head : names->embed;
+    const char *targets;
+    if (part_exists(l, names->head)) {
+        targets = names->head;
+    } else {
+        targets = names->embed;
+    }
     bool own = part_exists(l, head) && !is_copy(l, head, targets);
-    return own ? own_head(l, head, l->c->vocab) : share_head(l);
+    if (own) {
+        return own_head(l, head, l->c->vocab);
+    }
+    return share_head(l);
 }
 
 /* ---- MTP ---------------------------------------------------------------------------------- */
@@ -72,6 +82,7 @@ struct module_names {
     const char *fc, *embed_norm, *hidden_norm, *norm, *embed, *head;
 };
 
+/* Two layouts are in use: the module under "mtp.", or as one more layer behind the model's. */
 static enum status load_mtp(struct loader *l)
 {
     static const struct module_names outside = {
@@ -152,11 +163,14 @@ static enum status check_t2d(struct loader *l, const int32_t *ids)
     for (int32_t i = 0; i < l->c->head.n_ids; i++) {
         named += t->data[ids[i]] != 0;
     }
-    return known == l->c->head.n_ids && named == known
-               ? OK
-               : bad_map(l, "t2d", "knows other ids than d2t leads to");
+    if (known == l->c->head.n_ids && named == known) {
+        return OK;
+    }
+    return bad_map(l, "t2d", "knows other ids than d2t leads to");
 }
 
+/* The map from the head's ids to the model's. Without a checkpoint (dummy weights) it is the
+ * identity. */
 static enum status load_ids(struct loader *l)
 {
     const int32_t n = l->c->head.n_ids;
@@ -205,6 +219,8 @@ static enum status load_fed(struct loader *l)
     return OK;
 }
 
+/* Without an embedding or head of its own the EAGLE-3 head uses the target's, which requires the
+ * same hidden size. */
 static enum status load_eagle3_ends(struct loader *l)
 {
     const struct model_config *c = l->c;
@@ -222,7 +238,10 @@ static enum status load_eagle3_ends(struct loader *l)
     } else {
         l->m->embed = target->embed;
     }
-    return own ? own_head(l, c->names->head, c->head.n_ids) : share_head(l);
+    if (own) {
+        return own_head(l, c->names->head, c->head.n_ids);
+    }
+    return share_head(l);
 }
 
 static enum status load_eagle3(struct loader *l)

@@ -86,12 +86,16 @@ static enum status add_fed(struct hidden_layers *fed, int64_t id, const struct m
     return OK;
 }
 
+/* The layers whose hidden states the head reads; by default those that EAGLE-3's authors chose: one
+ * near the start, the middle, and one near the end. */
 static enum status read_fed(const struct json *j, const struct model_config *target,
                             struct hidden_layers *fed, struct err *err)
 {
     static const char key[] = "eagle_aux_hidden_state_layer_ids";
     const struct json *list = json_get(json_get(j, "eagle_config"), key);
-    list = json_is(list, JSON_ARRAY) ? list : json_get(j, key);
+    if (!json_is(list, JSON_ARRAY)) {
+        list = json_get(j, key);
+    }
     if (!json_is(list, JSON_ARRAY)) {
         const int32_t n = target->n_layers, usual[] = {2, n / 2, n - 3};
         for (int32_t i = 0; i < 3; i++) {
@@ -103,9 +107,14 @@ static enum status read_fed(const struct json *j, const struct model_config *tar
         int64_t id;
         TRY(add_fed(fed, json_int64(v, &id) ? id : -1, target, err));
     }
-    return fed->n > 0 ? OK : add_fed(fed, -1, target, err);
+    if (fed->n > 0) {
+        return OK;
+    }
+    return add_fed(fed, -1, target, err);
 }
 
+/* Only the published form is accepted: one plain layer. Others would be computed wrongly without
+ * any error. */
 static enum status read_eagle3(const struct json *j, const struct model_config *target,
                                struct model_config *c, struct err *err)
 {
@@ -151,5 +160,8 @@ enum status head_config_eagle3(const char *dir, const struct model_config *targe
     TRY(model_config_parse(path, &j, err));
     enum status st = read_eagle3(j, target, c, err);
     json_free(j);
-    return st == OK ? OK : err_prefix(err, st, "%s", dir);
+    if (st != OK) {
+        return err_prefix(err, st, "%s", dir);
+    }
+    return OK;
 }

@@ -49,8 +49,10 @@ enum status head_enter(struct model *m, int32_t n_rows, struct tensor *input)
         TRY(load(m, m->x, n_rows));
         TRY(norm_rows(m, m->x, m->draft.hidden_norm, right, n_rows));
         *input = m->wide;
-        return c->head.norm_before_residual ? norm_rows(m, m->x, m->draft.hidden_norm, m->x, n_rows)
-                                            : OK;
+        if (c->head.norm_before_residual) {
+            return norm_rows(m, m->x, m->draft.hidden_norm, m->x, n_rows);
+        }
+        return OK;
     }
     TRY(load(m, right, n_rows));
     TRY(norm_rows(m, right, m->draft.hidden_norm, right, n_rows));
@@ -72,7 +74,10 @@ int32_t head_feeds(const struct model *target)
     if (!head) {
         return 0;
     }
-    return head->config->head.kind == HEAD_EAGLE3 ? head->config->head.fed.n : 1;
+    if (head->config->head.kind == HEAD_EAGLE3) {
+        return head->config->head.fed.n;
+    }
+    return 1;
 }
 
 int32_t head_row_width(const struct model *target)
@@ -101,7 +106,10 @@ enum status head_feed(struct model *target, int32_t layer, struct tensor x, int3
                                 .accumulate = i > 0};
         *fed = true;
         TRY(target->be->ops->linear(target->be, &a));
-        return i + 1 == layers->n ? store(head, head->fed, n_rows, false) : OK;
+        if (i + 1 == layers->n) {
+            return store(head, head->fed, n_rows, false);
+        }
+        return OK;
     }
     return OK;
 }

@@ -292,6 +292,7 @@ static bool holds(const struct key *k, const struct json *v)
     return false;
 }
 
+/* Names the key, the kind that is expected and its range. */
 static enum status refuse(const char *where, const struct key *k, struct err *err)
 {
     static const char *const kinds[] = {"an integer",

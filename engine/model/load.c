@@ -4,6 +4,8 @@
 #include "engine/model/part.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -18,7 +20,10 @@ static enum status layer_norm(struct loader *l, const char *base, int32_t layer,
     char name[NAME_BYTES];
     part_layer_name(base, layer, name);
     TRY(part_vector(l, name, ".weight", l->c->hidden, weight));
-    return bias ? part_vector(l, name, ".bias", l->c->hidden, bias_out) : OK;
+    if (bias) {
+        return part_vector(l, name, ".bias", l->c->hidden, bias_out);
+    }
+    return OK;
 }
 
 /* Weights with which one layer processes its per-layer input. */
@@ -50,7 +55,11 @@ static enum status load_layer_scale(struct loader *l, int32_t layer, struct laye
     }
     part_layer_name(l->c->names->layer_scale, layer, name);
     TRY(part_of(l, name, (int64_t[]){1}, 1, &scale));
-    w->x_scale = weight_part_is_dummy(&scale) ? 1.0f : weight_part_get(&scale, 0, 0);
+    if (weight_part_is_dummy(&scale)) {
+        w->x_scale = 1.0f;
+    } else {
+        w->x_scale = weight_part_get(&scale, 0, 0);
+    }
     if (!isfinite(w->x_scale) || fabsf(w->x_scale) <= 0.0f) { // 0 means "none" in the ops
         return err_set(l->err, ERR_FORMAT, "%s: tensor %s is %g",
                        checkpoint_where(l->options->checkpoint), name, (double)w->x_scale);
@@ -58,6 +67,7 @@ static enum status load_layer_scale(struct loader *l, int32_t layer, struct laye
     return OK;
 }
 
+/* Members that the layer does not have are skipped by their loaders. */
 static enum status load_layer(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;
@@ -96,6 +106,8 @@ static enum status load_inputs(struct loader *l)
     return part_vector(l, c->names->inputs_norm, ".weight", c->layer_input, &l->m->inputs_norm);
 }
 
+/* The embedding, the last norm and the head. A tied head is the embedding itself, unless ranks
+ * share its rows. */
 static enum status load_ends(struct loader *l)
 {
     const struct model_config *c = l->c;
@@ -115,7 +127,10 @@ static enum status load_ends(struct loader *l)
         return OK;
     }
     const char *base = tied ? c->names->embed : c->names->head;
-    int64_t first = m->shard.head_sharded ? (int64_t)m->shard.rank * m->shard.vocab : 0;
+    int64_t first = 0;
+    if (m->shard.head_sharded) {
+        first = (int64_t)m->shard.rank * m->shard.vocab;
+    }
     struct stack head = {.pieces = {{base, c->vocab, first, m->shard.vocab}},
                          .n = 1,
                          .n_in = c->hidden,
@@ -213,9 +228,8 @@ static size_t widest_vector(const struct model_config *c)
 {
     size_t ffn = 0, head_dim = 0;
     for (int32_t i = 0; i < c->n_layers; i++) {
-        ffn = (size_t)c->layers[i].ffn > ffn ? (size_t)c->layers[i].ffn : ffn;
-        head_dim =
-            (size_t)c->layers[i].head_dim > head_dim ? (size_t)c->layers[i].head_dim : head_dim;
+        ffn = greater((size_t)c->layers[i].ffn, ffn);
+        head_dim = greater((size_t)c->layers[i].head_dim, head_dim);
     }
     return ffn * 2 + (size_t)c->shared_ffn * 2 + (size_t)c->hidden +
            (size_t)c->n_heads * head_dim * 3;
@@ -314,8 +328,12 @@ enum status model_load(const struct model_load_options *options, struct backend 
     }
     struct quant *quant = NULL;
     enum status st = OK;
-    const char *dir =
-        options->checkpoint ? checkpoint_dir(options->checkpoint) : options->dummy_dir;
+    const char *dir;
+    if (options->checkpoint) {
+        dir = checkpoint_dir(options->checkpoint);
+    } else {
+        dir = options->dummy_dir;
+    }
     if (dir) {
         st = quant_open(dir, &quant, err);
     }
@@ -324,7 +342,7 @@ enum status model_load(const struct model_load_options *options, struct backend 
         l.requantise = (struct requantise){.kind = options->requantise, .blocks = has_blocks(c)};
     }
     const char *kv_cache = quant_kv_cache(quant);
-    snprintf(out->kv_cache, sizeof out->kv_cache, "%s", kv_cache ? kv_cache : "");
+    snprintf(out->kv_cache, sizeof out->kv_cache, "%s", or_empty(kv_cache));
     part_find_form(&l);
     if (st == OK) {
         st = load_weights(&l);

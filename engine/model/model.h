@@ -63,7 +63,11 @@ static inline struct layer_share model_layer_share(const struct model_config *c,
     struct layer_share out = {.ffn = l->ffn / n_ranks, .n_kv_heads = n};
     if (c->qk_norm != QK_NORM_WIDTH) { // otherwise every rank has all heads
         out.n_kv_heads = n < n_ranks ? 1 : n / n_ranks;
-        out.first_kv_head = n < n_ranks ? s->rank / (n_ranks / n) : s->rank * (n / n_ranks);
+        if (n < n_ranks) {
+            out.first_kv_head = s->rank / (n_ranks / n);
+        } else {
+            out.first_kv_head = s->rank * (n / n_ranks);
+        }
     }
     return out;
 }

@@ -30,6 +30,8 @@ static void override_rope(struct json *config, const struct json *overrides)
     }
 }
 
+/* Objects named *_config are merged member by member; all other members are replaced. The format of
+ * the weights cannot be overridden: it is a fact of the files. */
 static enum status override(struct json *config, const struct json *overrides, struct err *err)
 {
     for (const struct json *m = json_first(overrides); m; m = json_next(m)) {
@@ -61,7 +63,12 @@ enum status model_config_override(struct json *config, const char *text, struct 
     if (st == OK && !json_is(overrides, JSON_OBJECT)) {
         st = err_set(err, ERR_INVALID, "not a JSON object");
     }
-    st = st == OK ? override(config, overrides, err) : st;
+    if (st == OK) {
+        st = override(config, overrides, err);
+    }
     json_free(overrides);
-    return st == OK ? OK : err_prefix(err, st, "hf-overrides");
+    if (st != OK) {
+        return err_prefix(err, st, "hf-overrides");
+    }
+    return OK;
 }

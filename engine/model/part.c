@@ -6,6 +6,7 @@
 #include "engine/base/hash.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -79,7 +80,10 @@ enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise)
     char name[NAME_BYTES];
     snprintf(name, sizeof name, "%s.weight", l->c->names->embed);
     const struct checkpoint_tensor *embed = part_find(l, name);
-    return embed && is_computed_in(embed) ? embed->dtype : otherwise;
+    if (embed && is_computed_in(embed)) {
+        return embed->dtype;
+    }
+    return otherwise;
 }
 
 bool part_head_is_tied(struct loader *l)
@@ -125,7 +129,10 @@ static enum purpose purpose_of(const struct loader *l, const char *name)
     }
     for (const char *at = name; *at; at += strcspn(at, "."), at += *at == '.') {
         const size_t n = strcspn(at, ".");
-        int32_t layer = n == 6 && strncmp(at, "layers", n) == 0 && at[n] ? atoi(at + n + 1) : 0;
+        int32_t layer = 0;
+        if (n == 6 && strncmp(at, "layers", n) == 0 && at[n]) {
+            layer = atoi(at + n + 1);
+        }
         bool behind = layer >= l->c->n_layers && layer - l->c->n_layers < l->c->n_draft_layers;
         if (behind || strncmp(at, "mtp.", 4) == 0 || strncmp(at, "mtp_", 4) == 0) {
             return OF_DRAFTS;
@@ -144,7 +151,9 @@ void part_report_unused(const struct loader *l)
             continue;
         }
         enum purpose purpose = purpose_of(l, all[i].name);
-        first = purpose == OF_THE_MODEL && !first ? &all[i] : first;
+        if (purpose == OF_THE_MODEL && !first) {
+            first = &all[i];
+        }
         unused[purpose]++;
     }
     if (unused[OF_IMAGE_OR_SOUND] > 0) {
@@ -188,8 +197,10 @@ void part_pass_over(struct loader *l, const char *base)
     char full[NAME_BYTES];
     size_t n;
     full_name(l, base, full);
-    const struct checkpoint_tensor *all =
-        l->taken ? checkpoint_tensors(l->options->checkpoint, &n) : NULL;
+    const struct checkpoint_tensor *all = NULL;
+    if (l->taken) {
+        all = checkpoint_tensors(l->options->checkpoint, &n);
+    }
     for (size_t i = 0; all && i < n; i++) {
         const size_t m = strlen(full);
         l->taken[i] = l->taken[i] || (strncmp(all[i].name, full, m) == 0 && all[i].name[m] == '.');
@@ -204,7 +215,12 @@ bool part_has(const struct loader *l, const char *name)
 void part_find_form(struct loader *l)
 {
     const struct tensor_names *names = l->c->names;
-    const char *sure = l->c->head.kind == HEAD_EAGLE3 ? names->final_norm : names->embed;
+    const char *sure;
+    if (l->c->head.kind == HEAD_EAGLE3) {
+        sure = names->final_norm;
+    } else {
+        sure = names->embed;
+    }
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         l->form = &forms[i];
         if (part_exists(l, sure)) {
@@ -251,7 +267,7 @@ static bool has_dims(const struct checkpoint_tensor *t, const int64_t *dims, int
     int64_t n_elements = 1, longest = 1;
     for (int32_t i = 0; i < t->n_dims; i++) {
         n_elements *= t->dims[i];
-        longest = t->dims[i] > longest ? t->dims[i] : longest;
+        longest = greater(t->dims[i], longest);
     }
     if (n == 1 && t->n_dims > 1) {
         return longest == dims[0] && n_elements == longest;
@@ -286,8 +302,11 @@ enum status part_of(struct loader *l, const char *name, const int64_t *dims, int
     if (!has_dims(t, dims, n_dims)) {
         return shape_error(l, t, dims, n_dims);
     }
-    *out = t->blocks ? weight_part_blocks(t->data, t->blocks, rows, cols)
-                     : weight_part_plain(t->data, t->dtype, rows, cols, cols);
+    if (t->blocks) {
+        *out = weight_part_blocks(t->data, t->blocks, rows, cols);
+    } else {
+        *out = weight_part_plain(t->data, t->dtype, rows, cols, cols);
+    }
     return OK;
 }
 
@@ -328,7 +347,9 @@ static enum status read_quantised(struct loader *l, const char *base, int64_t n_
     if (*found && !l->round_inputs) {
         out->inputs = (struct input_rule){.numbers = INPUT_AS_IT_IS};
     }
-    l->m->n_parameters += *found ? n_experts * n_out * n_in : 0;
+    if (*found) {
+        l->m->n_parameters += n_experts * n_out * n_in;
+    }
     return OK;
 }
 
@@ -349,7 +370,10 @@ enum status part_quantised_experts(struct loader *l, const char *base, int64_t n
                                    bool *found)
 {
     *found = false;
-    return l->quant ? read_quantised(l, base, n_experts, n_out, n_in, out, found) : OK;
+    if (l->quant) {
+        return read_quantised(l, base, n_experts, n_out, n_in, out, found);
+    }
+    return OK;
 }
 
 void part_requantise(struct loader *l, struct weight_part *p)
@@ -380,7 +404,10 @@ enum status part_open(struct loader *l, struct weight_desc *d, const struct weig
     l->m->weight_bytes += n * dtype_bytes(d->kind == WEIGHT_VECTOR ? DT_F32 : d->dtype);
     const enum status st = l->be->ops->weight_open(l->be, d, &w, l->err);
     if (st != OK) {
-        return st == ERR_NOMEM ? say_too_large(l->err) : st;
+        if (st == ERR_NOMEM) {
+            return say_too_large(l->err);
+        }
+        return st;
     }
     *out = w;
     return OK;
@@ -506,7 +533,9 @@ enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtyp
                             .parts = parts,
                             .bias = s->bias ? &bias : NULL,
                             .k_segments = s->k_segments ? s->k_segments : 1};
-    st = st == OK ? part_open(l, &d, out) : st;
+    if (st == OK) {
+        st = part_open(l, &d, out);
+    }
     requantise_clear(&l->requantise);
     free(parts);
     free(joined);

@@ -39,7 +39,9 @@ static void read_kv_cache(const struct json *j, char *out, size_t n_bytes)
     const char *word = json_get_string(j, "kv_cache_quant_algo");
     const char *type = json_get_string(scheme, "type");
     int64_t bits = json_get_int(scheme, "num_bits", 0);
-    word = word ? word : json_string(scheme);
+    if (!word) {
+        word = json_string(scheme);
+    }
     if (word) {
         bool fp8 = strcmp(word, "FP8") == 0 || strcmp(word, "static") == 0;
         snprintf(out, n_bytes, "%.40s", fp8 ? "fp8" : word);
@@ -53,11 +55,14 @@ static void read_kv_cache(const struct json *j, char *out, size_t n_bytes)
     }
 }
 
+/* The method named by the config, or else implied by the file it is in. */
 static enum status read_rules(const struct json *j, const char *method, struct quant **out,
                               struct err *err)
 {
     const char *said = json_get_string(j, "quant_method");
-    said = said ? said : method;
+    if (!said) {
+        said = method;
+    }
     if (!said) {
         return err_set(err, ERR_FORMAT, "quantization_config says no quant_method");
     }
@@ -80,6 +85,8 @@ static enum status read_rules(const struct json *j, const char *method, struct q
     return OK;
 }
 
+/* Checkpoints describe their format in one of several files and keys. A file that is absent says
+ * nothing. */
 static enum status open_source(const char *dir, const struct source *s, struct quant **out,
                                struct err *err)
 {
@@ -99,7 +106,10 @@ static enum status open_source(const char *dir, const struct source *s, struct q
         st = read_rules(j, s->method, out, err);
     }
     json_free(root);
-    return st == OK ? OK : err_prefix(err, st, "%s", path);
+    if (st != OK) {
+        return err_prefix(err, st, "%s", path);
+    }
+    return OK;
 }
 
 enum status quant_open(const char *dir, struct quant **out, struct err *err)
@@ -124,7 +134,10 @@ void quant_close(struct quant *q)
 
 const char *quant_kv_cache(const struct quant *q)
 {
-    return q && q->kv_cache[0] ? q->kv_cache : NULL;
+    if (q && q->kv_cache[0]) {
+        return q->kv_cache;
+    }
+    return NULL;
 }
 
 enum status quant_read(const struct quant *q, struct module *m, const char *other,

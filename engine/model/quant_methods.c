@@ -32,7 +32,9 @@ static enum status read_group(const struct json *j, const char *key, int32_t oth
                               int32_t *out, struct err *err)
 {
     TRY(read_int(j, key, -1, 1 << 20, otherwise, out, err));
-    *out = *out == -1 ? 0 : *out;
+    if (*out == -1) {
+        *out = 0;
+    }
     return OK;
 }
 
@@ -90,6 +92,7 @@ static enum rule_kind kind_of(const char *text, enum rule_kind otherwise)
     return strchr(text, '*') ? RULE_GLOB : otherwise;
 }
 
+/* Modules that stay unquantised, by name or by pattern ("re:..."). */
 static enum status leave_alone(const struct json *j, const char *key, enum rule_kind otherwise,
                                struct quant_rules *rules, struct err *err)
 {
@@ -198,7 +201,9 @@ static enum status read_gptq(const struct json *j, struct quant_rules *rules, st
     TRY(read_group(j, "group_size", 128, &s.group, err));
     TRY(check_string(j, "pack_dtype", "int32", err));
     const char *format = json_get_string(j, "checkpoint_format");
-    format = format ? format : json_get_string(j, "format");
+    if (!format) {
+        format = json_get_string(j, "format");
+    }
     if (format && strcmp(format, "gptq_v2") == 0) {
         s.zero_offset = 0;
     } else if (format && strcmp(format, "gptq") != 0) {
@@ -239,7 +244,9 @@ static enum status read_ct_inputs(const struct json *j, struct input_rule *out, 
     if (out->from_row) {
         TRY(read_group(j, "group_size", 0, &out->group, err));
     }
-    out->group = strategy && strcmp(strategy, "token") == 0 ? 0 : out->group;
+    if (strategy && strcmp(strategy, "token") == 0) {
+        out->group = 0;
+    }
     out->power_of_two = out->numbers == INPUT_E2M1 && out->group == 32;
     return OK;
 }
@@ -255,7 +262,9 @@ static enum status read_ct_scheme(const struct json *group, const char *otherwis
     }
     const char *name = json_get_string(group, "format"), *type = json_get_string(weights, "type");
     bool is_float = type && strcmp(type, "float") == 0;
-    name = name ? name : otherwise;
+    if (!name) {
+        name = otherwise;
+    }
     if (name && strcmp(name, "dense") == 0) {
         return OK;
     }
@@ -270,9 +279,9 @@ static enum status read_ct_scheme(const struct json *group, const char *otherwis
     const char *strategy = json_get_string(weights, "strategy");
     TRY(read_int(weights, "num_bits", 1, 16, 8, &s->bits, err));
     TRY(read_group(weights, "group_size", 0, &s->group, err));
-    s->group = strategy && (strcmp(strategy, "channel") == 0 || strcmp(strategy, "tensor") == 0)
-                   ? 0
-                   : s->group;
+    if (strategy && (strcmp(strategy, "channel") == 0 || strcmp(strategy, "tensor") == 0)) {
+        s->group = 0;
+    }
     s->asymmetric = !json_get_bool(weights, "symmetric", true);
     TRY(read_ct_inputs(json_get(group, "input_activations"), &s->inputs, err));
     return read_block(json_get(weights, "block_structure"), "block_structure", s, err);
@@ -318,6 +327,8 @@ static enum status check_ct_empty(const struct json *j, const char *key, struct 
     return err_set(err, ERR_UNSUPPORTED, "a %s is not supported", key);
 }
 
+/* compressed-tensors. Groups are read in passes, because a target that names a module wins over one
+ * that names a class, whatever their order. */
 static enum status read_ct(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     TRY(check_ct_empty(j, "sparsity_config", err));

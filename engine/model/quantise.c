@@ -62,7 +62,10 @@ static const char weight_end[] = ".weight";
 static int32_t base_bytes(const char *name)
 {
     const size_t n = strlen(name), m = sizeof weight_end - 1;
-    return n > m && n < INT_MAX && strcmp(name + n - m, weight_end) == 0 ? (int32_t)(n - m) : 0;
+    if (n > m && n < INT_MAX && strcmp(name + n - m, weight_end) == 0) {
+        return (int32_t)(n - m);
+    }
+    return 0;
 }
 
 static bool is_plain_matrix(const struct checkpoint_tensor *t)
@@ -129,6 +132,7 @@ static bool is_stack(const struct checkpoint_tensor *t)
            !checkpoint_is_tower(t->name);
 }
 
+/* Checked before anything is written, so that a failure leaves no partial folder behind. */
 static enum status check_tensors(const struct job *j)
 {
     size_t n_quantised = 0;
@@ -143,10 +147,12 @@ static enum status check_tensors(const struct job *j)
         }
         n_quantised += is_quantised(t);
     }
-    return n_quantised > 0 ? OK
-                           : err_set(j->err, ERR_UNSUPPORTED,
-                                     "there is no projection of attention "
-                                     "or feed-forward that is known by its name");
+    if (n_quantised > 0) {
+        return OK;
+    }
+    return err_set(j->err, ERR_UNSUPPORTED,
+                   "there is no projection of attention "
+                   "or feed-forward that is known by its name");
 }
 
 /* ---- what they become -------------------------------------------------------------------- */
@@ -185,6 +191,7 @@ static size_t width_of(const struct checkpoint_tensor *t)
     return n > 0 ? t->n_bytes / n : 1;
 }
 
+/* The tensors that one tensor becomes. Tensors that are not quantised are copied as they are. */
 static int32_t outputs_of(const struct job *j, const struct checkpoint_tensor *t,
                           struct output out[MAX_OUTPUTS])
 {
@@ -209,7 +216,10 @@ static int32_t outputs_of(const struct job *j, const struct checkpoint_tensor *t
         set_output(&out[2], ".weight_shape", "I64", 8, 2, 0);
         return 3;
     }
-    const int64_t scale_rows = j->form->blocks ? (n_out + group - 1) / group : n_out;
+    int64_t scale_rows = n_out;
+    if (j->form->blocks) {
+        scale_rows = (n_out + group - 1) / group;
+    }
     set_output(&out[0], weight_end, j->form->dtype, 1, n_out, n_in);
     set_output(&out[1], ".weight_scale", "F32", 4, scale_rows, n_groups);
     return 2;
@@ -223,7 +233,9 @@ static void put_name(struct buf *b, const struct output *o)
     buf_init(&name, MAX_HEADER_BYTES);
     buf_put(&name, o->from->name,
             o->suffix ? (size_t)base_bytes(o->from->name) : strlen(o->from->name));
-    buf_puts(&name, o->suffix ? o->suffix : "");
+    if (o->suffix) {
+        buf_puts(&name, o->suffix);
+    }
     buf_put_json(b, name.data, name.n_bytes);
     buf_deinit(&name);
 }
@@ -233,7 +245,9 @@ static void put_entry(struct buf *b, const struct output *o)
     put_name(b, o);
     buf_printf(b, ":{\"dtype\":\"%s\",\"shape\":[", o->dtype);
     for (int32_t i = 0; i < o->n_dims; i++) {
-        buf_puts(b, i ? "," : "");
+        if (i) {
+            buf_puts(b, ",");
+        }
         buf_put_int(b, o->dims[i]);
     }
     buf_printf(b, "],\"data_offsets\":[%zu,%zu]}", o->offset, o->offset + o->n_bytes);
@@ -271,6 +285,7 @@ static bool put_bf16(FILE *f, size_t at, const float *v, size_t n)
     return good;
 }
 
+/* Infinity and NaN would make the scale of a whole group useless, so they are an error. */
 static enum status check_numbers(const struct job *j, const struct checkpoint_tensor *t)
 {
     const struct weight_part p = part_of(t);
@@ -283,11 +298,13 @@ static enum status check_numbers(const struct job *j, const struct checkpoint_te
         }
     }
     free(row);
-    return good ? OK
-                : err_set(j->err, ERR_FORMAT,
-                          "%.200s: tensor %.200s has a value that is not "
-                          "finite",
-                          t->file, t->name);
+    if (!good) {
+        return err_set(j->err, ERR_FORMAT,
+                       "%.200s: tensor %.200s has a value that is not "
+                       "finite",
+                       t->file, t->name);
+    }
+    return OK;
 }
 
 /* `start` is the offset of the file's data. */
@@ -331,6 +348,8 @@ static size_t place(struct output *outputs, size_t n)
     return at;
 }
 
+/* Wider elements come first, so that every tensor is aligned without gaps; the header is padded to
+ * 8 bytes for the same reason. */
 static size_t put_header(struct buf *b, const struct output *outputs, size_t n)
 {
     buf_init(b, MAX_HEADER_BYTES);
@@ -350,6 +369,8 @@ static size_t put_header(struct buf *b, const struct output *outputs, size_t n)
     return sizeof(uint64_t) + b->n_bytes;
 }
 
+/* Outputs of one tensor are adjacent and written together, because they come from one pass over its
+ * numbers. */
 static enum status write_outputs(struct job *j, const char *path, struct output *outputs, size_t n)
 {
     struct buf header;
@@ -390,18 +411,23 @@ static enum status write_shard(struct job *j, size_t shard)
     struct output *outputs = xmalloc(j->n_tensors * MAX_OUTPUTS * sizeof *outputs);
     size_t n = 0;
     for (size_t i = 0; i < j->n_tensors; i++) {
-        n += j->shards[i] == shard ? (size_t)outputs_of(j, &j->tensors[i], outputs + n) : 0;
+        if (j->shards[i] == shard) {
+            n += (size_t)outputs_of(j, &j->tensors[i], outputs + n);
+        }
     }
     char name[64], path[PATH_MAX];
     shard_name(j, shard, name, sizeof name);
     enum status st = quantise_path(path, sizeof path, j->out, name, j->err);
-    st = st == OK ? write_outputs(j, path, outputs, n) : st;
+    if (st == OK) {
+        st = write_outputs(j, path, outputs, n);
+    }
     free(outputs);
     return st;
 }
 
 /* ---- the folder -------------------------------------------------------------------------- */
 
+/* Greedy, in the order of the tensors. A tensor larger than a shard has one alone. */
 static void cut_into_shards(struct job *j)
 {
     int64_t filled = 0;
@@ -423,6 +449,7 @@ static void cut_into_shards(struct job *j)
     }
 }
 
+/* The format of Hugging Face's index; bytes_after is known only now that all shards are written. */
 static enum status write_index(const struct job *j)
 {
     struct buf b;
@@ -436,7 +463,11 @@ static enum status write_index(const struct job *j)
         shard_name(j, j->shards[i], name, sizeof name);
         const int32_t n = outputs_of(j, &j->tensors[i], outputs);
         for (int32_t k = 0; k < n; k++) {
-            buf_puts(&b, first ? "\n    " : ",\n    ");
+            if (first) {
+                buf_puts(&b, "\n ");
+            } else {
+                buf_puts(&b, ",\n ");
+            }
             put_name(&b, &outputs[k]);
             buf_printf(&b, ": \"%s\"", name);
             first = false;
@@ -448,6 +479,7 @@ static enum status write_index(const struct job *j)
     return st;
 }
 
+/* Lists each matrix and whether it is quantised, so that the loader needs no rule for names. */
 static enum status write_config(const struct job *j, const char *dir)
 {
     struct quantise_module *modules = xcalloc(j->n_tensors, sizeof *modules);
@@ -495,9 +527,10 @@ static enum status check_source(const char *dir, struct err *err)
     TRY(quant_open(dir, &quant, err));
     const bool is_quantised_already = quant != NULL;
     quant_close(quant);
-    return is_quantised_already
-               ? err_set(err, ERR_UNSUPPORTED, "%.300s: the model is quantised already", dir)
-               : OK;
+    if (is_quantised_already) {
+        return err_set(err, ERR_UNSUPPORTED, "%.300s: the model is quantised already", dir);
+    }
+    return OK;
 }
 
 enum status quantise_folder(const char *dir, const char *out, const char *format,
@@ -506,7 +539,9 @@ enum status quantise_folder(const char *dir, const char *out, const char *format
     struct job j = {.out = out, .shard_bytes = shard_bytes, .report = report, .err = err};
     *report = (struct quantise_report){0};
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
-        j.form = strcmp(forms[i].name, format) == 0 ? &forms[i] : j.form;
+        if (strcmp(forms[i].name, format) == 0) {
+            j.form = &forms[i];
+        }
     }
     if (!j.form) {
         return err_set(err, ERR_INVALID, "'%.80s' is no format: one of %s", format,

@@ -18,9 +18,10 @@ enum status quantise_path(char *path, size_t n_bytes, const char *dir, const cha
                           struct err *err)
 {
     const int n = snprintf(path, n_bytes, "%s/%s", dir, name);
-    return n > 0 && (size_t)n < n_bytes
-               ? OK
-               : err_set(err, ERR_INVALID, "%.200s: the path is too long", dir);
+    if (n > 0 && (size_t)n < n_bytes) {
+        return OK;
+    }
+    return err_set(err, ERR_INVALID, "%.200s: the path is too long", dir);
 }
 
 enum status quantise_write_text(const char *out, const char *name, const struct buf *text,
@@ -34,7 +35,10 @@ enum status quantise_write_text(const char *out, const char *name, const struct 
     FILE *f = fopen(path, "wb");
     bool good = f && fwrite(text->data, 1, text->n_bytes, f) == text->n_bytes;
     good = f && fclose(f) == 0 && good;
-    return good ? OK : err_set(err, ERR_IO, "%.300s: %s", path, strerror(errno));
+    if (!good) {
+        return err_set(err, ERR_IO, "%.300s: %s", path, strerror(errno));
+    }
+    return OK;
 }
 
 enum status quantise_make_folder(const char *out, struct err *err)
@@ -54,7 +58,10 @@ enum status quantise_make_folder(const char *out, struct err *err)
         is_empty = is_empty && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0);
     }
     closedir(d);
-    return is_empty ? OK : err_set(err, ERR_INVALID, "%.300s: is there and not empty", out);
+    if (!is_empty) {
+        return err_set(err, ERR_INVALID, "%.300s: is there and not empty", out);
+    }
+    return OK;
 }
 
 /* ---- copies ------------------------------------------------------------------------------- */
@@ -93,9 +100,11 @@ static enum status copy_file(const char *from, const char *to, struct err *err)
         fclose(in);
     }
     good = out && fclose(out) == 0 && good;
-    return good ? OK
-                : err_set(err, ERR_IO, "%.200s: cannot be copied to %.200s: %s", from, to,
-                          strerror(errno));
+    if (!good) {
+        return err_set(err, ERR_IO, "%.200s: cannot be copied to %.200s: %s", from, to,
+                       strerror(errno));
+    }
+    return OK;
 }
 
 enum status quantise_copy_rest(const char *dir, const char *out, struct err *err)
@@ -112,7 +121,9 @@ enum status quantise_copy_rest(const char *dir, const char *out, struct err *err
             continue;
         }
         st = quantise_path(from, sizeof from, dir, e->d_name, err);
-        st = st == OK ? quantise_path(to, sizeof to, out, e->d_name, err) : st;
+        if (st == OK) {
+            st = quantise_path(to, sizeof to, out, e->d_name, err);
+        }
         if (st == OK && stat(from, &facts) == 0 && S_ISREG(facts.st_mode)) {
             st = copy_file(from, to, err);
         }
@@ -129,7 +140,9 @@ static void put_names(struct buf *b, const struct quantise_module *modules, size
     for (size_t i = 0; i < n; i++) {
         const struct quantise_module *m = &modules[i];
         if (m->stays == stays && (stays || m->group == group)) {
-            buf_puts(b, first ? "" : ", ");
+            if (!first) {
+                buf_puts(b, ", ");
+            }
             buf_put_json(b, m->name, (size_t)m->n_name);
             first = false;
         }

@@ -19,11 +19,15 @@ static void place_parts(const struct model_config *c, struct state_shard *s)
     int32_t at = g->conv_width;
     s->in_gate_at = -1;
     s->gate_at = low ? -1 : at;
-    at += low ? 0 : s->out_width;
+    if (!low) {
+        at += s->out_width;
+    }
     s->low_at = low ? at : -1;
     at += 2 * c->state.low_rank;
     s->decay_at = low ? -1 : at;
-    at += low ? 0 : g->n_heads * (g->per_channel ? g->key_dim : 1);
+    if (!low) {
+        at += g->n_heads * (g->per_channel ? g->key_dim : 1);
+    }
     s->beta_at = delta ? at : -1;
     s->width = at + (delta ? g->n_heads : 0);
 }
@@ -202,6 +206,8 @@ static enum status load_low(struct loader *l, int32_t layer, const char *base, i
     return part_linear(l, &st, l->options->dtype, out);
 }
 
+/* All projections of the layer's input as one product. Families store them in five different
+ * layouts. */
 static enum status load_in(struct loader *l, int32_t layer, struct state_weights *w)
 {
     const struct state_names *names = l->c->names->state;
@@ -241,6 +247,8 @@ struct conv_run {
     float scale; // factor of the inputs, folded into the weights
 };
 
+/* Which ranges of the checkpoint's channels this rank has, in our order (queries, keys, values).
+ * Mamba-2 stores values first. */
 static int32_t conv_runs(const struct loader *l, struct conv_run out[3])
 {
     const struct state_config *c = &l->c->state;
@@ -299,6 +307,7 @@ static enum status read_conv(struct loader *l, int32_t layer, const struct conv_
     return OK;
 }
 
+/* The kernel is stored by tap, then channel, which is the order in which the op reads it. */
 static enum status load_conv(struct loader *l, int32_t layer, struct state_weights *w)
 {
     const struct state_layer *g = &l->m->shard.state.layer;
@@ -314,7 +323,9 @@ static enum status load_conv(struct loader *l, int32_t layer, struct state_weigh
     }
     struct weight_part all = weight_part_plain(weights, DT_F32, 1, kernel * width, kernel * width);
     struct weight_part bias = weight_part_plain(biases, DT_F32, 1, width, width);
-    st = st == OK ? part_open_vector(l, "the convolution", &all, &w->conv) : st;
+    if (st == OK) {
+        st = part_open_vector(l, "the convolution", &all, &w->conv);
+    }
     if (st == OK && l->c->state.conv_bias) {
         st = part_open_vector(l, "the convolution's bias", &bias, &w->conv_bias);
     }

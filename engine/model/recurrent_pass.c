@@ -47,7 +47,10 @@ static enum status gated_conv(struct model *m, int32_t layer, int32_t n_rows, bo
     TRY(m->be->ops->short_conv(m->be, &conv));
     a.x = a.out = m->attn;
     a.gate = part_of_row(m->mix, s->gate_at);
-    return stores ? OK : m->be->ops->gate(m->be, &a);
+    if (!stores) {
+        return m->be->ops->gate(m->be, &a);
+    }
+    return OK;
 }
 
 static enum status low_product(struct model *m, const struct weight *w, int32_t at, struct tensor y,

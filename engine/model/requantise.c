@@ -2,6 +2,7 @@
 #include "engine/model/requantise.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -55,7 +56,7 @@ static float to_bf16(float x)
 static float largest_of(const float *w, int64_t n, float largest)
 {
     for (int64_t i = 0; i < n; i++) {
-        largest = fabsf(w[i]) > largest ? fabsf(w[i]) : largest;
+        largest = greater(fabsf(w[i]), largest);
     }
     return largest;
 }
@@ -99,11 +100,13 @@ static void put_codes(enum requantise_kind kind, const float *w, int64_t first, 
 
 /* ---- a matrix ----------------------------------------------------------------------------- */
 
+/* BLOCK rows at a time: with square blocks they share scales, and a band of floats fits in the
+ * cache. */
 static void quantise_band(const struct work *w, int64_t band, float *values)
 {
     const struct weight_part *p = w->from;
     const int64_t first = band * BLOCK, n_in = p->n_cols;
-    const int64_t n = p->n_rows - first < BLOCK ? p->n_rows - first : BLOCK;
+    const int64_t n = lesser(p->n_rows - first, BLOCK);
     const int64_t in_common = w->q->blocks ? n : 1; // rows that share a scale
     for (int64_t r = 0; r < n; r++) {
         weight_part_read(p, first + r, 0, n_in, values + r * n_in);
@@ -112,7 +115,7 @@ static void quantise_band(const struct work *w, int64_t band, float *values)
         const int64_t scale_row = w->q->blocks ? band : first + r;
         for (int64_t g = 0; g < w->n_groups; g++) {
             const int64_t at = g * w->group;
-            const int64_t width = n_in - at < w->group ? n_in - at : w->group;
+            const int64_t width = lesser(n_in - at, w->group);
             float largest = 0.0f;
             for (int64_t i = 0; i < in_common; i++) {
                 largest = largest_of(values + (r + i) * n_in + at, width, largest);
@@ -151,9 +154,11 @@ static void quantise(const struct work *w)
     struct worker workers[MAX_THREADS];
     const int64_t bands = (w->from->n_rows + BLOCK - 1) / BLOCK;
     long n = sysconf(_SC_NPROCESSORS_ONLN);
-    n = n < 1 ? 1 : n;
-    n = n > MAX_THREADS ? MAX_THREADS : n;
-    n = bands < n ? (long)bands : n;
+    n = greater(1, n);
+    n = lesser(MAX_THREADS, n);
+    if (bands < n) {
+        n = (long)bands;
+    }
     bool started[MAX_THREADS] = {false};
     for (long i = 0; i < n; i++) {
         workers[i] = (struct worker){.work = w, .first = i, .step = n};
@@ -235,13 +240,22 @@ void requantise_part(struct requantise *q, struct weight_part *part)
     const struct weight_part from = *part;
     struct work w = {.from = &from, .q = q, .group = requantise_group(q, from.n_cols)};
     w.n_groups = (from.n_cols + w.group - 1) / w.group;
-    w.row_bytes = q->kind == REQUANTISE_INT4 ? (from.n_cols + 1) / 2 : from.n_cols;
+    if (q->kind == REQUANTISE_INT4) {
+        w.row_bytes = (from.n_cols + 1) / 2;
+    } else {
+        w.row_bytes = from.n_cols;
+    }
     *part = describe(&w);
     if (weight_part_is_dummy(&from)) {
         part->codec.scales.row_stride = part->codec.scales.col_stride = 0;
         return;
     }
-    const int64_t scale_rows = q->blocks ? (from.n_rows + BLOCK - 1) / BLOCK : from.n_rows;
+    int64_t scale_rows;
+    if (q->blocks) {
+        scale_rows = (from.n_rows + BLOCK - 1) / BLOCK;
+    } else {
+        scale_rows = from.n_rows;
+    }
     w.codes = keep(q, xcalloc((size_t)from.n_rows, (size_t)w.row_bytes));
     w.scales = keep(q, xcalloc((size_t)(scale_rows * w.n_groups), sizeof *w.scales));
     quantise(&w);

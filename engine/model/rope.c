@@ -60,16 +60,26 @@ static enum status read_linear(const struct rope_input *in, struct rope_config *
 double rope_alpha(const struct json *config)
 {
     bool has = json_get_bool(config, "rope_alpha_of_class", false);
-    return has ? json_get_number(rope_params(config), "alpha", 0.0) : 0.0;
+    if (has) {
+        return json_get_number(rope_params(config), "alpha", 0.0);
+    }
+    return 0.0;
 }
 
+/* With alpha (Hunyuan) the base is fixed at load; otherwise frequencies depend on the length of the
+ * text (NTK-aware growth). */
 static enum status read_dynamic(const struct rope_input *in, struct rope_config *out,
                                 struct err *err)
 {
     (void)err;
     double alpha = rope_alpha(in->config);
     if (alpha > 0.0) {
-        double base = in->dim > 2 ? in->theta * pow(alpha, in->dim / (in->dim - 2.0)) : in->theta;
+        double base;
+        if (in->dim > 2) {
+            base = in->theta * pow(alpha, in->dim / (in->dim - 2.0));
+        } else {
+            base = in->theta;
+        }
         base_frequencies(in, base, out);
         return OK;
     }
@@ -81,6 +91,8 @@ static enum status read_dynamic(const struct rope_input *in, struct rope_config 
     return OK;
 }
 
+/* Long wavelengths are divided by the factor, short ones are kept, and those between are
+ * interpolated. */
 static enum status read_llama3(const struct rope_input *in, struct rope_config *out,
                                struct err *err)
 {
@@ -107,9 +119,14 @@ static enum status read_llama3(const struct rope_input *in, struct rope_config *
 
 static double yarn_mscale(double scale, double factor)
 {
-    return factor <= 1.0 ? 1.0 : 0.1 * scale * log(factor) + 1.0;
+    if (factor <= 1.0) {
+        return 1.0;
+    }
+    return 0.1 * scale * log(factor) + 1.0;
 }
 
+/* YaRN: a ramp between extrapolated and interpolated frequencies over the dimensions, and a factor
+ * for the attention scale. */
 static enum status read_yarn(const struct rope_input *in, struct rope_config *out, struct err *err)
 {
     double fast = json_get_number(in->params, "beta_fast", 32.0);
@@ -140,9 +157,12 @@ static enum status read_yarn(const struct rope_input *in, struct rope_config *ou
         double inv = (double)out->inv_freq[i];
         out->inv_freq[i] = (float)(inv / factor * ramp + inv * (1.0 - ramp));
     }
-    double attention = mscale != 0.0 && mscale_all != 0.0
-                           ? yarn_mscale(mscale, factor) / yarn_mscale(mscale_all, factor)
-                           : yarn_mscale(1.0, factor);
+    double attention;
+    if (mscale != 0.0 && mscale_all != 0.0) {
+        attention = yarn_mscale(mscale, factor) / yarn_mscale(mscale_all, factor);
+    } else {
+        attention = yarn_mscale(1.0, factor);
+    }
     attention = json_get_number(in->params, "attention_factor", attention);
     out->desc.attention_factor = (float)attention;
     return OK;
@@ -163,6 +183,7 @@ static enum status read_factors(const struct rope_input *in, const char *key, fl
     return OK;
 }
 
+/* Two tables of factors: the long one applies to texts beyond the original length. */
 static enum status read_longrope(const struct rope_input *in, struct rope_config *out,
                                  struct err *err)
 {
@@ -176,7 +197,12 @@ static enum status read_longrope(const struct rope_input *in, struct rope_config
     out->growth = ROPE_LONG;
     out->trained_len = original;
     double grown = json_get_number(in->params, "factor", in->max_pos / original);
-    double attention = grown <= 1.0 ? 1.0 : sqrt(1.0 + log(grown) / log(original));
+    double attention;
+    if (grown <= 1.0) {
+        attention = 1.0;
+    } else {
+        attention = sqrt(1.0 + log(grown) / log(original));
+    }
     attention = json_get_number(in->params, "attention_factor", attention);
     out->desc.attention_factor = (float)attention;
     return OK;
@@ -190,7 +216,11 @@ static enum status read_proportional(const struct rope_input *in, struct rope_co
     const int32_t turning = (int32_t)floor(in->share.partial * in->dim / 2.0);
     base_frequencies(in, in->theta, out);
     for (int32_t i = 0; i < in->dim / 2; i++) {
-        out->inv_freq[i] = i < turning ? (float)((double)out->inv_freq[i] / in->factor) : 0.0f;
+        if (i < turning) {
+            out->inv_freq[i] = (float)((double)out->inv_freq[i] / in->factor);
+        } else {
+            out->inv_freq[i] = 0.0f;
+        }
     }
     return OK;
 }
@@ -213,13 +243,18 @@ const struct json *rope_params(const struct json *config)
     if (json_is(older, JSON_OBJECT) && json_count(older) > 0) {
         return older;
     }
-    return json_is(newer, JSON_OBJECT) ? newer : json_get(config, "rope_of_class");
+    if (json_is(newer, JSON_OBJECT)) {
+        return newer;
+    }
+    return json_get(config, "rope_of_class");
 }
 
 const char *rope_type(const struct json *params)
 {
     const char *type = json_get_string(params, "rope_type");
-    type = type ? type : json_get_string(params, "type");
+    if (!type) {
+        type = json_get_string(params, "type");
+    }
     return type ? type : "default";
 }
 
@@ -249,7 +284,12 @@ enum status rope_read(const struct json *params, double theta, struct rope_share
         !(rope_alpha(config) > 0.0)) {
         return err_set(err, ERR_FORMAT, "rope: %s scaling without a factor", row->name);
     }
-    const int32_t dim = row->whole ? share.head_dim : (int32_t)(share.head_dim * share.partial);
+    int32_t dim;
+    if (row->whole) {
+        dim = share.head_dim;
+    } else {
+        dim = (int32_t)(share.head_dim * share.partial);
+    }
     int32_t max_pos = (int32_t)json_get_int(config, "max_position_embeddings", 2048);
     struct rope_input in = {
         .params = params,

@@ -68,7 +68,12 @@ static bool has_lane(const struct scheduler *s, const struct sequence *seq)
 /* Takes a free lane, or preempts a sequence for one. There must be one of either. */
 static void make_lane(struct scheduler *s, struct plan *p, const struct sequence *seq)
 {
-    struct sequence *last = s->holdings.n_free_lanes > 0 ? NULL : next_victim(s, seq, &s->order);
+    struct sequence *last;
+    if (s->holdings.n_free_lanes > 0) {
+        last = NULL;
+    } else {
+        last = next_victim(s, seq, &s->order);
+    }
     if (last) {
         preempt(s, p, last);
     }
@@ -110,7 +115,11 @@ static void count_hits(struct scheduler *s, struct sequence *seq, int32_t n_agai
     s->prefix_again += n_again;
     if (seq->sample == 0) {
         seq->request->n_cached = seq->n_computed;
-        seq->request->n_recomputed = s->limits.state_block > 0 ? n_again : -1;
+        if (s->limits.state_block > 0) {
+            seq->request->n_recomputed = n_again;
+        } else {
+            seq->request->n_recomputed = -1;
+        }
     }
 }
 

@@ -189,7 +189,10 @@ static void copy_out(struct holdings *h, const struct sequence *seq, int32_t bou
                      enum state_reason reason)
 {
     struct held_states *hs = &h->states;
-    int32_t slot = hs->n_outs < 2 * h->limits->max_lanes ? take(h, seq, boundary, reason) : -1;
+    int32_t slot = -1;
+    if (hs->n_outs < 2 * h->limits->max_lanes) {
+        slot = take(h, seq, boundary, reason);
+    }
     if (slot >= 0) {
         hs->outs[hs->n_outs++] = (struct pending_state){NULL, seq->lane, slot, boundary};
     }
@@ -220,7 +223,10 @@ void held_states_publish(struct holdings *h, struct plan *p, const struct plan_e
             copy_out(h, seq, e, reason);
             return;
         }
-        int32_t slot = hs->n_kept < max_keeps(h->limits) ? take(h, seq, e, reason) : -1;
+        int32_t slot = -1;
+        if (hs->n_kept < max_keeps(h->limits)) {
+            slot = take(h, seq, e, reason);
+        }
         if (slot >= 0) {
             hs->kept[hs->n_kept++] = (struct pending_state){NULL, seq->lane, slot, e};
             p->keeps[p->n_keeps++] = (struct state_keep){seq->lane, e, h->limits->max_lanes + slot};

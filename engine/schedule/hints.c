@@ -13,7 +13,12 @@ static int32_t asked(const struct sequence *seq, int32_t first, int32_t end, int
     for (int32_t i = 0; i < q->n_hints; i++) {
         const struct cache_hint *hint = &q->hints[i];
         int32_t from = hint->start == HINT_OUTPUT ? seq->n_prompt : hint->start;
-        bool covers = hint->priority > 0 ? first < hint->end : first >= from && end <= hint->end;
+        bool covers;
+        if (hint->priority > 0) {
+            covers = first < hint->end;
+        } else {
+            covers = first >= from && end <= hint->end;
+        }
         if (covers && hint->priority > priority) {
             priority = hint->priority;
             *duration_ns = hint->duration_ns;

@@ -3,6 +3,7 @@
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -110,7 +111,10 @@ static bool reads_cache(const struct holdings *h, const struct sequence *seq)
 
 int32_t holdings_most_front(const struct holdings *h, const struct sequence *seq)
 {
-    return reads_cache(h, seq) ? (seq->n_known - 1) / h->limits->block_tokens : 0;
+    if (reads_cache(h, seq)) {
+        return (seq->n_known - 1) / h->limits->block_tokens;
+    }
+    return 0;
 }
 
 /* hits: receives the blocks; may be NULL. */
@@ -312,7 +316,11 @@ void holdings_begin(struct holdings *h, struct plan *p, struct sequence *seq,
     fill_table(h, seq, front);
     const int32_t *blocks = holdings_blocks(h, seq);
     int32_t last = front->n_blocks - 1;
-    seq->chain = last >= 0 ? h->cache.nodes[blocks[last]].uid : seq->root;
+    if (last >= 0) {
+        seq->chain = h->cache.nodes[blocks[last]].uid;
+    } else {
+        seq->chain = seq->root;
+    }
     seq->n_entered = front->n_blocks;
     held_states_begin(h, seq, front);
     enter(h, seq, seq->n_known / h->limits->block_tokens, NODE_PENDING);
@@ -350,7 +358,7 @@ void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
         h->pending_forks[h->n_pending_forks++] = fork;
     }
     seq->chain = leader->chain;
-    seq->n_entered = n_full < leader->n_entered ? n_full : leader->n_entered;
+    seq->n_entered = lesser(n_full, leader->n_entered);
     held_states_fork(h, seq, leader);
     grant(h, p, seq, true);
 }
@@ -466,7 +474,7 @@ int32_t holdings_draft_rows(struct holdings *h, struct sequence *seq, int32_t en
 {
     const int32_t *blocks = holdings_blocks(h, seq);
     int32_t size = h->limits->block_tokens, held = seq->n_blocks * size;
-    held = held < end ? held : end; // later rows will be this sequence's own
+    held = lesser(held, end); // later rows will be this sequence's own
     while (seq->draft_computed % size == 0 && seq->draft_computed + size <= held &&
            h->draft_valid[blocks[seq->draft_computed / size]]) {
         seq->draft_computed += size;

@@ -99,9 +99,10 @@ void holdings_drop_front(struct holdings *h, const struct cached_front *front);
 void holdings_begin(struct holdings *h, struct plan *p, struct sequence *seq,
                     const struct cached_front *front);
 
-/* Whether there is a lane, and a block for the partial end of the prompt, for one more sample of
- * the leader's request; forks it: the sample shares the full blocks, and gets a copy of the partial
- * one before the next step. */
+/* Whether a lane and a block for the partial end of the prompt are free for one more sample of
+ * the leader's request.
+ * holdings_fork makes that sample: it shares the leader's full blocks, and the partial one is
+ * copied for it before the next step. */
 bool holdings_can_fork(const struct holdings *h, const struct sequence *leader);
 void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
                    const struct sequence *leader);

@@ -3,6 +3,7 @@
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -79,7 +80,7 @@ static void list(struct idle_order *o, int32_t block, int level, bool first)
         put(o->by_user, first ? of_user : o->by_user[of_user].prev, block);
     }
     o->listed[block] = (uint8_t)level;
-    o->lowest = level < o->lowest ? level : o->lowest;
+    o->lowest = lesser(level, o->lowest);
 }
 
 /* Blocks beyond a user's limit count as released. */

@@ -5,6 +5,7 @@
 #ifndef SLUICE_ENGINE_SCHEDULE_PLAN_H
 #define SLUICE_ENGINE_SCHEDULE_PLAN_H
 
+#include "engine/base/minmax.h"
 #include "engine/schedule/sequence.h"
 
 enum { MAX_BLOCK_TOKENS = 256 }; // chosen: 4 times the largest preferred; a stack array's length
@@ -65,7 +66,7 @@ static inline int32_t max_state_copies(const struct scheduler_limits *l)
 static inline int32_t max_keeps(const struct scheduler_limits *l)
 {
     int32_t rows = l->state_block > 0 ? l->max_rows / l->state_block : 0;
-    return rows < l->n_snapshots ? rows : l->n_snapshots;
+    return lesser(rows, l->n_snapshots);
 }
 
 void plan_init(struct plan *p, const struct scheduler_limits *limits);

@@ -3,6 +3,7 @@
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -41,7 +42,9 @@ static int32_t place_of(const struct retention *r, uint64_t id)
         if (r->owners[i].id == id) {
             return i;
         }
-        vacant = vacant == 0 && is_vacant(r, i) ? i : vacant;
+        if (vacant == 0 && is_vacant(r, i)) {
+            vacant = i;
+        }
     }
     return vacant;
 }
@@ -129,7 +132,7 @@ bool retention_ask(struct retention *r, int32_t block, int32_t owner, int32_t pr
         r->keeper[block] = (int16_t)owner;
     }
     r->until_ns[block] = r->now_ns + duration_ns;
-    r->next_ns = r->until_ns[block] < r->next_ns ? r->until_ns[block] : r->next_ns;
+    r->next_ns = lesser(r->until_ns[block], r->next_ns);
     idle_order_set_level(r->idle, block, IDLE_KEPT + priority - 1);
     return true;
 }
@@ -164,9 +167,11 @@ void retention_tick(struct retention *r, int64_t now_ns)
         if (is_over(r, b)) { // and it is held
             end_keep(r, b);
         }
-        next = r->keeper[b] >= 0 && r->until_ns[b] < next ? r->until_ns[b] : next;
+        if (r->keeper[b] >= 0 && r->until_ns[b] < next) {
+            next = r->until_ns[b];
+        }
     }
-    r->next_ns = next < now_ns + LOOK_NS ? now_ns + LOOK_NS : next;
+    r->next_ns = greater(now_ns + LOOK_NS, next);
 }
 
 /* ---- checks --------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 
 #include "engine/base/assert.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 
@@ -62,26 +63,27 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
     }
     struct sequence *seq = s->free_sequences[--s->n_free_sequences];
     int32_t index = seq->index, room = s->limits.max_len - r->n_prompt;
-    *seq =
-        (struct sequence){.request = r,
-                          .output = r->outputs ? &r->outputs[sample] : NULL,
-                          .sample = sample,
-                          .index = index,
-                          .state = SEQ_WAITING,
-                          .priority = r->priority,
-                          .turn_ns = r->t_submit_ns + priority_worth_ns(r->priority),
-                          .order = (r->order << 8) + (uint64_t)sample,
-                          .n_prompt = r->n_prompt,
-                          .n_known = r->n_prompt,
-                          .lane = -1,
-                          .trust.doubt = -1.0f,
-                          .overtakers = s->overtakers,
-                          .max_tokens = r->params.max_tokens < room ? r->params.max_tokens : room,
-                          .root = prefix_cache_root(&s->holdings.cache, r->cache_salt)};
+    *seq = (struct sequence){.request = r,
+                             .output = r->outputs ? &r->outputs[sample] : NULL,
+                             .sample = sample,
+                             .index = index,
+                             .state = SEQ_WAITING,
+                             .priority = r->priority,
+                             .turn_ns = r->t_submit_ns + priority_worth_ns(r->priority),
+                             .order = (r->order << 8) + (uint64_t)sample,
+                             .n_prompt = r->n_prompt,
+                             .n_known = r->n_prompt,
+                             .lane = -1,
+                             .trust.doubt = -1.0f,
+                             .overtakers = s->overtakers,
+                             .max_tokens = lesser(r->params.max_tokens, room),
+                             .root = prefix_cache_root(&s->holdings.cache, r->cache_salt)};
     if (r->pool != POOL_NONE) {
         seq->max_tokens = 0;
     }
-    s->foreground = r->background ? s->foreground : s->n_plans;
+    if (!r->background) {
+        s->foreground = s->n_plans;
+    }
     order_insert(s, seq);
     fronts_add(&s->fronts, seq);
     s->n_waiting++;
@@ -144,7 +146,7 @@ static int32_t rows_owed(const struct scheduler *s, const struct sequence *seq)
         return 0;
     }
     if (out_rows(seq, need, 0, false) > 0) {
-        most = s->limits.max_out < most ? s->limits.max_out : most;
+        most = lesser(s->limits.max_out, most);
     }
     if (need <= most) {
         return need;
@@ -178,9 +180,9 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
         int32_t room = s->limits.max_rows - p->n_rows - 1 - n_owed - n_behind;
         int32_t out_room = s->limits.max_out - p->n_out - 1 - n_behind;
         int32_t drafts = seq->proposal.n_drafts;
-        room = room < out_room ? room : out_room;
-        room = room > 0 ? room : 0;
-        drafts = drafts < room ? drafts : room;
+        room = lesser(room, out_room);
+        room = greater(room, 0);
+        drafts = lesser(drafts, room);
         int32_t end = sequence_future(seq);
         if (drafts > 0 &&
             holdings_available(&s->holdings) < holdings_missing(&s->holdings, seq, end + drafts)) {
@@ -207,7 +209,7 @@ static int32_t background_rows(const struct scheduler *s, const struct plan *p)
     if (s->foreground < 0 || s->n_plans - s->foreground > PLANS || !s->limits.chunked) {
         return s->limits.max_rows;
     }
-    return (most > LEAST ? most : LEAST) - p->n_background;
+    return greater(most, LEAST) - p->n_background;
 }
 
 /* The largest chunk that the budgets allow for a sequence that needs `need` rows; 0: none. */
@@ -219,13 +221,13 @@ static int32_t chunk_of(const struct scheduler *s, const struct plan *p, const s
     int32_t draws = s->limits.max_draws - p->n_draws;
     if (seq->request->background) {
         int32_t most = background_rows(s, p);
-        rows = rows < most ? rows : most;
+        rows = lesser(rows, most);
     }
-    int32_t n = need < rows ? need : rows;
+    int32_t n = lesser(need, rows);
     if (outs < 1 || draws < 1 || n < 1) {
         return 0;
     }
-    outs = outs < draws ? outs : draws;
+    outs = lesser(outs, draws);
     if (out_rows(seq, need, 0, false) > 0 && n > outs) {
         n = outs;
     }
@@ -270,7 +272,9 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
         int32_t n = chunk_of(s, p, seq, need);
         if (n > 0) {
             add_entry(s, p, seq, n, 0);
-            p->n_background += seq->request->background ? n : 0;
+            if (seq->request->background) {
+                p->n_background += n;
+            }
         } else if (!s->limits.chunked) {
             return;
         }
@@ -405,7 +409,9 @@ void scheduler_check(const struct scheduler *s)
         n_live++;
         n_running += q->state == SEQ_RUNNING || (q->state == SEQ_RETIRING && q->lane >= 0);
         n_waiting += q->state == SEQ_WAITING;
-        waiting_tokens += q->state == SEQ_WAITING ? q->n_prompt : 0;
+        if (q->state == SEQ_WAITING) {
+            waiting_tokens += q->n_prompt;
+        }
         n_new += q->state == SEQ_WAITING && !q->was_admitted;
         ASSERT(q->front.filed == (q->state == SEQ_WAITING && !q->was_admitted));
         ASSERT(q->n_computed <= sequence_future(q) + q->n_verifying);

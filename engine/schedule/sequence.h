@@ -12,6 +12,7 @@
 #ifndef SLUICE_ENGINE_SCHEDULE_SEQUENCE_H
 #define SLUICE_ENGINE_SCHEDULE_SEQUENCE_H
 
+#include "engine/base/minmax.h"
 #include "engine/schedule/request.h"
 
 enum sequence_state { SEQ_FREE, SEQ_WAITING, SEQ_RUNNING, SEQ_RETIRING };
@@ -89,7 +90,10 @@ struct sequence {
 
 static inline int32_t sequence_token(const struct sequence *s, int32_t i)
 {
-    return i < s->n_prompt ? s->request->prompt[i] : s->output->tokens[i - s->n_prompt];
+    if (i < s->n_prompt) {
+        return s->request->prompt[i];
+    }
+    return s->output->tokens[i - s->n_prompt];
 }
 
 static inline int32_t sequence_generated(const struct sequence *s)
@@ -120,7 +124,10 @@ static inline bool sequence_comes_before(const struct sequence *a, const struct 
     if (a->priority != b->priority) {
         return a->priority < b->priority;
     }
-    return a->order != b->order ? a->order < b->order : a->slip < b->slip;
+    if (a->order != b->order) {
+        return a->order < b->order;
+    }
+    return a->slip < b->slip;
 }
 
 /* The number of tokens when all steps in flight are done. */
@@ -133,7 +140,7 @@ static inline int32_t sequence_future(const struct sequence *s)
 static inline int32_t sequence_sure(const struct sequence *s)
 {
     int32_t n = s->n_computed - s->n_verifying;
-    return n < s->n_known ? n : s->n_known;
+    return lesser(n, s->n_known);
 }
 
 /* True if a token in flight must be known before the next draw can be planned, because drafts

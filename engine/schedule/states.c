@@ -108,7 +108,9 @@ int32_t states_take(struct states *s, int32_t block, int32_t pos, int32_t above,
         if (other < 0) {
             return -1;
         }
-        x.above = x.above == other ? s->slots[other].above : x.above;
+        if (x.above == other) {
+            x.above = s->slots[other].above;
+        }
         detach(s, other);
     }
     int32_t slot = s->free_slots[--s->n_free];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/speculate/costs.h"
+#include "engine/base/minmax.h"
 
 float spec_cost(const float *cost, int32_t n)
 {
@@ -23,7 +24,9 @@ static void mend(float *cost)
         }
     }
     for (int32_t i = 1; i < SPEC_COST_POINTS; i++) {
-        cost[i] = cost[i] > 0.0f ? cost[i] : 2.0f * cost[i - 1];
+        if (!(cost[i] > 0.0f)) {
+            cost[i] = 2.0f * cost[i - 1];
+        }
     }
 }
 
@@ -32,7 +35,9 @@ static void mend(float *cost)
 static void set_looks(struct spec_costs *c, const struct spec_timed_steps *t)
 {
     float one = c->draft[0], each = (t->chain - one) / (float)(t->n_passes - 1);
-    each = each > 0.0f && each < one ? each : one;
+    if (!(each > 0.0f && each < one)) {
+        each = one;
+    }
     c->look = one - each;
     c->tell = t->telling > one ? t->telling - one : 0.0f;
     for (int32_t i = 0; i < SPEC_COST_POINTS; i++) {

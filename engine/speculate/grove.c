@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/speculate/grove.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 
@@ -18,7 +19,10 @@ static bool goes_before(const struct tree_pick *a, const struct tree_pick *b)
     if (x != y) {
         return x > y;
     }
-    return a->tree != b->tree ? a->tree < b->tree : a->node < b->node;
+    if (a->tree != b->tree) {
+        return a->tree < b->tree;
+    }
+    return a->node < b->node;
 }
 
 /* Shell sort: needs no extra memory. */
@@ -128,7 +132,7 @@ int32_t grove_frontier(const struct spec *sp, struct spec_grove *g, int32_t leve
         struct spec_tree *t = &g->trees[i];
         int32_t room = t->most + 1 - t->n_fed;
         int32_t most = sp->options.n_expansion > 0 ? room : sp->options.width;
-        n = add_level(g, n, t, level, most < room ? most : room);
+        n = add_level(g, n, t, level, lesser(most, room));
         refed += t->n_fed - tree_trunk(t);
     }
     if (counts_cost(sp)) {
@@ -151,7 +155,7 @@ static void give_row(struct spec_tree *t, int32_t node)
 {
     t->nodes[node].row = t->n_rows;
     t->by_row[t->n_rows++] = node;
-    t->levels = t->nodes[node].depth > t->levels ? t->nodes[node].depth : t->levels;
+    t->levels = greater(t->nodes[node].depth, t->levels);
 }
 
 /* Gives rows along the path, each node followed by its most likely child; chosen nodes have row 0

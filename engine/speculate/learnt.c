@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/speculate/learnt.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 
@@ -37,14 +38,14 @@ void spec_learnt_expect(struct spec_learnt *l, const struct spec_costs *costs, i
 
 float spec_doubt_of(const struct spec_learnt *l, const struct spec_trust *trust)
 {
-    float first = l->doubt < START_DOUBT ? l->doubt : START_DOUBT;
+    float first = lesser(l->doubt, START_DOUBT);
     return trust->doubt < 0.0f ? first : trust->doubt;
 }
 
 float spec_gain_of(const struct spec_learnt *l, int32_t depth, float logp)
 {
     float gain = expf(logp) * l->right[depth] / l->said[depth];
-    return gain < 1.0f ? gain : 1.0f;
+    return lesser(gain, 1.0f);
 }
 
 void spec_count(struct spec_learnt *l, int32_t n_drafts, int32_t n_accepted)

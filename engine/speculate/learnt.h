@@ -46,8 +46,10 @@ void spec_learn_lookup(struct spec_learnt *l, bool right);
 /* A spine ended at a place with n siblings, of which number `which` was right (-1: none). */
 void spec_learn_beside(struct spec_learnt *l, int32_t n, int32_t which);
 
-/* Updates the gain of grown trees: by the tokens that a tree gave beyond a comb; by the time of a
- * step with such trees compared with combs; and by a step that had none. */
+/* Three updates of the gain of grown trees:
+ * spec_learn_growth: the tokens that a tree gave beyond those of a comb.
+ * spec_learn_seconds: the time of a step with grown trees, and of one with combs.
+ * spec_forget: a step without grown trees. */
 void spec_learn_growth(struct spec_learnt *l, float tokens);
 void spec_learn_seconds(struct spec_learnt *l, float grown, float planned);
 void spec_forget(struct spec_learnt *l);

@@ -5,6 +5,8 @@
 #include "engine/speculate/tree.h"
 
 #include "engine/base/json.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -81,8 +83,8 @@ enum status spec_options_read(struct spec_options *o, const struct json *j, stru
 {
     int64_t k = json_get_int(j, "num_speculative_tokens", 4);
     int64_t least = json_get_int(j, "prompt_lookup_min", 2);
-    int64_t max_n = json_get_int(j, "prompt_lookup_max", least > 5 ? least : 5);
-    int64_t min_n = json_get_int(j, "prompt_lookup_min", max_n < 2 ? max_n : 2);
+    int64_t max_n = json_get_int(j, "prompt_lookup_max", greater(least, 5));
+    int64_t min_n = json_get_int(j, "prompt_lookup_min", lesser(max_n, 2));
     int64_t busy = json_get_int(j, "disable_by_batch_size", 32);
     int64_t ranks = json_get_int(j, "draft_tensor_parallel_size", 1);
     if (k < 1 || k > MAX_DRAFTS - 1) {
@@ -107,7 +109,7 @@ enum status spec_options_read(struct spec_options *o, const struct json *j, stru
     o->max_batch = (int32_t)busy;
     o->draft_ranks = (int32_t)ranks;
     const char *kv = json_get_string(j, "kv_cache_dtype");
-    snprintf(o->kv_cache_dtype, sizeof o->kv_cache_dtype, "%s", kv ? kv : "");
+    snprintf(o->kv_cache_dtype, sizeof o->kv_cache_dtype, "%s", or_empty(kv));
     o->fixed = json_get_bool(j, "fixed", false);
     o->draft_max_len = INT32_MAX;
     return OK;
@@ -117,7 +119,10 @@ enum status spec_options_read_models(struct spec_options *o, const struct json *
                                      struct err *err)
 {
     const struct json *models = json_get(j, "model");
-    const struct json *one = json_is(models, JSON_ARRAY) ? json_first(models) : models;
+    const struct json *one = models;
+    if (json_is(models, JSON_ARRAY)) {
+        one = json_first(models);
+    }
     for (; one && o->n_models < most; one = one == models ? NULL : json_next(one)) {
         const char *folder = json_string(one);
         if (!folder || strlen(folder) >= sizeof o->models[0]) {
@@ -174,7 +179,10 @@ enum status spec_options_read_tree(struct spec_options *o, const struct json *j,
     o->width = (int32_t)width;
     o->budget = (int32_t)nodes;
     o->lookup = json_get(j, "prompt_lookup_max") != NULL;
-    return json_get(j, "expansion") ? read_expansion(o, j, err) : OK;
+    if (json_get(j, "expansion")) {
+        return read_expansion(o, j, err);
+    }
+    return OK;
 }
 
 static bool is(const char *s, const char *word)
@@ -212,11 +220,12 @@ enum status spec_options_read_rejection(struct spec_options *o, const struct jso
         o->rejection = REJECT_SYNTHETIC;
         o->synthetic_rate = (float)rate;
         o->no_bonus = !json_get_bool(j, "synthetic_bonus", true);
-        return rate >= 0.0 && rate <= 1.0
-                   ? OK
-                   : err_set(err, ERR_INVALID,
-                             "speculative-config: synthetic_acceptance_rate must "
-                             "be from 0 to 1");
+        if (rate >= 0.0 && rate <= 1.0) {
+            return OK;
+        }
+        return err_set(err, ERR_INVALID,
+                       "speculative-config: synthetic_acceptance_rate must "
+                       "be from 0 to 1");
     }
     if (rate != -1.0) {
         return err_set(err, ERR_INVALID,
@@ -226,11 +235,13 @@ enum status spec_options_read_rejection(struct spec_options *o, const struct jso
     if (is(how, "probabilistic") || is(drafts, "probabilistic")) {
         o->rejection = REJECT_PROBABILISTIC;
         bool one_law = o->n_models == 1 && !o->lookup;
-        return one_law ? OK
-                       : err_set(err, ERR_UNSUPPORTED,
-                                 "speculative-config: only what one draft "
-                                 "model draws has a law: probabilistic rejection needs the method "
-                                 "draft_model or tree, with one model and no lookup");
+        if (!one_law) {
+            return err_set(err, ERR_UNSUPPORTED,
+                           "speculative-config: only what one draft "
+                           "model draws has a law: probabilistic rejection needs the method "
+                           "draft_model or tree, with one model and no lookup");
+        }
+        return OK;
     }
     return OK;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Draft models: a smaller model with the same vocabulary samples a chain of drafts in passes of the
  * step that verifies them. The host only chooses their number. */
+#include "engine/base/minmax.h"
 #include "engine/speculate/proposer.h"
 
 enum { LONG_LAG = 64 }; // tokens; chosen: feeding them takes no longer than a few passes
@@ -10,11 +11,13 @@ int32_t draft_laws(const struct spec_options *o, int32_t depth)
     int32_t nodes = 1, level = 1; // nodes with children, and their level
     for (int32_t d = 0; o->n_expansion > 0 && d + 1 < depth; d++) {
         level *= o->expansion[d];
-        level = level < MAX_TREE_NODES ? level : MAX_TREE_NODES;
+        level = lesser(level, MAX_TREE_NODES);
         nodes += level;
     }
-    nodes = o->n_expansion > 0 ? nodes : depth;
-    return nodes < MAX_TREE_NODES ? nodes : MAX_TREE_NODES;
+    if (o->n_expansion <= 0) {
+        nodes = depth;
+    }
+    return lesser(nodes, MAX_TREE_NODES);
 }
 
 /* A draft model can only draft in a step whose first draft pass feeds all rows that it lacks, so it

@@ -14,7 +14,9 @@ static enum status read_mtp(struct spec_options *o, const struct json *j, struct
     }
     o->head = HEAD_MTP;
     o->n_models = 1;
-    o->draft_ranks = json_get(j, "draft_tensor_parallel_size") ? o->draft_ranks : 0;
+    if (!json_get(j, "draft_tensor_parallel_size")) {
+        o->draft_ranks = 0;
+    }
     return OK;
 }
 

@@ -4,6 +4,7 @@
 #include "engine/speculate/proposer.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,7 @@ int32_t ngram_find(const int32_t *known, int32_t n, int32_t min_n, int32_t max_n
     if (best < min_n) {
         return 0;
     }
-    int32_t count = n - 1 - best_end < k ? n - 1 - best_end : k;
+    int32_t count = lesser(n - 1 - best_end, k);
     memcpy(drafts, known + best_end + 1, (size_t)count * sizeof *drafts);
     return count;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Trees of drafts: combs, which are laid out before they are drafted and need only a chain's
  * passes, or trees that the host grows level by level. Measurements decide which is better. */
+#include "engine/base/minmax.h"
 #include "engine/speculate/shape.h"
 #include "engine/speculate/tree.h"
 
@@ -26,7 +27,10 @@ static int32_t told_to_grow(const struct spec *sp)
         return 0; // with p / q verification the shape must not depend on the draws: lay trees out
                   // in advance
     }
-    return o->fixed || !spec_costs_known(&sp->costs) ? 1 : -1;
+    if (o->fixed || !spec_costs_known(&sp->costs)) {
+        return 1;
+    }
+    return -1;
 }
 
 /* Plans a comb for every decoding sequence, within the budget, and decides whether grown trees are
@@ -45,20 +49,26 @@ static void plan_combs(struct spec *sp, const struct spec_view *v)
             all.tokens += 1.0f;
             continue;
         }
-        int32_t left = budget - nodes < share ? budget - nodes : share;
+        int32_t left = lesser(budget - nodes, share);
         bool chain = sp->options.n_expansion > 0 || left < k || c->tree_depth < k;
         int32_t most = chain ? 0 : left - k;
         struct spec_plan p = spec_plan_comb(sp, v->n_running, 1.0f - c->trust->doubt, k, most);
         c->proposal->n_beside = p.beside;
-        nodes += p.beside > 0 ? k + p.beside : 0;
+        if (p.beside > 0) {
+            nodes += k + p.beside;
+        }
         rows += 1 + k + p.beside;
-        deepest = k > deepest ? k : deepest;
+        deepest = greater(k, deepest);
         all.tokens += p.tokens;
         all.ends += p.ends;
     }
     sp->comb_seconds = all.seconds = (float)deepest * spec_cost(sp->costs.draft, v->n_running) +
                                      spec_cost(sp->costs.target, rows > 0 ? rows : 1);
-    sp->grows = told >= 0 ? told : deepest > 0 && spec_worth_growing(sp, &all);
+    if (told >= 0) {
+        sp->grows = told;
+    } else {
+        sp->grows = deepest > 0 && spec_worth_growing(sp, &all);
+    }
     if (told < 0 && deepest > 0 && !sp->grows) {
         spec_forget(&sp->learnt);
     }
@@ -74,8 +84,12 @@ void tree_propose(struct spec *sp, const struct spec_view *v)
             c->depth = c->tree_depth;
         }
         if (c->ready && c->depth > 0) {
-            int32_t n = sp->grows ? spec_tree_most(sp, c->depth, v->n_running)
-                                  : c->depth + c->proposal->n_beside;
+            int32_t n;
+            if (sp->grows) {
+                n = spec_tree_most(sp, c->depth, v->n_running);
+            } else {
+                n = c->depth + c->proposal->n_beside;
+            }
             draft_propose(sp, v, c, n, &load);
         }
     }
@@ -96,12 +110,18 @@ static int32_t find_beside(const struct spec_tree *t, int32_t depth, int32_t row
     *which = -1;
     for (int32_t r = 1; r < t->n_rows && parent < 0; r++) {
         const struct tree_node *node = &t->nodes[t->by_row[r]];
-        parent = node->spine && node->depth == depth ? node->parent : -1;
+        if (node->spine && node->depth == depth) {
+            parent = node->parent;
+        } else {
+            parent = -1;
+        }
     }
     for (int32_t r = 1; r < t->n_rows; r++) {
         const struct tree_node *node = &t->nodes[t->by_row[r]];
         if (node->parent == parent && !node->spine) {
-            *which = r == row ? n : *which;
+            if (r == row) {
+                *which = n;
+            }
             n++;
         }
     }

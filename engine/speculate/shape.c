@@ -4,6 +4,7 @@
  * trip to the host is needed; without siblings it is a chain. How many siblings pay, and whether a
  * deeper tree grown level by level is better, is decided by measurements. */
 #include "engine/speculate/shape.h"
+#include "engine/base/minmax.h"
 
 #include <string.h>
 
@@ -22,10 +23,13 @@ int32_t spec_tree_top_n(const struct spec *sp, const struct sequence *seq)
 {
     int32_t most = 1;
     for (int32_t d = 0; d < sp->options.k; d++) {
-        most = spec_tree_children(sp, d) > most ? spec_tree_children(sp, d) : most;
+        most = greater(spec_tree_children(sp, d), most);
     }
     bool noise = seq->request->params.temperature > 0.0f;
-    return noise || most > MAX_TOP_LOGPROBS ? MAX_TOP_LOGPROBS : most;
+    if (noise || most > MAX_TOP_LOGPROBS) {
+        return MAX_TOP_LOGPROBS;
+    }
+    return most;
 }
 
 int32_t spec_tree_most(const struct spec *sp, int32_t depth, int32_t n_sequences)
@@ -33,16 +37,21 @@ int32_t spec_tree_most(const struct spec *sp, int32_t depth, int32_t n_sequences
     int32_t nodes = 0, level = 1;
     for (int32_t d = 0; d < depth; d++) {
         level = level * spec_tree_children(sp, d);
-        level = level < MAX_TREE_NODES ? level : MAX_TREE_NODES;
+        level = lesser(level, MAX_TREE_NODES);
         nodes += level;
     }
     // A sequence may use twice its share of the budget, because a predictable one gains more than
     // an unpredictable one.
-    int32_t share = n_sequences > 1 ? 2 * sp->options.budget / n_sequences : sp->options.budget;
-    share = share < sp->options.budget ? share : sp->options.budget;
-    share = share > depth ? share : depth;
-    nodes = nodes < share ? nodes : share;
-    return nodes < MAX_TREE_NODES - 1 ? nodes : MAX_TREE_NODES - 1;
+    int32_t share;
+    if (n_sequences > 1) {
+        share = 2 * sp->options.budget / n_sequences;
+    } else {
+        share = sp->options.budget;
+    }
+    share = lesser(share, sp->options.budget);
+    share = greater(share, depth);
+    nodes = lesser(nodes, share);
+    return lesser(nodes, MAX_TREE_NODES - 1);
 }
 
 /* ---- combs -------------------------------------------------------------------------------- */
@@ -55,7 +64,12 @@ static int32_t next_beside(const struct spec *sp, float acceptance, int32_t dept
     int32_t best = -1;
     float reach = 1.0f - acceptance;
     for (int32_t d = 0; d < depth; d++, reach *= acceptance) {
-        float v = beside[d] < sp->options.width - 1 ? reach * sp->learnt.rescue[beside[d]] : -1.0f;
+        float v;
+        if (beside[d] < sp->options.width - 1) {
+            v = reach * sp->learnt.rescue[beside[d]];
+        } else {
+            v = -1.0f;
+        }
         if (v >= 0.0f && (best < 0 || v > *value)) {
             best = d;
             *value = v;
@@ -89,7 +103,7 @@ struct spec_plan spec_plan_comb(const struct spec *sp, int32_t n, float acceptan
     p.seconds = passes + spec_cost(sp->costs.target, n * (1 + depth));
     bool costs = !sp->options.fixed && spec_costs_known(&sp->costs);
     float tokens = p.tokens;
-    most = most < depth * (sp->options.width - 1) ? most : depth * (sp->options.width - 1);
+    most = lesser(most, depth * (sp->options.width - 1));
     for (int32_t i = 1; i <= most; i++) {
         int32_t d = next_beside(sp, acceptance, depth, beside, &value);
         beside[d]++;

@@ -2,6 +2,7 @@
 #include "engine/speculate/spec.h"
 
 #include "engine/base/json.h"
+#include "engine/base/minmax.h"
 #include "engine/base/rng.h"
 
 #include <stdio.h>
@@ -31,7 +32,10 @@ static const struct proposer *find_proposer(const char *name, const struct json 
     for (size_t i = 0; name && i < sizeof proposers / sizeof proposers[0]; i++) {
         const struct proposer *p = proposers[i];
         if (is_called(p, name)) {
-            return p->with_trees && shapes_trees(j) ? p->with_trees : p;
+            if (p->with_trees && shapes_trees(j)) {
+                return p->with_trees;
+            }
+            return p;
         }
     }
     return NULL;
@@ -61,7 +65,9 @@ static enum status read_config(struct spec *sp, const struct json *j, struct err
         return refuse_method(name, err);
     }
     TRY(spec_options_read(&sp->options, j, err));
-    TRY(sp->proposer->read ? sp->proposer->read(&sp->options, j, err) : OK);
+    if (sp->proposer->read) {
+        TRY(sp->proposer->read(&sp->options, j, err));
+    }
     return spec_options_read_rejection(&sp->options, j, sp->proposer->trees, err);
 }
 
@@ -106,9 +112,12 @@ bool spec_has_trees(const struct spec *sp)
 int32_t spec_max_drafts(const struct spec *sp, int32_t n_sequences)
 {
     const struct spec_options *o = &sp->options;
-    int32_t n = n_sequences < o->max_batch ? n_sequences : o->max_batch;
+    int32_t n = lesser(n_sequences, o->max_batch);
     int32_t chains = o->k * n;
-    return spec_has_trees(sp) && 2 * o->budget > chains ? 2 * o->budget : chains;
+    if (spec_has_trees(sp) && 2 * o->budget > chains) {
+        return 2 * o->budget;
+    }
+    return chains;
 }
 
 int32_t spec_max_passes(const struct spec *sp)
@@ -120,7 +129,7 @@ int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
 {
     const int32_t most = 256; // of trees; chosen: 130 MB with a large vocabulary
     const struct spec_options *o = &sp->options;
-    int32_t n = o->max_batch < max_lanes ? o->max_batch : max_lanes;
+    int32_t n = lesser(o->max_batch, max_lanes);
     int32_t each = draft_laws(o, o->k), all = n > 0 ? n * each : 0;
     if (o->rejection != REJECT_PROBABILISTIC) {
         return 0;
@@ -128,7 +137,7 @@ int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
     if (o->n_expansion == 0 || all <= most) {
         return all;
     }
-    return most > each ? most : each;
+    return greater(most, each);
 }
 
 /* ---- depth -------------------------------------------------------------------------------- */
@@ -147,7 +156,9 @@ static int32_t best_depth(const struct spec *sp, int32_t n, float acceptance, in
         power *= acceptance;
         tokens += power;
         float time = spec_cost(costs->target, n * (k + 1));
-        time += sp->options.n_models > 0 ? (float)k * spec_cost(costs->draft, n) : 0.0f;
+        if (sp->options.n_models > 0) {
+            time += (float)k * spec_cost(costs->draft, n);
+        }
         if (tokens / time > best_rate) {
             best_rate = tokens / time;
             best = k;
@@ -162,12 +173,14 @@ static int32_t allowed(const struct spec *sp, const struct spec_view *v, const s
     int32_t k = sp->options.k, asked = seq->request->params.num_speculative_tokens;
     int32_t left = seq->max_tokens - sequence_generated(seq) - 1;
     int32_t draft_len = sp->options.draft_max_len;
-    int32_t longest = v->max_len < draft_len ? v->max_len : draft_len;
+    int32_t longest = lesser(v->max_len, draft_len);
     int32_t room = longest - seq->n_known - 1;
-    k = asked >= 0 && asked < k ? asked : k;
-    k = left < k ? left : k;
-    k = room < k ? room : k;
-    return k > 0 ? k : 0;
+    if (asked >= 0 && asked < k) {
+        k = asked;
+    }
+    k = lesser(left, k);
+    k = lesser(room, k);
+    return greater(k, 0);
 }
 
 enum { PAUSE = 32 }; // tokens; chosen: a probe costs 3 % at worst
@@ -188,7 +201,11 @@ static void consider(const struct spec *sp, const struct spec_view *v, struct sp
     c->most = sp->busy ? 0 : allowed(sp, v, c->seq);
     int32_t k = c->trust->pause > 0 ? 0 : c->most;
     float doubt = spec_doubt_of(&sp->learnt, c->trust);
-    c->depth = k > 0 ? best_depth(sp, v->n_running, 1.0f - doubt, k) : 0;
+    if (k > 0) {
+        c->depth = best_depth(sp, v->n_running, 1.0f - doubt, k);
+    } else {
+        c->depth = 0;
+    }
     c->trust->doubt = doubt;
     c->proposal->n_drafts = 0;
     c->proposal->waits_for_token = c->depth > 0;
@@ -217,7 +234,10 @@ void spec_propose(struct spec *sp, const struct spec_view *v)
 enum spec_passes spec_passes(const struct spec *sp)
 {
     bool any = sp->proposer && sp->proposer->passes && !sp->busy;
-    return any ? sp->proposer->passes(sp) : SPEC_NO_PASSES;
+    if (any) {
+        return sp->proposer->passes(sp);
+    }
+    return SPEC_NO_PASSES;
 }
 
 bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draft, int32_t drawn)

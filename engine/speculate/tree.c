@@ -3,6 +3,7 @@
 
 #include "engine/base/assert.h"
 #include "engine/base/exact.h"
+#include "engine/base/minmax.h"
 #include "engine/model/model.h"
 
 #include <math.h>
@@ -25,7 +26,7 @@ int32_t tree_add(struct spec_tree *t, int32_t parent, int32_t token, float logp)
     for (int32_t i = parent + 1; i < t->n_nodes; i++) {
         struct tree_node *n = &t->nodes[i];
         if (n->parent == parent && n->token == token) {
-            n->logp = logp > n->logp ? logp : n->logp;
+            n->logp = greater(logp, n->logp);
             return i;
         }
     }
@@ -86,7 +87,7 @@ static void guess_from(struct guesses *g, const struct draw_result *r, const str
             score[i] =
                 score[i] / t + gumbel_noise(rng_bits(seed, pos, RNG_SAMPLE, (uint32_t)ids[i]));
         }
-        best = score[i] > best ? score[i] : best;
+        best = greater(score[i], best);
     }
     if (!(best > -INFINITY)) { // also for NaN: a draft model may return anything
         return;
@@ -120,7 +121,7 @@ void tree_expand(struct spec_tree *t, int32_t node, const struct draw_result *co
         if (best < 0) {
             return;
         }
-        float p = g.p[best] < 1.0f ? g.p[best] : 1.0f;
+        float p = lesser(g.p[best], 1.0f);
         tree_add(t, node, g.token[best], t->nodes[node].logp + logf(p));
         g.p[best] = 0.0f;
     }

@@ -3,6 +3,7 @@
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/tokenizer/unicode.h"
 
 #include <ctype.h>
@@ -43,7 +44,7 @@ static int32_t new_id(struct tokenizer *tok, const char *text, size_t n)
 {
     int32_t id = string_table_find(&tok->by_text, text, n);
     if (id < 0) {
-        id = tok->next_added_id > tok->n_model ? tok->next_added_id : tok->n_model;
+        id = greater(tok->next_added_id, tok->n_model);
         tok->next_added_id = id + 1;
     }
     return id;
@@ -106,7 +107,10 @@ static enum status normalize_text(struct tokenizer *tok, struct added *a, struct
         a->normalized_bytes = n;
     }
     scratch_give(tok, sc);
-    return good ? OK : err_set(err, ERR_LIMIT, "an added token cannot be normalised");
+    if (!good) {
+        return err_set(err, ERR_LIMIT, "an added token cannot be normalised");
+    }
+    return OK;
 }
 
 /* Once all are known: normalised forms, and the two tries. If the model's ids have gaps, an
@@ -126,8 +130,12 @@ enum status added_finish(struct tokenizer *tok, struct err *err)
         }
         if (a->normalized) {
             TRY(normalize_text(tok, a, err));
-            text = a->normalized_text ? a->normalized_text : text;
-            n = a->normalized_text ? a->normalized_bytes : n;
+            if (a->normalized_text) {
+                text = a->normalized_text;
+            }
+            if (a->normalized_text) {
+                n = a->normalized_bytes;
+            }
         }
         if (n == 0) { // the library would cut between all bytes, or fail
             return err_set(err, ERR_UNSUPPORTED, "the added token %d normalises to nothing",
@@ -177,7 +185,7 @@ static size_t next_input(struct added_search *a, size_t at)
         return SIZE_MAX;
     }
     size_t start = a->input[a->next_input].start;
-    return start > at ? start : at;
+    return greater(start, at);
 }
 
 static bool is_allowed(const struct added_search *a, int32_t index, bool has_input)
@@ -239,12 +247,19 @@ bool added_search_next(struct added_search *a, struct range *match, int32_t *ind
         }
         if (token->lstrip) {
             size_t low = a->covered;
-            start = start > low ? start - unicode_space_suffix(a->s + low, start - low) : low;
+            if (start > low) {
+                start = start - unicode_space_suffix(a->s + low, start - low);
+            } else {
+                start = low;
+            }
         }
         if (token->rstrip) {
             // The space ends where the previous match, which swallowed part of it, ended.
-            end =
-                end < a->covered ? a->covered : end + unicode_space_prefix(a->s + end, a->n - end);
+            if (end < a->covered) {
+                end = a->covered;
+            } else {
+                end = end + unicode_space_prefix(a->s + end, a->n - end);
+            }
         }
         if (start >= end) {
             continue; // lies entirely in text that the previous match swallowed

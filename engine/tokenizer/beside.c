@@ -4,6 +4,7 @@
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,7 @@ static struct added added_from(const struct json *node)
     bool special = json_get_bool(node, "special", false);
     return (struct added){
         .text = (char *)text, // read only
-        .n_bytes = text ? strlen(text) : 0,
+        .n_bytes = length_or_0(text),
         .single_word = json_get_bool(node, "single_word", false),
         .lstrip = json_get_bool(node, "lstrip", false),
         .rstrip = json_get_bool(node, "rstrip", false),
@@ -69,7 +70,10 @@ static enum status read_added_decoder(const struct json *node, struct tokenizer 
 static const char *token_string(const struct json *node)
 {
     const char *s = json_string(node);
-    return s ? s : json_get_string(node, "content");
+    if (s) {
+        return s;
+    }
+    return json_get_string(node, "content");
 }
 
 /* A named token is special even if added_tokens does not list it. */
@@ -96,10 +100,13 @@ static enum status put_named(struct tokenizer *tok, const char *name, const char
         return OK;
     }
     tok->named[at] = (struct named_token){name, copy, -1};
-    tok->n_named = at == tok->n_named ? at + 1 : tok->n_named;
+    if (at == tok->n_named) {
+        tok->n_named = at + 1;
+    }
     return name_is_special(tok, text, err);
 }
 
+/* The special tokens that the config names, in addition to those marked in tokenizer.json. */
 static enum status read_named(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     static const char *const names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
@@ -166,6 +173,8 @@ static enum status put_end(int32_t *ids, size_t *n, int64_t id, struct err *err)
     return OK;
 }
 
+/* Only templates of the form tokens, text, tokens are supported: they are a prefix and a suffix of
+ * ids. */
 static enum status read_template(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const struct json *specials = json_get(node, "special_tokens");
@@ -183,7 +192,7 @@ static enum status read_template(const struct json *node, struct tokenizer *tok,
         const struct json *ids = json_get(name ? json_get(specials, name) : NULL, "ids");
         if (!ids) {
             return err_set(err, ERR_FORMAT, "the template's token \"%s\" has no ids",
-                           name ? name : "");
+                           or_empty(name));
         }
         for (const struct json *id = json_first(ids); id; id = json_next(id)) {
             int64_t v = -1;
@@ -192,13 +201,19 @@ static enum status read_template(const struct json *node, struct tokenizer *tok,
                         err));
         }
     }
-    return seen ? OK : err_set(err, ERR_UNSUPPORTED, "a template without the text");
+    if (!seen) {
+        return err_set(err, ERR_UNSUPPORTED, "a template without the text");
+    }
+    return OK;
 }
 
 /* ["[SEP]", 102] */
 static int64_t pair_id(const struct json *pair)
 {
-    const struct json *second = json_first(pair) ? json_next(json_first(pair)) : NULL;
+    const struct json *second = NULL;
+    if (json_first(pair)) {
+        second = json_next(json_first(pair));
+    }
     int64_t id = -1;
     json_int64(second, &id);
     return id;
@@ -207,7 +222,9 @@ static int64_t pair_id(const struct json *pair)
 enum status post_load(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const char *type = json_get_string(node, "type");
-    type = type ? type : "";
+    if (!type) {
+        type = "";
+    }
     if (strcmp(type, "Sequence") == 0) {
         const struct json *list = json_get(node, "processors");
         for (const struct json *child = json_first(list); child; child = json_next(child)) {

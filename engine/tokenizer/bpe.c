@@ -29,7 +29,11 @@ enum status bpe_load(struct tokenizer *tok)
         size_t n = utf8_encode(
             tok->byte_level ? unicode_byte_symbol((unsigned char)b) : (uint32_t)b, utf8);
         bool single = tok->byte_level || b < 128;
-        bpe->byte_symbol[b] = single ? string_table_find(&tok->by_text, utf8, n) : -1;
+        if (single) {
+            bpe->byte_symbol[b] = string_table_find(&tok->by_text, utf8, n);
+        } else {
+            bpe->byte_symbol[b] = -1;
+        }
         bpe->byte_token[b] = find_byte_token(tok, b);
     }
     bpe->all_bytes = tok->byte_level && !bpe->prefix[0] && !bpe->suffix[0];
@@ -77,14 +81,20 @@ static enum status make_guarded(struct tokenizer *tok, struct err *err)
         }
         bpe->guarded.table.slots[i].rank = UINT32_MAX;
     }
-    return bpe->has_guarded && tok->byte_level ? make_byte_pairs(bpe, &bpe->guarded, err) : OK;
+    if (bpe->has_guarded && tok->byte_level) {
+        return make_byte_pairs(bpe, &bpe->guarded, err);
+    }
+    return OK;
 }
 
 enum status bpe_finish(struct tokenizer *tok, struct err *err)
 {
     TRY(make_guarded(tok, err));
     tok->bpe.cuts = cuts_make(tok);
-    return tok->byte_level ? make_byte_pairs(&tok->bpe, &tok->bpe.merges, err) : OK;
+    if (tok->byte_level) {
+        return make_byte_pairs(&tok->bpe, &tok->bpe.merges, err);
+    }
+    return OK;
 }
 
 void bpe_deinit(struct bpe *bpe)
@@ -217,7 +227,10 @@ static void slot_fill(struct cache_slot *slot, const uint64_t key[4], const stru
 static unsigned input_tag(const struct tokenizer *tok, const struct scratch *sc)
 {
     bool matters = tok->bpe.ignore_merges || tok->bpe.has_guarded;
-    return matters && sc->has_input ? TAG_INPUT : 0;
+    if (matters && sc->has_input) {
+        return TAG_INPUT;
+    }
+    return 0;
 }
 
 /* Encodes a part of a piece, between two cuts. */
@@ -255,7 +268,12 @@ static enum status encode_new(const struct tokenizer *tok, struct scratch *sc, c
                               size_t n)
 {
     if (tok->bpe.ignore_merges) {
-        const struct string_table *t = tok->byte_level ? &tok->by_key : &tok->by_text;
+        const struct string_table *t;
+        if (tok->byte_level) {
+            t = &tok->by_key;
+        } else {
+            t = &tok->by_text;
+        }
         int32_t id = string_table_find(t, s, n);
         if (id >= 0 && !is_barred(tok, sc, id)) {
             return emit(sc, id);

@@ -25,6 +25,7 @@ static int base64_value(char c)
     return p ? (int)(p - digits) : -1;
 }
 
+/* `out` has space for 3 / 4 of n. Stops at the first "=". */
 static bool base64_decode(const char *s, size_t n, unsigned char *out, size_t *n_out)
 {
     uint32_t acc = 0;
@@ -117,7 +118,10 @@ static const char *lookup(const struct charsmap *map, const char *s, size_t n)
             const char *by = offset < map->n_text ? map->text + offset : NULL;
             // A malformed file must not produce malformed text: all later code relies on valid
             // UTF-8.
-            return by && utf8_check(by, strlen(by)) == strlen(by) ? by : NULL;
+            if (by && utf8_check(by, strlen(by)) == strlen(by)) {
+                return by;
+            }
+            return NULL;
         }
     }
     return NULL;

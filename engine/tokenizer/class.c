@@ -28,6 +28,8 @@ static bool word_lacks(uint32_t cp)
     return cp == 0xB2 || cp == 0xB3 || cp == 0xB9 || (cp >= 0xBC && cp <= 0xBE);
 }
 
+/* The ranges of a class in the notation of PCRE2. Blocks of 128 equal characters are skipped as a
+ * whole, which makes building a class fast enough for loading. */
 static void put_members(struct buf *b, uint32_t any, uint32_t all, bool in_brackets)
 {
     uint32_t start = 0;

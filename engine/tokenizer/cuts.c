@@ -9,6 +9,7 @@
 #include "engine/tokenizer/impl.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/tokenizer/unicode.h"
 
 #include <stdlib.h>
@@ -93,11 +94,13 @@ static bool first_of(const char *s, size_t n, size_t *bytes, size_t *form)
         return false;
     }
     size_t whole = unicode_lead_length((unsigned char)s[0]);
-    *bytes = n < whole ? n : whole;
+    *bytes = lesser(n, whole);
     *form = n < whole ? n : 0;
     return true;
 }
 
+/* Records which characters a merge may join. Between all other neighbours a text can be cut without
+ * changing its tokens. */
 static void note_merge(struct cuts *c, const char *l, size_t n_l, const char *r, size_t n_r)
 {
     const char *a;

@@ -4,6 +4,8 @@
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "engine/base/utf8.h"
 
 #include <ctype.h>
@@ -16,7 +18,9 @@ static enum status set_text(struct decoder *d, const struct json *node, const ch
                             const char *otherwise, struct err *err)
 {
     const char *text = json_get_string(node, key);
-    text = text ? text : otherwise;
+    if (!text) {
+        text = otherwise;
+    }
     if (!text) {
         return err_set(err, ERR_FORMAT, "a decoder lacks \"%s\"", key);
     }
@@ -62,7 +66,9 @@ static enum status load_details(struct decoder *d, const struct json *node, cons
 enum status decoders_load(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const char *type = json_get_string(node, "type");
-    type = type ? type : "";
+    if (!type) {
+        type = "";
+    }
     tok->has_decoder = true;
     if (strcmp(type, "Sequence") == 0) {
         const struct json *list = json_get(node, "decoders");
@@ -245,6 +251,8 @@ static void flush_bytes(struct buf *run, struct list *out)
     buf_clear(run);
 }
 
+/* Consecutive byte tokens are joined before they are decoded, because a character may need
+ * several. */
 static void decode_byte_fallback(const struct list *in, struct list *out)
 {
     struct buf run;
@@ -299,6 +307,7 @@ static void put_metaspace(const struct decoder *d, const char *s, size_t n, bool
     }
 }
 
+/* Copies only if there is something to replace. */
 static void replace_all(struct buf *b, const char *what, const char *by)
 {
     struct buf out;
@@ -318,6 +327,7 @@ static void replace_all(struct buf *b, const char *what, const char *by)
     buf_deinit(&out);
 }
 
+/* The library's clean-up works on each word before it is joined, which this reproduces. */
 static void put_wordpiece(const struct decoder *d, const char *s, size_t n, bool first,
                           struct buf *out)
 {
@@ -330,7 +340,9 @@ static void put_wordpiece(const struct decoder *d, const char *s, size_t n, bool
     if (!first && has_at(s, n, 0, d)) {
         buf_put(&word, s + d->text_bytes, n - d->text_bytes);
     } else {
-        buf_puts(&word, first ? "" : " ");
+        if (!first) {
+            buf_puts(&word, " ");
+        }
         buf_put(&word, s, n);
     }
     for (size_t i = 0; d->cleanup && i < sizeof cleanup / sizeof cleanup[0]; i++) {
@@ -344,7 +356,9 @@ static void put_bpe(const struct decoder *d, const char *s, size_t n, bool last,
 {
     for (size_t i = 0; i < n;) {
         if (d->text_bytes > 0 && has_at(s, n, i, d)) {
-            buf_puts(out, last ? "" : " ");
+            if (!last) {
+                buf_puts(out, " ");
+            }
             i += d->text_bytes;
         } else {
             buf_putc(out, s[i++]);
@@ -378,7 +392,7 @@ static void decode_one(const struct decoder *d, struct scratch *sc, const struct
     } else if (d->kind == DECODE_BYTE_FALLBACK) {
         decode_byte_fallback(in, out);
     } else if (d->kind == DECODE_FUSE) {
-        list_add(out, in->bytes.data ? in->bytes.data : "", in->bytes.n_bytes);
+        list_add(out, or_empty(in->bytes.data), in->bytes.n_bytes);
     } else {
         decode_each(d, sc, in, out);
     }
@@ -433,7 +447,9 @@ void tokenizer_decode(const struct tokenizer *tok, const int32_t *ids, size_t n_
     for (size_t i = 0; i < in->n; i++) {
         size_t n;
         const char *s = list_get(in, i, &n);
-        buf_puts(out, i > 0 && !tok->has_decoder ? " " : "");
+        if (i > 0 && !tok->has_decoder) {
+            buf_puts(out, " ");
+        }
         buf_put(out, s, n);
     }
     out->failed = out->failed || lists[0].bytes.failed || lists[1].bytes.failed;
@@ -456,11 +472,13 @@ static void put_piece(const struct tokenizer *tok, struct scratch *sc, const cha
     struct buf a, b;
     buf_init(&a, 1 << 24);
     buf_init(&b, 1 << 24);
-    buf_puts(&a, tok->has_decoder ? "" : " ");
+    if (!tok->has_decoder) {
+        buf_puts(&a, " ");
+    }
     buf_put(&a, s, n);
     for (size_t i = 0; i < tok->n_decoders; i++) {
         const struct decoder *d = &tok->decoders[i];
-        const char *text = a.data ? a.data : "";
+        const char *text = or_empty(a.data);
         int byte;
         buf_clear(&b);
         switch (d->kind) {
@@ -501,18 +519,24 @@ enum status decoders_make_pieces(struct tokenizer *tok, struct err *err)
     for (int32_t id = 0; good && id < tok->texts.n_ids; id++) {
         size_t n;
         // An added token's text is literal; only byte symbols must be decoded.
-        const char *s = by_bytes ? decode_text(tok, id, &n) : strings_get(&tok->texts, id, &n);
+        const char *s;
+        if (by_bytes) {
+            s = decode_text(tok, id, &n);
+        } else {
+            s = strings_get(&tok->texts, id, &n);
+        }
         if (!s) {
             continue;
         }
         buf_clear(&piece);
         put_piece(tok, sc, s, n, &piece);
-        good = !piece.failed &&
-               strings_set(&tok->pieces, id, piece.data ? piece.data : "", piece.n_bytes);
-        tok->longest_piece =
-            piece.n_bytes > tok->longest_piece ? piece.n_bytes : tok->longest_piece;
+        good = !piece.failed && strings_set(&tok->pieces, id, or_empty(piece.data), piece.n_bytes);
+        tok->longest_piece = greater(piece.n_bytes, tok->longest_piece);
     }
     buf_deinit(&piece);
     scratch_give(tok, sc);
-    return good ? OK : err_set(err, ERR_NOMEM, "out of memory for the token table");
+    if (!good) {
+        return err_set(err, ERR_NOMEM, "out of memory for the token table");
+    }
+    return OK;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Lists of ids, and the function with which all models append: an error once the list is full. */
+#include "engine/base/minmax.h"
 #include "engine/tokenizer/impl.h"
 
 #include <stdlib.h>
@@ -18,7 +19,7 @@ void ids_deinit(struct ids *ids)
 static bool ids_grow(struct ids *ids)
 {
     size_t cap = ids->cap ? 2 * ids->cap : 256;
-    cap = cap > ids->max ? ids->max : cap;
+    cap = lesser(ids->max, cap);
     if (cap == ids->cap || cap > SIZE_MAX / sizeof *ids->v) {
         return false;
     }

@@ -6,6 +6,8 @@
 #include "engine/base/file.h"
 #include "engine/base/json_scan.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "engine/gguf/folder.h"
 
 #include <math.h>
@@ -50,7 +52,7 @@ static const char *text_of(const struct json_scan *sc, struct buf *b, size_t *n)
     buf_clear(b);
     json_scan_unescape(sc, b);
     *n = b->n_bytes;
-    return b->data ? b->data : "";
+    return or_empty(b->data);
 }
 
 static bool take_section(struct loader *l, struct section *s)
@@ -100,7 +102,10 @@ static enum status read_vocab_object(struct loader *l)
         }
         TRY(put_entry(l, text, n, id));
     }
-    return t == JSON_TOKEN_OBJECT_END ? OK : broken(l, "the vocabulary is broken");
+    if (t != JSON_TOKEN_OBJECT_END) {
+        return broken(l, "the vocabulary is broken");
+    }
+    return OK;
 }
 
 static double power_of_ten(long exponent)
@@ -112,7 +117,7 @@ static double power_of_ten(long exponent)
     if (exponent < (long)(sizeof exact / sizeof exact[0])) {
         return exact[exponent];
     }
-    snprintf(text, sizeof text, "1e%ld", exponent < 308 ? exponent : 308);
+    snprintf(text, sizeof text, "1e%ld", lesser(exponent, 308));
     return strtod(text, NULL);
 }
 
@@ -132,13 +137,17 @@ static double read_score(const char *s, size_t n)
         }
         unsigned digit = (unsigned)(s[i] - '0');
         full = full || digits > (UINT64_MAX - digit) / 10;
-        digits = full ? digits : digits * 10 + digit;
+        if (!full) {
+            digits = digits * 10 + digit;
+        }
         exponent += full ? !behind_point : -(long)behind_point;
     }
     bool down = i + 1 < n && s[i + 1] == '-';
     long e = 0;
     for (i++; i < n; i++) {
-        e = s[i] >= '0' && s[i] <= '9' && e < 100000 ? e * 10 + (s[i] - '0') : e;
+        if (s[i] >= '0' && s[i] <= '9' && e < 100000) {
+            e = e * 10 + (s[i] - '0');
+        }
     }
     exponent += down ? -e : e;
     double v = (double)digits;
@@ -190,9 +199,14 @@ static enum status read_vocab_list(struct loader *l)
         }
     }
     l->vocab_is_list = true;
-    return t == JSON_TOKEN_ARRAY_END ? OK : broken(l, "the vocabulary is broken");
+    if (t != JSON_TOKEN_ARRAY_END) {
+        return broken(l, "the vocabulary is broken");
+    }
+    return OK;
 }
 
+/* The table is sized before it is filled, from the bytes that remain in the file, so that large
+ * vocabularies are not rehashed. */
 static enum status read_vocab(struct loader *l)
 {
     if (l->has_vocab) {
@@ -221,7 +235,10 @@ static enum status read_vocab(struct loader *l)
 static enum status read_merges(struct loader *l)
 {
     enum status st = merges_read(l->tok, &l->scan, l->err);
-    return st == OK || !l->scan.why ? st : json_scan_error(&l->scan, l->err);
+    if (st == OK || !l->scan.why) {
+        return st;
+    }
+    return json_scan_error(&l->scan, l->err);
 }
 
 /* ---- the model's other fields ---- */
@@ -233,13 +250,18 @@ static char *string_or_empty(struct loader *l, enum json_token t)
     return xstrndup(s, n);
 }
 
+/* One member of the model that is neither the vocabulary nor the merges. Unknown members are
+ * skipped. */
 static enum status read_scalar(struct loader *l)
 {
     struct json_scan key = l->scan;
     enum json_token t = json_scan_next(&l->scan);
     struct bpe *bpe = &l->tok->bpe;
     if (t == JSON_TOKEN_OBJECT || t == JSON_TOKEN_ARRAY) {
-        return json_scan_skip(&l->scan) ? OK : broken(l, "the model is broken");
+        if (!json_scan_skip(&l->scan)) {
+            return broken(l, "the model is broken");
+        }
+        return OK;
     }
     if (t == JSON_TOKEN_ERROR) {
         return broken(l, "the model is broken");
@@ -249,7 +271,11 @@ static enum status read_scalar(struct loader *l)
         snprintf(l->type, sizeof l->type, "%.*s", n < sizeof l->type ? (int)n : 0, l->scan.text);
     } else if (json_scan_is(&key, "unk_token")) {
         free(l->unk_token);
-        l->unk_token = t == JSON_TOKEN_STRING ? string_or_empty(l, t) : NULL;
+        if (t == JSON_TOKEN_STRING) {
+            l->unk_token = string_or_empty(l, t);
+        } else {
+            l->unk_token = NULL;
+        }
     } else if (json_scan_is(&key, "continuing_subword_prefix")) {
         free(bpe->prefix);
         bpe->prefix = string_or_empty(l, t);
@@ -257,7 +283,11 @@ static enum status read_scalar(struct loader *l)
         free(bpe->suffix);
         bpe->suffix = string_or_empty(l, t);
     } else if (json_scan_is(&key, "dropout")) {
-        l->dropout = t == JSON_TOKEN_NUMBER ? json_scan_double(&l->scan) : 0;
+        if (t == JSON_TOKEN_NUMBER) {
+            l->dropout = json_scan_double(&l->scan);
+        } else {
+            l->dropout = 0;
+        }
     } else if (json_scan_is(&key, "fuse_unk")) {
         bpe->fuse_unk = t == JSON_TOKEN_TRUE;
     } else if (json_scan_is(&key, "byte_fallback")) {
@@ -315,9 +345,14 @@ static enum status read_model(struct loader *l)
         TRY(read_merges(l));
         l->scan = after;
     }
-    return has_scores(l) ? merges_of_scores(l->tok, l->tok->unigram.score, l->err) : OK;
+    if (has_scores(l)) {
+        return merges_of_scores(l->tok, l->tok->unigram.score, l->err);
+    }
+    return OK;
 }
 
+/* Sections may come in any order, so they are only located here. The model is read at once, because
+ * it is the bulk of the file. */
 static enum status read_top(struct loader *l)
 {
     static const struct {
@@ -357,11 +392,15 @@ static enum status read_top(struct loader *l)
     if (t != JSON_TOKEN_OBJECT_END || json_scan_next(&l->scan) != JSON_TOKEN_END) {
         return broken(l, "the file is broken");
     }
-    return has_model ? OK : err_set(l->err, ERR_FORMAT, "there is no model");
+    if (!has_model) {
+        return err_set(l->err, ERR_FORMAT, "there is no model");
+    }
+    return OK;
 }
 
 /* ---- putting it together ---- */
 
+/* Files from before the member "type" are recognised by their members. */
 static enum status model_kind(struct loader *l)
 {
     static const char *const names[] = {"BPE", "Unigram", "WordPiece", "WordLevel"};
@@ -386,12 +425,15 @@ static enum status model_kind(struct loader *l)
     return err_set(l->err, ERR_UNSUPPORTED, "the model \"%s\" is not supported", l->type);
 }
 
+/* The unknown token gets the library's penalty below the least score. */
 static enum status finish_unigram(struct loader *l)
 {
     struct unigram *u = &l->tok->unigram;
     double least = 0;
     for (int32_t i = 0; i < l->tok->texts.n_ids; i++) {
-        least = i == 0 || u->score[i] < least ? u->score[i] : least;
+        if (i == 0 || u->score[i] < least) {
+            least = u->score[i];
+        }
     }
     u->unk_score = least - 10; // the library's penalty
     if (l->unk_id >= l->tok->texts.n_ids || l->unk_id < -1) {
@@ -404,24 +446,38 @@ static enum status finish_unigram(struct loader *l)
     return OK;
 }
 
+/* After all members are read, since their order in the file is free. */
 static enum status finish_model(struct loader *l)
 {
     struct tokenizer *tok = l->tok;
-    tok->bpe.prefix = tok->bpe.prefix ? tok->bpe.prefix : xstrdup("");
-    tok->bpe.suffix = tok->bpe.suffix ? tok->bpe.suffix : xstrdup("");
+    if (!tok->bpe.prefix) {
+        tok->bpe.prefix = xstrdup("");
+    }
+    if (!tok->bpe.suffix) {
+        tok->bpe.suffix = xstrdup("");
+    }
     int32_t unk = -1;
     if (l->unk_token) {
         unk = string_table_find(&tok->by_text, l->unk_token, strlen(l->unk_token));
-        unk = unk < 0 ? UNK_MISSING : unk;
+        if (unk < 0) {
+            unk = UNK_MISSING;
+        }
     }
     tok->bpe.unk = tok->wordpiece.unk = unk;
     tok->wordpiece.prefix = tok->bpe.prefix;
-    tok->wordpiece.max_chars = l->max_chars > 0 ? (size_t)l->max_chars : 100;
+    if (l->max_chars > 0) {
+        tok->wordpiece.max_chars = (size_t)l->max_chars;
+    } else {
+        tok->wordpiece.max_chars = 100;
+    }
     if (tok->model == MODEL_BPE && l->dropout != 0) {
         return err_set(l->err, ERR_UNSUPPORTED, "a BPE model with dropout gives random ids");
     }
     TRY(bpe_load(tok));
-    return tok->model == MODEL_UNIGRAM ? finish_unigram(l) : OK;
+    if (tok->model == MODEL_UNIGRAM) {
+        return finish_unigram(l);
+    }
+    return OK;
 }
 
 typedef enum status section_reader(const struct json *node, struct tokenizer *tok, struct err *err);
@@ -435,10 +491,17 @@ static enum status read_section(struct loader *l, const struct section *s, const
     }
     enum status st = parse_section(s->text, s->n_bytes, &root, l->err);
     if (st == OK) {
-        st = json_is(root, JSON_NULL) ? OK : read(root, l->tok, l->err);
+        if (json_is(root, JSON_NULL)) {
+            st = OK;
+        } else {
+            st = read(root, l->tok, l->err);
+        }
         json_free(root);
     }
-    return st == OK ? OK : err_prefix(l->err, st, "%s", name);
+    if (st != OK) {
+        return err_prefix(l->err, st, "%s", name);
+    }
+    return OK;
 }
 
 /* A byte mapping in the last stage is skipped, because the model takes bytes. If a later stage sees
@@ -469,12 +532,15 @@ static enum status make_keys(struct tokenizer *tok, struct err *err)
         const char *s = strings_get(&tok->texts, id, &n);
         if (s && (unique || string_table_find(&tok->by_text, s, n) == id) &&
             spelled_as_bytes(s, n, &bytes)) {
-            good = strings_set(&tok->keys, id, bytes.data ? bytes.data : "", bytes.n_bytes) &&
+            good = strings_set(&tok->keys, id, or_empty(bytes.data), bytes.n_bytes) &&
                    string_table_put(&tok->by_key, id);
         }
     }
     buf_deinit(&bytes);
-    return good ? OK : err_set(err, ERR_NOMEM, "out of memory for the vocabulary");
+    if (!good) {
+        return err_set(err, ERR_NOMEM, "out of memory for the vocabulary");
+    }
+    return OK;
 }
 
 /* Also stores the spellings of added tokens that the model lacks. */
@@ -499,6 +565,8 @@ static enum status place_added(struct tokenizer *tok, struct err *err)
     return OK;
 }
 
+/* The order matters: whether the model is byte-level follows from the pre-tokenizer and the
+ * decoder, and added tokens need the model's ids. */
 static enum status load_all(struct loader *l, const struct json *config, const struct json *map)
 {
     struct tokenizer *tok = l->tok;
@@ -536,11 +604,19 @@ enum status tokenizer_load_memory(const struct tokenizer_files *files, struct to
     enum status st = OK;
     if (files->config) {
         st = parse_section(files->config, files->config_bytes, &config, err);
-        st = st == OK ? OK : err_prefix(err, st, "tokenizer_config.json");
+        if (st == OK) {
+            st = OK;
+        } else {
+            st = err_prefix(err, st, "tokenizer_config.json");
+        }
     }
     if (st == OK && files->map) {
         st = parse_section(files->map, files->map_bytes, &map, err);
-        st = st == OK ? OK : err_prefix(err, st, "special_tokens_map.json");
+        if (st == OK) {
+            st = OK;
+        } else {
+            st = err_prefix(err, st, "special_tokens_map.json");
+        }
     }
     if (st == OK) {
         st = load_all(&l, config, map);
@@ -563,7 +639,10 @@ static enum status read_beside(const char *dir, const char *name, char **data, s
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", dir, name);
-    return file_exists(path) ? file_read(path, 64 << 20, data, n, err) : OK;
+    if (file_exists(path)) {
+        return file_read(path, 64 << 20, data, n, err);
+    }
+    return OK;
 }
 
 static bool ends_in_json(const char *path)

@@ -7,6 +7,7 @@
 
 #include "engine/base/json_scan.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -170,7 +171,10 @@ static enum status put_merge(struct reader *r, size_t at, size_t n_left)
         buf_put(&r->bytes, r->bytes.data + at, n_left);
         buf_put(&r->bytes, r->bytes.data + at + n_left + skip, n_right - skip);
     }
-    return r->n == BATCH ? flush(r) : OK;
+    if (r->n == BATCH) {
+        return flush(r);
+    }
+    return OK;
 }
 
 /* "left right" */
@@ -247,7 +251,7 @@ enum status merges_read(struct tokenizer *tok, struct json_scan *scan, struct er
     r->tok = tok;
     r->scan = scan;
     r->err = err;
-    r->prefix_bytes = tok->bpe.prefix ? strlen(tok->bpe.prefix) : 0;
+    r->prefix_bytes = length_or_0(tok->bpe.prefix);
     buf_init(&r->bytes, MAX_FILE_BYTES);
     buf_init(&r->one, MAX_FILE_BYTES);
     enum status st = read_all(r);
@@ -289,7 +293,12 @@ static bool put_splits(struct tokenizer *tok, int32_t id, uint32_t rank)
             continue;
         }
         int32_t left = string_table_find(&tok->by_text, text, at);
-        int32_t right = left < 0 ? -1 : string_table_find(&tok->by_text, text + at, n - at);
+        int32_t right;
+        if (left < 0) {
+            right = -1;
+        } else {
+            right = string_table_find(&tok->by_text, text + at, n - at);
+        }
         good = right < 0 || table_put(table, left, right, rank, id);
     }
     return good;
@@ -312,5 +321,8 @@ enum status merges_of_scores(struct tokenizer *tok, const double *scores, struct
         good = put_splits(tok, order[i].id, rank);
     }
     free(order);
-    return good ? OK : err_set(err, ERR_NOMEM, "out of memory for the merges");
+    if (!good) {
+        return err_set(err, ERR_NOMEM, "out of memory for the merges");
+    }
+    return OK;
 }

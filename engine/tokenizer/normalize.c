@@ -3,6 +3,8 @@
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "engine/base/utf8.h"
 
 #include <stdlib.h>
@@ -37,17 +39,23 @@ static enum status load_details(struct normalizer *op, const char *type, const s
     if (strcmp(type, "Prepend") == 0) {
         const char *text = json_get_string(node, "prepend");
         op->kind = NORMALIZE_PREPEND;
-        op->text = xstrdup(text ? text : "");
+        op->text = xstrdup(or_empty(text));
         op->text_bytes = strlen(op->text);
-        return text ? OK : err_set(err, ERR_FORMAT, "Prepend needs a text");
+        if (!text) {
+            return err_set(err, ERR_FORMAT, "Prepend needs a text");
+        }
+        return OK;
     }
     if (strcmp(type, "Replace") == 0) {
         const char *text = json_get_string(node, "content");
         op->kind = NORMALIZE_REPLACE;
-        op->text = xstrdup(text ? text : "");
+        op->text = xstrdup(or_empty(text));
         op->text_bytes = strlen(op->text);
         TRY(pattern_load(json_get(node, "pattern"), &op->pattern, err));
-        return text ? OK : err_set(err, ERR_FORMAT, "Replace needs its content");
+        if (!text) {
+            return err_set(err, ERR_FORMAT, "Replace needs its content");
+        }
+        return OK;
     }
     if (strcmp(type, "BertNormalizer") == 0) {
         op->kind = NORMALIZE_BERT;
@@ -61,7 +69,10 @@ static enum status load_details(struct normalizer *op, const char *type, const s
         const char *map = json_get_string(node, "precompiled_charsmap");
         op->kind = NORMALIZE_PRECOMPILED;
         op->map = map ? charsmap_load(map, strlen(map)) : NULL;
-        return op->map ? OK : err_set(err, ERR_FORMAT, "precompiled_charsmap cannot be read");
+        if (!op->map) {
+            return err_set(err, ERR_FORMAT, "precompiled_charsmap cannot be read");
+        }
+        return OK;
     }
     return err_set(err, ERR_UNSUPPORTED, "the normalizer \"%s\" is not supported", type);
 }
@@ -69,7 +80,9 @@ static enum status load_details(struct normalizer *op, const char *type, const s
 enum status normalizer_load(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const char *type = json_get_string(node, "type");
-    type = type ? type : "";
+    if (!type) {
+        type = "";
+    }
     if (strcmp(type, "Sequence") == 0) {
         const struct json *list = json_get(node, "normalizers");
         for (const struct json *child = json_first(list); child; child = json_next(child)) {
@@ -108,7 +121,10 @@ static void put_cp(struct buf *out, uint32_t cp)
 
 static int combining_class(int32_t cp)
 {
-    return unicode_has_forms((uint32_t)cp) ? utf8proc_get_property(cp)->combining_class : 0;
+    if (unicode_has_forms((uint32_t)cp)) {
+        return utf8proc_get_property(cp)->combining_class;
+    }
+    return 0;
 }
 
 /* Stable sort of marks by combining class: one counting pass per class that occurs, so that text
@@ -204,7 +220,9 @@ static bool put_form(enum normalizer_kind form, const char *s, size_t n, struct 
         n_cp += decompose(c, options, cp + n_cp, cap - n_cp);
     }
     order_all(cp, n_cp, cp + cap);
-    n_cp = compose ? compose_all(cp, n_cp) : n_cp;
+    if (compose) {
+        n_cp = compose_all(cp, n_cp);
+    }
     for (size_t i = 0; i < n_cp; i++) {
         put_cp(out, (uint32_t)cp[i]);
     }
@@ -260,8 +278,8 @@ static bool apply_nfc(const char *s, size_t n, struct buf *out, bool *changed)
     size_t safe, at = next_unsafe(s, n, 0, &safe), copied = 0;
     *changed = at < n;
     while (at < n) {
-        size_t start = safe < at ? safe : at;
-        start = start < copied ? copied : start;
+        size_t start = lesser(safe, at);
+        start = greater(copied, start);
         size_t end = at;
         while (end < n) {
             uint32_t cp;
@@ -553,7 +571,7 @@ bool normalizer_apply(const struct tokenizer *tok, struct scratch *sc, const cha
             return false;
         }
         if (changed) {
-            *s = out->data ? out->data : "";
+            *s = or_empty(out->data);
             *n = out->n_bytes;
             next = !next;
         }

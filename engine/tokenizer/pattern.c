@@ -7,6 +7,7 @@
  * alternatives and lookaheads. */
 #include "engine/tokenizer/regex.h"
 
+#include "engine/base/optional.h"
 #include "engine/base/utf8.h"
 
 #include <ctype.h>
@@ -162,19 +163,27 @@ struct class_text {
 
 static void put_class(struct buf *out, const struct class_text *c, bool negated)
 {
-    const char *items = c->items.data ? c->items.data : "";
-    const char *more = c->more.data ? c->more.data : "";
+    const char *items = or_empty(c->items.data);
+    const char *more = or_empty(c->more.data);
     if (*more == '\0') {
         buf_printf(out, "[%s%s]", negated ? "^" : "", items);
         return;
     }
-    buf_puts(out, negated ? "(?:(?!" : "(?:");
+    if (negated) {
+        buf_puts(out, "(?:(?!");
+    } else {
+        buf_puts(out, "(?:");
+    }
     if (*items) {
         buf_printf(out, "[%s]%s", items, more);
     } else {
         buf_puts(out, more + 1);
     }
-    buf_puts(out, negated ? ")(?s:.))" : ")");
+    if (negated) {
+        buf_puts(out, ")(?s:.))");
+    } else {
+        buf_puts(out, ")");
+    }
 }
 
 static enum status read_class(struct translator *t, struct buf *out);
@@ -302,7 +311,10 @@ static enum status read_class_items(struct translator *t, struct class_text *c, 
         *any = true;
         TRY(read_class_item(t, c));
     }
-    return t->i < t->n ? OK : refuse(t, "a class that does not end");
+    if (t->i < t->n) {
+        return OK;
+    }
+    return refuse(t, "a class that does not end");
 }
 
 static enum status read_operands(struct translator *t, struct buf *out, bool negated)
@@ -333,7 +345,10 @@ static enum status read_operands(struct translator *t, struct buf *out, bool neg
     buf_deinit(&c.items);
     buf_deinit(&c.more);
     buf_deinit(&all);
-    return failed ? refuse(t, "a class that is too large") : st;
+    if (failed) {
+        return refuse(t, "a class that is too large");
+    }
+    return st;
 }
 
 /* At '['. */
@@ -377,7 +392,7 @@ static void put_boundary(struct translator *t, bool is_boundary)
     struct buf word;
     buf_init(&word, 1 << 20);
     class_put_word(&word, false);
-    const char *w = word.data ? word.data : "";
+    const char *w = or_empty(word.data);
     begin_atom(t);
     buf_printf(t->out, "(?:(?<=[%s])(?%c[%s])|(?<![%s])(?%c[%s]))", w, is_boundary ? '!' : '=', w,
                w, is_boundary ? '=' : '!', w);
@@ -436,7 +451,11 @@ static enum status read_flags(struct translator *t)
         if (c == 'x') {
             return refuse(t, "the flag x");
         }
-        buf_putc(t->out, c == 'm' ? 's' : c);
+        if (c == 'm') {
+            buf_putc(t->out, 's');
+        } else {
+            buf_putc(t->out, c);
+        }
         t->i++;
     }
     return OK;
@@ -499,7 +518,7 @@ static void wrap_atom(struct translator *t)
     buf_init(&copy, t->out->max_bytes);
     buf_put(&copy, t->out->data + t->atom, t->out->n_bytes - t->atom);
     t->out->n_bytes = t->atom;
-    buf_printf(t->out, "(?:%s)", copy.data ? copy.data : "");
+    buf_printf(t->out, "(?:%s)", or_empty(copy.data));
     buf_deinit(&copy);
 }
 
@@ -585,5 +604,8 @@ enum status pattern_translate(const char *pattern, struct buf *out, struct err *
     if (t.n_groups > 0) {
         return refuse(&t, "a group that does not end");
     }
-    return out->failed ? refuse(&t, "classes that are too large") : OK;
+    if (out->failed) {
+        return refuse(&t, "classes that are too large");
+    }
+    return OK;
 }

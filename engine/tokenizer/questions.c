@@ -23,7 +23,10 @@ const char *tokenizer_token_text(const struct tokenizer *tok, int32_t id, size_t
 int32_t tokenizer_find(const struct tokenizer *tok, const char *text, size_t n_bytes)
 {
     int32_t at = string_table_find(&tok->added_table, text, n_bytes);
-    return at >= 0 ? tok->added[at].id : string_table_find(&tok->by_text, text, n_bytes);
+    if (at >= 0) {
+        return tok->added[at].id;
+    }
+    return string_table_find(&tok->by_text, text, n_bytes);
 }
 
 static bool is_added(const struct tokenizer *tok, int32_t id)

@@ -4,6 +4,8 @@
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -55,7 +57,7 @@ enum status regex_compile_pcre(const char *pattern, struct regex **out, struct e
     buf_init(&translated, 4 << 20);
     enum status st = pattern_translate(pattern, &translated, err);
     if (st == OK) {
-        st = compile_pcre(re, translated.data ? translated.data : "", err);
+        st = compile_pcre(re, or_empty(translated.data), err);
     }
     buf_deinit(&translated);
     if (st != OK) {
@@ -125,7 +127,10 @@ int regex_find_pcre(const struct regex *re, struct scratch *sc, const char *s, s
     *start = v[0];
     *end = v[1];
     // \K in a lookahead may reverse them. Nobody writes that, but a size must not wrap.
-    return v[0] <= v[1] && v[1] <= n ? 1 : -1;
+    if (v[0] <= v[1] && v[1] <= n) {
+        return 1;
+    }
+    return -1;
 }
 
 int regex_find(const struct regex *re, struct scratch *sc, const char *s, size_t n, size_t from,
@@ -144,7 +149,7 @@ static const char *find_literal(const struct pattern *p, const char *s, size_t n
     enum { STRETCH = 4096 };
     for (size_t at = 0; at < n; at += STRETCH) {
         const size_t left = n - at, most = STRETCH + p->literal_bytes - 1;
-        const char *hit = memmem(s + at, left < most ? left : most, p->literal, p->literal_bytes);
+        const char *hit = memmem(s + at, lesser(left, most), p->literal, p->literal_bytes);
         if (hit) {
             return hit;
         }
@@ -161,7 +166,11 @@ static int walk_next(struct regex_walk *w, struct scratch *sc, size_t *start, si
             return rc;
         }
         if (*start == *end && w->has_last && w->last_end == *end) {
-            w->from += w->from < w->n ? unicode_lead_length((unsigned char)w->s[w->from]) : 1;
+            if (w->from < w->n) {
+                w->from += unicode_lead_length((unsigned char)w->s[w->from]);
+            } else {
+                w->from++;
+            }
             continue;
         }
         w->from = w->last_end = *end;
@@ -211,7 +220,11 @@ int pattern_walk_next(struct pattern_walk *w, struct scratch *sc, size_t *start,
             return 0;
         }
         *start = *end = w->from;
-        w->from += w->from < w->n ? unicode_lead_length((unsigned char)w->s[w->from]) : 1;
+        if (w->from < w->n) {
+            w->from += unicode_lead_length((unsigned char)w->s[w->from]);
+        } else {
+            w->from++;
+        }
         return 1;
     }
     if (w->from >= w->n) {

@@ -99,12 +99,17 @@ static size_t space_end(const char *s, size_t n, size_t i, bool newlines)
         }
         last = end;
         end += width;
-        after_newline = k == NEWLINE ? end : after_newline;
+        if (k == NEWLINE) {
+            after_newline = end;
+        }
     }
     if (newlines && after_newline > 0) {
         return after_newline;
     }
-    return end == n || last == i ? end : last;
+    if (end == n || last == i) {
+        return end;
+    }
+    return last;
 }
 
 static inline size_t newlines_end(const char *s, size_t n, size_t i)
@@ -209,7 +214,10 @@ static inline unsigned case_at(const char *s, size_t i, size_t *width)
         if (c >= 'a' && c <= 'z') {
             return LOWER;
         }
-        return c >= 'A' && c <= 'Z' ? UPPER : 0;
+        if (c >= 'A' && c <= 'Z') {
+            return UPPER;
+        }
+        return 0;
     }
     uint32_t cp;
     *width = unicode_next(s + i, &cp);
@@ -226,7 +234,9 @@ static inline size_t word_end(const char *s, size_t n, size_t i, size_t *upper_e
     unsigned k = 0;
     while (i < n && ((k = case_at(s, i, &width)) & UPPER)) {
         i += width;
-        both_end = k & LOWER ? i : both_end;
+        if (k & LOWER) {
+            both_end = i;
+        }
     }
     *upper_end = i;
     if (i == n || !(k & LOWER)) {
@@ -264,7 +274,10 @@ static inline size_t o200k_end(const char *s, size_t n, size_t i, size_t most, b
     }
     size_t end = k == NEWLINE ? 0 : o200k_word(s, n, i, k, width);
     if (end > 0) {
-        return contractions && end < n ? end + contraction(s, n, end) : end;
+        if (contractions && end < n) {
+            return end + contraction(s, n, end);
+        }
+        return end;
     }
     bool spaced = s[i] == ' ' && i + 1 < n && kind_at(s, i + 1, U_L, &width) == OTHER;
     if (k == OTHER || spaced) {
@@ -370,7 +383,10 @@ static size_t deepseek3_end(const char *s, size_t n, size_t i)
     if ((flags & (U_P | U_S)) || (s[i] == ' ' && (next & (U_P | U_S)))) {
         return newlines_end(s, n, flags_run(U_P | U_S, s, n, i + width));
     }
-    return flags & U_SPACE ? space_end(s, n, i, true) : 0;
+    if (flags & U_SPACE) {
+        return space_end(s, n, i, true);
+    }
+    return 0;
 }
 
 static int split_deepseek3(const char *s, size_t n, size_t from, size_t *start, size_t *end)
@@ -450,5 +466,8 @@ splitter_fn *splitter_of(const char *pattern)
 
 const char *splitter_pattern(size_t i)
 {
-    return i < sizeof known / sizeof known[0] ? known[i].pattern : NULL;
+    if (i < sizeof known / sizeof known[0]) {
+        return known[i].pattern;
+    }
+    return NULL;
 }

@@ -5,6 +5,7 @@
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "engine/base/utf8.h"
 
 #include <stdlib.h>
@@ -41,7 +42,7 @@ static enum status read_behavior(const struct json *node, enum behavior *out, st
             return OK;
         }
     }
-    return err_set(err, ERR_UNSUPPORTED, "unknown split behavior \"%s\"", name ? name : "");
+    return err_set(err, ERR_UNSUPPORTED, "unknown split behavior \"%s\"", or_empty(name));
 }
 
 static enum status load_class(struct tokenizer *tok, uint32_t flags, enum behavior behavior,
@@ -79,13 +80,18 @@ static enum status load_byte_level(struct tokenizer *tok, const struct json *nod
         }
         TRY(regex_compile(GPT2_PATTERN, &st->pattern.regex, err));
     }
-    return stage_add(tok, STAGE_BYTE_MAP) ? OK : too_many(err);
+    if (!stage_add(tok, STAGE_BYTE_MAP)) {
+        return too_many(err);
+    }
+    return OK;
 }
 
 static enum status read_scheme(const struct json *node, enum prepend_scheme *out, struct err *err)
 {
     const char *scheme = json_get_string(node, "prepend_scheme");
-    scheme = scheme ? scheme : "always";
+    if (!scheme) {
+        scheme = "always";
+    }
     if (strcmp(scheme, "always") == 0) {
         *out = PREPEND_ALWAYS;
     } else if (strcmp(scheme, "first") == 0) {
@@ -104,7 +110,7 @@ static enum status read_scheme(const struct json *node, enum prepend_scheme *out
 static enum status load_metaspace(struct tokenizer *tok, const struct json *node, struct err *err)
 {
     const char *replacement = json_get_string(node, "replacement");
-    size_t n = replacement ? strlen(replacement) : 0;
+    size_t n = length_or_0(replacement);
     if (n == 0 || utf8_valid_length(replacement, n) != n) {
         return err_set(err, ERR_FORMAT, "Metaspace needs a replacement of one character");
     }
@@ -154,7 +160,9 @@ static enum status load_fixed(struct tokenizer *tok, const struct json *node, st
 static enum status load_one(struct tokenizer *tok, const struct json *node, struct err *err)
 {
     const char *type = json_get_string(node, "type");
-    type = type ? type : "";
+    if (!type) {
+        type = "";
+    }
     if (strcmp(type, "Split") == 0) {
         return load_split(tok, node, err);
     }
@@ -170,15 +178,19 @@ static enum status load_one(struct tokenizer *tok, const struct json *node, stru
     }
     if (strcmp(type, "Punctuation") == 0) {
         TRY(load_class(tok, U_BERT_PUNCT, ISOLATED, err));
-        return json_get(node, "behavior")
-                   ? read_behavior(node, &tok->stages[tok->n_stages - 1].behavior, err)
-                   : OK;
+        if (json_get(node, "behavior")) {
+            return read_behavior(node, &tok->stages[tok->n_stages - 1].behavior, err);
+        }
+        return OK;
     }
     if (strcmp(type, "WhitespaceSplit") == 0) {
         return load_class(tok, U_SPACE, REMOVED, err);
     }
     if (strcmp(type, "Whitespace") == 0) {
-        return stage_add(tok, STAGE_WORDS) ? OK : too_many(err);
+        if (!stage_add(tok, STAGE_WORDS)) {
+            return too_many(err);
+        }
+        return OK;
     }
     if (strcmp(type, "BertPreTokenizer") == 0) {
         TRY(load_class(tok, U_SPACE, REMOVED, err));
@@ -270,7 +282,10 @@ static enum status cutter_put(struct cutter *c, size_t start, size_t end, bool m
         return hand_on(c, start, end);
     }
     if (c->behavior == REMOVED) {
-        return match ? OK : hand_on(c, start, end);
+        if (!match) {
+            return hand_on(c, start, end);
+        }
+        return OK;
     }
     if (c->has_held && extends_held(c, match)) {
         c->held_end = end;
@@ -296,7 +311,10 @@ static enum status run_fast(struct cutter *c, splitter_fn *next, size_t n)
         TRY(bpe_encode(c->tok, c->sc, c->s + start, end - start));
         covered = end;
     }
-    return covered < n ? bpe_encode(c->tok, c->sc, c->s + covered, n - covered) : OK;
+    if (covered < n) {
+        return bpe_encode(c->tok, c->sc, c->s + covered, n - covered);
+    }
+    return OK;
 }
 
 static enum status run_split(struct cutter *c, const struct stage *st, size_t n)

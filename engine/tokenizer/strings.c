@@ -15,9 +15,13 @@ static bool strings_grow(struct strings *s, int32_t id)
         cap *= 2;
     }
     uint32_t *at = realloc(s->at, (size_t)cap * sizeof *at);
-    s->at = at ? at : s->at;
+    if (at) {
+        s->at = at;
+    }
     uint32_t *n = realloc(s->n, (size_t)cap * sizeof *n);
-    s->n = n ? n : s->n;
+    if (n) {
+        s->n = n;
+    }
     if (!at || !n) {
         return false;
     }
@@ -39,7 +43,9 @@ bool strings_set(struct strings *s, int32_t id, const char *text, size_t n_bytes
     buf_putc(&s->bytes, '\0');
     s->at[id] = (uint32_t)at;
     s->n[id] = (uint32_t)n_bytes;
-    s->n_ids = id >= s->n_ids ? id + 1 : s->n_ids;
+    if (id >= s->n_ids) {
+        s->n_ids = id + 1;
+    }
     return !s->bytes.failed;
 }
 

@@ -4,6 +4,8 @@
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "engine/base/utf8.h"
 
 #include <stdlib.h>
@@ -49,7 +51,10 @@ static bool repair(struct job *job)
     job->n_input = job->cap_input = 0;
     for (size_t i = 0; i < job->n;) {
         size_t good = utf8_valid_length(job->s + i, job->n - i);
-        size_t width = good ? good : utf8_maximal_subpart(job->s + i, job->n - i);
+        size_t width = good;
+        if (!good) {
+            width = utf8_maximal_subpart(job->s + i, job->n - i);
+        }
         size_t start = fixed.n_bytes;
         buf_put(&fixed, good ? job->s + i : "\xEF\xBF\xBD", good ? good : 3);
         while (k < n_old && old[k].end <= i) {
@@ -63,7 +68,7 @@ static bool repair(struct job *job)
     free(old);
     buf_deinit(&job->sc->joined);
     job->sc->joined = fixed;
-    job->s = fixed.data ? fixed.data : "";
+    job->s = or_empty(fixed.data);
     job->n = fixed.n_bytes;
     return !fixed.failed;
 }
@@ -89,14 +94,17 @@ static enum status join(struct job *job, const struct text_span *spans, size_t n
                 add_input(job, start, joined->n_bytes);
             }
         }
-        job->s = joined->data ? joined->data : "";
+        job->s = or_empty(joined->data);
         job->n = joined->n_bytes;
     }
     bool good = job->n < TEXT_MAX && (n_spans == 1 || !joined->failed);
     if (good && utf8_check(job->s, job->n) != job->n) {
         good = repair(job);
     }
-    return good ? OK : err_set(job->sc->err, ERR_LIMIT, "the text is too long");
+    if (!good) {
+        return err_set(job->sc->err, ERR_LIMIT, "the text is too long");
+    }
+    return OK;
 }
 
 /* ---- stretches ---- */
@@ -109,9 +117,9 @@ static void map_input(struct job *job, struct range stretch, size_t n_normalized
 {
     size_t prepended = 0, at = 0, out = 0;
     for (size_t i = 0; i < job->tok->n_normalizers; i++) {
-        prepended += job->tok->normalizers[i].kind == NORMALIZE_PREPEND
-                         ? job->tok->normalizers[i].text_bytes
-                         : 0;
+        if (job->tok->normalizers[i].kind == NORMALIZE_PREPEND) {
+            prepended += job->tok->normalizers[i].text_bytes;
+        }
     }
     struct scratch *other = scratch_take(job->tok);
     for (size_t k = job->next_input; at < stretch.end - stretch.start; k++) {
@@ -119,8 +127,8 @@ static void map_input(struct job *job, struct range stretch, size_t n_normalized
             k < job->n_input ? job->input[k] : (struct range){stretch.end, stretch.end};
         size_t cuts[2] = {r.start, r.end};
         for (int half = 0; half < 2; half++) {
-            size_t cut = cuts[half] < stretch.start ? stretch.start : cuts[half];
-            cut = cut > stretch.end ? stretch.end : cut;
+            size_t cut = greater(stretch.start, cuts[half]);
+            cut = lesser(stretch.end, cut);
             const char *s = job->s + stretch.start + at;
             size_t n = cut - stretch.start - at, start = out;
             bool head, first = at == 0;
@@ -177,7 +185,9 @@ static enum status encode_normalized(struct job *job, struct range stretch, cons
         if (at < match.start) {
             st = stages_run(job->tok, job->sc, s + at, match.start - at, first && at == 0);
         }
-        st = st == OK ? emit(job->sc, job->tok->added[index].id) : st;
+        if (st == OK) {
+            st = emit(job->sc, job->tok->added[index].id);
+        }
         at = match.end;
     }
     if (st == OK && at < n) {
@@ -241,7 +251,10 @@ static enum status encode_job(struct job *job, const struct text_span *spans, si
         TRY(emit_all(job->sc, job->tok->prefix, job->tok->n_prefix));
     }
     TRY(encode_text(job));
-    return job->flags.add_special ? emit_all(job->sc, job->tok->suffix, job->tok->n_suffix) : OK;
+    if (job->flags.add_special) {
+        return emit_all(job->sc, job->tok->suffix, job->tok->n_suffix);
+    }
+    return OK;
 }
 
 enum status tokenizer_encode(const struct tokenizer *tok, const struct text_span *spans,

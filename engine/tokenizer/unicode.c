@@ -49,7 +49,11 @@ size_t unicode_to_lower(uint32_t cp, uint32_t out[2])
             high = mid;
         }
     }
-    out[0] = low < unicode_n_lower && unicode_lower[low][0] == cp ? unicode_lower[low][1] : cp;
+    if (low < unicode_n_lower && unicode_lower[low][0] == cp) {
+        out[0] = unicode_lower[low][1];
+    } else {
+        out[0] = cp;
+    }
     return 1;
 }
 

@@ -147,7 +147,9 @@ static enum status wordpiece(const struct tokenizer *tok, struct scratch *sc, co
             }
             struct buf *b = &sc->word;
             buf_clear(b);
-            buf_puts(b, at > 0 ? wp->prefix : "");
+            if (at > 0) {
+                buf_puts(b, wp->prefix);
+            }
             buf_put(b, s + at, end - at);
             id = string_table_find(&tok->by_text, b->data, b->n_bytes);
             if (id >= 0 && !is_barred(tok, sc, id)) {
@@ -165,9 +167,10 @@ static enum status wordpiece(const struct tokenizer *tok, struct scratch *sc, co
         return OK;
     }
     sc->out->n = first;
-    return wp->unk < 0
-               ? err_set(sc->err, ERR_INVALID, "a word is unknown and there is no unk_token")
-               : emit(sc, wp->unk);
+    if (wp->unk < 0) {
+        return err_set(sc->err, ERR_INVALID, "a word is unknown and there is no unk_token");
+    }
+    return emit(sc, wp->unk);
 }
 
 enum status wordpiece_encode(const struct tokenizer *tok, struct scratch *sc, const char *s,
@@ -177,7 +180,11 @@ enum status wordpiece_encode(const struct tokenizer *tok, struct scratch *sc, co
         return wordpiece(tok, sc, s, n);
     }
     int32_t id = string_table_find(&tok->by_text, s, n);
-    id = id >= 0 && !is_barred(tok, sc, id) ? id : tok->wordpiece.unk;
-    return id < 0 ? err_set(sc->err, ERR_INVALID, "a word is unknown and there is no unk_token")
-                  : emit(sc, id);
+    if (!(id >= 0 && !is_barred(tok, sc, id))) {
+        id = tok->wordpiece.unk;
+    }
+    if (id < 0) {
+        return err_set(sc->err, ERR_INVALID, "a word is unknown and there is no unk_token");
+    }
+    return emit(sc, id);
 }

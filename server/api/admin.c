@@ -230,7 +230,9 @@ void api_get_requests(struct http_request *req, void *arg)
     buf_init(&b, 64 << 20);
     buf_puts(&b, "{\"object\":\"list\",\"data\":[");
     for (const struct call *c = a->calls.calls; c; c = c->next) {
-        buf_puts(&b, c != a->calls.calls ? "," : "");
+        if (c != a->calls.calls) {
+            buf_puts(&b, ",");
+        }
         put_call(&b, c, now_ns);
     }
     buf_puts(&b, "]}");

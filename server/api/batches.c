@@ -236,7 +236,9 @@ static void list(struct api_work *w)
     } else {
         buf_puts(&w->reply, "{\"object\":\"list\",\"data\":[");
         for (size_t i = 0; i < n; i++) {
-            buf_puts(&w->reply, i ? "," : "");
+            if (i) {
+                buf_puts(&w->reply, ",");
+            }
             put_batch(&w->reply, &batches[i]);
         }
         api_put_page_end(&w->reply, n > 0 ? batches[0].id : NULL, n > 0 ? batches[n - 1].id : NULL,

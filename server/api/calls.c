@@ -235,7 +235,10 @@ static double positive_header(const struct http_request *req, const char *name)
 {
     const char *text = http_header(req, name);
     double v = text ? strtod(text, NULL) : 0;
-    return v > 0 && v < 864000 ? v : 0;
+    if (v > 0 && v < 864000) {
+        return v;
+    }
+    return 0;
 }
 
 static void note_retry(struct api *a, struct http_request *req)
@@ -271,8 +274,11 @@ void api_start(struct api *a, struct http_request *req, enum request_kind kind)
     c->call.t_arrived_ns = http_arrived_ns(req);
     /* The SDKs send their time-out. */
     double read_timeout = positive_header(req, "x-stainless-read-timeout");
-    c->call.patience_s =
-        read_timeout > 0 ? read_timeout : positive_header(req, "x-stainless-timeout");
+    if (read_timeout > 0) {
+        c->call.patience_s = read_timeout;
+    } else {
+        c->call.patience_s = positive_header(req, "x-stainless-timeout");
+    }
     snprintf(c->call.owner, sizeof c->call.owner, "%s", api_log(req)->owner);
     note_retry(a, req);
     http_defer(req, &events, c);
@@ -282,5 +288,8 @@ void api_start(struct api *a, struct http_request *req, enum request_kind kind)
 const char *api_call_peer(const struct call *c)
 {
     bool http = c->sink == &sink || c->sink == &line_sink;
-    return http && api_call_of(c)->req ? http_peer(api_call_of(c)->req) : NULL;
+    if (http && api_call_of(c)->req) {
+        return http_peer(api_call_of(c)->req);
+    }
+    return NULL;
 }

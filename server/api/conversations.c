@@ -25,7 +25,9 @@ static void put_list(struct api_work *w, const struct stored_item *items, size_t
 {
     buf_puts(&w->reply, "{\"object\":\"list\",\"data\":[");
     for (size_t i = 0; i < n; i++) {
-        buf_puts(&w->reply, i ? "," : "");
+        if (i) {
+            buf_puts(&w->reply, ",");
+        }
         buf_put(&w->reply, items[i].text.data, items[i].text.n_bytes);
     }
     api_put_page_end(&w->reply, n ? items[0].id : NULL, n ? items[n - 1].id : NULL, has_more);
@@ -43,7 +45,10 @@ static void failed(struct api_work *w, enum status st, const struct err *err, co
 static int64_t expires_at(const struct api_work *w)
 {
     const int64_t life = w->api->data_retention_s;
-    return life > 0 ? clock_wall_sec() + life : 0;
+    if (life > 0) {
+        return clock_wall_sec() + life;
+    }
+    return 0;
 }
 
 /* ---- bodies ---------------------------------------------------------------------------------- */
@@ -82,8 +87,12 @@ static void with_body(struct api_work *w, bool has_metadata, bool has_items, use
     char none[] = "{}";
     arena_init(&arena, ARENA_BYTES);
     buf_init(&a.metadata, 1 << 20);
-    bool good = w->n_bytes > 0 ? body_open(&b, w->body, w->n_bytes, &arena, &w->error)
-                               : body_open(&b, none, 2, &arena, &w->error);
+    bool good;
+    if (w->n_bytes > 0) {
+        good = body_open(&b, w->body, w->n_bytes, &arena, &w->error);
+    } else {
+        good = body_open(&b, none, 2, &arena, &w->error);
+    }
     good = good && (!has_metadata || api_read_metadata(&b, &a.metadata));
     good = good && (!has_items || read_items(&b, &a, !has_metadata));
     if (good) {

@@ -4,6 +4,7 @@
 #include "server/api/work.h"
 
 #include "engine/base/clock.h"
+#include "engine/base/minmax.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,10 +61,18 @@ static bool read_form(struct api_work *w, struct form *form)
             break;
         }
         struct multipart_part *to = NULL;
-        to = strcmp(part.name, "file") == 0 ? &form->file : to;
-        to = strcmp(part.name, "purpose") == 0 ? &form->purpose : to;
-        to = strcmp(part.name, "expires_after[anchor]") == 0 ? &form->anchor : to;
-        to = strcmp(part.name, "expires_after[seconds]") == 0 ? &form->seconds : to;
+        if (strcmp(part.name, "file") == 0) {
+            to = &form->file;
+        }
+        if (strcmp(part.name, "purpose") == 0) {
+            to = &form->purpose;
+        }
+        if (strcmp(part.name, "expires_after[anchor]") == 0) {
+            to = &form->anchor;
+        }
+        if (strcmp(part.name, "expires_after[seconds]") == 0) {
+            to = &form->seconds;
+        }
         if (to) {
             *to = part;
         }
@@ -137,7 +146,7 @@ static enum status store_file(struct api_work *w, const struct form *form, struc
     const char *at = form->file.bytes;
     size_t left = form->file.n_bytes;
     while (left > 0) {
-        size_t n = left < WRITE_BYTES ? left : WRITE_BYTES;
+        size_t n = lesser(left, WRITE_BYTES);
         enum status st = store_upload_write(u, at, n, err);
         if (st != OK) {
             store_upload_drop(u);
@@ -188,7 +197,9 @@ static void list(struct api_work *w)
     } else {
         buf_puts(&w->reply, "{\"object\":\"list\",\"data\":[");
         for (size_t i = 0; i < n; i++) {
-            buf_puts(&w->reply, i ? "," : "");
+            if (i) {
+                buf_puts(&w->reply, ",");
+            }
             put_file(&w->reply, &files[i]);
         }
         api_put_page_end(&w->reply, n > 0 ? files[0].id : NULL, n > 0 ? files[n - 1].id : NULL,

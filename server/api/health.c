@@ -4,6 +4,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/base/minmax.h"
 #include "server/jobs/batches.h"
 
 const char *const api_health_names[] = {"ok", "loading", "draining", "stalled", "dead"};
@@ -13,7 +14,8 @@ const char *const api_health_names[] = {"ok", "loading", "draining", "stalled", 
 enum api_health api_check_health(struct api *a, int64_t now_ns)
 {
     if (!a->ready) {
-        return a->health = a->load_failed ? HEALTH_DEAD : HEALTH_LOADING;
+        a->health = a->load_failed ? HEALTH_DEAD : HEALTH_LOADING;
+        return a->health;
     }
     struct engine_stats s;
     engine_stats(a->calls.engine, &s);
@@ -29,7 +31,7 @@ enum api_health api_check_health(struct api *a, int64_t now_ns)
     }
     a->was_idle = idle;
     int64_t stall = (int64_t)(a->config->stall_timeout * 1e9);
-    stall = 3 * a->longest_step_ns > stall ? 3 * a->longest_step_ns : stall;
+    stall = greater(3 * a->longest_step_ns, stall);
     int64_t dead = stall + (int64_t)(a->config->dead_timeout * 1e9);
     enum api_health h = a->draining ? HEALTH_DRAINING : HEALTH_OK;
     if (s.state == ENGINE_FAILED || age > dead) {

@@ -3,6 +3,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "server/api/api.h"
 #include "server/call/tenant.h"
 
@@ -50,7 +51,7 @@ static enum status read_scopes(const char *text, unsigned *scopes, struct err *e
             i++;
         }
         if (i == 4) {
-            return err_set(err, ERR_FORMAT, "unknown scope '%.*s'", (int)(n < 30 ? n : 30), text);
+            return err_set(err, ERR_FORMAT, "unknown scope '%.*s'", (int)lesser(n, 30), text);
         }
         *scopes |= bits[i];
         text += n + (text[n] == ',');
@@ -117,7 +118,10 @@ static enum status read_file(struct keys *k, struct err *err)
     }
     memset(text, 0, n_bytes);
     free(text);
-    return st == OK ? OK : err_prefix(err, st, "%s:%d", k->config->api_key_file, number - 1);
+    if (st != OK) {
+        return err_prefix(err, st, "%s:%d", k->config->api_key_file, number - 1);
+    }
+    return OK;
 }
 
 static enum status load(struct keys *k, struct err *err)
@@ -128,7 +132,10 @@ static enum status load(struct keys *k, struct err *err)
         add(k, given->items[i], "configured", SCOPE_INFERENCE | SCOPE_ADMIN | SCOPE_METRICS,
             &limits);
     }
-    return k->config->api_key_file ? read_file(k, err) : OK;
+    if (k->config->api_key_file) {
+        return read_file(k, err);
+    }
+    return OK;
 }
 
 enum status keys_open(const struct config *config, struct keys **out, struct err *err)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Routes of llama.cpp other than answers: settings, and running requests. For operators; they
  * reveal no prompts or paths. */
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "server/api/api.h"
 
 #include <inttypes.h>
@@ -15,7 +17,7 @@ static void put_token(struct buf *b, const struct tokenizer *tok, int32_t id)
 {
     size_t n = 0;
     const char *text = tok && id >= 0 ? tokenizer_token_text(tok, id, &n) : NULL;
-    buf_put_json(b, text ? text : "", n);
+    buf_put_json(b, or_empty(text), n);
 }
 
 static bool refuse(const struct api *a, struct http_request *req)
@@ -68,7 +70,7 @@ void api_props(struct http_request *req, void *arg)
     buf_printf(&b,
                ",\"chat_template_caps\":{\"supports_tools\":%s},\"modalities\":{\"vision\":false,"
                "\"audio\":false},\"bos_token\":",
-               m->parser ? "true" : "false");
+               bool_word(m->parser));
     put_token(&b, m->tok, m->tok ? tokenizer_bos(m->tok) : -1);
     buf_puts(&b, ",\"eos_token\":");
     put_token(&b, m->tok, m->tok ? tokenizer_eos(m->tok) : -1);
@@ -81,7 +83,7 @@ static void put_slot(struct buf *b, const struct api *a, int32_t id, const struc
     const struct engine_info *i = a->calls.model.info;
     buf_printf(b, "%s{\"id\":%d,\"n_ctx\":%d,\"speculative\":%s,\"is_processing\":%s",
                id ? "," : "", id, i->max_model_len, i->n_spec_tokens > 0 ? "true" : "false",
-               ch ? "true" : "false");
+               bool_word(ch));
     if (ch) {
         int32_t left = ch->request->params.max_tokens - ch->n_taken;
         buf_printf(b,
@@ -106,7 +108,7 @@ void api_slots(struct http_request *req, void *arg)
         return;
     }
     api_put_stats(a, &s);
-    int32_t n = a->calls.model.info->max_num_seqs, n_running = s.n_running < n ? s.n_running : n;
+    int32_t n = a->calls.model.info->max_num_seqs, n_running = lesser(s.n_running, n);
     buf_init(&b, 64 << 20);
     buf_putc(&b, '[');
     for (const struct call *c = a->calls.calls; c && id < n_running; c = c->next) {

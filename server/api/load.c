@@ -17,7 +17,10 @@ void api_put_stats(struct api *a, struct engine_stats *s)
 
 double api_kv_usage(const struct engine_stats *s)
 {
-    return s->n_blocks > 0 ? (double)s->n_blocks_held / s->n_blocks : 0;
+    if (s->n_blocks > 0) {
+        return (double)s->n_blocks_held / s->n_blocks;
+    }
+    return 0;
 }
 
 void orca_put_header(struct api *a, struct http_request *req)

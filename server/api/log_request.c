@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/api/log_request.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +15,7 @@ static void put_string(struct buf *b, const char *key, const char *value)
     if (value && *value) {
         size_t n = strlen(value);
         buf_printf(b, ",\"%s\":", key);
-        buf_put_json(b, value, n < MAX_PATH_BYTES ? n : MAX_PATH_BYTES);
+        buf_put_json(b, value, lesser(n, MAX_PATH_BYTES));
     }
 }
 
@@ -47,7 +49,7 @@ void log_request_head(struct http_request *req, void *arg)
 {
     (void)arg;
     const char *text = http_header(req, "x-stainless-retry-count");
-    size_t n = text ? strlen(text) : 0;
+    size_t n = length_or_0(text);
     if (n > 0 && n < 4 && strspn(text, "0123456789") == n) {
         api_log(req)->retry_count = (unsigned)atoi(text);
     }

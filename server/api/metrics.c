@@ -120,7 +120,11 @@ static void labels(struct buf *b, const struct metrics_source *s)
         if (*p == '"' || *p == '\\') {
             buf_putc(b, '\\');
         }
-        buf_putc(b, *p == '\n' ? ' ' : *p);
+        if (*p == '\n') {
+            buf_putc(b, ' ');
+        } else {
+            buf_putc(b, *p);
+        }
     }
     buf_puts(b, "\",engine=\"0\"");
 }

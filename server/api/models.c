@@ -45,7 +45,9 @@ void api_models(struct http_request *req, void *arg)
     buf_init(&body, 1 << 20);
     buf_puts(&body, "{\"object\":\"list\",\"data\":[");
     for (size_t i = 0; i < a->calls.model.n_names; i++) {
-        buf_puts(&body, i ? "," : "");
+        if (i) {
+            buf_puts(&body, ",");
+        }
         put_model(&body, a, a->calls.model.names[i]);
     }
     buf_puts(&body, "]}");

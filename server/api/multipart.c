@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/api/multipart.h"
+#include "engine/base/minmax.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +27,10 @@ static int hex_digit(char c)
         return c - '0';
     }
     c = (char)(c | 0x20);
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (c >= 'a' && c <= 'f') {
+        return c - 'a' + 10;
+    }
+    return -1;
 }
 
 /* Browsers write a quote in a name as %22, other clients as \". */
@@ -165,7 +169,7 @@ static enum status take_head(struct multipart *m, struct multipart_part *part, s
     const char *first = m->at;
     for (;;) {
         size_t most = (size_t)(m->end - m->at);
-        most = most < MULTIPART_MAX_HEAD ? most : MULTIPART_MAX_HEAD;
+        most = lesser(most, MULTIPART_MAX_HEAD);
         const char *end = memmem(m->at, most, "\r\n", 2);
         if (!end || end - first > MULTIPART_MAX_HEAD) {
             return broken(err, "a part's head does not end, or is too long");
@@ -173,7 +177,10 @@ static enum status take_head(struct multipart *m, struct multipart_part *part, s
         const char *line = m->at;
         m->at = end + 2;
         if (line == end) {
-            return part->name[0] ? OK : broken(err, "a part has no name");
+            if (part->name[0]) {
+                return OK;
+            }
+            return broken(err, "a part has no name");
         }
         TRY(take_header(part, line, end, err));
     }

@@ -4,6 +4,7 @@
 #include "server/api/api.h"
 
 #include "engine/base/json.h"
+#include "engine/base/optional.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -64,7 +65,11 @@ static void put_model(struct buf *b, const struct api *a, const char *name, bool
     put_name(b, name);
     buf_puts(b, ",\"model\":");
     put_name(b, name);
-    buf_puts(b, running ? ",\"expires_at\":" : ",\"modified_at\":");
+    if (running) {
+        buf_puts(b, ",\"expires_at\":");
+    } else {
+        buf_puts(b, ",\"modified_at\":");
+    }
     put_time(b, a->calls.model.created + (running ? 100LL * 365 * 86400 : 0));
     buf_printf(b, ",\"size\":%zu,\"digest\":\"%s\",\"details\":", i->weight_bytes, sum);
     put_details(b, i);
@@ -86,7 +91,9 @@ static void reply_models(struct api *a, struct http_request *req, bool running)
     buf_init(&b, 1 << 20);
     buf_puts(&b, "{\"models\":[");
     for (size_t i = 0; i < (one ? 1 : a->calls.model.n_names); i++) {
-        buf_puts(&b, i ? "," : "");
+        if (i) {
+            buf_puts(&b, ",");
+        }
         put_model(&b, a, a->calls.model.names[i], running);
     }
     buf_puts(&b, "]}");
@@ -162,13 +169,15 @@ void api_ollama_show(struct http_request *req, void *arg)
         return;
     }
     const char *body = http_body(req, &n_bytes);
-    if (json_parse(body ? body : "", n_bytes, &limits, &root, &err) != OK) {
+    if (json_parse(or_empty(body), n_bytes, &limits, &root, &err) != OK) {
         reply_errorf(req, 400, "json_parse_error", NULL,
                      "We could not parse the JSON body of your request. (%s)", err.text);
         return;
     }
     const char *name = json_get_string(root, "model");
-    name = name ? name : json_get_string(root, "name"); // the older name of the member
+    if (!name) {
+        name = json_get_string(root, "name");
+    } // the older name of the member
     if (!name) {
         reply_errorf(req, 400, "missing_required_parameter", "model",
                      "Missing required parameter: 'model'.");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* /openapi.json: a description of the API in OpenAPI 3.1, made from the table of routes and the
- * table of request members, so that it says what is so. */
+ * table of request members, so that it cannot differ from what the server accepts. */
 #include "server/api/api.h"
 
 #include "server/call/members.h"
@@ -8,7 +8,7 @@
 #include <ctype.h>
 #include <string.h>
 
-/* What a route answers with when all is well. */
+/* The content type of a route's successful answer. */
 enum answer {
     ANSWER_JSON,
     ANSWER_EVENTS /* or JSON */,
@@ -237,7 +237,11 @@ static void put_text(struct buf *b, const char *text)
 static void put_json(struct buf *b, const char *text)
 {
     for (; *text; text++) {
-        buf_putc(b, *text == '\'' ? '"' : *text);
+        if (*text == '\'') {
+            buf_putc(b, '"');
+        } else {
+            buf_putc(b, *text);
+        }
     }
 }
 
@@ -267,7 +271,9 @@ static void put_words(struct buf *b, const char *words, bool quoted)
         buf_put(b, words, n);
         buf_puts(b, quote);
         words += n + (words[n] == '|');
-        buf_puts(b, *words ? "," : "");
+        if (*words) {
+            buf_puts(b, ",");
+        }
     }
 }
 
@@ -321,7 +327,12 @@ static void put_mixed(struct buf *b, int64_t most, const char *text)
 static void put_prompts(struct buf *b, const struct member *m, int64_t most,
                         const struct openapi_facts *facts)
 {
-    const char *text = m->may_be_empty ? "{'type':'string'}" : "{'type':'string','minLength':1}";
+    const char *text;
+    if (m->may_be_empty) {
+        text = "{'type':'string'}";
+    } else {
+        text = "{'type':'string','minLength':1}";
+    }
     put_json(b, ",'anyOf':[");
     put_json(b, text);
     buf_putc(b, ',');
@@ -429,13 +440,19 @@ static void put_body(struct buf *b, unsigned form, const struct openapi_facts *f
     put_json(b, "{'type':'object','properties':{");
     for (size_t i = 0; i < n_members; i++) {
         if ((members[i].forms & form) && !members[i].unlisted) {
-            buf_puts(b, first ? "" : ",");
+            if (!first) {
+                buf_puts(b, ",");
+            }
             put_member(b, &members[i], facts);
             first = false;
         }
     }
     put_json(b, "},'additionalProperties':");
-    buf_puts(b, facts->config->strict_parameters ? "false" : "true");
+    if (facts->config->strict_parameters) {
+        buf_puts(b, "false");
+    } else {
+        buf_puts(b, "true");
+    }
     first = true;
     for (size_t i = 0; i < n_members; i++) {
         if ((members[i].forms & form) && members[i].required) {
@@ -444,7 +461,9 @@ static void put_body(struct buf *b, unsigned form, const struct openapi_facts *f
             first = false;
         }
     }
-    buf_puts(b, first ? "" : "]");
+    if (!first) {
+        buf_puts(b, "]");
+    }
     if (member_find("stream_options", form)) { // only where there is a stream
         put_json(b, ",'anyOf':[{'required':['stream'],'properties':{'stream':{'const':true}}},"
                     "{'properties':{'stream_options':{'type':'null'}}}]");
@@ -481,7 +500,9 @@ static void put_operation_id(struct buf *b, const struct http_route *route)
     put_lower(b, route->method);
     for (const char *p = route->path; *p; p++) {
         bool letter = isalnum((unsigned char)*p) != 0;
-        buf_puts(b, letter && gap ? "_" : "");
+        if (letter && gap) {
+            buf_puts(b, "_");
+        }
         if (letter) {
             buf_putc(b, *p);
         }
@@ -537,7 +558,9 @@ static void put_parameters(struct buf *b, const struct http_route *route)
     for (size_t i = 0; i < sizeof queries / sizeof queries[0]; i++) {
         if (strcmp(queries[i].path, route->path) == 0 &&
             strcmp(queries[i].method, route->method) == 0) {
-            buf_puts(&all, any ? "," : "");
+            if (any) {
+                buf_puts(&all, ",");
+            }
             put_json(&all, queries[i].parameters);
             any = true;
         }
@@ -566,7 +589,11 @@ static void put_operation(struct buf *b, const struct http_route *route,
     if (about->schema) {
         bool form = strcmp(about->schema, "FileForm") == 0;
         put_json(b, ",'requestBody':{'required':true,'content':{'");
-        buf_puts(b, form ? "multipart/form-data" : "application/json");
+        if (form) {
+            buf_puts(b, "multipart/form-data");
+        } else {
+            buf_puts(b, "application/json");
+        }
         put_json(b, "':{'schema':{'$ref':'#/components/schemas/");
         buf_puts(b, about->schema);
         put_json(b, "'}}}}");
@@ -591,7 +618,9 @@ static void put_paths(struct buf *b, const struct http_route *routes,
         if (same != r) {
             continue; // its path is there already
         }
-        buf_puts(b, first ? "" : ",");
+        if (!first) {
+            buf_puts(b, ",");
+        }
         put_text(b, r->path);
         buf_puts(b, ":{");
         put_operation(b, r, facts);

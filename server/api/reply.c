@@ -149,7 +149,9 @@ void reply_stream_end(struct http_request *req, const struct call_error *e, bool
     }
     if (e) {
         struct api_log *log = api_log(req);
-        log->error = log->error ? log->error : e->code;
+        if (!log->error) {
+            log->error = e->code;
+        }
         struct buf b;
         buf_init(&b, MAX_ERROR_BYTES);
         if (log->form == REPLY_OLLAMA) {

@@ -210,7 +210,9 @@ static void put_page(struct api_work *w, const struct json *const *items, size_t
             more = true;
             break;
         }
-        buf_puts(&w->reply, n_put > 0 ? "," : "");
+        if (n_put > 0) {
+            buf_puts(&w->reply, ",");
+        }
         put_named(&w->reply, items[i], id);
         snprintf(n_put == 0 ? first : last, sizeof first, "%s", id);
         n_put++;

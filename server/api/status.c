@@ -2,6 +2,7 @@
 #include "server/api/status.h"
 
 #include "engine/base/clock.h"
+#include "engine/base/minmax.h"
 #include "server/api/api.h"
 #include "server/jobs/batches.h"
 
@@ -93,7 +94,11 @@ void status_watch(struct api *a)
 static void put_row(struct buf *b, const struct status_sample *sample)
 {
     for (int i = 0; i < N_STATUS_COLUMNS; i++) {
-        buf_putc(b, i ? ',' : '[');
+        if (i) {
+            buf_putc(b, ',');
+        } else {
+            buf_putc(b, '[');
+        }
         buf_put_double(b, sample->value[i]);
     }
     buf_putc(b, ']');
@@ -102,14 +107,16 @@ static void put_row(struct buf *b, const struct status_sample *sample)
 /* Column names once, then rows, oldest first: a third of the size of objects. */
 static void put_history(struct buf *b, const struct status_history *h)
 {
-    const size_t n = h->n_taken < STATUS_SECONDS ? h->n_taken : STATUS_SECONDS;
+    const size_t n = lesser(h->n_taken, STATUS_SECONDS);
     buf_puts(b, ",\"history\":{\"columns\":[");
     for (int i = 0; i < N_STATUS_COLUMNS; i++) {
         buf_printf(b, "%s\"%s\"", i ? "," : "", columns[i]);
     }
     buf_puts(b, "],\"rows\":[");
     for (size_t i = 0; i < n; i++) {
-        buf_puts(b, i ? "," : "");
+        if (i) {
+            buf_puts(b, ",");
+        }
         put_row(b, &h->samples[(h->n_taken - n + i) % STATUS_SECONDS]);
     }
     buf_puts(b, "]}");

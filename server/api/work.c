@@ -3,6 +3,7 @@
 
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "server/api/log_request.h"
 
 #include <stdio.h>
@@ -109,9 +110,13 @@ static bool read_page(struct api_work *w, int64_t otherwise, int64_t most)
                               "Invalid 'order': expected 'asc' or 'desc'.");
     }
     w->after = http_query(w->req, "after");
-    w->after = w->after && *w->after ? w->after : NULL;
+    if (!w->after || !*w->after) {
+        w->after = NULL;
+    }
     w->purpose = http_query(w->req, "purpose");
-    w->purpose = w->purpose && *w->purpose ? w->purpose : NULL;
+    if (!w->purpose || !*w->purpose) {
+        w->purpose = NULL;
+    }
     return true;
 }
 
@@ -146,7 +151,7 @@ void api_put_page_end(struct buf *b, const char *first, const char *last, bool h
     buf_puts(b, "]");
     put_id(b, "first_id", first);
     put_id(b, "last_id", last);
-    buf_printf(b, ",\"has_more\":%s}", has_more ? "true" : "false");
+    buf_printf(b, ",\"has_more\":%s}", bool_word(has_more));
 }
 
 void api_work_fail(struct api_work *w, enum status st, const struct err *err)
@@ -189,7 +194,9 @@ bool api_read_metadata(struct body *b, struct buf *out)
                 "most %d.",
                 MAX_VALUE, MAX_KEY);
         }
-        buf_puts(out, out->n_bytes > 1 ? "," : "");
+        if (out->n_bytes > 1) {
+            buf_puts(out, ",");
+        }
         buf_put_json(out, key, strlen(key));
         buf_putc(out, ':');
         buf_put_json(out, text, strlen(text));

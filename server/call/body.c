@@ -2,6 +2,8 @@
 #include "server/call/body.h"
 
 #include "engine/base/json_scan.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "engine/base/words.h"
 
 #include <inttypes.h>
@@ -25,7 +27,7 @@ static char *key_text(struct body *b, const struct json_scan *sc)
     struct buf text;
     buf_init(&text, 1 << 20);
     json_scan_unescape(sc, &text);
-    char *key = arena_strndup(b->arena, text.data ? text.data : "", text.n_bytes);
+    char *key = arena_strndup(b->arena, or_empty(text.data), text.n_bytes);
     buf_deinit(&text);
     return key;
 }
@@ -276,7 +278,11 @@ bool body_open(struct body *b, char *text, size_t n_bytes, struct arena *arena,
     for (size_t i = 0; i < b->n_members; i++) {
         struct body_member *m = &b->members[i];
         bool hidden = m->start < text || m->start >= text + n_bytes;
-        m->node = hidden && !m->has_nul ? NULL : json_get(b->root, m->key);
+        if (hidden && !m->has_nul) {
+            m->node = NULL;
+        } else {
+            m->node = json_get(b->root, m->key);
+        }
     }
     return true;
 }
@@ -320,7 +326,10 @@ const struct body_member *body_get(const struct body *b, const char *key)
     for (size_t i = 0; i < b->n_members; i++) {
         const struct body_member *m = &b->members[i];
         if (strcmp(m->key, key) == 0) {
-            return m->node && json_type(m->node) == JSON_NULL ? NULL : m;
+            if (m->node && json_type(m->node) == JSON_NULL) {
+                return NULL;
+            }
+            return m;
         }
     }
     return NULL;
@@ -395,13 +404,13 @@ bool body_int(struct body *b, const char *key, int64_t min, int64_t max, int64_t
         return call_error_set(b->error, 400, "integer_below_min_value", key,
                               "Invalid '%s': integer below minimum value. Expected a value >= "
                               "%" PRId64 ", but got %.*s instead.",
-                              key, min, (int)(m->n_bytes < 40 ? m->n_bytes : 40), m->start);
+                              key, min, (int)lesser(m->n_bytes, 40), m->start);
     }
     if (n > max) {
         return call_error_set(b->error, 400, "integer_above_max_value", key,
                               "Invalid '%s': integer above maximum value. Expected a value <= "
                               "%" PRId64 ", but got %.*s instead.",
-                              key, max, (int)(m->n_bytes < 40 ? m->n_bytes : 40), m->start);
+                              key, max, (int)lesser(m->n_bytes, 40), m->start);
     }
     *v = n;
     return true;
@@ -417,7 +426,7 @@ bool body_real(struct body *b, const char *key, double min, double max, double *
         return body_wrong_type(b->error, key, "a decimal", m->node);
     }
     double n = json_number(m->node, 0);
-    int shown = (int)(m->n_bytes < 40 ? m->n_bytes : 40);
+    int shown = (int)lesser(m->n_bytes, 40);
     if (!(n >= min)) {
         return call_error_set(b->error, 400, "decimal_below_min_value", key,
                               "Invalid '%s': decimal below minimum value. Expected a value >= %g, "
@@ -564,7 +573,7 @@ bool body_id_lists(struct body *b, const char *key, size_t max_lists, struct id_
     }
     size_t n_ids, room;
     count_items(m, &n_ids, &room);
-    room = room < max_lists + 1 ? room : max_lists + 1;
+    room = lesser(room, max_lists + 1);
     struct id_reader r = {.b = b, .key = key};
     r.ids = arena_alloc(b->arena, n_ids, sizeof r.ids[0]);
     *lists = arena_alloc(b->arena, room, sizeof **lists);

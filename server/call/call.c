@@ -237,7 +237,9 @@ void call_start(struct call_server *s, struct call *c)
 {
     c->server = s;
     c->kind = c->request.kind;
-    c->format = c->format ? c->format : formats[c->kind];
+    if (!c->format) {
+        c->format = formats[c->kind];
+    }
     c->record = CALL_RECORD_NONE;
     c->request.model = &s->model;
     c->request.store = c->offline ? NULL : s->store;

@@ -5,6 +5,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "server/call/format.h"
 #include "server/call/tenant.h"
 
@@ -145,11 +146,17 @@ void call_end_kept(struct call *c)
         return;
     }
     for (size_t i = 0; i < c->n_choices; i++) { // nothing more is taken of any
-        c->choices[i].finish = c->choices[i].finish ? c->choices[i].finish : "cancelled";
+        if (!c->choices[i].finish) {
+            c->choices[i].finish = "cancelled";
+        }
     }
     cancel(c);
     record_tokens(c);
-    c->record.finish = c->ending == CALL_FAILED ? "error" : "cancelled";
+    if (c->ending == CALL_FAILED) {
+        c->record.finish = "error";
+    } else {
+        c->record.finish = "cancelled";
+    }
     c->closed = true;
     c->format->close(c);
     start_save(c);
@@ -170,7 +177,9 @@ void call_fail(struct call *c, const struct call_error *e)
     }
     if (c->kept || c->saving) {
         c->ending = CALL_FAILED;
-        c->why = c->why ? c->why : xstrdup(e->message);
+        if (!c->why) {
+            c->why = xstrdup(e->message);
+        }
         c->record.error = e->code;
         call_end_kept(c);
         return;
@@ -232,12 +241,21 @@ void call_gone(struct call *c, enum call_abort why)
 
 void call_finish_if_complete(struct call *c)
 {
-    bool complete = c->request.pools ? c->n_done == c->n_requests : c->n_finished == c->n_choices;
+    bool complete;
+    if (c->request.pools) {
+        complete = c->n_done == c->n_requests;
+    } else {
+        complete = c->n_finished == c->n_choices;
+    }
     if (!complete || c->answered || c->saving) {
         return;
     }
     record_tokens(c);
-    c->record.finish = c->n_choices > 0 ? c->choices[0].finish : "stop";
+    if (c->n_choices > 0) {
+        c->record.finish = c->choices[0].finish;
+    } else {
+        c->record.finish = "stop";
+    }
     if (c->format->close) {
         c->format->close(c);
     }
@@ -292,5 +310,5 @@ void call_start_deadline(struct call *c)
     double wait = c->deadline_is_queue ? queue : total;
     double spent = (double)(clock_now_ns() - c->t_start_ns) * 1e-9;
     int64_t ms = (int64_t)ceil((wait - spent) * 1000);
-    set_deadline(c, ms > 1 ? ms : 1);
+    set_deadline(c, greater(ms, 1));
 }

@@ -3,6 +3,7 @@
 #include "server/call/call_private.h"
 
 #include "engine/base/clock.h"
+#include "engine/base/minmax.h"
 #include "server/call/format.h"
 #include "server/call/tenant.h"
 
@@ -34,7 +35,11 @@ static void note_first_token(struct call *c, const struct engine_request *r, int
     c->first_token = true;
     call_stop_waiting(c);
     record->first_token_ns = now_ns - c->t_arrived_ns;
-    record->queued_ns = r->t_scheduled_ns > 0 ? r->t_scheduled_ns - c->t_arrived_ns : -1;
+    if (r->t_scheduled_ns > 0) {
+        record->queued_ns = r->t_scheduled_ns - c->t_arrived_ns;
+    } else {
+        record->queued_ns = -1;
+    }
     call_observe(c, MEASURE_TTFT, (double)record->first_token_ns * 1e-9);
     if (c->deadline_is_queue) {
         call_start_deadline(c);
@@ -93,12 +98,11 @@ static void observe_done(struct call *c, const struct engine_request *r)
     for (int32_t i = 0; i < r->n; i++) {
         int32_t n = atomic_load(&r->outputs[i].n_tokens);
         total += n;
-        longest = n > longest ? n : longest;
+        longest = greater(n, longest);
         s->counts.finished[atomic_load(&r->outputs[i].finish)]++;
     }
     int32_t context = r->n_prompt + longest;
-    s->counts.longest_context =
-        context > s->counts.longest_context ? context : s->counts.longest_context;
+    s->counts.longest_context = greater(context, s->counts.longest_context);
     if (c->tenant) {
         tenant_charge(c->tenant, total, clock_now_ns());
     }

@@ -173,7 +173,9 @@ static bool take(struct call_choice *ch, int32_t i)
     struct engine_output *out = &ch->request->outputs[ch->sample];
     int32_t id = out->tokens[i];
     if (r->return_token_ids || r->native_tokens || r->kind == KIND_NATIVE) {
-        buf_puts(&ch->ids, ch->ids.n_bytes ? "," : "");
+        if (ch->ids.n_bytes) {
+            buf_puts(&ch->ids, ",");
+        }
         buf_put_int(&ch->ids, id);
     }
     size_t n_chars = ch->n_chars;
@@ -187,7 +189,7 @@ static bool take(struct call_choice *ch, int32_t i)
     if (stops && !(r->output.include_stop && !is_eos(ch, id))) {
         return false; // ends the sample in the engine, and is no text
     }
-    return r->output.tok ? !output_token(&ch->output, id) : false;
+    return r->output.tok && !output_token(&ch->output, id);
 }
 
 static const char *reason_of(struct call_choice *ch, int32_t finish)
@@ -198,7 +200,10 @@ static const char *reason_of(struct call_choice *ch, int32_t finish)
     if (ch->n_calls == 0 || ch->call->request.is_named) { // as OpenAI has it
         return "stop";
     }
-    return ch->call->request.old_calls ? "function_call" : "tool_calls";
+    if (ch->call->request.old_calls) {
+        return "function_call";
+    }
+    return "tool_calls";
 }
 
 static void end(struct call_choice *ch, int32_t finish)

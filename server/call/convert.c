@@ -12,7 +12,11 @@ void convert_text(struct buf *out, const char *text)
 
 static void put_children(struct buf *out, const struct json *node, bool keys)
 {
-    buf_putc(out, keys ? '{' : '[');
+    if (keys) {
+        buf_putc(out, '{');
+    } else {
+        buf_putc(out, '[');
+    }
     for (const struct json *c = json_first(node); c; c = json_next(c)) {
         if (c != json_first(node)) {
             buf_putc(out, ',');
@@ -23,7 +27,11 @@ static void put_children(struct buf *out, const struct json *node, bool keys)
         }
         convert_node(out, c);
     }
-    buf_putc(out, keys ? '}' : ']');
+    if (keys) {
+        buf_putc(out, '}');
+    } else {
+        buf_putc(out, ']');
+    }
 }
 
 void convert_node(struct buf *out, const struct json *node) // the parser limits the depth
@@ -50,7 +58,9 @@ static void put_field(struct buf *out, const struct json *v, const char *key, bo
 void convert_tool(struct buf *out, const struct json *tool, size_t index, const char *schema_key)
 {
     bool first = true;
-    buf_puts(out, index ? "," : "");
+    if (index) {
+        buf_puts(out, ",");
+    }
     buf_puts(out, "{\"type\":\"function\",\"function\":{");
     put_field(out, json_get(tool, "name"), "name", &first);
     put_field(out, json_get(tool, "description"), "description", &first);
@@ -81,7 +91,11 @@ static void put_item(struct buf *out, const struct json *item, bool with_id)
     if (json_is(content, JSON_STRING)) {
         bool said = role && strcmp(role, "assistant") == 0;
         buf_puts(out, ",\"content\":[{\"type\":");
-        buf_puts(out, said ? "\"output_text\",\"annotations\":[]" : "\"input_text\"");
+        if (said) {
+            buf_puts(out, "\"output_text\",\"annotations\":[]");
+        } else {
+            buf_puts(out, "\"input_text\"");
+        }
         buf_puts(out, ",\"text\":");
         convert_node(out, content);
         buf_puts(out, "}]");
@@ -104,9 +118,13 @@ void convert_item_but_id(struct buf *out, const struct json *item)
 
 static bool keep(struct request *r, const struct buf *array, const char **text, size_t *n_bytes)
 {
-    *text = array->failed ? NULL : arena_strndup(&r->arena, array->data, array->n_bytes);
+    if (array->failed) {
+        *text = NULL;
+    } else {
+        *text = arena_strndup(&r->arena, array->data, array->n_bytes);
+    }
     *n_bytes = array->n_bytes;
-    return *text ? true : request_too_large(r);
+    return *text || request_too_large(r);
 }
 
 bool convert_keep_messages(struct request *r, struct buf *array)

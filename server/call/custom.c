@@ -2,6 +2,7 @@
 #include "server/call/custom.h"
 
 #include "engine/base/json_scan.h"
+#include "engine/base/optional.h"
 #include "server/chat/turn.h"
 
 #include <string.h>
@@ -39,7 +40,7 @@ void custom_text(const struct buf *arguments, struct buf *out)
     struct buf text, whole;
     buf_init(&text, arguments->max_bytes);
     buf_init(&whole, arguments->max_bytes + 8);
-    const char *s = arguments->data ? arguments->data : "";
+    const char *s = or_empty(arguments->data);
     bool found = read_text(s, arguments->n_bytes, &text);
     for (size_t cut = 0; !found && cut <= ESCAPE_BYTES && cut < arguments->n_bytes; cut++) {
         buf_clear(&whole);
@@ -48,7 +49,7 @@ void custom_text(const struct buf *arguments, struct buf *out)
         found = read_text(whole.data, whole.n_bytes, &text);
     }
     if (found) {
-        buf_put(out, text.data ? text.data : "", text.n_bytes);
+        buf_put(out, or_empty(text.data), text.n_bytes);
     }
     buf_deinit(&text);
     buf_deinit(&whole);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/call/error.h"
+#include "engine/base/optional.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -14,7 +15,7 @@ bool call_error_set(struct call_error *e, int status, const char *code, const ch
     }
     e->status = status;
     e->code = code;
-    snprintf(e->param, sizeof e->param, "%s", param ? param : "");
+    snprintf(e->param, sizeof e->param, "%s", or_empty(param));
     va_list args;
     va_start(args, fmt);
     vsnprintf(e->message, sizeof e->message, fmt, args);
@@ -109,7 +110,11 @@ void call_error_put(struct buf *b, const struct call_error *e)
 {
     const char *type = e->type;
     if (!type) {
-        type = e->status < 500 ? "invalid_request_error" : "server_error";
+        if (e->status < 500) {
+            type = "invalid_request_error";
+        } else {
+            type = "server_error";
+        }
     }
     buf_puts(b, "{\"error\":{\"message\":");
     buf_put_json(b, e->message, strlen(e->message));
@@ -143,7 +148,10 @@ static const char *type_of(int status)
             return types[i].type;
         }
     }
-    return status < 500 ? "invalid_request_error" : "api_error";
+    if (status < 500) {
+        return "invalid_request_error";
+    }
+    return "api_error";
 }
 
 /* Coding agents shorten a conversation when they read these opening words. */

@@ -19,7 +19,10 @@ static const struct form {
 
 static int32_t find(const struct tokenizer *tok, const char *text)
 {
-    return text ? tokenizer_find(tok, text, strlen(text)) : -1;
+    if (text) {
+        return tokenizer_find(tok, text, strlen(text));
+    }
+    return -1;
 }
 
 static int32_t find_any(const struct tokenizer *tok, const char *const *texts, size_t n)

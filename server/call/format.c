@@ -2,6 +2,8 @@
 /* Pieces of JSON that several endpoints share. */
 #include "server/call/format.h"
 
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "engine/base/utf8.h"
 #include "server/call/convert.h"
 
@@ -17,7 +19,7 @@ struct call_usage call_usage_of(const struct call *c)
         u.prompt += r->n_prompt;
         u.cached += r->n_cached;
         if (r->n_recomputed >= 0) {
-            u.recomputed = (u.recomputed > 0 ? u.recomputed : 0) + r->n_recomputed;
+            u.recomputed = greater(u.recomputed, 0) + r->n_recomputed;
         }
         u.accepted += r->n_accepted; // before the drafts: see engine.h
         u.drafts += r->n_drafts;
@@ -108,7 +110,7 @@ static void put_token_text(struct buf *b, const struct call *c, int32_t token, b
     }
     const char *piece = token_text(c, token, &n);
     if (!piece || !spelled || utf8_check(piece, n) == n) {
-        buf_put_json(b, piece ? piece : "", piece ? n : 0);
+        buf_put_json(b, or_empty(piece), piece ? n : 0);
         return;
     }
     buf_puts(b, "\"bytes:");
@@ -134,7 +136,9 @@ static void put_token(struct buf *b, const struct call *c, int32_t token, float 
     call_put_logprob(b, logprob);
     buf_puts(b, ",\"bytes\":[");
     for (size_t i = 0; piece && i < n; i++) {
-        buf_puts(b, i ? "," : "");
+        if (i) {
+            buf_puts(b, ",");
+        }
         buf_put_int(b, (unsigned char)piece[i]);
     }
     buf_putc(b, ']');
@@ -145,11 +149,19 @@ void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token
 {
     (void)n_chars_before;
     struct buf *b = &ch->logprobs;
-    buf_puts(b, b->n_bytes ? ",{" : "{");
+    if (b->n_bytes) {
+        buf_puts(b, ",{");
+    } else {
+        buf_puts(b, "{");
+    }
     put_token(b, ch->call, token, lp->logprob);
     buf_puts(b, ",\"top_logprobs\":[");
     for (int32_t i = 0; i < lp->n_top && i < ch->call->request.n_top; i++) {
-        buf_puts(b, i ? ",{" : "{");
+        if (i) {
+            buf_puts(b, ",{");
+        } else {
+            buf_puts(b, "{");
+        }
         put_token(b, ch->call, lp->top_ids[i], lp->top_logprobs[i]);
         buf_putc(b, '}');
     }
@@ -165,11 +177,15 @@ static void put_native(struct buf *b, const struct call *c, int32_t token, float
 void call_native_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp)
 {
     struct buf *b = &ch->logprobs;
-    buf_puts(b, b->n_bytes ? "," : "");
+    if (b->n_bytes) {
+        buf_puts(b, ",");
+    }
     put_native(b, ch->call, token, lp->logprob);
     buf_puts(b, ",\"top_logprobs\":[");
     for (int32_t i = 0; i < lp->n_top && i < ch->call->request.n_top; i++) {
-        buf_puts(b, i ? "," : "");
+        if (i) {
+            buf_puts(b, ",");
+        }
         put_native(b, ch->call, lp->top_ids[i], lp->top_logprobs[i]);
         buf_putc(b, '}');
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* /v1/chat/completions: one object, or chunks. */
+#include "engine/base/optional.h"
 #include "server/call/format.h"
 
 #include <string.h>
@@ -80,7 +81,10 @@ static void open_delta_call(struct buf *b, const struct call_choice *ch, int32_t
 
 static const char *arguments_key(const struct call_choice *ch)
 {
-    return ch->is_custom ? "\"custom\":{\"input\":" : "\"function\":{\"arguments\":";
+    if (ch->is_custom) {
+        return "\"custom\":{\"input\":";
+    }
+    return "\"function\":{\"arguments\":";
 }
 
 static void put_reasoning(struct buf *b, const struct buf *text)
@@ -97,9 +101,17 @@ static void put_delta(struct buf *b, struct call_choice *ch)
     if (ch->arguments.n_bytes > 0) {
         bool old = ch->call->request.old_calls;
         open_delta_call(b, ch, ch->n_calls - 1);
-        buf_puts(b, old ? "\"arguments\":" : arguments_key(ch));
+        if (old) {
+            buf_puts(b, "\"arguments\":");
+        } else {
+            buf_puts(b, arguments_key(ch));
+        }
         buf_put_json(b, ch->arguments.data, ch->arguments.n_bytes);
-        buf_puts(b, old ? "}" : "}}]");
+        if (old) {
+            buf_puts(b, "}");
+        } else {
+            buf_puts(b, "}}]");
+        }
     } else if (ch->reasoning.n_bytes > 0) {
         put_reasoning(b, &ch->reasoning);
     } else if (ch->content.n_bytes > 0) {
@@ -135,7 +147,9 @@ static void start(struct call_choice *ch)
     if (r->echoed && r->echoed_bytes > 0) {
         ch->has_content = true;
         buf_put(&ch->content, r->echoed, r->echoed_bytes);
-        ch->pending = r->stream ? PENDING_TEXT : ch->pending;
+        if (r->stream) {
+            ch->pending = PENDING_TEXT;
+        }
     }
 }
 
@@ -145,26 +159,41 @@ static void put_call_head(struct buf *b, const struct call_choice *ch, const cha
     if (!ch->call->request.old_calls) {
         buf_puts(b, "\"id\":");
         buf_put_json(b, id, strlen(id));
-        buf_puts(b, ch->is_custom ? ",\"type\":\"custom\",\"custom\":{"
-                                  : ",\"type\":\"function\",\"function\":{");
+        if (ch->is_custom) {
+            buf_puts(b, ",\"type\":\"custom\",\"custom\":{");
+        } else {
+            buf_puts(b, ",\"type\":\"function\",\"function\":{");
+        }
     }
     buf_puts(b, "\"name\":");
     buf_put_json(b, name, strlen(name));
-    buf_puts(b, ch->is_custom ? ",\"input\":" : ",\"arguments\":");
+    if (ch->is_custom) {
+        buf_puts(b, ",\"input\":");
+    } else {
+        buf_puts(b, ",\"arguments\":");
+    }
 }
 
 static void call(struct call_choice *ch, const char *name, const char *id)
 {
     if (!ch->call->request.stream) {
         struct buf *all = &ch->calls;
-        buf_puts(all, all->n_bytes ? ",{" : "{");
+        if (all->n_bytes) {
+            buf_puts(all, ",{");
+        } else {
+            buf_puts(all, "{");
+        }
         put_call_head(all, ch, name, id);
         return;
     }
     struct buf *b = open_chunk(ch);
     open_delta_call(b, ch, ch->n_calls);
     put_call_head(b, ch, name, id);
-    buf_puts(b, ch->call->request.old_calls ? "\"\"}" : "\"\"}}]");
+    if (ch->call->request.old_calls) {
+        buf_puts(b, "\"\"}");
+    } else {
+        buf_puts(b, "\"\"}}]");
+    }
     close_chunk(ch, b, NULL);
     end_chunk(ch, b);
 }
@@ -173,8 +202,12 @@ static void call_end(struct call_choice *ch)
 {
     if (!ch->call->request.stream) {
         struct buf *all = &ch->calls;
-        buf_put_json(all, ch->arguments.data ? ch->arguments.data : "", ch->arguments.n_bytes);
-        buf_puts(all, ch->call->request.old_calls ? "}" : "}}");
+        buf_put_json(all, or_empty(ch->arguments.data), ch->arguments.n_bytes);
+        if (ch->call->request.old_calls) {
+            buf_puts(all, "}");
+        } else {
+            buf_puts(all, "}}");
+        }
         buf_clear(&ch->arguments);
     }
 }
@@ -203,7 +236,7 @@ static void put_message(struct buf *b, struct call_choice *ch)
     if (!ch->has_content && calls->n_bytes > 0 && !named) {
         buf_puts(b, "null"); // with a call that was named it is "", as vLLM has it
     } else {
-        buf_put_json(b, ch->content.data ? ch->content.data : "", ch->content.n_bytes);
+        buf_put_json(b, or_empty(ch->content.data), ch->content.n_bytes);
     }
     buf_puts(b, ",\"refusal\":null,\"annotations\":[]");
     if (ch->has_reasoning) {
@@ -214,9 +247,15 @@ static void put_message(struct buf *b, struct call_choice *ch)
     }
     if (calls->n_bytes > 0) {
         bool old = ch->call->request.old_calls;
-        buf_puts(b, old ? ",\"function_call\":" : ",\"tool_calls\":[");
+        if (old) {
+            buf_puts(b, ",\"function_call\":");
+        } else {
+            buf_puts(b, ",\"tool_calls\":[");
+        }
         buf_put(b, calls->data, calls->n_bytes);
-        buf_puts(b, old ? "" : "]");
+        if (!old) {
+            buf_puts(b, "]");
+        }
     } else if (ch->call->request.tool_mode != TOOLS_OFF && !ch->call->request.old_calls) {
         buf_puts(b, ",\"tool_calls\":[]"); // as vLLM has it, so that clients may count them
     }
@@ -256,7 +295,11 @@ static void end(struct call *c)
     buf_init(&body, (size_t)1 << 30);
     call_put_head(&body, c, "chat.completion");
     for (size_t i = 0; i < c->n_choices; i++) {
-        buf_putc(&body, i ? ',' : '[');
+        if (i) {
+            buf_putc(&body, ',');
+        } else {
+            buf_putc(&body, '[');
+        }
         put_choice(&body, &c->choices[i]);
     }
     buf_putc(&body, ']');

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* /v1/completions: one object, or chunks. */
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "server/call/format.h"
 
 #include <string.h>
@@ -34,7 +36,7 @@ static void add_logprob(struct call_choice *ch, int32_t token, const struct toke
         buf_puts(tops, "null");
     } else {
         call_put_logprob(values, lp->logprob);
-        int32_t n = lp->n_top < n_top ? lp->n_top : n_top;
+        int32_t n = lesser(lp->n_top, n_top);
         buf_putc(tops, '{');
         put_top(tops, c, token, lp->logprob); // the token itself is always there, and first
         for (int32_t i = 0; i < n; i++) {
@@ -129,7 +131,7 @@ static void put_choice(struct buf *b, struct call_choice *ch, const char *text, 
     buf_puts(b, "{\"index\":");
     buf_put_int(b, ch->index);
     buf_puts(b, ",\"text\":");
-    buf_put_json(b, text ? text : "", n_bytes);
+    buf_put_json(b, or_empty(text), n_bytes);
     buf_puts(b, ",\"logprobs\":");
     put_logprobs(b, ch);
     buf_puts(b, ",\"finish_reason\":");
@@ -228,7 +230,11 @@ static void end(struct call *c)
     for (size_t i = 0; i < c->n_choices; i++) {
         struct call_choice *ch = &c->choices[i];
         echo_text(ch);
-        buf_putc(&body, i ? ',' : '[');
+        if (i) {
+            buf_putc(&body, ',');
+        } else {
+            buf_putc(&body, '[');
+        }
         put_choice(&body, ch, ch->content.data, ch->content.n_bytes);
     }
     buf_putc(&body, ']');

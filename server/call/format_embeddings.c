@@ -67,7 +67,9 @@ static void end(struct call *c)
     buf_init(&body, (size_t)1 << 30);
     buf_puts(&body, "{\"object\":\"list\",\"data\":[");
     for (size_t i = 0; i < c->n_requests; i++) {
-        buf_puts(&body, i ? "," : "");
+        if (i) {
+            buf_puts(&body, ",");
+        }
         buf_puts(&body, "{\"object\":\"embedding\",\"index\":");
         buf_put_int(&body, (int64_t)i);
         buf_puts(&body, ",\"embedding\":");

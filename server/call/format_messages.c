@@ -17,7 +17,7 @@ struct message {
     int32_t n_blocks; // begun
     char tool_id[80], tool[TOOL_NAME_MAX_BYTES + 1];
     struct buf text;   // of the open block
-    struct buf blocks; // the finished ones, joined by commas; not of a stream
+    struct buf blocks; // of an answer that is not streamed: its finished blocks, joined by commas
 };
 
 static struct message *state(struct call *c)
@@ -70,7 +70,11 @@ static void put_stop(struct buf *b, const struct call_choice *ch)
     if (strcmp(ch->finish, "tool_calls") == 0) {
         reason = "tool_use";
     } else if (strcmp(ch->finish, "length") == 0) {
-        reason = ch->n_taken < r->max_tokens ? "model_context_window_exceeded" : "max_tokens";
+        if (ch->n_taken < r->max_tokens) {
+            reason = "model_context_window_exceeded";
+        } else {
+            reason = "max_tokens";
+        }
     } else if (ch->output.stopped) {
         reason = "stop_sequence";
         sequence = r->output.stop[ch->output.stop_index];
@@ -225,7 +229,9 @@ static void close_block(struct call *c)
         }
         send(c, "content_block_stop", block_event(c, "content_block_stop"));
     } else {
-        buf_puts(&m->blocks, m->blocks.n_bytes ? "," : "");
+        if (m->blocks.n_bytes) {
+            buf_puts(&m->blocks, ",");
+        }
         put_block(&m->blocks, m, true);
     }
     m->open = BLOCK_NONE;

@@ -4,6 +4,7 @@
 #include "server/call/format.h"
 
 #include "engine/base/clock.h"
+#include "engine/base/optional.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -51,11 +52,13 @@ static void put_settings(struct buf *b, const struct call_choice *ch)
         "\"dynatemp_range\":0.0,\"adaptive_target\":-1.0,\"adaptive_decay\":0.9,"
         "\"ignore_eos\":%s,\"stream\":%s,\"n_probs\":%d,\"n_keep\":0,\"n_discard\":0,"
         "\"grammar\":\"\",\"samplers\":[],\"lora\":[],\"logit_bias\":[",
-        p->ignore_eos ? "true" : "false", r->stream ? "true" : "false", r->n_top);
+        bool_word(p->ignore_eos), bool_word(r->stream), r->n_top);
     put_biases(b, p);
     buf_puts(b, "],\"stop\":[");
     for (size_t i = 0; i < r->output.n_stop; i++) {
-        buf_puts(b, i ? "," : "");
+        if (i) {
+            buf_puts(b, ",");
+        }
         buf_put_json(b, r->output.stop[i], r->output.stop_bytes[i]);
     }
     buf_puts(b, "]}");
@@ -71,7 +74,7 @@ static void put_prompt(struct buf *b, const struct call_choice *ch)
     if (tok) {
         tokenizer_decode(tok, q->prompt, (size_t)q->n_prompt, false, &text);
     }
-    buf_put_json(b, text.data ? text.data : "", text.n_bytes);
+    buf_put_json(b, or_empty(text.data), text.n_bytes);
     buf_deinit(&text);
 }
 
@@ -80,7 +83,10 @@ static const char *stop_type(const struct call_choice *ch)
     if (ch->output.stopped) {
         return "word";
     }
-    return strcmp(ch->finish, "length") == 0 ? "limit" : "eos";
+    if (strcmp(ch->finish, "length") == 0) {
+        return "limit";
+    }
+    return "eos";
 }
 
 static void put_probabilities(struct buf *b, struct call_choice *ch)
@@ -100,13 +106,13 @@ static void put_head(struct buf *b, struct call_choice *ch, bool stop)
     buf_puts(b, "{\"index\":");
     buf_put_int(b, (int64_t)(ch->request - ch->call->requests));
     buf_puts(b, ",\"content\":");
-    buf_put_json(b, ch->content.data ? ch->content.data : "", ch->content.n_bytes);
+    buf_put_json(b, or_empty(ch->content.data), ch->content.n_bytes);
     buf_puts(b, ",\"tokens\":[");
     if (r->native_tokens || r->stream) {
         buf_put(b, ch->ids.data, ch->ids.n_bytes);
     }
     buf_printf(b, "],\"id_slot\":-1,\"stop\":%s,\"tokens_predicted\":%d,\"tokens_evaluated\":%d",
-               stop ? "true" : "false", ch->n_taken, ch->request->n_prompt);
+               bool_word(stop), ch->n_taken, ch->request->n_prompt);
     buf_clear(&ch->ids);
 }
 
@@ -117,7 +123,10 @@ static bool has_line(const struct call_choice *ch)
 
 void call_put_native(struct buf *b, struct call_choice *ch)
 {
-    const char *word = ch->output.stopped ? ch->output.options->stop[ch->output.stop_index] : "";
+    const char *word = "";
+    if (ch->output.stopped) {
+        word = ch->output.options->stop[ch->output.stop_index];
+    }
     struct call *c = ch->call;
     put_head(b, ch, true);
     buf_puts(b, ",\"model\":");
@@ -227,16 +236,26 @@ static void put_fields(struct buf *b, const struct call *c, const struct buf *ob
         char outer[64];
         snprintf(outer, sizeof outer, "%.*s", (int)(slash ? slash - name : 63), name);
         const struct json *v = json_get(root, slash ? outer : name);
-        v = v && slash ? json_get(v, slash + 1) : v;
+        if (v && slash) {
+            v = json_get(v, slash + 1);
+        }
         if (v) {
-            buf_putc(b, first ? '{' : ',');
+            if (first) {
+                buf_putc(b, '{');
+            } else {
+                buf_putc(b, ',');
+            }
             buf_put_json(b, name, strlen(name));
             buf_putc(b, ':');
             call_put_node(b, v);
             first = false;
         }
     }
-    buf_puts(b, first ? "{}" : "}");
+    if (first) {
+        buf_puts(b, "{}");
+    } else {
+        buf_puts(b, "}");
+    }
     json_free(root);
 }
 
@@ -265,10 +284,16 @@ static void end(struct call *c)
     buf_init(&b, (size_t)1 << 30);
     for (size_t i = 0; i < c->n_choices; i++) {
         const char *open = list ? "[" : "";
-        buf_puts(&b, i ? "," : open);
+        if (i) {
+            buf_puts(&b, ",");
+        } else {
+            buf_puts(&b, open);
+        }
         put_answer(&b, &c->choices[i]);
     }
-    buf_puts(&b, list ? "]" : "");
+    if (list) {
+        buf_puts(&b, "]");
+    }
     call_whole(c, &b);
 }
 
@@ -292,7 +317,11 @@ static void end_embedding(struct call *c)
     struct buf b;
     buf_init(&b, (size_t)1 << 30);
     for (size_t i = 0; i < c->n_requests; i++) {
-        buf_puts(&b, i ? ",{\"index\":" : "[{\"index\":");
+        if (i) {
+            buf_puts(&b, ",{\"index\":");
+        } else {
+            buf_puts(&b, "[{\"index\":");
+        }
         buf_put_int(&b, (int64_t)i);
         buf_puts(&b, ",\"embedding\":[");
         call_put_vector(&b, c, i);

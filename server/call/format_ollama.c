@@ -5,6 +5,8 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/json_scan.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -27,7 +29,7 @@ static void put_head(struct buf *b, const struct call *c)
 
 static void put_ns(struct buf *b, const char *key, int64_t ns)
 {
-    buf_printf(b, ",\"%s\":%" PRId64, key, ns > 0 ? ns : 0);
+    buf_printf(b, ",\"%s\":%" PRId64, key, greater(ns, 0));
 }
 
 /* Durations in nanoseconds, as all of Ollama's; the model was loaded long before. */
@@ -56,8 +58,12 @@ static bool is_object(const struct buf *text)
 static void put_said(struct buf *b, struct call_choice *ch)
 {
     bool chat = ch->call->request.kind == KIND_OLLAMA_CHAT;
-    buf_puts(b, chat ? ",\"message\":{\"role\":\"assistant\",\"content\":" : ",\"response\":");
-    buf_put_json(b, ch->content.data ? ch->content.data : "", ch->content.n_bytes);
+    if (chat) {
+        buf_puts(b, ",\"message\":{\"role\":\"assistant\",\"content\":");
+    } else {
+        buf_puts(b, ",\"response\":");
+    }
+    buf_put_json(b, or_empty(ch->content.data), ch->content.n_bytes);
     if (ch->reasoning.n_bytes > 0) {
         buf_puts(b, ",\"thinking\":");
         buf_put_json(b, ch->reasoning.data, ch->reasoning.n_bytes);
@@ -67,7 +73,9 @@ static void put_said(struct buf *b, struct call_choice *ch)
         buf_put(b, ch->calls.data, ch->calls.n_bytes);
         buf_putc(b, ']');
     }
-    buf_puts(b, chat ? "}" : "");
+    if (chat) {
+        buf_puts(b, "}");
+    }
     if (ch->logprobs.n_bytes > 0) {
         buf_puts(b, ",\"logprobs\":[");
         buf_put(b, ch->logprobs.data, ch->logprobs.n_bytes);
@@ -103,7 +111,11 @@ static void pending(struct call_choice *ch)
 static void call(struct call_choice *ch, const char *name, const char *id)
 {
     (void)id;
-    buf_puts(&ch->calls, ch->calls.n_bytes ? ",{\"function\":{" : "{\"function\":{");
+    if (ch->calls.n_bytes) {
+        buf_puts(&ch->calls, ",{\"function\":{");
+    } else {
+        buf_puts(&ch->calls, "{\"function\":{");
+    }
     buf_printf(&ch->calls, "\"index\":%d,\"name\":", ch->n_calls);
     buf_put_json(&ch->calls, name, strlen(name));
     buf_puts(&ch->calls, ",\"arguments\":");
@@ -162,15 +174,17 @@ const struct call_format call_ollama_format = {
     .end = end,
 };
 
-/* Nothing was asked but that the model be there. */
+/* A request without a prompt only checks that the model is loaded. */
 static void reply_load(struct call *c)
 {
     struct buf b;
     buf_init(&b, 1 << 16);
     put_head(&b, c);
-    buf_puts(&b, c->request.form == FORM_OLLAMA_CHAT
-                     ? ",\"message\":{\"role\":\"assistant\",\"content\":\"\"}"
-                     : ",\"response\":\"\"");
+    if (c->request.form == FORM_OLLAMA_CHAT) {
+        buf_puts(&b, ",\"message\":{\"role\":\"assistant\",\"content\":\"\"}");
+    } else {
+        buf_puts(&b, ",\"response\":\"\"");
+    }
     buf_puts(&b, ",\"done\":true,\"done_reason\":\"load\"}");
     call_whole(c, &b);
 }
@@ -189,7 +203,9 @@ static void end_embed(struct call *c)
     buf_put_json(&b, c->request.model_name, strlen(c->request.model_name));
     buf_puts(&b, ",\"embeddings\":[");
     for (size_t i = 0; i < c->n_requests; i++) {
-        buf_puts(&b, i ? "," : "");
+        if (i) {
+            buf_puts(&b, ",");
+        }
         call_put_vector(&b, c, i);
         tokens += c->requests[i].n_prompt;
     }

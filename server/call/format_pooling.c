@@ -43,7 +43,11 @@ static void put_list(struct call *c, void (*put)(struct buf *b, struct call *c, 
     call_put_list_head(&b, c);
     buf_puts(&b, ",\"data\":[");
     for (size_t i = 0; i < c->n_requests; i++) {
-        buf_puts(&b, i ? ",{\"index\":" : "{\"index\":");
+        if (i) {
+            buf_puts(&b, ",{\"index\":");
+        } else {
+            buf_puts(&b, "{\"index\":");
+        }
         buf_put_int(&b, (int64_t)i);
         put(&b, c, i);
         buf_putc(&b, '}');
@@ -82,7 +86,11 @@ static void put_bits(struct buf *b, const float *v, size_t n, int offset)
         for (size_t k = 0; k < 8; k++) {
             byte = 2 * byte + (v[i + k] >= 0);
         }
-        buf_puts(b, i ? "," : "[");
+        if (i) {
+            buf_puts(b, ",");
+        } else {
+            buf_puts(b, "[");
+        }
         buf_put_int(b, byte - offset);
     }
     buf_putc(b, ']');
@@ -114,7 +122,9 @@ static void put_vectors(struct buf *b, struct call *c)
         }
         buf_printf(b, "%s\"%s\":[", first ? "" : ",", names[type]);
         for (size_t i = 0; i < c->n_requests; i++) {
-            buf_puts(b, i ? "," : "");
+            if (i) {
+                buf_puts(b, ",");
+            }
             put_vector(b, c, i, (enum vector_type)type);
         }
         buf_putc(b, ']');

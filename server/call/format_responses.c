@@ -5,6 +5,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "server/call/items.h"
 
 #include <stdio.h>
@@ -125,7 +126,7 @@ static void put_object(struct buf *b, struct call *c, struct ending e)
     buf_puts(b, ",\"object\":\"response\",\"created_at\":");
     buf_put_int(b, c->created);
     buf_printf(b, ",\"status\":\"%s\",\"background\":%s,\"error\":", status,
-               c->request.detached ? "true" : "false");
+               bool_word(c->request.detached));
     put_error(b, e.error);
     buf_printf(b, ",\"incomplete_details\":%s",
                cut ? "{\"reason\":\"max_output_tokens\"}" : "null");
@@ -175,7 +176,7 @@ void call_put_response(struct buf *b, struct call *c)
 static void put_text_part(struct buf *b, const struct responses *s)
 {
     buf_puts(b, "{\"type\":\"output_text\",\"text\":");
-    buf_put_json(b, s->text.data ? s->text.data : "", s->text.n_bytes);
+    buf_put_json(b, or_empty(s->text.data), s->text.n_bytes);
     buf_puts(b, ",\"annotations\":[],\"logprobs\":[");
     buf_put(b, s->logprobs.data, s->logprobs.n_bytes);
     buf_puts(b, "]}");
@@ -191,7 +192,7 @@ static void put_item(struct buf *b, const struct responses *s, const char *statu
         buf_puts(b, "\"type\":\"reasoning\",\"summary\":[],\"content\":[");
         if (done) {
             buf_puts(b, "{\"type\":\"reasoning_text\",\"text\":");
-            buf_put_json(b, s->text.data ? s->text.data : "", s->text.n_bytes);
+            buf_put_json(b, or_empty(s->text.data), s->text.n_bytes);
             buf_putc(b, '}');
         }
         buf_puts(b, "]}");
@@ -203,12 +204,19 @@ static void put_item(struct buf *b, const struct responses *s, const char *statu
         buf_puts(b, "]}");
     } else {
         bool custom = s->open == ITEM_CUSTOM;
-        buf_puts(b, custom ? "\"type\":\"custom_tool_call\",\"call_id\":"
-                           : "\"type\":\"function_call\",\"call_id\":");
+        if (custom) {
+            buf_puts(b, "\"type\":\"custom_tool_call\",\"call_id\":");
+        } else {
+            buf_puts(b, "\"type\":\"function_call\",\"call_id\":");
+        }
         buf_put_json(b, s->call_id, strlen(s->call_id));
         buf_puts(b, ",\"name\":");
         buf_put_json(b, s->name, strlen(s->name));
-        buf_puts(b, custom ? ",\"input\":" : ",\"arguments\":");
+        if (custom) {
+            buf_puts(b, ",\"input\":");
+        } else {
+            buf_puts(b, ",\"arguments\":");
+        }
         buf_put_json(b, done && s->text.data ? s->text.data : "", done ? s->text.n_bytes : 0);
         buf_putc(b, '}');
     }
@@ -267,7 +275,9 @@ static void put_place(struct buf *b, const struct responses *s, bool content)
     buf_put_json(b, s->item_id, strlen(s->item_id));
     buf_puts(b, ",\"output_index\":");
     buf_put_int(b, s->n_items - 1);
-    buf_puts(b, content ? ",\"content_index\":0" : "");
+    if (content) {
+        buf_puts(b, ",\"content_index\":0");
+    }
 }
 
 static void send_item(struct call *c, const char *type, const char *status, bool done)
@@ -313,7 +323,7 @@ static void send_text_done(struct call *c, const char *type, const char *key, bo
     struct buf *b = event(c, type);
     put_place(b, s, content);
     buf_printf(b, ",\"%s\":", key);
-    buf_put_json(b, s->text.data ? s->text.data : "", s->text.n_bytes);
+    buf_put_json(b, or_empty(s->text.data), s->text.n_bytes);
     if (s->open == ITEM_MESSAGE) {
         buf_puts(b, ",\"logprobs\":[");
         buf_put(b, s->logprobs.data, s->logprobs.n_bytes);
@@ -344,7 +354,9 @@ static void close_item(struct call *c, const char *status)
         }
         send_item(c, "response.output_item.done", status, true);
     }
-    buf_puts(&s->items, s->items.n_bytes ? "," : "");
+    if (s->items.n_bytes) {
+        buf_puts(&s->items, ",");
+    }
     put_item(&s->items, s, status, true);
     s->open = ITEM_NONE;
 }
@@ -392,7 +404,9 @@ static void prompt(struct call_choice *ch)
 static void take_logprobs(struct call_choice *ch, struct buf *into)
 {
     if (ch->logprobs.n_bytes > 0) {
-        buf_puts(into, into->n_bytes ? "," : "");
+        if (into->n_bytes) {
+            buf_puts(into, ",");
+        }
         buf_put(into, ch->logprobs.data, ch->logprobs.n_bytes);
     }
 }
@@ -532,7 +546,7 @@ static struct stored_response stored_of(struct call *c)
         .background = r->detached,
     };
     snprintf(stored.id, sizeof stored.id, "%s", c->id);
-    snprintf(stored.previous, sizeof stored.previous, "%s", r->previous ? r->previous : "");
+    snprintf(stored.previous, sizeof stored.previous, "%s", or_empty(r->previous));
     return stored;
 }
 
@@ -608,7 +622,7 @@ static void send_error_event(struct call *c, const struct call_error *e)
     buf_init(&b, 1 << 16);
     call_error_put(&nested, e); // {"error":{...}}
     buf_puts(&b, "{\"type\":\"error\",\"code\":");
-    buf_put_json(&b, e->code ? e->code : "", e->code ? strlen(e->code) : 0);
+    buf_put_json(&b, or_empty(e->code), length_or_0(e->code));
     buf_puts(&b, ",\"message\":");
     buf_put_json(&b, e->message, strlen(e->message));
     buf_puts(&b, ",\"param\":null,");

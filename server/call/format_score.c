@@ -3,6 +3,7 @@
 #include "server/call/format.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -25,8 +26,14 @@ void call_note_answer(struct call_choice *ch, int32_t token, const struct token_
 double call_judged(const struct call *c, size_t pair)
 {
     const float *answers = c->extra;
-    double lead = answers ? (double)answers[2 * pair] - (double)answers[2 * pair + 1] : 0;
-    return c->request.activates ? 1 / (1 + exp(-lead)) : lead;
+    double lead = 0;
+    if (answers) {
+        lead = (double)answers[2 * pair] - (double)answers[2 * pair + 1];
+    }
+    if (c->request.activates) {
+        return 1 / (1 + exp(-lead));
+    }
+    return lead;
 }
 
 static double cosine(const float *a, const float *b, size_t n)
@@ -37,7 +44,10 @@ static double cosine(const float *a, const float *b, size_t n)
         aa += (double)a[i] * (double)a[i];
         bb += (double)b[i] * (double)b[i];
     }
-    return aa > 0 && bb > 0 ? ab / sqrt(aa * bb) : 0;
+    if (aa > 0 && bb > 0) {
+        return ab / sqrt(aa * bb);
+    }
+    return 0;
 }
 
 static double score_of(const struct call *c, size_t document)
@@ -86,7 +96,11 @@ static void end_score(struct call *c)
     call_put_list_head(&b, c);
     buf_puts(&b, ",\"data\":[");
     for (size_t i = 0; i < c->request.n_documents; i++) {
-        buf_puts(&b, i ? ",{\"index\":" : "{\"index\":");
+        if (i) {
+            buf_puts(&b, ",{\"index\":");
+        } else {
+            buf_puts(&b, "{\"index\":");
+        }
         buf_put_int(&b, (int64_t)i);
         buf_puts(&b, ",\"object\":\"score\",\"score\":");
         put_score(&b, score_of(c, i));
@@ -113,7 +127,10 @@ static double label_score(const struct call *c, size_t item)
     if (!lp) {
         return 0;
     }
-    return c->request.activates ? 1 / sum : exp((double)lp[0]);
+    if (c->request.activates) {
+        return 1 / sum;
+    }
+    return exp((double)lp[0]);
 }
 
 static void end_labels(struct call *c)
@@ -124,7 +141,11 @@ static void end_labels(struct call *c)
     call_put_list_head(&b, c);
     buf_puts(&b, ",\"data\":[");
     for (size_t i = 0; i < c->n_requests; i++) {
-        buf_puts(&b, i ? ",{\"index\":" : "{\"index\":");
+        if (i) {
+            buf_puts(&b, ",{\"index\":");
+        } else {
+            buf_puts(&b, "{\"index\":");
+        }
         buf_put_int(&b, (int64_t)i);
         buf_puts(&b, ",\"object\":\"score\",\"score\":");
         put_score(&b, label_score(c, i));
@@ -169,11 +190,21 @@ static void put_rank(struct buf *b, const struct request *r, const struct rank *
     buf_puts(b, "{\"index\":");
     buf_put_int(b, (int64_t)rank->document);
     if (r->returns_documents) {
-        buf_puts(b, r->bare_list ? ",\"text\":" : ",\"document\":{\"text\":");
+        if (r->bare_list) {
+            buf_puts(b, ",\"text\":");
+        } else {
+            buf_puts(b, ",\"document\":{\"text\":");
+        }
         buf_put_json(b, t->text, t->n_bytes);
-        buf_puts(b, r->bare_list ? "" : "}");
+        if (!r->bare_list) {
+            buf_puts(b, "}");
+        }
     }
-    buf_puts(b, r->bare_list ? ",\"score\":" : ",\"relevance_score\":");
+    if (r->bare_list) {
+        buf_puts(b, ",\"score\":");
+    } else {
+        buf_puts(b, ",\"relevance_score\":");
+    }
     put_score(b, rank->score);
     buf_putc(b, '}');
 }
@@ -195,10 +226,18 @@ static void end_rerank(struct call *c)
         buf_puts(&b, ",\"results\":");
     }
     for (size_t i = 0; i < most; i++) {
-        buf_putc(&b, i ? ',' : '[');
+        if (i) {
+            buf_putc(&b, ',');
+        } else {
+            buf_putc(&b, '[');
+        }
         put_rank(&b, r, &ranks[i]);
     }
-    buf_puts(&b, r->bare_list ? "]" : "]}");
+    if (r->bare_list) {
+        buf_puts(&b, "]");
+    } else {
+        buf_puts(&b, "]}");
+    }
     free(ranks);
     call_whole(c, &b);
 }

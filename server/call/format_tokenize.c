@@ -2,6 +2,7 @@
 /* /tokenize, /detokenize, /tokenizer_info: vLLM's shapes. */
 #include "server/call/format.h"
 
+#include "engine/base/optional.h"
 #include "engine/base/utf8.h"
 
 /* llama.cpp's [{"id":..,"piece":..}]: a piece that is part of a character is its bytes. */
@@ -11,9 +12,12 @@ static void put_pieces(struct buf *b, const struct call *c, const struct request
     buf_putc(b, '[');
     for (int32_t i = 0; i < p->n; i++) {
         size_t n = 0;
-        const char *piece = tokenizer_is_special(tok, p->ids[i])
-                                ? tokenizer_token_text(tok, p->ids[i], &n)
-                                : tokenizer_piece(tok, p->ids[i], &n);
+        const char *piece;
+        if (tokenizer_is_special(tok, p->ids[i])) {
+            piece = tokenizer_token_text(tok, p->ids[i], &n);
+        } else {
+            piece = tokenizer_piece(tok, p->ids[i], &n);
+        }
         buf_printf(b, "%s{\"id\":%d,\"piece\":", i ? "," : "", p->ids[i]);
         if (piece && utf8_check(piece, n) != n) {
             for (size_t k = 0; k < n; k++) {
@@ -21,7 +25,7 @@ static void put_pieces(struct buf *b, const struct call *c, const struct request
             }
             buf_putc(b, ']');
         } else {
-            buf_put_json(b, piece ? piece : "", n);
+            buf_put_json(b, or_empty(piece), n);
         }
         buf_putc(b, '}');
     }
@@ -49,8 +53,10 @@ static void reply_tokens(struct call *c)
         for (int32_t i = 0; i < p->n; i++) {
             size_t n = 0;
             const char *text = tokenizer_token_text(c->request.model->tok, p->ids[i], &n);
-            buf_puts(&body, i ? "," : "");
-            buf_put_json(&body, text ? text : "", n);
+            if (i) {
+                buf_puts(&body, ",");
+            }
+            buf_put_json(&body, or_empty(text), n);
         }
         buf_putc(&body, ']');
     } else {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* vLLM's split of a request in two: /v1/chat/completions/render and /v1/completions/render say what
  * a prompt becomes, and /inference/v1/generate goes on from there, ids in and ids out. */
+#include "engine/base/optional.h"
 #include "server/call/format.h"
 
 #include <string.h>
@@ -78,10 +79,10 @@ static void put_rendered(struct buf *b, const struct call *c, size_t i)
     put_sampling(b, r);
     const struct body_member *stream = body_get(&r->body, "stream");
     bool streams = stream && json_bool(stream->node, false);
-    buf_printf(b, ",\"stream\":%s,\"stream_options\":", streams ? "true" : "false");
+    buf_printf(b, ",\"stream\":%s,\"stream_options\":", bool_word(streams));
     if (streams && r->include_usage) {
         buf_printf(b, "{\"include_usage\":true,\"continuous_usage_stats\":%s}",
-                   r->continuous_usage ? "true" : "false");
+                   bool_word(r->continuous_usage));
     } else {
         buf_puts(b, "null");
     }
@@ -107,7 +108,11 @@ static void reply_rendered_prompts(struct call *c)
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
     for (size_t i = 0; i < c->request.n_prompts; i++) {
-        buf_putc(&body, i ? ',' : '[');
+        if (i) {
+            buf_putc(&body, ',');
+        } else {
+            buf_putc(&body, '[');
+        }
         put_rendered(&body, c, i);
     }
     buf_putc(&body, ']');
@@ -197,7 +202,11 @@ static void end(struct call *c)
     buf_init(&body, (size_t)1 << 30);
     put_head(&body, c);
     for (size_t i = 0; i < c->n_choices; i++) {
-        buf_putc(&body, i ? ',' : '[');
+        if (i) {
+            buf_putc(&body, ',');
+        } else {
+            buf_putc(&body, '[');
+        }
         put_choice(&body, &c->choices[i]);
     }
     buf_putc(&body, ']');

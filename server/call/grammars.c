@@ -158,7 +158,11 @@ static struct entry *make_entry(const struct grammar_source *source, struct gram
     const char *pattern = source->whitespace_pattern;
     *e = (struct entry){.kept.grammar = grammar, .hash = hash, .source = *source, .n_users = 1};
     e->source.text = copy_text(source->text, source->n_bytes);
-    e->source.whitespace_pattern = pattern ? copy_text(pattern, strlen(pattern)) : NULL;
+    if (pattern) {
+        e->source.whitespace_pattern = copy_text(pattern, strlen(pattern));
+    } else {
+        e->source.whitespace_pattern = NULL;
+    }
     return e;
 }
 

@@ -132,7 +132,9 @@ static bool check_names(struct request *r)
         if (member_find(key, forms)) {
             continue;
         }
-        r->unknown = r->unknown ? r->unknown : key;
+        if (!r->unknown) {
+            r->unknown = key;
+        }
         r->n_unknown++;
         if (r->model->config->strict_parameters) {
             return call_error_set(&r->error, 400, "unknown_parameter", key,

@@ -10,6 +10,7 @@
 #include "engine/base/json_scan.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "engine/gguf/folder.h"
 
 #include <inttypes.h>
@@ -87,7 +88,10 @@ const char *call_model_name(const struct call_model *m, const char *name)
             return m->names[i];
         }
     }
-    return name && !m->any_name ? NULL : m->names[0];
+    if (name && !m->any_name) {
+        return NULL;
+    }
+    return m->names[0];
 }
 
 const char *call_model_tagged_name(const struct call_model *m, const char *name)
@@ -95,7 +99,7 @@ const char *call_model_tagged_name(const struct call_model *m, const char *name)
     static const char tag[] = ":latest";
     char text[512];
     const char *found = call_model_name(m, name);
-    size_t n = name ? strlen(name) : 0, n_tag = sizeof tag - 1;
+    size_t n = length_or_0(name), n_tag = sizeof tag - 1;
     if (!found && n > n_tag && n < sizeof text && strcmp(name + n - n_tag, tag) == 0) {
         snprintf(text, sizeof text, "%.*s", (int)(n - n_tag), name);
         found = call_model_name(m, text);
@@ -112,7 +116,10 @@ static enum status load_template(struct call_model *m, const struct config *conf
     TRY(chat_template_load(m->text_dir, &m->template, err));
     const char *model = config->engine.model;
     bool other = strcmp(m->text_dir, model) != 0;
-    return m->template || !other ? OK : chat_template_load(model, &m->template, err);
+    if (m->template || !other) {
+        return OK;
+    }
+    return chat_template_load(model, &m->template, err);
 }
 
 static enum status open_template(struct call_model *m, const struct config *config, struct err *err)
@@ -245,10 +252,17 @@ static enum status override_defaults(struct call_model *m, const char *text, str
 {
     struct json *root = NULL;
     enum status st = json_parse(text, strlen(text), NULL, &root, err);
-    st = st == OK ? check_keys(root, err) : st;
-    st = st == OK ? set_defaults(m, root, err) : st;
+    if (st == OK) {
+        st = check_keys(root, err);
+    }
+    if (st == OK) {
+        st = set_defaults(m, root, err);
+    }
     json_free(root);
-    return st == OK ? OK : err_prefix(err, st, "override-generation-config");
+    if (st != OK) {
+        return err_prefix(err, st, "override-generation-config");
+    }
+    return OK;
 }
 
 static enum status open_defaults(struct call_model *m, const struct config *config, struct err *err)
@@ -262,7 +276,10 @@ static enum status open_defaults(struct call_model *m, const struct config *conf
     size_t n_bytes = 0;
     char *text = NULL;
     if (strcmp(from, "vllm") != 0) {
-        const char *dir = strcmp(from, "auto") == 0 ? config->engine.model : from;
+        const char *dir = from;
+        if (strcmp(from, "auto") == 0) {
+            dir = config->engine.model;
+        }
         text = read_in(dir, "generation_config.json", &n_bytes);
         if (!text && dir == from) {
             return err_set(err, ERR_IO, "generation-config: no generation_config.json in '%.200s'",
@@ -286,7 +303,10 @@ static enum status open_defaults(struct call_model *m, const struct config *conf
         return err_prefix(err, st, "generation-config");
     }
     const char *own = config->override_generation_config;
-    return own ? override_defaults(m, own, err) : OK;
+    if (own) {
+        return override_defaults(m, own, err);
+    }
+    return OK;
 }
 
 /* ---- embeddings -------------------------------------------------------------------------------
@@ -382,7 +402,11 @@ static void make_tokenizer_info(struct call_model *m, const char *dir)
         buf_put(&out, text, end - 1);
         if (!json_get(root, "chat_template")) {
             char *template = read_in(dir, "chat_template.jinja", &n_bytes);
-            buf_puts(&out, json_first(root) ? ",\"chat_template\":" : "\"chat_template\":");
+            if (json_first(root)) {
+                buf_puts(&out, ",\"chat_template\":");
+            } else {
+                buf_puts(&out, "\"chat_template\":");
+            }
             if (template) {
                 buf_put_json(&out, template, n_bytes);
             } else {
@@ -410,7 +434,10 @@ static bool has_tokenizer(const char *path)
 
 static const char *text_source(const struct config *config)
 {
-    return config->tokenizer ? config->tokenizer : config->engine.model;
+    if (config->tokenizer) {
+        return config->tokenizer;
+    }
+    return config->engine.model;
 }
 
 enum status call_model_check(const struct config *config, struct err *err)
@@ -452,11 +479,18 @@ enum status call_model_open(struct call_model *m, const struct config *config,
     if (st == OK && !config->skip_tokenizer_init) {
         st = tokenizer_load(from, &m->tok, err);
     }
-    st = st == OK ? open_template(m, config, err) : st;
-    st = st == OK ? open_defaults(m, config, err) : st;
-    st = st == OK ? open_pooling(m, config, err) : st;
-    st =
-        st == OK ? scoring_open(&m->scoring, config, m->tok, m->template, info->headless, err) : st;
+    if (st == OK) {
+        st = open_template(m, config, err);
+    }
+    if (st == OK) {
+        st = open_defaults(m, config, err);
+    }
+    if (st == OK) {
+        st = open_pooling(m, config, err);
+    }
+    if (st == OK) {
+        st = scoring_open(&m->scoring, config, m->tok, m->template, info->headless, err);
+    }
     if (st != OK) {
         call_model_close(m);
         return st;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/call/prepare.h"
 
+#include "engine/base/minmax.h"
 #include "server/call/members.h"
 #include "server/call/readers.h"
 
@@ -99,7 +100,10 @@ static bool read_body(struct request *r)
 
 static const char *prompt_key(const struct request *r)
 {
-    return r->messages ? kinds[r->kind].messages : kinds[r->kind].text;
+    if (r->messages) {
+        return kinds[r->kind].messages;
+    }
+    return kinds[r->kind].text;
 }
 
 /* Fewer tokens than bytes / longest are impossible: such a prompt is refused before the work. Where
@@ -128,9 +132,11 @@ static bool encode(struct request *r, const struct text_span *spans, size_t n_sp
     if (st == ERR_NOMEM) {
         return call_error_no_memory(&r->error);
     }
-    return st == OK ? true
-                    : call_error_set(&r->error, 500, "internal_error", NULL,
-                                     "The prompt could not be tokenised.");
+    if (st != OK) {
+        return call_error_set(&r->error, 500, "internal_error", NULL,
+                              "The prompt could not be tokenised.");
+    }
+    return true;
 }
 
 static bool no_tokenizer(struct request *r)
@@ -209,7 +215,10 @@ static bool render_chat(struct request *r, const struct chat_template *t,
     *p = (struct request_prompt){
         .n = (int32_t)(r->ids.n - before), .text = text, .text_bytes = out.n_bytes};
     chat_output_deinit(&out);
-    return good && !text ? request_too_large(r) : good;
+    if (good && !text) {
+        return request_too_large(r);
+    }
+    return good;
 }
 
 static bool render_all(struct request *r, const struct chat_template *t)
@@ -251,9 +260,11 @@ static bool render(struct request *r)
     }
     const struct chat_template *t = own ? own : r->model->template;
     if (!t || !r->model->tok) {
-        return t ? no_tokenizer(r)
-                 : call_error_set(&r->error, 400, "unsupported_model", "model",
-                                  "This model has no chat template; use /v1/completions.");
+        if (t) {
+            return no_tokenizer(r);
+        }
+        return call_error_set(&r->error, 400, "unsupported_model", "model",
+                              "This model has no chat template; use /v1/completions.");
     }
     bool good = render_all(r, t);
     chat_template_free(own);
@@ -274,12 +285,19 @@ static bool check_ids(struct request *r, const struct request_prompt *p)
 
 static void truncate_prompt(const struct request *r, struct request_prompt *p, int64_t context)
 {
-    int64_t keep = r->truncate < 0 ? context - (r->max_is_asked ? r->max_tokens : 1) : r->truncate;
+    int64_t keep;
+    if (r->truncate < 0) {
+        keep = context - (r->max_is_asked ? r->max_tokens : 1);
+    } else {
+        keep = r->truncate;
+    }
     if (r->pools && r->truncate < 0) {
         keep = context;
     }
     if (r->truncate != 0 && keep > 0 && p->n > keep) {
-        p->ids += r->truncate_right ? 0 : p->n - keep;
+        if (!r->truncate_right) {
+            p->ids += p->n - keep;
+        }
         p->n = (int32_t)keep;
         p->text = NULL; // it has more than is computed now
     }
@@ -300,8 +318,10 @@ static bool fit(struct request *r, struct request_prompt *p)
         return true;
     }
     if (r->pools) {
-        return room >= 0 ? true
-                         : call_error_context_exceeded(&r->error, prompt_key(r), context, p->n, 0);
+        if (room >= 0) {
+            return true;
+        }
+        return call_error_context_exceeded(&r->error, prompt_key(r), context, p->n, 0);
     }
     bool clamps = !r->max_is_asked || r->model->config->clamp_max_tokens;
     int64_t least = wanted == 0 || kinds[r->kind].may_fill ? 0 : 1;

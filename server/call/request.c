@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/call/readers.h"
 
+#include "engine/base/minmax.h"
 #include "engine/base/words.h"
 
 #include <inttypes.h>
@@ -19,12 +20,13 @@ bool request_too_large(struct request *r)
 bool request_check_n_tools(struct request *r, const char *key, size_t n)
 {
     enum { MAX_TOOLS = 128 }; // OpenAI's limit
-    return n <= MAX_TOOLS
-               ? true
-               : call_error_set(&r->error, 400, "array_above_max_length", key,
-                                "Invalid '%s': array too long. Expected at most %d items, but got "
-                                "%zu instead.",
-                                key, MAX_TOOLS, n);
+    if (n <= MAX_TOOLS) {
+        return true;
+    }
+    return call_error_set(&r->error, 400, "array_above_max_length", key,
+                          "Invalid '%s': array too long. Expected at most %d items, but got "
+                          "%zu instead.",
+                          key, MAX_TOOLS, n);
 }
 
 bool read_model(struct request *r)
@@ -32,8 +34,11 @@ bool read_model(struct request *r)
     const char *name = NULL;
     body_string(&r->body, "model", &name);
     bool tagged = (r->form & (FORM_OLLAMA_CHAT | FORM_OLLAMA_GENERATE | FORM_OLLAMA_EMBED)) != 0;
-    r->model_name =
-        tagged ? call_model_tagged_name(r->model, name) : call_model_name(r->model, name);
+    if (tagged) {
+        r->model_name = call_model_tagged_name(r->model, name);
+    } else {
+        r->model_name = call_model_name(r->model, name);
+    }
     if (!r->model_name) {
         return call_error_set(&r->error, 404, "model_not_found", "model",
                               "The model `%.100s` does not exist or you do not have access to it.",
@@ -47,7 +52,7 @@ bool read_model(struct request *r)
 
 bool check_top_k(struct request *r)
 {
-    r->params.top_k = r->params.top_k < 0 ? 0 : r->params.top_k;
+    r->params.top_k = greater(0, r->params.top_k);
     return true;
 }
 
@@ -285,7 +290,9 @@ static bool read_predict(struct request *r, const char *key)
     }
     r->max_is_asked = v > 0;
     r->has_max_tokens = v > 0;
-    r->max_tokens = v > 0 ? v : r->max_tokens;
+    if (v > 0) {
+        r->max_tokens = v;
+    }
     return true;
 }
 
@@ -301,10 +308,11 @@ bool read_num_predict(struct request *r)
 
 bool check_best_of(struct request *r)
 {
-    return r->best_of == 1 || r->best_of == r->n
-               ? true
-               : call_error_set(&r->error, 400, "unsupported_value", "best_of",
-                                "'best_of' is only supported when it is 1 or equals 'n'.");
+    if (r->best_of == 1 || r->best_of == r->n) {
+        return true;
+    }
+    return call_error_set(&r->error, 400, "unsupported_value", "best_of",
+                          "'best_of' is only supported when it is 1 or equals 'n'.");
 }
 
 bool check_prompt_logprobs(struct request *r)
@@ -369,21 +377,22 @@ bool read_stream_options(struct request *r)
 /* The same rules as for the header: it becomes part of ids, log lines and a header. */
 bool check_request_id(struct request *r)
 {
-    return words_is_id(r->request_id, strlen(r->request_id))
-               ? true
-               : call_error_set(
-                     &r->error, 400, "invalid_value", "request_id",
-                     "Invalid 'request_id': expected 1 to 128 letters, digits, '.', '_', "
-                     "':' or '-'.");
+    if (!words_is_id(r->request_id, strlen(r->request_id))) {
+        return call_error_set(&r->error, 400, "invalid_value", "request_id",
+                              "Invalid 'request_id': expected 1 to 128 letters, digits, '.', '_', "
+                              "':' or '-'.");
+    }
+    return true;
 }
 
 bool check_salt(struct request *r)
 {
     size_t n = strlen(r->cache_salt);
-    return n > 0 && n <= MAX_SALT_BYTES
-               ? true
-               : call_error_set(&r->error, 400, "invalid_value", "cache_salt",
-                                "Invalid 'cache_salt': expected 1 to %d bytes.", MAX_SALT_BYTES);
+    if (n > 0 && n <= MAX_SALT_BYTES) {
+        return true;
+    }
+    return call_error_set(&r->error, 400, "invalid_value", "cache_salt",
+                          "Invalid 'cache_salt': expected 1 to %d bytes.", MAX_SALT_BYTES);
 }
 
 void request_begin(struct request *r)

@@ -92,7 +92,10 @@ static bool read_key(struct biases *b, const char *key, const struct json *v)
 static bool read_pair(struct biases *b, const struct json *pair)
 {
     const struct json *what = json_first(pair);
-    const struct json *v = what && json_is(pair, JSON_ARRAY) ? json_next(what) : NULL;
+    const struct json *v = NULL;
+    if (what && json_is(pair, JSON_ARRAY)) {
+        v = json_next(what);
+    }
     int64_t id;
     double value;
     if (!v) {

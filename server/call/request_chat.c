@@ -3,6 +3,7 @@
  * they are only checked. */
 #include "server/call/readers.h"
 
+#include "engine/base/optional.h"
 #include "engine/base/words.h"
 #include "server/call/convert.h"
 
@@ -22,8 +23,10 @@ static bool no_string(struct request *r, const struct json *object, const char *
                       const char *where)
 {
     const struct json *v = json_get(object, field);
-    return json_type(v) == JSON_NULL ? call_error_missing(&r->error, where)
-                                     : body_wrong_type(&r->error, where, "a string", v);
+    if (json_type(v) == JSON_NULL) {
+        return call_error_missing(&r->error, where);
+    }
+    return body_wrong_type(&r->error, where, "a string", v);
 }
 
 static bool check_part(struct request *r, const struct json *part, size_t index, size_t k)
@@ -65,9 +68,10 @@ static bool check_content(struct request *r, const struct json *m, const char *r
                                     json_get(m, "reasoning") || json_get(m, "refusal") ||
                                     json_get(m, "reasoning_content"));
         bool empty = assistant || strcmp(role, "function") == 0;
-        return filled || (empty && content)
-                   ? true
-                   : call_error_missing(&r->error, at(where, sizeof where, index, "content"));
+        if (filled || (empty && content)) {
+            return true;
+        }
+        return call_error_missing(&r->error, at(where, sizeof where, index, "content"));
     }
     if (!json_is(content, JSON_ARRAY)) {
         return body_wrong_type(&r->error, at(where, sizeof where, index, "content"),
@@ -182,10 +186,11 @@ static bool check_messages(struct request *r, const struct json *messages)
         }
         const char *role = json_get_string(m, "role");
         if (!role) {
-            return json_get(m, "role")
-                       ? body_wrong_type(&r->error, at(where, sizeof where, i, "role"), "a string",
-                                         json_get(m, "role"))
-                       : call_error_missing(&r->error, at(where, sizeof where, i, "role"));
+            if (json_get(m, "role")) {
+                return body_wrong_type(&r->error, at(where, sizeof where, i, "role"), "a string",
+                                       json_get(m, "role"));
+            }
+            return call_error_missing(&r->error, at(where, sizeof where, i, "role"));
         }
         if (!chat_is_role(role)) {
             return bad_role(r, i, role);
@@ -208,7 +213,7 @@ bool read_messages(struct request *r)
 {
     const struct json *messages = NULL;
     if (!body_array(&r->body, "messages", &messages)) {
-        return r->error.status == 0 ? call_error_missing(&r->error, "messages") : false;
+        return r->error.status == 0 && call_error_missing(&r->error, "messages");
     }
     const struct body_member *member = body_get(&r->body, "messages");
     r->messages = member->start;
@@ -229,11 +234,14 @@ static bool keep_chat(struct request *r, const struct json *messages)
     buf_init(&text, 64 << 20);
     convert_node(&text, messages);
     body_put_nuls_back(&r->body, &text);
-    const char *copy = text.failed ? NULL : arena_strndup(&r->arena, text.data, text.n_bytes);
+    const char *copy = NULL;
+    if (!text.failed) {
+        copy = arena_strndup(&r->arena, text.data, text.n_bytes);
+    }
     r->chats[r->n_chats++] =
         (struct request_chat){.messages = messages, .text = copy, .n_bytes = text.n_bytes};
     buf_deinit(&text);
-    return copy ? true : request_too_large(r);
+    return copy || request_too_large(r);
 }
 
 bool read_chats(struct request *r)
@@ -241,7 +249,7 @@ bool read_chats(struct request *r)
     const struct json *list = NULL;
     size_t most = (size_t)r->model->config->max_prompts;
     if (!body_array(&r->body, "messages", &list)) {
-        return r->error.status == 0 ? call_error_missing(&r->error, "messages") : false;
+        return r->error.status == 0 && call_error_missing(&r->error, "messages");
     }
     size_t n = json_count(list);
     if (n == 0) {
@@ -283,7 +291,9 @@ static void put_members(struct buf *out, const char *object, size_t n_bytes)
         p++;
     }
     if (p < end) {
-        buf_puts(out, out->n_bytes > 1 ? "," : "");
+        if (out->n_bytes > 1) {
+            buf_puts(out, ",");
+        }
         buf_put(out, p, (size_t)(end - p));
     }
 }
@@ -315,7 +325,9 @@ bool read_reasoning(struct request *r)
                               "'low', 'medium', 'high' and 'xhigh'.",
                               effort);
     }
-    r->effort = effort ? effort : r->effort;
+    if (effort) {
+        r->effort = effort;
+    }
     return true;
 }
 
@@ -347,7 +359,11 @@ static const char *mapped_effort(struct request *r)
     struct json *root = NULL;
     if (map && json_parse(map, strlen(map), NULL, &root, NULL) == OK) {
         word = json_get_string(root, r->effort);
-        word = word ? arena_strndup(&r->arena, word, strlen(word)) : NULL;
+        if (word) {
+            word = arena_strndup(&r->arena, word, strlen(word));
+        } else {
+            word = NULL;
+        }
     }
     json_free(root);
     return word ? word : r->effort;
@@ -365,17 +381,31 @@ bool read_template_variables(struct request *r)
     }
     if (r->effort) {
         const char *word = mapped_effort(r);
-        buf_puts(&out, out.n_bytes > 1 ? ",\"reasoning_effort\":" : "\"reasoning_effort\":");
+        if (out.n_bytes > 1) {
+            buf_puts(&out, ",\"reasoning_effort\":");
+        } else {
+            buf_puts(&out, "\"reasoning_effort\":");
+        }
         buf_put_json(&out, word, strlen(word));
         buf_printf(&out, ",\"enable_thinking\":%s", strcmp(word, "none") == 0 ? "false" : "true");
     }
     if (r->has_thinks) { // the last of equal keys counts
-        buf_puts(&out, out.n_bytes > 1 ? "," : "");
-        buf_puts(&out, r->thinks ? "\"enable_thinking\":true" : "\"enable_thinking\":false");
+        if (out.n_bytes > 1) {
+            buf_puts(&out, ",");
+        }
+        if (r->thinks) {
+            buf_puts(&out, "\"enable_thinking\":true");
+        } else {
+            buf_puts(&out, "\"enable_thinking\":false");
+        }
     }
     const struct body_member *documents = body_get(&r->body, "documents");
     if (documents) {
-        buf_puts(&out, out.n_bytes > 1 ? ",\"documents\":" : "\"documents\":");
+        if (out.n_bytes > 1) {
+            buf_puts(&out, ",\"documents\":");
+        } else {
+            buf_puts(&out, "\"documents\":");
+        }
         buf_put(&out, documents->start, documents->n_bytes);
     }
     if (body_object(&r->body, "chat_template_kwargs", &own)) {
@@ -394,7 +424,10 @@ bool read_template_variables(struct request *r)
     }
     bool good = !out.failed && (empty || r->kwargs);
     buf_deinit(&out);
-    return good ? r->error.status == 0 : request_too_large(r);
+    if (good) {
+        return r->error.status == 0;
+    }
+    return request_too_large(r);
 }
 
 bool read_chat_template(struct request *r)
@@ -440,11 +473,12 @@ bool read_modalities(struct request *r)
 
 bool check_top_logprobs(struct request *r)
 {
-    return r->logprobs || r->n_top == 0
-               ? true
-               : call_error_set(&r->error, 400, "invalid_value", "top_logprobs",
-                                "The 'top_logprobs' parameter is only allowed when 'logprobs' is "
-                                "enabled.");
+    if (r->logprobs || r->n_top == 0) {
+        return true;
+    }
+    return call_error_set(&r->error, 400, "invalid_value", "top_logprobs",
+                          "The 'top_logprobs' parameter is only allowed when 'logprobs' is "
+                          "enabled.");
 }
 
 void chat_begin(struct request *r)
@@ -476,14 +510,22 @@ static bool find_echo(struct request *r)
     bool parts = json_is(content, JSON_ARRAY);
     for (const struct json *p = parts ? json_first(content) : NULL; p; p = json_next(p)) {
         const char *part = json_get_string(p, "text");
-        buf_puts(&text, p == json_first(content) ? "" : "\n");
-        buf_puts(&text, part ? part : "");
+        if (p != json_first(content)) {
+            buf_puts(&text, "\n");
+        }
+        if (part) {
+            buf_puts(&text, part);
+        }
     }
-    const char *copy = arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
+    const char *copy = arena_strndup(&r->arena, or_empty(text.data), text.n_bytes);
     bool good = copy && !text.failed;
     buf_deinit(&text);
-    r->echoed = good ? body_text(&r->body, copy, &r->echoed_bytes) : NULL;
-    return r->echoed ? true : request_too_large(r);
+    if (good) {
+        r->echoed = body_text(&r->body, copy, &r->echoed_bytes);
+    } else {
+        r->echoed = NULL;
+    }
+    return r->echoed || request_too_large(r);
 }
 
 bool chat_end(struct request *r)

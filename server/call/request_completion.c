@@ -3,6 +3,7 @@
 #include "server/call/readers.h"
 
 #include "engine/base/json_scan.h"
+#include "engine/base/optional.h"
 
 #include <string.h>
 
@@ -15,10 +16,13 @@ static bool next_text(struct request *r, struct json_scan *sc, struct request_pr
     buf_init(&text, sc->text_bytes + 1);
     json_scan_unescape(sc, &text);
     *p = (struct request_prompt){.text_bytes = text.n_bytes};
-    p->text =
-        text.failed ? NULL : arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
+    if (text.failed) {
+        p->text = NULL;
+    } else {
+        p->text = arena_strndup(&r->arena, or_empty(text.data), text.n_bytes);
+    }
     buf_deinit(&text);
-    return p->text ? true : request_too_large(r);
+    return p->text || request_too_large(r);
 }
 
 bool request_read_prompts(struct request *r, const char *key, size_t max_prompts)
@@ -35,7 +39,7 @@ bool request_read_prompts(struct request *r, const char *key, size_t max_prompts
             r->prompts[i] = (struct request_prompt){.ids = lists[i].ids, .n = (int32_t)lists[i].n};
         }
         r->n_prompts = n;
-        return r->prompts ? true : request_too_large(r);
+        return r->prompts || request_too_large(r);
     }
     if (r->error.status) {
         return false;
@@ -80,7 +84,12 @@ bool request_read_prompts(struct request *r, const char *key, size_t max_prompts
 bool request_refuse_empty(struct request *r, const char *key)
 {
     for (size_t i = 0; i < r->n_prompts; i++) {
-        bool empty = r->prompts[i].text ? r->prompts[i].text_bytes == 0 : r->prompts[i].n == 0;
+        bool empty;
+        if (r->prompts[i].text) {
+            empty = r->prompts[i].text_bytes == 0;
+        } else {
+            empty = r->prompts[i].n == 0;
+        }
         if (empty) {
             return call_error_set(&r->error, 400, "invalid_value", key,
                                   "Invalid '%s': it must not be empty.", key);
@@ -110,7 +119,9 @@ bool read_completion_max(struct request *r)
 {
     const struct body_member *max = NULL;
     for (size_t i = 0; i < r->body.n_members; i++) {
-        max = strcmp(r->body.members[i].key, "max_tokens") == 0 ? &r->body.members[i] : max;
+        if (strcmp(r->body.members[i].key, "max_tokens") == 0) {
+            max = &r->body.members[i];
+        }
     }
     if (max && max->node && json_type(max->node) == JSON_NULL) {
         r->has_max_tokens = false; // null: as much as fits
@@ -127,7 +138,11 @@ bool read_prompt(struct request *r)
 
 void completion_begin(struct request *r)
 {
-    r->max_tokens = r->model->has_default_max_tokens ? r->model->defaults.max_tokens : 16;
+    if (r->model->has_default_max_tokens) {
+        r->max_tokens = r->model->defaults.max_tokens;
+    } else {
+        r->max_tokens = 16;
+    }
     r->has_max_tokens = true;
     r->add_special = true;
 }
@@ -140,7 +155,10 @@ bool completion_end(struct request *r)
         r->params.prompt_logprobs = true;
         r->params.prompt_top_logprobs = r->n_top;
     }
-    return r->suffix ? request_fill_hole(r) : request_refuse_empty(r, "prompt");
+    if (r->suffix) {
+        return request_fill_hole(r);
+    }
+    return request_refuse_empty(r, "prompt");
 }
 
 /* ---- embeddings -------------------------------------------------------------------------------
@@ -148,12 +166,18 @@ bool completion_end(struct request *r)
 
 bool check_dimensions(struct request *r)
 {
-    const char *key = r->form == FORM_COHERE_EMBED ? "output_dimension" : "dimensions";
-    return r->dimensions == r->model->info->hidden
-               ? true
-               : call_error_set(&r->error, 400, "unsupported_value", key,
-                                "This model does not support other '%s' than %d.", key,
-                                r->model->info->hidden);
+    const char *key;
+    if (r->form == FORM_COHERE_EMBED) {
+        key = "output_dimension";
+    } else {
+        key = "dimensions";
+    }
+    if (r->dimensions != r->model->info->hidden) {
+        return call_error_set(&r->error, 400, "unsupported_value", key,
+                              "This model does not support other '%s' than %d.", key,
+                              r->model->info->hidden);
+    }
+    return true;
 }
 
 bool read_embd_normalize(struct request *r)
@@ -163,11 +187,12 @@ bool read_embd_normalize(struct request *r)
         return true;
     }
     r->normalize = v == 2;
-    return v == 2 || v == -1
-               ? true
-               : call_error_set(&r->error, 400, "unsupported_value", "embd_normalize",
-                                "Unsupported value: 'embd_normalize' may be 2 (length 1) or -1 (as "
-                                "they are).");
+    if (v == 2 || v == -1) {
+        return true;
+    }
+    return call_error_set(&r->error, 400, "unsupported_value", "embd_normalize",
+                          "Unsupported value: 'embd_normalize' may be 2 (length 1) or -1 (as "
+                          "they are).");
 }
 
 void embeddings_begin(struct request *r)
@@ -249,9 +274,10 @@ bool read_tokens(struct request *r)
     } else if (m->start[1 + strspn(m->start + 1, " \t\r\n")] == '[') {
         return body_wrong_type(&r->error, "tokens", "an array of integers", NULL);
     } else if (!body_id_lists(&r->body, "tokens", 1, &lists, &n)) {
-        return r->error.status == 0
-                   ? body_wrong_type(&r->error, "tokens", "an array of integers", NULL)
-                   : false;
+        if (r->error.status == 0) {
+            return body_wrong_type(&r->error, "tokens", "an array of integers", NULL);
+        }
+        return false;
     }
     for (size_t i = 0; i < lists->n; i++) {
         if (lists->ids[i] >= r->model->info->vocab) {
@@ -263,10 +289,10 @@ bool read_tokens(struct request *r)
     struct buf text;
     buf_init(&text, 256 << 20);
     tokenizer_decode(r->model->tok, lists->ids, lists->n, false, &text);
-    r->detokenized = arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
+    r->detokenized = arena_strndup(&r->arena, or_empty(text.data), text.n_bytes);
     r->detokenized_bytes = text.n_bytes;
     buf_deinit(&text);
-    return r->detokenized ? true : request_too_large(r);
+    return r->detokenized || request_too_large(r);
 }
 
 bool detokenize_end(struct request *r)

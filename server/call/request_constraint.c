@@ -154,9 +154,10 @@ bool read_text_format(struct request *r)
         return r->error.status == 0;
     }
     if (!json_get_string(format, "type")) {
-        return json_is(format, JSON_OBJECT)
-                   ? call_error_missing(&r->error, "text.format.type")
-                   : body_wrong_type(&r->error, "text.format", "an object", format);
+        if (json_is(format, JSON_OBJECT)) {
+            return call_error_missing(&r->error, "text.format.type");
+        }
+        return body_wrong_type(&r->error, "text.format", "an object", format);
     }
     return read_format(r, format, "text.format", "text", "format", json_get(format, "schema"),
                        "format/schema");
@@ -177,17 +178,19 @@ bool request_read_output_format(struct request *r, const char *key, const char *
                               "Unsupported value: '%s' has the type 'json_schema' and a 'schema'.",
                               place);
     }
-    return json_type(json_get(format, "schema")) != JSON_NULL
-               ? constrain_at(r, key, GRAMMAR_SCHEMA, key, schema_path)
-               : call_error_missing(&r->error, place);
+    if (json_type(json_get(format, "schema")) != JSON_NULL) {
+        return constrain_at(r, key, GRAMMAR_SCHEMA, key, schema_path);
+    }
+    return call_error_missing(&r->error, place);
 }
 
 bool read_output_format(struct request *r)
 {
     const struct json *format = NULL;
-    return body_object(&r->body, "output_format", &format)
-               ? request_read_output_format(r, "output_format", "", format)
-               : r->error.status == 0;
+    if (body_object(&r->body, "output_format", &format)) {
+        return request_read_output_format(r, "output_format", "", format);
+    }
+    return r->error.status == 0;
 }
 
 /* "json", or a schema; an empty string, false and an empty list mean no constraint. */
@@ -201,15 +204,19 @@ bool read_ollama_format(struct request *r)
         return true;
     }
     if (!word) {
-        return json_is(m->node, JSON_OBJECT)
-                   ? constrain_at(r, "format", GRAMMAR_SCHEMA, "format", "")
-                   : body_wrong_type(&r->error, "format", "\"json\" or an object", m->node);
+        if (json_is(m->node, JSON_OBJECT)) {
+            return constrain_at(r, "format", GRAMMAR_SCHEMA, "format", "");
+        }
+        return body_wrong_type(&r->error, "format", "\"json\" or an object", m->node);
     }
     if (*word && strcmp(word, "json") != 0) {
         return call_error_set(&r->error, 400, "invalid_value", "format",
                               "Invalid value: '%.40s'. 'format' is 'json' or a JSON schema.", word);
     }
-    return *word ? constrain_json(r, "format") : true;
+    if (*word) {
+        return constrain_json(r, "format");
+    }
+    return true;
 }
 
 /* ---- vLLM's, llama.cpp's and SGLang's members --------------------------------------------------
@@ -220,7 +227,10 @@ static bool read_json(struct request *r, const char *key, const char *path, cons
                       enum grammar_kind kind)
 {
     const char *text = json_string(v);
-    return text ? constrain_text(r, key, kind, text) : constrain_at(r, key, kind, key, path);
+    if (text) {
+        return constrain_text(r, key, kind, text);
+    }
+    return constrain_at(r, key, kind, key, path);
 }
 
 bool read_structured_outputs(struct request *r)
@@ -320,7 +330,8 @@ bool read_ebnf(struct request *r)
 bool read_guided_grammar(struct request *r)
 {
     const char *text = NULL;
-    return body_string(&r->body, "guided_grammar", &text)
-               ? constrain_grammar(r, "guided_grammar", text)
-               : r->error.status == 0;
+    if (body_string(&r->body, "guided_grammar", &text)) {
+        return constrain_grammar(r, "guided_grammar", text);
+    }
+    return r->error.status == 0;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Fill-in-the-middle prompts: the tokens of the text before and after the gap, each after its
  * marker. The client's text counts as input, so that it cannot contain markers itself. */
+#include "engine/base/optional.h"
 #include "server/call/readers.h"
 
 #include <string.h>
@@ -70,7 +71,7 @@ static void put_files(struct hole *h)
 static void put_prefix(struct hole *h, const struct request_prompt *p)
 {
     put(h, h->r->model->fim.prefix);
-    put_text(h, h->r->prefix ? h->r->prefix : "", h->r->prefix_bytes);
+    put_text(h, or_empty(h->r->prefix), h->r->prefix_bytes);
     if (h->r->begun) { // the start of the answer follows the last marker
         return;
     }
@@ -112,7 +113,7 @@ static bool wrap(struct request *r, struct request_prompt *p)
         *p = (struct request_prompt){.ids = ids, .n = (int32_t)h.ids.n};
     }
     ids_deinit(&h.ids);
-    return ids ? true : request_too_large(r);
+    return ids || request_too_large(r);
 }
 
 /* Tokens that end the middle part, in addition to the usual ones. */
@@ -154,7 +155,7 @@ bool read_suffix(struct request *r)
     const char *suffix = NULL;
     if (body_string(&r->body, "suffix", &suffix) && *suffix) {
         r->suffix = body_text(&r->body, suffix, &r->suffix_bytes);
-        return r->suffix ? true : request_too_large(r);
+        return r->suffix || request_too_large(r);
     }
     return r->error.status == 0;
 }

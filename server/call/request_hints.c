@@ -2,6 +2,7 @@
 /* The member kv_hints: vLLM's envelope of cache actions. The action kv.retain 1.x is supported: the
  * value to the sender of ranges of the request's tokens, and for how long. Actions of other types
  * are meant for other servers, and are ignored. */
+#include "engine/base/minmax.h"
 #include "server/call/readers.h"
 
 #include <ctype.h>
@@ -88,7 +89,7 @@ static bool read_duration(struct hints *h, const struct json *d, struct cache_hi
             return bad(h, "a directive's 'duration' has to be null or seconds from 0 to 2592000");
         }
     }
-    hint->duration_ns = (int64_t)((s < MAX_KEPT_S ? s : MAX_KEPT_S) * 1e9);
+    hint->duration_ns = (int64_t)(lesser(s, MAX_KEPT_S) * 1e9);
     return true;
 }
 
@@ -120,7 +121,12 @@ static bool never_rise(const struct hints *h)
     for (int32_t i = 0; i < h->n; i++) {
         for (int32_t k = 0; k < h->n; k++) {
             const struct cache_hint *a = &h->list[i], *b = &h->list[k];
-            bool after = a->start == b->start ? i < k : (uint32_t)a->start < (uint32_t)b->start;
+            bool after;
+            if (a->start == b->start) {
+                after = i < k;
+            } else {
+                after = (uint32_t)a->start < (uint32_t)b->start;
+            }
             if (after && a->priority < b->priority) { // as an unsigned number HINT_OUTPUT is the
                                                       // largest
                 return false;
@@ -138,7 +144,12 @@ static bool read_scope(struct hints *h, const struct json *payload)
     if (is_given(payload, "scope") && !scope) {
         return bad(h, "the 'scope' of kv.retain has to be a string or null");
     }
-    bool same = h->scope && scope ? strcmp(h->scope, scope) == 0 : h->scope == scope;
+    bool same;
+    if (h->scope && scope) {
+        same = strcmp(h->scope, scope) == 0;
+    } else {
+        same = h->scope == scope;
+    }
     if (h->n_actions > 1 && !same) {
         return bad(h, "all actions of kv.retain have to have the same 'scope'");
     }

@@ -20,9 +20,13 @@ static bool put_before(struct request *r, struct buf *items, const struct stored
     struct buf all;
     buf_init(&all, MAX_BYTES);
     buf_put(&all, s->input.data, s->input.n_bytes);
-    buf_puts(&all, all.n_bytes > 0 && s->output.n_bytes > 0 ? "," : "");
+    if (all.n_bytes > 0 && s->output.n_bytes > 0) {
+        buf_puts(&all, ",");
+    }
     buf_put(&all, s->output.data, s->output.n_bytes);
-    buf_puts(&all, all.n_bytes > 0 && items->n_bytes > 0 ? "," : "");
+    if (all.n_bytes > 0 && items->n_bytes > 0) {
+        buf_puts(&all, ",");
+    }
     buf_put(&all, items->data, items->n_bytes);
     buf_deinit(items);
     *items = all;
@@ -48,9 +52,11 @@ static bool collect(struct request *r, const char *id, struct buf *items)
                                   MAX_RESPONSES);
         }
         if (!store_response_find(r->store, r->owner, next, &s, &st, &err)) {
-            return st == OK ? missing(r, next)
-                            : call_error_set(&r->error, 500, "internal_error", NULL,
-                                             "The server could not read a stored response.");
+            if (st == OK) {
+                return missing(r, next);
+            }
+            return call_error_set(&r->error, 500, "internal_error", NULL,
+                                  "The server could not read a stored response.");
         }
         bool good =
             !s.runs || call_error_set(&r->error, 400, "invalid_value", "previous_response_id",
@@ -73,11 +79,14 @@ static bool keep_history(struct request *r, struct buf *items)
     buf_putc(&array, '[');
     buf_put(&array, items->data, items->n_bytes);
     buf_putc(&array, ']');
-    r->history =
-        array.failed || items->failed ? NULL : arena_strndup(&r->arena, array.data, array.n_bytes);
+    if (array.failed || items->failed) {
+        r->history = NULL;
+    } else {
+        r->history = arena_strndup(&r->arena, array.data, array.n_bytes);
+    }
     r->history_bytes = array.n_bytes;
     buf_deinit(&array);
-    return r->history ? true : request_too_large(r);
+    return r->history || request_too_large(r);
 }
 
 bool read_previous(struct request *r)
@@ -106,7 +115,11 @@ static bool conversation_id(struct request *r, const char **id)
     if (!m) {
         return false;
     }
-    *id = json_is(m->node, JSON_OBJECT) ? json_get_string(m->node, "id") : json_string(m->node);
+    if (json_is(m->node, JSON_OBJECT)) {
+        *id = json_get_string(m->node, "id");
+    } else {
+        *id = json_string(m->node);
+    }
     return *id != NULL ||
            body_wrong_type(&r->error, "conversation", "an id, or an object with one", m->node);
 }

@@ -42,7 +42,10 @@ static bool join(struct request *r, const struct request_prompt *query, struct r
     }
     *item = (struct request_prompt){.ids = copy, .n = (int32_t)ids.n};
     ids_deinit(&ids);
-    return good && !copy ? request_too_large(r) : good;
+    if (good && !copy) {
+        return request_too_large(r);
+    }
+    return good;
 }
 
 bool read_label_query(struct request *r)

@@ -5,6 +5,7 @@
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 
+#include "engine/base/optional.h"
 #include "engine/base/words.h"
 
 #include <stdio.h>
@@ -47,7 +48,9 @@ static const char *where(struct turns *t, const char *field)
 
 static void open_message(struct turns *t, const char *role)
 {
-    buf_puts(&t->out, t->out.n_bytes > 1 ? "," : "");
+    if (t->out.n_bytes > 1) {
+        buf_puts(&t->out, ",");
+    }
     buf_printf(&t->out, "{\"role\":\"%s\",\"content\":", role);
 }
 
@@ -76,7 +79,7 @@ static void put_parts(struct turns *t)
 {
     open_message(t, role_names[t->role]);
     if (t->n_parts <= 1) {
-        convert_text(&t->out, t->only ? t->only : "");
+        convert_text(&t->out, or_empty(t->only));
     } else {
         buf_putc(&t->out, '[');
         buf_put(&t->out, t->parts.data, t->parts.n_bytes);
@@ -152,8 +155,12 @@ static void add_text(struct turns *t, enum turn_role role, const char *text)
         buf_puts(&t->text, text);
         return;
     }
-    t->only = t->n_parts == 0 ? text : t->only;
-    buf_puts(&t->parts, t->n_parts++ ? "," : "");
+    if (t->n_parts == 0) {
+        t->only = text;
+    }
+    if (t->n_parts++) {
+        buf_puts(&t->parts, ",");
+    }
     buf_puts(&t->parts, "{\"type\":\"text\",\"text\":");
     convert_text(&t->parts, text);
     buf_putc(&t->parts, '}');
@@ -168,14 +175,14 @@ static bool add_system_text(struct turns *t, const char *text)
     buf_init(&kept, MAX_BYTES);
     put_stripped(r, &kept, text);
     if (r->n_stripped_lines > before) {
-        text = arena_strndup(&r->arena, kept.data ? kept.data : "", kept.n_bytes);
+        text = arena_strndup(&r->arena, or_empty(kept.data), kept.n_bytes);
     }
     bool empty = r->n_stripped_lines > before && kept.n_bytes == 0;
     buf_deinit(&kept);
     if (text && !empty) {
         add_text(t, ROLE_SYSTEM, text);
     }
-    return text ? true : request_too_large(r);
+    return text || request_too_large(r);
 }
 
 /* Text of any turn. */
@@ -224,7 +231,9 @@ static bool read_thought(struct turns *t, const struct json *block, enum turn_ro
     const char *text = string_of(t, block, "thinking");
     become(t, role);
     if (text) {
-        buf_puts(&t->reasoning, t->reasoning.n_bytes ? "\n" : "");
+        if (t->reasoning.n_bytes) {
+            buf_puts(&t->reasoning, "\n");
+        }
         buf_puts(&t->reasoning, text);
     }
     return text != NULL;
@@ -252,7 +261,9 @@ static bool read_call(struct turns *t, const struct json *block, enum turn_role 
         return body_wrong_type(&t->r->error, where(t, "input"), "an object", input);
     }
     become(t, role);
-    buf_puts(&t->calls, t->calls.n_bytes ? "," : "");
+    if (t->calls.n_bytes) {
+        buf_puts(&t->calls, ",");
+    }
     buf_puts(&t->calls, "{\"type\":\"function\",\"id\":");
     convert_text(&t->calls, id);
     buf_puts(&t->calls, ",\"function\":{\"name\":");
@@ -293,7 +304,9 @@ static bool put_result(struct turns *t, const struct json *content)
         } else if (!part) {
             good = call_error_missing(&t->r->error, where(t, "content.text"));
         } else {
-            buf_puts(&text, text.n_bytes ? "\n" : "");
+            if (text.n_bytes) {
+                buf_puts(&text, "\n");
+            }
             buf_puts(&text, part);
         }
     }
@@ -442,7 +455,7 @@ static bool put_turns(struct turns *t)
     struct call_error *e = &t->r->error;
     const struct json *turns = NULL;
     if (!body_array(&t->r->body, "messages", &turns)) {
-        return e->status == 0 ? call_error_missing(e, "messages") : false;
+        return e->status == 0 && call_error_missing(e, "messages");
     }
     if (!json_first(turns)) {
         return call_error_empty(e, "messages");
@@ -497,7 +510,10 @@ bool read_typed_thinking(struct request *r)
     }
     const char *type = json_get_string(thinking, "type");
     const char *display = json_get_string(thinking, "display");
-    int which = type ? words_find("disabled|enabled|adaptive|between_tools", type) : -1;
+    int which = -1;
+    if (type) {
+        which = words_find("disabled|enabled|adaptive|between_tools", type);
+    }
     if (which < 0) {
         return call_error_set(
             &r->error, 400, "invalid_value", "thinking.type",
@@ -534,7 +550,9 @@ bool read_output_config(struct request *r)
                               "'high', 'xhigh' and 'max'.",
                               effort);
     }
-    r->effort = effort ? effort : r->effort;
+    if (effort) {
+        r->effort = effort;
+    }
     return true;
 }
 

@@ -5,6 +5,8 @@
 #include "server/call/readers.h"
 
 #include "engine/base/json_scan.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 
 #include <string.h>
 
@@ -47,7 +49,7 @@ static bool put_string(struct mixed *m)
     struct buf text;
     buf_init(&text, m->sc.text_bytes + 1);
     json_scan_unescape(&m->sc, &text);
-    bool good = put_text(m, text.data ? text.data : "", text.n_bytes);
+    bool good = put_text(m, or_empty(text.data), text.n_bytes);
     buf_deinit(&text);
     return good;
 }
@@ -88,9 +90,11 @@ static bool put_object(struct mixed *m, const char *text, size_t n_bytes)
             if (!part || !type || strcmp(type, "text") != 0) {
                 wrong(m);
             }
-            buf_puts(&all, part ? part : "");
+            if (part) {
+                buf_puts(&all, part);
+            }
         }
-        put_text(m, all.data ? all.data : "", all.n_bytes);
+        put_text(m, or_empty(all.data), all.n_bytes);
         buf_deinit(&all);
     }
     json_free(root);
@@ -191,7 +195,7 @@ bool request_read_mixed(struct request *r, const char *key, size_t most)
         return request_read_prompts(r, key, 1);
     }
     size_t room = count_commas(v);
-    r->prompts = arena_alloc(&r->arena, room < most ? room : most, sizeof r->prompts[0]);
+    r->prompts = arena_alloc(&r->arena, lesser(room, most), sizeof r->prompts[0]);
     if (!r->prompts) {
         return request_too_large(r);
     }
@@ -204,8 +208,12 @@ bool request_read_mixed(struct request *r, const char *key, size_t most)
         return wrong(&m);
     }
     r->bare_list = list && !has_number(v);
-    bool good = r->bare_list ? put_prompts(&m, most)
-                             : (list ? put_list(&m) : put_value(&m, t)) && end_prompt(&m);
+    bool good;
+    if (r->bare_list) {
+        good = put_prompts(&m, most);
+    } else {
+        good = (list ? put_list(&m) : put_value(&m, t)) && end_prompt(&m);
+    }
     ids_deinit(&m.ids);
     return good;
 }
@@ -298,9 +306,10 @@ bool read_hole(struct request *r)
     const char *prefix = NULL, *suffix = NULL;
     if (!body_string(&r->body, "input_prefix", &prefix) ||
         !body_string(&r->body, "input_suffix", &suffix)) {
-        return r->error.status == 0
-                   ? call_error_missing(&r->error, prefix ? "input_suffix" : "input_prefix")
-                   : false;
+        if (r->error.status == 0) {
+            return call_error_missing(&r->error, prefix ? "input_suffix" : "input_prefix");
+        }
+        return false;
     }
     r->prefix = body_text(&r->body, prefix, &r->prefix_bytes);
     r->suffix = body_text(&r->body, suffix, &r->suffix_bytes);
@@ -361,10 +370,16 @@ bool read_input(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "input");
     bool ids_first = m && !m->node; // no tree was made of it
-    bool mixed = ids_first ? memchr(m->start, '"', m->n_bytes) != NULL
-                           : m && json_is(m->node, JSON_ARRAY) && is_mixed(m->node);
-    return mixed ? request_read_mixed(r, "input", MAX_INPUTS)
-                 : request_read_prompts(r, "input", MAX_INPUTS);
+    bool mixed;
+    if (ids_first) {
+        mixed = memchr(m->start, '"', m->n_bytes) != NULL;
+    } else {
+        mixed = m && json_is(m->node, JSON_ARRAY) && is_mixed(m->node);
+    }
+    if (mixed) {
+        return request_read_mixed(r, "input", MAX_INPUTS);
+    }
+    return request_read_prompts(r, "input", MAX_INPUTS);
 }
 
 bool read_mixed_input(struct request *r)

@@ -3,6 +3,7 @@
  * like members of the body, so that the table of members applies to them; messages become chat
  * messages. A request without messages or prompt only asks to load the model, which is loaded
  * already. */
+#include "engine/base/optional.h"
 #include "server/call/convert.h"
 #include "server/call/readers.h"
 
@@ -36,7 +37,10 @@ static const char *text_of(struct ollama *o, const struct json *m, const char *f
         body_wrong_type(&o->r->error, where(o, field), "a string", v);
         return NULL;
     }
-    return json_string(v) ? json_string(v) : "";
+    if (json_string(v)) {
+        return json_string(v);
+    }
+    return "";
 }
 
 static bool put_call(struct ollama *o, const struct json *call)
@@ -75,7 +79,9 @@ static bool put_calls(struct ollama *o, const struct json *m)
     }
     buf_puts(&o->out, ",\"tool_calls\":[");
     for (const struct json *c = json_first(calls); c; c = json_next(c)) {
-        buf_puts(&o->out, c == json_first(calls) ? "" : ",");
+        if (c != json_first(calls)) {
+            buf_puts(&o->out, ",");
+        }
         if (!put_call(o, c)) {
             return false;
         }
@@ -111,14 +117,20 @@ static bool put_message(struct ollama *o, const struct json *m)
         return false;
     }
     if (!role || !chat_is_role(role)) {
-        return role ? call_error_set(e, 400, "invalid_value", where(o, "role"),
-                                     "Invalid value: '%.40s' is no role.", role)
-                    : call_error_missing(e, where(o, "role"));
+        if (role) {
+            return call_error_set(e, 400, "invalid_value", where(o, "role"),
+                                  "Invalid value: '%.40s' is no role.", role);
+        }
+        return call_error_missing(e, where(o, "role"));
     }
     if (json_count(json_get(m, "images")) > 0) {
         return call_error_unsupported(e, where(o, "images"));
     }
-    buf_puts(&o->out, o->index ? ",{\"role\":" : "{\"role\":");
+    if (o->index) {
+        buf_puts(&o->out, ",{\"role\":");
+    } else {
+        buf_puts(&o->out, "{\"role\":");
+    }
     convert_text(&o->out, role);
     buf_puts(&o->out, ",\"content\":");
     convert_text(&o->out, content);
@@ -148,7 +160,7 @@ bool read_ollama_messages(struct request *r)
         return true;
     }
     if (!body_array(&r->body, "messages", &messages)) {
-        return r->error.status == 0 ? call_error_missing(&r->error, "messages") : false;
+        return r->error.status == 0 && call_error_missing(&r->error, "messages");
     }
     if (json_count(messages) > MAX_MESSAGES) {
         return call_error_set(&r->error, 400, "array_above_max_length", "messages",
@@ -195,7 +207,7 @@ bool read_generated_prompt(struct request *r)
         buf_puts(&o.out, "},");
     }
     buf_puts(&o.out, "{\"role\":\"user\",\"content\":");
-    convert_text(&o.out, prompt ? prompt : "");
+    convert_text(&o.out, or_empty(prompt));
     buf_putc(&o.out, '}');
     return end_messages(&o, true);
 }
@@ -224,7 +236,9 @@ bool read_think(struct request *r)
     }
     int index;
     bool good = body_choice(&r->body, "think", "low|medium|high|max", &index);
-    r->effort = good ? json_string(m->node) : r->effort;
+    if (good) {
+        r->effort = json_string(m->node);
+    }
     return good;
 }
 

@@ -90,7 +90,10 @@ bool read_task(struct request *r)
 
 bool pooling_end(struct request *r)
 {
-    return r->pools ? embeddings_end(r) : classify_end(r);
+    if (r->pools) {
+        return embeddings_end(r);
+    }
+    return classify_end(r);
 }
 
 /* ---- Cohere's -----------------------------------------------------------------------------------
@@ -110,8 +113,15 @@ bool read_embed_texts(struct request *r)
     if (m && !json_is(m->node, JSON_ARRAY)) {
         return body_wrong_type(&r->error, "texts", "an array of strings", m->node);
     }
-    r->repeated = m ? arena_strndup(&r->arena, m->start, m->n_bytes) : "";
-    return r->repeated ? request_read_prompts(r, "texts", MAX_INPUTS) : request_too_large(r);
+    if (m) {
+        r->repeated = arena_strndup(&r->arena, m->start, m->n_bytes);
+    } else {
+        r->repeated = "";
+    }
+    if (r->repeated) {
+        return request_read_prompts(r, "texts", MAX_INPUTS);
+    }
+    return request_too_large(r);
 }
 
 /* There are no prompts for kinds of inputs, so that one would be embedded as another. */
@@ -135,7 +145,10 @@ bool read_vector_types(struct request *r)
     }
     unsigned types = 0;
     for (const struct json *t = json_first(list); t; t = json_next(t)) {
-        int which = json_string(t) ? words_find(VECTOR_TYPES, json_string(t)) : -1;
+        int which = -1;
+        if (json_string(t)) {
+            which = words_find(VECTOR_TYPES, json_string(t));
+        }
         if (which < 0) {
             return call_error_set(&r->error, 400, "invalid_value", "embedding_types",
                                   "Invalid 'embedding_types': supported values are 'float', "
@@ -151,7 +164,9 @@ bool read_vector_types(struct request *r)
             "but is %d.",
             r->model->info->hidden);
     }
-    r->vector_types = types ? types : r->vector_types;
+    if (types) {
+        r->vector_types = types;
+    }
     return true;
 }
 

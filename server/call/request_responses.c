@@ -24,7 +24,11 @@ struct messages {
 
 static void open_message(struct messages *m, const char *role)
 {
-    buf_puts(&m->out, m->out.n_bytes > 1 ? ",{\"role\":" : "{\"role\":");
+    if (m->out.n_bytes > 1) {
+        buf_puts(&m->out, ",{\"role\":");
+    } else {
+        buf_puts(&m->out, "{\"role\":");
+    }
     convert_text(&m->out, role);
 }
 
@@ -53,7 +57,9 @@ static void end_turn(struct messages *m)
         buf_clear(&m->calls);
         m->open = true;
     }
-    buf_puts(&m->out, m->open ? "}" : "");
+    if (m->open) {
+        buf_puts(&m->out, "}");
+    }
     m->open = false;
 }
 
@@ -82,7 +88,9 @@ static bool put_content(struct messages *m, const struct json *content, const ch
     for (const struct json *part = json_first(content); part; part = json_next(part)) {
         const char *type = json_get_string(part, "type");
         const char *text = json_get_string(part, "text");
-        text = text ? text : json_get_string(part, "refusal");
+        if (!text) {
+            text = json_get_string(part, "refusal");
+        }
         bool known = type && (strcmp(type, "input_text") == 0 || strcmp(type, "text") == 0 ||
                               strcmp(type, "output_text") == 0 || strcmp(type, "refusal") == 0);
         if (!known) {
@@ -94,7 +102,11 @@ static bool put_content(struct messages *m, const struct json *content, const ch
             snprintf(place, sizeof place, "%s[%d].text", field, n);
             return call_error_missing(e, where(m, place));
         }
-        buf_puts(&m->out, n++ ? ",{\"type\":\"text\",\"text\":" : "{\"type\":\"text\",\"text\":");
+        if (n++) {
+            buf_puts(&m->out, ",{\"type\":\"text\",\"text\":");
+        } else {
+            buf_puts(&m->out, "{\"type\":\"text\",\"text\":");
+        }
         convert_text(&m->out, text);
         buf_putc(&m->out, '}');
     }
@@ -123,7 +135,9 @@ static bool put_message(struct messages *m, const struct json *item)
     buf_clear(&m->reasoning);
     buf_puts(&m->out, ",\"content\":");
     bool good = put_content(m, json_get(item, "content"), "content");
-    buf_puts(&m->out, m->open ? "" : "}");
+    if (!m->open) {
+        buf_puts(&m->out, "}");
+    }
     return good;
 }
 
@@ -137,14 +151,25 @@ static bool put_call(struct messages *m, const struct json *item)
             return call_error_missing(&m->r->error, where(m, fields[i]));
         }
     }
-    buf_puts(&m->calls, m->calls.n_bytes ? ",{\"type\":\"function\",\"id\":"
-                                         : "{\"type\":\"function\",\"id\":");
+    if (m->calls.n_bytes) {
+        buf_puts(&m->calls, ",{\"type\":\"function\",\"id\":");
+    } else {
+        buf_puts(&m->calls, "{\"type\":\"function\",\"id\":");
+    }
     convert_text(&m->calls, json_get_string(item, "call_id"));
     buf_puts(&m->calls, ",\"function\":{\"name\":");
     convert_text(&m->calls, json_get_string(item, "name"));
-    buf_puts(&m->calls, custom ? ",\"arguments\":{\"" TOOL_TEXT_ARGUMENT "\":" : ",\"arguments\":");
+    if (custom) {
+        buf_puts(&m->calls, ",\"arguments\":{\"" TOOL_TEXT_ARGUMENT "\":");
+    } else {
+        buf_puts(&m->calls, ",\"arguments\":");
+    }
     convert_text(&m->calls, json_get_string(item, fields[2]));
-    buf_puts(&m->calls, custom ? "}}}" : "}}");
+    if (custom) {
+        buf_puts(&m->calls, "}}}");
+    } else {
+        buf_puts(&m->calls, "}}");
+    }
     return true;
 }
 
@@ -170,10 +195,14 @@ static void keep_reasoning(struct messages *m, const struct json *item)
     if (m->open) { // new reasoning starts a new answer
         end_turn(m);
     }
-    parts = json_count(parts) > 0 ? parts : json_get(item, "summary");
+    if (json_count(parts) <= 0) {
+        parts = json_get(item, "summary");
+    }
     for (const struct json *p = json_first(parts); p; p = json_next(p)) {
         const char *text = json_get_string(p, "text");
-        buf_puts(&m->reasoning, text ? text : "");
+        if (text) {
+            buf_puts(&m->reasoning, text);
+        }
     }
 }
 
@@ -244,7 +273,9 @@ static bool put_input(struct messages *m)
         if (!put_item(m, item)) {
             return false;
         }
-        buf_puts(&m->items, m->index++ ? "," : "");
+        if (m->index++) {
+            buf_puts(&m->items, ",");
+        }
         convert_item(&m->items, item);
     }
     continue_last(m, input->node);
@@ -267,7 +298,12 @@ static bool put_history(struct messages *m)
     }
     if (!body_hide_nuls(&r->body, r->text, r->n_bytes, text, r->history_bytes) ||
         json_parse(text, r->history_bytes, &limits, &items, NULL) != OK) {
-        const char *param = r->conversation ? "conversation" : "previous_response_id";
+        const char *param;
+        if (r->conversation) {
+            param = "conversation";
+        } else {
+            param = "previous_response_id";
+        }
         return call_error_set(
             &m->r->error, 400, "invalid_value", param,
             "Invalid '%s': the conversation before this input has too many items.", param);
@@ -289,9 +325,13 @@ static bool keep_items(struct messages *m)
         return true;
     }
     body_put_nuls_back(&r->body, &m->items);
-    r->items = m->items.failed ? NULL : arena_strndup(&r->arena, m->items.data, m->items.n_bytes);
+    if (m->items.failed) {
+        r->items = NULL;
+    } else {
+        r->items = arena_strndup(&r->arena, m->items.data, m->items.n_bytes);
+    }
     r->items_bytes = m->items.n_bytes;
-    return r->items ? true : request_too_large(r);
+    return r->items || request_too_large(r);
 }
 
 bool read_items(struct request *r)
@@ -369,20 +409,32 @@ static bool make_echo(struct request *r)
         buf_printf(&out, ",\"%s\":", members[i].key);
         if (m && strcmp(members[i].key, "text") != 0) {
             for (size_t k = 0; k < m->n_bytes; k++) { // events must be a single line
-                buf_putc(&out, strchr("\r\n", m->start[k]) ? ' ' : m->start[k]);
+                if (strchr("\r\n", m->start[k])) {
+                    buf_putc(&out, ' ');
+                } else {
+                    buf_putc(&out, m->start[k]);
+                }
             }
         } else {
             buf_puts(&out, members[i].otherwise);
         }
     }
-    buf_puts(&out, r->stores ? ",\"store\":true" : ",\"store\":false");
+    if (r->stores) {
+        buf_puts(&out, ",\"store\":true");
+    } else {
+        buf_puts(&out, ",\"store\":false");
+    }
     buf_puts(&out, ",\"temperature\":");
     buf_put_double(&out, (double)(float)r->params.temperature);
     buf_puts(&out, ",\"top_p\":");
     buf_put_double(&out, (double)r->params.top_p);
-    r->repeated = out.failed ? NULL : arena_strndup(&r->arena, out.data, out.n_bytes);
+    if (out.failed) {
+        r->repeated = NULL;
+    } else {
+        r->repeated = arena_strndup(&r->arena, out.data, out.n_bytes);
+    }
     buf_deinit(&out);
-    return r->repeated ? true : request_too_large(r);
+    return r->repeated || request_too_large(r);
 }
 
 void responses_begin(struct request *r)

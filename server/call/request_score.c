@@ -2,6 +2,7 @@
 /* The bodies of /v1/score and /v1/rerank: pairs of texts. A model that judges gets each pair as one
  * prompt, and both of its answers are drawn from the row behind it; else each text becomes a
  * vector. */
+#include "engine/base/optional.h"
 #include "server/call/readers.h"
 
 #include <stdio.h>
@@ -18,7 +19,7 @@ struct texts {
 static bool keep(struct request *r, struct scored_text *t, const char *string)
 {
     t->text = body_text(&r->body, string, &t->n_bytes);
-    return t->text ? true : request_too_large(r);
+    return t->text || request_too_large(r);
 }
 
 /* {"content": [{"type": "text", "text": ...}, ...]} as one text. */
@@ -31,16 +32,24 @@ static bool keep_parts(struct request *r, struct scored_text *t, const struct js
     for (const struct json *p = json_first(parts); good && p; p = json_next(p)) {
         const char *type = json_get_string(p, "type"), *text = json_get_string(p, "text");
         good = text && (!type || strcmp(type, "text") == 0);
-        buf_puts(&all, good ? text : "");
+        if (good) {
+            buf_puts(&all, text);
+        }
     }
     if (!good || !json_first(parts)) {
         buf_deinit(&all);
         return call_error_set(&r->error, 400, "unsupported_value", key,
                               "Unsupported value: content parts of '%s' may only be texts.", key);
     }
-    const char *copy = all.failed ? NULL : arena_strndup(&r->arena, all.data, all.n_bytes);
+    const char *copy = NULL;
+    if (!all.failed) {
+        copy = arena_strndup(&r->arena, all.data, all.n_bytes);
+    }
     buf_deinit(&all);
-    return copy ? keep(r, t, copy) : request_too_large(r);
+    if (copy) {
+        return keep(r, t, copy);
+    }
+    return request_too_large(r);
 }
 
 static bool keep_text(struct request *r, struct scored_text *t, const struct json *node,
@@ -48,14 +57,19 @@ static bool keep_text(struct request *r, struct scored_text *t, const struct jso
 {
     const struct json *content = json_get(node, "content");
     const char *text = json_string(node);
-    text = text ? text : json_get_string(node, "text");
-    text = text ? text : json_string(content);
+    if (!text) {
+        text = json_get_string(node, "text");
+    }
+    if (!text) {
+        text = json_string(content);
+    }
     if (text) {
         return keep(r, t, text);
     }
-    return json_is(content, JSON_ARRAY)
-               ? keep_parts(r, t, content, key)
-               : body_wrong_type(&r->error, key, "a string or an object with a text", node);
+    if (json_is(content, JSON_ARRAY)) {
+        return keep_parts(r, t, content, key);
+    }
+    return body_wrong_type(&r->error, key, "a string or an object with a text", node);
 }
 
 /* A text or several; false without an error: the member is not there. */
@@ -102,7 +116,7 @@ bool read_documents(struct request *r)
 {
     struct texts query = {NULL, 0}, documents = {NULL, 0};
     if (!read_texts(r, "query", &query)) {
-        return r->error.status == 0 ? call_error_missing(&r->error, "query") : false;
+        return r->error.status == 0 && call_error_missing(&r->error, "query");
     }
     if (query.n != 1) {
         return call_error_set(&r->error, 400, "invalid_value", "query",
@@ -110,7 +124,7 @@ bool read_documents(struct request *r)
     }
     r->bare_list = !body_has(&r->body, "documents") && body_has(&r->body, "texts");
     if (!read_texts(r, r->bare_list ? "texts" : "documents", &documents)) {
-        return r->error.status == 0 ? call_error_missing(&r->error, "documents") : false;
+        return r->error.status == 0 && call_error_missing(&r->error, "documents");
     }
     take(r, &query, &documents);
     return true;
@@ -160,8 +174,11 @@ static bool cut(struct request *r, struct scored_text *t, int64_t most)
         buf_init(&text, 64 << 20);
         tokenizer_decode(r->model->tok, ids.v, (size_t)most, false, &text);
         t->n_bytes = text.n_bytes;
-        t->text =
-            text.failed ? NULL : arena_strndup(&r->arena, text.data ? text.data : "", text.n_bytes);
+        if (text.failed) {
+            t->text = NULL;
+        } else {
+            t->text = arena_strndup(&r->arena, or_empty(text.data), text.n_bytes);
+        }
         good = t->text || request_too_large(r);
         buf_deinit(&text);
     }
@@ -218,7 +235,7 @@ static bool render_pair(struct request *r, const char *messages, size_t n_bytes,
     *p = (struct request_prompt){
         .text = text, .text_bytes = out.n_bytes, .spans = spans, .n_spans = out.n_spans};
     chat_output_deinit(&out);
-    return text && spans ? true : request_too_large(r);
+    return (text && spans) || request_too_large(r);
 }
 
 static bool make_pairs(struct request *r)
@@ -233,8 +250,11 @@ static bool make_pairs(struct request *r)
         buf_putc(&messages, ',');
         put_message(&messages, "document", &r->documents[i]);
         buf_putc(&messages, ']');
-        good = !messages.failed ? render_pair(r, messages.data, messages.n_bytes, &r->prompts[i])
-                                : request_too_large(r);
+        if (!messages.failed) {
+            good = render_pair(r, messages.data, messages.n_bytes, &r->prompts[i]);
+        } else {
+            good = request_too_large(r);
+        }
         r->n_prompts++;
     }
     buf_deinit(&messages);
@@ -323,22 +343,34 @@ bool read_instruction(struct request *r)
     if (r->error.status != 0 || !(said || has_own)) {
         return r->error.status == 0;
     }
-    const struct body_member *kwargs = has_own ? body_get(&r->body, "chat_template_kwargs") : NULL;
+    const struct body_member *kwargs = NULL;
+    if (has_own) {
+        kwargs = body_get(&r->body, "chat_template_kwargs");
+    }
     buf_init(&out, 16 << 20);
     buf_putc(&out, '{');
     if (said) {
         buf_puts(&out, "\"instruction\":");
         buf_put_json(&out, instruction, strlen(instruction));
     }
-    const char *open = kwargs ? memchr(kwargs->start, '{', kwargs->n_bytes) : NULL;
+    const char *open = NULL;
+    if (kwargs) {
+        open = memchr(kwargs->start, '{', kwargs->n_bytes);
+    }
     if (open && json_count(own) > 0) { // the last of equal keys counts
-        buf_puts(&out, said ? "," : "");
+        if (said) {
+            buf_puts(&out, ",");
+        }
         buf_put(&out, open + 1, kwargs->n_bytes - (size_t)(open + 1 - kwargs->start));
     } else {
         buf_putc(&out, '}');
     }
-    r->kwargs = out.failed ? NULL : arena_strndup(&r->arena, out.data, out.n_bytes);
+    if (out.failed) {
+        r->kwargs = NULL;
+    } else {
+        r->kwargs = arena_strndup(&r->arena, out.data, out.n_bytes);
+    }
     r->kwargs_bytes = out.n_bytes;
     buf_deinit(&out);
-    return r->kwargs ? true : request_too_large(r);
+    return r->kwargs || request_too_large(r);
 }

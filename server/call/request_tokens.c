@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The bodies of /inference/v1/generate and of the two /render endpoints. Members of
  * "sampling_params" in the former are read like members of the body. */
+#include "engine/base/minmax.h"
 #include "server/call/readers.h"
 
 #include <string.h>
@@ -37,17 +38,20 @@ bool read_detokenize(struct request *r)
 {
     bool wanted = true;
     body_bool(&r->body, "detokenize", &wanted);
-    return wanted || r->output.n_stop == 0
-               ? true
-               : call_error_set(&r->error, 400, "invalid_value", "detokenize",
-                                "Stop strings are found in text: 'detokenize' must not be false.");
+    if (wanted || r->output.n_stop == 0) {
+        return true;
+    }
+    return call_error_set(&r->error, 400, "invalid_value", "detokenize",
+                          "Stop strings are found in text: 'detokenize' must not be false.");
 }
 
 bool tokens_end(struct request *r)
 {
     r->return_token_ids = true;
     r->has_max_tokens |= r->max_is_asked;
-    r->n_top = r->logprobs && r->n_top < 1 ? 1 : r->n_top; // includes the token itself
+    if (r->logprobs && r->n_top < 1) {
+        r->n_top = 1;
+    } // includes the token itself
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;
     return true;

@@ -5,6 +5,7 @@
 #include "server/call/readers.h"
 #include "server/call/slice.h"
 
+#include "engine/base/optional.h"
 #include "engine/base/words.h"
 
 #include <stdio.h>
@@ -35,7 +36,9 @@ static bool read_custom_format(struct request *r, const struct json *custom,
 {
     const struct json *format = json_get(custom, "format"), *inner = json_get(format, "grammar");
     const char *type = json_get_string(format, "type");
-    inner = inner ? inner : format;
+    if (!inner) {
+        inner = format;
+    }
     const char *syntax = json_get_string(inner, "syntax");
     const char *definition = json_get_string(inner, "definition");
     tool->text = "{\"type\":\"any_text\"}";
@@ -53,14 +56,21 @@ static bool read_custom_format(struct request *r, const struct json *custom,
     struct buf out;
     buf_init(&out, MAX_BYTES);
     bool regex = strcmp(syntax, "regex") == 0;
-    buf_puts(&out, regex ? "{\"type\":\"regex\",\"pattern\":"
-                         : "{\"type\":\"grammar\",\"syntax\":\"lark\",\"grammar\":");
+    if (regex) {
+        buf_puts(&out, "{\"type\":\"regex\",\"pattern\":");
+    } else {
+        buf_puts(&out, "{\"type\":\"grammar\",\"syntax\":\"lark\",\"grammar\":");
+    }
     convert_text(&out, definition);
     buf_putc(&out, '}');
-    tool->text = out.failed ? NULL : arena_strndup(&r->arena, out.data, out.n_bytes);
+    if (out.failed) {
+        tool->text = NULL;
+    } else {
+        tool->text = arena_strndup(&r->arena, out.data, out.n_bytes);
+    }
     tool->strict = true;
     buf_deinit(&out);
-    return tool->text ? true : request_too_large(r);
+    return tool->text || request_too_large(r);
 }
 
 /* Writes it as a function for the template; the description tells the model the required format. */
@@ -125,7 +135,7 @@ static bool is_custom_tool(struct reader *t, const struct json *tool, bool *cust
     if (*custom || (type && strcmp(type, known) == 0)) {
         return true;
     }
-    return !type && t->shape != &shapes[SHAPE_RESPONSES] ? true : bad_type(t, type);
+    return (!type && t->shape != &shapes[SHAPE_RESPONSES]) || bad_type(t, type);
 }
 
 /* Checks the parameters' schema, whose name differs: it must be an object, and is required in
@@ -134,10 +144,15 @@ static bool check_schema(struct reader *t, const struct json *function, const ch
 {
     const struct json *schema = json_get(function, t->shape->schema);
     if (json_type(schema) == JSON_NULL) {
-        return t->shape == &shapes[SHAPE_MESSAGES] ? call_error_missing(&t->r->error, place) : true;
+        if (t->shape == &shapes[SHAPE_MESSAGES]) {
+            return call_error_missing(&t->r->error, place);
+        }
+        return true;
     }
-    return json_is(schema, JSON_OBJECT) ? true
-                                        : body_wrong_type(&t->r->error, place, "an object", schema);
+    if (!json_is(schema, JSON_OBJECT)) {
+        return body_wrong_type(&t->r->error, place, "an object", schema);
+    }
+    return true;
 }
 
 /* `text` is that of the tool, `function` may be a part of it. */
@@ -147,17 +162,27 @@ static bool read_function(struct reader *t, const struct json *function, struct 
     struct slice inner = slice_at(text, t->shape->function);
     struct slice schema = slice_at(inner, t->shape->schema);
     to->strict = json_get_bool(function, "strict", false);
-    to->schema = json_type(json_get(function, t->shape->schema)) == JSON_NULL ? NULL : schema.s;
+    if (json_type(json_get(function, t->shape->schema)) == JSON_NULL) {
+        to->schema = NULL;
+    } else {
+        to->schema = schema.s;
+    }
     to->schema_bytes = schema.n;
     if (t->shape == &shapes[SHAPE_RESPONSES] || t->shape == &shapes[SHAPE_MESSAGES]) {
         convert_tool(&t->out, tool, t->index, t->shape->schema);
         return true;
     }
     bool wrap = t->shape == &shapes[SHAPE_FUNCTIONS];
-    buf_puts(&t->out, t->index ? "," : "");
-    buf_puts(&t->out, wrap ? "{\"type\":\"function\",\"function\":" : "");
+    if (t->index) {
+        buf_puts(&t->out, ",");
+    }
+    if (wrap) {
+        buf_puts(&t->out, "{\"type\":\"function\",\"function\":");
+    }
     buf_put(&t->out, text.s, text.n);
-    buf_puts(&t->out, wrap ? "}" : "");
+    if (wrap) {
+        buf_puts(&t->out, "}");
+    }
     return true;
 }
 
@@ -179,8 +204,10 @@ static bool read_tool(struct reader *t, const struct json *tool, struct slice te
         snprintf(where, sizeof where, "%s[%zu].%s", t->shape->key, t->index, inner);
     }
     if (!json_is(function, JSON_OBJECT)) {
-        return function ? body_wrong_type(&t->r->error, where, "an object", function)
-                        : call_error_missing(&t->r->error, where);
+        if (function) {
+            return body_wrong_type(&t->r->error, where, "an object", function);
+        }
+        return call_error_missing(&t->r->error, where);
     }
     to->name = json_get_string(function, "name");
     to->custom = custom;
@@ -192,7 +219,9 @@ static bool read_tool(struct reader *t, const struct json *tool, struct slice te
     }
     if (custom) {
         t->has_custom = true;
-        buf_puts(&t->out, t->index ? "," : "");
+        if (t->index) {
+            buf_puts(&t->out, ",");
+        }
         put_custom(&t->out, function);
         return read_custom_format(t->r, function, to);
     }
@@ -242,8 +271,10 @@ bool read_tools(struct request *r)
     const struct json *list = NULL;
     if (body_array(&r->body, "tools", &list)) {
         bool none = json_count(list) == 0 && r->kind == KIND_APPLY_TEMPLATE; // as in llama.cpp
-        return json_count(list) > 0 ? read_shape(r, &shapes[SHAPE_CHAT])
-                                    : none || call_error_empty(&r->error, "tools");
+        if (json_count(list) > 0) {
+            return read_shape(r, &shapes[SHAPE_CHAT]);
+        }
+        return none || call_error_empty(&r->error, "tools");
     }
     if (r->error.status != 0 || !body_array(&r->body, "functions", &list) ||
         json_count(list) == 0) {
@@ -257,14 +288,20 @@ bool read_flat_tools(struct request *r)
 {
     const struct json *list = NULL;
     bool some = body_array(&r->body, "tools", &list) && json_count(list) > 0;
-    return some ? read_shape(r, &shapes[SHAPE_RESPONSES]) : r->error.status == 0;
+    if (some) {
+        return read_shape(r, &shapes[SHAPE_RESPONSES]);
+    }
+    return r->error.status == 0;
 }
 
 bool read_schema_tools(struct request *r)
 {
     const struct json *list = NULL;
     bool some = body_array(&r->body, "tools", &list) && json_count(list) > 0;
-    return some ? read_shape(r, &shapes[SHAPE_MESSAGES]) : r->error.status == 0;
+    if (some) {
+        return read_shape(r, &shapes[SHAPE_MESSAGES]);
+    }
+    return r->error.status == 0;
 }
 
 /* ---- the choice -------------------------------------------------------------------------------
@@ -294,15 +331,20 @@ const struct request_tool *request_custom_tool(const struct request *r, const ch
 static const char *name_of(const struct json *v)
 {
     const char *name = json_get_string(v, "name");
-    name = name ? name : json_get_string(json_get(v, "function"), "name");
-    return name ? name : json_get_string(json_get(v, "custom"), "name");
+    if (!name) {
+        name = json_get_string(json_get(v, "function"), "name");
+    }
+    if (name) {
+        return name;
+    }
+    return json_get_string(json_get(v, "custom"), "name");
 }
 
 static bool no_such_tool(struct request *r, const char *key, const char *name)
 {
     return call_error_set(&r->error, 400, "invalid_value", key,
                           "Invalid '%s': no tool of the name '%.64s' in 'tools'.", key,
-                          name ? name : "");
+                          or_empty(name));
 }
 
 static void allow_none(struct request *r)
@@ -315,7 +357,9 @@ static void allow_none(struct request *r)
 static bool allow_list(struct request *r, const char *key, const struct json *choice)
 {
     const struct json *inner = json_get(choice, "allowed_tools");
-    choice = inner ? inner : choice;
+    if (inner) {
+        choice = inner;
+    }
     const struct json *list = json_get(choice, "tools");
     const char *mode = json_get_string(choice, "mode");
     int which = mode ? words_find("auto|required", mode) : 0;
@@ -366,9 +410,11 @@ static bool choose(struct request *r, const char *key, const struct json *v)
                               word);
     }
     if (!r->tools_json && (which == 2 || !word || r->form & (FORM_CHAT | FORM_TOKENIZE_CHAT))) {
-        return which == 0 ? true
-                          : call_error_set(&r->error, 400, "invalid_value", key,
-                                           "'%s' is only allowed when 'tools' are specified.", key);
+        if (which != 0) {
+            return call_error_set(&r->error, 400, "invalid_value", key,
+                                  "'%s' is only allowed when 'tools' are specified.", key);
+        }
+        return true;
     }
     if (word) {
         static const enum tool_mode modes[] = {TOOLS_OFF, TOOLS_AUTO, TOOLS_MUST};
@@ -394,14 +440,23 @@ static bool use_tools(struct request *r)
         r->tools = NULL;
         r->tools_bytes = 0;
     }
-    r->output.parser = r->tool_mode != TOOLS_OFF ? r->model->parser : NULL;
+    if (r->tool_mode != TOOLS_OFF) {
+        r->output.parser = r->model->parser;
+    } else {
+        r->output.parser = NULL;
+    }
     r->output.tools = r->tools_json;
     return r->error.status == 0;
 }
 
 bool read_tool_choice(struct request *r)
 {
-    const char *key = body_has(&r->body, "tool_choice") ? "tool_choice" : "function_call";
+    const char *key;
+    if (body_has(&r->body, "tool_choice")) {
+        key = "tool_choice";
+    } else {
+        key = "function_call";
+    }
     const struct body_member *m = body_get(&r->body, key);
     r->tool_mode = r->tools_json ? TOOLS_AUTO : TOOLS_OFF;
     r->tool_param = key[0] == 't' ? "tool_choice" : "function_call";
@@ -445,8 +500,12 @@ bool read_typed_choice(struct request *r)
         return call_error_set(&r->error, 400, "invalid_value", "tool_choice",
                               "'tool_choice' is only allowed when 'tools' are specified.");
     }
-    r->tool_mode = which == CHOICE_NONE ? TOOLS_OFF : r->tool_mode;
-    r->tool_mode = which == CHOICE_ANY ? TOOLS_MUST : r->tool_mode;
+    if (which == CHOICE_NONE) {
+        r->tool_mode = TOOLS_OFF;
+    }
+    if (which == CHOICE_ANY) {
+        r->tool_mode = TOOLS_MUST;
+    }
     r->parallel_tool_calls = !json_get_bool(choice, "disable_parallel_tool_use", false);
     if (which == CHOICE_TOOL) {
         const char *name = json_get_string(choice, "name");

@@ -29,7 +29,10 @@ static const char *code_of(enum status st, enum grammar_kind kind)
         [GRAMMAR_GBNF] = "invalid_grammar",  [GRAMMAR_LARK] = "invalid_grammar",
         [GRAMMAR_TAGS] = "invalid_grammar",
     };
-    return st == ERR_NOMEM ? "unsupported_value" : codes[kind];
+    if (st == ERR_NOMEM) {
+        return "unsupported_value";
+    }
+    return codes[kind];
 }
 
 static enum status compiles(const struct grammar_source *source, struct err *err)
@@ -111,7 +114,11 @@ static bool list_tools(struct plan *p)
         if (fits && !t->custom) {
             static const char none[] = "{\"type\":\"object\",\"additionalProperties\":false}";
             list[n].schema = t->schema ? t->schema : none;
-            list[n].schema_bytes = t->schema ? t->schema_bytes : sizeof none - 1;
+            if (t->schema) {
+                list[n].schema_bytes = t->schema_bytes;
+            } else {
+                list[n].schema_bytes = sizeof none - 1;
+            }
         }
         n++;
     }
@@ -173,7 +180,9 @@ static bool put_answer(struct plan *p)
     if (json) {
         buf_puts(out, "{\"type\":\"json_schema\",\"json_schema\":");
         buf_put(out, s->text, s->n_bytes);
-        buf_puts(out, s->disable_any_whitespace ? ",\"disable_any_whitespace\":true" : "");
+        if (s->disable_any_whitespace) {
+            buf_puts(out, ",\"disable_any_whitespace\":true");
+        }
         if (s->whitespace_pattern) {
             buf_puts(out, ",\"whitespace_pattern\":");
             buf_put_json(out, s->whitespace_pattern, strlen(s->whitespace_pattern));
@@ -183,9 +192,17 @@ static bool put_answer(struct plan *p)
         buf_put(out, s->text, s->n_bytes);
         buf_putc(out, ']');
     } else {
-        buf_puts(out, regex ? "{\"type\":\"regex\",\"pattern\":" : "{\"type\":\"grammar\",");
-        buf_puts(out, s->kind == GRAMMAR_GBNF ? "\"syntax\":\"gbnf\",\"grammar\":" : "");
-        buf_puts(out, s->kind == GRAMMAR_LARK ? "\"syntax\":\"lark\",\"grammar\":" : "");
+        if (regex) {
+            buf_puts(out, "{\"type\":\"regex\",\"pattern\":");
+        } else {
+            buf_puts(out, "{\"type\":\"grammar\",");
+        }
+        if (s->kind == GRAMMAR_GBNF) {
+            buf_puts(out, "\"syntax\":\"gbnf\",\"grammar\":");
+        }
+        if (s->kind == GRAMMAR_LARK) {
+            buf_puts(out, "\"syntax\":\"lark\",\"grammar\":");
+        }
         buf_put_json(out, s->text, s->n_bytes);
     }
     buf_putc(out, '}');
@@ -274,7 +291,12 @@ bool request_constrain(struct request *r)
         return true;
     }
     if (!r->model->tok) {
-        const char *param = r->constraint_param ? r->constraint_param : r->tool_param;
+        const char *param;
+        if (r->constraint_param) {
+            param = r->constraint_param;
+        } else {
+            param = r->tool_param;
+        }
         return call_error_set(&r->error, 400, "unsupported_value", param,
                               "This model has no tokenizer: its answers cannot be constrained.");
     }

@@ -36,7 +36,10 @@ static enum status answer_id(const struct tokenizer *tok, const char *text, int3
     bool one = st == OK && ids.n == 1;
     *id = one ? ids.v[0] : -1;
     ids_deinit(&ids);
-    return one ? OK : err_set(err, ERR_INVALID, "'%.40s' is not one token of this model", text);
+    if (!one) {
+        return err_set(err, ERR_INVALID, "'%.40s' is not one token of this model", text);
+    }
+    return OK;
 }
 
 /* vLLM's configuration: "classifier_from_token": ["no", "yes"] in the overrides, or in
@@ -83,16 +86,24 @@ enum status scoring_open(struct scoring *s, const struct config *config,
     bool asked = strcmp(wish, "yes-no") == 0 || words[0];
     if (strcmp(wish, "embeddings") == 0 || headless || !tok ||
         !(asked || is_named_reranker(config))) {
-        return asked && (headless || !tok)
-                   ? err_set(err, ERR_INVALID, "scoring: yes-no needs a head and a tokenizer")
-                   : OK;
+        if (asked && (headless || !tok)) {
+            return err_set(err, ERR_INVALID, "scoring: yes-no needs a head and a tokenizer");
+        }
+        return OK;
     }
-    words[0] = words[0] ? words[0] : "yes";
-    words[1] = words[1] ? words[1] : "no";
+    if (!words[0]) {
+        words[0] = "yes";
+    }
+    if (!words[1]) {
+        words[1] = "no";
+    }
     for (int i = 0; i < 2; i++) {
         enum status st = answer_id(tok, words[i], &s->answers[i], err);
         if (st != OK) {
-            return asked ? err_prefix(err, st, "scoring") : OK;
+            if (asked) {
+                return err_prefix(err, st, "scoring");
+            }
+            return OK;
         }
     }
     const char *own = template ? chat_template_text(template) : "";

@@ -5,6 +5,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "server/call/tenant.h"
 
 #include <stdlib.h>
@@ -137,16 +138,19 @@ static int retry_after(const struct engine_stats *s)
 {
     int32_t lanes = s->n_running > 0 ? s->n_running : 1;
     int32_t wait = 1 + engine_stats_queued(s) / lanes;
-    return wait > 30 ? 30 : wait;
+    return lesser(30, wait);
 }
 
 /* Where something waited when the engine looked last, a free lane was of no use to it: KV blocks
  * are what is short. */
 int64_t call_queue_length(const struct call_server *s, const struct engine_stats *stats)
 {
-    int32_t lanes = stats->n_waiting == 0 ? s->model.info->max_num_seqs - stats->n_running : 0;
-    int64_t queued = engine_stats_queued(stats) - (lanes > 0 ? lanes : 0);
-    return queued > 0 ? queued : 0;
+    int32_t lanes = 0;
+    if (stats->n_waiting == 0) {
+        lanes = s->model.info->max_num_seqs - stats->n_running;
+    }
+    int64_t queued = engine_stats_queued(stats) - greater(lanes, 0);
+    return greater(queued, 0);
 }
 
 /* Admission: by requests and by prompt tokens that wait. */

@@ -3,6 +3,8 @@
 
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -96,7 +98,7 @@ enum status tenant_limits_set(struct tenant_limits *l, const char *setting, stru
         i++;
     }
     if (i == N_SETTINGS) {
-        return err_set(err, ERR_FORMAT, "unknown setting '%.*s'", (int)(n < 30 ? n : 30), setting);
+        return err_set(err, ERR_FORMAT, "unknown setting '%.*s'", (int)lesser(n, 30), setting);
     }
     void *to = (char *)l + settings[i].offset;
     const char *value = setting + n + (setting[n] == '=');
@@ -115,9 +117,10 @@ enum status tenant_limits_set(struct tenant_limits *l, const char *setting, stru
 
 enum status tenant_limits_check(const struct tenant_limits *l, struct err *err)
 {
-    return l->min_priority <= l->max_priority
-               ? OK
-               : err_set(err, ERR_FORMAT, "a key's min-priority is above its max-priority");
+    if (l->min_priority <= l->max_priority) {
+        return OK;
+    }
+    return err_set(err, ERR_FORMAT, "a key's min-priority is above its max-priority");
 }
 
 /* ---- buckets -------------------------------------------------------------------------------- */
@@ -136,7 +139,10 @@ static void fill(struct tenant_bucket *b, int64_t per_minute, int64_t now_ns)
 
 static int64_t wait_ns(const struct tenant_bucket *b, int64_t per_minute, double wanted)
 {
-    return wanted > b->left ? (int64_t)((wanted - b->left) * 60e9 / (double)per_minute) : 0;
+    if (wanted > b->left) {
+        return (int64_t)((wanted - b->left) * 60e9 / (double)per_minute);
+    }
+    return 0;
 }
 
 static struct tenant_rate rate_of(struct tenant_bucket *b, int64_t per_minute, int64_t now_ns)
@@ -180,9 +186,9 @@ const char *tenant_cache_salt(const struct tenant *t, const char *asked, char **
     if (!t || !t->limits.cache_salt_by_key) {
         return asked;
     }
-    size_t n = sizeof t->salt + (asked ? strlen(asked) : 0);
+    size_t n = sizeof t->salt + (length_or_0(asked));
     *made = xmalloc(n);
-    snprintf(*made, n, "%s%s", t->salt, asked ? asked : "");
+    snprintf(*made, n, "%s%s", t->salt, or_empty(asked));
     return *made;
 }
 
@@ -228,7 +234,9 @@ static bool refuse(struct call_error *e, const char *type, int64_t after_ns, con
 {
     e->type = type;
     e->retry_after_s = (int)ceil((double)after_ns * 1e-9);
-    e->retry_after_s = e->retry_after_s > 0 ? e->retry_after_s : 1;
+    if (e->retry_after_s <= 0) {
+        e->retry_after_s = 1;
+    }
     return call_error_set(e, 429, "rate_limit_exceeded", NULL,
                           "Rate limit reached: this API key may have %" PRId64 " %s. Please try "
                           "again in %d s.",
@@ -266,7 +274,7 @@ bool tenant_admits(struct tenant *t, int64_t prompt_tokens, int64_t sequences, i
         fill(&t->tokens, l->tokens_per_minute, now_ns);
         // A prompt larger than the limit per minute is admitted if there is no debt.
         int64_t most = l->tokens_per_minute;
-        double wanted = (double)(prompt_tokens < most ? prompt_tokens : most);
+        double wanted = (double)lesser(prompt_tokens, most);
         if (t->tokens.left < wanted) {
             return refuse(e, "tokens", wait_ns(&t->tokens, most, wanted), "tokens a minute", most);
         }

@@ -19,7 +19,10 @@ static double per_second(double n, double ms)
 static double prompt_ms(const struct call_choice *ch)
 {
     const struct engine_request *q = ch->request;
-    return ch->n_prefilled > q->n_cached ? (double)(clock_now_ns() - q->t_scheduled_ns) * 1e-6 : 0;
+    if (ch->n_prefilled > q->n_cached) {
+        return (double)(clock_now_ns() - q->t_scheduled_ns) * 1e-6;
+    }
+    return 0;
 }
 
 void call_put_progress(struct buf *b, const struct call_choice *ch)
@@ -41,9 +44,14 @@ void call_put_timings(struct buf *b, const struct call *c, const struct engine_r
     int64_t now = q->done ? q->t_done_ns : clock_now_ns();
     bool in_prompt = first->told_prompt && !first->started;
     bool begun = !in_prompt && q->t_first_token_ns > 0 && q->t_scheduled_ns > 0;
-    double prompt = begun ? (double)(q->t_first_token_ns - q->t_scheduled_ns) * 1e-6 : 0;
+    double prompt = 0;
+    if (begun) {
+        prompt = (double)(q->t_first_token_ns - q->t_scheduled_ns) * 1e-6;
+    }
     double predicted = begun ? (double)(now - q->t_first_token_ns) * 1e-6 : 0;
-    prompt = in_prompt ? prompt_ms(first) : prompt;
+    if (in_prompt) {
+        prompt = prompt_ms(first);
+    }
     double n_prompt = (in_prompt ? first->n_prefilled : q->n_prompt) - q->n_cached;
     double n_steps = n_predicted > 1 ? n_predicted - 1 : 0;
     buf_printf(b, "{\"cache_n\":%d,\"prompt_n\":%d,\"predicted_n\":%d", q->n_cached, (int)n_prompt,

@@ -9,8 +9,10 @@
 
 static struct jv *field(struct jrt *rt, struct jv object, const char *key)
 {
-    struct jentry *e =
-        object.type == JV_DICT ? jd_find_text(rt, object.u.dict, key, strlen(key)) : NULL;
+    struct jentry *e = NULL;
+    if (object.type == JV_DICT) {
+        e = jd_find_text(rt, object.u.dict, key, strlen(key));
+    }
     return e ? &e->value : NULL;
 }
 

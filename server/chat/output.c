@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/chat/output.h"
+#include "engine/base/minmax.h"
 
 #include <string.h>
 
@@ -38,7 +39,9 @@ void output_init(struct output *o, const struct output_options *options,
     if (o->parser) {
         struct tool_sink to = o->sink;
         // reasoning is not reported separately
-        to.on_reasoning = own ? to.on_reasoning : to.on_text;
+        if (!own) {
+            to.on_reasoning = to.on_text;
+        }
         tool_parse_init(&o->parse, o->parser, options->parser ? options->tools : NULL, to);
         o->parse.in_items = options->in_items;
         if (own && options->starts_in_reasoning) { // as if the model had opened it
@@ -94,11 +97,11 @@ static size_t undecided(const struct output *o)
     for (size_t i = 0; i < o->options->n_stop; i++) {
         const char *stop = o->options->stop[i];
         size_t n = o->options->stop_bytes[i] - 1;
-        n = n < o->text.n_bytes ? n : o->text.n_bytes;
+        n = lesser(n, o->text.n_bytes);
         while (n > most && memcmp(o->text.data + o->text.n_bytes - n, stop, n) != 0) {
             n--;
         }
-        most = n > most ? n : most;
+        most = greater(n, most);
     }
     return most;
 }
@@ -112,7 +115,10 @@ static bool search(struct output *o, bool final)
     size_t end = 0;
     int found = o->options->n_stop > 0 ? find_stop(o, &end) : -1;
     if (found >= 0) {
-        size_t keep = o->options->include_stop ? end : end - o->options->stop_bytes[found];
+        size_t keep = end;
+        if (!o->options->include_stop) {
+            keep = end - o->options->stop_bytes[found];
+        }
         reasoning_split_text(&o->split, o->text.data, keep, false);
         buf_clear(&o->text);
         o->n_searched = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/chat/reasoning.h"
+#include "engine/base/minmax.h"
 
 #include <string.h>
 
@@ -172,7 +173,10 @@ const struct reasoning_marks *reasoning_marks(enum reasoning_kind kind)
 const char *reasoning_end(enum reasoning_kind kind)
 {
     const struct kind *k = &kinds[kind];
-    return k->marks.closes[1] || k->marks.answer_opens[0] ? NULL : k->marks.closes[0];
+    if (k->marks.closes[1] || k->marks.answer_opens[0]) {
+        return NULL;
+    }
+    return k->marks.closes[0];
 }
 
 const struct tool_parser *reasoning_parser(enum reasoning_kind kind)
@@ -237,14 +241,16 @@ static enum tool_match begins(const struct reasoning_split *r, size_t at, const 
     *n = 0;
     for (; held > 0 && *words; words++) {
         size_t n_word = strlen(*words);
-        if (memcmp(r->held.data + at, *words, n_word < held ? n_word : held) != 0) {
+        if (memcmp(r->held.data + at, *words, lesser(n_word, held)) != 0) {
             continue;
         }
         if (held >= n_word) {
             *n = n_word;
             return MATCH_YES;
         }
-        m = final ? m : MATCH_MAYBE;
+        if (!final) {
+            m = MATCH_MAYBE;
+        }
     }
     return m;
 }
@@ -329,7 +335,9 @@ static bool up_to(struct reasoning_split *r, const char *const *words, const cha
         if (m != MATCH_NO) {
             break;
         }
-        end = is_space(r->held.data[i]) ? end : i + 1;
+        if (!is_space(r->held.data[i])) {
+            end = i + 1;
+        }
     }
     if (end > 0) {
         report(r->sink.arg, r->held.data, end);

@@ -5,6 +5,7 @@
 #include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "engine/gguf/folder.h"
 #include "server/chat/jinja/json.h"
 #include "server/chat/messages.h"
@@ -53,7 +54,9 @@ static void set_token(struct chat_template *t, const char *name, const char *tex
 static void take_token(struct chat_template *t, const struct json *node, const char *name)
 {
     const char *text = json_string(node);
-    text = text ? text : json_get_string(node, "content");
+    if (!text) {
+        text = json_get_string(node, "content");
+    }
     if (text) {
         set_token(t, name, text);
     }
@@ -82,7 +85,10 @@ static enum status compile_into(struct chat_template *t, struct compiled *c, con
     }
     enum status st = jinja_compile(text, n_bytes, &c->jinja, err);
     buf_put(&t->text, text, n_bytes);
-    return st == OK ? OK : err_prefix(err, st, "chat template %s", where);
+    if (st != OK) {
+        return err_prefix(err, st, "chat template %s", where);
+    }
+    return OK;
 }
 
 static enum status load_file(struct chat_template *t, struct compiled *c, const char *path,
@@ -228,7 +234,7 @@ void chat_template_free(struct chat_template *t)
 
 const char *chat_template_text(const struct chat_template *t)
 {
-    return t->text.data ? t->text.data : "";
+    return or_empty(t->text.data);
 }
 
 int64_t chat_clock_us(void)
@@ -249,7 +255,10 @@ static struct jv *final_text(struct jrt *rt, struct jv messages)
         return NULL;
     }
     struct jv last = messages.u.list->items[messages.u.list->n - 1];
-    struct jentry *e = last.type == JV_DICT ? jd_find_text(rt, last.u.dict, "content", 7) : NULL;
+    struct jentry *e = NULL;
+    if (last.type == JV_DICT) {
+        e = jd_find_text(rt, last.u.dict, "content", 7);
+    }
     if (e && e->value.type == JV_STR) {
         return &e->value;
     }
@@ -292,7 +301,10 @@ static bool cut_behind_final(struct jrt *rt, const struct jstr *final, struct js
 {
     const size_t n_mark = sizeof final_mark - 1;
     struct jstr *s = *out, *trimmed = js_new(rt, final_mark, n_mark - 1, PROV_INPUT);
-    size_t at = final && trimmed ? jt_rfind(s, trimmed, 0, s->n_bytes) : SIZE_MAX;
+    size_t at = SIZE_MAX;
+    if (final && trimmed) {
+        at = jt_rfind(s, trimmed, 0, s->n_bytes);
+    }
     if (rt->st != OK) {
         return false;
     }
@@ -437,7 +449,12 @@ static bool has_tools(const struct chat_input *in)
 enum status chat_template_render(const struct chat_template *t, const struct chat_input *in,
                                  struct chat_output *out, struct err *err)
 {
-    const struct compiled *c = has_tools(in) && t->tool_use.jinja ? &t->tool_use : &t->plain;
+    const struct compiled *c;
+    if (has_tools(in) && t->tool_use.jinja) {
+        c = &t->tool_use;
+    } else {
+        c = &t->plain;
+    }
     *out = (struct chat_output){0};
     enum status st = render_once(t, c, in, &c->traits, out, err);
     if (st != ERR_INVALID || in->raw || c->traits.null_is_empty) {
@@ -446,7 +463,10 @@ enum status chat_template_render(const struct chat_template *t, const struct cha
     /* The probe found one place where null content works; this conversation has another. */
     struct chat_traits again = c->traits;
     again.null_is_empty = true;
-    return render_once(t, c, in, &again, out, NULL) == OK ? OK : st;
+    if (render_once(t, c, in, &again, out, NULL) == OK) {
+        return OK;
+    }
+    return st;
 }
 
 void chat_output_deinit(struct chat_output *out)

@@ -22,7 +22,9 @@ const struct tool_writing *turn_writing(const struct tool_parser *parser,
 static void put_words(struct buf *out, const char *const *words, bool first)
 {
     for (; words && *words; words++) {
-        buf_puts(out, first ? "" : ",");
+        if (!first) {
+            buf_puts(out, ",");
+        }
         buf_put_json(out, *words, strlen(*words));
         first = false;
     }
@@ -33,7 +35,9 @@ static void put_one_of(struct buf *out, const char *const *words)
 {
     buf_puts(out, OR);
     for (int i = 0; words[i]; i++) {
-        buf_puts(out, i ? "," : "");
+        if (i) {
+            buf_puts(out, ",");
+        }
         tool_put_const(out, words[i]);
     }
     buf_puts(out, "]}");
@@ -144,15 +148,25 @@ static void put_start(struct buf *out, const struct turn *t, const struct reason
 /* Messages with reasoning and text before a call; then a call, or the final message. */
 static void put_harmony(struct buf *out, const struct turn *t)
 {
-    buf_puts(out, t->opened ? SEQUENCE ANY_TEXT "," NEXT "," : SEQUENCE);
+    if (t->opened) {
+        buf_puts(out, SEQUENCE ANY_TEXT "," NEXT ",");
+    } else {
+        buf_puts(out, SEQUENCE);
+    }
     buf_puts(out, "{\"type\":\"star\",\"content\":" OR MESSAGE("analysis"));
-    buf_puts(out, t->calls ? "," MESSAGE("commentary") "]}}," : "]}},");
+    if (t->calls) {
+        buf_puts(out, "," MESSAGE("commentary") "]}},");
+    } else {
+        buf_puts(out, "]}},");
+    }
     buf_puts(out, OR);
     if (t->calls) {
         buf_puts(out, DEFINED("calls"));
     }
     if (!t->must_call) {
-        buf_puts(out, t->calls ? "," : "");
+        if (t->calls) {
+            buf_puts(out, ",");
+        }
         buf_puts(out, SEQUENCE
                  "{\"type\":\"const_string\",\"value\":\"<|channel|>final\"},"
                  "{\"type\":\"optional\",\"content\":{\"type\":\"const_string\","

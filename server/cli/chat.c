@@ -3,7 +3,9 @@
 #include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/nearest.h"
+#include "engine/base/optional.h"
 #include "server/cli/chat_answer.h"
 #include "server/cli/chat_options.h"
 #include "server/cli/chat_server.h"
@@ -137,7 +139,9 @@ static void put_body(const struct chat *c, struct buf *b)
         put_message(b, "system", NULL, c->options.system);
     }
     for (size_t i = 0; i < c->n_messages; i++) {
-        buf_puts(b, i || c->options.system ? "," : "");
+        if (i || c->options.system) {
+            buf_puts(b, ",");
+        }
         buf_puts(b, c->messages[i].json);
     }
     buf_puts(b, "]}");
@@ -178,7 +182,7 @@ static bool read_results(struct chat *c, const struct chat_answer *a)
         if (read_input(c, prompt) != LINE_OK) {
             return false;
         }
-        add_text(c, "tool", a->calls[i].id.data ? a->calls[i].id.data : "", c->input.data);
+        add_text(c, "tool", or_empty(a->calls[i].id.data), c->input.data);
     }
     return true;
 }
@@ -332,7 +336,7 @@ static void run_command(struct chat *c, const char *line)
 {
     const size_t n = strcspn(line, " \t\n");
     char name[32], text[128];
-    snprintf(name, sizeof name, "%.*s", (int)(n < 31 ? n : 31), line);
+    snprintf(name, sizeof name, "%.*s", (int)lesser(n, 31), line);
     struct nearest nearest = {.typed = name, .n_bytes = strlen(name)};
     for (size_t i = 0; i < N_COMMANDS; i++) {
         nearest_try(&nearest, commands[i].name);
@@ -367,7 +371,9 @@ static enum line_result read_block(struct chat *c, struct buf *line)
         if (got != LINE_OK) {
             return got == LINE_END ? LINE_OK : got;
         }
-        buf_puts(&c->input, c->input.n_bytes ? "\n" : "");
+        if (c->input.n_bytes) {
+            buf_puts(&c->input, "\n");
+        }
         buf_puts(&c->input, line->data);
     }
 }
@@ -390,7 +396,10 @@ static enum line_result read_message(struct chat *c, const char *prompt, struct 
     if (got == LINE_OK) {
         buf_puts(&c->input, line->data);
     }
-    return got == LINE_END && c->input.n_bytes > 0 ? LINE_OK : got;
+    if (got == LINE_END && c->input.n_bytes > 0) {
+        return LINE_OK;
+    }
+    return got;
 }
 
 /* Ctrl-C discards the input; pressed twice on an empty line it ends the chat. */
@@ -462,7 +471,10 @@ static enum status read_tools(struct chat *c, struct err *err)
         st = err_set(err, ERR_INVALID, "it is to be a JSON array, as `tools` in a request");
     }
     json_free(root);
-    return st == OK ? OK : err_prefix(err, st, "%s", c->options.tools_path);
+    if (st != OK) {
+        return err_prefix(err, st, "%s", c->options.tools_path);
+    }
+    return OK;
 }
 
 static enum status prepare(struct chat *c, int argc, char **argv, struct err *err)
@@ -500,7 +512,9 @@ int cmd_chat(int argc, char **argv)
     if (st != OK) {
         fprintf(stderr, "sluice chat: %s\n", err.text);
         c.exit_code = st == ERR_INVALID ? 2 : 1;
-        c.exit_code = st == ERR_CANCELLED ? EXIT_INTERRUPTED : c.exit_code;
+        if (st == ERR_CANCELLED) {
+            c.exit_code = EXIT_INTERRUPTED;
+        }
     } else if (c.options.help) {
         chat_options_help();
     } else {

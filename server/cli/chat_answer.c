@@ -3,6 +3,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/json.h"
+#include "engine/base/optional.h"
 #include "engine/base/utf8.h"
 
 #include <stdio.h>
@@ -116,7 +117,9 @@ static struct chat_tool_call *call_at(struct chat_answer *a, int64_t index)
 static void put_string(struct buf *to, const struct json *object, const char *key)
 {
     const char *s = json_get_string(object, key);
-    buf_puts(to, s ? s : "");
+    if (s) {
+        buf_puts(to, s);
+    }
 }
 
 static void take_calls(struct chat_answer *a, const struct json *list)
@@ -137,13 +140,17 @@ static void take_delta(struct chat_answer *a, const struct json *delta)
     const char *reasoning = json_get_string(delta, "reasoning");
     const char *text = json_get_string(delta, "content");
     const struct json *calls = json_get(delta, "tool_calls");
-    reasoning = reasoning ? reasoning : json_get_string(delta, "reasoning_content");
+    if (!reasoning) {
+        reasoning = json_get_string(delta, "reasoning_content");
+    }
     if ((reasoning && *reasoning) || (text && *text) || json_count(calls) > 0) {
         a->last_ns = clock_now_ns();
-        a->first_ns = a->first_ns ? a->first_ns : a->last_ns;
+        if (!a->first_ns) {
+            a->first_ns = a->last_ns;
+        }
         a->n_events++;
     }
-    show_as(a, SHOWN_REASONING, reasoning ? reasoning : "");
+    show_as(a, SHOWN_REASONING, or_empty(reasoning));
     if (text) {
         buf_puts(&a->text, text);
         show_as(a, SHOWN_TEXT, text);
@@ -159,7 +166,9 @@ static bool take_error(struct chat_answer *a, const struct json *root)
 {
     const struct json *error = json_get(root, "error");
     const char *message = json_string(error);
-    message = message ? message : json_get_string(error, "message");
+    if (!message) {
+        message = json_get_string(error, "message");
+    }
     if (message && a->error.n_bytes == 0) {
         buf_puts(&a->error, message);
     }
@@ -203,7 +212,7 @@ static void settle_error(struct chat_answer *a)
 {
     struct json *root = NULL;
     if (a->status != 200 && a->status != 0) {
-        const char *raw = a->raw.data ? a->raw.data : "";
+        const char *raw = or_empty(a->raw.data);
         if (json_parse(raw, a->raw.n_bytes, NULL, &root, NULL) != OK || !take_error(a, root)) {
             buf_printf(&a->error, "the server answered with status %d", a->status);
         }
@@ -218,9 +227,9 @@ static void show_calls(struct chat_answer *a)
     for (int i = 0; i < a->n_calls; i++) {
         const struct chat_tool_call *call = &a->calls[i];
         fputs("[tool call] ", stdout);
-        show(a, call->name.data ? call->name.data : "", call->name.n_bytes);
+        show(a, or_empty(call->name.data), call->name.n_bytes);
         fputs(" ", stdout);
-        show(a, call->arguments.data ? call->arguments.data : "", call->arguments.n_bytes);
+        show(a, or_empty(call->arguments.data), call->arguments.n_bytes);
         end_line(a);
     }
 }
@@ -254,7 +263,7 @@ void chat_answer_end(struct chat_answer *a)
 
 static void put_text(struct buf *out, const struct buf *text)
 {
-    buf_put_json(out, text->data ? text->data : "", text->n_bytes);
+    buf_put_json(out, or_empty(text->data), text->n_bytes);
 }
 
 bool chat_answer_put(const struct chat_answer *a, struct buf *message)
@@ -265,7 +274,11 @@ bool chat_answer_put(const struct chat_answer *a, struct buf *message)
     buf_puts(message, "{\"role\":\"assistant\",\"content\":");
     put_text(message, &a->text);
     for (int i = 0; i < a->n_calls; i++) {
-        buf_puts(message, i ? "," : ",\"tool_calls\":[");
+        if (i) {
+            buf_puts(message, ",");
+        } else {
+            buf_puts(message, ",\"tool_calls\":[");
+        }
         buf_puts(message, "{\"id\":");
         put_text(message, &a->calls[i].id);
         buf_puts(message, ",\"type\":\"function\",\"function\":{\"name\":");
@@ -274,6 +287,10 @@ bool chat_answer_put(const struct chat_answer *a, struct buf *message)
         put_text(message, &a->calls[i].arguments);
         buf_puts(message, "}}");
     }
-    buf_puts(message, a->n_calls ? "]}" : "}");
+    if (a->n_calls) {
+        buf_puts(message, "]}");
+    } else {
+        buf_puts(message, "}");
+    }
     return true;
 }

@@ -3,6 +3,7 @@
 
 #include "engine/base/mem.h"
 #include "engine/base/nearest.h"
+#include "engine/base/optional.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -70,7 +71,7 @@ enum status chat_settings_set(struct chat_settings *s, const char *name, const c
         }
         const char *meant = nearest_word(&nearest);
         return err_set(err, ERR_INVALID, "there is no setting '%.60s'%s%s%s", name,
-                       meant ? "; did you mean '" : "", meant ? meant : "", meant ? "'?" : "");
+                       meant ? "; did you mean '" : "", or_empty(meant), meant ? "'?" : "");
     }
     if (strcmp(value, "default") == 0) {
         s->is_set[i] = false;
@@ -133,10 +134,16 @@ static enum status take_option(struct chat_options *o, const char *name, size_t 
         } else if (value) {
             *(const char **)((char *)o + texts[i].offset) = value;
         }
-        return value ? OK : err_set(err, ERR_INVALID, "--%s needs a value", texts[i].name);
+        if (!value) {
+            return err_set(err, ERR_INVALID, "--%s needs a value", texts[i].name);
+        }
+        return OK;
     }
     *known = false;
-    return setting < 0 ? OK : err_set(err, ERR_INVALID, "--%s needs a value", name);
+    if (setting < 0) {
+        return OK;
+    }
+    return err_set(err, ERR_INVALID, "--%s needs a value", name);
 }
 
 /* The remaining options are for the server that is started, so there must be one. */
@@ -213,7 +220,9 @@ void chat_options_help(void)
         char name[32];
         snprintf(name, sizeof name, "%s", settings[i].name);
         for (char *c = name; *c; c++) {
-            *c = *c == '_' ? '-' : *c;
+            if (*c == '_') {
+                *c = '-';
+            }
         }
         printf("  --%s %s\n", name, settings[i].help);
     }

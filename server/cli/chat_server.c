@@ -5,6 +5,7 @@
 #include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -67,7 +68,10 @@ static enum status ask_models(struct chat_server *s, const volatile sig_atomic_t
                      status);
     }
     buf_deinit(&body);
-    return st != OK ? err_prefix(err, st, "%s", s->name) : OK;
+    if (st != OK) {
+        return err_prefix(err, st, "%s", s->name);
+    }
+    return OK;
 }
 
 static enum status use_url(struct chat_server *s, const char *url,
@@ -140,7 +144,9 @@ static enum status start(struct chat_server *s, const struct chat_options *o, co
                          struct err *err)
 {
     const char *temporary = getenv("TMPDIR");
-    temporary = temporary && *temporary && strlen(temporary) < 60 ? temporary : "/tmp";
+    if (!(temporary && *temporary && strlen(temporary) < 60)) {
+        temporary = "/tmp";
+    }
     char folder[sizeof s->folder];
     snprintf(folder, sizeof folder, "%s/sluice-chat-XXXXXX", temporary);
     if (!mkdtemp(folder)) {
@@ -172,13 +178,15 @@ static void last_words(const struct chat_server *s, char *text, size_t n_text)
     char tail[1024];
     const off_t end = lseek(s->log, 0, SEEK_END), want = (off_t)sizeof tail - 1;
     const ssize_t n = pread(s->log, tail, (size_t)want, end > want ? end - want : 0);
-    tail[n > 0 ? n : 0] = '\0';
+    tail[greater(n, 0)] = '\0';
     for (char *nl = tail + strlen(tail); nl > tail && nl[-1] == '\n'; nl--) {
         nl[-1] = '\0';
     }
     const char *line = strrchr(tail, '\n');
     line = line ? line + 1 : tail;
-    line += strncmp(line, "sluice: ", 8) == 0 ? 8 : 0;
+    if (strncmp(line, "sluice: ", 8) == 0) {
+        line += 8;
+    }
     snprintf(text, n_text, "%s", *line ? line : "it said nothing");
 }
 

@@ -30,7 +30,9 @@ static char *scalar(char *s)
         if (*p == '#' && (p == s || p[-1] == ' ' || p[-1] == '\t')) {
             break;
         }
-        end = *p == ' ' || *p == '\t' || *p == '\r' ? end : p + 1;
+        if (!(*p == ' ' || *p == '\t' || *p == '\r')) {
+            end = p + 1;
+        }
     }
     *end = '\0';
     return s;
@@ -74,7 +76,10 @@ static enum status read_item(struct loading *l, char *text, struct err *err)
     if (l->flag_list) {
         return vllm_flag_check(l->flag_list, item ? item : text, err);
     }
-    return item ? loading_set(l, l->list, item, SOURCE_FILE, err) : bad_quotes(l->list, err);
+    if (item) {
+        return loading_set(l, l->list, item, SOURCE_FILE, err);
+    }
+    return bad_quotes(l->list, err);
 }
 
 static bool is_null(const char *value)
@@ -94,7 +99,10 @@ static enum status read_option_line(struct loading *l, const struct option_row *
         return err_set(err, ERR_FORMAT, "option %s is in this file already", row->name);
     }
     l->in_file[row - option_rows] = true;
-    return is_null(value) ? OK : set_line(l, row, value, err);
+    if (!is_null(value)) {
+        return set_line(l, row, value, err);
+    }
+    return OK;
 }
 
 static enum status read_line(struct loading *l, char *line, struct err *err)
@@ -147,5 +155,8 @@ enum status loading_read_file(struct loading *l, struct err *err)
         line = end ? end + 1 : NULL;
     }
     free(text);
-    return st == OK ? OK : err_prefix(err, st, "%s:%d", l->file, number - 1);
+    if (st != OK) {
+        return err_prefix(err, st, "%s:%d", l->file, number - 1);
+    }
+    return OK;
 }

@@ -27,7 +27,10 @@ static bool find_plain(struct name *n, const char *text, size_t n_bytes)
 
 static bool takes_no_value(const struct name *n)
 {
-    return n->row ? n->row->type == OPTION_BOOL : n->flag->takes == TAKES_NOTHING;
+    if (n->row) {
+        return n->row->type == OPTION_BOOL;
+    }
+    return n->flag->takes == TAKES_NOTHING;
 }
 
 /* Resolves --x, --no-x, -O3, and --x.key (a member of x's object). */
@@ -46,8 +49,16 @@ static bool find_name(struct name *n)
         n->value = n->text + 1;
         return find_plain(n, n->text, 1);
     }
-    n->row = dot ? loading_find_member(n->text, n->n_bytes, &n->member) : NULL;
-    n->flag = dot && !n->row ? loading_find_flag(n->text, (size_t)(dot - n->text)) : NULL;
+    if (dot) {
+        n->row = loading_find_member(n->text, n->n_bytes, &n->member);
+    } else {
+        n->row = NULL;
+    }
+    if (dot && !n->row) {
+        n->flag = loading_find_flag(n->text, (size_t)(dot - n->text));
+    } else {
+        n->flag = NULL;
+    }
     return n->row || n->flag;
 }
 
@@ -103,7 +114,12 @@ static enum status read_flag(struct loading *l, int n_left, char **words, int *u
         return err_set(err, ERR_INVALID, "--%s needs a value", n.row ? n.row->name : n.flag->name);
     }
     TRY(take(l, &n, value, err));
-    bool takes_more = n.row ? n.row->type == OPTION_LIST : n.flag->takes == TAKES_WORDS;
+    bool takes_more;
+    if (n.row) {
+        takes_more = n.row->type == OPTION_LIST;
+    } else {
+        takes_more = n.flag->takes == TAKES_WORDS;
+    }
     while (!equals && takes_more && *used < n_left && words[*used][0] != '-') {
         if (n.row) {
             TRY(take(l, &n, words[*used], err)); // --served-model-name a b

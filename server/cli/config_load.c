@@ -3,6 +3,7 @@
 
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "engine/base/words.h"
 #include "server/cli/config_source.h"
 #include "server/cli/config_value.h"
@@ -36,7 +37,10 @@ static enum status read_variable(struct loading *l, const char *variable, struct
         return OK;
     }
     enum status st = loading_set(l, row, equals + 1, SOURCE_ENV, err);
-    return st == OK ? OK : err_prefix(err, st, "environment SLUICE_%.*s", (int)n_bytes, key);
+    if (st != OK) {
+        return err_prefix(err, st, "environment SLUICE_%.*s", (int)n_bytes, key);
+    }
+    return OK;
 }
 
 /* Users of vLLM may have its key in the environment, and settings without effect here: the latter
@@ -52,9 +56,15 @@ static enum status read_vllm_env(struct loading *l, char **env, struct err *err)
         if (has_prefix(*env, api_key)) {
             const char *key = *env + strlen(api_key);
             const struct option_row *row = loading_find_row("api-key", 7);
-            st = *key ? loading_set(l, row, key, SOURCE_VLLM_ENV, err) : OK;
+            if (*key) {
+                st = loading_set(l, row, key, SOURCE_VLLM_ENV, err);
+            } else {
+                st = OK;
+            }
         } else if (has_prefix(*env, "VLLM_")) {
-            buf_puts(&unknown, unknown.n_bytes > 0 ? ", " : "");
+            if (unknown.n_bytes > 0) {
+                buf_puts(&unknown, ", ");
+            }
             buf_put(&unknown, *env, n_name);
         }
     }
@@ -120,7 +130,7 @@ static void bound_logprobs(struct config *c)
 /* Removes the slash that shell completion adds to "models/demo/". */
 static void trim_slashes(const char **folder)
 {
-    size_t n = *folder ? strlen(*folder) : 0, trimmed = n;
+    size_t n = length_or_0(*folder), trimmed = n;
     while (trimmed > 1 && (*folder)[trimmed - 1] == '/') {
         trimmed--;
     }
@@ -143,10 +153,18 @@ enum status config_load(struct config *c, int argc, char **argv, char **env, str
             st = config_value_set(c, &option_rows[i], option_rows[i].initial, err);
         }
     }
-    st = st == OK ? loading_read_flags(&l, argc, argv, err) : st;
-    st = st == OK ? read_env(&l, env, err) : st;
-    st = st == OK && l.file ? loading_read_file(&l, err) : st;
-    st = st == OK ? check(c, err) : st;
+    if (st == OK) {
+        st = loading_read_flags(&l, argc, argv, err);
+    }
+    if (st == OK) {
+        st = read_env(&l, env, err);
+    }
+    if (st == OK && l.file) {
+        st = loading_read_file(&l, err);
+    }
+    if (st == OK) {
+        st = check(c, err);
+    }
     bound_logprobs(c);
     trim_slashes(&c->engine.model);
     free(l.source);

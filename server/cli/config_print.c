@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Prints the help, and the effective configuration. */
+#include "engine/base/optional.h"
 #include "server/cli/config_load.h"
 #include "server/cli/config_table.h"
 #include "server/cli/config_value.h"
@@ -11,7 +12,7 @@ static bool is_default(const struct config *c, const struct option_row *row)
     struct buf now;
     buf_init(&now, 1 << 20);
     config_value_print(c, row, &now);
-    const char *initial = row->initial ? row->initial : "";
+    const char *initial = or_empty(row->initial);
     struct config fresh = {0};
     struct buf then;
     buf_init(&then, 1 << 20);

@@ -85,15 +85,24 @@ static bool may_set(struct loading *l, const struct option_row *row, enum source
 enum status loading_set(struct loading *l, const struct option_row *row, const char *value,
                         enum source source, struct err *err)
 {
-    return may_set(l, row, source) ? config_value_set(l->config, row, value, err) : OK;
+    if (may_set(l, row, source)) {
+        return config_value_set(l->config, row, value, err);
+    }
+    return OK;
 }
 
 const struct option_row *loading_find_member(const char *key, size_t n_bytes, const char **member)
 {
     const char *dot = memchr(key, '.', n_bytes);
-    const struct option_row *row = dot ? loading_find_row(key, (size_t)(dot - key)) : NULL;
+    const struct option_row *row = NULL;
+    if (dot) {
+        row = loading_find_row(key, (size_t)(dot - key));
+    }
     *member = dot ? dot + 1 : NULL;
-    return row && (row->type == OPTION_JSON || row->may_be_object) ? row : NULL;
+    if (row && (row->type == OPTION_JSON || row->may_be_object)) {
+        return row;
+    }
+    return NULL;
 }
 
 enum status loading_set_member(struct loading *l, const struct option_row *row, const char *member,

@@ -3,6 +3,7 @@
 
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "engine/base/words.h"
 
 #include <errno.h>
@@ -24,7 +25,10 @@ static const void *const_field(const struct config *c, const struct option_row *
 static int64_t get_int(const struct config *c, const struct option_row *row)
 {
     const void *at = const_field(c, row);
-    return row->n_bytes == sizeof(int32_t) ? *(const int32_t *)at : *(const int64_t *)at;
+    if (row->n_bytes == sizeof(int32_t)) {
+        return *(const int32_t *)at;
+    }
+    return *(const int64_t *)at;
 }
 
 /* The row's bounds fit its field. */
@@ -155,7 +159,10 @@ static enum status check_json(const struct option_row *row, const char *text, st
         st = err_set(err, ERR_INVALID, "not an object");
     }
     json_free(root);
-    return st == OK ? OK : err_prefix(err, st, "option %s", row->name);
+    if (st != OK) {
+        return err_prefix(err, st, "option %s", row->name);
+    }
+    return OK;
 }
 
 static void list_add(struct string_list *list, const char *item, size_t n_bytes)
@@ -174,7 +181,7 @@ static bool list_add_array(struct string_list *list, const char *text)
                     json_is(root, JSON_ARRAY);
     for (const struct json *j = is_array ? json_first(root) : NULL; j; j = json_next(j)) {
         const char *item = json_string(j);
-        list_add(list, item ? item : "", item ? strlen(item) : 0);
+        list_add(list, or_empty(item), length_or_0(item));
     }
     json_free(root);
     return is_array;
@@ -272,7 +279,11 @@ static void put_member(struct buf *out, const char *key, const char *text)
     for (;; depth++) {
         size_t n = strcspn(key, ".");
         buf_put_json(out, key, n);
-        buf_puts(out, key[n] ? ": {" : ": ");
+        if (key[n]) {
+            buf_puts(out, ": {");
+        } else {
+            buf_puts(out, ": ");
+        }
         if (!key[n]) {
             break;
         }
@@ -288,7 +299,9 @@ enum status config_value_set_member(struct config *c, const struct option_row *r
                                     const char *text, struct err *err)
 {
     const char *now = *(const char **)field(c, row);
-    now = now ? now : "{}";
+    if (!now) {
+        now = "{}";
+    }
     struct json *root = NULL;
     if (json_parse(now, strlen(now), NULL, &root, err) != OK || !json_is(root, JSON_OBJECT)) {
         json_free(root);
@@ -308,7 +321,9 @@ enum status config_value_set_member(struct config *c, const struct option_row *r
     struct buf all;
     buf_init(&all, 1 << 20);
     buf_put(&all, now, (size_t)(strrchr(now, '}') - now));
-    buf_puts(&all, is_empty ? "" : ", ");
+    if (!is_empty) {
+        buf_puts(&all, ", ");
+    }
     put_member(&all, key, text);
     buf_putc(&all, '}');
     enum status st = all.failed ? err_set(err, ERR_INVALID, "option %s: too long", row->name)
@@ -360,7 +375,11 @@ static void print_text(const char *s, struct buf *out)
 static void print_list(const struct string_list *list, struct buf *out)
 {
     for (size_t i = 0; i < list->n; i++) {
-        buf_puts(out, i ? ", " : "[");
+        if (i) {
+            buf_puts(out, ", ");
+        } else {
+            buf_puts(out, "[");
+        }
         print_text(list->items[i], out);
     }
     if (list->n > 0) {

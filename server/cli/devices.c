@@ -2,6 +2,7 @@
 #include "server/cli/devices.h"
 
 #include "cpu/cpu.h"
+#include "engine/base/minmax.h"
 #include "engine/cluster/nodes.h"
 #ifdef SLUICE_CUDA
 #include "cuda/cuda.h"
@@ -18,7 +19,7 @@ static enum status share(void *bytes, size_t n_bytes, void *arg, struct err *err
 static struct comm_place place_of(const struct engine_options *o)
 {
     return (struct comm_place){
-        .n_ranks = o->tensor_parallel_size > 1 ? o->tensor_parallel_size : 1,
+        .n_ranks = greater(o->tensor_parallel_size, 1),
         .n_nodes = o->nodes ? nodes_count(o->nodes) : 1,
         .node = o->nodes ? nodes_rank(o->nodes) : 0,
         .leader = o->nodes ? nodes_leader(o->nodes) : NULL,
@@ -39,7 +40,10 @@ static enum status choose_cpu(struct engine_options *options, struct err *err)
     struct comm_place place = place_of(options);
     options->open_backend = open_cpu;
     options->abort_ranks = cpu_comm_abort;
-    return place.n_ranks > 1 ? cpu_comm_open(&place, &options->backend.comm, err) : OK;
+    if (place.n_ranks > 1) {
+        return cpu_comm_open(&place, &options->backend.comm, err);
+    }
+    return OK;
 }
 
 #ifdef SLUICE_CUDA
@@ -59,7 +63,10 @@ static enum status choose_cuda(struct engine_options *options, struct err *err)
     }
     options->open_backend = open_cuda;
     options->abort_ranks = cuda_comm_abort;
-    return place.n_ranks > 1 ? cuda_comm_open(&place, &options->backend.comm, err) : OK;
+    if (place.n_ranks > 1) {
+        return cuda_comm_open(&place, &options->backend.comm, err);
+    }
+    return OK;
 }
 
 static bool cuda_is_there(void)

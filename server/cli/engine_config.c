@@ -26,7 +26,9 @@ static const char *method_in(const char *dir, const struct json *config)
                                            {"quantize_config.json", "gptq"},
                                            {"quant_config.json", "awq"}};
     const char *method = method_of(config, "quantization_config");
-    method = method ? method : method_of(json_get(config, "text_config"), "quantization_config");
+    if (!method) {
+        method = method_of(json_get(config, "text_config"), "quantization_config");
+    }
     if (!method && json_get(config, "compression_config")) {
         method = "compressed-tensors";
     }
@@ -78,7 +80,9 @@ static enum status meet_nodes(const struct config *c, struct engine_options *o, 
     struct buf identity;
     buf_init(&identity, 1 << 20);
     enum status st = nodes_identity(c, &identity, err);
-    st = st == OK ? nodes_open(&s.place, identity.data, &o->nodes, err) : st;
+    if (st == OK) {
+        st = nodes_open(&s.place, identity.data, &o->nodes, err);
+    }
     buf_deinit(&identity);
     return st;
 }
@@ -89,7 +93,9 @@ enum status engine_config_check(const struct config *c, struct err *err)
         return err_set(err, ERR_INVALID, "no model was given: name a folder with config.json");
     }
     TRY(model_folder_check(c->engine.model, err));
-    TRY(c->engine.quantization ? check_quantization(c, err) : OK);
+    if (c->engine.quantization) {
+        TRY(check_quantization(c, err));
+    }
     return engine_check(&c->engine, err);
 }
 

@@ -4,6 +4,7 @@
  * answers are printed in input order. */
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "server/cli/commands.h"
 #include "server/cli/config_load.h"
 #include "server/cli/generate_job.h"
@@ -39,7 +40,7 @@ static void print_done(struct generate *g)
     while (g->n_printed < g->n_jobs && g->jobs[g->n_printed]->over) {
         struct generate_job *job = g->jobs[g->n_printed];
         note_unknown(g, job);
-        fwrite(job->answer.data ? job->answer.data : "", 1, job->answer.n_bytes, stdout);
+        fwrite(or_empty(job->answer.data), 1, job->answer.n_bytes, stdout);
         buf_deinit(&job->answer);
         free(job);
         g->jobs[g->n_printed++] = NULL;
@@ -92,7 +93,9 @@ static void read_more(struct input *in)
         in->bytes = xrealloc(in->bytes, in->cap);
     }
     ssize_t n = read(STDIN_FILENO, in->bytes + in->n_bytes, in->cap - in->n_bytes);
-    in->n_bytes += n > 0 ? (size_t)n : 0;
+    if (n > 0) {
+        in->n_bytes += (size_t)n;
+    }
     in->ended = n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN);
 }
 
@@ -182,7 +185,7 @@ static void usage(void)
            "\"ignore_eos\": true, ...}\n"
            "  out  {\"outputs\": [{\"token_ids\": [...], \"text\": \"...\", ...}], "
            "\"usage\": {...}} or {\"error\": \"...\"}\n\n%s",
-           options.data ? options.data : "");
+           or_empty(options.data));
     buf_deinit(&options);
 }
 
@@ -246,7 +249,10 @@ static char *read_stdin(void)
     while ((n = fread(chunk, 1, sizeof chunk, stdin)) > 0) {
         buf_put(&all, chunk, n);
     }
-    return all.data ? all.data : xstrdup("");
+    if (all.data) {
+        return all.data;
+    }
+    return xstrdup("");
 }
 
 static int run(struct generate *g, const struct arguments *a)

@@ -4,6 +4,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "server/cli/generate_line.h"
 
 #include <stdio.h>
@@ -20,13 +21,13 @@ static struct generate_job *of(const struct call *c)
 static const char *id(struct call *c, const char *asked)
 {
     (void)c;
-    return asked ? asked : "";
+    return or_empty(asked);
 }
 
 static void keep_unknown(struct generate_job *job)
 {
     const char *key = job->call.request.unknown;
-    snprintf(job->unknown, sizeof job->unknown, "%s", key ? key : "");
+    snprintf(job->unknown, sizeof job->unknown, "%s", or_empty(key));
 }
 
 static void refuse(struct generate_job *job, const char *text)
@@ -80,7 +81,7 @@ static void show(struct call *c, const char *name, const char *text, size_t n_by
 {
     (void)name;
     of(c)->has_begun = true;
-    fwrite(text ? text : "", 1, n_bytes, stdout);
+    fwrite(or_empty(text), 1, n_bytes, stdout);
     fflush(stdout);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/cli/generate_line.h"
+#include "engine/base/optional.h"
 
 #include <math.h>
 #include <string.h>
@@ -30,7 +31,9 @@ static void put_logprobs(struct buf *out, const char *key, const char *top_key,
 {
     buf_printf(out, "\"%s\": [", key);
     for (int32_t i = 0; i < n; i++) {
-        buf_puts(out, i ? ", " : "");
+        if (i) {
+            buf_puts(out, ", ");
+        }
         if (i < first) {
             buf_puts(out, "null");
         } else {
@@ -43,7 +46,9 @@ static void put_logprobs(struct buf *out, const char *key, const char *top_key,
     }
     buf_printf(out, "\"%s\": [", top_key);
     for (int32_t i = 0; i < n; i++) {
-        buf_puts(out, i ? ", " : "");
+        if (i) {
+            buf_puts(out, ", ");
+        }
         if (i < first) {
             buf_puts(out, "null");
         } else {
@@ -57,7 +62,11 @@ static void put_output(struct buf *out, struct call_choice *ch)
 {
     const struct call *c = ch->call;
     const struct engine_output *o = &ch->request->outputs[ch->sample];
-    buf_puts(out, ch->sample ? ", {\"token_ids\": [" : "{\"token_ids\": [");
+    if (ch->sample) {
+        buf_puts(out, ", {\"token_ids\": [");
+    } else {
+        buf_puts(out, "{\"token_ids\": [");
+    }
     for (int32_t i = 0; i < ch->n_taken; i++) {
         buf_printf(out, "%s%d", i ? ", " : "", o->tokens[i]);
     }
@@ -67,7 +76,7 @@ static void put_output(struct buf *out, struct call_choice *ch)
     }
     if (c->request.output.tok) {
         buf_puts(out, "\"text\": ");
-        buf_put_json(out, ch->content.data ? ch->content.data : "", ch->content.n_bytes);
+        buf_put_json(out, or_empty(ch->content.data), ch->content.n_bytes);
         buf_puts(out, ", ");
     }
     buf_printf(out, "\"finish_reason\": \"%s\"}", ch->finish);

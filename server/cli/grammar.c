@@ -6,6 +6,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/json_scan.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "engine/grammar/grammar.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -73,7 +74,10 @@ static enum status read_source(struct json_scan *sc, struct line *l, enum gramma
     }
     l->source.kind = kind;
     l->has_source = true;
-    return l->text.failed ? err_set(err, ERR_LIMIT, "the grammar is too long") : OK;
+    if (l->text.failed) {
+        return err_set(err, ERR_LIMIT, "the grammar is too long");
+    }
+    return OK;
 }
 
 static enum status read_flag(struct json_scan *sc, const char *name, bool *flag, struct err *err)
@@ -81,7 +85,10 @@ static enum status read_flag(struct json_scan *sc, const char *name, bool *flag,
     enum json_token t = json_scan_next(sc);
     *flag = t == JSON_TOKEN_TRUE;
     bool is = *flag || t == JSON_TOKEN_FALSE;
-    return is ? OK : err_set(err, ERR_INVALID, "\"%s\" must be true or false", name);
+    if (!is) {
+        return err_set(err, ERR_INVALID, "\"%s\" must be true or false", name);
+    }
+    return OK;
 }
 
 static enum status read_text(struct json_scan *sc, const char *name, struct buf *out,
@@ -93,7 +100,10 @@ static enum status read_text(struct json_scan *sc, const char *name, struct buf 
     }
     json_scan_unescape(sc, out);
     buf_put(out, "", 0);
-    return out->failed ? err_set(err, ERR_LIMIT, "\"%s\" is too long", name) : OK;
+    if (out->failed) {
+        return err_set(err, ERR_LIMIT, "\"%s\" is too long", name);
+    }
+    return OK;
 }
 
 static enum status unhex(struct buf *b, struct err *err)
@@ -121,14 +131,24 @@ static enum status read_member(struct json_scan *sc, struct line *l, struct err 
         size_t from = sc->at;
         json_scan_skip(sc);
         l->strings = memchr(sc->s + from, '[', sc->at - from);
-        l->n_strings = l->strings ? (size_t)(sc->s + sc->at - l->strings) : 0;
-        return l->strings ? OK : err_set(err, ERR_INVALID, "\"strings\" must be a list of strings");
+        if (l->strings) {
+            l->n_strings = (size_t)(sc->s + sc->at - l->strings);
+        } else {
+            l->n_strings = 0;
+        }
+        if (!l->strings) {
+            return err_set(err, ERR_INVALID, "\"strings\" must be a list of strings");
+        }
+        return OK;
     }
     if (json_scan_is(sc, "prefix") || json_scan_is(sc, "prefix_hex")) {
         bool hex = json_scan_is(sc, "prefix_hex");
         l->has_prefix = true;
         TRY(read_text(sc, hex ? "prefix_hex" : "prefix", &l->prefix, err));
-        return hex ? unhex(&l->prefix, err) : OK;
+        if (hex) {
+            return unhex(&l->prefix, err);
+        }
+        return OK;
     }
     if (json_scan_is(sc, "disable_any_whitespace")) {
         return read_flag(sc, "disable_any_whitespace", &l->source.disable_any_whitespace, err);
@@ -154,13 +174,18 @@ static enum status read_line(struct line *l, const char *s, size_t n, struct err
     json_scan_init(&sc, s, n, LINE_DEPTH);
     enum json_token t = json_scan_next(&sc);
     if (t != JSON_TOKEN_OBJECT) {
-        return t == JSON_TOKEN_ERROR ? json_scan_error(&sc, err)
-                                     : err_set(err, ERR_INVALID, "the line is not a JSON object");
+        if (t == JSON_TOKEN_ERROR) {
+            return json_scan_error(&sc, err);
+        }
+        return err_set(err, ERR_INVALID, "the line is not a JSON object");
     }
     while ((t = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
         enum status st = read_member(&sc, l, err);
         if (st != OK) {
-            return sc.why ? json_scan_error(&sc, err) : st;
+            if (sc.why) {
+                return json_scan_error(&sc, err);
+            }
+            return st;
         }
     }
     if (t != JSON_TOKEN_OBJECT_END || json_scan_next(&sc) != JSON_TOKEN_END) {
@@ -170,7 +195,7 @@ static enum status read_line(struct line *l, const char *s, size_t n, struct err
         return err_set(err, ERR_INVALID,
                        "the line has no \"schema\", \"regex\", \"gbnf\", \"lark\" or \"tags\"");
     }
-    l->source.text = l->text.data ? l->text.data : "";
+    l->source.text = or_empty(l->text.data);
     l->source.n_bytes = l->text.n_bytes;
     return OK;
 }
@@ -202,10 +227,18 @@ static struct verdict judge(struct grammar *g, const char *s, size_t n)
 static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t n, bool json)
 {
     if (json) {
-        buf_puts(out, v.accepted ? "true" : "false");
+        if (v.accepted) {
+            buf_puts(out, "true");
+        } else {
+            buf_puts(out, "false");
+        }
         return;
     }
-    buf_puts(out, v.accepted ? "  accepted  " : "  refused   ");
+    if (v.accepted) {
+        buf_puts(out, " accepted ");
+    } else {
+        buf_puts(out, " refused ");
+    }
     buf_put_json(out, s, n);
     if (v.over) {
         buf_puts(out, ": too complex");
@@ -227,45 +260,56 @@ static enum status put_strings(struct grammar *g, const struct line *l, bool jso
     buf_init(&text, LINE_MAX_BYTES);
     json_scan_init(&sc, l->strings, l->n_strings, LINE_DEPTH);
     json_scan_next(&sc);
-    buf_puts(out, json ? "{\"accepted\":[" : "");
+    if (json) {
+        buf_puts(out, "{\"accepted\":[");
+    }
     while ((t = json_scan_next(&sc)) == JSON_TOKEN_STRING) {
         buf_clear(&text);
         json_scan_unescape(&sc, &text);
-        const char *s = text.data ? text.data : "";
-        buf_puts(out, json && !first ? "," : "");
+        const char *s = or_empty(text.data);
+        if (json && !first) {
+            buf_puts(out, ",");
+        }
         put_verdict(out, judge(g, s, text.n_bytes), s, text.n_bytes, json);
         first = false;
     }
-    buf_puts(out, json ? "]}\n" : "");
+    if (json) {
+        buf_puts(out, "]}\n");
+    }
     buf_deinit(&text);
-    return t == JSON_TOKEN_ARRAY_END
-               ? OK
-               : err_set(err, ERR_INVALID, "\"strings\" must be a list of strings");
+    if (t != JSON_TOKEN_ARRAY_END) {
+        return err_set(err, ERR_INVALID, "\"strings\" must be a list of strings");
+    }
+    return OK;
 }
 
 static void put_allowed(const struct model *m, bool may_end, bool json, struct buf *out)
 {
     size_t n = 0, left = SHOWN_TOKENS;
-    buf_puts(out, json ? "{\"allowed\":[" : "");
+    if (json) {
+        buf_puts(out, "{\"allowed\":[");
+    }
     for (int32_t id = 0; id < tokenizer_vocab_size(m->tok); id++) {
         if (!(m->words[id >> 5] >> (id & 31) & 1)) {
             continue;
         }
         n++;
         if (json) {
-            buf_puts(out, n > 1 ? "," : "");
+            if (n > 1) {
+                buf_puts(out, ",");
+            }
             buf_put_int(out, id);
         } else if (left > 0) {
             size_t n_piece;
             const char *piece = tokenizer_piece(m->tok, id, &n_piece);
             buf_printf(out, "  %7d  ", id);
-            buf_put_json(out, piece ? piece : "", piece ? n_piece : 0);
+            buf_put_json(out, or_empty(piece), piece ? n_piece : 0);
             buf_putc(out, '\n');
             left--;
         }
     }
     if (json) {
-        buf_printf(out, "],\"may_end\":%s}\n", may_end ? "true" : "false");
+        buf_printf(out, "],\"may_end\":%s}\n", bool_word(may_end));
     } else {
         buf_printf(out, "  %zu tokens may follow%s\n", n, may_end ? "; the text may end" : "");
     }
@@ -275,8 +319,7 @@ static enum status put_mask(struct grammar *g, const struct model *m, const stru
                             bool json, struct buf *out, struct err *err)
 {
     struct grammar_state state;
-    enum status st =
-        grammar_fold(g, l->prefix.data ? l->prefix.data : "", l->prefix.n_bytes, &state);
+    enum status st = grammar_fold(g, or_empty(l->prefix.data), l->prefix.n_bytes, &state);
     if (st == OK) {
         st = grammar_mask(g, state, m->words);
     }
@@ -336,13 +379,21 @@ static int run(const struct model *m, bool json)
         }
         if (st != OK) {
             buf_clear(&out);
-            buf_puts(&out, json ? "{\"error\":" : "refused: ");
+            if (json) {
+                buf_puts(&out, "{\"error\":");
+            } else {
+                buf_puts(&out, "refused: ");
+            }
             if (json) {
                 buf_put_json(&out, err.text, strlen(err.text));
             } else {
                 buf_puts(&out, err.text);
             }
-            buf_puts(&out, json ? "}\n" : "\n");
+            if (json) {
+                buf_puts(&out, "}\n");
+            } else {
+                buf_puts(&out, "\n");
+            }
         }
         fwrite(out.data, 1, out.n_bytes, stdout);
         fflush(stdout);

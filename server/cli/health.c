@@ -2,6 +2,8 @@
 /* `sluice health [URL]`: exits with 0 if the server answers 200. For containers and scripts on
  * machines without curl. */
 #include "engine/base/buf.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "server/cli/commands.h"
 #include "server/client/client.h"
 
@@ -19,7 +21,7 @@ static void on_body(void *arg, const char *bytes, size_t n_bytes)
 {
     struct buf *shown = arg;
     const size_t room = MAX_SHOWN_BYTES - shown->n_bytes;
-    buf_put(shown, bytes, n_bytes < room ? n_bytes : room);
+    buf_put(shown, bytes, lesser(n_bytes, room));
 }
 
 static int usage(bool asked)
@@ -48,8 +50,11 @@ int cmd_health(int argc, char **argv)
     if (st != OK) {
         fprintf(stderr, "sluice health: %s: %s\n", url, err.text);
     } else {
-        printf("%d %s\n", status, shown.data ? shown.data : "");
+        printf("%d %s\n", status, or_empty(shown.data));
     }
     buf_deinit(&shown);
-    return st == OK && status == 200 ? 0 : 1;
+    if (st == OK && status == 200) {
+        return 0;
+    }
+    return 1;
 }

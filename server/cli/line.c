@@ -12,7 +12,10 @@ struct line_reader *line_open_edited(const volatile sig_atomic_t *interrupt)
 struct line_reader *line_open(bool terminal, const volatile sig_atomic_t *interrupt)
 {
     struct line_reader *r = terminal ? line_open_edited(interrupt) : NULL;
-    return r ? r : line_open_plain(terminal, interrupt);
+    if (r) {
+        return r;
+    }
+    return line_open_plain(terminal, interrupt);
 }
 
 void line_close(struct line_reader *r)

@@ -78,7 +78,10 @@ static enum line_result read_edited(struct line_reader *r, const char *prompt, s
     if (*r->interrupt) {
         const LineInfoW *line = el_wline(e->el);
         puts("^C");
-        return line->lastchar == line->buffer ? LINE_INTERRUPTED_EMPTY : LINE_INTERRUPTED;
+        if (line->lastchar == line->buffer) {
+            return LINE_INTERRUPTED_EMPTY;
+        }
+        return LINE_INTERRUPTED;
     }
     if (!text || n <= 0) {
         putchar('\n'); // the cursor is after the prompt

@@ -103,7 +103,9 @@ int local_engine_close(struct local_engine *l, int rc)
     if (l->calls.engine) {
         struct engine_stats stats;
         engine_stats(l->calls.engine, &stats);
-        rc = stats.state == ENGINE_FAILED ? 2 : rc;
+        if (stats.state == ENGINE_FAILED) {
+            rc = 2;
+        }
     }
     engine_close(l->calls.engine);
     devices_release(&l->options);

@@ -4,7 +4,9 @@
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/nearest.h"
+#include "engine/base/optional.h"
 #include "engine/gguf/folder.h"
 #include "server/hub/hub.h"
 
@@ -43,7 +45,7 @@ static bool find_demo(char out[PATH_MAX])
         return true;
     }
     ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    exe[n > 0 ? n : 0] = '\0';
+    exe[greater(n, 0)] = '\0';
     char *slash = strrchr(exe, '/');
     for (size_t i = 0; slash && i < 2; i++) {
         snprintf(path, sizeof path, "%.*s%s", (int)(slash - exe), exe, places[i]);
@@ -237,7 +239,7 @@ static enum status no_file(const char *model, struct err *err)
         }
     }
     const char *word = nearest_word(&nearest);
-    snprintf(meant, sizeof meant, "%s", word ? word : "");
+    snprintf(meant, sizeof meant, "%s", or_empty(word));
     for (int i = 0; i < n; i++) {
         free(list[i]);
     }
@@ -256,9 +258,10 @@ static enum status no_name(const char *model, enum status st, struct err *err)
 {
     char meant[PATH_MAX];
     const struct err why = *err;
-    return nearest_folder(model, meant)
-               ? err_set(err, st, "%.380s; or did you mean the folder '%.80s'?", why.text, meant)
-               : st;
+    if (nearest_folder(model, meant)) {
+        return err_set(err, st, "%.380s; or did you mean the folder '%.80s'?", why.text, meant);
+    }
+    return st;
 }
 
 /* Clients may use the full name, which is listed first as on other servers, or its last part. A

@@ -4,6 +4,8 @@
 #include "engine/base/file.h"
 #include "engine/base/hash.h"
 #include "engine/base/json.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "engine/gguf/folder.h"
 #include "engine/gguf/split.h"
 #include "server/cli/config_value.h"
@@ -139,10 +141,14 @@ enum status nodes_setting_read(const struct config *c, char **env, struct nodes_
     if (c->nnodes != 1) {
         TRY(read_env(c, env, out, err));
     }
-    p->n_nodes = c->nnodes > 0 ? (int32_t)c->nnodes : p->n_nodes;
-    p->node = c->node_rank >= 0 ? (int32_t)c->node_rank : p->node;
+    if (c->nnodes > 0) {
+        p->n_nodes = (int32_t)c->nnodes;
+    }
+    if (c->node_rank >= 0) {
+        p->node = (int32_t)c->node_rank;
+    }
     p->port = (int32_t)c->master_port;
-    p->token = c->node_token ? c->node_token : "";
+    p->token = or_empty(c->node_token);
     p->join_timeout_s = (int32_t)c->node_timeout;
     if (c->master_addr) {
         snprintf(out->leader, sizeof out->leader, "%s", c->master_addr);
@@ -205,14 +211,18 @@ static uint64_t hash_weights(const struct file_map *m)
         memcpy(&header, m->data, 8);
     }
     if (m->n_bytes >= 8 && memcmp(m->data, "GGUF", 4) == 0) {
-        header = m->n_bytes - 8 < GGUF_HEADER ? m->n_bytes - 8 : GGUF_HEADER;
+        header = lesser(m->n_bytes - 8, GGUF_HEADER);
     }
-    size_t n =
-        header < m->n_bytes - (m->n_bytes < 8 ? m->n_bytes : 8) ? (size_t)header + 8 : m->n_bytes;
+    size_t n;
+    if (header < m->n_bytes - lesser(m->n_bytes, 8)) {
+        n = (size_t)header + 8;
+    } else {
+        n = m->n_bytes;
+    }
     h = hash_bytes(m->data, n, h ^ KEY);
     for (size_t i = 0; i < SAMPLES; i++) {
         size_t at = n + (m->n_bytes - n) / SAMPLES * i;
-        size_t most = m->n_bytes - at < SAMPLE_BYTES ? m->n_bytes - at : SAMPLE_BYTES;
+        size_t most = lesser(m->n_bytes - at, SAMPLE_BYTES);
         h = hash_bytes(m->data + at, most, h);
     }
     return h;
@@ -234,7 +244,9 @@ static enum status put_weights(struct buf *out, const char *label, const char *d
         char path[4300];
         struct file_map map;
         snprintf(path, sizeof path, "%s/%s", dir, files[i]->d_name);
-        st = st == OK ? file_map_open(path, &map, err) : st;
+        if (st == OK) {
+            st = file_map_open(path, &map, err);
+        }
         if (st == OK) {
             h = hash_bytes(files[i]->d_name, strlen(files[i]->d_name), h ^ hash_weights(&map));
             file_unmap(&map);
@@ -272,7 +284,10 @@ static enum status put_model(const struct config *c, struct buf *out, const char
     if (!dummy && folder_is_file(dir)) {
         return put_gguf(out, weights_label, dir, err);
     }
-    return dummy ? OK : put_weights(out, weights_label, dir, err);
+    if (!dummy) {
+        return put_weights(out, weights_label, dir, err);
+    }
+    return OK;
 }
 
 static enum status put_draft(const struct config *c, struct buf *out, struct err *err)
@@ -283,12 +298,18 @@ static enum status put_draft(const struct config *c, struct buf *out, struct err
         return OK; // the engine will report the error
     }
     const struct json *model = json_get(j, "model");
-    const struct json *one = json_is(model, JSON_ARRAY) ? json_first(model) : model;
+    const struct json *one = model;
+    if (json_is(model, JSON_ARRAY)) {
+        one = json_first(model);
+    }
     enum status st = OK;
     for (; one && st == OK; one = one == model ? NULL : json_next(one)) {
         const char *dir = json_string(one);
-        st = dir ? put_model(c, out, "a draft model's config", "a draft model's weights", dir, err)
-                 : OK;
+        if (dir) {
+            st = put_model(c, out, "a draft model's config", "a draft model's weights", dir, err);
+        } else {
+            st = OK;
+        }
     }
     json_free(j);
     return st;

@@ -64,7 +64,10 @@ static int read_arguments(int argc, char **argv, struct arguments *a)
     if (n_paths < 2) {
         return wrong("MODEL and OUT are folders", "");
     }
-    return a->format ? 0 : wrong("--format is missing", "");
+    if (a->format) {
+        return 0;
+    }
+    return wrong("--format is missing", "");
 }
 
 int cmd_quantize(int argc, char **argv)

@@ -52,7 +52,11 @@ static bool slice_is(struct slice s, const char *word)
 
 static void keep(struct rendered *rq, const char *key, size_t n_key, struct slice value)
 {
-    buf_puts(&rq->kwargs, rq->kwargs.n_bytes > 1 ? ",\"" : "\"");
+    if (rq->kwargs.n_bytes > 1) {
+        buf_puts(&rq->kwargs, ",\"");
+    } else {
+        buf_puts(&rq->kwargs, "\"");
+    }
     buf_put(&rq->kwargs, key, n_key);
     buf_puts(&rq->kwargs, "\":");
     buf_put(&rq->kwargs, value.s, value.n_bytes);
@@ -83,8 +87,10 @@ static enum status read_request(const struct render *r, const char *line, size_t
     struct json_scan sc;
     json_scan_init(&sc, line, n_bytes, MAX_LINE_DEPTH);
     if (json_scan_next(&sc) != JSON_TOKEN_OBJECT) {
-        return sc.why ? json_scan_error(&sc, err)
-                      : err_set(err, ERR_INVALID, "a request is a JSON object");
+        if (sc.why) {
+            return json_scan_error(&sc, err);
+        }
+        return err_set(err, ERR_INVALID, "a request is a JSON object");
     }
     enum json_token token;
     while ((token = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
@@ -144,11 +150,23 @@ static void put_result(const struct render *r, const struct chat_output *o, stru
     buf_puts(out, "{\"text\":");
     buf_put_json(out, o->text, o->n_bytes);
     for (size_t i = 0; r->spans && i < o->n_spans; i++) {
-        buf_puts(out, i == 0 ? ",\"spans\":[[" : ",[");
+        if (i == 0) {
+            buf_puts(out, ",\"spans\":[[");
+        } else {
+            buf_puts(out, ",[");
+        }
         buf_put_json(out, o->spans[i].text, o->spans[i].n_bytes);
-        buf_puts(out, o->spans[i].is_input ? ",true]" : ",false]");
+        if (o->spans[i].is_input) {
+            buf_puts(out, ",true]");
+        } else {
+            buf_puts(out, ",false]");
+        }
     }
-    buf_puts(out, r->spans && o->n_spans > 0 ? "]}\n" : "}\n");
+    if (r->spans && o->n_spans > 0) {
+        buf_puts(out, "]}\n");
+    } else {
+        buf_puts(out, "}\n");
+    }
 }
 
 static void render_line(const struct render *r, const char *line, size_t n_bytes, struct buf *out)
@@ -236,7 +254,10 @@ static int load(const char *dir, const char *file, struct render *r)
         st = chat_template_compile(text, n, r->raw ? NULL : dir, &r->t, &r->err);
         free(text);
         // errors are reported in the output lines
-        return st == OK || st == ERR_FORMAT || st == ERR_LIMIT ? 0 : 1;
+        if (st == OK || st == ERR_FORMAT || st == ERR_LIMIT) {
+            return 0;
+        }
+        return 1;
     }
     st = chat_template_load(dir, &r->t, &r->err);
     if (st == OK && !r->t) {
@@ -274,7 +295,9 @@ int cmd_render(int argc, char **argv)
         return usage_error("a model folder is needed");
     }
     int rc = load(dir, file, &r);
-    rc = rc ? rc : render_lines(&r);
+    if (!rc) {
+        rc = render_lines(&r);
+    }
     chat_template_free(r.t);
     return rc;
 }

@@ -4,6 +4,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "server/cli/commands.h"
 #include "server/cli/config_load.h"
 #include "server/cli/local_engine.h"
@@ -55,7 +56,7 @@ static void usage(void)
            "prompts that\n"
            "                          begin alike one after the other; ratio (default): of these\n"
            "                          groups first those that decode much for their prompts\n\n%s",
-           options.data ? options.data : "");
+           or_empty(options.data));
     buf_deinit(&options);
 }
 
@@ -141,9 +142,11 @@ static enum status check_lines(struct run_batch *b, struct err *err)
         fprintf(stderr, "line %lld: %s\n", (long long)e->line, e->message);
     }
     int64_t n = (int64_t)b->lines.n_errors + b->lines.n_more_errors;
-    return n == 0 ? OK
-                  : err_set(err, ERR_INVALID, "%lld lines of the input are wrong; nothing was run",
-                            (long long)n);
+    if (n != 0) {
+        return err_set(err, ERR_INVALID, "%lld lines of the input are wrong; nothing was run",
+                       (long long)n);
+    }
+    return OK;
 }
 
 static enum status finish(struct run_batch *b, const struct job *j, struct err *err)
@@ -190,7 +193,9 @@ static enum status run(struct run_batch *b, struct err *err)
     if (watched) {
         fprintf(stderr, "\r\033[K");
     }
-    st = st == OK ? finish(b, j, err) : st;
+    if (st == OK) {
+        st = finish(b, j, err);
+    }
     job_close(j);
     return st;
 }
@@ -226,7 +231,9 @@ int cmd_run_batch(int argc, char **argv)
     }
     if (st != OK) {
         fprintf(stderr, "sluice: %s\n", err.text);
-        rc = rc ? rc : 1;
+        if (!rc) {
+            rc = 1;
+        }
     }
     job_lines_deinit(&b->lines);
     close(b->fd);

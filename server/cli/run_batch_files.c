@@ -62,7 +62,11 @@ static enum status copy_input(int from, int *to, struct err *err)
 enum status batch_input_open(const char *path, int *fd, struct job_input *in, struct err *err)
 {
     *in = (struct job_input){read_at, fd};
-    *fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    if (strcmp(path, "-") == 0) {
+        *fd = STDIN_FILENO;
+    } else {
+        *fd = open(path, O_RDONLY | O_CLOEXEC);
+    }
     if (*fd < 0) {
         return err_set(err, ERR_IO, "%s: %s", path, strerror(errno));
     }
@@ -92,8 +96,12 @@ static void mark(struct job_lines *l, const int32_t *sorted, const char *id)
             l->lines[sorted[mid]].is_answered = true;
             return;
         }
-        low = order < 0 ? mid + 1 : low;
-        high = order < 0 ? high : mid;
+        if (order < 0) {
+            low = mid + 1;
+        }
+        if (order >= 0) {
+            high = mid;
+        }
     }
 }
 
@@ -172,7 +180,9 @@ enum status batch_output_open(struct batch_output *o, const char *path, bool ord
         o->file = stdout;
     } else {
         o->file = resume ? fopen(path, "r+") : NULL;
-        o->file = o->file ? o->file : fopen(path, resume ? "a+" : "w");
+        if (!o->file) {
+            o->file = fopen(path, resume ? "a+" : "w");
+        }
     }
     if (!o->file) {
         return err_set(err, ERR_IO, "%s: %s", path, strerror(errno));

@@ -2,16 +2,20 @@
 #include "server/cli/run_batch.h"
 
 #include "engine/base/clock.h"
+#include "engine/base/minmax.h"
 
 static double seconds_since(int64_t ns)
 {
     double s = (double)(clock_now_ns() - ns) * 1e-9;
-    return s > 1e-3 ? s : 1e-3;
+    return greater(s, 1e-3);
 }
 
 static double percent(int64_t part, int64_t whole)
 {
-    return whole > 0 ? 100.0 * (double)part / (double)whole : 0;
+    if (whole > 0) {
+        return 100.0 * (double)part / (double)whole;
+    }
+    return 0;
 }
 
 void batch_report_progress(struct batch_report *r, const struct job *j, FILE *to)

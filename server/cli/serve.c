@@ -135,7 +135,9 @@ static char *join(const struct string_list *list)
     struct buf b;
     buf_init(&b, 1 << 20);
     for (size_t i = 0; i < list->n; i++) {
-        buf_puts(&b, i ? "," : "");
+        if (i) {
+            buf_puts(&b, ",");
+        }
         buf_puts(&b, list->items[i]);
     }
     return b.data;
@@ -145,7 +147,10 @@ enum { NEVER_S = 1000000 }; // longer than any stream is silent
 
 static unsigned ms(double seconds)
 {
-    return seconds * 1000 > 4e9 ? 4000000000U : (unsigned)(seconds * 1000);
+    if (seconds * 1000 > 4e9) {
+        return 4000000000U;
+    }
+    return (unsigned)(seconds * 1000);
 }
 
 /* The most common mistake when starting a second server. */
@@ -208,7 +213,10 @@ static enum status listen_now(struct serve *s, struct err *err)
     enum status st = http_server_open(&o, &s->http, err);
     free(origins);
     s->api.http = s->http;
-    return st == ERR_BUSY ? say_taken(c, err) : st;
+    if (st == ERR_BUSY) {
+        return say_taken(c, err);
+    }
+    return st;
 }
 
 static void announce(const struct serve *s)

@@ -4,6 +4,7 @@
 
 #include "engine/base/buf.h"
 #include "engine/base/json_scan.h"
+#include "engine/base/optional.h"
 #include "engine/tokenizer/detok.h"
 #include "engine/tokenizer/tokenizer.h"
 
@@ -80,7 +81,10 @@ static enum status read_member(struct json_scan *sc, struct line *line, struct e
         buf_clear(&line->text);
         json_scan_unescape(sc, &line->text);
         line->has_text = true;
-        return line->text.failed ? err_set(err, ERR_LIMIT, "\"text\" is too long") : OK;
+        if (line->text.failed) {
+            return err_set(err, ERR_LIMIT, "\"text\" is too long");
+        }
+        return OK;
     }
     if (json_scan_is(sc, "ids")) {
         return read_ids(sc, line, err);
@@ -107,13 +111,18 @@ static enum status read_line(struct line *line, const char *s, size_t n, struct 
     line->add_special = line->parse_special = true;
     enum json_token t = json_scan_next(&sc);
     if (t != JSON_TOKEN_OBJECT) {
-        return t == JSON_TOKEN_ERROR ? json_scan_error(&sc, err)
-                                     : err_set(err, ERR_INVALID, "the line is not a JSON object");
+        if (t == JSON_TOKEN_ERROR) {
+            return json_scan_error(&sc, err);
+        }
+        return err_set(err, ERR_INVALID, "the line is not a JSON object");
     }
     while ((t = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
         enum status st = read_member(&sc, line, err);
         if (st != OK) {
-            return sc.why ? json_scan_error(&sc, err) : st;
+            if (sc.why) {
+                return json_scan_error(&sc, err);
+            }
+            return st;
         }
     }
     if (t != JSON_TOKEN_OBJECT_END || json_scan_next(&sc) != JSON_TOKEN_END) {
@@ -130,21 +139,25 @@ static enum status encode_line(const struct tokenizer *tok, struct line *line, s
     if (!line->has_text) {
         return err_set(err, ERR_INVALID, "\"text\" is missing");
     }
-    struct text_span span = {line->text.data ? line->text.data : "", line->text.n_bytes, false};
+    struct text_span span = {or_empty(line->text.data), line->text.n_bytes, false};
     struct tokenizer_flags flags = {line->add_special, line->parse_special};
     line->ids.n = 0;
     TRY(tokenizer_encode(tok, &span, 1, flags, &line->ids, err));
     buf_puts(out, "{\"ids\":[");
     for (size_t i = 0; i < line->ids.n; i++) {
-        buf_puts(out, i ? "," : "");
+        if (i) {
+            buf_puts(out, ",");
+        }
         buf_put_int(out, line->ids.v[i]);
     }
     buf_puts(out, "],\"tokens\":[");
     for (size_t i = 0; i < line->ids.n; i++) {
         size_t n;
         const char *s = tokenizer_token_text(tok, line->ids.v[i], &n);
-        buf_puts(out, i ? "," : "");
-        buf_put_json(out, s ? s : "", n);
+        if (i) {
+            buf_puts(out, ",");
+        }
+        buf_put_json(out, or_empty(s), n);
     }
     buf_puts(out, "]}\n");
     return OK;
@@ -162,14 +175,14 @@ static enum status decode_line(const struct tokenizer *tok, struct line *line, s
         return err_set(err, ERR_LIMIT, "the text is too long");
     }
     buf_puts(out, "{\"text\":");
-    buf_put_json(out, line->text.data ? line->text.data : "", line->text.n_bytes);
+    buf_put_json(out, or_empty(line->text.data), line->text.n_bytes);
     buf_puts(out, "}\n");
     return OK;
 }
 
 static void put_delta(struct line *line, struct buf *out)
 {
-    buf_put_json(out, line->text.data ? line->text.data : "", line->text.n_bytes);
+    buf_put_json(out, or_empty(line->text.data), line->text.n_bytes);
     buf_clear(&line->text);
 }
 
@@ -185,7 +198,9 @@ static enum status stream_line(const struct tokenizer *tok, struct line *line, s
     buf_puts(out, "{\"deltas\":[");
     for (size_t i = 0; i < line->ids.n; i++) {
         detok_push(&d, line->ids.v[i], &line->text);
-        buf_puts(out, i ? "," : "");
+        if (i) {
+            buf_puts(out, ",");
+        }
         put_delta(line, out);
     }
     buf_puts(out, "],\"flush\":");

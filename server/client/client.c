@@ -147,8 +147,12 @@ static enum status receive_all(int fd, const struct client_request *request, str
         if (n < 0) {
             return err_set(err, ERR_IO, "%s", strerror(errno));
         }
-        const enum http_in_result got =
-            n == 0 ? http_in_eof(in) : http_in_feed(in, bytes, (size_t)n);
+        enum http_in_result got;
+        if (n == 0) {
+            got = http_in_eof(in);
+        } else {
+            got = http_in_feed(in, bytes, (size_t)n);
+        }
         if (got == HTTP_IN_DONE) {
             return OK;
         }
@@ -191,9 +195,17 @@ enum status client_call(const struct client_peer *peer, const struct client_requ
     buf_init(&out, MAX_REQUEST_BYTES);
     http_in_init(&r.in, on_bytes, &r);
     put_request(peer, request, &out);
-    st = out.failed ? err_set(err, ERR_LIMIT, "the request is too large") : OK;
-    st = st == OK ? send_all(fd, request, &out, err) : st;
-    st = st == OK ? receive_all(fd, request, &r.in, err) : st;
+    if (out.failed) {
+        st = err_set(err, ERR_LIMIT, "the request is too large");
+    } else {
+        st = OK;
+    }
+    if (st == OK) {
+        st = send_all(fd, request, &out, err);
+    }
+    if (st == OK) {
+        st = receive_all(fd, request, &r.in, err);
+    }
     *status = r.in.status;
     http_in_deinit(&r.in);
     buf_deinit(&out);

@@ -154,7 +154,9 @@ enum http_in_result http_in_feed(struct http_in *in, const char *bytes, size_t n
         }
         size_t n = n_bytes;
         if (!in->until_close) {
-            n = in->left < n ? (size_t)in->left : n;
+            if (in->left < n) {
+                n = (size_t)in->left;
+            }
             in->left -= n;
         }
         in->on_body(in->arg, bytes, n);
@@ -172,5 +174,8 @@ enum http_in_result http_in_feed(struct http_in *in, const char *bytes, size_t n
 
 enum http_in_result http_in_eof(const struct http_in *in)
 {
-    return in->state == AT_BODY && in->until_close ? HTTP_IN_DONE : HTTP_IN_BAD;
+    if (in->state == AT_BODY && in->until_close) {
+        return HTTP_IN_DONE;
+    }
+    return HTTP_IN_BAD;
 }

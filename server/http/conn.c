@@ -2,6 +2,7 @@
 /* One connection: its deadlines, and the private epoll descriptor that detects when clients leave.
  * libmicrohttpd ignores a suspended connection and restarts its time-outs with each byte, so both
  * jobs are done here, on the socket that it owns. */
+#include "engine/base/minmax.h"
 #include "server/http/private.h"
 #include "server/http/tcp.h"
 
@@ -66,7 +67,10 @@ int64_t http_conn_head_ms(const struct http_conn *c)
 {
     enum { AT_ONCE_MS = 500 }; // chosen: three round trips of a distant TLS client
     int64_t ms = c->server->options.header_timeout_ms;
-    return c->over_limit && ms > AT_ONCE_MS ? AT_ONCE_MS : ms;
+    if (c->over_limit && ms > AT_ONCE_MS) {
+        return AT_ONCE_MS;
+    }
+    return ms;
 }
 
 bool http_conn_make_place(struct http_server *s)
@@ -178,7 +182,10 @@ static int64_t reply_time_left(struct http_conn *c)
 {
     int64_t acked = http_tcp_acked_bytes(c->fd), before = c->acked_bytes;
     c->acked_bytes = acked;
-    return acked > before ? (int64_t)c->server->options.stall_timeout_ms : 0;
+    if (acked > before) {
+        return (int64_t)c->server->options.stall_timeout_ms;
+    }
+    return 0;
 }
 
 /* True if libmicrohttpd is reading, or waiting to read. */
@@ -193,7 +200,10 @@ static int64_t fin_time_left(const struct http_conn *c)
     const struct http_server *s = c->server;
     int n_unread = 0;
     bool late = s->now_ns - c->left_ns > s->options.header_timeout_ms * 1000000LL;
-    return !late && ioctl(c->fd, FIONREAD, &n_unread) == 0 && n_unread > 0 ? REST_MS : 0;
+    if (!late && ioctl(c->fd, FIONREAD, &n_unread) == 0 && n_unread > 0) {
+        return REST_MS;
+    }
+    return 0;
 }
 
 static void on_deadline(struct http_timer *timer, void *arg)
@@ -239,7 +249,9 @@ void http_conn_want_out(struct http_conn *c, bool on)
 static void on_left(struct http_conn *c, uint32_t events)
 {
     struct http_request *req = c->req;
-    c->left_ns = c->half_closed ? c->left_ns : c->server->now_ns;
+    if (!c->half_closed) {
+        c->left_ns = c->server->now_ns;
+    }
     c->half_closed = true;
     if (ends_with_fin(c)) {
         http_conn_deadline(c, REST_MS);

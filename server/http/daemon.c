@@ -88,7 +88,10 @@ static enum status read_pem(const char *path, char **text, struct err *err)
     *text = xcalloc(1, MAX_PEM_BYTES + 1);
     size_t n = fread(*text, 1, MAX_PEM_BYTES, f);
     fclose(f);
-    return n > 0 ? OK : err_set(err, ERR_IO, "%s is empty", path);
+    if (n > 0) {
+        return OK;
+    }
+    return err_set(err, ERR_IO, "%s is empty", path);
 }
 
 static struct MHD_Daemon *start(struct http_daemon *d, char *cert, char *key)
@@ -96,9 +99,13 @@ static struct MHD_Daemon *start(struct http_daemon *d, char *cert, char *key)
     struct http_server *s = d->server;
     unsigned flags =
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_NO_LISTEN_SOCKET | MHD_USE_ERROR_LOG;
-    flags |= cert ? (unsigned)MHD_USE_TLS : 0;
+    if (cert) {
+        flags |= (unsigned)MHD_USE_TLS;
+    }
     bool modern = s->mhd_version >= 0x01000000;
-    flags |= modern ? (unsigned)NO_THREAD_SAFETY : 0;
+    if (modern) {
+        flags |= (unsigned)NO_THREAD_SAFETY;
+    }
     /* The strictest level of 1.0. With 0.9.75 it would answer some requests twice, so guard.c does
      * the checks there. The pool's size also bounds a request's head. */
     struct MHD_OptionItem tls[] = {
@@ -126,7 +133,9 @@ enum status http_daemon_open(struct http_server *s, bool tls, struct http_daemon
     s->mhd_version = library_version();
     if (tls) {
         enum status st = read_pem(s->tls_cert, &cert, err);
-        st = st == OK ? read_pem(s->tls_key, &key, err) : st;
+        if (st == OK) {
+            st = read_pem(s->tls_key, &key, err);
+        }
         if (st != OK) {
             free(cert);
             free(key);
@@ -144,11 +153,13 @@ enum status http_daemon_open(struct http_server *s, bool tls, struct http_daemon
     free(key);
     if (!d->mhd) {
         free(d);
-        return tls ? err_set(err, ERR_INVALID,
-                             "TLS cannot start with %s and %s: they are to be a "
-                             "PEM certificate chain and the private key of its first certificate",
-                             s->tls_cert, s->tls_key)
-                   : err_set(err, ERR_IO, "libmicrohttpd %s does not start", MHD_get_version());
+        if (tls) {
+            return err_set(err, ERR_INVALID,
+                           "TLS cannot start with %s and %s: they are to be a "
+                           "PEM certificate chain and the private key of its first certificate",
+                           s->tls_cert, s->tls_key);
+        }
+        return err_set(err, ERR_IO, "libmicrohttpd %s does not start", MHD_get_version());
     }
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(d->mhd, MHD_DAEMON_INFO_EPOLL_FD);
     uv_poll_init(&s->loop, &d->poll, info->epoll_fd);

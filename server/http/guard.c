@@ -123,7 +123,12 @@ static void keep_trace(struct http_request *req, const char *value, size_t n_byt
 
 static void keep_agent(struct http_request *req, const char *value, size_t n_bytes)
 {
-    size_t n = n_bytes < sizeof req->user_agent ? n_bytes : sizeof req->user_agent - 1;
+    size_t n;
+    if (n_bytes < sizeof req->user_agent) {
+        n = n_bytes;
+    } else {
+        n = sizeof req->user_agent - 1;
+    }
     memcpy(req->user_agent, value, n);
     req->user_agent[n] = '\0';
 }
@@ -134,9 +139,10 @@ static enum MHD_Result take_length(struct guard *g, const char *value, size_t n_
         return refuse(g, 400, "More than one Content-Length.");
     }
     if (!parse_length(value, n_value, &g->req->content_length)) {
-        return is_all_digits(value, n_value)
-                   ? refuse(g, 413, "The Content-Length is too large.")
-                   : refuse(g, 400, "The Content-Length is not a number.");
+        if (is_all_digits(value, n_value)) {
+            return refuse(g, 413, "The Content-Length is too large.");
+        }
+        return refuse(g, 400, "The Content-Length is not a number.");
     }
     g->req->has_body = g->req->has_body || g->req->content_length > 0;
     return MHD_YES;
@@ -183,7 +189,9 @@ static enum MHD_Result on_header(void *arg, enum MHD_ValueKind kind, const char 
     if (!name || !is_token(name, n_name)) {
         return refuse(g, 400, "A header's name is malformed.");
     }
-    value = value ? value : "";
+    if (!value) {
+        value = "";
+    }
     if (!is_clean(value, n_value) || !follows(g, name, n_name, value, n_value)) {
         return refuse(g, 400, "A header is malformed (folded, cut, or with control characters).");
     }

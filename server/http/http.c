@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The server as a whole: what wakes the loop, drain and stop, signals, open, run and close. */
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "server/http/private.h"
 #include "server/http/sched.h"
 
@@ -223,7 +225,10 @@ static void fill_defaults(struct http_options *o)
 
 static char *copy_or_null(const char *s)
 {
-    return s && *s ? xstrdup(s) : NULL;
+    if (s && *s) {
+        return xstrdup(s);
+    }
+    return NULL;
 }
 
 static void copy_options(struct http_server *s, const struct http_options *options)
@@ -231,7 +236,7 @@ static void copy_options(struct http_server *s, const struct http_options *optio
     s->options = *options;
     fill_defaults(&s->options);
     s->root_path = copy_or_null(options->root_path);
-    size_t n = s->root_path ? strlen(s->root_path) : 0;
+    size_t n = length_or_0(s->root_path);
     while (n > 0 && s->root_path[n - 1] == '/') {
         s->root_path[--n] = '\0';
     }
@@ -252,7 +257,7 @@ static enum status check_descriptors(struct http_server *s, bool explicit_limit,
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= need) {
         return OK;
     }
-    limit.rlim_cur = limit.rlim_max < need ? limit.rlim_max : need;
+    limit.rlim_cur = lesser(limit.rlim_max, need);
     setrlimit(RLIMIT_NOFILE, &limit);
     if (limit.rlim_cur >= need) {
         return OK;
@@ -263,7 +268,10 @@ static enum status check_descriptors(struct http_server *s, bool explicit_limit,
                        "(ulimit -Hn)",
                        *max, (unsigned long long)need, (unsigned long long)limit.rlim_max);
     }
-    unsigned room = limit.rlim_cur > 300 ? (unsigned)(limit.rlim_cur - 256) * 20 / 21 : 16;
+    unsigned room = 16;
+    if (limit.rlim_cur > 300) {
+        room = (unsigned)(limit.rlim_cur - 256) * 20 / 21;
+    }
     log_warn("connections are limited to %u: the hard limit of descriptors is %llu", room,
              (unsigned long long)limit.rlim_max);
     *max = room;
@@ -439,7 +447,10 @@ void http_server_close(struct http_server *s)
 
 const char *http_server_address(const struct http_server *s, size_t i)
 {
-    return i < s->n_listeners ? s->listeners[i].address : NULL;
+    if (i < s->n_listeners) {
+        return s->listeners[i].address;
+    }
+    return NULL;
 }
 
 enum http_state http_server_state(const struct http_server *s)

@@ -171,7 +171,9 @@ static enum status listen_tcp(struct http_server *s, const char *spec, struct er
     size_t before = s->n_listeners;
     for (struct addrinfo *a = list; a; a = a->ai_next) {
         st = listen_address(s, a, spec, err);
-        first = first == OK ? st : first;
+        if (first == OK) {
+            first = st;
+        }
     }
     freeaddrinfo(list);
     if (all && s->n_listeners == before) { // the system has no IPv6
@@ -296,8 +298,12 @@ static void take(struct http_server *s, struct http_listener *l, int fd,
     s->accepting = c;
     /* libmicrohttpd cannot handle addresses of Unix sockets. */
     struct sockaddr_in none = {.sin_family = AF_INET};
-    const struct sockaddr *addr =
-        l->is_unix ? (const struct sockaddr *)&none : (const struct sockaddr *)sa;
+    const struct sockaddr *addr;
+    if (l->is_unix) {
+        addr = (const struct sockaddr *)&none;
+    } else {
+        addr = (const struct sockaddr *)sa;
+    }
     if (MHD_add_connection(c->daemon->mhd, fd, addr, l->is_unix ? sizeof none : n_sa) != MHD_YES &&
         s->accepting) {
         s->accepting = NULL;

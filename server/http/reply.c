@@ -76,7 +76,10 @@ static const char *allowed_origin(const struct http_request *req)
 bool http_origin_is_good(const struct http_request *req)
 {
     const char *site = http_header(req, "sec-fetch-site");
-    return req->origin ? allowed_origin(req) != NULL : !site || strcasecmp(site, "cross-site") != 0;
+    if (req->origin) {
+        return allowed_origin(req) != NULL;
+    }
+    return !site || strcasecmp(site, "cross-site") != 0;
 }
 
 static void add_common(struct http_request *req, struct MHD_Response *r)
@@ -158,10 +161,12 @@ void http_reply_buf(struct http_request *req, int status, const char *content_ty
     }
     req->n_reply = body->n_bytes;
     static char empty[1];
-    struct MHD_Response *r =
-        body->data
-            ? MHD_create_response_from_buffer(body->n_bytes, body->data, MHD_RESPMEM_MUST_FREE)
-            : MHD_create_response_from_buffer(0, empty, MHD_RESPMEM_PERSISTENT);
+    struct MHD_Response *r;
+    if (body->data) {
+        r = MHD_create_response_from_buffer(body->n_bytes, body->data, MHD_RESPMEM_MUST_FREE);
+    } else {
+        r = MHD_create_response_from_buffer(0, empty, MHD_RESPMEM_PERSISTENT);
+    }
     if (!r) {
         free(body->data);
     }
@@ -209,7 +214,9 @@ void http_refuse(struct http_request *req, int status, const char *code, const c
         http_reply_header(req, "retry-after", "1");
         http_reply_header(req, "retry-after-ms", "1000");
     }
-    req->record.refusal = req->record.refusal ? req->record.refusal : code;
+    if (!req->record.refusal) {
+        req->record.refusal = code;
+    }
     const char *type = http_put_error(req->server, &body, status, code, message);
     http_reply_buf(req, status, type, &body);
 }

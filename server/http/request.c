@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The life of one request between libmicrohttpd's callbacks and the handler: head, body, handler,
  * reply, end. */
+#include "engine/base/optional.h"
 #include "engine/base/words.h"
 #include "server/http/private.h"
 
@@ -131,7 +132,7 @@ void *http_uri_seen(void *arg, const char *uri, struct MHD_Connection *mhd)
     }
     struct http_request *req = new_request(c);
     req->uri_seen = uri;
-    req->n_uri = uri ? strlen(uri) : 0;
+    req->n_uri = length_or_0(uri);
     req->is_bad = !uri || !http_split_uri(req, uri);
     http_conn_phase(c, CONN_HEAD, http_conn_head_ms(c));
     return req;
@@ -214,8 +215,11 @@ static bool admit(struct http_request *req)
                !s->options.authorize(req, req->route, s->options.arg)) {
         ASSERT(req->terminal);
     } else if (check_type(req)) {
-        req->max_body =
-            req->route->max_body_bytes ? req->route->max_body_bytes : s->options.max_body_bytes;
+        if (req->route->max_body_bytes) {
+            req->max_body = req->route->max_body_bytes;
+        } else {
+            req->max_body = s->options.max_body_bytes;
+        }
         if (req->content_length > req->max_body) {
             refuse_size(req);
         }
@@ -277,7 +281,11 @@ static bool grow_body(struct http_request *req, size_t need)
         cap *= 2;
     }
     if (req->content_length > 0 && cap > req->content_length + 1) {
-        cap = need > req->content_length + 1 ? need : (size_t)req->content_length + 1;
+        if (need > req->content_length + 1) {
+            cap = need;
+        } else {
+            cap = (size_t)req->content_length + 1;
+        }
     }
     if (s->stats.held_body_bytes + cap - req->body_cap > s->options.max_body_total_bytes) {
         return false;
@@ -422,7 +430,10 @@ enum MHD_Result http_handle(void *arg, struct MHD_Connection *mhd, const char *u
     if (!req->head_done) {
         return on_head(req, method, version);
     }
-    return *n_data > 0 ? on_body(req, data, n_data) : on_whole(req);
+    if (*n_data > 0) {
+        return on_body(req, data, n_data);
+    }
+    return on_whole(req);
 }
 
 /* A connection whose reply's reader said that it ends is closed by libmicrohttpd (to 1.0.1 at
@@ -484,9 +495,10 @@ const char *http_second_param(const struct http_request *req)
 
 const char *http_header(const struct http_request *req, const char *name)
 {
-    return req->completed || !req->conn->mhd
-               ? NULL
-               : MHD_lookup_connection_value(req->conn->mhd, MHD_HEADER_KIND, name);
+    if (req->completed || !req->conn->mhd) {
+        return NULL;
+    }
+    return MHD_lookup_connection_value(req->conn->mhd, MHD_HEADER_KIND, name);
 }
 
 const char *http_peer(const struct http_request *req)

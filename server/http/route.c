@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The request target: decoding, the query, and the table of routes. */
+#include "engine/base/optional.h"
 #include "server/http/private.h"
 
 #include <stdlib.h>
@@ -12,7 +13,10 @@ static int hex_value(char c)
         return c - '0';
     }
     c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (c >= 'a' && c <= 'f') {
+        return c - 'a' + 10;
+    }
+    return -1;
 }
 
 /* Decodes n bytes into *out, which advances past the NUL. False for an invalid escape and for
@@ -57,7 +61,9 @@ static bool decode_query(struct http_request *req, const char *q, size_t n_bytes
                 return false;
             }
         }
-        n += end ? 1 : 0;
+        if (end) {
+            n += 1;
+        }
         q += n;
         n_bytes -= n;
     }
@@ -106,7 +112,7 @@ bool http_split_uri(struct http_request *req, const char *raw)
         return false;
     }
     const char *root = req->server->root_path;
-    size_t n_root = root ? strlen(root) : 0;
+    size_t n_root = length_or_0(root);
     if (n_root > 0 && strncmp(req->path, root, n_root) == 0 &&
         (req->path[n_root] == '/' || req->path[n_root] == '\0')) {
         req->path += n_root;
@@ -140,7 +146,10 @@ static bool matches(const char *pattern, const char *path, size_t n_path, struct
             return !brace && path == end;
         }
         pattern = strchr(brace, '}') + 1;
-        const char *slash = *pattern ? memchr(path, '/', (size_t)(end - path)) : NULL;
+        const char *slash = NULL;
+        if (*pattern) {
+            slash = memchr(path, '/', (size_t)(end - path));
+        }
         parts[i] = (struct part){path, (size_t)((slash ? slash : end) - path)};
         if (parts[i].n == 0) {
             return false;
@@ -201,7 +210,9 @@ const struct http_route *http_route_of_path(struct http_request *req, const char
     for (const struct http_route *r = req->server->options.routes; r && r->method; r++) {
         struct part parts[2];
         if (matches(r->path, req->path, n_path, parts)) {
-            any = any ? any : r;
+            if (!any) {
+                any = r;
+            }
             if (strcmp(r->method, method) == 0) {
                 return r;
             }

@@ -9,6 +9,7 @@
  * The direct writer formats into a scratch buffer shared by all streams, so a stream whose
  * socket accepts everything needs no buffer of its own. Writing to another stream sends the
  * scratch first. */
+#include "engine/base/minmax.h"
 #include "server/http/private.h"
 
 #include <errno.h>
@@ -89,8 +90,7 @@ void http_stream_timer(struct http_timer *timer, void *arg)
     }
     if (!is_dead(req)) {
         int64_t left_ms = period_ms - silent_ms;
-        http_timer_start(s, &st->timer, left_ms > TICK_MS ? left_ms : TICK_MS, http_stream_timer,
-                         req);
+        http_timer_start(s, &st->timer, greater(left_ms, TICK_MS), http_stream_timer, req);
     }
 }
 
@@ -172,7 +172,7 @@ static void keep_event(struct http_request *req, const char *bytes, size_t n_byt
         return;
     }
     while (n_bytes > 0 && !req->gone) {
-        size_t n = n_bytes < MAX_CHUNK ? n_bytes : MAX_CHUNK;
+        size_t n = lesser(n_bytes, MAX_CHUNK);
         char head[CHUNK_HEAD];
         chunk_head(head, n);
         keep(req, head, sizeof head);
@@ -369,7 +369,7 @@ ssize_t http_stream_read(void *arg, uint64_t pos, char *bytes, size_t max_bytes)
     if (st->direct) {
         return read_direct(req);
     }
-    size_t n = unsent(req) < max_bytes ? unsent(req) : max_bytes;
+    size_t n = lesser(unsent(req), max_bytes);
     if (n > 0) {
         memcpy(bytes, st->out.data + st->sent, n);
         st->sent += n;

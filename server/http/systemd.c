@@ -18,7 +18,10 @@ static int64_t number_from_env(const char *name)
     char *end;
     errno = 0;
     long long v = strtoll(text, &end, 10);
-    return errno || *end || v < 0 ? -1 : v;
+    if (errno || *end || v < 0) {
+        return -1;
+    }
+    return v;
 }
 
 /* The variables are meant for one process: a different LISTEN_PID means that they were
@@ -30,7 +33,10 @@ int http_systemd_sockets(void)
     unsetenv("LISTEN_FDS");
     unsetenv("LISTEN_PID");
     unsetenv("LISTEN_FDNAMES");
-    return ours && n > 0 && n <= MAX_LISTENERS ? (int)n : 0;
+    if (ours && n > 0 && n <= MAX_LISTENERS) {
+        return (int)n;
+    }
+    return 0;
 }
 
 void http_systemd_open(struct http_server *s)

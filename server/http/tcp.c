@@ -24,5 +24,8 @@ bool http_tcp_has_received(int fd)
 int64_t http_tcp_acked_bytes(int fd)
 {
     struct tcp_info info;
-    return get_info(fd, &info) ? (int64_t)info.tcpi_bytes_acked : -1;
+    if (get_info(fd, &info)) {
+        return (int64_t)info.tcpi_bytes_acked;
+    }
+    return -1;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A hashed timer wheel: O(1) to start and stop a timer, which every request does. A slot holds all
  * timers whose tick is congruent to it; those not yet due are checked again one turn later. */
+#include "engine/base/minmax.h"
 #include "server/http/private.h"
 
 static void unlink_timer(struct http_server *s, struct http_timer *t)
@@ -21,7 +22,7 @@ void http_timer_start(struct http_server *s, struct http_timer *t, int64_t delay
         unlink_timer(s, t);
     }
     int64_t since = clock_now_ns() - s->tick_base_ns;
-    int64_t due = since + (delay_ms > 0 ? delay_ms : 0) * 1000000;
+    int64_t due = since + greater(delay_ms, 0) * 1000000;
     t->due_tick = due / (TICK_MS * 1000000LL) + 1;
     if (t->due_tick <= s->tick_now) {
         t->due_tick = s->tick_now + 1;

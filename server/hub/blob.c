@@ -2,6 +2,7 @@
 #include "server/hub/blob.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,8 +31,8 @@ static int64_t size_of_parts(int64_t n_bytes, bool whole)
         return n_bytes > 0 ? n_bytes : 1;
     }
     const int64_t fair = n_bytes / FEW_PARTS / MIN_PART_BYTES * MIN_PART_BYTES;
-    const int64_t least = fair > MIN_PART_BYTES ? fair : MIN_PART_BYTES;
-    return least < MAX_PART_BYTES ? least : MAX_PART_BYTES;
+    const int64_t least = greater(fair, MIN_PART_BYTES);
+    return lesser(least, MAX_PART_BYTES);
 }
 
 bool blob_exists(const char *path, int64_t n_bytes)
@@ -52,7 +53,7 @@ int64_t blob_allocated(const char *path, int64_t n_bytes)
         return 0;
     }
     const int64_t there = (int64_t)info.st_blocks * 512;
-    return there < n_bytes ? there : n_bytes;
+    return lesser(there, n_bytes);
 }
 
 static enum status take_lock(struct blob *b, const char *lock, struct err *err)
@@ -64,9 +65,10 @@ static enum status take_lock(struct blob *b, const char *lock, struct err *err)
     if (flock(b->lock_fd, LOCK_EX | LOCK_NB) == 0) {
         return OK;
     }
-    return errno == EWOULDBLOCK
-               ? ERR_BUSY
-               : err_set(err, ERR_IO, "%.300s: no lock: %s", lock, strerror(errno));
+    if (errno == EWOULDBLOCK) {
+        return ERR_BUSY;
+    }
+    return err_set(err, ERR_IO, "%.300s: no lock: %s", lock, strerror(errno));
 }
 
 static void set_parts(struct blob *b, int64_t part_bytes)
@@ -143,7 +145,10 @@ enum status blob_open(struct blob *b, const char *path, const char *lock, const 
     if (b->fd < 0) {
         return err_set(err, ERR_IO, "%.300s: %s", b->incomplete, strerror(errno));
     }
-    return read_trailer(b) ? OK : blob_start_over(b, false, err);
+    if (!read_trailer(b)) {
+        return blob_start_over(b, false, err);
+    }
+    return OK;
 }
 
 void blob_close(struct blob *b)
@@ -164,7 +169,7 @@ void blob_close(struct blob *b)
 int64_t blob_part_bytes(const struct blob *b, int32_t part)
 {
     const int64_t left = b->n_bytes - part * b->part_bytes;
-    return left < b->part_bytes ? left : b->part_bytes;
+    return lesser(left, b->part_bytes);
 }
 
 int64_t blob_got(const struct blob *b)
@@ -197,7 +202,10 @@ static void *check(void *arg)
     if (st == OK && fdatasync(b->fd) != 0) { // a blob's name promises that its bytes are on disk
         st = err_set(&b->check_err, ERR_IO, "%s", strerror(errno));
     }
-    const enum blob_check result = strcmp(b->found, b->hash) == 0 ? BLOB_GOOD : BLOB_BAD;
+    enum blob_check result = BLOB_BAD;
+    if (strcmp(b->found, b->hash) == 0) {
+        result = BLOB_GOOD;
+    }
     atomic_store(&b->check, st == OK ? result : BLOB_UNREADABLE);
     return NULL;
 }
@@ -207,7 +215,10 @@ enum status blob_check_start(struct blob *b, struct err *err)
     atomic_store(&b->check, BLOB_CHECKING);
     int rc = pthread_create(&b->checker, NULL, check, b);
     b->checks = rc == 0;
-    return rc == 0 ? OK : err_set(err, ERR_NOMEM, "no thread to check a file: %s", strerror(rc));
+    if (rc != 0) {
+        return err_set(err, ERR_NOMEM, "no thread to check a file: %s", strerror(rc));
+    }
+    return OK;
 }
 
 void blob_check_join(struct blob *b)

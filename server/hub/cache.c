@@ -20,9 +20,10 @@ enum status hub_path(char out[PATH_MAX], struct err *err, const char *fmt, ...)
     va_start(args, fmt);
     int n = vsnprintf(out, PATH_MAX, fmt, args);
     va_end(args);
-    return n >= 0 && n < PATH_MAX
-               ? OK
-               : err_set(err, ERR_LIMIT, "a path in the cache is too long: %.200s...", out);
+    if (n >= 0 && n < PATH_MAX) {
+        return OK;
+    }
+    return err_set(err, ERR_LIMIT, "a path in the cache is too long: %.200s...", out);
 }
 
 /* "models--ORG--NAME" */
@@ -110,7 +111,9 @@ enum status hub_link_file(const char *repo, const char *commit, const char *path
     buf_init(&up, PATH_MAX);
     buf_puts(&up, "../../");
     for (const char *c = path; *c; c++) {
-        buf_puts(&up, *c == '/' ? "../" : "");
+        if (*c == '/') {
+            buf_puts(&up, "../");
+        }
     }
     enum status st = hub_path(target, err, "%sblobs/%s", up.data, hash);
     buf_deinit(&up);
@@ -136,9 +139,10 @@ static enum status write_text(const char *path, const char *text, struct err *er
     if (fd >= 0) {
         close(fd);
     }
-    return n == (ssize_t)n_bytes
-               ? OK
-               : err_set(err, ERR_IO, "%.300s: %s", path, n < 0 ? strerror(why) : "cut short");
+    if (n != (ssize_t)n_bytes) {
+        return err_set(err, ERR_IO, "%.300s: %s", path, n < 0 ? strerror(why) : "cut short");
+    }
+    return OK;
 }
 
 enum status hub_write_ref(const char *repo, const char *revision, const char *commit,

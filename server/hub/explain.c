@@ -69,11 +69,13 @@ static enum status explain_answer(struct pull *p, const struct net_request *r, c
         return explain_404(p, r, what);
     }
     if (a->status == 401) {
-        return p->settings->token[0] ? err_set(p->err, ERR_INVALID,
-                                               "%s does not accept the token: make a new one at "
-                                               "%s/settings/tokens and set HF_TOKEN to it",
-                                               p->settings->endpoint, p->settings->endpoint)
-                                     : explain_missing(p);
+        if (p->settings->token[0]) {
+            return err_set(p->err, ERR_INVALID,
+                           "%s does not accept the token: make a new one at "
+                           "%s/settings/tokens and set HF_TOKEN to it",
+                           p->settings->endpoint, p->settings->endpoint);
+        }
+        return explain_missing(p);
     }
     if (a->status == 403) {
         return err_set(p->err, ERR_INVALID, "%s may not be read%s: see %s/%s", id,
@@ -127,7 +129,11 @@ static enum status explain_failure(struct pull *p, const struct net_request *r, 
 enum status pull_explain(struct pull *p, const struct net_request *r, const char *what)
 {
     if (p->st == OK) {
-        p->st = r->end == NET_ANSWERED ? explain_answer(p, r, what) : explain_failure(p, r, what);
+        if (r->end == NET_ANSWERED) {
+            p->st = explain_answer(p, r, what);
+        } else {
+            p->st = explain_failure(p, r, what);
+        }
     }
     return p->st;
 }

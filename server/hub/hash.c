@@ -39,7 +39,10 @@ static enum status add_file(gnutls_hash_hd_t hash, int fd, int64_t n_bytes, stru
 enum status hub_hash(int fd, int64_t n_bytes, const char *like, char out[65], struct err *err)
 {
     const bool git = strlen(like) == 40;
-    const gnutls_digest_algorithm_t kind = git ? GNUTLS_DIG_SHA1 : GNUTLS_DIG_SHA256;
+    gnutls_digest_algorithm_t kind = GNUTLS_DIG_SHA256;
+    if (git) {
+        kind = GNUTLS_DIG_SHA1;
+    }
     gnutls_hash_hd_t hash;
     unsigned char digest[32];
     if (gnutls_hash_init(&hash, kind) != 0) {

@@ -3,6 +3,7 @@
 #include "server/hub/private.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -67,9 +68,10 @@ static void read_blobs(const char *repo, const char *commit, struct hub_paths *o
     }
     read_tree(folder, "", &files);
     for (size_t i = 0; i < files.n; i++) {
-        ssize_t n = hub_path(at, NULL, "%s/%s", folder, files.items[i]) == OK
-                        ? readlink(at, target, sizeof target - 1)
-                        : -1;
+        ssize_t n = -1;
+        if (hub_path(at, NULL, "%s/%s", folder, files.items[i]) == OK) {
+            n = readlink(at, target, sizeof target - 1);
+        }
         if (n > 0) {
             target[n] = '\0';
             const char *slash = strrchr(target, '/');
@@ -102,10 +104,13 @@ static void add_use(const char *path, struct hub_entry *e)
 {
     struct stat info;
     if (stat(path, &info) == 0) {
-        e->n_bytes += (int64_t)info.st_blocks * 512 < info.st_size ? (int64_t)info.st_blocks * 512
-                                                                   : (int64_t)info.st_size;
-        const int64_t used = info.st_atime > info.st_mtime ? info.st_atime : info.st_mtime;
-        e->used_sec = used > e->used_sec ? used : e->used_sec;
+        if ((int64_t)info.st_blocks * 512 < info.st_size) {
+            e->n_bytes += (int64_t)info.st_blocks * 512;
+        } else {
+            e->n_bytes += (int64_t)info.st_size;
+        }
+        const int64_t used = greater(info.st_atime, info.st_mtime);
+        e->used_sec = greater(used, e->used_sec);
     }
 }
 
@@ -222,17 +227,20 @@ static enum status take_locks(const struct hub_settings *s, const char *id, int 
     *fds = xcalloc(locks.n + 1, sizeof **fds);
     enum status st = OK;
     for (size_t i = 0; i < locks.n && st == OK; i++) {
-        int fd = hub_path(path, NULL, "%s/%s", folder, locks.items[i]) == OK
-                     ? open(path, O_RDWR | O_CLOEXEC)
-                     : -1;
+        int fd = -1;
+        if (hub_path(path, NULL, "%s/%s", folder, locks.items[i]) == OK) {
+            fd = open(path, O_RDWR | O_CLOEXEC);
+        }
         if (fd >= 0) {
             (*fds)[(*n_fds)++] = fd;
-            st = flock(fd, LOCK_EX | LOCK_NB) == 0
-                     ? OK
-                     : err_set(err, ERR_BUSY,
-                               "%s is being downloaded by another process: end that "
-                               "first",
-                               id);
+            if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+                st = OK;
+            } else {
+                st = err_set(err, ERR_BUSY,
+                             "%s is being downloaded by another process: end that "
+                             "first",
+                             id);
+            }
         }
     }
     hub_paths_free(&locks);
@@ -320,9 +328,15 @@ static enum status remove_revision(const char *repo, const char *commit, struct 
     }
     enum status st = delete_refs(repo, commit, err); // first: no ref may point to a half-deleted
                                                      // revision
-    st = st == OK ? delete_tree(path, err) : st;
-    st = st == OK ? delete_blobs(repo, &blobs, &kept, err) : st;
-    st = st == OK && commits.n <= 1 ? delete_tree(repo, err) : st;
+    if (st == OK) {
+        st = delete_tree(path, err);
+    }
+    if (st == OK) {
+        st = delete_blobs(repo, &blobs, &kept, err);
+    }
+    if (st == OK && commits.n <= 1) {
+        st = delete_tree(repo, err);
+    }
     hub_paths_free(&commits);
     hub_paths_free(&blobs);
     hub_paths_free(&kept);
@@ -362,7 +376,9 @@ enum status hub_remove(const struct hub_settings *s, const struct hub_name *name
     }
     enum status st = take_locks(s, name->id, &fds, &n_fds, err);
     const int64_t before = size_of_blobs(repo);
-    st = st == OK ? remove_locked(name, repo, err) : st;
+    if (st == OK) {
+        st = remove_locked(name, repo, err);
+    }
     *freed_bytes = before - size_of_blobs(repo);
     for (size_t i = 0; i < n_fds; i++) {
         close(fds[i]);

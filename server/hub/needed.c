@@ -144,5 +144,8 @@ bool hub_is_complete(const char *folder)
     if (folder_has(folder, HUB_ONE_FILE)) {
         return true;
     }
-    return folder_has(folder, HUB_INDEX) ? has_all_of_index(folder) : has_some_weights(folder);
+    if (folder_has(folder, HUB_INDEX)) {
+        return has_all_of_index(folder);
+    }
+    return has_some_weights(folder);
 }

@@ -4,6 +4,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,7 +71,9 @@ static bool header_is(const char *line, size_t n_bytes, const char *name, const 
 /* An etag without its quotes and weakness mark. */
 static void keep_etag(const char *value, char *out, size_t out_bytes)
 {
-    value += strncmp(value, "W/", 2) == 0 ? 2 : 0;
+    if (strncmp(value, "W/", 2) == 0) {
+        value += 2;
+    }
     value += *value == '"';
     snprintf(out, out_bytes, "%.*s", (int)strcspn(value, "\" \r\n"), value);
 }
@@ -136,7 +139,9 @@ static size_t on_body(char *bytes, size_t one, size_t n_bytes, void *arg)
 static void add_header(struct net_request *r, const char *line)
 {
     struct curl_slist *list = curl_slist_append(r->headers, line);
-    r->headers = list ? list : r->headers;
+    if (list) {
+        r->headers = list;
+    }
 }
 
 /* Options common to all requests. libcurl verifies certificates by default. */
@@ -295,17 +300,23 @@ static bool is_passing(const struct net_request *r)
 static bool try_again(struct net *net, struct net_request *r)
 {
     const bool nearer = r->took && r->keeps;
-    r->n_tries = nearer ? 0 : r->n_tries;
-    r->waited_ns = nearer ? 0 : r->waited_ns;
+    if (nearer) {
+        r->n_tries = 0;
+    }
+    if (nearer) {
+        r->waited_ns = 0;
+    }
     if (!is_passing(r)) {
         return false;
     }
-    int64_t wait_ns = FIRST_WAIT_NS << (r->n_tries < 6 ? r->n_tries : 6);
+    int64_t wait_ns = FIRST_WAIT_NS << lesser(r->n_tries, 6);
     const bool asked = r->end == NET_ANSWERED && r->answer.retry_after_s > 0;
     if (asked && r->answer.retry_after_s > LONGEST_WAIT_NS / (1000 * MS)) {
         return false;
     }
-    wait_ns = asked ? r->answer.retry_after_s * 1000 * MS : wait_ns;
+    if (asked) {
+        wait_ns = r->answer.retry_after_s * 1000 * MS;
+    }
     if ((!asked && r->n_tries + 1 >= MAX_TRIES) || r->waited_ns + wait_ns > LONGEST_WAIT_NS) {
         return false;
     }

@@ -50,9 +50,14 @@ static void describe(const struct progress *p, int64_t n_bytes, int64_t now, cha
 {
     char done[32], total[32], rate[32];
     const double seconds = (double)(now - p->began_ns) * 1e-9;
-    const double per_second = seconds > 0 ? (double)(n_bytes - p->first_bytes) / seconds : 0;
-    const double percent =
-        p->total_bytes > 0 ? 100.0 * (double)n_bytes / (double)p->total_bytes : 100;
+    double per_second = 0;
+    if (seconds > 0) {
+        per_second = (double)(n_bytes - p->first_bytes) / seconds;
+    }
+    double percent = 100;
+    if (p->total_bytes > 0) {
+        percent = 100.0 * (double)n_bytes / (double)p->total_bytes;
+    }
     int n = snprintf(out, n_out, "%s of %s (%.0f %%), %s/s", hub_size_text(n_bytes, done),
                      hub_size_text(p->total_bytes, total), percent,
                      hub_size_text((int64_t)per_second, rate));

@@ -7,6 +7,7 @@
 
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -52,7 +53,7 @@ static enum status read_siblings(struct pull *p, const struct json *list)
             return err_set(p->err, ERR_FORMAT,
                            "%s: the hub lists a file '%.150s', which would lie "
                            "outside of the model's folder: refused",
-                           p->name->id, path ? path : "");
+                           p->name->id, or_empty(path));
         }
         const size_t n = strlen(path);
         const bool weights =
@@ -61,15 +62,16 @@ static enum status read_siblings(struct pull *p, const struct json *list)
             hub_paths_add(&p->listed, path);
         }
     }
-    return p->listed.n <= MAX_FILES
-               ? OK
-               : err_set(p->err, ERR_LIMIT, "%s has more than %d files", p->name->id, MAX_FILES);
+    if (p->listed.n <= MAX_FILES) {
+        return OK;
+    }
+    return err_set(p->err, ERR_LIMIT, "%s has more than %d files", p->name->id, MAX_FILES);
 }
 
 static enum status read_list(struct pull *p, const struct buf *text)
 {
     struct json *root;
-    if (json_parse(text->data ? text->data : "", text->n_bytes, NULL, &root, p->err) != OK) {
+    if (json_parse(or_empty(text->data), text->n_bytes, NULL, &root, p->err) != OK) {
         return err_prefix(p->err, ERR_FORMAT, "%s: the hub's list of files", p->name->id);
     }
     const char *commit = json_get_string(root, "sha");
@@ -172,11 +174,13 @@ static enum status add_weights(struct pull *p)
             add_file(p, p->listed.items[i]);
         }
     }
-    return p->n_files > n_small ? OK
-                                : err_set(p->err, ERR_UNSUPPORTED,
-                                          "%s has no weights as safetensors, which is the "
-                                          "form that sluice reads: choose another repository of it",
-                                          p->name->id);
+    if (p->n_files > n_small) {
+        return OK;
+    }
+    return err_set(p->err, ERR_UNSUPPORTED,
+                   "%s has no weights as safetensors, which is the "
+                   "form that sluice reads: choose another repository of it",
+                   p->name->id);
 }
 
 /* ---- room ------------------------------------------------------------------------------------ */

@@ -89,7 +89,11 @@ static void prepare_part(struct net_request *r)
     r->to = begin + blob_part_bytes(b, w->part);
     free(r->url);
     w->remembered = f->storage != NULL;
-    r->url = f->storage ? xstrdup(f->storage) : pull_file_url(f->pull, f->path);
+    if (f->storage) {
+        r->url = xstrdup(f->storage);
+    } else {
+        r->url = pull_file_url(f->pull, f->path);
+    }
 }
 
 static bool take_bytes(struct net_request *r, const void *bytes, size_t n_bytes)
@@ -320,7 +324,10 @@ static enum status employ(struct pull *p, struct worker *w)
             TRY(open_file(f));
         }
         const bool reshapes = f->no_ranges && f->n_active > 0; // until its requests have ended
-        const int32_t part = f->state == FILE_LOADS && !reshapes ? open_part(f) : -1;
+        int32_t part = -1;
+        if (f->state == FILE_LOADS && !reshapes) {
+            part = open_part(f);
+        }
         if (part >= 0 && !(f->no_ranges && f->blob.n_parts > 1)) {
             start_part(w, f, part);
         }
@@ -333,8 +340,12 @@ static int64_t bytes_here(const struct pull *p)
     int64_t sum = 0;
     for (size_t i = 0; i < p->n_files; i++) {
         const struct pull_file *f = p->files[i];
-        sum += f->state == FILE_DONE || f->state == FILE_CHECKS ? f->n_bytes : 0;
-        sum += f->state == FILE_LOADS ? blob_got(&f->blob) : 0;
+        if (f->state == FILE_DONE || f->state == FILE_CHECKS) {
+            sum += f->n_bytes;
+        }
+        if (f->state == FILE_LOADS) {
+            sum += blob_got(&f->blob);
+        }
     }
     return sum;
 }

@@ -15,7 +15,10 @@ enum { TIMEOUT_S = 30 };
 static const char *variable(const char *name)
 {
     const char *value = getenv(name);
-    return value && *value ? value : NULL;
+    if (value && *value) {
+        return value;
+    }
+    return NULL;
 }
 
 static bool is_true(const char *value)
@@ -48,15 +51,22 @@ static enum status read_home(char home[PATH_MAX], struct err *err)
     if (given) {
         return join(home, given, "", err);
     }
-    return caches ? join(home, caches, "/huggingface", err)
-                  : join(home, "~", "/.cache/huggingface", err);
+    if (caches) {
+        return join(home, caches, "/huggingface", err);
+    }
+    return join(home, "~", "/.cache/huggingface", err);
 }
 
 static enum status read_cache(struct hub_settings *s, const char *home, struct err *err)
 {
     const char *given = variable("HF_HUB_CACHE");
-    given = given ? given : variable("HUGGINGFACE_HUB_CACHE");
-    return given ? join(s->cache, given, "", err) : join(s->cache, home, "/hub", err);
+    if (!given) {
+        given = variable("HUGGINGFACE_HUB_CACHE");
+    }
+    if (given) {
+        return join(s->cache, given, "", err);
+    }
+    return join(s->cache, home, "/hub", err);
 }
 
 /* A token is sent in a header: white space around it is trimmed (a file's line end), white space

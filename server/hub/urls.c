@@ -6,8 +6,13 @@
 
 static void put_escaped(struct buf *b, const char *text, size_t n_bytes)
 {
-    char *escaped = n_bytes > 0 ? curl_easy_escape(NULL, text, (int)n_bytes) : NULL;
-    buf_puts(b, escaped ? escaped : "");
+    char *escaped = NULL;
+    if (n_bytes > 0) {
+        escaped = curl_easy_escape(NULL, text, (int)n_bytes);
+    }
+    if (escaped) {
+        buf_puts(b, escaped);
+    }
     curl_free(escaped);
 }
 
@@ -19,7 +24,9 @@ char *pull_file_url(const struct pull *p, const char *path)
     for (const char *at = path; *at;) { // escapes each path component, keeping the slashes
         const size_t n = strcspn(at, "/");
         put_escaped(&url, at, n);
-        buf_puts(&url, at[n] ? "/" : "");
+        if (at[n]) {
+            buf_puts(&url, "/");
+        }
         at += n + (at[n] == '/');
     }
     return url.data;

@@ -83,7 +83,9 @@ static bool take_waiting(struct batches *b, const char *id)
         struct waiting *w = *at;
         if (strcmp(w->id, id) == 0) {
             *at = w->next;
-            b->last = w->next ? b->last : at;
+            if (!w->next) {
+                b->last = at;
+            }
             free(w);
             return true;
         }
@@ -251,9 +253,16 @@ static void start_load(struct batches *b)
 
 static int64_t files_expire_at(const struct batches *b)
 {
-    int64_t after =
-        b->batch.output_expires_s > 0 ? b->batch.output_expires_s : b->options.retention_s;
-    return after > 0 ? now_s() + after : 0;
+    int64_t after;
+    if (b->batch.output_expires_s > 0) {
+        after = b->batch.output_expires_s;
+    } else {
+        after = b->options.retention_s;
+    }
+    if (after > 0) {
+        return now_s() + after;
+    }
+    return 0;
 }
 
 static void end_work(void *arg)
@@ -265,7 +274,9 @@ static void end_work(void *arg)
         bool moved =
             store_batch_move(store, b->batch.id, 1u << BATCH_IN_PROGRESS | 1u << BATCH_FINALIZING,
                              BATCH_FINALIZING, now_s(), &b->work_status, &b->work_error);
-        b->end = moved || b->work_status != OK ? b->end : BATCH_CANCELLED; // at the last moment
+        if (!(moved || b->work_status != OK)) {
+            b->end = BATCH_CANCELLED;
+        } // at the last moment
     }
     if (b->work_status == OK) {
         b->work_status = store_batch_finish(store, b->batch.id, b->end, now_s(), files_expire_at(b),
@@ -359,7 +370,9 @@ static void take_next(struct batches *b)
     }
     memcpy(b->id, w->id, sizeof b->id);
     b->first = w->next;
-    b->last = w->next ? b->last : &b->first;
+    if (!w->next) {
+        b->last = &b->first;
+    }
     free(w);
     start_load(b);
 }
@@ -444,7 +457,10 @@ static void look_work(void *arg)
     struct err err = {""};
     int64_t now = now_s();
     if (now >= b->sweep_at) {
-        int64_t ended_before = b->options.retention_s > 0 ? now - b->options.retention_s : 0;
+        int64_t ended_before = 0;
+        if (b->options.retention_s > 0) {
+            ended_before = now - b->options.retention_s;
+        }
         if (store_expire(b->options.store, now, ended_before, &err) != OK) {
             log_warn("what has expired cannot be deleted: %s", err.text);
         }

@@ -3,6 +3,7 @@
 
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 
@@ -23,8 +24,8 @@ void job_answer_line(struct job *j, int32_t line, bool failed, struct buf *text,
         .line = line, .failed = failed, .text = text->data, .n_bytes = text->n_bytes};
     if (record && record->n_prompt_tokens > 0) {
         one.input_tokens = record->n_prompt_tokens;
-        one.cached_tokens = record->n_cached_tokens > 0 ? record->n_cached_tokens : 0;
-        one.output_tokens = record->n_output_tokens > 0 ? record->n_output_tokens : 0;
+        one.cached_tokens = greater(record->n_cached_tokens, 0);
+        one.output_tokens = greater(record->n_output_tokens, 0);
     }
     if (a->n == a->cap) {
         a->cap = a->cap ? 2 * a->cap : 64;
@@ -82,7 +83,10 @@ void job_keep_answers(struct job *j)
 
 const struct err *job_keep_error(const struct job *j)
 {
-    return !j->keeping && j->keep_failed ? &j->keep_error : NULL;
+    if (!j->keeping && j->keep_failed) {
+        return &j->keep_error;
+    }
+    return NULL;
 }
 
 void job_keep_again(struct job *j)

@@ -3,6 +3,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +47,7 @@ static void whole(struct call *c, struct buf *json)
     } else {
         job_answer_line(j, jc->member.line, false, &text, &c->record);
         j->n_ended += jc->member.n_samples;
-        j->ended_output += c->record.n_output_tokens > 0 ? c->record.n_output_tokens : 0;
+        j->ended_output += greater(c->record.n_output_tokens, 0);
     }
     buf_deinit(json);
 }

@@ -3,6 +3,7 @@
 
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -87,7 +88,7 @@ static void PRINTF_LIKE(4, 5)
     l->errors = xrealloc(l->errors, (size_t)(l->n_errors + 1) * sizeof *l->errors);
     struct line_error *e = &l->errors[l->n_errors++];
     *e = (struct line_error){.code = code, .line = r->number};
-    snprintf(e->param, sizeof e->param, "%s", param ? param : "");
+    snprintf(e->param, sizeof e->param, "%s", or_empty(param));
     va_list args;
     va_start(args, fmt);
     vsnprintf(e->message, sizeof e->message, fmt, args);
@@ -186,7 +187,10 @@ static void check_line(struct reader *r, const struct body *b, const char *text,
         refuse(r, "invalid_method", "method", "The method '%.20s' is not POST.", method);
         return;
     }
-    const struct body_member *body = check_url(r, url, &kind) ? check_body(r, b) : NULL;
+    const struct body_member *body = NULL;
+    if (check_url(r, url, &kind)) {
+        body = check_body(r, b);
+    }
     if (!body || !check_id(r, id)) {
         return;
     }

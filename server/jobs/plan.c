@@ -3,6 +3,7 @@
 
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "server/call/prepare.h"
 #include "server/jobs/prefix_groups.h"
 
@@ -41,10 +42,16 @@ static void take_request(struct prepared *p, const struct request *r)
     }
     memcpy(p->ids, r->prompts[0].ids, n * sizeof *p->ids);
     p->n_ids = r->prompts[0].n;
-    p->space = r->cache_salt ? hash_bytes(r->cache_salt, strlen(r->cache_salt), SPACE_KEY) : 0;
+    if (r->cache_salt) {
+        p->space = hash_bytes(r->cache_salt, strlen(r->cache_salt), SPACE_KEY);
+    } else {
+        p->space = 0;
+    }
     for (size_t i = 0; i < r->n_prompts; i++) {
         p->n_prompt += r->prompts[i].n;
-        p->max_output += r->generates ? r->prompts[i].max_tokens : 0;
+        if (r->generates) {
+            p->max_output += r->prompts[i].max_tokens;
+        }
     }
     p->n_samples = (int32_t)r->n_prompts * (r->n > 0 ? r->n : 1);
     p->max_output *= r->n > 0 ? r->n : 1;
@@ -171,7 +178,7 @@ static enum status prepare_part(struct job_plan *p, const struct job_plan_option
 static int compare_prompts(const void *a, const void *b)
 {
     const struct prepared *x = a, *y = b;
-    int32_t n = x->n_ids < y->n_ids ? x->n_ids : y->n_ids;
+    int32_t n = lesser(x->n_ids, y->n_ids);
     if (x->space != y->space) {
         return x->space < y->space ? -1 : 1;
     }

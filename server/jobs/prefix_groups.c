@@ -2,6 +2,7 @@
 #include "server/jobs/prefix_groups.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -38,7 +39,7 @@ static int32_t common_depth(const struct builder *b, const int32_t *at, int32_t 
     int32_t end = a->n;
     for (int32_t i = 1; i < n && end > depth; i++) {
         const struct group_prompt *p = &b->prompts[at[i]];
-        int32_t k = depth, most = p->n < end ? p->n : end;
+        int32_t k = depth, most = lesser(p->n, end);
         while (k < most && p->ids[k] == a->ids[k]) {
             k++;
         }
@@ -117,7 +118,10 @@ static int compare_spaces(const void *a, const void *b, void *arg)
 {
     const struct group_prompt *prompts = arg;
     uint64_t x = prompts[*(const int32_t *)a].space, y = prompts[*(const int32_t *)b].space;
-    return x == y ? compare_places(a, b) : (x > y) - (x < y);
+    if (x == y) {
+        return compare_places(a, b);
+    }
+    return (x > y) - (x < y);
 }
 
 static void sort_prompts(struct builder *b)
@@ -344,7 +348,11 @@ static void take_groups(const struct builder *b, int32_t root, struct prefix_gro
         struct prefix_group *g = &out->groups[out->n_groups++];
         g->first = n;
         g->n = list_leaves(b, c, stack, out->order + n);
-        g->prefix_len = b->nodes[c].prompt >= 0 ? 0 : b->nodes[c].depth;
+        if (b->nodes[c].prompt >= 0) {
+            g->prefix_len = 0;
+        } else {
+            g->prefix_len = b->nodes[c].depth;
+        }
         measure_group(b, out->order + n, g, &out->grouped_tokens);
         n += g->n;
     }

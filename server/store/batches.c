@@ -26,7 +26,10 @@ void stored_batch_deinit(struct stored_batch *b)
 
 static char *text_or_null(const char *text)
 {
-    return text[0] ? xstrdup(text) : NULL;
+    if (text[0]) {
+        return xstrdup(text);
+    }
+    return NULL;
 }
 
 static void copy_text(char *to, size_t n_bytes, struct db_rows *rows, int column)
@@ -216,7 +219,10 @@ static enum status move_batch(struct store *s, void *arg, struct err *err)
     TRY(db_query(s->db, &rows, err, "SELECT status FROM batches WHERE id = ?", "t", m->id));
     m->moved = db_next(rows) && (m->from & 1u << (unsigned)db_int(rows, 0)) != 0;
     TRY(db_end(rows, err));
-    return m->moved ? set_status(s, m->id, m->to, m->now, err) : OK;
+    if (m->moved) {
+        return set_status(s, m->id, m->to, m->now, err);
+    }
+    return OK;
 }
 
 bool store_batch_move(struct store *s, const char *id, unsigned from, enum batch_status to,
@@ -283,7 +289,10 @@ static enum status find_row(struct store *s, const char *id, int64_t *row, struc
     bool found = db_next(rows);
     *row = found ? db_int(rows, 0) : 0;
     TRY(db_end(rows, err));
-    return found ? OK : err_set(err, ERR_INVALID, "there is no batch %s", id);
+    if (!found) {
+        return err_set(err, ERR_INVALID, "there is no batch %s", id);
+    }
+    return OK;
 }
 
 static enum status put_answers(struct store *s, void *arg, struct err *err)
@@ -379,7 +388,9 @@ static enum status write_answers(struct store *s, int64_t row, bool failed, cons
         }
     }
     enum status end = db_end(rows, st == OK ? err : NULL);
-    st = st == OK ? end : st;
+    if (st == OK) {
+        st = end;
+    }
     if (st == OK && begun) {
         st = chunks_end(&w, owner, file, err);
     }

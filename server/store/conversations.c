@@ -78,7 +78,10 @@ enum status store_conversation_append(struct store *s, const char *owner, const 
     int64_t row;
     TRY(find_row(s, owner, id, &row, err));
     *found = row != 0;
-    return row ? add_to(s, row, items, n, expires_at, err) : OK;
+    if (row) {
+        return add_to(s, row, items, n, expires_at, err);
+    }
+    return OK;
 }
 
 struct addition {
@@ -149,7 +152,9 @@ bool store_conversation_find(struct store *s, const char *owner, const char *id,
         out->expires_at = db_int(rows, 2);
         out->metadata = xstrdup(db_text(rows, 3));
     }
-    *st = *st == OK ? db_end(rows, err) : *st;
+    if (*st == OK) {
+        *st = db_end(rows, err);
+    }
     pthread_mutex_unlock(&s->lock);
     return found && *st == OK;
 }
@@ -280,7 +285,9 @@ static enum status read_all(struct store *s, int64_t row, struct buf *out, struc
     while (db_next(rows)) {
         size_t n;
         const void *text = db_bytes(rows, 0, &n);
-        buf_puts(out, out->n_bytes > 0 ? "," : "");
+        if (out->n_bytes > 0) {
+            buf_puts(out, ",");
+        }
         buf_put(out, text, n);
     }
     return db_end(rows, err);
@@ -314,7 +321,9 @@ bool store_conversation_item(struct store *s, const char *owner, const char *id,
     if (found) {
         take_item(rows, out);
     }
-    *st = *st == OK ? db_end(rows, err) : *st;
+    if (*st == OK) {
+        *st = db_end(rows, err);
+    }
     pthread_mutex_unlock(&s->lock);
     return found && *st == OK;
 }

@@ -2,6 +2,8 @@
 #include "server/store/db.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "server/store/reserve.h"
 
 #include <errno.h>
@@ -71,7 +73,10 @@ static enum status fail(struct db *db, int code, struct err *err)
 enum status db_script(struct db *db, const char *sql, struct err *err)
 {
     int code = sqlite3_exec(db->handle, sql, NULL, NULL, NULL);
-    return code == SQLITE_OK ? OK : fail(db, code, err);
+    if (code != SQLITE_OK) {
+        return fail(db, code, err);
+    }
+    return OK;
 }
 
 static enum status set_max_pages(struct db *db, int64_t n_pages, struct err *err)
@@ -118,8 +123,8 @@ enum status db_open(const char *path, int64_t max_bytes, struct db **out, struct
 {
     struct db *db = xcalloc(1, sizeof *db);
     *out = NULL;
-    db->max_pages = max_bytes / PAGE_BYTES > 64 ? max_bytes / PAGE_BYTES : 64;
-    int code = sqlite3_open_v2(path ? path : "", &db->handle,
+    db->max_pages = greater(max_bytes / PAGE_BYTES, 64);
+    int code = sqlite3_open_v2(or_empty(path), &db->handle,
                                SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX |
                                    SQLITE_OPEN_EXRESCODE,
                                NULL);
@@ -130,7 +135,10 @@ enum status db_open(const char *path, int64_t max_bytes, struct db **out, struct
     }
     if (st != OK) {
         db_close(db);
-        return path ? err_prefix(err, st, "%s", path) : st;
+        if (path) {
+            return err_prefix(err, st, "%s", path);
+        }
+        return st;
     }
     if (path) {
         open_reserve(db, path);
@@ -251,7 +259,10 @@ static enum status bind(struct db *db, sqlite3_stmt *s, const char *types, va_li
             code = sqlite3_bind_blob64(s, i + 1, bytes, n_bytes, SQLITE_STATIC);
         }
     }
-    return code == SQLITE_OK ? OK : fail(db, code, err);
+    if (code != SQLITE_OK) {
+        return fail(db, code, err);
+    }
+    return OK;
 }
 
 static enum status start(struct db *db, const char *sql, const char *types, va_list args,

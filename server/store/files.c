@@ -2,6 +2,7 @@
 #include "server/store/private.h"
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +35,7 @@ enum status chunks_write(struct chunk_writer *w, const void *bytes, size_t n_byt
 {
     const char *at = bytes;
     while (n_bytes > 0) {
-        size_t room = CHUNK_BYTES - w->rest.n_bytes, n = n_bytes < room ? n_bytes : room;
+        size_t room = CHUNK_BYTES - w->rest.n_bytes, n = lesser(n_bytes, room);
         buf_put(&w->rest, at, n);
         if (w->rest.failed) {
             return err_set(err, ERR_NOMEM, "no memory for a file");
@@ -247,8 +248,8 @@ enum status store_file_read(struct store *s, const char *id, int64_t offset, siz
     while (st == OK && max_bytes > 0 && db_next(rows)) {
         size_t n_bytes;
         const char *data = db_bytes(rows, 0, &n_bytes);
-        skip = skip < n_bytes ? skip : n_bytes;
-        size_t n = n_bytes - skip < max_bytes ? n_bytes - skip : max_bytes;
+        skip = lesser(skip, n_bytes);
+        size_t n = lesser(n_bytes - skip, max_bytes);
         buf_put(out, data + skip, n);
         max_bytes -= n;
         skip = 0;
@@ -257,5 +258,8 @@ enum status store_file_read(struct store *s, const char *id, int64_t offset, siz
         st = db_end(rows, err);
     }
     pthread_mutex_unlock(&s->lock);
-    return st == OK && out->failed ? err_set(err, ERR_NOMEM, "no memory for a file") : st;
+    if (st == OK && out->failed) {
+        return err_set(err, ERR_NOMEM, "no memory for a file");
+    }
+    return st;
 }

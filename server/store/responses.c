@@ -96,7 +96,9 @@ bool store_response_find(struct store *s, const char *owner, const char *id,
         out->background = db_int(rows, 7) != 0;
         out->runs = db_int(rows, 8) != 0;
     }
-    *st = *st == OK ? db_end(rows, err) : *st;
+    if (*st == OK) {
+        *st = db_end(rows, err);
+    }
     pthread_mutex_unlock(&s->lock);
     if (found && (out->input.failed || out->output.failed || out->body.failed)) {
         *st = err_set(err, ERR_NOMEM, "no memory for a response");
@@ -121,7 +123,9 @@ bool store_response_events(struct store *s, const char *owner, const char *id, s
         const void *bytes = db_bytes(rows, 0, &n);
         buf_put(out, bytes, n);
     }
-    *st = *st == OK ? db_end(rows, err) : *st;
+    if (*st == OK) {
+        *st = db_end(rows, err);
+    }
     pthread_mutex_unlock(&s->lock);
     return found && *st == OK;
 }

@@ -91,12 +91,14 @@ static enum status add_columns(struct store *s, struct err *err)
                  "SELECT count(*) FROM pragma_table_info('responses') WHERE name = 'lost'", ""));
     bool has = db_next(rows) && db_int(rows, 0) > 0;
     TRY(db_end(rows, err));
-    return has ? OK
-               : db_script(s->db,
-                           "ALTER TABLE responses ADD COLUMN lost BLOB;"
-                           "ALTER TABLE responses ADD COLUMN events BLOB;"
-                           "ALTER TABLE responses ADD COLUMN background INTEGER;",
-                           err);
+    if (!has) {
+        return db_script(s->db,
+                         "ALTER TABLE responses ADD COLUMN lost BLOB;"
+                         "ALTER TABLE responses ADD COLUMN events BLOB;"
+                         "ALTER TABLE responses ADD COLUMN background INTEGER;",
+                         err);
+    }
+    return OK;
 }
 
 /* Responses that were running when an earlier process ended are replaced by the object prepared for

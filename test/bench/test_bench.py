@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: alone
 """sluice bench against our own server and against small servers that answer in other ways."""
 
 import json

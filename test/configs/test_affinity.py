@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: long
 """Prefix affinity of the balancers in configs/: which key a request has, and what it does to the prefix caches of four real
 replicas."""
 

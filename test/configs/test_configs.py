@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: waits
 """Everything in configs/ against the programs that it is for, where they are installed, and against a running server."""
 
 import glob

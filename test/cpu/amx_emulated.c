@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The AMX kernels of cpu/ once more, over tile registers in memory: the tile instructions as
- * functions of AVX-512, in the order of sums that the processor's manual gives for TDPBF16PS. */
+/* The AMX kernels of cpu/, compiled with emulated tiles: tile registers in memory, and tile
+ * instructions as functions of AVX-512. Sums are in the order that the processor's manual gives for
+ * TDPBF16PS. */
 #include "test/cpu/amx_emulated.h"
 
 #if defined(__AVX512BF16__)
@@ -55,13 +56,14 @@ static inline void emulated_zero(int t)
     memset(&emulated_tiles[t], 0, sizeof emulated_tiles[t]);
 }
 
-/* Each row's sums of the even and of the odd members of the pairs of k, one fused multiply-add
- * after the other, then even + odd, then c + that: denormals are zeros on both ends. */
+/* For each row, the even and the odd members of the pairs of k are summed separately, by fused
+ * multiply-adds in order; then c + (even + odd). Denormal inputs and results are zero. */
 static inline void emulated_dpbf16ps(int c, int a, int b)
 {
     ASSERT(emulated_ready && emulated_rows[a] == emulated_rows[c] && emulated_rows[b] == 16);
     const uint32_t mode = _mm_getcsr();
-    _mm_setcsr((mode & ~0x6000u) | 0x8040u | 0x1F80u); // to nearest, flush, no exceptions
+    _mm_setcsr((mode & ~0x6000u) | 0x8040u | 0x1F80u); // round to nearest, flush denormals, no
+                                                       // exceptions
     for (int i = 0; i < emulated_rows[c]; i++) {
         __m512 even = _mm512_setzero_ps(), odd = even;
         for (int k = 0; k < 16; k++) {
@@ -99,7 +101,7 @@ static inline void emulated_release(void)
 #define _tile_dpbf16ps emulated_dpbf16ps
 #define _tile_release emulated_release
 
-/* The files are compiled as where the compiler has AMX. */
+/* Compiles the files as a compiler with AMX would. */
 #define __AMX_BF16__ 1
 #define cpu_gemm_bf16_amx emulated_gemm
 #define cpu_spin_amx emulated_spin

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The kernels for AMX on any machine with AVX-512 and bf16: what is written for the tile registers
- * is compiled a second time with those emulated, so that its sums and its bits are tested
- * everywhere.
+/* The AMX kernels for any machine with AVX-512 and bf16: the source is compiled a second time with
+ * emulated tile registers, so that its sums and bits are tested everywhere.
  *
- * Thread: any; the tile registers are a thread's own. */
+ * Thread: any; each thread has its own tile registers. */
 #ifndef SLUICE_TEST_AMX_EMULATED_H
 #define SLUICE_TEST_AMX_EMULATED_H
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Stores and attention together: K and V go to pages in one way or another, and each row's output
- * equals a naive softmax over what it sees. Blocks that nobody owns hold NaN. */
+/* Stores and attention together: K and V are written to pages by each op that stores, and the
+ * output of each row equals a naive softmax over the keys that it sees. Blocks without an owner
+ * hold NaN. */
+#include "engine/base/minmax.h"
 #include "test/device/op_harness.h"
 
 enum { LANES = 4, LEN = 1400 };
@@ -29,7 +31,7 @@ static const struct storage coded[] = {{KV_FP8, 0.0f, 0.0f},
                                        {KV_INT4, 0.0f, 0.0f}};
 enum { N_CODED = sizeof coded / sizeof coded[0] };
 
-/* What the test knows of each lane: all q, k and v by position. */
+/* What the test keeps of each lane: all q, k and v by position. */
 struct world {
     struct geometry g;
     struct storage storage;
@@ -39,7 +41,7 @@ struct world {
     float *sink_values;
     float scale;
     struct op_pass pass;
-    int32_t n_blocks; // the last three belong to nobody
+    int32_t n_blocks; // the last three have no owner
     int32_t blocks[LANES][LEN + 1];
 };
 
@@ -101,7 +103,11 @@ static void open_world(struct world *w, const char *backend, const struct geomet
     }
     w->scale = 1.0f / sqrtf((float)g->dim);
     w->sink_values = op_random(g->n_heads, 2.0f);
-    w->sinks = g->sinks ? op_vector(&w->rig, w->sink_values, g->n_heads) : NULL;
+    if (g->sinks) {
+        w->sinks = op_vector(&w->rig, w->sink_values, g->n_heads);
+    } else {
+        w->sinks = NULL;
+    }
     w->rig.ops->step_begin(w->rig.be, 0);
     w->rig.in_step = true;
     give_blocks(w);
@@ -137,8 +143,8 @@ static bool sees(const struct world *w, const struct pass_seq *s, int32_t row, i
            (w->g.chunk == 0 || key_pos >= pos / w->g.chunk * w->g.chunk);
 }
 
-/* A matrix unit over bf16 pages rounds what it multiplies to bf16: scaled queries, which are
- * compared as rounded, and probabilities, for which there is a tolerance. */
+/* With bf16 pages a matrix unit rounds its inputs to bf16: scaled queries, which are therefore
+ * rounded before the comparison, and probabilities, which a tolerance covers. */
 static bool rounds(const struct world *w)
 {
     return cpu_of(w->rig.be)->kernels->unit && w->g.dtype == DT_BF16 &&
@@ -162,7 +168,7 @@ static void naive_row(const struct world *w, const struct pass_seq *s, int32_t r
             dot = (double)g->softcap * tanh(dot / (double)g->softcap);
         }
         p[key] = sees(w, s, row, key) ? dot : -INFINITY;
-        max = p[key] > max ? p[key] : max;
+        max = greater(p[key], max);
     }
     for (int32_t key = 0; key < n; key++) {
         p[key] = exp(p[key] - max);
@@ -173,13 +179,15 @@ static void naive_row(const struct world *w, const struct pass_seq *s, int32_t r
         out[d] = 0.0;
         for (int32_t key = 0; key < n; key++) {
             size_t at = ((size_t)key * g->n_kv_heads + kv) * g->dim + d;
-            out[d] += p[key] > 0.0 ? p[key] / sum * (double)w->v[s->lane][at] : 0.0;
+            if (p[key] > 0.0) {
+                out[d] += p[key] / sum * (double)w->v[s->lane][at];
+            }
         }
     }
     free(p);
 }
 
-/* A head's numbers as they read: what the format makes of them. */
+/* A head's numbers after being stored and read in the format. */
 static void as_stored(const struct world *w, const float *x, float scale, float *out)
 {
     const struct geometry *g = &w->g;
@@ -191,9 +199,14 @@ static void as_stored(const struct world *w, const float *x, float scale, float 
         kv_encode_scalar(&p, x, g->dim, codes, &s);
     }
     for (int32_t d = 0; d < g->dim; d++) {
-        out[d] =
-            w->storage.format == KV_PLAIN ? op_rounded(g->dtype, x[d]) : kv_decode(&p, s, codes[d]);
-        out[d] = rounds(w) ? op_rounded(DT_BF16, out[d]) : out[d];
+        if (w->storage.format == KV_PLAIN) {
+            out[d] = op_rounded(g->dtype, x[d]);
+        } else {
+            out[d] = kv_decode(&p, s, codes[d]);
+        }
+        if (rounds(w)) {
+            out[d] = op_rounded(DT_BF16, out[d]);
+        }
     }
 }
 
@@ -220,7 +233,7 @@ static float *make_qkv(struct world *w)
     return qkv;
 }
 
-/* mla_store's part: the new rows' keys go to their pages. */
+/* What mla_store does before attention: writes the new rows' keys to their pages. */
 static void store_keys(struct world *w, struct tensor qkv)
 {
     const struct geometry *g = &w->g;
@@ -235,7 +248,7 @@ static void store_keys(struct world *w, struct tensor qkv)
     }
 }
 
-/* Runs the pass; returns the outputs [n_rows, n_heads * dim] and, if asked, the queries. */
+/* Runs the pass. Returns the outputs [n_rows, n_heads * dim] and, on request, the queries. */
 static float *run_pass(struct world *w, const float *qkv)
 {
     const struct geometry *g = &w->g;
@@ -286,11 +299,11 @@ static void check_pass(struct world *w, int32_t every)
             for (int32_t h = 0; h < g->n_heads && (r % every == 0 || s->n_rows < 8); h++) {
                 naive_row(w, s, r, h, qkv + r * width + (size_t)h * g->dim, wanted);
                 double d = op_distance(out + ((size_t)r * g->n_heads + h) * dim, wanted, dim);
-                worst = d <= worst ? worst : d;
+                worst = greater(worst, d);
             }
         }
     }
-    /* Of steep scores even a float's last bit counts. */
+    /* With large scores even the last bit of a float is visible. */
     if (!(worst < (rounds(w) || g->steep ? 4e-3 : 2e-5))) {
         CHECK_FAIL("heads %d/%d dim %d/%d block %d window %d cap %g type %d format %d: off by %g",
                    g->n_heads, g->n_kv_heads, g->dim, dim, g->block_tokens, g->window,
@@ -302,7 +315,7 @@ static void check_pass(struct world *w, int32_t every)
     memset(&w->pass, 0, sizeof w->pass);
 }
 
-/* A tree of `n` nodes: each hangs on an earlier one. */
+/* A tree of `n` nodes, each below a random earlier one. */
 static void add_tree(struct world *w, int32_t lane, int32_t n_past, int32_t n)
 {
     int32_t first = w->pass.pass.n_rows;
@@ -393,8 +406,8 @@ OP_TEST(attention_reads_codes_as_they_were_stored)
     }
 }
 
-/* One prompt in one pass, in chunks, with company, and the last row alone (whose keys are then
- * split over the threads): the same bits. */
+/* One prompt computed in one pass, in chunks, together with other lanes, and its last row alone
+ * (whose keys are then split over the threads): the bits are the same. */
 static void check_invariance(const char *backend, const struct geometry *g,
                              const struct storage *storage)
 {
@@ -407,7 +420,7 @@ static void check_invariance(const char *backend, const struct geometry *g,
     float *qkv = make_qkv(w), *all = run_pass(w, qkv);
     for (int32_t at = 0, n; at < N; at += n) {
         n = op_int(1, 300);
-        n = n < N - at ? n : N - at;
+        n = lesser(n, N - at);
         memset(&w->pass, 0, sizeof w->pass);
         int32_t before = op_int(0, 3);
         for (int32_t i = 0; i < before; i++) {
@@ -417,7 +430,7 @@ static void check_invariance(const char *backend, const struct geometry *g,
         op_add_seq(&w->pass, 0, at, n);
         float *part = op_random((size_t)(first + n) * W, 1.0f);
         memcpy(part + (size_t)first * W, qkv + (size_t)at * W, (size_t)n * W * sizeof *part);
-        /* The other lanes' keys are NaN below 3 i: their rows are not looked at. */
+        /* In the other lanes keys before 3 i are NaN; their rows are not compared. */
         float *out = run_pass(w, part);
         CHECK_MEM(out + (size_t)first * OUT, all + (size_t)at * OUT, (size_t)n * OUT * sizeof *out);
         free(out);
@@ -453,8 +466,8 @@ OP_TEST(attention_has_the_same_bits_in_every_batch)
     }
 }
 
-/* Each path through a tree gets the bits of a plain run over its tokens, wherever its nodes lie,
- * also where a chunk of keys ends among them. */
+/* Each path through a tree has the bits of a plain run over its tokens, for any placement of its
+ * nodes, also if a chunk of keys ends between them. */
 OP_TEST(a_path_of_a_tree_has_the_bits_of_a_chain)
 {
     static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
@@ -504,7 +517,7 @@ OP_TEST(a_path_of_a_tree_has_the_bits_of_a_chain)
     }
 }
 
-/* The emulation that other machines test with sums as the processor does: to the bit. */
+/* The emulation, which other machines test with, sums exactly as the processor does. */
 TEST(amx_has_the_bits_of_its_emulation)
 {
     static const struct geometry cases[] = {{8, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
@@ -534,7 +547,7 @@ TEST(amx_has_the_bits_of_its_emulation)
     }
 }
 
-/* After copies and moves each lane reads what the world says it should. */
+/* After copies and moves each lane reads the expected tokens. */
 OP_TEST(copied_blocks_and_moved_slots_read_alike)
 {
     static const struct geometry cases[] = {{4, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
@@ -549,7 +562,8 @@ OP_TEST(copied_blocks_and_moved_slots_read_alike)
         op_add_seq(&w->pass, 0, 0, 60);
         op_add_seq(&w->pass, 1, 0, 40);
         check_pass(w, 1);
-        /* Slots close up as after a tree, in rising order; one stays, one goes to another block. */
+        /* Slots close up in rising order, as after a tree. One stays, one moves to another
+         * block. */
         const struct slot_move moves[] = {{0, 50, 47}, {0, 52, 48}, {0, 55, 49}, {0, 57, 57},
                                           {1, 33, 30}, {1, 34, 33}, {1, 39, 1}};
         CHECK_EQ(ops->move_slots(w->rig.be, sizeof moves / sizeof moves[0], moves, 0), OK);
@@ -561,8 +575,8 @@ OP_TEST(copied_blocks_and_moved_slots_read_alike)
         op_add_seq(&w->pass, 0, 59, 1);
         op_add_seq(&w->pass, 1, 39, 1);
         check_pass(w, 1);
-        /* Lane 2 gets copies of lane 0's first blocks, over one block in between; lane 0's own are
-         * then spoilt, so that a table which only points there would show. */
+        /* Lane 2 gets copies of lane 0's first blocks, except one. Then lane 0's own blocks are
+         * overwritten, so that a table that still points to them would be noticed. */
         int32_t spare = w->n_blocks - 3, n = 32 / g->block_tokens;
         for (int32_t i = 0; i < n; i++) {
             int32_t from = w->blocks[0][i], to = w->blocks[2][i];

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights that stay quantised: products have the bits of those whose numbers were all made at load.
- */
+/* Weights that stay quantised: their products have the bits of the same weights decoded at load. */
 #include "test/device/op_harness.h"
 
-/* A format: as files have them, but for the packing of whole bytes, which is the codec's own
- * affair. */
+/* A format as in files. The packing of whole bytes is tested with the codec. */
 struct format {
     const char *name;
     enum dtype values, scales;
@@ -31,7 +29,8 @@ static const struct format formats[] = {
 
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
 
-/* Formats whose numbers and scales lie together in blocks, and where in a block scales are. */
+/* Formats that store numbers and scales together in blocks, and the offset of the scales in a
+ * block. */
 static const struct {
     const char *name;
     int32_t n_scales, scale_at[2];
@@ -52,7 +51,7 @@ static void *random_bytes(size_t n)
     return bytes;
 }
 
-/* Scales of weights that are about as large as weights are. */
+/* Scales that give weights of a typical size. */
 static void *random_scales(enum dtype dtype, size_t n)
 {
     float *scales = xmalloc(n * sizeof *scales);
@@ -80,9 +79,12 @@ static struct weight_part make_tensor(const struct format *f, int32_t n_out, int
     int64_t row_bytes = (n_in + per_byte - 1) / per_byte;
     c->values = (struct number_grid){random_bytes((size_t)(row_bytes * n_out)), f->values,
                                      per_byte > 1 ? PACK_BYTES : PACK_NONE, row_bytes, 1};
-    for (int64_t i = 0; f->values == DT_E4M3 && i < row_bytes * n_out; i++) { // no number is none
+    // skips the code of NaN
+    for (int64_t i = 0; f->values == DT_E4M3 && i < row_bytes * n_out; i++) {
         uint8_t *byte = (uint8_t *)c->values.data + i;
-        *byte = (*byte & 0x7F) == 0x7F ? 0 : *byte;
+        if ((*byte & 0x7F) == 0x7F) {
+            *byte = 0;
+        }
     }
     c->block_rows = f->block_rows ? f->block_rows : n_out;
     c->block_cols = f->block_cols ? f->block_cols : n_in;
@@ -96,11 +98,15 @@ static struct weight_part make_tensor(const struct format *f, int32_t n_out, int
     }
     c->zero = f->zero;
     c->tensor_scale_use = f->tensor_scale;
-    c->tensor_scale = f->tensor_scale == TENSOR_SCALE_DIVIDES ? 37.5f : 0.013f;
+    if (f->tensor_scale == TENSOR_SCALE_DIVIDES) {
+        c->tensor_scale = 37.5f;
+    } else {
+        c->tensor_scale = 0.013f;
+    }
     return p;
 }
 
-/* The same of a format in blocks. */
+/* The same for a format with blocks. */
 static struct weight_part make_blocks(int32_t i, int32_t n_out, int32_t n_in)
 {
     const struct block_format *f = block_format_find(in_blocks[i].name);
@@ -112,7 +118,9 @@ static struct weight_part make_blocks(int32_t i, int32_t n_out, int32_t n_in)
             uint16_t scale = (uint16_t)(0x0800 + op_bits() % 0x2000);
             memcpy(block + in_blocks[i].scale_at[s], &scale, sizeof scale);
         }
-        block[0] = in_blocks[i].n_scales > 0 ? block[0] : (uint8_t)(116 + block[0] % 8);
+        if (in_blocks[i].n_scales <= 0) {
+            block[0] = (uint8_t)(116 + block[0] % 8);
+        }
     }
     return weight_part_blocks(bytes, f, n_out, n_in);
 }
@@ -193,7 +201,7 @@ struct cut {
     int32_t first_row, n_rows, first_col, n_cols, segments;
 };
 
-/* Two tensors stacked, each cut; against the same as plain ones. */
+/* Two tensors stacked, each cut, compared with the same tensors decoded. */
 static void try_tensors(const char *backend, const char *name, struct weight_part *whole,
                         enum dtype dtype, const struct cut *cut)
 {
@@ -250,7 +258,7 @@ OP_TEST(products_of_codes_have_the_bits_of_numbers)
     }
 }
 
-/* Windows begin and end inside of blocks, but not inside of a group of codes. */
+/* Windows begin and end inside blocks, but not inside a group of codes. */
 OP_TEST(products_of_blocks_have_the_bits_of_numbers)
 {
     static const struct cut cuts[] = {
@@ -266,7 +274,7 @@ OP_TEST(products_of_blocks_have_the_bits_of_numbers)
     }
 }
 
-/* Parts of unlike formats, of which each begins a tile. */
+/* Parts of different formats, each of which begins a tile. */
 OP_TEST(products_of_unlike_blocks_have_the_bits_of_numbers)
 {
     static const struct cut cuts[] = {{0, 128, 0, 512, 1}, {64, 64, 128, 256, 2}};
@@ -277,7 +285,7 @@ OP_TEST(products_of_unlike_blocks_have_the_bits_of_numbers)
     }
 }
 
-/* Rows of a table that stays coded are those of the numbers, rounded as they would be at load. */
+/* Rows of a table that stays coded equal the decoded rows, rounded as at load. */
 OP_TEST(rows_of_blocks_are_those_of_numbers)
 {
     for (int32_t i = 0; i < N_IN_BLOCKS; i++) {

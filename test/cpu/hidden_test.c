@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Hidden states by slot: each row of a pass gets what was stored for the row before it on its path,
- * and copies, moves and poison take them along. The logits of a head that knows a few ids. */
+/* Hidden states by slot: each row of a pass gets the state stored for the previous row on its path,
+ * and copies, moves and poison apply to states too. Logits of a head with a reduced vocabulary. */
 #include "test/device/op_harness.h"
 
 enum { WIDTH = 24, STRIDE = 27, N_PARTS = 2 };
@@ -35,7 +35,7 @@ static void store(struct op_rig *rig, struct op_pass *p)
     op_end(rig);
 }
 
-/* slots[i]: whose number the i-th row is to get; -1: zeros. */
+/* slots[i]: the slot whose state row i must get; -1: zeros. */
 static void check_load(struct op_rig *rig, struct op_pass *p, const int32_t *slots)
 {
     const int32_t n = p->pass.n_rows;
@@ -54,7 +54,7 @@ static void check_load(struct op_rig *rig, struct op_pass *p, const int32_t *slo
     free(x);
 }
 
-/* Two lanes, whose blocks lie anywhere. */
+/* Two lanes with scattered blocks. */
 static struct op_rig open_lanes(const char *backend, enum dtype dtype)
 {
     struct backend_limits limits = op_limits();
@@ -83,13 +83,13 @@ OP_TEST(a_row_reads_the_one_before_it)
         op_add_seq(&all, 1, 0, 33);
         store(&rig, &all);
         op_add_seq(&later, 1, 0, 3);
-        op_add_seq(&later, 0, 16, 3); // across a block's begin
+        op_add_seq(&later, 0, 16, 3); // across a block boundary
         check_load(&rig, &later, (const int32_t[]){-1, 0, 1, 15, 16, 17});
         op_close(&rig);
     }
 }
 
-/* Heads that follow one another have their inputs side by side: none touches another's. */
+/* Several heads have their inputs side by side, and none writes to another's. */
 OP_TEST(parts_of_a_row_are_apart)
 {
     struct op_rig rig = open_lanes(backend, DT_BF16);
@@ -169,7 +169,8 @@ OP_TEST(copies_moves_and_poison_take_them_along)
     CHECK_EQ(rig.ops->step_begin(rig.be, 0), OK);
     rig.in_step = true;
     const struct slot_move moves[] = {{0, 20, 17}, {0, 22, 18}};
-    const struct block_copy copy = {2, 11}; // of lane 0 to lane 1, whose numbers then are lane 0's
+    const struct block_copy copy = {2, 11}; // from lane 0 to lane 1, which then holds lane 0's
+                                            // numbers
     CHECK_EQ(rig.ops->move_slots(rig.be, 2, moves, 0), OK);
     CHECK_EQ(rig.ops->copy_blocks(rig.be, 1, &copy), OK);
     op_add_seq(&later, 1, 18, 3);

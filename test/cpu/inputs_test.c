@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Rounding of inputs: each number is the nearest that the format has, ties to the even code. */
 #include "cpu/cpu_internal.h"
+#include "engine/base/minmax.h"
 #include "test/check.h"
 #include "test/device/op_harness.h"
 
 enum { N = 400 };
 
-/* The nearest of the type's numbers, by looking at all of them. */
+/* The nearest number of the type, found by trying all. */
 static float nearest(enum dtype dtype, float x)
 {
     uint32_t best = 0, n = dtype == DT_E2M1 ? 8 : 0x7F; // without signs; E4M3's last is no number
@@ -35,18 +36,20 @@ static float largest_of(const float *x, int64_t n)
 {
     float largest = 0.0f;
     for (int64_t i = 0; i < n; i++) {
-        largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+        largest = greater(fabsf(x[i]), largest);
     }
     return largest;
 }
 
-/* Numbers of all sizes, among them ties and what is beyond the last. */
+/* Numbers of all sizes, including ties and numbers above the largest code. */
 static float *inputs(float scale)
 {
     float *x = op_random(N, 1.0f);
     for (int32_t i = 0; i < N; i++) {
         x[i] *= ldexpf(scale, op_int(-12, 1));
-        x[i] = i % 5 == 0 ? nearest(DT_E4M3, x[i] / scale) * scale : x[i];
+        if (i % 5 == 0) {
+            x[i] = nearest(DT_E4M3, x[i] / scale) * scale;
+        }
     }
     return x;
 }
@@ -86,9 +89,11 @@ TEST(scales_of_rows_and_groups)
         round_row(rule, (struct input_scale){0}, 40, x, y); // groups begin at 88, 216, 344
         for (int32_t i = 0; i < N; i++) {
             int32_t first = i < 88 ? 0 : (i - 88) / 128 * 128 + 88;
-            int32_t end = i < 88 ? 88 : first + 128 < N ? first + 128 : N;
+            int32_t end = i < 88 ? 88 : lesser(first + 128, N);
             scale = largest_of(x + first, end - first) / 448.0f;
-            scale = pass ? exp2f(ceilf(log2f(scale))) : scale;
+            if (pass) {
+                scale = exp2f(ceilf(log2f(scale)));
+            }
             CHECK_NEAR(y[i], nearest(DT_E4M3, x[i] / scale) * scale, 0.0);
         }
     }
@@ -103,14 +108,14 @@ TEST(whole_numbers_of_eight_bits)
     float scale = largest_of(x, N) / 127.0f;
     for (int32_t i = 0; i < N; i++) {
         CHECK_NEAR(y[i], rintf(x[i] / scale) * scale, 0.0);
-        x[i] = x[i] + 5.0f; // not around 0
+        x[i] = x[i] + 5.0f; // so that they are not centred at 0
     }
     rule.asymmetric = true;
     round_row(rule, (struct input_scale){0}, 0, x, y);
     float low = 0.0f, high = 0.0f;
     for (int32_t i = 0; i < N; i++) {
-        low = x[i] < low ? x[i] : low;
-        high = x[i] > high ? x[i] : high;
+        low = lesser(x[i], low);
+        high = greater(x[i], high);
     }
     for (int32_t i = 0; i < N; i++) {
         CHECK_NEAR(y[i], x[i], (high - low) / 255.0f);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The numbers of KV formats: worked values, what encoding may lose, that every table of kernels
- * encodes and reads alike, and that a token in a page is nobody else's. */
+/* The numbers of KV formats: worked examples, the largest error of encoding, equal codes and
+ * numbers from all kernel tables, and that a token in a page does not touch its neighbours. */
 #include "cpu/cpu_kv_codes.h"
 
 #include "test/device/op_harness.h"
@@ -82,19 +82,24 @@ TEST(worked_values)
     CHECK_NEAR(kv_decode(&p, (struct kv_scale){5.0f, 6.849999904632568f}, 12), 25.75, 0.0);
 }
 
-/* Off by half a step at most, of which E4M3 has eight from one power of two to the next. */
+/* The error is at most half a step. E4M3 has eight steps between two powers of two. */
 static double worst_error(const struct kv_plane *p, struct kv_scale s, float x)
 {
     double a = fabs((double)x);
     if (p->format == KV_FP8) {
         double code = a / (double)s.scale;
-        double step = code < 0.015625 ? 0.001953125 : exp2(floor(log2(code))) / 8.0;
+        double step;
+        if (code < 0.015625) {
+            step = 0.001953125;
+        } else {
+            step = exp2(floor(log2(code))) / 8.0;
+        }
         return 0.5001 * step * (double)s.scale;
     }
     return 0.5001 * (double)s.scale + 1e-6 * a;
 }
 
-/* Heads of every size and place, far off 0 as well. */
+/* Heads of all sizes and offsets, some far from 0. */
 static void make_head(float *x, int32_t n)
 {
     float size = exp2f((float)op_int(-12, 8)), off = op_int(0, 2) == 0 ? op_normal() * 5.0f : 0.0f;
@@ -147,7 +152,7 @@ TEST(odd_heads)
     }
 }
 
-/* A page in which each token is written, moved and read beside others. */
+/* A page in which each token is written, moved and read while others are present. */
 struct page {
     struct kv_plane p;
     char *head;
@@ -168,8 +173,11 @@ static void put_token(struct page *page, const struct cpu_kernels *k, int32_t to
         kv_put_codes(&page->p, page->head, token, codes, n, s);
     }
     for (int32_t d = 0; d < n; d++) {
-        page->want[token][d] = page->p.format == KV_PLAIN ? op_rounded(page->p.dtype, x[d])
-                                                          : kv_decode(&page->p, s, codes[d]);
+        if (page->p.format == KV_PLAIN) {
+            page->want[token][d] = op_rounded(page->p.dtype, x[d]);
+        } else {
+            page->want[token][d] = kv_decode(&page->p, s, codes[d]);
+        }
     }
 }
 

@@ -80,7 +80,7 @@ OP_TEST(products_equal_a_naive_sum)
     try_shape(backend, &(struct shape){200, 130, 2100, 1, DT_BF16, false, false});
 }
 
-/* The rows' bits are the same whatever number of rows is computed with them. */
+/* A row's bits do not depend on the number of rows computed with it. */
 static void check_invariance(const char *backend, enum dtype dtype, int32_t n_in, int32_t segments)
 {
     enum { N_OUT = 150 };
@@ -128,12 +128,12 @@ OP_TEST(a_row_has_the_same_bits_in_every_batch)
     check_invariance(backend, DT_F32, 1088, 1);
     check_invariance(backend, DT_BF16, 1088, 1);
     check_invariance(backend, DT_BF16, 1088, 8);
-    check_invariance(backend, DT_BF16, 4200, 1); // more than blocks take at a time
+    check_invariance(backend, DT_BF16, 4200, 1); // more than one round of blocks
     check_invariance(backend, DT_BF16, 4200, 2);
     check_invariance(backend, DT_F16, 1088, 2);
 }
 
-/* Fused or not, the activation has the same bits. */
+/* The activation has the same bits as a separate op and fused. */
 static void try_activation(const char *backend, int32_t rows, int32_t width, bool is_gated)
 {
     enum { N_IN = 160 };
@@ -177,7 +177,7 @@ OP_TEST(an_activation_has_the_same_bits_fused_with_its_product)
     }
 }
 
-/* As one op or three, what an MLP makes has the same bits. */
+/* An MLP has the same bits as one op and as three. */
 static void try_mlp(const char *backend, int32_t rows, int32_t width, bool is_gated,
                     int32_t segments)
 {
@@ -233,8 +233,8 @@ OP_TEST(an_mlp_has_the_same_bits_as_its_three_ops)
     try_mlp(backend, 131, 4224, true, 1); // several parts of K
 }
 
-/* A norm and the product or the MLP of its out, as one op or apart: the same bits, also of the
- * residual that the norm adds to. */
+/* A norm and the product (or MLP) after it have the same bits as one op and as two, including the
+ * residual that the norm updates. */
 static void try_norm_linear(const char *backend, int32_t rows, bool is_mlp)
 {
     enum { N_IN = 168, WIDTH = 320, N_UP = 2 * WIDTH, N_DOWN = 200 };
@@ -279,7 +279,11 @@ static void try_norm_linear(const char *backend, int32_t rows, bool is_mlp)
             CHECK_EQ(rig.ops->norm(rig.be, &norm), OK);
             CHECK_EQ(is_mlp ? ops_mlp(rig.be, &up, &act, &down) : rig.ops->linear(rig.be, &up), OK);
         }
-        y[fused] = is_mlp ? op_fetch(&rig, down.y, rows, N_DOWN) : op_fetch(&rig, up.y, rows, N_UP);
+        if (is_mlp) {
+            y[fused] = op_fetch(&rig, down.y, rows, N_DOWN);
+        } else {
+            y[fused] = op_fetch(&rig, up.y, rows, N_UP);
+        }
         sum[fused] = op_fetch(&rig, norm.x, rows, N_IN);
     }
     CHECK_MEM(y[0], y[1], (size_t)rows * (is_mlp ? N_DOWN : N_UP) * sizeof *y[0]);
@@ -305,7 +309,7 @@ OP_TEST(a_norm_joined_to_products_has_their_bits)
     }
 }
 
-/* A checkpoint whose header has an odd length: its numbers may lie at any address, and be of
+/* In a checkpoint whose header has an odd length, numbers are not aligned; they may also have
  * another type than the weight. */
 static void check_stored_anywhere(const char *backend, enum dtype from)
 {

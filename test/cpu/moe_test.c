@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The choice of experts, and the sums over those. */
+/* Routing to experts, and the weighted sums of their outputs. */
 #include "test/device/op_harness.h"
 
 /* ---- choice ------------------------------------------------------------------------------- */
 
-/* ERNIE's: what is added to the probabilities chooses, and does not weigh. */
+/* ERNIE's correction is added for the choice of experts only, not for their weights. */
 OP_TEST(a_correction_is_of_the_choice_alone)
 {
     enum { EXPERTS = 5, K = 2 };
@@ -94,8 +94,14 @@ static void try_ffn(const char *backend, const struct ffn *f)
     struct op_rig rig = op_open(backend, f->dtype, &limits);
     size_t n_gu = (size_t)f->experts * 2 * f->ffn * f->hidden, n_x = (size_t)f->rows * f->hidden;
     float *gu = op_random(n_gu, 0.2f), *down = op_random(n_gu / 2, 0.2f);
-    float *gu_bias = f->bias ? op_random((size_t)f->experts * 2 * f->ffn, 1.0f) : NULL;
-    float *down_bias = f->bias ? op_random((size_t)f->experts * f->hidden, 1.0f) : NULL;
+    float *gu_bias = NULL;
+    if (f->bias) {
+        gu_bias = op_random((size_t)f->experts * 2 * f->ffn, 1.0f);
+    }
+    float *down_bias = NULL;
+    if (f->bias) {
+        down_bias = op_random((size_t)f->experts * f->hidden, 1.0f);
+    }
     float *x = op_random(n_x, 1.0f), *before = op_random(n_x, 1.0f);
     int32_t *ids = xcalloc((size_t)f->rows * f->k, sizeof *ids);
     float *weights = op_random((size_t)f->rows * f->k, 1.0f);
@@ -139,7 +145,7 @@ static void try_ffn(const char *backend, const struct ffn *f)
                        wanted + (size_t)r * f->hidden);
         }
     }
-    /* A hidden value next to a rounding boundary may round the other way in bf16. */
+    /* A hidden value next to a rounding boundary of bf16 may round to either side. */
     CHECK(op_distance(y, wanted, n_x) < (f->dtype == DT_F32 ? 2e-5 : 5e-3));
 
     /* Each row alone has the same bits. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The thread pool alone: every item once, however many. */
+/* The thread pool: each item runs once, for any number of items. */
 #include "cpu/cpu_pool.h"
 
 #include "engine/base/mem.h"
@@ -38,7 +38,7 @@ TEST(every_item_runs_once)
     check_items(3, 1000);
 }
 
-/* A job's numbers are short; such a table of positions is a model of 10 million tokens and more. */
+/* A job's item numbers are small integers. A rope table for 10 million positions has more items. */
 TEST(more_items_than_one_job_can_number)
 {
     check_items(3, (1 << 20) - 1);

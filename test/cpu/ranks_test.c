@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Ranks on the CPU: sharded products joined by reduce, and gathered logits, have the bits of one
- * rank; a rank that leaves does not hang the others. */
+ * rank; if a rank leaves, the others do not hang. */
 #include "test/device/op_harness.h"
 
 #include <pthread.h>
 
 enum { ROWS = 9, N_IN = 256, N_OUT = 130, SEGMENTS = 8, FFN = 64, EXPERTS = 6, K = 3, HIDDEN = 48 };
 
-/* What all ranks are cut from. */
+/* The data that all ranks take their shards from. */
 struct common {
     enum dtype dtype;
     int32_t n_ranks;
@@ -79,7 +79,12 @@ static void gathered(struct op_rig *r, struct rank *k)
                             .y = op_tensor(r, NULL, ROWS, n, n),
                             .n_rows = ROWS};
     CHECK_EQ(r->ops->linear(r->be, &a), OK);
-    struct tensor all = c->n_ranks == 1 ? a.y : op_tensor(r, NULL, ROWS, 128, 128);
+    struct tensor all;
+    if (c->n_ranks == 1) {
+        all = a.y;
+    } else {
+        all = op_tensor(r, NULL, ROWS, 128, 128);
+    }
     struct logits_args l = {
         .local = a.y, .logits = all, .n_out = ROWS, .vocab = 128, .scale = 0.5f, .softcap = 3.0f};
     CHECK_EQ(r->ops->logits(r->be, &l), OK);

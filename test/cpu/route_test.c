@@ -73,7 +73,11 @@ OP_TEST(routing_follows_each_familys_rule)
         }
         a.n_experts = numbers(json_get(c, "router_logits"), logits, 512);
         int32_t n_bias = numbers(json_get(c, "e_score_correction_bias"), bias, 512);
-        a.correction = n_bias == a.n_experts ? op_vector(&rig, bias, n_bias) : NULL;
+        if (n_bias == a.n_experts) {
+            a.correction = op_vector(&rig, bias, n_bias);
+        } else {
+            a.correction = NULL;
+        }
         route(&rig, &a, logits, ids, weights);
         int32_t n = numbers(json_get(c, "indices"), wanted_ids, 64);
         CHECK_EQ(n, a.k);

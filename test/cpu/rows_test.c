@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ops that treat rows one by one, against naive formulas in double precision. */
+#include "engine/base/minmax.h"
 #include "test/device/op_harness.h"
 
 static double norm_ref(enum norm_kind kind, const float *x, int32_t n, double eps, double *mean)
@@ -44,7 +45,9 @@ static void try_norm(const char *backend, enum norm_kind kind, int32_t rows, int
     float *out = op_fetch(&rig, a.out, rows, width), *after = op_fetch(&rig, a.x, rows, width);
     double *wanted = xcalloc(n, sizeof *wanted), mean;
     for (size_t i = 0; i < n; i++) {
-        x[i] = delta ? (x[i] + 0.5f * d[i]) * x_scale : x[i];
+        if (delta) {
+            x[i] = (x[i] + 0.5f * d[i]) * x_scale;
+        }
         CHECK_NEAR(after[i], x[i], 1e-6);
     }
     for (int32_t r = 0; r < rows; r++) {
@@ -113,7 +116,12 @@ OP_TEST(activations_follow_their_formulas)
         double *wanted = xcalloc((size_t)a.n_rows * a.width, sizeof *wanted);
         for (int32_t j = 0; j < a.n_rows * a.width; j++) {
             const float *row = x + (size_t)(j / a.width) * in;
-            double u = a.gated ? (double)(apart ? ups[j] : row[a.width + j % a.width]) : 1.0;
+            double u;
+            if (a.gated) {
+                u = (double)(apart ? ups[j] : row[a.width + j % a.width]);
+            } else {
+                u = 1.0;
+            }
             wanted[j] = act_ref(a.kind, a.shape, (double)row[j % a.width], u);
         }
         a.x = op_tensor(&rig, x, a.n_rows, in, in + 3);
@@ -147,8 +155,10 @@ struct rope_case {
 
 static double growth_ref(const struct query_growth *g, int32_t pos)
 {
-    return g->every ? 1.0 + (double)g->beta * log(1.0 + floor((pos + g->offset) / (double)g->every))
-                    : 1.0;
+    if (g->every) {
+        return 1.0 + (double)g->beta * log(1.0 + floor((pos + g->offset) / (double)g->every));
+    }
+    return 1.0;
 }
 
 static void rotate_ref(const struct rope_case *c, const float *inv, int32_t pos, double *x)
@@ -273,7 +283,8 @@ static void try_rope(const char *backend, const struct rope_case *c)
                        c->v_norm ? 1e-5 : 0.0);
         }
     }
-    /* A layer that reads what is stored: its queries are the same, and nothing else is written. */
+    /* A layer that reads another layer's keys: its queries are unchanged, and nothing is
+     * written. */
     struct tensor alone = op_tensor(&rig, NULL, ROWS, q_width, q_width + 1);
     for (int32_t r = 0; r < ROWS; r++) {
         rig.ops->write(rig.be, dmem_at(alone.mem, (size_t)r * alone.stride * 4),
@@ -441,7 +452,7 @@ OP_TEST(mla_stores_one_key_and_attends_with_absorbed_queries)
                 }
             }
             double d = op_distance(y + ((size_t)r * HEADS + h) * VALUE, out, VALUE);
-            worst = d > worst ? d : worst;
+            worst = greater(d, worst);
         }
     }
     CHECK(worst < 2e-5);
@@ -523,7 +534,7 @@ OP_TEST(embed_gather_gate_logits_and_pool)
     op_close(&rig);
 }
 
-/* Whatever its bits: those of a NaN must not be taken for an exponent. */
+/* For NaNs of any bits: their bits must not be taken for an exponent. */
 OP_TEST(the_exponential_of_every_nan_is_nan)
 {
     static const uint32_t nans[] = {0x7FC00000, 0x7FC00001, 0x7FFF0000, 0x7FFFFFFF, 0xFFFFFFFF};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Drafts and the law that they leave: judged by p / q one by one or as siblings of a tree, whatever
- * q is, what comes out has p's law; and further draws are without replacement. Chi-squares are held
- * against their 0.9999 quantiles. */
+/* Speculation keeps the target's law: whether drafts are judged one by one or as siblings of a
+ * tree, and for any draft law q, the resulting tokens follow p. Further draws are without
+ * replacement. Chi-squares are compared with their 0.9999 quantiles. */
+#include "engine/base/minmax.h"
 #include "test/device/op_sampler.h"
 
 enum { KINDS = 12, AT_ONCE = 50, TREES = 10 };
@@ -25,7 +26,7 @@ static void law_of(const float *logits, const struct sampling_params *p, double 
 {
     double whole[KINDS], most = -INFINITY, sum = 0.0, kept = 0.0;
     for (int32_t i = 0; i < KINDS; i++) {
-        most = (double)logits[i] > most ? (double)logits[i] : most; // fmax breaks gcc 12 for Arm
+        most = greater((double)logits[i], most); // fmax breaks gcc 12 for Arm
     }
     for (int32_t i = 0; i < KINDS; i++) {
         whole[i] = exp(((double)logits[i] - most) / (double)p->temperature);
@@ -43,7 +44,8 @@ static void law_of(const float *logits, const struct sampling_params *p, double 
     }
 }
 
-/* AT_ONCE drafts from `q`, then their judgement by `p`; counts what comes out and what stood. */
+/* AT_ONCE drafts from `q`, then their judgement under `p`. Counts the resulting tokens and the
+ * accepted drafts. */
 static void judge_some(struct sampler *s, struct tensor q, struct tensor p, int32_t *counts,
                        int32_t *n_accepted)
 {
@@ -73,7 +75,7 @@ static void judge_some(struct sampler *s, struct tensor q, struct tensor p, int3
     }
 }
 
-/* TREES roots of one tree each: its children are drawn from q, then tried under p. */
+/* TREES trees, each a root whose children are drawn from q and then tried under p. */
 static void try_siblings(struct sampler *s, struct tensor q, struct tensor p, int32_t n_kids,
                          int32_t *counts, int32_t *n_accepted)
 {
@@ -95,7 +97,8 @@ static void try_siblings(struct sampler *s, struct tensor q, struct tensor p, in
     }
     s->logits = p;
     struct op_pass plain = s->pass;
-    for (int32_t j = 0; j < TREES; j++) { // a tree a pass: a root at position j, and its children
+    for (int32_t j = 0; j < TREES; j++) { // one tree per pass: a root at position j, and its
+                                          // children
         memset(&s->pass, 0, sizeof s->pass);
         op_add_seq(&s->pass, 0, j, 1 + n_kids);
         s->pass.pass.seqs = s->pass.seqs;
@@ -118,15 +121,16 @@ static void try_siblings(struct sampler *s, struct tensor q, struct tensor p, in
     s->pass = plain;
 }
 
-/* A target and a draft model: how they are sampled, how far their logits are alike, and how many
- * siblings are tried; 0: one draft after another. */
+/* A target and a draft model: their sampling parameters, the likeness of their logits, and the
+ * number of siblings tried (0: one draft after another). */
 struct law_case {
     float temperature, top_p, likeness;
     int32_t top_k, n_kids;
 };
 
-/* Draws `n` times with seeds from `seed` on and holds what comes out against p. *overlap: the sum
- * of min(p, q), the most that one draft can be accepted. Returns how often a draft was. */
+/* Draws `n` times with consecutive seeds and compares the results with p. *overlap: the sum of
+ * min(p, q), which is the highest possible rate of acceptance. Returns the number of accepted
+ * drafts. */
 static int32_t judge_case(const char *backend, const struct law_case *c, int32_t n, uint64_t seed,
                           double *overlap)
 {
@@ -163,7 +167,11 @@ static int32_t judge_case(const char *backend, const struct law_case *c, int32_t
     *overlap = 0.0;
     for (int32_t i = 0; i < KINDS; i++) {
         double e = n * p_law[i];
-        chi += e > 0.0 ? (counts[i] - e) * (counts[i] - e) / e : counts[i] * 1e9;
+        if (e > 0.0) {
+            chi += (counts[i] - e) * (counts[i] - e) / e;
+        } else {
+            chi += counts[i] * 1e9;
+        }
         freedom += e > 0.0;
         *overlap += fmin(p_law[i], q_law[i]);
     }
@@ -175,7 +183,7 @@ static int32_t judge_case(const char *backend, const struct law_case *c, int32_t
     return n_accepted;
 }
 
-/* And the share that is accepted is its optimum. */
+/* The rate of acceptance is the optimum, too. */
 OP_TEST(judged_drafts_follow_the_targets_law)
 {
     enum { N = 30000 };
@@ -191,7 +199,7 @@ OP_TEST(judged_drafts_follow_the_targets_law)
     }
 }
 
-/* And the more are tried, the more are accepted. */
+/* More siblings are accepted more often. */
 OP_TEST(tried_siblings_leave_the_targets_law)
 {
     enum { N = 20000 };
@@ -207,7 +215,7 @@ OP_TEST(tried_siblings_leave_the_targets_law)
     }
 }
 
-/* A draw without replacement gives each ordered pair as often as it should come. */
+/* A draw without replacement gives each ordered pair with its exact probability. */
 OP_TEST(further_draws_are_without_replacement)
 {
     enum { N = 40000, FEW = 5 };
@@ -248,7 +256,11 @@ OP_TEST(further_draws_are_without_replacement)
     for (int32_t a = 0; a < FEW; a++) {
         for (int32_t b = 0; b < FEW; b++) {
             double e = N * share[a] / sum * share[b] / (sum - share[a]);
-            chi += a == b ? counts[a][b] * 1e9 : (counts[a][b] - e) * (counts[a][b] - e) / e;
+            if (a == b) {
+                chi += counts[a][b] * 1e9;
+            } else {
+                chi += (counts[a][b] - e) * (counts[a][b] - e) / e;
+            }
         }
     }
     CHECK(chi < 50.8); // 19 degrees of freedom, 0.9999

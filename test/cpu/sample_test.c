@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Drawing tokens: the order of penalties and bans, exact sets of top-k, top-p and min-p, the law
- * by chi-square, seeds, log-probabilities, and equal tokens from every set of kernels. Drafts and
- * what is drawn of them: sample_law_test.c. */
+/* Sampling: the order of penalties and bans, the exact sets of top-k, top-p and min-p, the law by
+ * chi-square, seeds, log-probabilities, and equal tokens from all kernel tables. For drafts see
+ * sample_law_test.c. */
 #include "engine/base/exact.h"
 #include "test/device/op_sampler.h"
 
@@ -133,7 +133,7 @@ OP_TEST(penalties_bias_and_bans_in_their_order)
     p.repetition_penalty = 1.13f; // 3.5398, 3.451
     CHECK_EQ(draw_once(&s, &p, 5, 1).token, 1);
 
-    p = d; // of the output alone: behind 2 prompt tokens 1 counts twice, 2 not at all
+    p = d; // counts the output only: after 2 prompt tokens, 1 counts twice and 2 not at all
     p.frequency_penalty = 0.3f;
     CHECK_EQ(draw_once(&s, &p, 5, 2).token, 2);
     p.frequency_penalty = 0.04f;
@@ -163,14 +163,14 @@ OP_TEST(penalties_bias_and_bans_in_their_order)
     p.allowed = allowed;
     CHECK_EQ(draw_once(&s, &p, 5, 1).token, 3);
 
-    p = d; // the words "4 9 1" and "9 2 8" and "2": 1 is banned by the tail, 2 alone
+    p = d; // the words "4 9 1", "9 2 8" and "2": 1 is banned after the last tokens, 2 always
     int32_t lengths[] = {3, 3, 1}, words[] = {4, 9, 1, 9, 2, 8, 2};
     p.n_bad_words = 3;
     p.bad_word_lengths = lengths;
     p.bad_word_tokens = words;
     CHECK_EQ(draw_once(&s, &p, 5, 1).token, 3);
 
-    p = d; // all banned: as if nothing were
+    p = d; // all are banned, so the bans are ignored
     int32_t only[] = {1}, one[] = {1}, word[] = {1};
     p.n_allowed = 1;
     p.allowed = only;
@@ -195,13 +195,13 @@ OP_TEST(of_bans_that_leave_nothing_that_of_stop_ids_goes_first)
     p.n_allowed = 2;
     p.allowed = allowed;
     CHECK_EQ(draw_once(&s, &p, 5, 1).token, 3);
-    int32_t one[] = {1}, word[] = {3}; // bad words hold like what is allowed
+    int32_t one[] = {1}, word[] = {3}; // bad words and allowed ids apply together
     p.n_bad_words = 1;
     p.bad_word_lengths = one;
     p.bad_word_tokens = word;
     CHECK_EQ(draw_once(&s, &p, 5, 1).token, 5);
     p.n_allowed = 1;
-    allowed[0] = 3; // which is banned for good: as if nothing were
+    allowed[0] = 3; // this one is always banned, so the bans are ignored
     CHECK_EQ(draw_once(&s, &p, 5, 1).token, 1);
     p.n_bad_words = 0;
     p.temperature = 1.0f;
@@ -307,10 +307,11 @@ OP_TEST(draws_follow_the_softmax)
         logits[i] = op_normal() * 1.5f;
     }
     open_sampler(&s, backend, logits, KINDS);
+    static const float temperatures[] = {1.0f, 0.7f, 1.6f};
     for (int32_t c = 0; c < 3; c++) {
         struct sampling_params p = sampling_params_default();
         double share[KINDS], sum = 0.0, chi = 0.0;
-        p.temperature = c == 0 ? 1.0f : c == 1 ? 0.7f : 1.6f;
+        p.temperature = temperatures[c];
         p.top_k = c == 2 ? 6 : 0;
         memset(counts, 0, sizeof counts);
         int32_t left = 0;
@@ -319,9 +320,11 @@ OP_TEST(draws_follow_the_softmax)
             for (int32_t j = 0; j < KINDS; j++) {
                 above += logits[j] > logits[i];
             }
-            share[i] = p.top_k == 0 || above < p.top_k
-                           ? exp((double)logits[i] / (double)p.temperature)
-                           : 0.0;
+            if (p.top_k == 0 || above < p.top_k) {
+                share[i] = exp((double)logits[i] / (double)p.temperature);
+            } else {
+                share[i] = 0.0;
+            }
             sum += share[i];
             left += share[i] > 0.0;
         }
@@ -340,7 +343,11 @@ OP_TEST(draws_follow_the_softmax)
         }
         for (int32_t i = 0; i < KINDS; i++) {
             double e = N * share[i] / sum;
-            chi += share[i] > 0.0 ? (counts[i] - e) * (counts[i] - e) / e : counts[i] * 1e9;
+            if (share[i] > 0.0) {
+                chi += (counts[i] - e) * (counts[i] - e) / e;
+            } else {
+                chi += counts[i] * 1e9;
+            }
         }
         CHECK(chi < (left == KINDS ? 37.4 : 25.7)); // 11 and 5 degrees of freedom
     }
@@ -400,7 +407,9 @@ TEST(all_kernels_draw_the_same_tokens)
             p.top_k = i % 5 == 2 ? 40 : 0;
             p.min_p = i % 7 == 3 ? 0.05f : 0.0f;
             int32_t token = draw_once(&s, &p, 1000 + i, 1).token;
-            first[i] = b == 0 ? token : first[i];
+            if (b == 0) {
+                first[i] = token;
+            }
             CHECK_EQ(token, first[i]);
         }
         op_close(&s.rig);
@@ -411,7 +420,14 @@ TEST(all_kernels_draw_the_same_tokens)
 TEST(noise_is_minus_log_of_minus_log)
 {
     for (uint32_t i = 0; i < 200000; i++) {
-        uint32_t bits = i < 1000 ? i : i < 2000 ? ~(i - 1000) : op_bits();
+        uint32_t bits; // both ends of the range, then random numbers
+        if (i < 1000) {
+            bits = i;
+        } else if (i < 2000) {
+            bits = ~(i - 1000);
+        } else {
+            bits = op_bits();
+        }
         double t = ((double)~bits + 0.5) / 4294967296.0, u = rng_uniform(bits);
         double e = u > 0.5 ? -log1p(-t) : -log(u);
         if (!(fabs((double)gumbel_noise(bits) + log(e)) < 3e-6)) {

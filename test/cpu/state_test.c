@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Recurrent layers: convolution, recurrence and gates against plain token-by-token formulas in
- * double precision; and the same bits however rows come: in one pass or many, behind drafts that
- * are taken back, in trees, from snapshots and forks. */
+/* Recurrent layers: convolution, recurrence and gates compared with plain token-by-token formulas
+ * in double precision. The bits are the same for any division of the rows: in one pass or many,
+ * after rejected drafts, in trees, from snapshots and forks. */
 #include "test/device/op_harness.h"
 
 #include "cpu/cpu_state.h"
+#include "engine/base/minmax.h"
 
 enum { MOST = 160, SPARE = 40, LANES = 4, SNAPSHOTS = 3 }; // inputs of the text, and of drafts
 
@@ -283,7 +284,7 @@ static bool same(const float *a, const float *b, int64_t n)
     return true;
 }
 
-/* Drafts behind `known`, which are taken back: the row at `known` is the text's, others not. */
+/* Drafts after `known` that are rejected: the row at `known` is the text's, the others are not. */
 static void draft(struct layer *l, int32_t lane, int32_t known, float *out)
 {
     int32_t inputs[32], n = 1 + op_int(0, l->max_ahead);
@@ -312,7 +313,7 @@ static void try_splits(const char *backend)
             continue;
         }
         int32_t step = op_int(0, 2) ? op_int(1, 5) : op_int(1, 90);
-        int32_t end = at + step < n ? at + step : n;
+        int32_t end = lesser(at + step, n);
         feed(&l, 1, at, end, cut);
         at = end;
     }
@@ -331,7 +332,7 @@ OP_TEST(pieces_and_refused_drafts_leave_the_bits)
     }
 }
 
-/* Sequences beside each other in one pass. */
+/* Several sequences in one pass. */
 OP_TEST(sequences_beside_each_other_leave_the_bits)
 {
     for (int32_t i = 0; i < 8; i++) {
@@ -367,8 +368,8 @@ static void see(struct layer *l, int32_t row, int32_t parent)
     l->pass.mask[row * TREE_MASK_WORDS + row / 64] |= 1ull << (row % 64);
 }
 
-/* A tree whose root is the text's token `known`, and in which a path of `depth` nodes, among
- * others, is the text; the path is accepted. The rows' outputs are put to their positions. */
+/* A tree below the text's token `known` that contains the text as a path of `depth` nodes; that
+ * path is accepted. The rows' outputs are stored at their positions. */
 static void grow(struct layer *l, int32_t lane, int32_t known, int32_t depth, float *out)
 {
     int32_t inputs[64], parent[64], pos[64], path[64], n = 1, last = 0;
@@ -376,15 +377,21 @@ static void grow(struct layer *l, int32_t lane, int32_t known, int32_t depth, fl
     parent[0] = -1;
     pos[0] = known;
     path[0] = 0;
-    for (int32_t d = 1; d <= depth; d++) { // room is left for what is still to come of the path
+    for (int32_t d = 1; d <= depth; d++) { // the remaining nodes of the path still fit
         int32_t room = l->max_ahead - (n - 1) - (depth - d + 1), others = op_int(0, 2);
-        others = others < room ? others : room;
+        others = lesser(others, room);
         int32_t nth = op_int(0, others), under = last;
         for (int32_t i = 0; i <= others; i++, n++) {
-            inputs[n] = i == nth ? known + d : MOST + op_int(0, SPARE - 1);
+            if (i == nth) {
+                inputs[n] = known + d;
+            } else {
+                inputs[n] = MOST + op_int(0, SPARE - 1);
+            }
             parent[n] = under;
             pos[n] = known + d;
-            last = i == nth ? n : last;
+            if (i == nth) {
+                last = n;
+            }
         }
         path[d] = last;
     }
@@ -420,9 +427,9 @@ static void try_tree(const char *backend)
     feed(&l, 0, 0, n, whole);
     for (int32_t at = 0; at < n;) {
         int32_t room = l.block - 2 - at % l.block; // none but the root at the block's last position
-        room = room < n - 1 - at ? room : n - 1 - at;
+        room = lesser(room, n - 1 - at);
         int32_t depth = op_int(0, 3);
-        depth = depth < room ? depth : room;
+        depth = lesser(depth, room);
         if (room < 0 || op_int(0, 3) == 0) {
             feed(&l, 1, at, at + 1, grown);
             at++;
@@ -470,11 +477,11 @@ OP_TEST(snapshots_and_forks_go_on_with_the_same_bits)
         copy(&l, 0, LANES + 1, mark);
         copy(&l, 0, 3, known);
         feed(&l, 0, known, MOST, whole);
-        feed(&l, 2, 0, op_int(1, MOST), again); // another text was there
+        feed(&l, 2, 0, op_int(1, MOST), again); // after another text in the same lane
         copy(&l, LANES + 1, 2, mark);
         for (int32_t at = mark; at < MOST;) {
-            int32_t end = at + op_int(1, 40) < MOST ? at + op_int(1, 40) : MOST;
-            end = end < MOST ? end : MOST;
+            int32_t end = lesser(at + op_int(1, 40), MOST);
+            end = lesser(end, MOST);
             feed(&l, 2, at, end, again);
             at = end;
         }
@@ -504,12 +511,24 @@ OP_TEST(state_sets_that_cannot_be_are_refused)
     for (int32_t i = 0; i < 7; i++) {
         struct state_layer g = good;
         struct state_set_desc d = {1, &g, DT_F32, 64, 3};
-        g.n_key_heads = i == 1 ? 3 : g.n_key_heads;
-        g.key_dim = i == 2 ? 0 : g.key_dim;
-        g.conv_kernel = i == 3 ? 0 : g.conv_kernel;
-        d.block = i == 4 ? 24 : d.block;
-        d.dtype = i == 5 ? DT_U8 : d.dtype;
-        d.max_ahead = i == 6 ? -1 : d.max_ahead;
+        if (i == 1) {
+            g.n_key_heads = 3;
+        }
+        if (i == 2) {
+            g.key_dim = 0;
+        }
+        if (i == 3) {
+            g.conv_kernel = 0;
+        }
+        if (i == 4) {
+            d.block = 24;
+        }
+        if (i == 5) {
+            d.dtype = DT_U8;
+        }
+        if (i == 6) {
+            d.max_ahead = -1;
+        }
         CHECK_EQ(rig.ops->state_bytes(rig.be, &d, &sizes), i == 0 ? OK : ERR_INVALID);
     }
     op_close(&rig);
@@ -554,15 +573,22 @@ OP_TEST(gates_follow_their_formulas)
                     square += v * v;
                 }
                 for (int32_t j = 0; j < group; j++) {
-                    double norm = n_norm ? (double)w[n_norm == width ? c + j : j] /
-                                               sqrt(square / group + 1e-5)
-                                         : 1.0;
+                    double norm;
+                    if (n_norm) {
+                        norm = (double)w[n_norm == width ? c + j : j] / sqrt(square / group + 1e-5);
+                    } else {
+                        norm = 1.0;
+                    }
                     wanted[r * width + c + j] = (double)x[r * width + c + j] * opened[j] * norm;
                 }
             }
         }
         a.x = op_tensor(&rig, x, rows, width, width + 1);
-        a.out = i % 5 ? op_tensor(&rig, NULL, rows, width, width + 2) : a.x;
+        if (i % 5) {
+            a.out = op_tensor(&rig, NULL, rows, width, width + 2);
+        } else {
+            a.out = a.x;
+        }
         a.gate = op_tensor(&rig, g, rows, gates, gates + 1);
         a.norm = op_vector(&rig, n_norm ? w : NULL, n_norm);
         CHECK_EQ(rig.ops->gate(rig.be, &a), OK);

@@ -96,9 +96,9 @@ TEST(attention_to_codes_agrees)
     }
 }
 
-/* Steps of decoding rows, each of which reads what the ones before stored: rope, store and
- * attention are one kernel where that takes the shape. The second pass of each step attends to
- * nothing, as where a pass ends with its last layer's keys: they must be there all the same. */
+/* Decode steps whose rows read what earlier steps stored: rope, store and attention are one kernel
+ * for the shapes that it supports. The second pass of each step attends to nothing, like a pass
+ * that ends with its last layer's keys; the keys must be stored all the same. */
 static void few_case(enum dtype dtype, const struct shape *s)
 {
     struct seq_spec specs[] = {{100, 1, false}, {0, 1, false},  {14, 1, false},
@@ -165,7 +165,7 @@ TEST(few_decoding_rows_agree)
     }
 }
 
-/* Queries, keys and values straight from a product, which the backend may leave as sums. */
+/* Queries, keys and values directly from a product, which the backend may leave as partial sums. */
 TEST(a_product_is_read_right_by_the_rope_after_it)
 {
     NEED_GPU();
@@ -198,7 +198,11 @@ TEST(a_product_is_read_right_by_the_rope_after_it)
                 a.qkv = l.y = qkv.t[b];
                 l.x = x.t[b];
                 l.weight = w.w[b];
-                l.sums = ops_rope_store_adds_sums(p->be[b], &a) ? &a.sums : NULL;
+                if (ops_rope_store_adds_sums(p->be[b], &a)) {
+                    l.sums = &a.sums;
+                } else {
+                    l.sums = NULL;
+                }
                 CHECK(b == CPU || l.sums || shapes[i].interleaved);
                 CHECK_EQ(p->be[b]->ops->linear(p->be[b], &l), OK);
                 CHECK_EQ(p->be[b]->ops->rope_store(p->be[b], &a), OK);
@@ -290,8 +294,8 @@ TEST(mla_agrees)
     }
 }
 
-/* The GPU's outputs of a pass whose rows of layer 1 are `qkv`, which stays as it is; to be
- * freed. */
+/* The GPU's outputs of a pass whose rows of layer 1 are `qkv`, which is not modified. The caller
+ * frees them. */
 static float *outputs_of(struct setup *u, const struct test_pass *t, const float *qkv)
 {
     struct pair *p = &u->p;

@@ -78,8 +78,8 @@ TEST(bad_calls_are_refused)
 
 enum { N_SCORED = 8 }; // lanes
 
-/* Ends the step with scores of the first lanes' tokens at pos: a score reads the history, so its
- * token is what was written there. */
+/* Ends the step with scores of the first lanes' tokens at pos. A score reads the history, so it
+ * returns the token that was written there. */
 static void score_history(struct pair *p, int32_t vocab, const int32_t *pos, int32_t *tokens)
 {
     struct backend *be = p->be[GPU];
@@ -137,7 +137,8 @@ TEST(large_updates_arrive_whole)
     pair_close(&p);
 }
 
-/* As when a lane's request ends with tokens on their way, and the next one has it in that step. */
+/* As when a lane's request ends with tokens in flight and the next request takes the lane in the
+ * same step. */
 TEST(of_two_updates_the_later_one_stays)
 {
     NEED_GPU();
@@ -203,7 +204,7 @@ static void toy_pass(struct toy *m, int b, const struct pass *pass)
     CHECK_EQ(be->ops->pass_end(be), OK);
 }
 
-/* A step's pass: each sequence's token, behind rows of it that nobody asks of, draws the next. */
+/* A step's pass: each sequence's last token draws the next one, after rows without draws. */
 static void toy_rows(struct test_pass *t, int32_t n, int32_t step, int32_t n_each)
 {
     const int32_t last = step + n_each - 1; // position
@@ -258,7 +259,11 @@ static void toy_decode(struct toy *m, int b, int32_t n_steps, int32_t n_each, in
             CHECK(be->ops->step_done(be, (step - 1) % 2));
             CHECK_EQ(r.n_draws, counts[(step - 1) % 2]);
             for (int32_t i = 0; i < n_lanes; i++) {
-                tokens[(step - 1) * n_lanes + i] = i < r.n_draws ? r.draws[i].token : -1;
+                if (i < r.n_draws) {
+                    tokens[(step - 1) * n_lanes + i] = r.draws[i].token;
+                } else {
+                    tokens[(step - 1) * n_lanes + i] = -1;
+                }
             }
         }
     }
@@ -297,10 +302,10 @@ TEST(graphs_replay_what_was_issued)
 {
     NEED_GPU();
     replay_case(1);
-    replay_case(3); // three times as many rows as are asked of, in other buckets
+    replay_case(3); // three times as many rows as draws, in other buckets
 }
 
-/* Captured passes are padded to buckets; buffers are as long as the limits say, not as a bucket. */
+/* Captured passes are padded to buckets. Buffers have the length of the limits, not of a bucket. */
 TEST(no_bucket_is_longer_than_the_limit)
 {
     NEED_GPU();

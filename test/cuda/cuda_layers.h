@@ -4,6 +4,7 @@
 #ifndef SLUICE_TEST_CUDA_LAYERS_H
 #define SLUICE_TEST_CUDA_LAYERS_H
 
+#include "engine/base/minmax.h"
 #include "engine/device/ops_default.h"
 #include "test/cuda/cuda_pass.h"
 
@@ -46,14 +47,14 @@ static const struct stored stored_codes[] = {{KV_FP8, 0.03f, 0.02f},
                                              {KV_INT8, 0.0f, 0.0f},
                                              {KV_INT4, 0.0f, 0.0f}};
 
-/* What both backends' roundings allow: numbers between two codes may become either. */
+/* The rounding of both backends: numbers between two codes may become either. */
 static inline double stored_tolerance(const struct pair *p, enum kv_format format)
 {
     static const double codes_of[] = {
         [KV_FP8] = 5e-4, [KV_INT8_SYMMETRIC] = 5e-4, [KV_INT8] = 5e-4, [KV_INT4] = 2e-3};
     const double codes = codes_of[format];
     const double exact = 2 * pair_tolerance(p);
-    return codes > exact ? codes : exact;
+    return greater(codes, exact);
 }
 
 static inline bool open_setup_of(struct setup *u, enum dtype dtype, bool deterministic,
@@ -68,11 +69,16 @@ static inline bool open_setup_of(struct setup *u, enum dtype dtype, bool determi
     struct pair *p = &u->p;
     u->s = *s;
     u->tolerance = stored_tolerance(p, stored.format);
-    const int32_t n_norm =
-        s->qk_norm == QK_NORM_WIDTH || (s->qk_norm == QK_NORM_HEAD && s->norm_kind == NORM_LAYER)
-            ? s->head_dim * s->n_heads
-            : s->head_dim;
-    const int32_t k_norm = n_norm == s->head_dim ? n_norm : s->head_dim * s->n_kv_heads;
+    int32_t n_norm;
+    if (s->qk_norm == QK_NORM_WIDTH || (s->qk_norm == QK_NORM_HEAD && s->norm_kind == NORM_LAYER)) {
+        n_norm = s->head_dim * s->n_heads;
+    } else {
+        n_norm = s->head_dim;
+    }
+    int32_t k_norm = n_norm;
+    if (n_norm != s->head_dim) {
+        k_norm = s->head_dim * s->n_kv_heads;
+    }
     u->q_norm = vector_make(p, n_norm, 1.0f);
     u->k_norm = vector_make(p, k_norm, 1.0f);
     u->sinks = vector_make(p, s->n_heads, 1.0f);

@@ -13,8 +13,8 @@ struct moe_case {
     enum { ROUTED, ONE_EXPERT, FEW_EXPERTS } picks;
 };
 
-/* Both backends' own scores may order two nearly equal experts differently; the picks are compared
- * where the choice is clear, and the CPU's picks are what both then work with. */
+/* The backends' scores may order two nearly equal experts differently. Picks are compared where the
+ * order is clear; then both backends use the CPU's picks. */
 static void route(struct pair *p, const struct moe_case *c, const struct pair_tensor *x,
                   struct dmem ids[2], struct dmem weights[2])
 {
@@ -55,8 +55,11 @@ static void route(struct pair *p, const struct moe_case *c, const struct pair_te
     }
     for (size_t i = 0; i < n && c->picks != ROUTED; i++) { // some experts have no rows
         const int32_t row = (int32_t)i / c->k, j = (int32_t)i % c->k;
-        id[CPU][i] =
-            c->picks == ONE_EXPERT ? c->n_experts - 2 : (row + j) % ((c->n_experts + 1) / 2) * 2;
+        if (c->picks == ONE_EXPERT) {
+            id[CPU][i] = c->n_experts - 2;
+        } else {
+            id[CPU][i] = (row + j) % ((c->n_experts + 1) / 2) * 2;
+        }
     }
     CHECK_EQ(p->be[CPU]->ops->write(p->be[CPU], ids[CPU], id[CPU], n * 4), OK);
     CHECK_EQ(p->be[GPU]->ops->write(p->be[GPU], ids[GPU], id[CPU], n * 4), OK);
@@ -121,7 +124,7 @@ static void moe_case(enum dtype dtype, const struct moe_case *c, bool partial)
 {
     moe_case_of(dtype, c, partial, ACT_SHAPE_PUBLISHED, false, false);
     if (c->kind == ACT_GPT_OSS) {
-        const struct act_shape clamps = {0.8f, 3.0f}; // what comes by
+        const struct act_shape clamps = {0.8f, 3.0f}; // values outside are clamped
         moe_case_of(dtype, c, partial, clamps, false, false);
     }
     if (!c->bias && !partial) {
@@ -129,7 +132,7 @@ static void moe_case(enum dtype dtype, const struct moe_case *c, bool partial)
     }
 }
 
-/* One matrix before the activation, and none that it opens. */
+/* One matrix before the activation, without a gate. */
 TEST(experts_without_a_gate_agree)
 {
     NEED_GPU();
@@ -261,7 +264,7 @@ static void random_picks(struct pair *p, const struct moe_ffn_args *a, uint64_t 
     free(weights);
 }
 
-/* A row's bits are those that it has in the whole batch, for every [first, n) of `parts`. */
+/* Each part [first, n) of `parts` alone has the bits that its rows have in the whole batch. */
 static void check_bits(enum dtype dtype, bool deterministic, int32_t n_rows,
                        const int32_t (*parts)[2], int32_t n_parts)
 {
@@ -297,8 +300,8 @@ TEST(a_row_does_not_depend_on_its_batch)
     }
 }
 
-/* A pass of rows, all of which are asked of, or more beside them that are not: the experts' rows
- * are then the out rows, and how many of the bucket's are real is another number. */
+/* A pass whose rows all have draws, or which has more rows without draws. The experts' rows are
+ * then the out rows, and the number of real rows in the bucket differs. */
 static struct pass *asked_pass(struct test_pass *t, int32_t n_asked, int32_t n_others)
 {
     const struct seq_spec spec = {0, n_asked + n_others, false};
@@ -311,7 +314,7 @@ static struct pass *asked_pass(struct test_pass *t, int32_t n_asked, int32_t n_o
     return &t->pass;
 }
 
-/* The third pass and those after it are replays of the second; padding rows are left alone. */
+/* The third and later passes replay the second. Padding rows are not written. */
 static void replay_case(int32_t n_first, int32_t n_others)
 {
     enum { ROWS = 512, PASSES = 5 };

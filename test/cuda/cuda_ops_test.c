@@ -117,8 +117,8 @@ TEST(products_of_many_rows_and_features_agree)
     }
 }
 
-/* A product that the backend may leave as sums over runs of K, read by the norm after it; with a
- * bias, which reduce has to add, it is whole. */
+/* A product that the backend may leave as sums over ranges of K, read by the norm after it. With a
+ * bias, which reduce has to add, the product is complete. */
 static void linear_norm_case(struct pair *p, int32_t n_rows, int32_t n_out, int32_t n_in,
                              enum norm_kind kind, bool bias)
 {
@@ -179,7 +179,7 @@ TEST(a_product_is_read_right_by_the_norm_after_it)
     }
 }
 
-/* Where sums are not asked for, the product is whole, for any op and as often as one likes. */
+/* If sums are not requested, the product is complete, for any op and for repeated reads. */
 TEST(a_product_is_read_right_by_any_op)
 {
     NEED_GPU();
@@ -255,13 +255,14 @@ TEST(a_product_of_256_rows_with_its_activation_agrees)
     for (int32_t d = 1; d < COUNT(pair_dtypes); d++) {
         struct pair p;
         REQUIRE(pair_open(&p, pair_dtypes[d], false, NULL));
-        /* A band a block of those that have it in a kernel of its own, the last of them short. */
+        /* Each block computes one band, in shapes that have their own kernel; the last band is
+         * short. */
         linear_act_case(&p, 209, 6000, 136, ACT_SILU, true, false);
         linear_act_case(&p, 256, 5992, 264, ACT_SILU, true, false);
         linear_act_case(&p, 255, 14328, 128, ACT_SILU, true, false); // two bands
-        linear_act_case(&p, 250, 6000, 136, ACT_SILU, true, true);   // not there: a bias
-        linear_act_case(&p, 256, 6000, 72, ACT_SILU, true, false);   // nor K that short
-        linear_act_case(&p, 200, 6000, 136, ACT_SILU, true, false);  // nor so few rows
+        linear_act_case(&p, 250, 6000, 136, ACT_SILU, true, true);   // not with that kernel: a bias
+        linear_act_case(&p, 256, 6000, 72, ACT_SILU, true, false);   // K is too short for it
+        linear_act_case(&p, 200, 6000, 136, ACT_SILU, true, false);  // too few rows for it
         pair_close(&p);
     }
 }

@@ -8,6 +8,7 @@
 
 #include "cpu/cpu.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/rng.h"
 #include "engine/device/ops.h"
 #include "test/check.h"
@@ -65,7 +66,9 @@ static inline float random_float(uint64_t seed, int64_t i, float scale, enum dty
     const struct rng_block b = rng_philox(seed, (uint32_t)i, (uint32_t)(i >> 32), RNG_TEST, 7);
     const double r = sqrt(-2.0 * log(rng_uniform(b.v[0])));
     float x = (float)(r * cos(6.283185307179586 * rng_uniform(b.v[1]))) * scale;
-    x = fabsf(x) < 6.2e-5f ? 0.0f : x; // no subnormal halves
+    if (fabsf(x) < 6.2e-5f) {
+        x = 0.0f;
+    } // no subnormal halves
     return round_to(x, dtype);
 }
 
@@ -120,21 +123,30 @@ static inline void pair_close(struct pair *p)
     }
 }
 
-/* Of a float that a normal half, a zero or NaN can hold. */
+/* For floats that are a normal half, zero or NaN. */
 static inline uint16_t half_bits(uint32_t u)
 {
     const uint32_t sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
-    return (uint16_t)(sign | (rest > 0x7f800000   ? 0x7e00
-                              : rest < 0x38800000 ? 0
-                                                  : (rest >> 13) - (112 << 10)));
+    if (rest > 0x7f800000) {
+        return (uint16_t)(sign | 0x7e00); // NaN
+    }
+    if (rest < 0x38800000) {
+        return (uint16_t)sign; // too small for a normal number
+    }
+    return (uint16_t)(sign | ((rest >> 13) - (112 << 10)));
 }
 
 static inline float half_value(uint16_t h)
 {
     const int exponent = h >> 10 & 31, mantissa = h & 1023;
-    const float magnitude = exponent == 31  ? (mantissa ? NAN : INFINITY)
-                            : exponent == 0 ? ldexpf((float)mantissa, -24)
-                                            : ldexpf((float)(mantissa | 1024), exponent - 25);
+    float magnitude;
+    if (exponent == 31) {
+        magnitude = mantissa ? NAN : INFINITY;
+    } else if (exponent == 0) {
+        magnitude = ldexpf((float)mantissa, -24);
+    } else {
+        magnitude = ldexpf((float)(mantissa | 1024), exponent - 25);
+    }
     return h & 0x8000 ? -magnitude : magnitude;
 }
 
@@ -212,9 +224,11 @@ static inline struct pair_tensor tensor_random(struct pair *p, int32_t n_rows, i
     float *values = xmalloc(n * sizeof(float) + 16);
     const uint64_t seed = p->seed++;
     for (size_t i = 0; i < n; i++) {
-        values[i] = (int32_t)(i % (size_t)stride) < width
-                        ? random_float(seed, (int64_t)i, scale, p->dtype)
-                        : NAN;
+        if ((int32_t)(i % (size_t)stride) < width) {
+            values[i] = random_float(seed, (int64_t)i, scale, p->dtype);
+        } else {
+            values[i] = NAN;
+        }
     }
     tensor_put(p, &t, values);
     free(values);
@@ -235,10 +249,13 @@ static inline struct pair_tensor tensor_poisoned(struct pair *p, int32_t n_rows,
     return t;
 }
 
-/* What rounding to the pair's dtype allows, relative to the norm of the whole. */
+/* The error of rounding to the pair's dtype, relative to the norm of all elements. */
 static inline double pair_tolerance(const struct pair *p)
 {
-    return p->dtype == DT_F32 ? 2e-5 : p->dtype == DT_BF16 ? 8e-3 : 1.5e-3;
+    if (p->dtype == DT_F32) {
+        return 2e-5;
+    }
+    return p->dtype == DT_BF16 ? 8e-3 : 1.5e-3;
 }
 
 /* ||gpu - cpu|| / ||cpu||, and no element further off than 12 times that of the largest. */
@@ -252,8 +269,10 @@ static inline void check_near(const char *what, const float *cpu, const float *g
             const double d = gpu[(size_t)r * (size_t)stride + (size_t)c] - a;
             error += d * d;
             norm += a * a;
-            worst = !(fabs(d) <= worst) ? fabs(d) : worst;
-            largest = fabs(a) > largest ? fabs(a) : largest;
+            if (!(fabs(d) <= worst)) {
+                worst = fabs(d);
+            }
+            largest = greater(fabs(a), largest);
         }
     }
     if (!(sqrt(error) <= tolerance * sqrt(norm) + 1e-12) ||

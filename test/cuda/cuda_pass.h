@@ -23,7 +23,7 @@ struct test_pass {
     struct pass_pool pool[32];
 };
 
-/* Lane i gets blocks of its own, in an order that is not theirs. */
+/* Gives lane i blocks of its own, in a shuffled order. */
 static inline void give_blocks(struct pair *p, int32_t n_lanes, int32_t per_lane)
 {
     const int32_t n = n_lanes * per_lane;
@@ -51,8 +51,10 @@ static inline void give_blocks(struct pair *p, int32_t n_lanes, int32_t per_lane
 static inline void make_tree(struct test_pass *t, const struct pass_seq *s, uint64_t seed)
 {
     for (int32_t r = 0; r < s->n_rows; r++) {
-        const int32_t parent =
-            r == 0 ? -1 : (int32_t)(rng_bits(seed, r, RNG_TEST, 1) % (uint32_t)(r + 1)) - 1;
+        int32_t parent = -1;
+        if (r != 0) {
+            parent = (int32_t)(rng_bits(seed, r, RNG_TEST, 1) % (uint32_t)(r + 1)) - 1;
+        }
         uint64_t *mask = t->tree_mask + (s->first_row + r) * TREE_MASK_WORDS;
         memset(mask, 0, TREE_MASK_WORDS * sizeof *mask);
         int32_t depth = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The plan, which is the host's work. Of deterministic trees: every row of a tree is in one tile
- * that shows it the keys of a plain run, through a lane where they lie in order. Of a prompt: its
- * units even out, and its codes are expanded where there is room. Needs CUDA's headers, and no
- * device. */
+/* The attention plan, which the host makes. Deterministic trees: each row is in one tile, which
+ * shows it the keys of a plain run in order, through a lane of its own. Prompts: the units are
+ * balanced, and codes are expanded where memory allows. Needs CUDA's headers, but no device. */
+#include "engine/base/minmax.h"
 #include "test/cuda/cuda_pass.h"
 
 #ifdef SLUICE_CUDA
@@ -62,7 +62,7 @@ static int32_t node_at(const struct test_pass *t, const struct plan *p, const st
     return -1;
 }
 
-/* The keys of a row in all its tiles: each slot once, up to and with its own. */
+/* In all its tiles together a row sees each slot once, up to its own. */
 static void check_row(const struct test_pass *t, const struct plan *p, const struct pass_seq *s,
                       int32_t row)
 {
@@ -83,9 +83,8 @@ static void check_row(const struct test_pass *t, const struct plan *p, const str
             found = true;
             CHECK(item->mask == ATTENTION_CAUSAL || item->mask == ATTENTION_ALL);
             const int32_t sight = item->n_past + row - item->seq_row + 1;
-            next = item->kv_end < sight ? item->kv_end : sight;
-            for (int32_t at = item->kv_begin > s->n_past ? item->kv_begin : s->n_past; at < next;
-                 at++) {
+            next = lesser(item->kv_end, sight);
+            for (int32_t at = greater(item->kv_begin, s->n_past); at < next; at++) {
                 CHECK_EQ(node_at(t, p, s, item->lane, at - s->n_past), want[at - s->n_past]);
             }
             if (next < item->kv_end || next == sight) {
@@ -116,7 +115,8 @@ TEST(every_row_of_a_tree_finds_the_keys_of_a_plain_run)
     }
 }
 
-/* Other KV sets, and what has no room, keep their masks: right, if not to the bit. */
+/* Other KV sets, and trees for which there is no room, keep their masks: correct, but without the
+ * bits of a plain run. */
 TEST(trees_without_paths_are_trees)
 {
     static struct test_pass t;
@@ -135,7 +135,7 @@ TEST(trees_without_paths_are_trees)
     }
 }
 
-/* Tiles of keys of the busiest block, when units are dealt as the kernels do: to and fro. */
+/* Tiles of keys of the busiest block, with units dealt as the kernels do: forth and back. */
 static int32_t most_tiles(const struct plan *p, int32_t n_blocks, int32_t n_kv_heads)
 {
     int32_t most = 0;
@@ -148,7 +148,7 @@ static int32_t most_tiles(const struct plan *p, int32_t n_blocks, int32_t n_kv_h
                 n += (i->kv_end - i->kv_begin + ATTENTION_KV_TILE - 1) / ATTENTION_KV_TILE;
             }
         }
-        most = n > most ? n : most;
+        most = greater(n, most);
     }
     return most;
 }
@@ -197,8 +197,22 @@ TEST(a_row_in_pieces_has_slots_to_join)
     free(p.head);
 }
 
-/* Codes: the keys of many rows are read through lanes of runs that have pages of their own, those
- * of few through the lane's own table. */
+// The runs, and their rows, that fit below this number of pages: 107 for the first, 7 for the next.
+static const struct fitting {
+    int32_t most_pages, n_runs, n_rows;
+} fittings[] = {{7, 0, 0}, {107, 1, 100}, {114, 1, 700}, {150, 2, 800}};
+
+static const struct fitting *fitting(int32_t n_pages)
+{
+    const struct fitting *f = fittings;
+    while (n_pages >= f->most_pages) {
+        f++;
+    }
+    return f;
+}
+
+/* Codes that many rows read are expanded to runs with pages of their own; those that few rows read
+ * are read through the lane's own table. */
 TEST(keys_that_many_rows_read_are_expanded)
 {
     const struct kv_layer layer = {
@@ -226,7 +240,7 @@ TEST(keys_that_many_rows_read_are_expanded)
             (const void *)((const char *)p.head + p.head->runs_offset);
         const struct attention_plan_facts facts = attention_plan_facts(p.head);
         /* 107 pages for the first, seven for the third. */
-        CHECK_EQ(facts.n_runs, n_pages < 7 ? 0 : n_pages < 107 + 7 ? 1 : 2);
+        CHECK_EQ(facts.n_runs, fitting(n_pages)->n_runs);
         CHECK(facts.has_others);
         int32_t n_run_rows = 0;
         for (int32_t i = 0; i < p.head->n_items; i++) {
@@ -238,9 +252,11 @@ TEST(keys_that_many_rows_read_are_expanded)
             CHECK(run < facts.n_runs && item->n_past == runs[run].low_pos);
             CHECK(item->kv_begin >= runs[run].begin && item->kv_end <= runs[run].end);
             CHECK_EQ(runs[run].lane, item->first_row < 700 ? 3 : 0);
-            n_run_rows += item->kv_begin == 0 ? item->n_rows : 0;
+            if (item->kv_begin == 0) {
+                n_run_rows += item->n_rows;
+            }
         }
-        CHECK_EQ(n_run_rows, n_pages < 7 ? 0 : n_pages < 107 ? 100 : n_pages < 114 ? 700 : 800);
+        CHECK_EQ(n_run_rows, fitting(n_pages)->n_rows);
         for (int32_t i = 0; i < facts.n_runs; i++) {
             CHECK(runs[i].first_page + (runs[i].end + 15) / 16 - runs[i].begin / 16 <= n_pages);
             CHECK_EQ(runs[i].first_page, i == 0 ? 0 : 107);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights that stay quantised, against the scalar backend with the numbers that weight_part_read
- * says they are, in fp32. */
+/* Weights that stay quantised, compared with the scalar backend in fp32, which uses the numbers
+ * that weight_part_read gives for them. */
+#include "engine/base/minmax.h"
 #include "test/cuda/cuda_pair.h"
 
 #include <math.h>
@@ -18,12 +19,18 @@ static int32_t width_of(const struct weight *w, bool in)
     return (int32_t)(in ? w->n_in : w->n_out);
 }
 
-/* Up to how many rows codes are multiplied as they are. */
+/* The largest number of rows for which codes are multiplied without being rounded. */
 static int32_t exact_rows(const struct pair *p, const struct weight *w)
 {
     const struct coded_matrix *m = weight_coded(w);
     const bool is_four = m && m->code != DT_E4M3 && m->n_in % 64 == 0;
-    return !m ? 0 : is_four && cuda_of(p->be[GPU])->sm == 90 ? 256 : 64;
+    if (!m) {
+        return 0;
+    }
+    if (is_four && cuda_of(p->be[GPU])->sm == 90) {
+        return 256;
+    }
+    return 64;
 }
 #else
 static int32_t exact_rows(const struct pair *p, const struct weight *w)
@@ -132,7 +139,9 @@ static struct weight_part make_tensor(const struct format *f, int32_t n_out, int
     const int64_t row_bytes = (n_in + per_byte - 1) / per_byte;
     uint8_t *values = random_bytes((size_t)(row_bytes * n_out));
     for (int64_t i = 0; f->values == DT_E4M3 && i < row_bytes * n_out; i++) {
-        values[i] = (values[i] & 0x7F) == 0x7F ? 0 : values[i];
+        if ((values[i] & 0x7F) == 0x7F) {
+            values[i] = 0;
+        }
     }
     const enum packing packing = per_byte > 1 ? PACK_BYTES : PACK_NONE;
     c->values = (struct number_grid){values, f->values, packing, row_bytes, 1};
@@ -146,7 +155,11 @@ static struct weight_part make_tensor(const struct format *f, int32_t n_out, int
         c->zeros =
             (struct number_grid){random_bytes((size_t)(rows * cols)), f->values, packing, cols, 1};
     }
-    c->groups = f->has_order ? random_order(n_in, (int32_t)c->block_cols) : NULL;
+    if (f->has_order) {
+        c->groups = random_order(n_in, (int32_t)c->block_cols);
+    } else {
+        c->groups = NULL;
+    }
     c->zero = f->zero;
     c->tensor_scale_use = f->tensor_scale;
     c->tensor_scale = 37.5f;
@@ -161,7 +174,7 @@ static void free_tensor(struct weight_part *p)
     free((void *)(uintptr_t)p->codec.groups);
 }
 
-/* In fp32 on the CPU, where these are numbers. */
+/* On the CPU the weight is decoded to fp32. */
 static struct pair_weight open_parts(struct pair *p, enum weight_kind kind,
                                      const struct weight_part *parts, int32_t n, int32_t n_experts,
                                      bool bias)
@@ -200,8 +213,8 @@ static struct pair_weight open_parts(struct pair *p, enum weight_kind kind,
     return w;
 }
 
-/* fp32 results of few rows are as exact as sums are: codes are not rounded. Of more rows, and of
- * weights that are numbers, each weight is rounded once. */
+/* With few rows codes are not rounded, so that fp32 results have only the error of sums. With more
+ * rows, and for plain weights, each weight is rounded once. */
 static double tolerance_of(const struct pair *p, const struct weight *w, int32_t n_rows,
                            enum dtype y)
 {
@@ -209,7 +222,10 @@ static double tolerance_of(const struct pair *p, const struct weight *w, int32_t
         return pair_tolerance(p);
     }
     const bool is_exact = n_rows <= exact_rows(p, w);
-    return is_exact ? 2e-6 : p->dtype == DT_BF16 ? 3e-3 : 4e-4;
+    if (is_exact) {
+        return 2e-6;
+    }
+    return p->dtype == DT_BF16 ? 3e-3 : 4e-4;
 }
 
 static void product_case(struct pair *p, const char *name, const struct pair_weight *w,
@@ -307,7 +323,7 @@ TEST(quantised_weights_are_numbers_in_float32)
     pair_close(&p);
 }
 
-/* Deterministic: a row's bits are the same in any company. */
+/* Deterministic mode: a row's bits do not depend on the other rows. */
 TEST(rows_of_quantised_products_do_not_depend_on_others)
 {
     NEED_GPU();
@@ -402,7 +418,7 @@ static void round_some(float *x, int32_t n, const struct input_rule *rule)
 {
     float largest = 0.0f;
     for (int32_t i = 0; i < n; i++) {
-        largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+        largest = greater(fabsf(x[i]), largest);
     }
     float scale = rule->from_row ? largest / 448.0f : rule->scale;
     if (rule->power_of_two) {
@@ -413,7 +429,8 @@ static void round_some(float *x, int32_t n, const struct input_rule *rule)
     }
 }
 
-/* The CPU's x alone, which has no rule of its own in fp32. */
+/* Rounds x on the CPU only: the rule belongs to a quantised weight, and the CPU's weight is
+ * fp32. */
 static void round_reference(struct pair *p, struct pair_tensor *x, int32_t n_in,
                             const struct input_rule *rule)
 {
@@ -421,7 +438,7 @@ static void round_reference(struct pair *p, struct pair_tensor *x, int32_t n_in,
     const int32_t group = rule->group > 0 ? rule->group : n_in;
     for (int32_t r = 0; r < x->n_rows; r++) {
         for (int32_t k = 0; k < n_in; k += group) {
-            const int32_t n = n_in - k < group ? n_in - k : group;
+            const int32_t n = lesser(n_in - k, group);
             round_some(values + (size_t)r * (size_t)x->stride + k, n, rule);
         }
     }
@@ -519,10 +536,10 @@ static const struct inputs_case fused_cases[] = {
     {1, {.from_row = true}},
     {1, {.scale = 0.01f}},
     {2, {.from_row = true, .group = 128}},
-    {6, {.from_row = true}}, // not a product of codes: the ops as they are
+    {6, {.from_row = true}}, // has no product of codes, so the ops run separately
 };
 
-/* A norm and the product behind it give the bits that the two ops give. */
+/* A norm and the product after it have the bits of two separate ops. */
 TEST(norms_leave_the_codes_that_rounding_makes)
 {
     NEED_GPU();
@@ -555,7 +572,7 @@ TEST(norms_leave_the_codes_that_rounding_makes)
     }
 }
 
-/* An activation that leaves codes: as near as one that leaves numbers, but for the last bit of its
+/* An activation that leaves codes equals one that leaves numbers, except for the last bit of its
  * exponentials. */
 TEST(activations_leave_the_codes_that_rounding_makes)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks on several GPUs: a sum with its norm in one op gives the bits of the separate ops, whatever
- * sizes come one behind the other; logits come together; an abort ends what waits. Needs two GPUs
- * that reach each other. */
+/* Ranks on several GPUs: a sum with its norm in one op has the bits of separate ops for any
+ * sequence of sizes; logits are gathered; an abort ends waiting ranks. Needs two GPUs with peer
+ * access. */
 #include "test/cuda/cuda_pair.h"
 
 #include <pthread.h>
@@ -41,7 +41,10 @@ static void put(struct rank *r, struct tensor t, uint64_t seed, int32_t n_rows, 
     const int64_t n = (int64_t)n_rows * t.stride;
     for (int64_t i = 0; i < n; i++) {
         // Some zeros of both signs: they share bits with what "not yet here" looks like.
-        float f = i % 11 == 3 ? -0.0f : i % 11 == 4 ? 0.0f : random_float(seed, i, 1.0f, r->dtype);
+        float f = random_float(seed, i, 1.0f, r->dtype);
+        if (i % 11 == 3 || i % 11 == 4) {
+            f = i % 11 == 3 ? -0.0f : 0.0f;
+        }
         uint32_t u;
         memcpy(&u, &f, sizeof u);
         if (r->dtype == DT_F32) {
@@ -87,7 +90,8 @@ static float value(const struct rank *r, const void *host, int64_t i)
     return f;
 }
 
-/* One call, fused or apart, on fresh inputs: the residual's digest, and the output in `out`. */
+/* One call, fused or separate, on fresh inputs. Returns the residual's digest; the output is in
+ * `out`. */
 static uint64_t call(struct rank *r, int32_t i, bool fused, void *host, void *out)
 {
     const int32_t n = rows_of(i);
@@ -106,7 +110,9 @@ static uint64_t call(struct rank *r, int32_t i, bool fused, void *host, void *ou
         r->st = r->be->ops->reduce_norm(r->be, &reduce, &norm);
     } else {
         r->st = r->be->ops->reduce(r->be, &reduce);
-        r->st = r->st == OK ? r->be->ops->norm(r->be, &norm) : r->st;
+        if (r->st == OK) {
+            r->st = r->be->ops->norm(r->be, &norm);
+        }
     }
     CHECK_EQ(r->st, OK);
     digest(r, r->out, n, out);
@@ -126,7 +132,9 @@ static void *compare(void *arg)
         float worst = 0.0f, sum = 0.0f;
         for (int64_t k = 0; k < (int64_t)rows_of(i) * WIDTH; k++) {
             const float a = value(r, apart, k), b = value(r, fused, k);
-            worst = fabsf(a - b) > worst || b != b ? fabsf(a - b) : worst;
+            if (fabsf(a - b) > worst || b != b) {
+                worst = fabsf(a - b);
+            }
             sum += b * (float)(k % 13);
         }
         if (worst > 0.0f) {
@@ -144,10 +152,14 @@ static void *compare(void *arg)
 
 static float logit(int32_t rank, int32_t i)
 {
-    return i % 17 == 5 ? -0.0f : random_float((uint64_t)(40 + rank), i, 3.0f, DT_F32);
+    if (i % 17 == 5) {
+        return -0.0f;
+    }
+    return random_float((uint64_t)(40 + rank), i, 3.0f, DT_F32);
 }
 
-/* Every rank has all ranks' columns, for as many rows as the own way takes and for more. */
+/* Every rank has all ranks' columns, below and above the number of rows up to which our own kernel
+ * is used. */
 static void *join_logits(void *arg)
 {
     struct rank *r = arg;
@@ -186,7 +198,9 @@ static void *open_rank(void *arg)
     limits.hidden = WIDTH;
     limits.vocab = VOCAB;
     r->st = cuda_open(&o, &r->be, &err);
-    r->st = r->st == OK ? r->be->ops->setup(r->be, &limits, &err) : r->st;
+    if (r->st == OK) {
+        r->st = r->be->ops->setup(r->be, &limits, &err);
+    }
     if (r->st != OK) {
         printf("rank %d: %s\n", r->index, err.text);
         return NULL;
@@ -259,7 +273,7 @@ TEST(a_sum_with_its_norm_has_the_bits_of_both_apart_and_on_all_ranks)
     REQUIRE(compare_sums(DT_BF16, false));
 }
 
-/* Deterministic, the way is fixed, and none is measured at the start. */
+/* In deterministic mode the algorithm is fixed, and none is measured at the start. */
 TEST(a_deterministic_sum_with_its_norm_has_the_bits_of_both_apart_and_on_all_ranks)
 {
     if (cuda_device_count() < RANKS) {
@@ -287,9 +301,15 @@ static void *wait_alone(void *arg)
     struct reduce_args reduce = {.y = r->y, .n_rows = 4, .width = WIDTH};
     struct pass_results results[1];
     r->st = r->be->ops->step_begin(r->be, 0);
-    r->st = r->st == OK ? r->be->ops->reduce(r->be, &reduce) : r->st;
-    r->st = r->st == OK ? r->be->ops->step_end(r->be) : r->st;
-    r->st = r->st == OK ? r->be->ops->step_wait(r->be, 0, results, 1) : r->st;
+    if (r->st == OK) {
+        r->st = r->be->ops->reduce(r->be, &reduce);
+    }
+    if (r->st == OK) {
+        r->st = r->be->ops->step_end(r->be);
+    }
+    if (r->st == OK) {
+        r->st = r->be->ops->step_wait(r->be, 0, results, 1);
+    }
     return NULL;
 }
 

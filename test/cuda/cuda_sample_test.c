@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The sampler draws the CPU's tokens from the CPU's logits, for every parameter. */
+#include "engine/base/minmax.h"
 #include "test/cuda/cuda_pass.h"
 
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
@@ -24,7 +25,7 @@ static struct sampling_params params_of(int32_t i, int32_t *ints, struct logit_b
         for (int32_t j = 0; j < 9; j++) {
             bias[j] = (struct logit_bias){(i * 37 + j * 3) % 90, (float)(j % 5) * 2.5f - 4.0f};
         }
-        bias[8].token = bias[2].token; // twice the same
+        bias[8].token = bias[2].token; // one token twice
     }
     if (i % 6 == 5) {
         p.n_allowed = 12;
@@ -176,7 +177,7 @@ static void sample_case(int32_t vocab, int32_t used, float scale, bool ties, enu
              kind);
     compare_draws(r, what);
 
-    /* What was kept is in the history of both: scored in a pass of its own. */
+    /* Kept tokens are in both backends' histories: a later pass scores them. */
     step_begin(&p);
     for (int32_t i = 0; i < n; i++) {
         t.draws[i].kind = DRAW_SCORE;
@@ -202,8 +203,8 @@ TEST(draws_agree)
     }
 }
 
-/* Drafts from laws that are kept, then their judgement under other logits: the CPU's tokens both
- * times, some of them the drafts. */
+/* Drafts from kept laws, then their judgement under other logits: both times the GPU draws the
+ * CPU's tokens, of which some are the drafts. */
 static void law_case(int32_t vocab, int32_t used, float scale, float likeness)
 {
     enum { EACH = 4, N = N_LANES * EACH };
@@ -274,6 +275,7 @@ static void law_case(int32_t vocab, int32_t used, float scale, float likeness)
 static void sibling_case(int32_t vocab, int32_t used, float scale, float likeness)
 {
     enum { KIDS = 4, ROWS = KIDS + 2 };
+    static const int32_t depth[ROWS] = {0, 1, 2, 1, 1, 1};
     static struct test_pass t;
     static int32_t ints[N_LANES][MAX_LISTS];
     static struct logit_bias bias[N_LANES][MAX_LISTS];
@@ -292,7 +294,7 @@ static void sibling_case(int32_t vocab, int32_t used, float scale, float likenes
             uint64_t *mask = t.tree_mask + (size_t)(i * ROWS + r) * TREE_MASK_WORDS;
             mask[0] = 1u | 1u << r | (r == 2 ? 2u : 0u);
             mask[1] = 0;
-            t.rows[i * ROWS + r].pos = 50 + i + (r == 0 ? 0 : r == 2 ? 2 : 1);
+            t.rows[i * ROWS + r].pos = 50 + i + depth[r];
             t.rows[i * ROWS + r].token %= 90;
         }
         t.out_rows[i] = i * ROWS;
@@ -392,7 +394,9 @@ TEST(bans_of_everything_are_dropped_and_nan_is_never_drawn)
     struct pair_tensor logits = make_logits(&p, 2, limits.vocab, 2.0f, false);
     float *values = tensor_get(&p, &logits, CPU);
     for (int32_t i = 0; i < limits.vocab; i++) {
-        values[limits.vocab + i] = i % 2 ? NAN : values[limits.vocab + i];
+        if (i % 2) {
+            values[limits.vocab + i] = NAN;
+        }
     }
     tensor_put(&p, &logits, values);
     struct sampling_params s = sampling_params_default();
@@ -420,8 +424,8 @@ TEST(bans_of_everything_are_dropped_and_nan_is_never_drawn)
     pair_close(&p);
 }
 
-/* One pass over the head's rows: draws of all kinds, or the same with log-probabilities, for which
- * every logit is left. Rows of the null lane pad the pass; no draw is of the last out row. */
+/* One pass over the head's rows: draws of all kinds, or the same draws with log-probabilities,
+ * which need all logits. Rows of the null lane pad the pass; the last out row has no draw. */
 static void head_pass(struct pair *p, struct test_pass *t, struct linear_args head,
                       struct logits_args *logits, bool logprobs, struct draw_result *results)
 {
@@ -472,7 +476,7 @@ static void head_draws(struct test_pass *t, int32_t n_out)
         specs[i % N_LANES].n_past = 50;
         specs[i % N_LANES].n_new++;
     }
-    pass_of(t, specs, n_out < N_LANES ? n_out : N_LANES, false, 80);
+    pass_of(t, specs, lesser(n_out, N_LANES), false, 80);
     for (int32_t n = 0; n < n_out; n++) {
         t->out_rows[n] = n;
         t->draws[n] = (struct pass_draw){.out_row = n_out - 1 - n,
@@ -496,14 +500,19 @@ static void head_params(struct pair *p)
     step_begin(p);
     for (int32_t i = 0; i < N_LANES; i++) {
         struct sampling_params s = params_of(i, ints[i], bias[i]);
-        s = i % 2 == 0 ? sampling_params_default() : s;
-        s.temperature = i % 2 == 0 ? 0.0f : s.temperature;
+        if (i % 2 == 0) {
+            s = sampling_params_default();
+        }
+        if (i % 2 == 0) {
+            s.temperature = 0.0f;
+        }
         set_params(p, i, &s);
     }
     step_end(p, NULL);
 }
 
-/* Draws `got` beside those `whole` for which all logits were left; how many rows were not left. */
+/* Compares the draws `got` with those of `whole`, for which all logits were kept. Returns the
+ * number of rows whose logits were not kept. */
 static int32_t check_head_draws(const struct test_pass *t, int32_t vocab, const float *left,
                                 const float *all, const struct draw_result *got,
                                 const struct draw_result *whole)
@@ -515,7 +524,9 @@ static int32_t check_head_draws(const struct test_pass *t, int32_t vocab, const 
         if (t->draws[i].lane % 2 == 0) {
             int32_t best = 0;
             for (int32_t f = 1; f < vocab; f++) {
-                best = all[row + (size_t)f] > all[row + (size_t)best] ? f : best;
+                if (all[row + (size_t)f] > all[row + (size_t)best]) {
+                    best = f;
+                }
             }
             CHECK_EQ(got[i].token, best);
         }
@@ -536,8 +547,8 @@ static bool is_hopper(struct pair *p)
     return strstr(facts.device, " H") || strstr(facts.device, " GH");
 }
 
-/* The head leaves what greedy draws need; they take what the logits say, and so do the others of
- * the same pass. */
+/* The head keeps only what greedy draws need. They and the other draws of the pass must take the
+ * tokens that the logits give. */
 static void head_case(int32_t n_out, int32_t vocab, enum dtype dtype, bool may_skip)
 {
     static struct test_pass t;
@@ -625,7 +636,7 @@ TEST(greedy_draws_of_256_rows_take_what_the_head_leaves)
     head_cases(cases, COUNT(cases));
 }
 
-/* Quotients that overflow, vanish or lose digits: nothing is passed over that could win. */
+/* Quotients that overflow, vanish or lose digits: no token that could win is skipped. */
 TEST(draws_at_extreme_temperatures_agree)
 {
     NEED_GPU();

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Recurrent layers against the scalar backend: texts that come in pieces of any length, beside each
- * other, behind drafts that are taken back, in trees, from snapshots and forks; and in
- * deterministic mode the same bits however a text was cut. Every pass has new inputs, outputs are
- * poisoned, and so is the padding of all tensors. */
+/* Recurrent layers compared with the scalar backend: texts in pieces of any length, several in a
+ * pass, after rejected drafts, in trees, from snapshots and forks. In deterministic mode the bits
+ * do not depend on the division of the text. Each pass has new inputs; outputs and the padding of
+ * all tensors are poisoned. */
 #include "test/cuda/cuda_pass.h"
 
+#include "engine/base/minmax.h"
 #include "engine/device/ops_default.h"
 
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
@@ -89,7 +90,7 @@ static void begin(struct scene *s)
         .model = TEST_MODEL, .rows = s->t.rows, .seqs = s->t.seqs, .tree_mask = s->t.tree_mask};
 }
 
-/* Rows of a lane behind n_past, whose inputs are those of ids. */
+/* Rows of a lane after n_past, with the inputs of ids. */
 static void add(struct scene *s, int32_t lane, int32_t n_past, const int32_t *ids, int32_t n)
 {
     struct pass *pass = &s->t.pass;
@@ -110,7 +111,7 @@ static void add_text(struct scene *s, int32_t lane, int32_t from, int32_t to)
     add(s, lane, from, ids, to - from);
 }
 
-/* The rows' own numbers; NaN everywhere else, or everywhere. */
+/* The rows' own numbers, and NaN in all other places; or NaN everywhere. */
 static void put(struct scene *s, struct pair_tensor *t, int32_t width, float scale, uint64_t seed)
 {
     const size_t stride = (size_t)t->stride;
@@ -196,7 +197,7 @@ static void run(struct scene *s)
     step_end(&s->p, NULL);
 }
 
-/* What S, products with it in 16 bits and norms of small rows may make of rounding. */
+/* The effect of rounding on S, on 16-bit products with it, and on norms of small rows. */
 static double tolerance(const struct scene *s)
 {
     return (s->p.dtype == DT_F32 ? 3 : 2.5) * pair_tolerance(&s->p);
@@ -238,7 +239,7 @@ static void pieces(struct scene *s)
         begin(s);
         for (int32_t lane = 0; lane < 3; lane++) {
             const int32_t most = pick(s, 0, 2) ? 150 : 20, n = pick(s, 1, most);
-            const int32_t to = at[lane] + n < end[lane] ? at[lane] + n : end[lane];
+            const int32_t to = lesser(at[lane] + n, end[lane]);
             if (to > at[lane]) {
                 add_text(s, lane, at[lane], to);
                 at[lane] = to;
@@ -267,7 +268,7 @@ TEST(texts_in_pieces_agree)
 
 static void draft(struct scene *s, int32_t lane, int32_t known)
 {
-    int32_t ids[32], n = 1 + pick(s, 0, s->c.max_ahead < 31 ? s->c.max_ahead : 31);
+    int32_t ids[32], n = 1 + pick(s, 0, lesser(s->c.max_ahead, 31));
     ids[0] = known;
     for (int32_t i = 1; i < n; i++) {
         ids[i] = DRAFTS + pick(s, 0, 99);
@@ -317,7 +318,9 @@ static void grow(struct scene *s, int32_t lane, int32_t known, int32_t depth)
             ids[n] = i == nth ? known + d : DRAFTS + pick(s, 0, 99);
             parents[n] = under;
             pos[n] = known + d;
-            last = i == nth ? n : last;
+            if (i == nth) {
+                last = n;
+            }
         }
         path[d] = last;
     }
@@ -356,7 +359,7 @@ TEST(trees_and_the_paths_of_them_agree)
         for (int32_t at = 0; at < 3 * cases[i].block;) {
             const int32_t room = cases[i].block - 2 - at % cases[i].block;
             int32_t depth = pick(&s, 0, 3);
-            depth = depth < room ? depth : room;
+            depth = lesser(depth, room);
             if (room < 0 || pick(&s, 0, 2) == 0) {
                 const int32_t n = pick(&s, 1, 20);
                 begin(&s);
@@ -391,7 +394,7 @@ static void feed(struct scene *s, int32_t lane, int32_t from, int32_t to, const 
     check(s, what);
 }
 
-/* A boundary that the pass goes past is kept on the way; the last one is copied. */
+/* A boundary inside the pass is kept on the way; the last one is copied. */
 TEST(snapshots_and_forks_agree)
 {
     NEED_GPU();
@@ -449,7 +452,7 @@ TEST(deterministic_rows_have_the_same_bits_in_any_pieces)
         take(&s, whole, 0, 0, n);
         for (int32_t at = 0; at < n;) {
             const int32_t most = pick(&s, 0, 1) ? 100 : 5, step = pick(&s, 1, most);
-            const int32_t to = at + step < n ? at + step : n, other = pick(&s, 1, 20);
+            const int32_t to = lesser(at + step, n), other = pick(&s, 1, 20);
             begin(&s);
             add_text(&s, 2, 0, other);
             add_text(&s, 1, at, to);

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: long
 """The yardstick: the demo model's accuracy over the API, and the same answers whatever the server
 does for speed."""
 

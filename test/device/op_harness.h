@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the op tests share: a backend opened by name, its memory filled from the host, passes of
- * made-up sequences, and numbers from a seed. Every op is compared with a naive double-precision
- * reference in the test itself. OP_BACKEND picks what is tested: "scalar", "cpu" (what this machine
- * runs best) or an instruction set below that; by default each test runs on all. Thread: the
- * test's. */
+/* What the op tests share: a backend opened by name, its memory filled by the host, passes of
+ * made-up sequences, and numbers from a seed. Each test compares its op with a naive reference in
+ * double precision. OP_BACKEND selects what is tested: "scalar", "cpu" (the best for this machine)
+ * or an instruction set below that; by default all are.
+ * Thread: the test's. */
 #ifndef SLUICE_TEST_OP_HARNESS_H
 #define SLUICE_TEST_OP_HARNESS_H
 
@@ -19,7 +19,8 @@
 static uint64_t op_seed = 1;
 static uint32_t op_counter;
 
-/* rng_bits(op_seed, 0, RNG_TEST, op_counter++); one block serves four, for tests draw millions. */
+/* rng_bits(op_seed, 0, RNG_TEST, op_counter++). One block gives four numbers, because tests draw
+ * millions. */
 static inline uint32_t op_bits(void)
 {
     static struct rng_block block;
@@ -43,7 +44,7 @@ static inline float op_uniform(void)
     return (float)rng_uniform(op_bits());
 }
 
-/* Near normal. */
+/* Approximately normal. */
 static inline float op_normal(void)
 {
     return (op_uniform() + op_uniform() + op_uniform() + op_uniform() - 2.0f) * 1.7320508f;
@@ -69,10 +70,14 @@ static inline float op_f16(float x)
     return (float)(op_half)x;
 }
 
-/* As it is after being stored in `t`. */
+/* x after being stored in `t`. */
 static inline float op_rounded(enum dtype t, float x)
 {
-    return t == DT_BF16 ? op_bf16(x) : t == DT_F16 ? op_f16(x) : x;
+    switch (t) {
+    case DT_BF16: return op_bf16(x);
+    case DT_F16: return op_f16(x);
+    default: return x;
+    }
 }
 
 static inline void *op_stored(enum dtype t, const float *x, size_t n)
@@ -112,19 +117,31 @@ static inline const struct cpu_kernels *op_kernels(const char *name)
     }
 #if defined(__x86_64__)
     if (strcmp(name, "avx2") == 0) {
-        return __builtin_cpu_supports("avx2") ? &cpu_kernels_avx2 : NULL;
+        if (__builtin_cpu_supports("avx2")) {
+            return &cpu_kernels_avx2;
+        }
+        return NULL;
     }
     if (strcmp(name, "avx512") == 0) {
-        return __builtin_cpu_supports("avx512dq") ? &cpu_kernels_avx512 : NULL;
+        if (__builtin_cpu_supports("avx512dq")) {
+            return &cpu_kernels_avx512;
+        }
+        return NULL;
     }
     if (strcmp(name, "avx512bf16") == 0) { // a machine with AMX has better
-        return __builtin_cpu_supports("avx512bf16") ? &cpu_kernels_avx512bf16 : NULL;
+        if (__builtin_cpu_supports("avx512bf16")) {
+            return &cpu_kernels_avx512bf16;
+        }
+        return NULL;
     }
     if (strcmp(name, "amx-emulated") == 0) {
         return op_amx_emulated();
     }
 #endif
-    return strcmp(name, "cpu") == 0 ? cpu_kernels_best() : NULL;
+    if (strcmp(name, "cpu") == 0) {
+        return cpu_kernels_best();
+    }
+    return NULL;
 }
 
 static inline struct backend_limits op_limits(void)
@@ -180,7 +197,7 @@ static inline void op_each(void (*fn)(const char *name))
     const size_t n = sizeof names / sizeof names[0];
     for (size_t i = 0; i < n; i++) {
         const struct cpu_kernels *k = op_kernels(names[i]);
-        bool again = k && i < n - 1 && k == op_kernels("cpu"); // comes last
+        bool again = k && i < n - 1 && k == op_kernels("cpu"); // is tested last, as "cpu"
         if (only ? strcmp(only, names[i]) == 0 && k : k && !again) {
             op_counter = 0;
             fn(names[i]);
@@ -205,7 +222,11 @@ static inline struct tensor op_tensor(struct op_rig *r, const float *x, int32_t 
     float *host = xcalloc(n, sizeof *host);
     for (size_t i = 0; i < n; i++) {
         int32_t col = (int32_t)(i % stride);
-        host[i] = col >= width ? NAN : x ? x[(i / stride) * width + col] : NAN;
+        if (x && col < width) {
+            host[i] = x[(i / stride) * width + col];
+        } else {
+            host[i] = NAN;
+        }
     }
     if (r->ops->alloc(r->be, n * sizeof *host, &t.mem) != OK) {
         printf("out of device memory\n");
@@ -242,7 +263,7 @@ static inline float *op_random(size_t n, float scale)
     return x;
 }
 
-/* Opens a weight from floats (rounded to its type on the way, as `values` then are too). */
+/* Opens a weight from floats. `values` are rounded to its type, too. */
 static inline struct weight *op_weight(struct op_rig *r, enum weight_kind kind, enum dtype dtype,
                                        float *values, int32_t n_matrices, int32_t n_out,
                                        int32_t n_in, const float *bias, int32_t k_segments)
@@ -284,7 +305,10 @@ static inline struct weight *op_weight(struct op_rig *r, enum weight_kind kind, 
 
 static inline struct weight *op_vector(struct op_rig *r, float *values, int32_t n)
 {
-    return values ? op_weight(r, WEIGHT_VECTOR, DT_F32, values, 1, 1, n, NULL, 1) : NULL;
+    if (values) {
+        return op_weight(r, WEIGHT_VECTOR, DT_F32, values, 1, 1, n, NULL, 1);
+    }
+    return NULL;
 }
 
 /* ---- passes ------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Requests with a grammar, on the backend that hashes: each token is the one that the mask of the
- * text before it gives, whatever happens to the sequence meanwhile. */
+/* Requests with a grammar on the fake backend: each token is the one that the mask of the text
+ * before it gives, whatever happens to the sequence. */
 #include "test/engine/bed.h"
 
 enum { END = 380, OTHER_END = 382, N_WORDS = VOCAB / 32 };
@@ -39,7 +39,7 @@ static struct grammar *compile(const struct grammar_vocab *v, enum grammar_kind 
     return g;
 }
 
-/* Sample s of a request: token by token what the masks of a grammar of its own give. */
+/* Sample s of a request, token by token, against the masks of a separate grammar. */
 static void check_text(const struct test_request *q, int32_t s, struct grammar *own)
 {
     const struct engine_output *o = &q->outputs[s];
@@ -91,7 +91,11 @@ static void run_mixed(const struct engine_options *o, struct bed *b, size_t max_
         struct test_request *q = make(i, i % 3 * 7, 3 + i * 5 % 60, 12 + i % 5 * 9);
         q->r.params.seed = (uint64_t)(i * i);
         q->r.n = 1 + i % 4;
-        q->r.grammar = i % 4 == 3 && sometimes ? NULL : shared[i / 4 % N_SOURCES];
+        if (i % 4 == 3 && sometimes) {
+            q->r.grammar = NULL;
+        } else {
+            q->r.grammar = shared[i / 4 % N_SOURCES];
+        }
         q->r.params.ignore_eos = i % 2;
         submit(b, q);
     }
@@ -145,7 +149,9 @@ TEST(drafts_of_lookup_stay_inside)
     run_mixed(&o, &b, 0, true);
     int64_t accepted = 0;
     for (int32_t i = 0; i < 40; i++) {
-        accepted += requests[i].r.grammar ? requests[i].r.n_accepted : 0;
+        if (requests[i].r.grammar) {
+            accepted += requests[i].r.n_accepted;
+        }
     }
     CHECK(accepted > 0);
 }
@@ -157,8 +163,8 @@ TEST(tables_that_are_emptied_change_nothing)
     run_mixed(&o, &b, 90 << 10, false);
 }
 
-/* One token at each place: all drafts are right, whoever proposes, and what a model would draft is
- * not asked for. */
+/* A grammar with one token at each place: all drafts are right for every proposer, and draft models
+ * are not run. */
 static void run_forced(const char *speculative, int64_t most_wrong)
 {
     struct bed b = {0};
@@ -191,8 +197,8 @@ TEST(forced_text_is_drafted)
                25);
 }
 
-/* The drafts' masks are those of their own paths, so that no draft is lost to the grammar: a
- * third are wrong before they are masked. */
+/* Drafts are masked along their own paths, so that no draft is lost to the grammar: before masking
+ * a third of them is wrong. */
 static void check_drafts(void)
 {
     int64_t n[2] = {0}, right[2] = {0};
@@ -232,13 +238,16 @@ TEST(combs_and_grown_trees_stay_inside)
         run_mixed(&o, &b, 0, true);
         int64_t n = 0;
         for (int32_t k = 0; k < 40; k++) {
-            n += requests[k].r.grammar ? requests[k].r.n_accepted : 0;
+            if (requests[k].r.grammar) {
+                n += requests[k].r.n_accepted;
+            }
         }
         CHECK(n > 0);
     }
 }
 
-/* Free up to the marker, which is a token or spelled out; then as if the text began there. */
+/* Free text up to the marker (one token, or spelled out); after it the grammar applies from its
+ * start. */
 static void run_after(const char *speculative)
 {
     enum { N = 24, AFTER = 300 };

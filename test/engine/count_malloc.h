@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Counts what this program's threads allocate while they say so. Include it in one file of a test:
- * it defines malloc and its kin. The sanitizers have their own: then counts_allocations is false.
- * Thread: `counts` is each thread's, the count is for the one that counts. */
+/* Counts the allocations of threads whose `counts` is set. Include it in one file of a test: it
+ * defines malloc and its relatives. Sanitizers define their own, and then counts_allocations is
+ * false.
+ * Thread: each thread has its own `counts`; one thread at a time may count. */
 #ifndef SLUICE_TEST_ENGINE_COUNT_MALLOC_H
 #define SLUICE_TEST_ENGINE_COUNT_MALLOC_H
 

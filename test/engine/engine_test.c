@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine's promises one by one, on the backend that hashes unless a test says otherwise: each
- * test decides one capability. */
+/* The engine's promises, one per test, on the fake backend unless a test says otherwise. */
 #include "cpu/cpu.h"
 #include "engine/base/clock.h"
+#include "engine/base/minmax.h"
 #include "test/engine/bed.h"
 #include "test/engine/count_malloc.h"
 
@@ -19,7 +19,7 @@ TEST(a_prompt_that_can_never_fit_is_refused_with_both_lengths)
     stop(&b);
 }
 
-/* Where one block would hold all that runs at once, there are two: the least that works. */
+/* If one block would suffice for everything that runs at once, there are two: the minimum. */
 TEST(one_sequence_of_one_block_has_room)
 {
     struct bed b = {0};
@@ -34,7 +34,7 @@ TEST(one_sequence_of_one_block_has_room)
     stop(&b);
 }
 
-/* It would be told for ever that the queue is full. */
+/* Otherwise the client would be told forever that the queue is full. */
 TEST(more_samples_than_there_is_room_for_are_refused)
 {
     struct bed b = {0};
@@ -87,7 +87,7 @@ TEST(a_second_turn_hits_the_first_ones_prompt_and_answer)
     stop(&b);
 }
 
-/* The last token of an answer was never fed, so a block that ends with it is not there. */
+/* The last token of an answer is never fed, so a block that ends with it is not complete. */
 TEST(a_block_whose_last_token_was_not_computed_is_not_found)
 {
     struct bed b = {0};
@@ -137,7 +137,8 @@ TEST(two_salts_never_share)
     stop(&b);
 }
 
-/* Logits of all its rows are wanted, so it reads nothing from the cache; others may read its. */
+/* All rows need logits, so the prompt is not read from the cache; its blocks can be found by
+ * others. */
 TEST(a_scored_prompt_is_computed_whole_and_found_by_others)
 {
     struct bed b = {0};
@@ -158,8 +159,8 @@ TEST(a_scored_prompt_is_computed_whole_and_found_by_others)
     stop(&b);
 }
 
-/* In the last of 4 layers only qkv takes the rows that nobody asks of; its other products and the
- * head take the rest. All of them with the backend's padding. */
+/* In the last of 4 layers only qkv processes the rows without draws; the other products and the
+ * head process the rest. All counts include the backend's padding. */
 TEST(rows_that_nobody_asks_of_end_in_the_last_layer)
 {
     enum { PROMPT = 50, ALL = 4 * 3 + 1, REST = 3 + 1 };
@@ -187,7 +188,8 @@ TEST(rows_that_nobody_asks_of_end_in_the_last_layer)
     }
 }
 
-/* A request that is cancelled between its plan and its results leaves nothing half-written. */
+/* A request that is cancelled between its plan and its results leaves no half-written block in the
+ * cache. */
 TEST(what_a_cancelled_request_was_computing_is_right_or_not_found)
 {
     for (int32_t turns = 0; turns < 8; turns++) {
@@ -210,7 +212,7 @@ TEST(what_a_cancelled_request_was_computing_is_right_or_not_found)
     }
 }
 
-/* Another thread's requests, each cancelled as soon as it was submitted. */
+/* Requests of another thread, each cancelled right after its submission. */
 struct hasty {
     struct bed *b;
     int32_t n;
@@ -264,7 +266,7 @@ TEST(siblings_store_the_prompt_once_and_draw_each_their_own)
     for (int32_t turn = 0; turn < 200 && b.n_done < 1; turn++) {
         engine_turn(b.e);
         int32_t held = 200 - holdings_available(&b.e->scheduler.holdings);
-        most = held > most ? held : most;
+        most = greater(held, most);
         engine_drain(b.e, on_event, &b);
     }
     CHECK(most <= 11 + 8 * (1 + 40 / 4));
@@ -323,7 +325,7 @@ TEST(a_full_accept_gives_the_bonus_token)
     stop(&b);
 }
 
-/* 40 requests of 120 tokens, one at a time; tokens per step behind the prompts. */
+/* 40 requests of 120 tokens, one at a time. Returns tokens per step after the prompts. */
 static double synthetic_rate(const char *config)
 {
     struct bed b = {0};
@@ -384,7 +386,7 @@ TEST(weights_that_do_not_fit_say_what_would_help)
     CHECK(strstr(err.text, "no memory is left") && strstr(err.text, "--tensor-parallel-size"));
 }
 
-/* What 8 requests cost: turns, steps, rows, and passes of a draft model. */
+/* The cost of 8 requests: turns, steps, rows, and passes of a draft model. */
 struct cost {
     int32_t turns, draft_passes;
     int64_t n_steps, n_rows, n_drafts;
@@ -440,7 +442,7 @@ TEST(speculation_that_a_request_turns_off_costs_nothing)
     }
 }
 
-/* What a step with a tree configured was: a chain, a comb, or grown by the host. */
+/* How many steps with a configured tree drafted a chain, a comb, or a tree grown by the host. */
 struct shapes {
     int32_t chains, combs, grown;
 };
@@ -487,9 +489,9 @@ static struct shapes shapes_of(bool perfect, float grow_seconds)
 
 TEST(a_tree_is_a_chain_a_comb_or_grown_by_what_is_measured)
 {
-    struct shapes sure = shapes_of(true, 0.1f); // nothing is to be won beside the first guess
+    struct shapes sure = shapes_of(true, 0.1f); // siblings of the first guess gain nothing
     CHECK(sure.chains > 12 && sure.combs + sure.grown < 10);
-    struct shapes dear = shapes_of(false, 10.0f); // the host's look costs ten steps
+    struct shapes dear = shapes_of(false, 10.0f); // a decision of the host costs ten steps
     CHECK(dear.combs > 20 && dear.grown == 0);
     struct shapes cheap = shapes_of(false, 0.0f);
     CHECK(cheap.grown > 20 && cheap.combs + cheap.chains < 10);
@@ -548,7 +550,7 @@ static enum status open_cpu(const struct backend_options *options, struct backen
     return cpu_open(options, out, err);
 }
 
-/* Requests whose rows are broken end at the first of them; those beside them do not notice. */
+/* Requests with broken rows end at the first of them; the other requests are not affected. */
 TEST(logits_that_are_not_numbers_end_the_request_alone)
 {
     struct bed b = {.control.broken_after = 299};
@@ -579,7 +581,8 @@ TEST(logits_that_are_not_numbers_end_the_request_alone)
     stop(&b);
 }
 
-/* Neither the counts nor the turns that a guess takes tell whether another has sent it. */
+/* Neither the counts nor the number of turns reveals whether another client has sent the guessed
+ * prompt. */
 TEST(another_salt_learns_nothing_of_a_prompt)
 {
     static const char *const salts[] = {"a", "a", "b", "b"};
@@ -606,7 +609,7 @@ TEST(another_salt_learns_nothing_of_a_prompt)
     stop(&b);
 }
 
-/* Who decides what may still come must know of what came since the last turn. */
+/* Admission decisions need to count what was submitted since the last turn. */
 TEST(statistics_know_what_was_submitted_since_the_last_turn)
 {
     struct bed b = {0};
@@ -642,7 +645,8 @@ TEST(statistics_know_what_was_submitted_since_the_last_turn)
         n_steps += s.step_sizes[i];
     }
     CHECK_EQ(n_steps, s.n_steps);
-    // The third sample begins when the leader has gone: its prompt behind the cached block again.
+    // The third sample begins after the leader has ended, so its prompt after the cached block is
+    // computed again.
     CHECK_EQ(s.step_tokens, s.prompt_tokens + s.generated_tokens + 30 - 16);
     stop(&b);
 }

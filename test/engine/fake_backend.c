@@ -6,6 +6,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -50,7 +51,7 @@ static uint64_t prefix_hash(const int32_t *tokens, int32_t n)
     return h;
 }
 
-/* Few different tokens, so that n-gram lookup finds something now and then. */
+/* Few different tokens, so that n-gram lookup sometimes finds something. */
 static int32_t pick(uint64_t h, uint64_t seed, int32_t vocab)
 {
     uint64_t n = vocab < 8 ? (uint64_t)vocab : 8;
@@ -230,7 +231,10 @@ static enum status fake_step_begin(struct backend *be, int32_t slot)
     f->slot_now = slot;
     f->n_passes = 0;
     f->control->n_steps++;
-    return f->control->n_steps == f->control->fail_at_step ? ERR_DEVICE : OK;
+    if (f->control->n_steps == f->control->fail_at_step) {
+        return ERR_DEVICE;
+    }
+    return OK;
 }
 
 static enum status fake_lane_tokens(struct backend *be, int32_t lane, int32_t first_pos, int32_t n,
@@ -334,10 +338,13 @@ static int32_t *history_at(struct fake *f, int32_t lane, int32_t pos)
     return f->history + (size_t)lane * (size_t)f->l.max_len + pos;
 }
 
-/* As far as a backend may. */
+/* The largest padding that a backend may use. */
 static int32_t padded(int32_t n, int32_t limit)
 {
-    return n == 0 ? 0 : n + 7 < limit ? n + 7 : limit;
+    if (n == 0) {
+        return 0;
+    }
+    return lesser(n + 7, limit);
 }
 
 static enum status fake_pass_begin(struct backend *be, const struct pass *pass,
@@ -371,7 +378,11 @@ static enum status fake_recurrence(struct backend *be, const struct recurrence_a
     const struct fake_history history = {history_token, f};
     for (int32_t i = 0; i < f->pass->n_rows; i++) {
         const struct pass_row *r = &f->pass->rows[i];
-        f->row_token[i] = r->token >= 0 ? r->token : *history_at(f, r->lane, r->slot_pos);
+        if (r->token >= 0) {
+            f->row_token[i] = r->token;
+        } else {
+            f->row_token[i] = *history_at(f, r->lane, r->slot_pos);
+        }
     }
     if (a->layer == 0) {
         fake_state_rows(f->state, f->pass, f->row_token, &history, f->state_hash);
@@ -379,7 +390,7 @@ static enum status fake_recurrence(struct backend *be, const struct recurrence_a
     return OK;
 }
 
-/* What both kinds of layers say of a row: the same, or nonsense comes of it. */
+/* The hash of a row; if attention and recurrent layers disagree about it, the result is wrong. */
 static uint64_t hash_of_row(struct fake *f, int32_t row)
 {
     uint64_t h = f->row_hash[row];
@@ -388,7 +399,7 @@ static uint64_t hash_of_row(struct fake *f, int32_t row)
     return h ^ (h ^ other) * 31;
 }
 
-/* Every new row's key is stored before any row reads: also across sequences, as on a device. */
+/* All new keys are stored before any row reads, across sequences too, as on a device. */
 static enum status fake_rope_store(struct backend *be, const struct rope_store_args *a)
 {
     struct fake *f = fake_of(be);
@@ -405,7 +416,7 @@ static enum status fake_rope_store(struct backend *be, const struct rope_store_a
     return OK;
 }
 
-/* A group's shared prefix really is shared, and wholly in the past. */
+/* Checks that a group's shared prefix is the same for its members and computed before this pass. */
 static void check_groups(const struct fake *f)
 {
     int32_t stride = f->l.max_blocks_per_lane;
@@ -458,7 +469,8 @@ static enum status fake_attention(struct backend *be, const struct attention_arg
         for (int32_t pos = 0; pos < q->n_past + (q->tree ? 0 : q->n_rows); pos++) {
             const struct slot *slot = slot_at(f, q->lane, pos);
             f->control->n_wrong += slot->token < 0 || slot->pos != pos;
-            // A draft model that reads what was rejected drafts badly, and nothing else would tell.
+            // A draft model that reads rejected tokens drafts badly, which no other check would
+            // notice.
             f->control->n_wrong += pos < q->n_past && slot->token != *history_at(f, q->lane, pos);
             h = fake_hash_step(h, slot->token);
             if (pos >= q->n_past) {
@@ -469,12 +481,13 @@ static enum status fake_attention(struct backend *be, const struct attention_arg
             f->row_hash[r] = hash_path(f, q, r, h);
         }
     }
-    f->control->busy_ns += f->control->timed ? clock_now_ns() - begin : 0;
+    if (f->control->timed) {
+        f->control->busy_ns += clock_now_ns() - begin;
+    }
     return OK;
 }
 
-/* The history that penalties and bans would read: in a tree, up to the past, then the row's path.
- */
+/* Checks the history that penalties and bans read: in a tree the past, then the row's path. */
 static void check_history(struct fake *f, const struct pass_draw *d, uint64_t want)
 {
     int32_t n_history = d->pos + 1;
@@ -482,7 +495,9 @@ static void check_history(struct fake *f, const struct pass_draw *d, uint64_t wa
     while (d->tree_row >= q->first_row + q->n_rows) {
         q++;
     }
-    n_history = d->tree_row >= 0 ? q->n_past : n_history;
+    if (d->tree_row >= 0) {
+        n_history = q->n_past;
+    }
     uint64_t h = prefix_hash(history_at(f, d->lane, 0), n_history);
     for (int32_t node = 0; d->tree_row >= 0 && node < q->n_rows; node++) {
         if (sees(f, d->tree_row, node)) {
@@ -492,27 +507,39 @@ static void check_history(struct fake *f, const struct pass_draw *d, uint64_t wa
     f->control->n_wrong += h != want;
 }
 
-/* Ids for the children of a tree's node: right ones, wrong ones, twins, in any order of likelihood.
- */
+/* Ids for the children of a node of a tree: right ones, wrong ones, duplicates, in any order of
+ * probability. */
 static void fill_top(struct fake *f, struct draw_result *r, int32_t top_n, uint64_t h)
 {
     r->logprob = f->control->garbage ? score(hash_mix(h)) : -0.2f;
-    r->n_top = top_n < f->l.vocab ? top_n : f->l.vocab;
+    r->n_top = lesser(top_n, f->l.vocab);
     for (int32_t i = 0; i < r->n_top; i++) {
         uint64_t g = hash_mix(h + (uint64_t)i);
-        r->top_ids[i] = f->control->garbage ? (int32_t)(g % 11) : (r->token + i) % f->l.vocab;
-        r->top_logprobs[i] =
-            f->control->garbage ? score(g) + (g % 97 == 0 ? NAN : 0.0f) : -0.2f - 2.0f * (float)i;
+        if (f->control->garbage) {
+            r->top_ids[i] = (int32_t)(g % 11);
+        } else {
+            r->top_ids[i] = (r->token + i) % f->l.vocab;
+        }
+        if (f->control->garbage) {
+            r->top_logprobs[i] = score(g) + (g % 97 == 0 ? NAN : 0.0f);
+        } else {
+            r->top_logprobs[i] = -0.2f - 2.0f * (float)i;
+        }
     }
 }
 
-/* Further drafts: the first of them is what the target draws, if the draft itself is not. */
+/* Further drafts. The first is the token that the target draws, unless that is the draft itself. */
 static void fill_more(struct fake *f, struct draw_result *r, const struct pass_draw *d, uint64_t h)
 {
     int32_t right = pick(h, f->seeds[d->lane], f->l.vocab);
     for (r->n_top = 0; r->n_top < d->more; r->n_top++) {
         uint64_t g = hash_mix(h + (uint64_t)r->n_top);
-        int32_t id = f->control->garbage ? (int32_t)(g % 11) : (right + r->n_top) % f->l.vocab;
+        int32_t id;
+        if (f->control->garbage) {
+            id = (int32_t)(g % 11);
+        } else {
+            id = (right + r->n_top) % f->l.vocab;
+        }
         r->top_ids[r->n_top] = id;
         if (d->keep && d->more_slot > 0) {
             *history_at(f, d->lane, d->more_slot + r->n_top) = id;
@@ -560,7 +587,9 @@ static enum status fake_sample(struct backend *be, const struct sample_args *a)
             fill_more(f, r, d, h);
         }
     }
-    f->control->busy_ns += f->control->timed ? clock_now_ns() - begin : 0;
+    if (f->control->timed) {
+        f->control->busy_ns += clock_now_ns() - begin;
+    }
     return OK;
 }
 
@@ -571,7 +600,9 @@ static enum status fake_pool(struct backend *be, const struct pool_args *a)
     for (int32_t i = 0; i < f->pass->n_pool; i++) {
         const struct pass_pool *p = &f->pass->pool[i];
         float *sum = &f->pool_state[p->lane];
-        *sum = p->start ? 0.0f : *sum;
+        if (p->start) {
+            *sum = 0.0f;
+        }
         *sum += (float)p->n_out;
         for (int32_t k = 0; p->finish && k < f->l.hidden; k++) {
             f->pooled[f->slot_now][i * f->l.hidden + k] = *sum;

@@ -153,7 +153,10 @@ static int32_t path_row(const struct job *j, const struct pass_seq *q, int32_t r
     const uint64_t *mask = j->pass->tree_mask + (int64_t)row * TREE_MASK_WORDS;
     if (!q->tree) {
         int32_t r = q->first_row + pos - q->n_past;
-        return r >= q->first_row && r <= row ? r : -1;
+        if (r >= q->first_row && r <= row) {
+            return r;
+        }
+        return -1;
     }
     for (int32_t r = q->first_row; r <= row; r++) {
         int32_t node = r - q->first_row;
@@ -165,7 +168,8 @@ static int32_t path_row(const struct job *j, const struct pass_seq *q, int32_t r
     return -1;
 }
 
-/* The last inputs up to a position on a row's path. False: one is another's. */
+/* Collects the last inputs up to a position on a row's path. False if one belongs to another
+ * text. */
 static bool take_tail(const struct job *j, const struct pass_seq *q, int32_t row, int32_t end,
                       int32_t tail[TAIL])
 {
@@ -183,7 +187,7 @@ static bool take_tail(const struct job *j, const struct pass_seq *q, int32_t row
     return right;
 }
 
-/* What the state makes of a row's path; 0: it does not hold together. */
+/* The hash of a row's path by the state; 0 if the state is inconsistent. */
 static uint64_t hash_row(const struct job *j, const struct pass_seq *q, int32_t row)
 {
     struct fake_state *s = j->s;

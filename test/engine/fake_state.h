@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The recurrent state of the backend that hashes. A record is a hash of all tokens before a
- * boundary, a raw row a token; both lie where a backend would have them, with the positions that
- * they are of. So a row's hash is right only if its record is, and every row of its block. Thread:
- * as any backend. */
+/* The recurrent state of the fake backend. A record is a hash of all tokens before a boundary, and
+ * a raw row is a token; both are stored where a real backend stores them, with their positions. So
+ * a row's hash is right only if its record and every row of its block are.
+ * Thread: as for any backend. */
 #ifndef SLUICE_TEST_FAKE_STATE_H
 #define SLUICE_TEST_FAKE_STATE_H
 
@@ -10,7 +10,7 @@
 
 struct fake_state;
 
-/* Where a sequence has been: the token at a position of a lane, which the state must agree with. */
+/* The token at each position of a lane, with which the state must agree. */
 struct fake_history {
     int32_t (*token)(void *arg, int32_t lane, int32_t pos);
     void *arg;
@@ -20,12 +20,12 @@ struct fake_state *fake_state_open(const struct backend_limits *limits,
                                    const struct state_set_desc *desc, int32_t n_snapshots);
 void fake_state_close(struct fake_state *s);
 
-/* The number of copies that read what is not there. */
+/* Returns the number of copies whose source is empty. */
 int32_t fake_state_copy(struct fake_state *s, int32_t n, const struct state_copy *copies);
 void fake_state_move(struct fake_state *s, int32_t n, const struct slot_move *moves);
 
-/* The pass's rows with these tokens: a hash of each row's path as the state has it, 0 where that
- * does not hold together. */
+/* For each row of the pass a hash of its path according to the state; 0 if the state is
+ * inconsistent. */
 void fake_state_rows(struct fake_state *s, const struct pass *pass, const int32_t *tokens,
                      const struct fake_history *history, uint64_t *hashes);
 

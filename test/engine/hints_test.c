@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Hints about the cache and shares of it, through the whole engine: what they are good for, and
- * that nobody comes to harm by them. */
+/* Cache hints and shares of the cache through the whole engine: they have their effect, and they do
+ * not harm others. */
 #include "test/engine/bed.h"
 
 enum { BLOCK = 8, BLOCKS = 32, PROMPT = 64 }; // a prompt and its answer have 8 full blocks and some
@@ -36,7 +36,7 @@ static int32_t finish(struct test_request *q, const struct cache_hint *hint)
     return q->r.n_cached;
 }
 
-/* Others' prompts, which together need more than all blocks. */
+/* Prompts of other owners, which together need more than all blocks. */
 static void traffic(uint64_t owner, double share, const struct cache_hint *hint)
 {
     for (int32_t i = 0; i < 12; i++) {
@@ -99,7 +99,7 @@ TEST(the_answer_is_kept_or_released_apart_from_the_prompt)
     stop(&b);
 }
 
-/* One who keeps all that he sends, as strongly and as long as can be. */
+/* An owner who asks to keep everything, at the highest priority for the longest time. */
 static const struct cache_hint greedy = {
     .end = INT32_MAX, .priority = MAX_HINT_PRIORITY, .duration_ns = INT64_C(3600000000000)};
 
@@ -108,7 +108,7 @@ TEST(keeping_takes_nobody_the_room_to_run)
     REQUIRE(begin());
     traffic(2, 1, &greedy);
     CHECK(b.e->scheduler.holdings.retention.n_kept == BLOCKS / 2);
-    int32_t most = (BLOCKS - 1) * BLOCK; // needs what is kept, too
+    int32_t most = (BLOCKS - 1) * BLOCK; // needs kept blocks, too
     CHECK_EQ(finish(ask(0, most, 1, 1), NULL), 0);
     CHECK_EQ(b.e->scheduler.n_preemptions, 0);
     CHECK(b.e->scheduler.holdings.retention.n_kept <= 2);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Models with recurrent state: what the prefix cache gives back of it, where it is kept, and that
- * nobody goes on from a wrong one. The backend that hashes knows from the tokens what each state
- * has to be. */
+/* Models with recurrent state: what the prefix cache restores of it, where it is kept, and that no
+ * sequence continues from a wrong state. The fake backend knows each state from the tokens. */
 #include "test/engine/bed.h"
 
 enum { BLOCK = 16, STATE = 64, EVERY = 512 };
@@ -14,7 +13,7 @@ static struct engine_options hybrid_options(struct bed *b, int32_t n_blocks)
     return o;
 }
 
-/* One request alone, from its arrival to its answer. */
+/* Runs one request alone, from its arrival to its answer. */
 static struct test_request *ask(struct bed *b, int32_t i)
 {
     submit(b, &requests[i]);
@@ -123,8 +122,8 @@ TEST(wherever_a_prompt_parts_at_most_512_tokens_are_computed_again)
     finish(&b);
 }
 
-/* 64 prompts of about 2,200 tokens, one after the other, over 12 beginnings of which each has so
- * many tokens: how many found theirs. */
+/* 64 prompts of about 2,200 tokens, one after another, with 12 different prefixes of `shared`
+ * tokens. Returns the number of prompts that found their prefix. */
 static int32_t hits_of(int32_t shared)
 {
     struct bed b = {0};
@@ -207,7 +206,7 @@ TEST(a_branch_outlives_prompts_that_come_once)
     finish(&b);
 }
 
-/* What a turn computes again is what the next ones need before all that came since. */
+/* Recomputed blocks count as recent, since the following turns need them. */
 TEST(blocks_that_were_computed_again_are_as_young_as_what_lies_behind)
 {
     struct bed b = {0};
@@ -226,8 +225,7 @@ TEST(blocks_that_were_computed_again_are_as_young_as_what_lies_behind)
     finish(&b);
 }
 
-/* One that runs alone gives up its lane, for one that comes before it, in the middle of its answer.
- */
+/* A sequence that runs alone gives up its lane in the middle of its answer for an earlier one. */
 static int64_t rows_with(int32_t snapshots)
 {
     struct bed b = {0};
@@ -293,7 +291,7 @@ TEST(siblings_go_on_from_their_leader)
     finish(&b);
 }
 
-/* The test of the tests: a copy that is not made is noticed. */
+/* Tests the test: a copy that is not made is noticed. */
 TEST(a_lost_copy_shows)
 {
     for (int32_t lost = 1; lost <= 3;

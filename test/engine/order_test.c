@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Who gets blocks, lanes and rows: the total order, preemption, restores; nobody starves. */
+/* Who gets blocks, lanes and rows: the total order, preemption, restores, and no starvation. */
 #include "test/engine/bed.h"
 
 TEST(two_requests_that_do_not_fit_together_both_end)
@@ -45,7 +45,7 @@ static void run_until(struct bed *b, int32_t i, int32_t n)
     CHECK(requests[i].outputs[0].n_tokens >= n);
 }
 
-/* Request 0 loses all that it has to an urgent one, which ends. */
+/* An urgent request takes everything that request 0 holds, and ends. */
 static void preempt_all(struct bed *b, int32_t i, int32_t n_prompt)
 {
     struct test_request *urgent = make(i, 100 * i, n_prompt, 4);
@@ -83,8 +83,8 @@ TEST(a_restore_longer_than_the_budget_completes)
     }
 }
 
-/* The rows of four samples, two of which were stopped early, with or without a preemption of the
- * other two; *again: those that the restore is to cost. */
+/* The rows of four samples, of which two are stopped early, with or without a preemption of the
+ * other two. *again: the rows that the restore should cost. */
 static int64_t rows_of_siblings(bool preempted, int64_t *again)
 {
     enum { PROMPT = 22, OUT = 30, SIZE = 4 };
@@ -108,7 +108,7 @@ static int64_t rows_of_siblings(bool preempted, int64_t *again)
     }
     if (preempted) {
         preempt_all(&b, 1, 155); // all blocks
-        // The prompt once, of its last block each its own, and what the two had been fed.
+        // The prompt once, its last block once more per sample, and the tokens fed to the two.
         *again = PROMPT + PROMPT % SIZE + q->outputs[0].n_tokens - 1 + q->outputs[3].n_tokens - 1;
     }
     run(&b, 1, 200);
@@ -129,7 +129,7 @@ TEST(siblings_that_have_finished_are_not_restored)
     CHECK_EQ(extra, again);
 }
 
-/* What a preempted sequence leaves stays findable until somebody needs its room. */
+/* The blocks of a preempted sequence stay in the cache until their memory is needed. */
 TEST(a_restore_finds_what_was_not_needed_by_others)
 {
     struct bed b = {0};
@@ -145,17 +145,17 @@ TEST(a_restore_finds_what_was_not_needed_by_others)
     CHECK_EQ(first->r.n_preemptions, 1);
     check_answer(0);
     check_answer(1);
-    // 69 rows of the first, 41 of the other, and what was computed twice: a few blocks, not all.
+    // 69 rows of the first, 41 of the other; the rest was computed twice: a few blocks, not all.
     int64_t twice = b.control.n_rows - 69 - 41;
     CHECK(twice > 0 && twice <= 5 * 4);
-    // The restore is no look-up of a request, and its finds are no hits.
+    // The restore does not count as a query of the cache, nor its blocks as hits.
     CHECK_EQ(b.e->scheduler.prefix_queries, 40 + 38);
     CHECK_EQ(b.e->scheduler.prefix_hits, 0);
     CHECK_EQ(first->r.n_cached, 0);
     stop(&b);
 }
 
-/* It need not be a new prompt that brings an evicted prefix back. */
+/* An evicted prefix can come back by a restore, not only by a new prompt. */
 TEST(an_evicted_prefix_comes_back_with_the_sequence_that_is_restored)
 {
     struct bed b = {0};
@@ -180,12 +180,13 @@ TEST(an_evicted_prefix_comes_back_with_the_sequence_that_is_restored)
     stop(&b);
 }
 
-/* Another request every so many turns, whose prompt begins `step` further each time. */
+/* A new request every few turns, whose prompt begins `step` tokens further each time. */
 struct stream {
     int32_t every, step, n_prompt, n_out;
 };
 
-/* Takes turns until q is done while a stream of requests from *next on comes in; returns them. */
+/* Takes turns until q is done, while a stream of requests from *next on arrives. Returns the number
+ * of turns. */
 static int32_t run_in_stream(struct bed *b, const struct test_request *q, int32_t *next,
                              struct stream s)
 {
@@ -202,7 +203,8 @@ static int32_t run_in_stream(struct bed *b, const struct test_request *q, int32_
     return turn;
 }
 
-/* What the later one shares with the earlier one would not become free with it. */
+/* Blocks that a later sequence shares with an earlier one would not become free by preempting
+ * it. */
 TEST(nobody_is_preempted_for_blocks_that_others_hold_too)
 {
     struct bed b = {0};
@@ -241,7 +243,7 @@ TEST(the_head_of_the_queue_is_not_starved_by_sharers)
     stop(&b);
 }
 
-/* Small requests that came later take turns, so that one of them always decodes. */
+/* Small later requests take turns, so that one of them is always decoding. */
 TEST(a_large_request_is_not_starved_by_small_ones_that_came_later)
 {
     struct bed b = {0};
@@ -285,7 +287,7 @@ TEST(an_urgent_request_takes_blocks_or_a_lane_at_once)
     }
 }
 
-/* The later one computes the prefix of both, and gets no rows. */
+/* The later request computes the prefix of both, but gets no rows. */
 TEST(an_urgent_request_does_not_wait_for_the_rows_of_a_late_one)
 {
     struct bed b = {0};
@@ -313,8 +315,8 @@ TEST(an_urgent_request_does_not_wait_for_the_rows_of_a_late_one)
     stop(&b);
 }
 
-/* Turns until an urgent prompt has its 4 tokens, beside some that decode and could fill every step
- * with what they guess. */
+/* Turns until an urgent prompt has its 4 tokens, while other sequences decode and could fill every
+ * step with drafts. */
 static int32_t turns_beside_drafts(int32_t n_prompt, int32_t n_beside)
 {
     struct bed b = {0};
@@ -373,7 +375,8 @@ TEST(without_chunks_a_long_prompt_is_not_starved_by_short_ones)
     stop(&b);
 }
 
-/* What no step holds whole is computed in steps of its own, which later ones cannot put off. */
+/* A prompt that fits in no step is computed in steps of its own, which later requests cannot
+ * delay. */
 TEST(without_chunks_an_urgent_prompt_longer_than_a_step_waits_for_nobody)
 {
     for (int32_t scored = 0; scored < 2; scored++) { // 150 rows with logits are too many, too
@@ -400,8 +403,8 @@ TEST(without_chunks_an_urgent_prompt_longer_than_a_step_waits_for_nobody)
     }
 }
 
-/* One lane, and at every turn another request of the best priority there is. `id` has come long
- * before them; returns the turns until it is done, at most max_turns. */
+/* One lane, and in every turn a new request with the best priority. `id` arrived long before them.
+ * Returns the turns until it is done, at most max_turns. */
 static int32_t turns_beside_urgent_ones(struct bed *b, int32_t id, int64_t age_s, int32_t max_turns)
 {
     enum { FIRST_URGENT = 10 };
@@ -456,8 +459,7 @@ TEST(what_a_priority_is_worth_grows_and_is_bounded)
     CHECK_EQ(priority_worth_ns(0), 0);
 }
 
-/* Turns that prompts of the background take, with somebody's request just before them or without.
- */
+/* Turns that background prompts take, with or without a foreground request just before them. */
 static int32_t turns_in_the_background(bool somebody)
 {
     enum { N = 4, N_PROMPT = 500 }; // together no more than a step

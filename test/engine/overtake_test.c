@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Order for what waits: prefixes are computed once where the pool has room for one of them, and
- * nobody is overtaken by more than the bound. */
+/* The order of waiting sequences: each prefix is computed once if the pool has room for one of
+ * them, and no sequence is overtaken by more than the bound. */
+#include "engine/base/minmax.h"
 #include "test/engine/bed.h"
 
 enum { GROUPS = 10, MEMBERS = 6, N = GROUPS * MEMBERS, PREFIX = 128, OWN = 8, OUT = 4, BLOCK = 16 };
 
 static int32_t shares[N]; // the group of request i
 
-/* Requests of GROUPS prefixes that come in turn, or in a random order. */
+/* Requests with GROUPS prefixes, in turn or in random order. */
 static void make_groups(uint32_t seed)
 {
     for (int32_t i = 0; i < N; i++) {
@@ -39,8 +40,7 @@ static int64_t computed(void)
     return n;
 }
 
-/* A pool that holds what four sequences need, so that a prefix is gone before its turn comes again.
- */
+/* A pool for four sequences, so that a prefix is evicted before its next use. */
 static bool start_small(struct bed *b, int64_t overtake_tokens)
 {
     struct engine_options o = options_of(b, BLOCK, 4 * (PREFIX + OWN + OUT + BLOCK) / BLOCK);
@@ -78,7 +78,7 @@ TEST(a_prefix_serves_all_that_wait_for_it)
     CHECK(run_groups(0, 0) > 3 * once); // in the order of arrival each comes too late
 }
 
-/* Who was admitted before whom, by walking the order after each turn. */
+/* The order of admission, found by walking the order after each turn. */
 static int32_t admitted[N], n_admitted;
 static bool slipped[N], seen[N];
 
@@ -104,7 +104,7 @@ static void note_admissions(const struct scheduler *s)
     }
 }
 
-/* What later requests that went before request i computed. */
+/* The tokens computed by later requests that were admitted before request i. */
 static int64_t overtaken_by(int32_t i)
 {
     int64_t sum = 0;
@@ -129,7 +129,7 @@ TEST(nobody_is_overtaken_by_more_than_the_bound)
         n_admitted = 0;
         int32_t next = 0;
         for (int32_t turn = 0; turn < 20000 && b.n_done < N; turn++) {
-            // Bursts and trickles: what comes late finds prefixes that are in the cache already.
+            // Arrivals in bursts and one by one: late ones find cached prefixes.
             int32_t burst = turn % 7 == 0 ? (int32_t)(seed % 13) : turn % 3 == 0;
             for (; next < N && burst > 0; burst--) {
                 submit(&b, &requests[next++]);
@@ -143,7 +143,7 @@ TEST(nobody_is_overtaken_by_more_than_the_bound)
         int64_t worst = 0;
         for (int32_t i = 0; i < N; i++) {
             int64_t by = overtaken_by(i);
-            worst = by > worst ? by : worst;
+            worst = greater(by, worst);
             check_answer(i);
         }
         CHECK(worst <= bound);
@@ -151,7 +151,7 @@ TEST(nobody_is_overtaken_by_more_than_the_bound)
     }
 }
 
-/* Priorities come first always, and a request that has run before is not put off again. */
+/* Priorities always come first, and a request that has already run is not delayed again. */
 TEST(a_later_priority_does_not_overtake)
 {
     struct bed b = {0};
@@ -160,8 +160,11 @@ TEST(a_later_priority_does_not_overtake)
     memset(seen, 0, sizeof seen);
     n_admitted = 0;
     for (int32_t i = 0; i < N; i++) {
-        requests[i].r.priority =
-            i < N / 2 ? 0 : 1; // the second half shares all prefixes of the first
+        if (i < N / 2) {
+            requests[i].r.priority = 0;
+        } else {
+            requests[i].r.priority = 1;
+        } // the second half shares all prefixes of the first
         submit(&b, &requests[i]);
     }
     for (int32_t turn = 0; turn < 20000 && b.n_done < N; turn++) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ranks of one process of which one fails: nobody waits for ever in a collective, the failure is
- * everyone's and stays, and every request ends. On the CPU backend, whose ranks really meet. */
+/* One of several ranks in one process fails: no rank waits forever in a collective, all ranks get
+ * the failure and keep it, and every request ends. On the CPU backend, whose ranks communicate. */
 #include "cpu/cpu.h"
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
@@ -27,13 +27,19 @@ static const struct backend_ops *real;
 static enum status attention(struct backend *be, const struct attention_args *a)
 {
     bool fails = atomic_fetch_add(&fault.n_attention, 1) + 1 == fault.at_attention;
-    return fails ? ERR_DEVICE : real->attention(be, a);
+    if (fails) {
+        return ERR_DEVICE;
+    }
+    return real->attention(be, a);
 }
 
 static enum status step_begin(struct backend *be, int32_t slot)
 {
     bool fails = atomic_fetch_add(&fault.n_steps, 1) + 1 == fault.at_step;
-    return fails ? ERR_DEVICE : real->step_begin(be, slot);
+    if (fails) {
+        return ERR_DEVICE;
+    }
+    return real->step_begin(be, slot);
 }
 
 static enum status alive(struct backend *be)

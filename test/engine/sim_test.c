@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine with the fake backend: thousands of seeded runs of random requests, cancels, stops,
- * deadlines, forgotten caches, tiny pools, small steps and faults, half of them of a model with
- * recurrent state and few snapshots of it, some with hints about the cache from several owners.
- * Every right answer is known in advance; the books are checked after each turn. SIM_RUNS and
- * SIM_SEED choose how many and where to begin. */
+/* The engine on the fake backend: thousands of seeded runs of random requests, cancels, stops,
+ * deadlines, cleared caches, tiny pools, small steps and faults. Half of them have a model with
+ * recurrent state and few snapshots, some have cache hints of several owners. Every right answer is
+ * known in advance, and all counts are verified after each turn. SIM_RUNS is the number of runs,
+ * SIM_SEED the first seed. */
 #include "engine/base/rng.h"
 #include "engine/engine_state.h"
 #include "test/check.h"
@@ -35,7 +35,7 @@ struct sim {
     int32_t head_known, head_computed, head_turns;
 };
 
-/* What happened with states in all runs: they mean something only if all of it did. */
+/* Events with states over all runs. The runs prove something only if all of them occurred. */
 static struct {
     int64_t copies, keeps, hits, again, preemptions, kept, ended;
 } saw;
@@ -45,7 +45,7 @@ static uint32_t draw(struct sim *s, uint32_t below)
     return rng_bits(s->seed, 0, RNG_TEST, s->n_drawn++) % below;
 }
 
-/* A model with recurrent state, with boundaries that lie close and few snapshots. */
+/* A model with recurrent state, short distances between boundaries and few snapshots. */
 static void draw_state(struct sim *s, struct engine_options *o)
 {
     static const int32_t snapshots[] = {0, -1, 1, 2, 3, 5, 8, 40};
@@ -115,7 +115,7 @@ static void draw_stops(struct sim *s, struct sim_request *q)
     }
 }
 
-/* Any hints: the order of blocks in the cache is all that depends on them. */
+/* Random hints. They affect only the order of blocks in the cache. */
 static void draw_hints(struct sim *s, struct sim_request *q)
 {
     static const double shares[] = {1, 1, 0.5, 0.1, 0};
@@ -126,8 +126,16 @@ static void draw_hints(struct sim *s, struct sim_request *q)
     for (int32_t i = 0; i < q->r.n_hints; i++) {
         struct cache_hint *h = &q->hints[i];
         h->start = (int32_t)draw(s, MAX_PROMPT) - 1;
-        h->end = draw(s, 2) ? INT32_MAX : 1 + (int32_t)draw(s, MAX_PROMPT + MAX_OUT);
-        h->priority = draw(s, 3) ? (int32_t)draw(s, MAX_HINT_PRIORITY + 1) : 0;
+        if (draw(s, 2)) {
+            h->end = INT32_MAX;
+        } else {
+            h->end = 1 + (int32_t)draw(s, MAX_PROMPT + MAX_OUT);
+        }
+        if (draw(s, 3)) {
+            h->priority = (int32_t)draw(s, MAX_HINT_PRIORITY + 1);
+        } else {
+            h->priority = 0;
+        }
         h->duration_ns = (int64_t)draw(s, 4) * 1000000000;
     }
 }
@@ -139,15 +147,22 @@ static void make_request(struct sim *s, int32_t index)
     *q = (struct sim_request){.cancel_turn = -1, .stop_turn = -1, .late_turn = -1};
     r->n_prompt = 1 + (int32_t)draw(s, MAX_PROMPT - 1);
     // Half of the prompts begin like an earlier one.
-    int32_t shared = index > 0 && draw(s, 2) ? (int32_t)draw(s, (uint32_t)r->n_prompt + 1) : 0;
+    int32_t shared = 0;
+    if (index > 0 && draw(s, 2)) {
+        shared = (int32_t)draw(s, (uint32_t)r->n_prompt + 1);
+    }
     const struct sim_request *like = &s->requests[index > 0 ? draw(s, (uint32_t)index) : 0];
     bool goes_on = index > 0 && draw(s, 3) == 0; // a conversation: the answer, then more
     for (int32_t i = 0; i < r->n_prompt; i++) {
         int32_t at = i - like->r.n_prompt;
         bool answer = goes_on && at >= 0 && at < like->r.params.max_tokens;
-        q->prompt[i] = answer ? fake_next(q->prompt, i, like->r.params.seed, VOCAB)
-                       : (goes_on || i < shared) && i < like->r.n_prompt ? like->prompt[i]
-                                                                         : (int32_t)draw(s, 6);
+        if (answer) {
+            q->prompt[i] = fake_next(q->prompt, i, like->r.params.seed, VOCAB);
+        } else if ((goes_on || i < shared) && i < like->r.n_prompt) {
+            q->prompt[i] = like->prompt[i];
+        } else {
+            q->prompt[i] = (int32_t)draw(s, 6);
+        }
     }
     r->prompt = q->prompt;
     r->params = sampling_params_default();
@@ -163,7 +178,9 @@ static void make_request(struct sim *s, int32_t index)
     if (draw(s, 8) == 0) {
         r->params.prompt_logprobs = true;
         r->prompt_logprobs = q->prompt_logprobs;
-        r->params.max_tokens = draw(s, 2) ? r->params.max_tokens : 0;
+        if (!draw(s, 2)) {
+            r->params.max_tokens = 0;
+        }
     }
     if (draw(s, 10) == 0) {
         r->pool = draw(s, 2) ? POOL_MEAN : POOL_LAST;
@@ -254,13 +271,13 @@ static void submit_or_message(struct sim *s, struct sim_request *q, int32_t turn
         q->stopped = true;
         engine_stop(s->e, &q->r, 0);
     }
-    if (q->submitted && !q->done && turn == q->late_turn) { // the clock is not the test's to move
+    if (q->submitted && !q->done && turn == q->late_turn) { // the test does not control the clock
         q->r.deadline_ns = s->e->next_deadline_ns = 1;
     }
 }
 
-/* Who is first in the total order moves on, whatever else there is: at the latest when the steps
- * under way have ended. */
+/* The first sequence of the total order makes progress, at the latest when the steps in flight have
+ * ended. */
 static void watch_head(struct sim *s)
 {
     enum { PATIENCE = 2 * N_STEPS }; // seen: 1
@@ -277,7 +294,7 @@ static void watch_head(struct sim *s)
     CHECK(s->head_turns < PATIENCE);
 }
 
-/* As if a second went by, sometimes. */
+/* Sometimes lets a second pass. */
 static void pass_time(struct sim *s)
 {
     struct retention *r = &s->e->scheduler.holdings.retention;
@@ -320,7 +337,11 @@ static void run_once(uint64_t seed, bool faults)
         CHECK_FAIL("open: %s", err.text);
         return;
     }
-    s.control.fail_at_step = fail_at_step > 0 ? s.control.n_steps + fail_at_step : 0;
+    if (fail_at_step > 0) {
+        s.control.fail_at_step = s.control.n_steps + fail_at_step;
+    } else {
+        s.control.fail_at_step = 0;
+    }
     s.control.n_wrong = s.control.max_rows_seen = 0; // what was measured at the start
     for (int32_t turn = 0; turn < 5000 && s.n_done < s.n_requests; turn++) {
         take_turn(&s, turn);

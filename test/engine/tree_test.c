@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What token trees promise, on the backend that hashes: each test decides one capability. */
+/* The promises of token trees, one per test, on the fake backend. */
+#include "engine/base/minmax.h"
 #include "engine/engine_state.h"
 #include "test/check.h"
 #include "test/engine/count_malloc.h"
@@ -85,7 +86,7 @@ static void turn(struct bed *b)
     engine_drain(b->e, on_event, b);
 }
 
-/* Turns until n requests have ended; what each of them generated is right. */
+/* Takes turns until n requests have ended. All their tokens are right. */
 static void run(struct bed *b, int32_t n)
 {
     for (int32_t i = 0; i < 2000 && b->n_done < n; i++) {
@@ -130,7 +131,7 @@ TEST(a_draft_that_equals_the_target_gives_depth_plus_one_tokens_a_step)
     }
 }
 
-/* What is laid out before it is drafted: the siblings are right where the spine is not. */
+/* A comb is laid out before drafting: its siblings are right where the spine is wrong. */
 TEST(a_comb_is_drafted_without_a_look_at_it)
 {
     for (int32_t perfect = 0; perfect < 2; perfect++) {
@@ -178,7 +179,7 @@ TEST(emitted_tokens_are_accepted_ones_and_one_a_step)
         sum += sp->learnt.accepted_per_pos[i];
     }
     CHECK_EQ(sum, sp->learnt.n_accepted);
-    // The first came from the prompt, and a last one alone needs no drafts.
+    // The first drafts came from the prompt, and the last token alone needs no drafts.
     CHECK(sp->learnt.n_drafts + sp->learnt.n_accepted == 99 ||
           sp->learnt.n_drafts + sp->learnt.n_accepted == 98);
     CHECK(sp->learnt.n_draft_tokens > 6 * sp->learnt.n_drafts &&
@@ -187,8 +188,8 @@ TEST(emitted_tokens_are_accepted_ones_and_one_a_step)
     stop(b);
 }
 
-/* The draft is right two times of three; its second guess is not: what its tree holds is the rest.
- */
+/* The draft is right two times out of three, and its second guess is always wrong, so the rest must
+ * come from the tree. */
 TEST(a_wider_tree_accepts_more_than_a_chain)
 {
     int64_t accepted[2];
@@ -311,9 +312,11 @@ TEST(the_budget_is_that_of_the_step)
             const struct planned_step *ps = &b->e->steps[k];
             int32_t nodes = 0;
             for (int32_t s = 0; s < ps->step.pass.n_seqs; s++) {
-                nodes += ps->step.pass.seqs[s].tree ? ps->step.pass.seqs[s].n_rows - 1 : 0;
+                if (ps->step.pass.seqs[s].tree) {
+                    nodes += ps->step.pass.seqs[s].n_rows - 1;
+                }
             }
-            most = nodes > most ? nodes : most;
+            most = greater(nodes, most);
         }
     }
     CHECK_EQ(most, 20);

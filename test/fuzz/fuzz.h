@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Runs LLVMFuzzerTestOneInput as an ordinary test: over seeds, then over mixtures of them, a fixed
- * number of rounds (FUZZ_ROUNDS, else the caller's) and as many more as fit into FUZZ_SECONDS;
- * other mixtures with another FUZZ_SEED. With a fuzzer (-fsanitize=fuzzer -DLIBFUZZER) the file's
- * main is left out. Thread: the main thread. */
+/* Runs LLVMFuzzerTestOneInput as an ordinary test: over the seeds, then over mixtures of them, for
+ * a fixed number of rounds (FUZZ_ROUNDS, or the caller's) and as many more as fit into
+ * FUZZ_SECONDS. FUZZ_SEED changes the mixtures. With a fuzzer (-fsanitize=fuzzer -DLIBFUZZER) the
+ * file's main is left out.
+ * Thread: the main thread. */
 #ifndef SLUICE_TEST_FUZZ_H
 #define SLUICE_TEST_FUZZ_H
 
+#include "engine/base/minmax.h"
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -44,8 +46,13 @@ static inline size_t fuzz_mix(char *out, const char *const *seeds, size_t n_seed
     for (size_t i = 0, parts = whole ? 1 : 1 + fuzz_below(3); i < parts; i++) {
         const char *s = seeds[fuzz_below(n_seeds)];
         size_t len = strlen(s), from = whole || fuzz_below(2) ? 0 : fuzz_below(len + 1);
-        size_t take = whole || fuzz_below(2) ? len - from : fuzz_below(len - from + 1);
-        take = take < FUZZ_MAX_BYTES - n ? take : FUZZ_MAX_BYTES - n;
+        size_t take;
+        if (whole || fuzz_below(2)) {
+            take = len - from;
+        } else {
+            take = fuzz_below(len - from + 1);
+        }
+        take = lesser(take, FUZZ_MAX_BYTES - n);
         memcpy(out + n, s + from, take);
         n += take;
     }
@@ -68,8 +75,12 @@ static inline int fuzz_main(const char *const *seeds, size_t n_seeds, int rounds
     const char *seconds = getenv("FUZZ_SECONDS");
     const time_t end = seconds ? time(NULL) + atoi(seconds) : 0;
     int done = 0;
-    rounds = more ? atoi(more) : rounds;
-    fuzz_state += seed ? strtoull(seed, NULL, 10) : 0;
+    if (more) {
+        rounds = atoi(more);
+    }
+    if (seed) {
+        fuzz_state += strtoull(seed, NULL, 10);
+    }
     for (size_t i = 0; i < n_seeds; i++) {
         fuzz_one(seeds[i], strlen(seeds[i]));
     }

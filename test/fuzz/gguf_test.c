@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A GGUF file from anywhere: it is read or refused, and what is read can be used: its keys, what
- * they say as a folder's files, its tensors' numbers, and its tokenizer. */
+/* Arbitrary GGUF files: a file is read or refused, and what is read can be used: its keys, the
+ * files of a model folder made of them, the numbers of its tensors, and its tokenizer. */
 #include "engine/device/codec.h"
 #include "engine/gguf/make.h"
 #include "engine/model/checkpoint_gguf.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What must hold of any source of a grammar: it is refused with a sentence, or it compiles, and
- * then what a mask allows can be written, token after token, forced text is the only one, and a
- * state is a function of the bytes.
+/* What must hold for any source of a grammar: it is refused with a message, or it compiles; then
+ * tokens that a mask allows can be written one after another, forced text is the only possible one,
+ * and a state is a function of the bytes.
  * Thread: the main thread. */
 #ifndef SLUICE_TEST_GRAMMAR_FUZZ_H
 #define SLUICE_TEST_GRAMMAR_FUZZ_H
@@ -55,7 +55,10 @@ static int32_t grammar_fuzz_draw(struct grammar *g, struct grammar_state s, cons
     }
     *end = words[8] & 1;
     ASSERT(*end == grammar_may_end(g, s));
-    return n > 0 ? allowed[fuzz_below(n)] : -1;
+    if (n > 0) {
+        return allowed[fuzz_below(n)];
+    }
+    return -1;
 }
 
 static void grammar_fuzz_walk(struct grammar *g)

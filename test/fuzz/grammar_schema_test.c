@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* JSON schemas from nowhere good: mixtures of the seeds below. */
+/* Broken and random JSON schemas: mixtures of the seeds below. */
 #include "test/fuzz/grammar_fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Structural tags from nowhere good: mixtures of the seeds below. */
+/* Broken and random structural tags: mixtures of the seeds below. */
 #include "test/fuzz/grammar_fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -260,11 +260,11 @@ static struct reading read_strictly(const char *bytes, size_t n)
     struct strict_head h;
     while (r.n < MAX_REQUESTS && read_head(&t, &h)) {
         if (h.chunked) {
-            r.n_body[r.n++] = SIZE_MAX; // any: and the last
+            r.n_body[r.n++] = SIZE_MAX; // its length is unknown: the last request
             break;
         }
         if (h.length > (size_t)(t.end - t.at)) {
-            break; // never whole
+            break; // never complete
         }
         r.n_body[r.n++] = h.length;
         t.at += h.length;
@@ -353,7 +353,7 @@ static int connect_client(void)
     return fd;
 }
 
-/* Nothing may be left of a connection, and it may not stay: that would be a spin or a leak. */
+/* Nothing may be left of a connection, and it must end: otherwise the server spins or leaks. */
 static void finish(int fd, char *reply, size_t *n_reply, bool closed)
 {
     int64_t end = clock_now_ns() + PATIENCE_MS * 1000000LL;
@@ -372,8 +372,9 @@ static void finish(int fd, char *reply, size_t *n_reply, bool closed)
     ASSERT(server->stats.held_body_bytes == 0 && server->stats.held_stream_bytes == 0);
 }
 
-/* 0.9.75 ends lines by writing zeroes over their last bytes, and takes a line that begins with a
- * zero or a colon for an empty one: what was there before cannot be told (README). */
+/* libmicrohttpd 0.9.75 ends lines by writing zeros over their last bytes, and takes a line that
+ * begins with a zero or a colon as empty. What was there before is not known afterwards
+ * (README). */
 static bool is_blind_spot(const char *bytes, size_t n)
 {
     return server->mhd_version < 0x01000000 &&
@@ -406,8 +407,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     executed.n = 0;
     int fd = connect_client();
     for (size_t i = 0, at = 0; i < n_pieces && at < n && !closed; i++) {
-        size_t end = i == 0 ? cut : i + 1 == n_pieces ? n : at + (n - at) / 2;
-        ssize_t sent = end > at ? send(fd, bytes + at, end - at, MSG_NOSIGNAL) : 0;
+        size_t end = at + (n - at) / 2;
+        if (i == 0) {
+            end = cut;
+        } else if (i + 1 == n_pieces) {
+            end = n;
+        }
+        ssize_t sent = 0;
+        if (end > at) {
+            sent = send(fd, bytes + at, end - at, MSG_NOSIGNAL);
+        }
         if (sent < 0) {
             break; // it was closed meanwhile
         }

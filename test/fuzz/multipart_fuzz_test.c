@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Forms: whatever the bytes are, parts lie within them, one behind the other and without a boundary
- * inside, or there is an error with its words. */
+/* Multipart forms: for any bytes, the parts lie within them, one after another and without a
+ * boundary inside, or there is an error with a message. */
 #include "server/api/multipart.h"
 
 #include "engine/base/assert.h"

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The output's parsers: three bytes pick the parser, the reasoning and the options, the rest is a
- * model's text.
- * What comes out must not depend on how the text was cut, and calls must be well-formed. */
+/* The output parsers: three bytes select the parser, the reasoning and the options, and the rest is
+ * the text of a model. The result must not depend on how the text was cut, and calls must be
+ * well-formed. */
 #include "server/chat/output.h"
 
 #include "engine/base/assert.h"
+#include "engine/base/minmax.h"
 #include "test/fuzz/fuzz.h"
 
 static const char tools_text[] =
@@ -60,7 +61,7 @@ static void parse(const struct output_options *opt, const char *s, size_t n, siz
     buf_init(&r->text, 1 << 20);
     output_init(&o, opt, &sink);
     for (size_t i = 0; i < n; i += piece) {
-        output_text(&o, s + i, piece < n - i ? piece : n - i);
+        output_text(&o, s + i, lesser(piece, n - i));
     }
     output_finish(&o);
     output_deinit(&o);
@@ -69,7 +70,8 @@ static void parse(const struct output_options *opt, const char *s, size_t n, siz
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const names[] = {
-        // 'a' and so on; those to come are added at the end, so that old inputs stay what they are
+        // 'a' and so on. New names are added at the end, so that existing inputs keep their
+        // meaning.
         "hermes",       "llama3_json",    "mistral",         "pythonic",     "qwen3_coder",
         "harmony",      "seed_oss",       "minimax_m2",      "deepseek_v32", "minicpm5",
         "glm45",        "kimi_k2",        "deepseek_v31",    "deepseek_v3",  "gemma4",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Request bodies: the first byte picks the endpoint, the rest is the body. Whatever it is, there is
- * a request that the engine can run, or an error with its words. */
+/* Request bodies: the first byte selects the endpoint, and the rest is the body. The result is a
+ * request that the engine can run, or an error with a message. */
 #include "server/call/prepare.h"
 #include "server/cli/config_load.h"
 
@@ -24,7 +24,7 @@ static void open_model(void)
     }
 }
 
-/* Ids alone, a model to be loaded, a template that is only rendered: nothing is to run. */
+/* Requests with ids only, loading a model, rendering a template: nothing is run for them. */
 static bool has_prompts(enum request_kind kind)
 {
     return kind != KIND_DETOKENIZE && kind != KIND_OLLAMA_LOAD && kind != KIND_APPLY_TEMPLATE;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Templates and their variables from nowhere good. `make test` replays test/corpus/template;
- * with clang this is a fuzzer (scripts/fuzz template). The input is a template, a NUL byte, and
- * the variables as a JSON object. */
+/* Broken and random templates with random variables. `make test` replays test/corpus/template; with
+ * clang this is a fuzzer (scripts/fuzz template). The input is a template, a NUL byte, and the
+ * variables as a JSON object. */
 #include "engine/base/file.h"
 #include "server/chat/template.h"
 #include "test/check.h"

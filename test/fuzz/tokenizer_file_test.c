@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A tokenizer.json from anywhere: it loads or is refused, and what loads can be used. */
+/* Arbitrary tokenizer.json files: a file loads or is refused, and what loads can be used. */
 #include "engine/tokenizer/detok.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "test/fuzz/replay.h"

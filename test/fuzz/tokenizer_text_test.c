@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Any text with each kind of tokenizer: first byte, which one and how; the rest, the text. Encoding
- * ends, spans change nothing where no token is a control token, and byte-level models give every
- * byte back. */
+/* Any text with each kind of tokenizer. The first byte selects the tokenizer and its flags; the
+ * rest is the text. Encoding ends, cutting into spans changes nothing unless a token is a control
+ * token, and byte-level models return every byte. */
 #include "engine/base/buf.h"
+#include "engine/base/optional.h"
 #include "engine/base/utf8.h"
 #include "engine/tokenizer/detok.h"
 #include "engine/tokenizer/tokenizer.h"
@@ -62,11 +63,11 @@ static void check_back(const struct tokenizer *tok, const struct ids *ids, const
     detok_init(&d, tok, false);
     for (size_t i = 0; i < ids->n; i++) {
         detok_push(&d, ids->v[i], &stream);
-        CHECK_FUZZ(utf8_check(stream.data ? stream.data : "", stream.n_bytes) == stream.n_bytes);
+        CHECK_FUZZ(utf8_check(or_empty(stream.data), stream.n_bytes) == stream.n_bytes);
     }
     detok_flush(&d, &stream);
     tokenizer_decode(tok, ids->v, ids->n, false, &whole);
-    CHECK_FUZZ(utf8_check(whole.data ? whole.data : "", whole.n_bytes) == whole.n_bytes);
+    CHECK_FUZZ(utf8_check(or_empty(whole.data), whole.n_bytes) == whole.n_bytes);
     if (lossless) {
         CHECK_FUZZ(stream.n_bytes == text.n_bytes && whole.n_bytes == text.n_bytes);
         CHECK_FUZZ(text.n_bytes == 0 || memcmp(stream.data, text.data, text.n_bytes) == 0);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Hidden states of a tiny model on any backend, against models that end behind the layer: what they
- * leave as the residual stream of their out rows must be the same, to the bit.
+/* Hidden states of a tiny model on any backend, compared with models that end after the layer: the
+ * residual stream that those leave for their out rows must have the same bits.
  * Thread: the main thread. */
 #ifndef SLUICE_TEST_MODEL_HIDDEN_H
 #define SLUICE_TEST_MODEL_HIDDEN_H
 
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/model/model.h"
 #include "test/check.h"
 
@@ -35,18 +36,24 @@ static inline bool hidden_open(struct hidden_bed *b, const struct hidden_case *c
     const struct backend_ops *ops = b->be->ops;
     enum status st = model_config_load(c->dir, &b->config, &err);
     model_config_fit(&b->config, HIDDEN_LEN);
-    b->config.n_layers = n_layers > 0 ? n_layers : b->config.n_layers;
+    if (n_layers > 0) {
+        b->config.n_layers = n_layers;
+    }
     b->config.n_kv_layers = 0;
     for (int32_t i = 0; i < b->config.n_layers; i++) {
         int32_t end = b->config.layers[i].kv + 1;
-        b->config.n_kv_layers = end > b->config.n_kv_layers ? end : b->config.n_kv_layers;
+        b->config.n_kv_layers = greater(end, b->config.n_kv_layers);
     }
-    st = st == OK ? checkpoint_open(c->dir, &b->checkpoint, &err) : st;
+    if (st == OK) {
+        st = checkpoint_open(c->dir, &b->checkpoint, &err);
+    }
     struct backend_facts facts;
     CHECK_EQ(ops->facts(b->be, &facts), OK);
     const struct model_load_options load = {
         .config = &b->config, .checkpoint = b->checkpoint, .dtype = DT_F32, .n_ranks = 1};
-    st = st == OK ? model_load(&load, b->be, &b->model, &err) : st;
+    if (st == OK) {
+        st = model_load(&load, b->be, &b->model, &err);
+    }
     const struct backend_limits limits = {.max_rows = 32,
                                           .max_out_rows = 32,
                                           .max_lanes = 2,
@@ -58,16 +65,24 @@ static inline bool hidden_open(struct hidden_bed *b, const struct hidden_case *c
                                           .hidden = b->config.hidden,
                                           .n_steps = 1,
                                           .max_passes = 1};
-    st = st == OK ? ops->setup(b->be, &limits, &err) : st;
+    if (st == OK) {
+        st = ops->setup(b->be, &limits, &err);
+    }
     struct kv_layer layers[MAX_LAYERS];
     model_kv_layers(&b->model, layers);
     const struct kv_set_desc kv = {
         .n_layers = b->config.n_kv_layers, .layers = layers, .dtype = DT_F32};
-    st = st == OK ? ops->kv_open(b->be, 0, &kv, &err) : st;
+    if (st == OK) {
+        st = ops->kv_open(b->be, 0, &kv, &err);
+    }
     struct tensor logits = {.dtype = DT_F32, .stride = b->config.vocab};
-    st = st == OK ? ops->alloc(b->be, 32 * (size_t)logits.stride * 4, &logits.mem) : st;
+    if (st == OK) {
+        st = ops->alloc(b->be, 32 * (size_t)logits.stride * 4, &logits.mem);
+    }
     b->model.max_hidden = max_hidden;
-    st = st == OK ? model_setup(&b->model, 32, 32, logits, logits) : st;
+    if (st == OK) {
+        st = model_setup(&b->model, 32, 32, logits, logits);
+    }
     if (st != OK) {
         CHECK_FAIL("%s: %s", c->dir, err.text);
     }
@@ -147,7 +162,7 @@ static inline void hidden_check(const struct hidden_case *c)
     }
     CHECK_EQ(hidden_run(&whole, c, asked), OK);
     float *plain = hidden_rows(&whole, c, whole.model.logits, 0, whole.config.vocab);
-    for (uint32_t set = 1; set < 1u << (n_layers < 4 ? n_layers : 4); set++) {
+    for (uint32_t set = 1; set < 1u << lesser(n_layers, 4); set++) {
         asked.n = 0;
         for (int32_t i = 0; i < n_layers; i++) {
             if (set >> i & 1) {

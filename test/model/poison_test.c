@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine on the CPU with real weights. After every turn, whatever holds nothing that is right -
- * free blocks, slots of rejected drafts and of nodes off the path, rows not yet computed, in every
- * KV set - becomes NaN. The answers are those of an engine without drafts and without poison. */
+/* The engine on the CPU with real weights. After every turn all stale memory becomes NaN: free
+ * blocks, slots of rejected drafts and of nodes off the path, and rows not yet computed, in every
+ * KV set. The answers must be those of an engine without drafts and without poison. */
 #include "cpu/cpu.h"
 #include "cpu/cpu_internal.h"
+#include "engine/base/minmax.h"
 #include "engine/engine_state.h"
 #include "test/check.h"
 
@@ -37,7 +38,7 @@ static void keep_slots(struct bed *b, int32_t set, const struct sequence *q, int
 {
     struct scheduler *s = &b->e->scheduler;
     int32_t size = s->limits.block_tokens;
-    end = end < q->n_blocks * size ? end : q->n_blocks * size;
+    end = lesser(end, q->n_blocks * size);
     for (int32_t pos = first; pos < end; pos++) {
         b->keep[set][holdings_blocks(&s->holdings, q)[pos / size] * size + pos % size] = true;
     }
@@ -71,7 +72,7 @@ static void find_kept(struct bed *b, int32_t n_sets)
     }
     for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {
         for (int32_t set = 0; set < n_sets && q->lane >= 0; set++) {
-            bool judged = q->n_verifying > 0; // drafts in flight: the step's results will tell
+            bool judged = q->n_verifying > 0; // drafts in flight are judged by the step's results
             keep_slots(b, set, q, 0, set == 0 || judged ? q->n_computed : q->draft_computed);
         }
     }
@@ -140,7 +141,9 @@ static void on_event(struct engine_request *r, void *arg)
 {
     struct bed *b = arg;
     b->n_done += r->done;
-    b->n_accepted += r->done ? r->n_accepted : 0;
+    if (r->done) {
+        b->n_accepted += r->n_accepted;
+    }
 }
 
 static struct bed *run(const char *config, int32_t n_ranks, bool poisoned)

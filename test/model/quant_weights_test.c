@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Quantised checkpoints, each tensor's meaning against its stored sum (weights.json), to the bit.
- */
+/* Quantised checkpoints: the decoded numbers of each tensor have the stored sum (weights.json),
+ * exactly. */
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
 #include "engine/model/quant.h"

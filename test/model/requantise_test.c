@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Matrices that are quantised here: how far the values move, which scales they get, and how codes
- * lie. */
+/* Quantisation while loading: how far values move, which scales are chosen, and the layout of
+ * codes. */
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/model/requantise.h"
 #include "test/check.h"
 
@@ -34,16 +35,18 @@ static const struct {
              {REQUANTISE_INT8, false}};
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
-/* The most that rounding may move a value: half of a step there, and for int4, whose scale lets the
- * largest positive value be cut off, a step. */
+/* The largest change of a value by rounding: half a step; for int4, whose scale may cut off the
+ * largest positive value, a whole step. */
 static float bound(enum requantise_kind kind, float value, float scale)
 {
     if (kind == REQUANTISE_FP8) {
         const float x = fabsf(value) / scale, least = 0.015625f;
         return scale * (x < least ? least : exp2f(floorf(log2f(x)))) / 16.0f * 1.0001f;
     }
-    return kind == REQUANTISE_INT8 ? scale * 0.5001f
-                                   : scale * (value / scale > 7 ? 0.55f : 0.5001f);
+    if (kind == REQUANTISE_INT8) {
+        return scale * 0.5001f;
+    }
+    return scale * (value / scale > 7 ? 0.55f : 0.5001f);
 }
 
 static void check_values(int kind, int64_t rows, int64_t cols)
@@ -86,7 +89,7 @@ TEST(scales_are_those_of_the_largest)
         const struct weight_part p = quantised(&q, 4, 8);
         float largest = 0.0f;
         for (int i = 0; i < 32; i++) {
-            largest = fabsf(w[i]) > largest ? fabsf(w[i]) : largest;
+            largest = greater(fabsf(w[i]), largest);
         }
         CHECK(weight_part_scale(&p, 0, 0) == (q.blocks ? largest / 448 : want[k]));
         requantise_deinit(&q);

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: long
 """The cube: whatever the engine does meanwhile (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks,
 threads, masks of grammars), a request's tokens and log-probabilities are those of the request alone, to the bit, with every KV format."""
 import functools

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: long
 """Speculation through the engine: laws, bonus tokens, what a stop inside an accepted run leaves, and what is refused."""
 
 import functools

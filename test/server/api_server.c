@@ -53,7 +53,10 @@ struct engine {
 static int number(const char *name, int otherwise)
 {
     const char *text = getenv(name);
-    return text ? atoi(text) : otherwise;
+    if (text) {
+        return atoi(text);
+    }
+    return otherwise;
 }
 
 static void read_scripts(struct engine *e, const char *path)
@@ -112,7 +115,10 @@ static bool advance(struct engine *e, struct slot *s, int32_t k)
     if (o->finish) {
         return false;
     }
-    int32_t finish = s->cancelled ? FINISH_CANCELLED : s->stopped[k] ? FINISH_STOP : FINISH_NONE;
+    int32_t finish = s->stopped[k] ? FINISH_STOP : FINISH_NONE;
+    if (s->cancelled) {
+        finish = FINISH_CANCELLED;
+    }
     for (int i = 0; i < e->group && finish == FINISH_NONE; i++) {
         int32_t t = o->n_tokens;
         if (t >= r->params.max_tokens) {
@@ -126,9 +132,11 @@ static bool advance(struct engine *e, struct slot *s, int32_t k)
         }
         atomic_store(&o->n_tokens, t + 1);
         e->stats.generated_tokens++;
-        finish = is_stop(r, id)                  ? FINISH_STOP
-                 : t + 1 == r->params.max_tokens ? FINISH_LENGTH
-                                                 : FINISH_NONE;
+        if (is_stop(r, id)) {
+            finish = FINISH_STOP;
+        } else if (t + 1 == r->params.max_tokens) {
+            finish = FINISH_LENGTH;
+        }
         o->stop_id = finish == FINISH_STOP ? id : -1;
     }
     if (finish != FINISH_NONE) {
@@ -176,7 +184,9 @@ static void step(struct engine *e, struct slot *s)
             live = advance(e, s, k) || live;
         }
     }
-    r->t_first_token_ns = r->t_first_token_ns ? r->t_first_token_ns : now_ns;
+    if (!r->t_first_token_ns) {
+        r->t_first_token_ns = now_ns;
+    }
     s->news = true;
     s->ended = !live;
     r->t_done_ns = now_ns;
@@ -353,8 +363,12 @@ void engine_stats(struct engine *e, struct engine_stats *out)
         const struct engine_request *r = e->slots[i].r;
         bool waits = r->t_scheduled_ns == 0;
         *(waits ? &out->n_waiting : &out->n_running) += r->n;
-        out->waiting_tokens += waits ? r->n_prompt : 0;
-        out->n_blocks_held += waits ? 0 : 1;
+        if (waits) {
+            out->waiting_tokens += r->n_prompt;
+        }
+        if (!waits) {
+            out->n_blocks_held += 1;
+        }
     }
     pthread_mutex_unlock(&e->lock);
 }

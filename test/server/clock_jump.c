@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Preloaded into the server by scripts/chaos: the wall clock is off by the seconds that the file
- * CLOCK_JUMP_FILE holds (eight bytes, little endian), and jumps when they change. Clocks that only
- * run forward stay as they are. */
+/* Preloaded into the server by scripts/chaos: shifts the wall clock by the seconds in the file
+ * CLOCK_JUMP_FILE (eight bytes, little endian), and jumps when they change. Monotonic clocks are
+ * not affected. */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -17,7 +17,12 @@ static int64_t offset_s(void)
     if (!offset) {
         const char *path = getenv("CLOCK_JUMP_FILE");
         int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-        void *at = fd < 0 ? MAP_FAILED : mmap(NULL, 8, PROT_READ, MAP_SHARED, fd, 0);
+        void *at;
+        if (fd < 0) {
+            at = MAP_FAILED;
+        } else {
+            at = mmap(NULL, 8, PROT_READ, MAP_SHARED, fd, 0);
+        }
         offset = at == MAP_FAILED ? &none : at;
     }
     return *offset;
@@ -26,7 +31,9 @@ static int64_t offset_s(void)
 int clock_gettime(clockid_t id, struct timespec *out)
 {
     static int (*real)(clockid_t, struct timespec *);
-    real = real ? real : (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    if (!real) {
+        real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    }
     int rc = real(id, out);
     if (rc == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) {
         out->tv_sec += offset_s();

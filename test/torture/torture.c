@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Preloaded by test_torture.py: of the calls that the program and some of its libraries make, one
- * fails, and at the end it says what is left of the program's memory. The environment has
+/* Preloaded by test_torture.py. Makes one call of the program (or of some of its libraries) fail,
+ * and reports at the end which memory the program has not freed. Environment:
  *
- *     TORTURE_FAIL     "allocation 17" or "system 17": that one fails, counted from 1; 0: none does
- *     TORTURE_FROM     libraries beside the program whose calls count, "libsqlite3 libpcre2"
+ *     TORTURE_FAIL     "allocation 17" or "system 17": the call that fails, counted from 1; 0: none
+ *     TORTURE_FROM     libraries whose calls count too, "libsqlite3 libpcre2"
  *     TORTURE_EXEMPT   "START-END ...", places in the program whose allocations do not count
- *     TORTURE_REPORT   a file that gets the report; rewritten at each SIGUSR2 (what follows is then
- *                      counted from 1) and at the end
+ *     TORTURE_REPORT   a file for the report; rewritten at the end and at each SIGUSR2, after
+ *                      which counting begins again at 1
  *
- * The places are of functions that abort by design. Only calls of the program itself and of the
- * libraries named are counted, told apart by where they return to. */
+ * Exempt places are functions that abort by design. A call is attributed to the program or to a
+ * library by its return address. */
+#include "engine/base/optional.h"
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -216,7 +217,7 @@ static int add_module(struct dl_phdr_info *info, size_t size, void *arg)
     int *n_seen = arg;
     (void)size;
     bool is_program = (*n_seen)++ == 0, wanted = is_program;
-    snprintf(copy, sizeof copy, "%s", from ? from : "");
+    snprintf(copy, sizeof copy, "%s", or_empty(from));
     for (char *name = strtok_r(copy, " ", &rest); name && !wanted;
          name = strtok_r(NULL, " ", &rest)) {
         wanted = strstr(info->dlpi_name, name) != NULL;
@@ -264,7 +265,7 @@ __attribute__((constructor)) static void begin(void)
         *(void **)&real = dlsym(RTLD_NEXT, #name);                                                 \
     }
 
-/* A function with these parameters, which fails with `error` and the value `bad`. */
+/* A function with these parameters that fails with `error` and returns `bad`. */
 #define FAILS(type, name, bad, error, parameters, arguments)                                       \
     type name parameters                                                                           \
     {                                                                                              \
@@ -278,7 +279,10 @@ __attribute__((constructor)) static void begin(void)
 
 static int mode_of(int flags, va_list args)
 {
-    return flags & (O_CREAT | O_TMPFILE) ? va_arg(args, int) : 0;
+    if (flags & (O_CREAT | O_TMPFILE)) {
+        return va_arg(args, int);
+    }
+    return 0;
 }
 
 #define OPENS(name)                                                                                \
@@ -311,7 +315,7 @@ FAILS(int, fstat64, -1, EIO, (int fd, struct stat64 *st), (fd, st))
 FAILS(ssize_t, read, -1, EIO, (int fd, void *bytes, size_t n), (fd, bytes, n))
 FAILS(ssize_t, pread, -1, EIO, (int fd, void *bytes, size_t n, off_t at), (fd, bytes, n, at))
 FAILS(ssize_t, pread64, -1, EIO, (int fd, void *bytes, size_t n, off64_t at), (fd, bytes, n, at))
-/* One that wakes a thread through a pipe has no reason to fail. */
+/* A write that wakes a thread through a pipe never fails. */
 ssize_t write(int fd, const void *bytes, size_t n)
 {
     struct stat st;
@@ -358,7 +362,7 @@ FAILS(int, getsockname, -1, ENOBUFS, (int fd, struct sockaddr *a, socklen_t *n),
 FAILS(int, setsockopt, -1, ENOBUFS, (int fd, int level, int name, const void *v, socklen_t n),
       (fd, level, name, v, n))
 FAILS(int, epoll_create1, -1, EMFILE, (int flags), (flags))
-/* Only one that adds needs memory. */
+/* Only adding a descriptor needs memory. */
 int epoll_ctl(int ep, int op, int fd, struct epoll_event *e)
 {
     REAL(epoll_ctl)

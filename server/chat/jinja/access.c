@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Attributes, items and slices. As in Jinja2, an item is tried if there is no attribute, and vice
  * versa; what the sandbox forbids evaluates to an undefined with a message. */
+#include "engine/base/minmax.h"
 #include "server/chat/jinja/eval.h"
 
 #include <string.h>
@@ -8,7 +9,9 @@
 /* A Python index into n items; false if it is out of range. */
 static bool resolve_index(int64_t i, size_t n, size_t *at)
 {
-    i = i < 0 ? i + (int64_t)n : i;
+    if (i < 0) {
+        i = i + (int64_t)n;
+    }
     *at = (size_t)i;
     return i >= 0 && (size_t)i < n;
 }
@@ -29,8 +32,11 @@ static bool item_of_sequence(struct jrt *rt, struct jv obj, int64_t i, bool *fou
         *out = jv_int((unsigned char)obj.u.s->s[at]);
     } else if (obj.type == JV_STR) {
         *out = obj;
-        out->u.s =
-            jrt_charge(rt, obj.u.s->n_bytes >> 10) ? jt_chars(rt, obj.u.s, at, at + 1) : NULL;
+        if (jrt_charge(rt, obj.u.s->n_bytes >> 10)) {
+            out->u.s = jt_chars(rt, obj.u.s, at, at + 1);
+        } else {
+            out->u.s = NULL;
+        }
         return out->u.s != NULL;
     } else {
         *out = obj.u.list->items[at];
@@ -188,7 +194,12 @@ static bool get_attr(struct jrt *rt, struct jv obj, struct jstr *name,
     if (!plain_attr(rt, obj, name, found, out)) {
         return false;
     }
-    const struct jinja_method *m = *found ? NULL : jinja_method_for(methods, obj);
+    const struct jinja_method *m;
+    if (*found) {
+        m = NULL;
+    } else {
+        m = jinja_method_for(methods, obj);
+    }
     if (m) {
         *found = true;
         return bind_method(rt, obj, m, out);
@@ -263,7 +274,7 @@ static int64_t clamp(int64_t i, int64_t low, int64_t high)
     if (i < low) {
         return low;
     }
-    return i > high ? high : i;
+    return lesser(high, i);
 }
 
 /* Equivalent to Python's slice.indices. */
@@ -287,7 +298,11 @@ static bool slice_bounds(struct jrt *rt, const struct jv part[3], size_t n_items
     stop = clamp(stop, INT64_MIN / 4, INT64_MAX / 4);
     bool open_stop = down && (part[1].type == JV_NONE || part[1].type == JV_MISSING);
     b->start = clamp(start < 0 ? start + n : start, low, high);
-    b->stop = open_stop ? -1 : clamp(stop < 0 ? stop + n : stop, low, high);
+    if (open_stop) {
+        b->stop = -1;
+    } else {
+        b->stop = clamp(stop < 0 ? stop + n : stop, low, high);
+    }
     int64_t span = down ? b->start - b->stop : b->stop - b->start;
     int64_t step = down ? -b->step : b->step;
     b->count = span > 0 ? (size_t)((span - 1) / step + 1) : 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Python integers beyond 64 bits, and conversion back when a result fits. */
+#include "engine/base/minmax.h"
 #include "server/chat/jinja/num.h"
 
 #include <math.h>
@@ -98,7 +99,7 @@ bool jbig_add(struct jrt *rt, struct jv a, struct jv b, bool subtract, struct jv
     load(a, &x);
     load(b, &y);
     bool y_negative = y.negative != subtract;
-    struct jbig *r = make(rt, (x.n > y.n ? x.n : y.n) + 1);
+    struct jbig *r = make(rt, greater(x.n, y.n) + 1);
     if (!r) {
         return false;
     }

@@ -17,7 +17,10 @@ static const char *param_at(const char *params, int i, size_t *n_bytes)
     if (params) {
         *n_bytes = end ? (size_t)(end - params) : strlen(params);
     }
-    return params && *n_bytes > 0 ? params : NULL;
+    if (params && *n_bytes > 0) {
+        return params;
+    }
+    return NULL;
 }
 
 static int count_params(const char *params)

@@ -49,10 +49,11 @@ static bool eval_stars(struct jrt *rt, const struct jcall_node *call, struct jli
             return false;
         }
         if (star2->type != JV_DICT) {
-            return star2->type == JV_UNDEFINED
-                       ? jv_fail_undefined(rt, *star2)
-                       : jrt_fail(rt, "TypeError", "argument after ** must be a mapping, not %s",
-                                  jv_type_name(*star2));
+            if (star2->type == JV_UNDEFINED) {
+                return jv_fail_undefined(rt, *star2);
+            }
+            return jrt_fail(rt, "TypeError", "argument after ** must be a mapping, not %s",
+                            jv_type_name(*star2));
         }
     }
     return true;

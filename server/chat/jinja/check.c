@@ -240,7 +240,12 @@ static bool check_statement(struct check *c, const struct jnode *n, struct place
 
 static bool check_inner(struct check *c, const struct jnode *n, struct place at)
 {
-    bool known = n->kind == N_FILTER ? n->filter != NULL : n->kind != N_TEST || n->test != NULL;
+    bool known;
+    if (n->kind == N_FILTER) {
+        known = n->filter != NULL;
+    } else {
+        known = n->kind != N_TEST || n->test != NULL;
+    }
     if (!known && !at.soft) {
         return jinja_syntax(&c->t->rt, n->line, "No %s named '%.*s'.",
                             n->kind == N_FILTER ? "filter" : "test", (int)n->value.u.s->n_bytes,

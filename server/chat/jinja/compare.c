@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Python's ordering of two values, to a bounded depth. Equality is in dict.c. */
+#include "engine/base/minmax.h"
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 
@@ -18,10 +19,13 @@ static bool apply_order(int c, enum jv_order op)
 
 static int compare_bytes(const struct jstr *a, const struct jstr *b)
 {
-    size_t n = a->n_bytes < b->n_bytes ? a->n_bytes : b->n_bytes;
+    size_t n = lesser(a->n_bytes, b->n_bytes);
     int c = n > 0 ? memcmp(a->s, b->s, n) : 0;
     if (c == 0) {
-        return a->n_bytes < b->n_bytes ? -1 : a->n_bytes > b->n_bytes;
+        if (a->n_bytes < b->n_bytes) {
+            return -1;
+        }
+        return a->n_bytes > b->n_bytes;
     }
     return c < 0 ? -1 : 1;
 }

@@ -134,7 +134,9 @@ bool jv_equal(struct jrt *rt, struct jv a, struct jv b, bool *equal)
 static uint64_t hash_number(double f)
 {
     uint64_t bits;
-    f = f == 0 ? 0 : f; // -0.0 equals 0
+    if (f == 0) {
+        f = 0;
+    } // -0.0 equals 0
     memcpy(&bits, &f, sizeof bits);
     return hash_mix(bits ^ hash_process_key());
 }

@@ -266,9 +266,12 @@ static bool eval_call(struct jrt *rt, const struct jnode *n, struct jv *out)
         if (!jinja_eval(rt, on->a, &self)) {
             return false;
         }
-        const struct jinja_method *m = self.type == JV_NAMESPACE || self.type == JV_UNDEFINED
-                                           ? NULL
-                                           : jinja_method_for(on->methods, self);
+        const struct jinja_method *m;
+        if (self.type == JV_NAMESPACE || self.type == JV_UNDEFINED) {
+            m = NULL;
+        } else {
+            m = jinja_method_for(on->methods, self);
+        }
         const struct jstr *name = on->value.u.s;
         if (m && !jinja_is_mutator(self, name->s, name->n_bytes)) {
             return jinja_eval_args(rt, n->call, &args) && jinja_run_method(rt, m, self, &args, out);

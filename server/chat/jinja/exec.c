@@ -39,12 +39,12 @@ static bool assign_tuple(struct jrt *rt, struct jframe *frame, const struct jnod
         return false;
     }
     if (l->n != (size_t)target->n_kids) {
-        return l->n > (size_t)target->n_kids
-                   ? jrt_fail(rt, "ValueError", "too many values to unpack (expected %d)",
-                              target->n_kids)
-                   : jrt_fail(rt, "ValueError",
-                              "not enough values to unpack (expected %d, got %zu)", target->n_kids,
-                              l->n);
+        if (l->n > (size_t)target->n_kids) {
+            return jrt_fail(rt, "ValueError", "too many values to unpack (expected %d)",
+                            target->n_kids);
+        }
+        return jrt_fail(rt, "ValueError", "not enough values to unpack (expected %d, got %zu)",
+                        target->n_kids, l->n);
     }
     for (int i = 0; i < target->n_kids; i++) {
         if (!assign(rt, frame, target->kids[i], l->items[i])) {
@@ -140,7 +140,9 @@ static enum jflow run_loop(struct jrt *rt, const struct jnode *n, struct jloop *
         flow = jinja_exec(rt, n->kids, n->n_kids);
         rt->frame = outer;
         any |= flow == FLOW_NEXT;
-        flow = flow == FLOW_CONTINUE ? FLOW_NEXT : flow;
+        if (flow == FLOW_CONTINUE) {
+            flow = FLOW_NEXT;
+        }
     }
     if (flow == FLOW_FAIL) {
         return FLOW_FAIL;
@@ -255,8 +257,10 @@ static enum jflow exec_call_block(struct jrt *rt, const struct jnode *n)
 /* Runs a node's body in the frame just created for it (NULL if that failed). */
 static enum jflow run_inner(struct jrt *rt, const struct jnode *n)
 {
-    return rt->frame && jframe_hide(rt, rt->frame, &n->hidden) ? jinja_exec(rt, n->kids, n->n_kids)
-                                                               : FLOW_FAIL;
+    if (rt->frame && jframe_hide(rt, rt->frame, &n->hidden)) {
+        return jinja_exec(rt, n->kids, n->n_kids);
+    }
+    return FLOW_FAIL;
 }
 
 /* The output of a node's body as a value, in its own scope. */
@@ -368,7 +372,10 @@ static enum jflow exec_generation(struct jrt *rt, const struct jnode *n)
 {
     struct jv v;
     enum jflow flow = capture(rt, n, &v);
-    return flow == FLOW_NEXT ? next_if(print_value(rt, v)) : flow;
+    if (flow == FLOW_NEXT) {
+        return next_if(print_value(rt, v));
+    }
+    return flow;
 }
 
 /* An elif is the only statement of the preceding else, so no recursion is needed for it. */

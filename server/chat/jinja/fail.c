@@ -13,7 +13,11 @@ static bool describe(struct jrt *rt, struct jv v, const char **text)
     }
     struct jsb b;
     jsb_init(&b, rt);
-    jsb_puts(&b, v.type == JV_NAMESPACE ? "jinja2.utils.Namespace" : jv_type_name(v));
+    if (v.type == JV_NAMESPACE) {
+        jsb_puts(&b, "jinja2.utils.Namespace");
+    } else {
+        jsb_puts(&b, jv_type_name(v));
+    }
     jsb_puts(&b, " object");
     jsb_putc(&b, '\0', false);
     *text = b.s;
@@ -43,9 +47,10 @@ bool jv_fail_undefined(struct jrt *rt, struct jv undefined)
         return jrt_fail(rt, kind, "access to attribute %.*s of '%s' object is unsafe.", n, name->s,
                         jv_type_name(u->obj));
     }
-    return u->name.type == JV_STR
-               ? jrt_fail(rt, kind, "'%s' has no attribute %.*s", object, n, name->s)
-               : jrt_fail(rt, kind, "%s has no element %.*s", object, n, name->s);
+    if (u->name.type == JV_STR) {
+        return jrt_fail(rt, kind, "'%s' has no attribute %.*s", object, n, name->s);
+    }
+    return jrt_fail(rt, kind, "%s has no element %.*s", object, n, name->s);
 }
 
 bool jv_as_index(struct jrt *rt, struct jv v, int64_t *i)

@@ -21,7 +21,10 @@ static inline bool jf_give(struct jv like, struct jstr *s, struct jv *out)
 /* The truth of an argument that may be absent; for numbers use jv_int_or. */
 static inline bool jf_truth_or(struct jv v, bool otherwise)
 {
-    return jv_is_given(v) ? jv_truth(v) : otherwise;
+    if (jv_is_given(v)) {
+        return jv_truth(v);
+    }
+    return otherwise;
 }
 
 /* The table, terminated by a row without a name. */

@@ -123,8 +123,12 @@ static int next_mapped(struct jrt *rt, struct jiter *it, struct jv *out)
     if (more <= 0) {
         return more;
     }
-    bool ok = it->filter ? jinja_run_filter(rt, it->filter, item, &it->rest, out)
-                         : jpath_get(rt, &it->path, item, it->fallback, out);
+    bool ok;
+    if (it->filter) {
+        ok = jinja_run_filter(rt, it->filter, item, &it->rest, out);
+    } else {
+        ok = jpath_get(rt, &it->path, item, it->fallback, out);
+    }
     return ok ? 1 : -1;
 }
 
@@ -192,7 +196,11 @@ static bool lazy(struct jrt *rt, enum jiter_kind kind, struct jv v, const struct
     if (!jiter_new(rt, kind, v, out)) {
         return false;
     }
-    out->u.iter->next = kind == JITER_MAP ? next_mapped : next_selected;
+    if (kind == JITER_MAP) {
+        out->u.iter->next = next_mapped;
+    } else {
+        out->u.iter->next = next_selected;
+    }
     out->u.iter->args = *args;
     out->u.iter->by_attribute = by_attribute;
     out->u.iter->negate = negate;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Filters that sort by a key or select by it: sort, dictsort, groupby, min, max. */
+#include "engine/base/minmax.h"
 #include "server/chat/jinja/filters.h"
 
 #include <string.h>
@@ -42,8 +43,8 @@ bool jinja_sort(struct jrt *rt, struct jv *items, const struct jv *keys, size_t 
     }
     for (size_t width = 1; width < n; width *= 2) {
         for (size_t low = 0; low < n; low += 2 * width) {
-            size_t mid = low + width < n ? low + width : n;
-            size_t high = low + 2 * width < n ? low + 2 * width : n;
+            size_t mid = lesser(low + width, n);
+            size_t high = lesser(low + 2 * width, n);
             if (!merge(rt, a, b, low, mid, high, reverse)) {
                 return false;
             }
@@ -135,17 +136,20 @@ FILTER(jf_dictsort)
             return false;
         }
         by = js_is(s, "value") ? 1 : -1;
-        by = js_is(s, "key") ? 0 : by;
+        if (js_is(s, "key")) {
+            by = 0;
+        }
     }
     if (by < 0) {
         return jrt_fail(rt, "FilterArgumentError",
                         "You can only sort by either \"key\" or \"value\"");
     }
     if (v.type != JV_DICT) {
-        return v.type == JV_UNDEFINED
-                   ? jv_fail_undefined(rt, v)
-                   : jrt_fail(rt, "AttributeError", "'%s' object has no attribute 'items'",
-                              jv_type_name(v));
+        if (v.type == JV_UNDEFINED) {
+            return jv_fail_undefined(rt, v);
+        }
+        return jrt_fail(rt, "AttributeError", "'%s' object has no attribute 'items'",
+                        jv_type_name(v));
     }
     const struct jdict *d = v.u.dict;
     struct jlist *l = jlist_new(rt, d->n);
@@ -226,7 +230,9 @@ static bool extreme(struct jrt *rt, struct jv v, const struct jv *a, enum jv_ord
         if (!jv_compare(rt, keys[i], keys[best], better, &yes)) {
             return false;
         }
-        best = yes ? i : best;
+        if (yes) {
+            best = i;
+        }
     }
     *out = l->items[best];
     return true;

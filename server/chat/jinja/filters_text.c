@@ -148,8 +148,11 @@ FILTER(jf_striptags)
         bool comment = s->n_bytes - i >= 4 && memcmp(s->s + i, "<!--", 4) == 0;
         const char *end = NULL;
         if (s->s[i] == '<') {
-            end = comment ? memmem(s->s + i + 4, s->n_bytes - i - 4, "-->", 3)
-                          : memchr(s->s + i, '>', s->n_bytes - i);
+            if (comment) {
+                end = memmem(s->s + i + 4, s->n_bytes - i - 4, "-->", 3);
+            } else {
+                end = memchr(s->s + i, '>', s->n_bytes - i);
+            }
         }
         if (end) {
             i = (size_t)(end - s->s) + (comment ? 3 : 1);
@@ -410,11 +413,13 @@ FILTER(jf_xmlattr)
 {
     (void)args;
     if (v.type != JV_DICT) {
-        return v.type == JV_UNDEFINED ? jv_fail_undefined(rt, v)
-                                      : jrt_fail(rt, "AttributeError",
-                                                 "'%s' object has no "
-                                                 "attribute 'items'",
-                                                 jv_type_name(v));
+        if (v.type == JV_UNDEFINED) {
+            return jv_fail_undefined(rt, v);
+        }
+        return jrt_fail(rt, "AttributeError",
+                        "'%s' object has no "
+                        "attribute 'items'",
+                        jv_type_name(v));
     }
     struct jsb b;
     jsb_init(&b, rt);
@@ -435,7 +440,9 @@ FILTER(jf_xmlattr)
         if (!jinja_escape(rt, key, &key) || !jinja_escape(rt, value, &value)) {
             return false;
         }
-        jsb_puts(&b, space || b.n_bytes > 0 ? " " : "");
+        if (space || b.n_bytes > 0) {
+            jsb_puts(&b, " ");
+        }
         jsb_put_str(&b, key.u.s);
         jsb_puts(&b, "=\"");
         jsb_put_str(&b, value.u.s);

@@ -147,10 +147,11 @@ FILTER(jf_round)
         return false;
     }
     if (!jv_is_integer(v) && v.type != JV_FLOAT) {
-        return v.type == JV_UNDEFINED
-                   ? jrt_fail(rt, "TypeError", "type Undefined doesn't define __round__ method")
-                   : jrt_fail(rt, "TypeError", "type %s doesn't define __round__ method",
-                              jv_type_name(v));
+        if (v.type == JV_UNDEFINED) {
+            return jrt_fail(rt, "TypeError", "type Undefined doesn't define __round__ method");
+        }
+        return jrt_fail(rt, "TypeError", "type %s doesn't define __round__ method",
+                        jv_type_name(v));
     }
     bool common = strcmp(method, "common") == 0;
     if (common && v.type != JV_FLOAT && digits >= 0) {

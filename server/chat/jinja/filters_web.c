@@ -4,6 +4,7 @@
 #include "server/chat/jinja/filters.h"
 #include "server/chat/jinja/unicode.h"
 
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 
 #include <ctype.h>
@@ -116,7 +117,10 @@ static bool is_http(struct word w)
         }
     }
     struct word last = {w.s + label, host - label};
-    return skip ? is_tld(last) : labels > 0 && long_labels && is_basic_tld(last);
+    if (skip) {
+        return is_tld(last);
+    }
+    return labels > 0 && long_labels && is_basic_tld(last);
 }
 
 static bool is_email(struct word w)
@@ -172,11 +176,17 @@ static void put_link(struct jsb *b, struct jstr *s, size_t at, struct word w,
     jsb_puts(b, ">");
     struct jstr *shown = js_sub(b->rt, s, at + (w.n - address.n), address.n);
     bool cut = shown && http && style->limit >= 0 && js_chars(shown) > (size_t)style->limit;
-    shown = cut ? jt_chars(b->rt, shown, 0, (size_t)style->limit) : shown;
+    if (cut) {
+        shown = jt_chars(b->rt, shown, 0, (size_t)style->limit);
+    }
     if (shown) {
         jsb_put_str(b, shown);
     }
-    jsb_puts(b, cut ? "...</a>" : "</a>");
+    if (cut) {
+        jsb_puts(b, "...</a>");
+    } else {
+        jsb_puts(b, "</a>");
+    }
 }
 
 static bool ends(struct word w, const char *suffix)
@@ -218,7 +228,10 @@ static void put_word(struct jsb *b, struct jstr *s, size_t at, size_t n,
     }
     struct word middle = {w.s + head, w.n - head};
     for (;;) {
-        size_t step = middle.n > 0 && strchr(")>.,", middle.s[middle.n - 1]) ? 1 : 0;
+        size_t step = 0;
+        if (middle.n > 0 && strchr(")>.,", middle.s[middle.n - 1])) {
+            step = 1;
+        }
         if (ends(middle, "&gt;")) {
             step = 4;
         }
@@ -233,7 +246,7 @@ static void put_word(struct jsb *b, struct jstr *s, size_t at, size_t n,
         if (opened <= count(middle, close[i])) {
             continue;
         }
-        for (moves = moves < opened ? moves : opened; moves > 0; moves--) {
+        for (moves = lesser(moves, opened); moves > 0; moves--) {
             const char *end =
                 memmem(middle.s + middle.n, w.n - head - middle.n, close[i], strlen(close[i]));
             middle.n = (size_t)(end - middle.s) + strlen(close[i]);

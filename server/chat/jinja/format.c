@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/chat/jinja/format.h"
 
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/num.h"
 
@@ -97,7 +98,7 @@ static bool count_arg(struct percent *pc, const struct jstr *f, size_t *i, int64
         return jv_as_index(pc->rt, arg, v);
     }
     while (*i < f->n_bytes && isdigit((unsigned char)f->s[*i])) {
-        *v = (*v < 0 ? 0 : *v) * 10 + (f->s[(*i)++] - '0');
+        *v = greater(0, *v) * 10 + (f->s[(*i)++] - '0');
         if (*v > INT32_MAX) {
             return jrt_fail(pc->rt, "ValueError", "width too big");
         }
@@ -149,11 +150,12 @@ static bool put_percent_int(struct percent *pc, struct jv v, struct jspec *spec,
         }
     }
     if (!jv_is_integer(v)) {
-        return strchr("oxX", code)
-                   ? jrt_fail(pc->rt, "TypeError", "%%%c format: an integer is required, not %s",
-                              code, jv_type_name(v))
-                   : jrt_fail(pc->rt, "TypeError", "%%%c format: a real number is required, not %s",
-                              code, jv_type_name(v));
+        if (strchr("oxX", code)) {
+            return jrt_fail(pc->rt, "TypeError", "%%%c format: an integer is required, not %s",
+                            code, jv_type_name(v));
+        }
+        return jrt_fail(pc->rt, "TypeError", "%%%c format: a real number is required, not %s", code,
+                        jv_type_name(v));
     }
     spec->type = strchr("oxX", code) ? code : 'd';
     if (spec->precision > 0) { // minimum number of digits: pad with zeros
@@ -212,7 +214,9 @@ static bool convert(struct percent *pc, struct jstr *f, size_t *i)
         left |= c == '-';
         zero |= c == '0';
         spec.alternate |= c == '#';
-        spec.sign = c == '+' || (c == ' ' && !spec.sign) ? c : spec.sign;
+        if (c == '+' || (c == ' ' && !spec.sign)) {
+            spec.sign = c;
+        }
     }
     if (!count_arg(pc, f, i, &spec.width)) {
         return false;
@@ -227,7 +231,7 @@ static bool convert(struct percent *pc, struct jstr *f, size_t *i)
         if (!count_arg(pc, f, i, &spec.precision)) {
             return false;
         }
-        spec.precision = spec.precision < 0 ? 0 : spec.precision;
+        spec.precision = greater(0, spec.precision);
     }
     while (*i < f->n_bytes && strchr("hlL", f->s[*i])) {
         ++*i;
@@ -252,8 +256,10 @@ static bool convert(struct percent *pc, struct jstr *f, size_t *i)
         return put_percent_text(pc, v, &spec, code);
     }
     if (strchr("diuoxX", code)) {
-        return v.type == JV_UNDEFINED ? jv_fail_undefined(pc->rt, v)
-                                      : put_percent_int(pc, v, &spec, code);
+        if (v.type == JV_UNDEFINED) {
+            return jv_fail_undefined(pc->rt, v);
+        }
+        return put_percent_int(pc, v, &spec, code);
     }
     if (strchr("eEfFgG", code)) {
         return put_percent_float(pc, v, &spec, code);
@@ -287,10 +293,13 @@ bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *
             return false;
         }
     }
-    bool left_over = args.type == JV_TUPLE
-                         ? pc.at < args.u.list->n
-                         : pc.at == 0 && args.type != JV_DICT && args.type != JV_LIST &&
-                               args.type != JV_RANGE && args.type != JV_UNDEFINED;
+    bool left_over;
+    if (args.type == JV_TUPLE) {
+        left_over = pc.at < args.u.list->n;
+    } else {
+        left_over = pc.at == 0 && args.type != JV_DICT && args.type != JV_LIST &&
+                    args.type != JV_RANGE && args.type != JV_UNDEFINED;
+    }
     if (left_over && !pc.used_mapping) {
         return jrt_fail(rt, "TypeError", "not all arguments converted during string formatting");
     }
@@ -380,9 +389,12 @@ static bool field_rest(struct formatter *fm, struct jstr *f, size_t at, struct j
             }
             index = number;
         }
-        ok = bracket ? jinja_item(fm->rt, *v, index, v)
-                     : jinja_attr(fm->rt, *v, name,
-                                  jinja_methods_find(fm->rt, name->s, name->n_bytes), v);
+        if (bracket) {
+            ok = jinja_item(fm->rt, *v, index, v);
+        } else {
+            ok =
+                jinja_attr(fm->rt, *v, name, jinja_methods_find(fm->rt, name->s, name->n_bytes), v);
+        }
         if (!ok) {
             return false;
         }

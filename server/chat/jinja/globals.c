@@ -24,7 +24,12 @@ GLOBAL(global_range)
         return jrt_fail(rt, "ValueError", "range() arg 3 must not be zero");
     }
     bool down = v[2] < 0;
-    uint64_t span = down ? (uint64_t)v[0] - (uint64_t)v[1] : (uint64_t)v[1] - (uint64_t)v[0];
+    uint64_t span;
+    if (down) {
+        span = (uint64_t)v[0] - (uint64_t)v[1];
+    } else {
+        span = (uint64_t)v[1] - (uint64_t)v[0];
+    }
     uint64_t step = down ? 0 - (uint64_t)v[2] : (uint64_t)v[2];
     uint64_t n = (down ? v[0] > v[1] : v[1] > v[0]) ? (span - 1) / step + 1 : 0;
     if (n > JINJA_MAX_RANGE) {

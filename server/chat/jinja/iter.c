@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Iteration over anything that Python can iterate over: one walk for loops, filters and methods,
  * and the iterators that yield their items once. */
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/eval.h"
 
@@ -41,7 +42,9 @@ static int next_char(struct jrt *rt, struct jwalk *w, struct jv *out)
     unsigned char c = (unsigned char)s->s[w->at];
     if (c < 0x80 && s->prov != PROV_MIXED) { // most characters, which share their strings
         struct jstr **one = &rt->ascii[s->prov == PROV_INPUT][c];
-        *one = *one ? *one : js_sub(rt, s, w->at, 1);
+        if (!*one) {
+            *one = js_sub(rt, s, w->at, 1);
+        }
         *out = jv_str(*one);
         w->at++;
         return *one ? 1 : -1;
@@ -191,7 +194,7 @@ static int next_slice(struct jrt *rt, struct jiter *it, struct jv *out)
         return 0;
     }
     int64_t n = (int64_t)it->all->n, each = n / it->size, extra = n % it->size, k = it->at++;
-    int64_t start = k * each + (k < extra ? k : extra);
+    int64_t start = k * each + lesser(k, extra);
     int64_t count = each + (k < extra);
     struct jlist *l = jlist_new(rt, 0);
     for (int64_t i = 0; l && i < count; i++) {

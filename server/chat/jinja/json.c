@@ -3,6 +3,7 @@
 #include "server/chat/jinja/json.h"
 
 #include "engine/base/json_scan.h"
+#include "engine/base/optional.h"
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/num.h"
 
@@ -30,7 +31,7 @@ static struct jstr *read_string(struct jrt *rt, struct json_scan *sc, enum jprov
     struct buf b;
     buf_init(&b, sc->text_bytes + 16);
     json_scan_unescape(sc, &b);
-    struct jstr *s = js_copy(rt, b.data ? b.data : "", b.n_bytes, prov);
+    struct jstr *s = js_copy(rt, or_empty(b.data), b.n_bytes, prov);
     buf_deinit(&b);
     return s;
 }
@@ -166,7 +167,11 @@ static bool put_json_number(struct jsb *b, struct jv v)
         if (isnan(v.u.f)) {
             jsb_puts(b, "NaN");
         } else {
-            jsb_puts(b, v.u.f < 0 ? "-Infinity" : "Infinity");
+            if (v.u.f < 0) {
+                jsb_puts(b, "-Infinity");
+            } else {
+                jsb_puts(b, "Infinity");
+            }
         }
         return true;
     }
@@ -221,7 +226,11 @@ static bool put_json_key(struct jsb *b, struct jv key, bool ascii)
     if (key.type == JV_NONE) {
         jsb_puts(b, "null");
     } else if (key.type == JV_BOOL) {
-        jsb_puts(b, key.u.b ? "true" : "false");
+        if (key.u.b) {
+            jsb_puts(b, "true");
+        } else {
+            jsb_puts(b, "false");
+        }
     } else if (!put_json_number(b, key)) {
         return false;
     }
@@ -286,7 +295,7 @@ static bool put_json(struct jsb *b, struct jv v, const struct jjson_style *style
     }
     switch (v.type) {
     case JV_NONE: jsb_puts(b, "null"); return true;
-    case JV_BOOL: jsb_puts(b, v.u.b ? "true" : "false"); return true;
+    case JV_BOOL: jsb_puts(b, bool_word(v.u.b)); return true;
     case JV_INT:
     case JV_BIG:
     case JV_FLOAT: return put_json_number(b, v);

@@ -58,7 +58,10 @@ static bool add(struct lexer *lx, enum jtoken_kind kind, int op, const char *s, 
 
 static char peek(const struct lexer *lx, size_t ahead)
 {
-    return lx->at + ahead < lx->n_bytes ? lx->s[lx->at + ahead] : '\0';
+    if (lx->at + ahead < lx->n_bytes) {
+        return lx->s[lx->at + ahead];
+    }
+    return '\0';
 }
 
 static bool looking_at(const struct lexer *lx, size_t at, const char *word)
@@ -195,7 +198,10 @@ static size_t raw_begin(const struct lexer *lx, size_t at, char *sign)
     if (looking_at(lx, close, "%}")) {
         return close + 2;
     }
-    return looking_at(lx, close, "-%}") ? skip_spaces(lx, close + 3) : 0;
+    if (looking_at(lx, close, "-%}")) {
+        return skip_spaces(lx, close + 3);
+    }
+    return 0;
 }
 
 static bool lex_raw(struct lexer *lx, size_t body)
@@ -331,7 +337,9 @@ static bool lex_number(struct lexer *lx)
 {
     size_t end = float_end(lx);
     enum jtoken_kind kind = end > 0 ? T_FLOAT : T_INT;
-    end = end > 0 ? end : int_end(lx);
+    if (end <= 0) {
+        end = int_end(lx);
+    }
     add(lx, kind, 0, lx->s + lx->at, end - lx->at);
     lx->at = end;
     return lx->rt->st == OK;
@@ -471,7 +479,10 @@ static size_t normalize(const char *s, size_t n_bytes, char *out)
             out[n++] = s[i];
         }
     }
-    return n > 0 && out[n - 1] == '\n' ? n - 1 : n;
+    if (n > 0 && out[n - 1] == '\n') {
+        return n - 1;
+    }
+    return n;
 }
 
 bool jinja_lex(struct jrt *rt, const char *source, size_t n_bytes, struct jtoken **tokens,

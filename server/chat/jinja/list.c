@@ -19,7 +19,10 @@ struct jlist *jlist_new(struct jrt *rt, size_t n)
         l->items = jrt_alloc(rt, n, sizeof l->items[0]);
         l->n = n;
     }
-    return l && (n == 0 || l->items) ? l : NULL;
+    if (l && (n == 0 || l->items)) {
+        return l;
+    }
+    return NULL;
 }
 
 static bool grow(struct jrt *rt, struct jlist *l, size_t more)

@@ -2,6 +2,7 @@
 /* Looks up the names that a template uses in its runtime's tables. The functions in those tables
  * are defined above this file and look names up themselves, so this file only knows the runtime's
  * pointer to the tables. */
+#include "engine/base/minmax.h"
 #include "server/chat/jinja/eval.h"
 
 #include <string.h>
@@ -44,7 +45,7 @@ const struct jinja_func *jinja_func_find(const struct jrt *rt, const char *name,
 static int order(const char *name, const char *s, size_t n_bytes)
 {
     size_t n = strlen(name);
-    int c = memcmp(name, s, n < n_bytes ? n : n_bytes);
+    int c = memcmp(name, s, lesser(n, n_bytes));
     if (c != 0) {
         return c;
     }

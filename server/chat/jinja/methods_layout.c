@@ -95,7 +95,11 @@ METHOD(str_expandtabs)
             continue;
         }
         jsb_put_range(&b, s, i, 1);
-        column = c == '\n' || c == '\r' ? 0 : column + (((unsigned char)c & 0xC0) != 0x80);
+        if (c == '\n' || c == '\r') {
+            column = 0;
+        } else {
+            column = column + (((unsigned char)c & 0xC0) != 0x80);
+        }
     }
     return jm_give(self, jsb_done(&b), out);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Methods of lists, dictionaries, numbers and the objects of loops. */
+#include "engine/base/minmax.h"
 #include "server/chat/jinja/methods.h"
 
 #include <math.h>
@@ -41,9 +42,13 @@ METHOD(list_index)
     if (!jv_int_or(rt, a[1], 0, &from) || !jv_int_or(rt, a[2], n, &to)) {
         return false;
     }
-    from = from < 0 ? from + n : from;
-    to = to < 0 ? to + n : to;
-    for (int64_t i = from < 0 ? 0 : from; i < to && i < n; i++) {
+    if (from < 0) {
+        from = from + n;
+    }
+    if (to < 0) {
+        to = to + n;
+    }
+    for (int64_t i = greater(0, from); i < to && i < n; i++) {
         bool equal = jv_same(self.u.list->items[i], a[0]);
         if (!equal && !jv_equal(rt, self.u.list->items[i], a[0], &equal)) {
             return false;

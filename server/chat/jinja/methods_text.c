@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Methods of str for case and white space, splitting, joining and searching; and helpers of all
  * methods. */
+#include "engine/base/minmax.h"
 #include "server/chat/jinja/methods.h"
 #include "server/chat/jinja/unicode.h"
 
@@ -45,9 +46,11 @@ static bool text_range(struct jrt *rt, struct jstr *s, struct jv start, struct j
     } else if (*to < 0) {
         *to += n;
     }
-    *to = *to < 0 ? 0 : *to;
-    *from = *from < 0 ? *from + n : *from;
-    *from = *from < 0 ? 0 : *from;
+    *to = greater(0, *to);
+    if (*from < 0) {
+        *from = *from + n;
+    }
+    *from = greater(0, *from);
     return true;
 }
 
@@ -197,7 +200,12 @@ static bool partition(struct jrt *rt, struct jv self, struct jv sep, bool last, 
     if (by->n_bytes == 0) {
         return jrt_fail(rt, "ValueError", "empty separator");
     }
-    size_t at = last ? jt_rfind(s, by, 0, s->n_bytes) : jt_find(s, by, 0, s->n_bytes);
+    size_t at;
+    if (last) {
+        at = jt_rfind(s, by, 0, s->n_bytes);
+    } else {
+        at = jt_find(s, by, 0, s->n_bytes);
+    }
     bool found = at != SIZE_MAX;
     size_t before = last ? 0 : s->n_bytes, behind = before;
     if (found) {
@@ -338,7 +346,12 @@ static bool find(struct jrt *rt, struct jv self, const struct jv *a, bool last, 
         return true;
     }
     size_t begin = js_offset(s, (size_t)from), end = js_offset(s, (size_t)to);
-    size_t found = last ? jt_rfind(s, a[0].u.s, begin, end) : jt_find(s, a[0].u.s, begin, end);
+    size_t found;
+    if (last) {
+        found = jt_rfind(s, a[0].u.s, begin, end);
+    } else {
+        found = jt_find(s, a[0].u.s, begin, end);
+    }
     if (found != SIZE_MAX) {
         struct jstr head = {.s = s->s, .n_bytes = found, .n_chars = SIZE_MAX};
         *at = (int64_t)js_chars(&head);

@@ -227,7 +227,10 @@ static long double long_double_of(struct jv v)
     if (is_float(v)) {
         return v.u.f;
     }
-    return v.type == JV_BIG ? jbig_double(v.u.big) : (long double)small(v);
+    if (v.type == JV_BIG) {
+        return jbig_double(v.u.big);
+    }
+    return (long double)small(v);
 }
 
 int jnum_compare(struct jv a, struct jv b)
@@ -290,7 +293,9 @@ static size_t plain_text(const char *s, size_t n_bytes, char *out, size_t cap)
             cp = ' ';
         } else {
             int digit = cp < 0x80 ? -1 : uni_decimal(cp);
-            cp = digit >= 0 ? (uint32_t)('0' + digit) : cp;
+            if (digit >= 0) {
+                cp = (uint32_t)('0' + digit);
+            }
             end = n + 1;
         }
         if (cp >= 0x80 || cp == 0 || n + 1 >= cap) {
@@ -310,7 +315,10 @@ static int digit_of(char c)
     if (c >= 'a' && c <= 'z') {
         return c - 'a' + 10;
     }
-    return c >= 'A' && c <= 'Z' ? c - 'A' + 10 : 99;
+    if (c >= 'A' && c <= 'Z') {
+        return c - 'A' + 10;
+    }
+    return 99;
 }
 
 static int prefix_base(const char *p)
@@ -349,7 +357,9 @@ bool jnum_parse_int(struct jrt *rt, const char *s, size_t n_bytes, int64_t base,
         p += *p == '_';
     }
     bool auto_base = base == 0;
-    base = auto_base ? 10 : base;
+    if (auto_base) {
+        base = 10;
+    }
     struct jv v = jv_int(0);
     bool any = false, after_underscore = false, nonzero = false, leading_zero = *p == '0';
     for (; *p; p++) {
@@ -418,7 +428,9 @@ bool jnum_parse_float(const char *s, size_t n_bytes, double *f)
     bool negative = *p == '-';
     p += *p == '-' || *p == '+';
     if (parse_special(p, f)) {
-        *f = negative ? -*f : *f;
+        if (negative) {
+            *f = -*f;
+        }
         return true;
     }
     size_t whole = float_digits(p, &to);
@@ -448,7 +460,9 @@ bool jnum_parse_float(const char *s, size_t n_bytes, double *f)
         return false;
     }
     *f = strtod(clean, NULL);
-    *f = negative ? -*f : *f;
+    if (negative) {
+        *f = -*f;
+    }
     return true;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Operators: Python's rules for operand types, and its error messages. Attributes and items:
  * access.c. */
+#include "engine/base/minmax.h"
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 
@@ -67,7 +68,7 @@ bool jinja_repeat(struct jrt *rt, struct jv sequence, struct jv times, struct jv
     if (!jv_as_index(rt, times, &n)) {
         return false;
     }
-    n = n < 0 ? 0 : n;
+    n = greater(0, n);
     *out = sequence;
     if (sequence.type != JV_STR && sequence.type != JV_BYTES) {
         return repeat_items(rt, sequence.u.list, (size_t)n, &out->u.list);

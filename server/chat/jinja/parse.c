@@ -55,7 +55,9 @@ static struct jnode *parse_if(struct jparser *p)
             n->more = l.v;
             n->n_more = 1;
         }
-        first = first ? first : cond;
+        if (!first) {
+            first = cond;
+        }
         n = cond;
         if (!jp_is_name(p, "elif")) {
             break;
@@ -111,7 +113,10 @@ static struct jnode *parse_set(struct jparser *p)
     }
     n->kind = N_SET_BLOCK;
     n->b = jp_is_op(p, '|') ? jp_filters(p, NULL, false) : NULL;
-    return p->rt->st == OK && body_to(p, "endset", n) ? n : NULL;
+    if (p->rt->st == OK && body_to(p, "endset", n)) {
+        return n;
+    }
+    return NULL;
 }
 
 static bool grow_signature(struct jparser *p, struct jsignature *sig, int *cap)
@@ -187,7 +192,10 @@ static struct jnode *parse_macro(struct jparser *p)
     }
     n->value = jv_str(s);
     n->sig = parse_signature(p);
-    return n->sig && body_to(p, "endmacro", n) ? n : NULL;
+    if (n->sig && body_to(p, "endmacro", n)) {
+        return n;
+    }
+    return NULL;
 }
 
 static struct jnode *parse_call_block(struct jparser *p)
@@ -197,13 +205,20 @@ static struct jnode *parse_call_block(struct jparser *p)
     if (!n) {
         return NULL;
     }
-    n->sig = jp_is_op(p, '(') ? parse_signature(p) : jrt_alloc(p->rt, 1, sizeof *n->sig);
+    if (jp_is_op(p, '(')) {
+        n->sig = parse_signature(p);
+    } else {
+        n->sig = jrt_alloc(p->rt, 1, sizeof *n->sig);
+    }
     n->a = n->sig ? jp_expression(p, true) : NULL;
     if (n->a && n->a->kind != N_CALL) {
         jinja_syntax(p->rt, n->line, "expected call");
         return NULL;
     }
-    return n->a && body_to(p, "endcall", n) ? n : NULL;
+    if (n->a && body_to(p, "endcall", n)) {
+        return n;
+    }
+    return NULL;
 }
 
 static struct jnode *parse_filter_block(struct jparser *p)
@@ -269,7 +284,10 @@ static struct jnode *parse_generation(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_GENERATION);
     jp_next(p);
-    return n && body_to(p, "endgeneration", n) ? n : NULL;
+    if (n && body_to(p, "endgeneration", n)) {
+        return n;
+    }
+    return NULL;
 }
 
 static struct jnode *parse_word(struct jparser *p, enum jnode_kind kind)

@@ -21,7 +21,10 @@ static struct jnode *unary(struct jparser *p, bool with_filter)
         n = jp_primary(p, false);
     }
     n = jp_postfix(p, n);
-    return with_filter ? jp_filter_expr(p, n) : n;
+    if (with_filter) {
+        return jp_filter_expr(p, n);
+    }
+    return n;
 }
 
 static struct jnode *binary(struct jparser *p, enum jop op, struct jnode *a, struct jnode *b)
@@ -72,7 +75,10 @@ static struct jnode *concat(struct jparser *p)
             return NULL;
         }
     } while (jp_skip_op(p, '~'));
-    return l.n == 1 ? l.v[0] : jp_with_kids(p, N_CONCAT, &l);
+    if (l.n == 1) {
+        return l.v[0];
+    }
+    return jp_with_kids(p, N_CONCAT, &l);
 }
 
 static struct jnode *sum(struct jparser *p)

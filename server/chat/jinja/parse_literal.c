@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Literals, names and parentheses. */
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
@@ -18,7 +19,10 @@ static int hex_digit(char c)
     if (c >= 'a' && c <= 'f') {
         return c - 'a' + 10;
     }
-    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    if (c >= 'A' && c <= 'F') {
+        return c - 'A' + 10;
+    }
+    return -1;
 }
 
 static int hex_digits(const char *s, size_t n_bytes, size_t want, uint32_t *cp)
@@ -127,7 +131,10 @@ static struct jnode *string_literal(struct jparser *p)
         }
     }
     struct jstr *s = jp_settled(jsb_done(&b));
-    return s ? jp_constant(p, jv_str(s)) : NULL;
+    if (s) {
+        return jp_constant(p, jv_str(s));
+    }
+    return NULL;
 }
 
 struct jnode *jp_number(struct jparser *p)
@@ -168,7 +175,10 @@ static struct jnode *list_literal(struct jparser *p)
             return NULL;
         }
     }
-    return jp_expect_op(p, ']') ? jp_with_kids(p, N_LIST, &l) : NULL;
+    if (jp_expect_op(p, ']')) {
+        return jp_with_kids(p, N_LIST, &l);
+    }
+    return NULL;
 }
 
 static struct jnode *dict_literal(struct jparser *p)
@@ -187,7 +197,10 @@ static struct jnode *dict_literal(struct jparser *p)
             return NULL;
         }
     }
-    return jp_expect_op(p, '}') ? jp_with_kids(p, N_DICT, &l) : NULL;
+    if (jp_expect_op(p, '}')) {
+        return jp_with_kids(p, N_DICT, &l);
+    }
+    return NULL;
 }
 
 static struct jnode *name_expr(struct jparser *p, bool with_namespace)
@@ -207,7 +220,7 @@ static struct jnode *name_expr(struct jparser *p, bool with_namespace)
         return NULL;
     }
     n->sym = jinja_symbol(p->t, t->s, t->n_bytes);
-    n->value = jv_str(p->t->names.names[n->sym < 0 ? 0 : n->sym]);
+    n->value = jv_str(p->t->names.names[greater(0, n->sym)]);
     if (with_namespace && jp_skip_op(p, '.')) {
         const struct jtoken *attr = jp_expect_name(p);
         struct jstr *s = attr ? jp_text(p, attr) : NULL;
@@ -238,7 +251,10 @@ struct jnode *jp_primary(struct jparser *p, bool with_namespace)
     }
     if (jp_skip_op(p, '(')) {
         struct jnode *n = jp_tuple(p, true, true);
-        return n && jp_expect_op(p, ')') ? n : NULL;
+        if (n && jp_expect_op(p, ')')) {
+            return n;
+        }
+        return NULL;
     }
     jp_unexpected(p, "an expression");
     return NULL;

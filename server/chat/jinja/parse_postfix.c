@@ -44,13 +44,14 @@ static bool parse_argument(struct jparser *p, struct jcall_node *call, struct jn
 {
     if (jp_is_op(p, '*')) {
         jp_next(p);
-        return (!call->star && !call->star2) || bad_call(p)
-                   ? (call->star = jp_expression(p, true)) != NULL
-                   : false;
+        if ((!call->star && !call->star2) || bad_call(p)) {
+            return (call->star = jp_expression(p, true)) != NULL;
+        }
+        return false;
     }
     if (jp_is_op(p, JOPCODE('*', '*'))) {
         jp_next(p);
-        return !call->star2 || bad_call(p) ? (call->star2 = jp_expression(p, true)) != NULL : false;
+        return (!call->star2 || bad_call(p)) && (call->star2 = jp_expression(p, true)) != NULL;
     }
     const struct jtoken *t = jp_token(p);
     if (t->kind == T_NAME && t[1].kind == T_OP && t[1].op == '=') {
@@ -92,7 +93,10 @@ static struct jnode *call_expr(struct jparser *p, struct jnode *on)
     if (n) {
         n->call = call_args(p);
     }
-    return n && n->call ? n : NULL;
+    if (n && n->call) {
+        return n;
+    }
+    return NULL;
 }
 
 /* One index, or a slice (whose absent parts are NULL). */
@@ -223,7 +227,11 @@ struct jnode *jp_filters(struct jparser *p, struct jnode *on, bool start_inline)
         n->a = on;
         n->value = jv_str(name);
         n->filter = jinja_filter_find(p->rt, name->s, name->n_bytes);
-        n->call = jp_is_op(p, '(') ? call_args(p) : jrt_alloc(p->rt, 1, sizeof *n->call);
+        if (jp_is_op(p, '(')) {
+            n->call = call_args(p);
+        } else {
+            n->call = jrt_alloc(p->rt, 1, sizeof *n->call);
+        }
         if (!n->call) {
             return NULL;
         }
@@ -273,7 +281,10 @@ static struct jnode *test_expr(struct jparser *p, struct jnode *on)
     if (!n->call) {
         return NULL;
     }
-    return negated ? jp_one(p, N_NOT, n) : n;
+    if (negated) {
+        return jp_one(p, N_NOT, n);
+    }
+    return n;
 }
 
 struct jnode *jp_filter_expr(struct jparser *p, struct jnode *n)

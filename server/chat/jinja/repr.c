@@ -67,7 +67,9 @@ static void put_str_repr(struct jsb *b, struct jstr *s)
     for (size_t i = 0; i < s->n_bytes && !b->failed; i += n) {
         uint32_t cp = 0;
         n = utf8_decode(s->s + i, s->n_bytes - i, &cp);
-        n = n > 0 ? n : 1;
+        if (n <= 0) {
+            n = 1;
+        }
         if (!is_plain(cp, quote)) {
             jsb_put_range(b, s, from, i - from);
             put_repr_char(b, cp, quote, js_input_at(s, i));
@@ -194,13 +196,23 @@ static bool put_opaque(struct jsb *b, struct jv v)
 {
     if (v.type == JV_FUNC && v.u.func->is_class) {
         jsb_puts(b, "<class '");
-        jsb_puts(b, strcmp(v.u.func->name, "dict") == 0 ? "" : "jinja2.utils.");
-        jsb_puts(b, strcmp(v.u.func->name, "namespace") == 0 ? "Namespace" : v.u.func->name);
+        if (strcmp(v.u.func->name, "dict") != 0) {
+            jsb_puts(b, "jinja2.utils.");
+        }
+        if (strcmp(v.u.func->name, "namespace") == 0) {
+            jsb_puts(b, "Namespace");
+        } else {
+            jsb_puts(b, v.u.func->name);
+        }
         jsb_puts(b, "'>");
         return true;
     }
     jsb_puts(b, "<");
-    jsb_puts(b, v.type == JV_FUNC ? v.u.func->name : jv_type_name(v));
+    if (v.type == JV_FUNC) {
+        jsb_puts(b, v.u.func->name);
+    } else {
+        jsb_puts(b, jv_type_name(v));
+    }
     jsb_puts(b, " object>");
     return true;
 }

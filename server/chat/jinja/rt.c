@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/chat/jinja/rt.h"
 
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 
 #include <stdarg.h>
@@ -36,7 +37,7 @@ bool jrt_raise(struct jrt *rt, const char *message, size_t n_bytes)
         return false;
     }
     rt->st = ERR_INVALID;
-    size_t n = n_bytes < sizeof rt->err.text - 1 ? n_bytes : sizeof rt->err.text - 1;
+    size_t n = lesser(n_bytes, sizeof rt->err.text - 1);
     while (n > 0 && n < n_bytes && ((unsigned char)message[n] & 0xC0) == 0x80) {
         n--; // not inside a character
     }

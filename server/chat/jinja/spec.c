@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Python's format specifications, the part after the colon in "{:>8.3f}". */
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/format.h"
 #include "server/chat/jinja/num.h"
@@ -22,7 +23,7 @@ static bool take_number(const char **p, const char *end, int64_t *v)
 {
     *v = -1;
     while (*p < end && isdigit((unsigned char)**p)) {
-        *v = (*v < 0 ? 0 : *v) * 10 + (**p - '0');
+        *v = greater(0, *v) * 10 + (**p - '0');
         if (*v > INT32_MAX) {
             return false;
         }
@@ -60,7 +61,9 @@ bool jspec_parse(struct jrt *rt, const struct jstr *text, struct jspec *spec)
         if (!spec->fill) {
             spec->fill = js_lit(rt, "0");
         }
-        spec->align = spec->align ? spec->align : '=';
+        if (!spec->align) {
+            spec->align = '=';
+        }
     }
     bool ok = take_number(&p, end, &spec->width);
     if (p < end && (*p == ',' || *p == '_')) {
@@ -145,8 +148,10 @@ static bool put_number(struct jsb *b, const struct jspec *spec, bool negative, c
     snprintf(head, sizeof head, "%s%s", jspec_sign(spec, negative), prefix);
     bool zeros = spec->align == '=' && spec->fill && js_is(spec->fill, "0");
     size_t around = strlen(head) + strlen(rest);
-    size_t min_width =
-        zeros && spec->width > 0 && (size_t)spec->width > around ? (size_t)spec->width - around : 0;
+    size_t min_width = 0;
+    if (zeros && spec->width > 0 && (size_t)spec->width > around) {
+        min_width = (size_t)spec->width - around;
+    }
     if (min_width > JINJA_MAX_OUTPUT) {
         return jrt_limit(rt, "a string is too long");
     }
@@ -169,7 +174,9 @@ static bool put_number(struct jsb *b, const struct jspec *spec, bool negative, c
     struct jspec pad = *spec;
     if (inside) {
         jsb_puts(b, head);
-        pad.width -= pad.width > 0 ? (int64_t)strlen(head) : 0;
+        if (pad.width > 0) {
+            pad.width -= (int64_t)strlen(head);
+        }
     }
     return jspec_put_padded(b, s, &pad, '>');
 }
@@ -419,8 +426,10 @@ bool jspec_put(struct jsb *b, struct jv v, const struct jspec *spec)
         return jspec_put_int(b, v, spec);
     }
     if (v.type == JV_FLOAT) {
-        return spec->type && !strchr("eEfFgGn%", spec->type) ? unknown_code(rt, spec, v)
-                                                             : jspec_put_float(b, v.u.f, spec);
+        if (spec->type && !strchr("eEfFgGn%", spec->type)) {
+            return unknown_code(rt, spec, v);
+        }
+        return jspec_put_float(b, v.u.f, spec);
     }
     bool plain = !spec->fill && !spec->align && !spec->sign && !spec->alternate && !spec->type &&
                  !spec->grouping && spec->width < 0 && spec->precision < 0;

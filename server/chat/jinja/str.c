@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Strings and their builder: text that tracks for each byte whether it came from the request. */
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/rt.h"
 
@@ -108,7 +109,7 @@ size_t js_chars(struct jstr *s)
 size_t js_offset(struct jstr *s, size_t at_char)
 {
     if (js_chars(s) == s->n_bytes) {
-        return at_char < s->n_bytes ? at_char : s->n_bytes;
+        return lesser(at_char, s->n_bytes);
     }
     size_t i = 0;
     for (size_t n = 0; i < s->n_bytes; i++) {
@@ -160,8 +161,11 @@ struct jstr *js_sub(struct jrt *rt, struct jstr *s, size_t at, size_t n_bytes)
         last++;
     }
     if (n_bytes == 0 || first >= s->n_runs || first == last) {
-        out->prov =
-            n_bytes > 0 && first < s->n_runs && s->runs[first].input ? PROV_INPUT : PROV_TEMPLATE;
+        if (n_bytes > 0 && first < s->n_runs && s->runs[first].input) {
+            out->prov = PROV_INPUT;
+        } else {
+            out->prov = PROV_TEMPLATE;
+        }
         return out;
     }
     struct jrun *runs = jrt_alloc(rt, last - first + 1, sizeof *runs);
@@ -170,8 +174,7 @@ struct jstr *js_sub(struct jrt *rt, struct jstr *s, size_t at, size_t n_bytes)
     }
     for (size_t i = first; i <= last; i++) {
         size_t end = s->runs[i].end - at;
-        runs[i - first] =
-            (struct jrun){.end = end < n_bytes ? end : n_bytes, .input = s->runs[i].input};
+        runs[i - first] = (struct jrun){.end = lesser(end, n_bytes), .input = s->runs[i].input};
     }
     out->runs = runs;
     out->n_runs = last - first + 1;
@@ -234,7 +237,7 @@ static bool reserve(struct jsb *b, size_t more)
         return true;
     }
     size_t cap = b->cap ? b->cap * 2 : 128;
-    cap = cap > b->n_bytes + more ? cap : b->n_bytes + more;
+    cap = greater(cap, b->n_bytes + more);
     char *s = jrt_alloc(b->rt, cap, 1);
     if (!s) {
         b->failed = true;
@@ -304,7 +307,7 @@ void jsb_put_range(struct jsb *b, struct jstr *s, size_t at, size_t n_bytes)
     }
     size_t end = at + n_bytes;
     for (size_t r = find_run(s, at); r < s->n_runs && at < end; r++) {
-        size_t to = s->runs[r].end < end ? s->runs[r].end : end;
+        size_t to = lesser(s->runs[r].end, end);
         jsb_put(b, s->s + at, to - at, s->runs[r].input);
         at = to;
     }

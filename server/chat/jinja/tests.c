@@ -96,8 +96,11 @@ static bool known(struct jrt *rt, struct jv v, bool filters, bool *out)
         if (!js_flat(rt, v.u.s)) {
             return false;
         }
-        *out = filters ? jinja_filter_find(rt, s->s, s->n_bytes) != NULL
-                       : jinja_test_find(rt, s->s, s->n_bytes) != NULL;
+        if (filters) {
+            *out = jinja_filter_find(rt, s->s, s->n_bytes) != NULL;
+        } else {
+            *out = jinja_test_find(rt, s->s, s->n_bytes) != NULL;
+        }
         return true;
     }
     if (!jv_hash(rt, v, &hash)) {

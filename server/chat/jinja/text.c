@@ -2,6 +2,7 @@
 /* Shared by str methods and filters: case mapping, stripping, splitting, searching. Each character
  * keeps its provenance. */
 #include "engine/base/hash.h"
+#include "engine/base/minmax.h"
 #include "engine/base/utf8.h"
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/unicode.h"
@@ -15,7 +16,9 @@ static uint32_t char_at(const struct jstr *s, size_t i, size_t *n)
     *n = 1;
     if (cp >= 0x80) {
         *n = utf8_decode(s->s + i, s->n_bytes - i, &cp);
-        *n = *n > 0 ? *n : 1;
+        if (*n <= 0) {
+            *n = 1;
+        }
     }
     return cp;
 }
@@ -35,9 +38,13 @@ static void put_mapped(struct jsb *b, uint32_t cp, int how, bool input)
     if (cp < 0x80) {
         char c = (char)cp;
         if (how == UNI_TO_LOWER || how == UNI_TO_FOLD) {
-            c = c >= 'A' && c <= 'Z' ? (char)(c + 32) : c;
+            if (c >= 'A' && c <= 'Z') {
+                c = (char)(c + 32);
+            }
         } else {
-            c = c >= 'a' && c <= 'z' ? (char)(c - 32) : c;
+            if (c >= 'a' && c <= 'z') {
+                c = (char)(c - 32);
+            }
         }
         jsb_putc(b, c, input);
         return;
@@ -217,7 +224,9 @@ size_t jt_rfind(const struct jstr *s, const struct jstr *part, size_t from, size
     for (size_t i = 0; i < m; i++) {
         want = (times(want, base) + (unsigned char)part->s[m - 1 - i]) % prime;
         have = (times(have, base) + (unsigned char)s->s[to - 1 - i]) % prime;
-        top = i > 0 ? times(top, base) : top;
+        if (i > 0) {
+            top = times(top, base);
+        }
     }
     for (size_t at = to - m;; at--) {
         if (have == want && (m == 0 || memcmp(s->s + at, part->s, m) == 0)) {
@@ -329,9 +338,17 @@ bool jt_split(struct jrt *rt, struct jstr *s, struct jstr *sep, int64_t max, boo
         return false;
     }
     if (!from_right) {
-        return sep ? split_at(rt, s, sep, max, l) : split_spaces(rt, s, max, l);
+        if (sep) {
+            return split_at(rt, s, sep, max, l);
+        }
+        return split_spaces(rt, s, max, l);
     }
-    bool ok = sep ? split_at_right(rt, s, sep, max, l) : split_spaces_right(rt, s, max, l);
+    bool ok;
+    if (sep) {
+        ok = split_at_right(rt, s, sep, max, l);
+    } else {
+        ok = split_spaces_right(rt, s, max, l);
+    }
     reverse_items(l);
     return ok;
 }
@@ -444,7 +461,7 @@ struct jstr *jt_reverse(struct jrt *rt, struct jstr *s)
 struct jstr *jt_chars(struct jrt *rt, struct jstr *s, size_t from, size_t to)
 {
     size_t n = js_chars(s);
-    to = to < n ? to : n;
+    to = lesser(to, n);
     if (from >= to) {
         return js_sub(rt, s, 0, 0);
     }

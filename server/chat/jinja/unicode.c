@@ -5,7 +5,9 @@
 
 static const struct uni_record *record(uint32_t cp)
 {
-    cp = cp < 0x110000 ? cp : 0;
+    if (cp >= 0x110000) {
+        cp = 0;
+    }
     return &uni_records[uni_pages[uni_top[cp / UNI_PAGE]][cp % UNI_PAGE]];
 }
 

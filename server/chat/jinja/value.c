@@ -16,7 +16,9 @@ bool jv_undefined(struct jrt *rt, struct jv obj, struct jv name, struct jv *out)
             return false;
         }
         *u = (struct jundef){.obj = obj, .name = name};
-        rt->last_missing = simple ? u : rt->last_missing;
+        if (simple) {
+            rt->last_missing = u;
+        }
     }
     *out = (struct jv){.type = JV_UNDEFINED, .u.undef = u};
     return true;

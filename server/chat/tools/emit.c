@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shared by the parsers: inspecting held text, deciding whether it is content, and reporting calls.
  * Independent of any parser. */
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
@@ -19,9 +21,15 @@ enum tool_match tool_match(const struct tool_parse *p, const char *word, bool fi
 {
     size_t n = strlen(word), held = tool_n_held(p);
     if (held >= n) {
-        return memcmp(tool_held(p), word, n) == 0 ? MATCH_YES : MATCH_NO;
+        if (memcmp(tool_held(p), word, n) == 0) {
+            return MATCH_YES;
+        }
+        return MATCH_NO;
     }
-    return !final && memcmp(tool_held(p), word, held) == 0 ? MATCH_MAYBE : MATCH_NO;
+    if (!final && memcmp(tool_held(p), word, held) == 0) {
+        return MATCH_MAYBE;
+    }
+    return MATCH_NO;
 }
 
 static bool is_space(char c)
@@ -68,14 +76,14 @@ void tool_report(struct tool_parse *p, size_t end)
 
 bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool final, int *which)
 {
-    const char *s = p->held.data ? p->held.data : "";
+    const char *s = or_empty(p->held.data);
     size_t n = p->held.n_bytes, i = p->at + p->n_seen;
     size_t end = trim ? p->at : i; // end of the text that is certainly content
     for (; i < n; i++) {
         bool maybe = false;
         for (int w = 0; words[w]; w++) {
             size_t len = strlen(words[w]), left = n - i;
-            if (memcmp(s + i, words[w], len < left ? len : left) != 0) {
+            if (memcmp(s + i, words[w], lesser(len, left)) != 0) {
                 continue;
             }
             if (left >= len) {
@@ -90,7 +98,9 @@ bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool f
         if (maybe && !final) {
             break;
         }
-        end = trim && is_space(s[i]) ? end : i + 1;
+        if (!trim || !is_space(s[i])) {
+            end = i + 1;
+        }
     }
     tool_report(p, final ? n : end);
     p->scan = p->at;
@@ -127,7 +137,9 @@ bool tool_closes(struct tool_parse *p, char c)
     if (p->quote) {
         bool ends = !p->escape && c == '"';
         p->escape = !p->escape && c == '\\';
-        p->quote = ends ? 0 : p->quote;
+        if (ends) {
+            p->quote = 0;
+        }
     } else if (c == '"') {
         p->quote = c;
     } else if (c == '{' || c == '[') {

@@ -218,7 +218,9 @@ static bool value(struct tool_parse *p, bool final)
     }
     enum tool_match m = quoted(p, final, &text, &n);
     bool is_bare = m == MATCH_NO && c != '{' && c != '[';
-    m = is_bare ? bare(p, ",}]", &text, &n) : m;
+    if (is_bare) {
+        m = bare(p, ",}]", &text, &n);
+    }
     if (m == MATCH_MAYBE) {
         p->scan = p->at; // retried with more text
         return false;
@@ -266,7 +268,9 @@ static bool after(struct tool_parse *p, bool final)
     if (tool_n_held(p) == 0 || m == MATCH_MAYBE) {
         return false;
     }
-    p->scan += m == MATCH_YES ? sizeof close - 1 : 0;
+    if (m == MATCH_YES) {
+        p->scan += sizeof close - 1;
+    }
     tool_commit(p);
     p->state = TEXT;
     return true;

@@ -78,7 +78,10 @@ static bool body(struct tool_parse *p, bool final)
         tool_commit(p);
         return give_up(p);
     }
-    return key == MATCH_MAYBE || over == MATCH_MAYBE ? false : give_up(p);
+    if (key == MATCH_MAYBE || over == MATCH_MAYBE) {
+        return false;
+    }
+    return give_up(p);
 }
 
 /* The text from `at` to `end`; `scan` moves past `end`. False: it has not arrived. */
@@ -87,7 +90,9 @@ static bool up_to(struct tool_parse *p, const char *end, const char **text, size
     size_t n_end = strlen(end), held = tool_n_held(p);
     const char *found = memmem(tool_held(p), held, end, n_end);
     if (!found) {
-        p->scan += held > n_end ? held - n_end : 0; // examined; `at` stays
+        if (held > n_end) {
+            p->scan += held - n_end;
+        } // examined; `at` stays
         return false;
     }
     *text = p->held.data + p->at;

@@ -6,6 +6,8 @@
  * "analysis" is reasoning; text to a function is a call's arguments; all other text is content:
  * channel "final", text before a call, messages to tools that are not the client's, and text
  * outside messages. */
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
@@ -21,12 +23,15 @@ enum { HEAD_MAX_BYTES = 512 }; // chosen: the recipient is its longest part, and
 static int marker(char c)
 {
     int m = (unsigned char)c - TOOL_MARK;
-    return m >= 0 && m < N_MARKERS ? m : -1;
+    if (m >= 0 && m < N_MARKERS) {
+        return m;
+    }
+    return -1;
 }
 
 static const char *text_of(const struct buf *b)
 {
-    return b->data ? b->data : "";
+    return or_empty(b->data);
 }
 
 /* Emits text of the message kind in `state`; messages of one kind are separated by line breaks. */
@@ -68,7 +73,9 @@ static bool is_space(char c)
 static bool next_word(const char **s, const char *end, struct word *w)
 {
     for (w->after = -1; *s < end && (is_space(**s) || marker(**s) >= 0); (*s)++) {
-        w->after = marker(**s) >= 0 ? marker(**s) : w->after;
+        if (marker(**s) >= 0) {
+            w->after = marker(**s);
+        }
     }
     for (w->text = *s; *s < end && !is_space(**s) && marker(**s) < 0; (*s)++) {
     }
@@ -82,7 +89,7 @@ static bool is_known(const struct word *w, bool cut)
                                         "json",      "code",     "to=assistant"};
     static const char recipient[] = "to=functions.";
     const size_t n_recipient = sizeof recipient - 1;
-    size_t n = w->n_bytes < n_recipient ? w->n_bytes : n_recipient;
+    size_t n = lesser(w->n_bytes, n_recipient);
     if (memcmp(w->text, recipient, n) == 0 && (cut || n == n_recipient)) {
         return true;
     }

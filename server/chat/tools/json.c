@@ -4,6 +4,7 @@
 #include "server/chat/tools/parser.h"
 
 #include "engine/base/json_scan.h"
+#include "engine/base/optional.h"
 
 #include <string.h>
 
@@ -40,7 +41,7 @@ static bool is_space(char b)
 static bool unescape(struct buf *raw)
 {
     struct json_scan sc;
-    json_scan_init(&sc, raw->data ? raw->data : "", raw->n_bytes, 8);
+    json_scan_init(&sc, or_empty(raw->data), raw->n_bytes, 8);
     if (json_scan_next(&sc) != JSON_TOKEN_STRING) {
         return false;
     }
@@ -54,7 +55,7 @@ static bool unescape(struct buf *raw)
 
 static void begin(struct json_call *c, struct tool_parse *p)
 {
-    tool_begin(p, c->name.data, c->id.data ? c->id.data : "");
+    tool_begin(p, c->name.data, or_empty(c->id.data));
     c->begun = true;
     tool_arguments(p, c->arguments.data, c->arguments.n_bytes);
     buf_clear(&c->arguments);

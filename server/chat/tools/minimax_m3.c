@@ -95,19 +95,29 @@ static bool elements(struct reader *r, const struct json *schema, int depth)
     size_t n;
     bool list = tag_name(&first, "<", &name, &n) && n == 4 && memcmp(name, "item", 4) == 0 &&
                 !property(r->root, schema, name, n);
-    buf_putc(r->out, list ? '[' : '{');
+    if (list) {
+        buf_putc(r->out, '[');
+    } else {
+        buf_putc(r->out, '{');
+    }
     for (int i = 0; !at_tag(r, "</"); i++) {
         struct reader tag = *r;
         if (!tag_name(&tag, "<", &name, &n)) {
             return false;
         }
-        buf_puts(r->out, i ? ", " : "");
+        if (i) {
+            buf_puts(r->out, ", ");
+        }
         if (!list) {
             buf_put_json(r->out, name, n);
             buf_puts(r->out, ": ");
         }
-        const struct json *its =
-            list ? find_in(r->root, schema, "items", 0) : property(r->root, schema, name, n);
+        const struct json *its;
+        if (list) {
+            its = find_in(r->root, schema, "items", 0);
+        } else {
+            its = property(r->root, schema, name, n);
+        }
         if (!element(r, its, depth + 1)) {
             return false;
         }
@@ -115,7 +125,11 @@ static bool elements(struct reader *r, const struct json *schema, int depth)
             r->s++;
         }
     }
-    buf_putc(r->out, list ? ']' : '}');
+    if (list) {
+        buf_putc(r->out, ']');
+    } else {
+        buf_putc(r->out, '}');
+    }
     return true;
 }
 
@@ -220,7 +234,9 @@ static bool find_element_end(struct tool_parse *p)
     while (tool_n_held(p) > 0) {
         const char *s = tool_held(p), *tag = memmem(s, tool_n_held(p), mark, n_mark);
         if (!tag) {
-            p->scan += tool_n_held(p) >= n_mark ? tool_n_held(p) - (n_mark - 1) : 0;
+            if (tool_n_held(p) >= n_mark) {
+                p->scan += tool_n_held(p) - (n_mark - 1);
+            }
             return false;
         }
         const char *end = p->held.data + p->held.n_bytes;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Mistral: [TOOL_CALLS] followed by an array of objects (up to Nemo), or once per call by
  * name[ARGS]{...} or name[CALL_ID]id[ARGS]{...} (later models). */
+#include "engine/base/optional.h"
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
@@ -45,7 +46,7 @@ static bool is_name(char c)
 
 static bool begin_arguments(struct tool_parse *p)
 {
-    tool_begin(p, p->name.data, p->id.data ? p->id.data : "");
+    tool_begin(p, p->name.data, or_empty(p->id.data));
     tool_commit(p);
     tool_object_begin(p);
     p->state = ARGUMENTS;
@@ -84,7 +85,10 @@ static bool word(struct tool_parse *p, bool final)
             p->state = ID;
             return true;
         }
-        return a == MATCH_MAYBE || i == MATCH_MAYBE ? false : give_up(p);
+        if (a == MATCH_MAYBE || i == MATCH_MAYBE) {
+            return false;
+        }
+        return give_up(p);
     }
     return false;
 }
@@ -145,7 +149,10 @@ static bool step(struct tool_parse *p, bool final)
             tool_commit(p);
             p->state = ARRAY;
         }
-        return r == CALL_BAD ? give_up(p) : r == CALL_DONE;
+        if (r == CALL_BAD) {
+            return give_up(p);
+        }
+        return r == CALL_DONE;
     }
 }
 

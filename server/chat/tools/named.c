@@ -52,7 +52,10 @@ static bool text(struct tool_parse *p, bool final)
         return false;
     }
     p->state = SECTION;
-    return which == 0 ? begin_name(p) : true;
+    if (which == 0) {
+        return begin_name(p);
+    }
+    return true;
 }
 
 /* After the marker that opens the section. */
@@ -163,7 +166,9 @@ static bool after(struct tool_parse *p, bool final)
     bool closed = false;
     for (const char *const *w = words; m == MATCH_NO && *w; w++) {
         m = tool_match(p, *w, final);
-        p->scan += m == MATCH_YES ? strlen(*w) : 0;
+        if (m == MATCH_YES) {
+            p->scan += strlen(*w);
+        }
         closed = m == MATCH_YES && *w == f->close;
     }
     if (m == MATCH_MAYBE) {

@@ -3,6 +3,7 @@
  * <|tool_call_start|> and <|tool_call_end|> after any text (LFM2). OLMo 3 writes them between tags
  * only, one per line without brackets. Values are Python or JSON literals. A call is reported when
  * it is complete. */
+#include "engine/base/optional.h"
 #include "server/chat/tools/parser.h"
 
 #include <ctype.h>
@@ -66,8 +67,10 @@ static int64_t hex_digits(struct reader *r, int n)
     int64_t v = 0;
     for (int i = 0; i < n; i++, r->s++) {
         static const char digits[] = "0123456789abcdef";
-        const char *d =
-            r->s < r->end && isxdigit((unsigned char)*r->s) ? strchr(digits, *r->s | 0x20) : NULL;
+        const char *d = NULL;
+        if (r->s < r->end && isxdigit((unsigned char)*r->s)) {
+            d = strchr(digits, *r->s | 0x20);
+        }
         if (!d) {
             return -1;
         }
@@ -128,7 +131,11 @@ static bool escape(struct reader *r, struct buf *text)
     if (cp >= 0xD800 && cp < 0xDC00 && r->end - r->s >= 6 && r->s[0] == '\\' && r->s[1] == 'u') {
         r->s += 2; // JSON's surrogate pairs
         const int64_t low = hex_digits(r, 4);
-        cp = low >= 0xDC00 && low < 0xE000 ? 0x10000 + ((cp - 0xD800) << 10) + (low - 0xDC00) : -1;
+        if (low >= 0xDC00 && low < 0xE000) {
+            cp = 0x10000 + ((cp - 0xD800) << 10) + (low - 0xDC00);
+        } else {
+            cp = -1;
+        }
     }
     if (cp < 0 || cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000)) {
         return false;
@@ -158,7 +165,7 @@ static bool string(struct reader *r)
         }
     }
     if (good) {
-        buf_put_json(r->out, text.data ? text.data : "", text.n_bytes);
+        buf_put_json(r->out, or_empty(text.data), text.n_bytes);
     }
     buf_deinit(&text);
     return good;
@@ -235,7 +242,11 @@ static bool items(struct reader *r, char close, bool keys)
     if (++r->depth > MAX_DEPTH) {
         return false;
     }
-    buf_putc(r->out, keys ? '{' : '[');
+    if (keys) {
+        buf_putc(r->out, '{');
+    } else {
+        buf_putc(r->out, '[');
+    }
     for (int i = 0;; i++) {
         if (take(r, close)) {
             break;
@@ -261,7 +272,11 @@ static bool items(struct reader *r, char close, bool keys)
         }
     }
     r->depth--;
-    buf_putc(r->out, keys ? '}' : ']');
+    if (keys) {
+        buf_putc(r->out, '}');
+    } else {
+        buf_putc(r->out, ']');
+    }
     return true;
 }
 
@@ -362,7 +377,7 @@ static bool report_call(struct tool_parse *p)
     }
     buf_deinit(&json);
     p->state = AFTER;
-    return good ? true : give_up(p);
+    return good || give_up(p);
 }
 
 static bool call(struct tool_parse *p)
@@ -373,7 +388,9 @@ static bool call(struct tool_parse *p)
         if (p->quote) {
             bool ends = !p->escape && c == p->quote;
             p->escape = !p->escape && c == '\\';
-            p->quote = ends ? 0 : p->quote;
+            if (ends) {
+                p->quote = 0;
+            }
         } else if (c == '"' || c == '\'') {
             p->quote = c;
         } else if (strchr("([{", c)) {
@@ -447,7 +464,11 @@ static bool start(struct tool_parse *p)
     if (tool_n_held(p) == 0) {
         return false;
     }
-    p->state = *tool_held(p) == '[' && !form_of(p)->lines ? CALLS : TEXT;
+    if (*tool_held(p) == '[' && !form_of(p)->lines) {
+        p->state = CALLS;
+    } else {
+        p->state = TEXT;
+    }
     if (p->state == TEXT) {
         p->scan = p->at;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Arguments that a format writes as bare text, one per parameter: the tool's schema decides whether
  * a value is a string or JSON. */
+#include "engine/base/optional.h"
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
@@ -71,7 +72,9 @@ static bool allows(const struct json *root, const struct json *schema, const cha
         }
     }
     const struct json *first = json_first(json_get(schema, "enum"));
-    first = first ? first : json_get(schema, "const");
+    if (!first) {
+        first = json_get(schema, "const");
+    }
     if (!t && first) {
         *known = true;
         return strcmp(json_type_name(json_type(first)), type) == 0;
@@ -121,7 +124,11 @@ void tool_put_value(const struct json *root, const struct json *schema, const ch
         buf_puts(out, "{}");
     } else if (allows(root, schema, "boolean", 0, &known) &&
                (is_word(s, n, "true") || is_word(s, n, "false"))) {
-        buf_puts(out, n == 4 ? "true" : "false"); // Python's True
+        if (n == 4) {
+            buf_puts(out, "true");
+        } else {
+            buf_puts(out, "false");
+        } // Python's True
     } else {
         buf_put_json(out, s, n);
     }
@@ -129,22 +136,26 @@ void tool_put_value(const struct json *root, const struct json *schema, const ch
 
 const struct json *tool_root(const struct tool_parse *p)
 {
-    return json_get(tool_function(p->tools, p->name.data ? p->name.data : ""), "parameters");
+    return json_get(tool_function(p->tools, or_empty(p->name.data)), "parameters");
 }
 
 const struct json *tool_schema(const struct tool_parse *p)
 {
     const struct json *root = tool_root(p);
     const struct json *properties = json_get(tool_resolve(root, root), "properties");
-    return json_get(properties, p->id.data ? p->id.data : "");
+    return json_get(properties, or_empty(p->id.data));
 }
 
 void tool_parameter(struct tool_parse *p, const char *text, size_t n_bytes, enum tool_value type)
 {
     struct buf json;
     buf_init(&json, VALUE_MAX_BYTES);
-    buf_puts(&json, p->n_parameters == 0 ? "{" : ", ");
-    buf_put_json(&json, p->id.data ? p->id.data : "", p->id.n_bytes);
+    if (p->n_parameters == 0) {
+        buf_puts(&json, "{");
+    } else {
+        buf_puts(&json, ", ");
+    }
+    buf_put_json(&json, or_empty(p->id.data), p->id.n_bytes);
     buf_puts(&json, ": ");
     if (type == TOOL_VALUE_BY_SCHEMA) {
         tool_put_value(tool_root(p), tool_schema(p), text, n_bytes, &json);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/chat/tools/writing.h"
+#include "engine/base/optional.h"
 
 #include <string.h>
 
 static const char *text_of(const char *text)
 {
-    return text ? text : "";
+    return or_empty(text);
 }
 
 static void put_text(struct buf *out, const char *text)
@@ -53,7 +54,9 @@ static void put_call(struct buf *out, const struct tool_writing *w,
     buf_puts(out, "{\"begin\":");
     buf_put_json(out, at, number ? (size_t)(number - at) : strlen(at));
     buf_puts(out, ",\"content\":");
-    buf_puts(out, number ? "{\"type\":\"sequence\",\"elements\":[" : "");
+    if (number) {
+        buf_puts(out, "{\"type\":\"sequence\",\"elements\":[");
+    }
     while (number) {
         at = number + 2;
         number = strstr(at, "%d");
@@ -63,7 +66,9 @@ static void put_call(struct buf *out, const struct tool_writing *w,
         buf_puts(out, "},");
     }
     put_arguments(out, w, tool);
-    buf_puts(out, at != head.data ? "]}" : "");
+    if (at != head.data) {
+        buf_puts(out, "]}");
+    }
     buf_puts(out, ",\"end\":");
     put_text(out, text_of(w->call_end));
     buf_putc(out, '}');
@@ -74,7 +79,9 @@ static void put_tags(struct buf *out, const struct tool_calls *c)
 {
     buf_puts(out, "\"tags\":[");
     for (size_t i = 0; i < c->n_tools; i++) {
-        buf_puts(out, i ? "," : "");
+        if (i) {
+            buf_puts(out, ",");
+        }
         put_call(out, c->writing, &c->tools[i]);
     }
     buf_putc(out, ']');
@@ -88,7 +95,11 @@ static bool is_one(const struct tool_calls *c)
 static void put_list(struct buf *out, const struct tool_calls *c)
 {
     buf_puts(out, "{\"type\":\"tags_with_separator\",\"at_least_one\":true,\"stop_after_first\":");
-    buf_puts(out, is_one(c) ? "true,\"separator\":" : "false,\"separator\":");
+    if (is_one(c)) {
+        buf_puts(out, "true,\"separator\":");
+    } else {
+        buf_puts(out, "false,\"separator\":");
+    }
     put_text(out, text_of(c->writing->between));
     buf_putc(out, ',');
     put_tags(out, c);
@@ -116,7 +127,9 @@ static void put_bars(struct buf *out, const struct tool_writing *w)
 {
     buf_puts(out, "\"excludes\":[");
     for (int i = 0; w->bars[i]; i++) {
-        buf_puts(out, i ? "," : "");
+        if (i) {
+            buf_puts(out, ",");
+        }
         put_text(out, w->bars[i]);
     }
     buf_putc(out, ']');
@@ -139,7 +152,11 @@ void tool_put_text_and_calls(struct buf *out, const struct tool_calls *c)
     put_text(out, w->trigger);
     buf_puts(out, "],");
     put_bars(out, w);
-    buf_puts(out, is_one(c) ? ",\"stop_after_first\":true," : ",");
+    if (is_one(c)) {
+        buf_puts(out, ",\"stop_after_first\":true,");
+    } else {
+        buf_puts(out, ",");
+    }
     if (w->open) {
         buf_puts(out, "\"tags\":[");
         tool_put_calls(out, c);

@@ -75,9 +75,14 @@ static bool name(struct tool_parse *p, struct buf *into, const struct key_end *e
                     take_name(p, strlen(e->text), e->type);
                     return true;
                 }
-                m = one == MATCH_MAYBE ? one : m;
+                if (one == MATCH_MAYBE) {
+                    m = one;
+                }
             }
-            return m == MATCH_MAYBE ? false : give_up(p);
+            if (m == MATCH_MAYBE) {
+                return false;
+            }
+            return give_up(p);
         }
         if ((c >= '\0' && c < ' ') || c == '<' || into->failed) {
             return give_up(p);
@@ -141,7 +146,9 @@ static bool value(struct tool_parse *p)
     size_t n_end = strlen(end), n = tool_n_held(p);
     const char *found = memmem(tool_held(p), n, end, n_end);
     if (!found) {
-        p->scan += n > n_end ? n - n_end : 0; // examined; `at` stays
+        if (n > n_end) {
+            p->scan += n - n_end;
+        } // examined; `at` stays
         return false;
     }
     const char *text = p->held.data + p->at;
@@ -173,7 +180,10 @@ static bool body(struct tool_parse *p, bool final)
         p->state = AFTER;
         return true;
     }
-    return key == MATCH_MAYBE || end == MATCH_MAYBE ? false : give_up(p);
+    if (key == MATCH_MAYBE || end == MATCH_MAYBE) {
+        return false;
+    }
+    return give_up(p);
 }
 
 /* After a call: drops the tags that close the outer pairs. */
@@ -189,7 +199,9 @@ static bool after(struct tool_parse *p, bool final)
     for (const char *const *close = f->closes; m == MATCH_NO && *close; close++) {
         m = tool_match(p, *close, final);
         closed = m == MATCH_YES;
-        p->scan += closed ? strlen(*close) : 0;
+        if (closed) {
+            p->scan += strlen(*close);
+        }
     }
     if (m == MATCH_MAYBE) {
         return false;
@@ -211,7 +223,10 @@ static bool opened(struct tool_parse *p, bool final)
         p->state = NAME;
         return true;
     }
-    return m == MATCH_MAYBE || tool_n_held(p) == 0 ? false : give_up(p);
+    if (m == MATCH_MAYBE || tool_n_held(p) == 0) {
+        return false;
+    }
+    return give_up(p);
 }
 
 static bool text(struct tool_parse *p, bool final)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Linked with an op test of the GPU, which then runs on the fake device: its results are zeroes,
- * and wrong, but what it asks for must be in order. Says so at the end. */
+/* Linked with an op test of the GPU, which then runs on the fake device. All results are zero, so
+ * the test's comparisons are ignored; its calls must keep the contract of a device. Reports at the
+ * end. */
 #include "cuda/cuda.h"
 #include "test/cuda/fake/fake_cuda.h"
 

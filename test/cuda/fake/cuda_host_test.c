@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The host's half of the CUDA backend, behind the whole engine, on a device that does nothing
- * (fake_cuda.h): what it asks of a device is in order, every failure of it ends every request and
- * leaves nothing behind. Answers are zeroes; the op tests and goldens look at those, on a GPU. */
+/* The host side of the CUDA backend, below the whole engine, on a device that computes nothing
+ * (fake_cuda.h): its calls keep the contract of a device, and each failure ends every request and
+ * leaks nothing. Answers are zeros; op tests and goldens compare real ones, on a GPU. */
 #include "test/cuda/fake/host_bed.h"
 
 #ifdef SLUICE_CUDA
@@ -22,8 +22,8 @@ struct bed {
     int32_t n_done, n_failed;
 };
 
-/* Greedy, drawn, several samples, log probabilities, everything that the sampler takes, embeddings;
- * some share a prefix. The model's vocabulary has more than 300 ids. */
+/* Greedy, drawn, several samples, log-probabilities, all sampling parameters, embeddings. Some
+ * share a prefix. The model's vocabulary has more than 300 ids. */
 static void make_request(struct bed *b, int32_t i, int32_t n_prompt, int32_t n_samples)
 {
     static const int32_t ids[] = {5, 6, 7, 300}, lengths[] = {1, 2};
@@ -79,7 +79,7 @@ static void on_event(struct engine_request *r, void *arg)
     b->n_failed += r->done && r->error != OK;
 }
 
-/* Serves the requests, also to a device that is lost meanwhile: each ends, once. */
+/* Serves the requests, also if the device is lost meanwhile: each ends exactly once. */
 static void serve(struct bed *b, int32_t longest, int32_t n_samples)
 {
     struct err err;
@@ -106,7 +106,7 @@ static void serve(struct bed *b, int32_t longest, int32_t n_samples)
     CHECK(b->n_failed == 0 || stats.state == ENGINE_FAILED);
 }
 
-/* One life of an engine: true if it could be opened. */
+/* Opens an engine, serves and closes it. True if it could be opened. */
 static bool live(struct engine_options *o, int32_t longest, int32_t n_samples, const char *what)
 {
     struct bed *b = xcalloc(1, sizeof *b);
@@ -231,7 +231,7 @@ static const struct {
     int32_t n_samples, max_rows;
 } loads[] = {{1, 8192}, {8, 512}, {40, 1000}, {64, 8192}, {128, 8192}};
 
-/* Bits of those of the kernels that serving the model has launched. */
+/* A bit for each of those kernels that serving the model launched. */
 static uint32_t serve_model(const char *dir, size_t model, int32_t sm, const char *const *kernels)
 {
     uint32_t launched = 0;
@@ -297,11 +297,14 @@ struct loss {
 };
 enum { NOT_OPENED, OPENED, NOT_REACHED, MAX_CALLS = 20000 };
 
-/* FAKE_STRIDE=1 takes every call, which needs a minute. */
+/* FAKE_STRIDE=1 tests every call, which takes a minute. */
 static int64_t stride(void)
 {
     const char *s = getenv("FAKE_STRIDE");
-    return s && atoi(s) > 0 ? atoi(s) : 11;
+    if (s && atoi(s) > 0) {
+        return atoi(s);
+    }
+    return 11;
 }
 
 static int live_until_lost(const void *arg)
@@ -322,10 +325,14 @@ static int live_until_lost(const void *arg)
                                .speculative_config = l->config,
                                .tensor_parallel_size = l->n_ranks};
     const bool opened = live(&o, 90, 2, what);
-    return !fake_cuda_failed() ? NOT_REACHED : opened ? OPENED : NOT_OPENED;
+    if (!fake_cuda_failed()) {
+        return NOT_REACHED;
+    }
+    return opened ? OPENED : NOT_OPENED;
 }
 
-/* For calls all over a life: while the engine opens an error, later the end of every request. */
+/* For calls from all phases: failures during the opening return an error, later ones end every
+ * request. */
 static void lose_at_every_call(cudaError_t e)
 {
     static const char *const configs[] = {
@@ -387,7 +394,7 @@ TEST(a_device_that_is_lost_ends_every_request)
     lose_at_every_call(cudaErrorIllegalAddress);
 }
 
-/* As on a device: the wait is refused, and what was captured is no graph. */
+/* As on a device: the wait is refused, and the capture is lost. */
 TEST(a_capture_bears_no_wait)
 {
     for (int what = 0; what < 3; what++) {
@@ -400,9 +407,12 @@ TEST(a_capture_bears_no_wait)
         REQUIRE(cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess);
         REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
         CHECK(fake_cuda_complaint() == NULL);
-        const cudaError_t e = what == 0   ? cudaStreamSynchronize(stream)
-                              : what == 1 ? cudaEventSynchronize(event)
-                                          : cudaMalloc(&p, 16);
+        cudaError_t e;
+        switch (what) {
+        case 0: e = cudaStreamSynchronize(stream); break;
+        case 1: e = cudaEventSynchronize(event); break;
+        default: e = cudaMalloc(&p, 16); break;
+        }
         CHECK_EQ(e, cudaErrorStreamCaptureUnsupported);
         CHECK(fake_cuda_complaint() != NULL);
         CHECK_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Updates of lanes as the device sees them: random ones, also larger than the staging memory,
- * arrive whole, and of two in a place the later one stays. The kernel that applies a flush's writes
- * is the one kernel that runs here; it takes them in random order, as a device may. */
+/* Updates of lanes as the device sees them: random updates, also larger than the staging memory,
+ * arrive complete, and of two to the same place the later one wins. The kernel that applies the
+ * writes of a flush is the only one emulated; it applies them in random order, as a device may. */
+#include "engine/base/minmax.h"
 #include "test/cuda/fake/host_bed.h"
 
 #ifdef SLUICE_CUDA
@@ -25,7 +26,10 @@ static void apply(dim3 grid, const void *const *args)
     const uint32_t *data = *(const uint32_t *const *)args[1];
     const int32_t n = (int32_t)grid.x, stride = 7919, first = pick(0, n - 1);
     for (int32_t i = 0; i < n; i++) { // each once: the stride is prime
-        const int32_t at = n == stride ? i : (int32_t)((first + (int64_t)i * stride) % n);
+        int32_t at = i;
+        if (n != stride) {
+            at = (int32_t)((first + (int64_t)i * stride) % n);
+        }
         const struct patch *p = &patches[at];
         memcpy(p->to, data + p->from, (size_t)p->n_words * sizeof *data);
     }
@@ -58,7 +62,7 @@ static void update(struct backend *be, int32_t lane, int32_t *expected)
 {
     static int32_t tokens[LEN], next;
     const int32_t first = pick(0, 3) ? pick(0, 300) : pick(0, LEN - 1);
-    const int32_t room = LEN - first, n = pick(0, 5) ? pick(0, room < 90 ? room : 90) : room;
+    const int32_t room = LEN - first, n = pick(0, 5) ? pick(0, lesser(room, 90)) : room;
     for (int32_t i = 0; i < n; i++) {
         expected[first + i] = tokens[i] = ++next & 0xfffffff;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Random engines and loads on the fake device: bucket edges, odd budgets, few blocks, trees, ranks,
  * cancelled requests. FAKE_RUNS random lives (40) from FAKE_SEED (1); a failure names its seed. */
+#include "engine/base/minmax.h"
 #include "test/cuda/fake/host_bed.h"
 
 #ifdef SLUICE_CUDA
@@ -30,6 +31,14 @@ static int32_t pick(struct life *l, int32_t least, int32_t most)
     return least + (int32_t)((l->random >> 33) % (uint64_t)(most - least + 1));
 }
 
+static const char *pick_dtype(struct life *l)
+{
+    if (pick(l, 0, 2)) {
+        return "bfloat16";
+    }
+    return pick(l, 0, 1) ? "float16" : "float32";
+}
+
 static const char *one_of(struct life *l, const char *const *all, size_t n)
 {
     return all[pick(l, 0, (int32_t)n - 1)];
@@ -44,7 +53,7 @@ static void room_for_top(struct life *l, struct token_logprobs *lp, int32_t n)
     }
 }
 
-/* Prompts share beginnings of any length with others. */
+/* Prompts share prefixes of random lengths. */
 static void make_request(struct life *l, struct ask *a, int32_t longest)
 {
     struct engine_request *r = &a->r;
@@ -70,7 +79,11 @@ static void make_request(struct life *l, struct ask *a, int32_t longest)
     r->n = kind == 1 ? pick(l, 2, MAX_SAMPLES_HERE) : 1;
     r->outputs = a->outputs;
     r->params.logprobs = kind == 2;
-    r->params.top_logprobs = kind == 2 ? pick(l, 0, MAX_TOP_LOGPROBS) : 0;
+    if (kind == 2) {
+        r->params.top_logprobs = pick(l, 0, MAX_TOP_LOGPROBS);
+    } else {
+        r->params.top_logprobs = 0;
+    }
     r->params.prompt_logprobs = kind == 3;
     r->prompt_logprobs = kind == 3 ? a->prompt_logprobs : NULL;
     room_for_top(l, a->prompt_logprobs, r->n_prompt);
@@ -114,9 +127,7 @@ static struct engine_options random_options(struct life *l, char *dir, size_t n_
         .model = dir,
         .open_backend = host_open,
         .no_thread = true,
-        .dtype = pick(l, 0, 2)   ? "bfloat16"
-                 : pick(l, 0, 1) ? "float16"
-                                 : "float32",
+        .dtype = pick_dtype(l),
         .speculative_config = config,
         .block_size = block,
         .num_gpu_blocks_override = (pick(l, 200, 2000) + block - 1) / block + 1,
@@ -128,7 +139,7 @@ static struct engine_options random_options(struct life *l, char *dir, size_t n_
         .backend = {.deterministic = pick(l, 0, 2) == 0, .enforce_eager = pick(l, 0, 4) == 0}};
 }
 
-/* Requests come when they come; some are cancelled. */
+/* Requests arrive at random times; some are cancelled. */
 static void serve(struct life *l, int32_t longest)
 {
     struct err err;
@@ -171,7 +182,7 @@ static int random_life(const void *arg)
     host_open_ranks(&o);
     if (engine_open(&o, &l->e, &err) == OK) {
         const int32_t most = engine_info(l->e)->max_model_len - MAX_OUT - 1;
-        serve(l, most < 1 ? 1 : most < MAX_PROMPT ? most : MAX_PROMPT);
+        serve(l, most < 1 ? 1 : lesser(most, MAX_PROMPT));
         engine_stop_all(l->e);
         engine_drain(l->e, on_event, l);
         engine_close(l->e);
@@ -190,7 +201,10 @@ static int random_life(const void *arg)
 static uint64_t from_env(const char *name, uint64_t otherwise)
 {
     const char *s = getenv(name);
-    return s ? strtoull(s, NULL, 10) : otherwise;
+    if (s) {
+        return strtoull(s, NULL, 10);
+    }
+    return otherwise;
 }
 
 TEST(random_loads_ask_a_device_for_what_it_can_do)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* cuBLASLt: descriptors are counted, products checked for where their operands lie. */
+/* cuBLASLt: counts descriptors, and checks that the operands of products are in device memory. */
 #include "test/cuda/fake/fake_private.h"
 
 #include <cublasLt.h>
@@ -7,7 +7,10 @@
 
 static cublasStatus_t status_of(cudaError_t e)
 {
-    return e == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+    if (e == cudaSuccess) {
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    return CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 static cublasStatus_t set(void)

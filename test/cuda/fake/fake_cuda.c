@@ -109,7 +109,7 @@ struct fake_cuda_counts fake_cuda_counts(void)
     return c;
 }
 
-/* Of a program that knows nothing of this: its device is lost when the file is there. */
+/* For programs that do not know of this file: their device is lost once the file exists. */
 static bool is_told_to_fail(void)
 {
     const char *path = getenv("FAKE_CUDA_LOST");
@@ -126,10 +126,16 @@ cudaError_t fake_call(void)
     if (e == cudaSuccess && g.counts.calls == g.fail_at) {
         e = g.fail_with;
         g.failed = true;
-        g.lost[device] = e == cudaErrorMemoryAllocation ? cudaSuccess : e;
+        if (e == cudaErrorMemoryAllocation) {
+            g.lost[device] = cudaSuccess;
+        } else {
+            g.lost[device] = e;
+        }
     }
     g.counts.calls++;
-    last_error = e != cudaSuccess ? e : last_error;
+    if (e != cudaSuccess) {
+        last_error = e;
+    }
     return e;
 }
 
@@ -187,7 +193,10 @@ static cudaError_t call(void)
 
 const char *cudaGetErrorString(cudaError_t e)
 {
-    return e == cudaErrorMemoryAllocation ? "out of memory" : "made up";
+    if (e == cudaErrorMemoryAllocation) {
+        return "out of memory";
+    }
+    return "made up";
 }
 
 cudaError_t cudaGetLastError(void)
@@ -215,7 +224,9 @@ cudaError_t cudaSetDevice(int to)
     if (e == cudaSuccess && (to < 0 || to >= g.n_devices)) {
         return cudaErrorInvalidDevice;
     }
-    device = e == cudaSuccess ? to : device;
+    if (e == cudaSuccess) {
+        device = to;
+    }
     return e;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Kernels: what nvcc's code registers, launches that a device would take, and one that the host
- * runs in its place. */
+/* Kernels: registration by nvcc's code, checks of launches, and the emulation of one kernel by the
+ * host. */
 #include "test/cuda/fake/fake_private.h"
 
 #include <stdio.h>
@@ -38,7 +38,7 @@ void fake_kernels_end(void)
     }
 }
 
-/* What nvcc's code calls: no header for C has them. */
+/* Called by nvcc's code; no C header declares them. */
 void **__cudaRegisterFatBinary(void *binary);
 void __cudaRegisterFatBinaryEnd(void **handle);
 void __cudaUnregisterFatBinary(void **handle);
@@ -157,9 +157,12 @@ static cudaError_t check_launch(struct function *f, dim3 grid, dim3 block, dim3 
                     grid.z > 0 && grid.z <= MAX_YZ && threads > 0 && threads <= MAX_THREADS &&
                     block.z <= 64 && clustered > 0 && clustered <= MAX_CLUSTER &&
                     grid.x % cluster.x == 0 && grid.y % cluster.y == 0 && grid.z % cluster.z == 0;
-    const size_t allowed = f->dynamic_bytes[fake_device()] > PLAIN_BYTES
-                               ? (size_t)f->dynamic_bytes[fake_device()]
-                               : (size_t)PLAIN_BYTES;
+    size_t allowed;
+    if (f->dynamic_bytes[fake_device()] > PLAIN_BYTES) {
+        allowed = (size_t)f->dynamic_bytes[fake_device()];
+    } else {
+        allowed = (size_t)PLAIN_BYTES;
+    }
     if (!ok || shared > allowed) {
         fake_complain("%s: a launch of (%u, %u, %u) blocks of %llu threads in clusters of %llu "
                       "with %zu bytes of %zu",
@@ -208,8 +211,12 @@ static cudaError_t launch(const void *host, dim3 grid, dim3 block, dim3 cluster,
     fake_lock();
     cudaError_t e = fake_call();
     struct function *f = find_function(host);
-    e = e == cudaSuccess && !f ? cudaErrorInvalidDeviceFunction : e;
-    e = e == cudaSuccess ? check_launch(f, grid, block, cluster, shared) : e;
+    if (e == cudaSuccess && !f) {
+        e = cudaErrorInvalidDeviceFunction;
+    }
+    if (e == cudaSuccess) {
+        e = check_launch(f, grid, block, cluster, shared);
+    }
     if (e == cudaSuccess) {
         keep_args(&op, f, grid, args);
         e = fake_enqueue(stream, &op);
@@ -236,7 +243,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
     return launch((const void *)kernel, grid, block, (dim3){1, 1, 1}, shared, stream, args);
 }
 
-/* What code of nvcc 12 calls instead. */
+/* Called by code of nvcc 12 instead. */
 cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared,
                              cudaStream_t stream)
 {

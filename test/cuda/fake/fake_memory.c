@@ -42,13 +42,15 @@ size_t fake_free_bytes(int32_t device)
 {
     size_t left = fake_memory_bytes() / 10 * 9;
     for (const struct fake_memory *m = all; m; m = m->next) {
-        left -= m->device == device ? m->n_bytes : 0;
+        if (m->device == device) {
+            left -= m->n_bytes;
+        }
     }
     return left;
 }
 
-/* Device memory is pages that cost nothing until they are written; pinned memory is the heap's,
- * where a sanitizer sees the program overrun it. */
+/* Device memory is made of pages that take no memory until they are written. Pinned memory is on
+ * the heap, where a sanitizer detects overruns. */
 static void give(struct fake_memory *m)
 {
     if (m->device >= 0) {
@@ -77,7 +79,9 @@ static cudaError_t allocate(void **out, size_t n_bytes, int32_t device)
         e = cudaErrorStreamCaptureUnsupported;
     }
     if (device >= 0 && n_bytes > fake_free_bytes(device)) {
-        e = e == cudaSuccess ? cudaErrorMemoryAllocation : e;
+        if (e == cudaSuccess) {
+            e = cudaErrorMemoryAllocation;
+        }
     }
     if (e == cudaSuccess && n_bytes > 0) {
         struct fake_memory *m = calloc(1, sizeof *m);
@@ -94,7 +98,7 @@ static cudaError_t allocate(void **out, size_t n_bytes, int32_t device)
     return e;
 }
 
-/* Waits for all work as the real ones do; also on a lost device what was allocated goes. */
+/* Waits for all work, as the real functions do. Memory of a lost device is released, too. */
 static cudaError_t release(void *p, bool pinned)
 {
     fake_lock();
@@ -189,7 +193,10 @@ static bool check_copy(const void *to, const void *from, size_t n_bytes, enum cu
         return false;
     }
     const void *host = kind == cudaMemcpyHostToDevice ? from : to;
-    const struct fake_memory *m = kind == cudaMemcpyDeviceToDevice ? NULL : fake_find(host);
+    const struct fake_memory *m = NULL;
+    if (kind != cudaMemcpyDeviceToDevice) {
+        m = fake_find(host);
+    }
     if (m && (m->device >= 0 || !reaches(m, host, n_bytes))) {
         fake_complain("a copy's host memory is none, or goes past the end of %zu bytes",
                       m->n_bytes);
@@ -198,7 +205,7 @@ static bool check_copy(const void *to, const void *from, size_t n_bytes, enum cu
     return true;
 }
 
-/* Memory that is not pinned is read before the call returns, and written then, too. */
+/* Memory that is not pinned is read, and written, before the call returns. */
 static cudaError_t copy_later(cudaStream_t stream, void *to, const void *from, size_t n_bytes,
                               enum cudaMemcpyKind kind)
 {
@@ -213,7 +220,7 @@ static cudaError_t copy_later(cudaStream_t stream, void *to, const void *from, s
     } else if (from_host) {
         op.hash = hash_bytes(from, n_bytes, 0);
     } else if (to_host && fake_find(to)) {
-        memset(to, 0xa5, n_bytes); // who reads it before it is there shall notice
+        memset(to, 0xa5, n_bytes); // poison: reading before the copy has run is noticed
     }
     const cudaError_t e = fake_enqueue(stream, &op);
     if (e != cudaSuccess) {
@@ -229,7 +236,9 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, enum cud
 {
     fake_lock();
     cudaError_t e = fake_call();
-    e = e == cudaSuccess && n_bytes > 0 ? copy_later(stream, to, from, n_bytes, kind) : e;
+    if (e == cudaSuccess && n_bytes > 0) {
+        e = copy_later(stream, to, from, n_bytes, kind);
+    }
     fake_unlock();
     return e;
 }
@@ -253,7 +262,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
     return e;
 }
 
-/* The stream without a name waits for no stream of this project, and these do not wait for it. */
+/* No stream of this project synchronises with the default stream. */
 cudaError_t cudaMemcpy(void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind)
 {
     fake_lock();

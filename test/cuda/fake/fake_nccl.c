@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* libnccl.so.2 for programs that run on the fake device, which they export: ranks meet nowhere and
- * nothing is added up, but every call can fail and operands must be the device's. */
+/* libnccl.so.2 for programs on the fake device. Ranks do not communicate and nothing is summed, but
+ * every call can fail, and operands must be in device memory. */
 #include "test/cuda/fake/fake_private.h"
 
 #include <nccl.h>
@@ -13,7 +13,10 @@ struct ncclComm {
 
 static ncclResult_t result_of(cudaError_t e)
 {
-    return e == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+    if (e == cudaSuccess) {
+        return ncclSuccess;
+    }
+    return ncclUnhandledCudaError;
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)

@@ -7,7 +7,7 @@
 
 enum { FAKE_MAX_DEVICES = 16 };
 
-/* Every entry point takes the lock, and asks fake_call whether it is this call that fails. */
+/* Every entry point takes the lock and asks fake_call whether this call is to fail. */
 void fake_lock(void);
 void fake_unlock(void);
 cudaError_t fake_call(void);
@@ -40,7 +40,7 @@ void fake_memory_end(void);
  * untouched. */
 void fake_write(char *to, const char *from, int value, size_t n_bytes);
 
-/* fake_stream.c: what a stream is asked for in its order. */
+/* fake_stream.c: an operation in the queue of a stream. */
 struct fake_op {
     enum { FAKE_COPY, FAKE_FILL, FAKE_EVENT, FAKE_WORK } kind;
     char *to;
@@ -57,7 +57,7 @@ struct fake_op {
 /* Checks the stream, and puts the op behind the others or into the graph that is being captured. */
 cudaError_t fake_enqueue(cudaStream_t stream, const struct fake_op *op);
 void fake_run_all(void); // of all streams
-/* Whether something that has not run reads or writes it. */
+/* Whether a queued operation reads or writes it. */
 bool fake_is_awaited(const void *p, size_t n_bytes);
 /* Whether a stream of the thread's device records a graph, and complains of it: the call is not
  * allowed then, and the capture ends with an error. */

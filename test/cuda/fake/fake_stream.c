@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Streams, events and graphs. */
 #include "engine/base/hash.h"
+#include "engine/base/minmax.h"
 #include "test/cuda/fake/fake_private.h"
 
 #include <stdlib.h>
@@ -104,7 +105,7 @@ static void run(struct fake_op *op)
 
 static void run_some(struct CUstream_st *s, int32_t n)
 {
-    n = n < s->ops.n ? n : s->ops.n;
+    n = lesser(n, s->ops.n);
     if (n == 0) {
         return;
     }
@@ -212,7 +213,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
     return e;
 }
 
-/* Some of what waits runs, by chance all of it; a stream that records a graph cannot be asked. */
+/* Runs some of the queued operations, at random all. A stream that is being captured cannot be
+ * queried. */
 static cudaError_t look(struct CUstream_st *s, bool all)
 {
     if (!s) {
@@ -231,7 +233,9 @@ static cudaError_t look_at_stream(cudaStream_t stream, bool all)
 {
     fake_lock();
     cudaError_t e = fake_call();
-    e = e == cudaSuccess ? look(find_stream(stream), all) : e;
+    if (e == cudaSuccess) {
+        e = look(find_stream(stream), all);
+    }
     fake_unlock();
     return e;
 }
@@ -251,7 +255,11 @@ cudaError_t fake_product(cudaStream_t stream, const void *const *operands, int32
     fake_lock();
     cudaError_t e = fake_call();
     for (int32_t i = 0; i < n && e == cudaSuccess; i++) {
-        e = fake_on_device(operands[i], 1, "a product") ? cudaSuccess : cudaErrorInvalidValue;
+        if (fake_on_device(operands[i], 1, "a product")) {
+            e = cudaSuccess;
+        } else {
+            e = cudaErrorInvalidValue;
+        }
     }
     e = e == cudaSuccess ? fake_enqueue(stream, &(struct fake_op){.kind = FAKE_WORK}) : e;
     fake_unlock();
@@ -310,7 +318,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     return e;
 }
 
-/* How much of the stream is there up to the event's last record. */
+/* The number of operations in the stream up to the event's last record. */
 static int32_t n_before(const struct CUstream_st *s, const struct CUevent_st *event)
 {
     int32_t n = s->ops.n;
@@ -320,7 +328,7 @@ static int32_t n_before(const struct CUstream_st *s, const struct CUevent_st *ev
     return n;
 }
 
-/* One that was never recorded counts as done. */
+/* An event that was never recorded counts as complete. */
 static cudaError_t look_at_event(cudaEvent_t event, bool all)
 {
     const char *us = getenv("FAKE_CUDA_WAIT_US");
@@ -336,7 +344,9 @@ static cudaError_t look_at_event(cudaEvent_t event, bool all)
         const int32_t n = n_before(s, event);
         run_some(s, all || fake_chance(8) ? n : n / 2);
     }
-    e = e == cudaSuccess && event->n_waited > 0 ? cudaErrorNotReady : e;
+    if (e == cudaSuccess && event->n_waited > 0) {
+        e = cudaErrorNotReady;
+    }
     fake_unlock();
     return e;
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What tests on the fake device share: engines on it, a process for each life. Launches ask once
- * per process what the device is, so lives on unlike devices, and with calls that fail, need their
- * own. Where CUDA is not built such a test is one that says so; its own part is under SLUICE_CUDA.
- */
+/* What tests on the fake device share: engines on it, and a process for each run, because launches
+ * query the device once per process. Without CUDA such a test is skipped; its body is under
+ * SLUICE_CUDA. */
 #ifndef SLUICE_TEST_HOST_BED_H
 #define SLUICE_TEST_HOST_BED_H
 
@@ -25,7 +24,7 @@ static inline enum status host_open(const struct backend_options *options, struc
     return cuda_open(options, out, err);
 }
 
-/* A communicator where there are several ranks; none if it cannot be had. */
+/* A communicator if there are several ranks; none if it cannot be opened. */
 static inline void host_open_ranks(struct engine_options *o)
 {
     struct err err = {0};
@@ -36,7 +35,7 @@ static inline void host_open_ranks(struct engine_options *o)
     }
 }
 
-/* Ranks that were aborted keep what the device may still use: the process ends. */
+/* Ranks that were aborted keep memory that the device may still use, until the process ends. */
 static inline void host_check(const char *what, int32_t n_ranks)
 {
     if (fake_cuda_complaint()) {
@@ -60,7 +59,7 @@ static inline const int32_t *host_archs(void)
     return found;
 }
 
-/* What it returns: less than 100. In a process of its own. */
+/* Runs body in a child process and returns its result, which is below 100. */
 static inline int host_in_child(int (*body)(const void *arg), const void *arg)
 {
     enum { FAILED = 100 };
@@ -81,7 +80,7 @@ static inline int host_in_child(int (*body)(const void *arg), const void *arg)
     return WEXITSTATUS(status);
 }
 
-/* What cuda_comm.c will find by its name. */
+/* Loads the library that cuda_comm.c will look for. */
 static inline void host_load_nccl(void)
 {
     char path[PATH_MAX];

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: waits
 """`sluice serve` on a device that does nothing (fake_cuda.h) and is lost while it serves: each stream ends with an error,
 health turns red, the process ends. Every answer is token 0."""
 import json

@@ -21,7 +21,7 @@ static int open_file(char *path, size_t n)
     return fd;
 }
 
-/* In a process of its own: what it says goes to the pipe, its exit is returned. */
+/* Runs in a child process: its output goes to the pipe, its exit status is returned. */
 static int in_child(void (*run)(const char *path, int fd), const char *path, int fd, char *said,
                     size_t n)
 {
@@ -48,7 +48,8 @@ static int in_child(void (*run)(const char *path, int fd), const char *path, int
     return status;
 }
 
-/* Maps it beside another map that has come and gone, and reads all of it after a cut to `left`. */
+/* Maps the file after another map was made and removed, truncates it to `left`, and reads it
+ * all. */
 static void read_cut(const char *path, int fd, off_t left)
 {
     struct err err;

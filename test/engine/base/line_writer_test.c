@@ -2,6 +2,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/line_writer.h"
 
+#include "engine/base/minmax.h"
 #include "test/check.h"
 
 #include <fcntl.h>
@@ -13,7 +14,7 @@ static size_t told(uint64_t n_lost, char *line, size_t n_bytes)
     return (size_t)snprintf(line, n_bytes, "%d lost\n", (int)n_lost);
 }
 
-/* All that comes from fd until a line ends with `last`, or nothing has come for 20 s. */
+/* Reads from fd until a line ends with `last`, or nothing arrives for 20 s. */
 static size_t read_until(int fd, char *text, size_t n_bytes, const char *last)
 {
     size_t n = 0, n_last = strlen(last);
@@ -71,13 +72,14 @@ TEST(nobody_waits_for_a_pipe_that_is_not_read_and_what_was_lost_is_told)
         int64_t start = clock_now_ns();
         line_writer_put(w, line, LINE);
         int64_t took = clock_now_ns() - start;
-        longest = took > longest ? took : longest;
+        longest = greater(took, longest);
     }
     CHECK(longest < 200000000);
     uint64_t lost = line_writer_lost(w);
     CHECK(lost > 0 && lost < LINES);
 
-    /* Read again: what waited comes, every line whole, and all that was lost is told. */
+    /* The pipe is read again: the waiting lines arrive whole, and the number of lost lines is
+     * reported. */
     uint64_t n_told = 0, n_whole = 0;
     while (n_told < lost) {
         size_t n = read_until(fds[0], text, sizeof text, " lost\n");
@@ -85,7 +87,9 @@ TEST(nobody_waits_for_a_pipe_that_is_not_read_and_what_was_lost_is_told)
         for (char *at = text, *end; at < text + n; at = end + 1) {
             end = strchr(at, '\n');
             bool tells = end - at > 5 && strncmp(end - 5, " lost", 5) == 0;
-            n_told += tells ? strtoull(at, NULL, 10) : 0;
+            if (tells) {
+                n_told += strtoull(at, NULL, 10);
+            }
             n_whole += !tells && end - at == LINE - 1;
         }
     }

@@ -10,7 +10,10 @@ static const char *meant(const char *typed)
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         nearest_try(&n, words[i]);
     }
-    return nearest_word(&n) ? nearest_word(&n) : "";
+    if (nearest_word(&n)) {
+        return nearest_word(&n);
+    }
+    return "";
 }
 
 TEST(a_slip_finds_its_word_and_another_word_none)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Against the examples of FIPS 180 and RFC 4231, and one against the other in pieces of any size.
- */
+/* The examples of FIPS 180 and RFC 4231, and equal digests for pieces of any size. */
 #include "engine/base/sha256.h"
 #include "test/check.h"
 

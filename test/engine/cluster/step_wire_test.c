@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A step as bytes: what arrives is what was sent, and no bytes make the reader pass a bound. */
+/* A step's encoding: decoding gives what was encoded, and no input makes the reader pass a
+ * bound. */
 #include "engine/base/mem.h"
 #include "engine/base/rng.h"
 #include "engine/cluster/step_wire.h"
@@ -124,7 +125,7 @@ static void fill(struct step *st)
     mask[5] = 77;
     st->n_draft_passes = 1;
     struct draft_pass *d = &st->draft[0];
-    d->pass = (struct pass){.model = 1, // the second of two that feed
+    d->pass = (struct pass){.model = 1, // the second of two that draft
                             .n_rows = 1,
                             .rows = d->rows,
                             .n_seqs = 1,
@@ -170,7 +171,7 @@ TEST(a_step_arrives_as_it_was_sent)
     CHECK_EQ(got.draft[0].draws[0].more, 3);
     CHECK_EQ(got.draft[0].draws[0].more_slot, 5);
     CHECK(got.seqs[1].tree && !got.seqs[0].tree);
-    // Every field that is sent twice is sent equal.
+    // Encoding twice gives equal fields.
     step_encode(&got, NULL, &second);
     CHECK_EQ(second.n_bytes, first.n_bytes);
     CHECK(memcmp(first.data, second.data, first.n_bytes) == 0);
@@ -198,7 +199,7 @@ TEST(a_level_of_a_tree_comes_before_its_step)
     CHECK(frame == STEP_LEVEL && !got.begun);
     CHECK_EQ(got.level.pass.n_rows, 1);
     CHECK_EQ(got.level.rows[0].token, 5);
-    // The rest of the step brings no lanes again, and is no beginning.
+    // Later passes of the step repeat no lanes and do not begin the step.
     buf_clear(&b);
     sent.begun = true;
     step_encode(&sent, NULL, &b);
@@ -233,7 +234,7 @@ TEST(draws_that_wait_bring_their_masks_later)
     CHECK(!got.pass.draws_wait);
     CHECK_EQ(got.pass.masks[3], 0x80000000u);
     CHECK_EQ(got.pass.tree_mask[5], 77);
-    // There are none to come any more.
+    // No further pass is expected.
     CHECK_EQ(step_decode(&got, &moves, &frame, &chain, b.data, b.n_bytes, &err), ERR_FORMAT);
     buf_clear(&b);
     sent.pass.draws_wait = false;

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: waits
 """Several processes that share one model, on this host: the bits are those of one process; a node that dies, is silent,
 never comes, or has another model; strangers on the port; what mpirun, srun and a LeaderWorkerSet set."""
 import contextlib

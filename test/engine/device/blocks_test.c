@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights in blocks, each format's meaning against the sum that the `gguf` package's numbers have
- * (test/gguf/blocks.json, made by scripts/golden/blocks.py), to the bit. */
+/* Block-quantised weights: the decoded numbers of each format have the sum of the `gguf` package's
+ * numbers (test/gguf/blocks.json, made by scripts/golden/blocks.py), exactly. */
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
 #include "engine/device/codec.h"
@@ -35,13 +35,16 @@ static void sum_of(const struct weight_part *p, char hex[65])
     free(row);
 }
 
-/* What backends put together of its pieces. */
+/* A number as a backend composes it from its pieces. */
 static float from_pieces(const struct weight_part *p, int64_t row, int64_t col)
 {
     struct block_scale s = weight_part_block_scale(p, row, col);
     float value = dtype_value(p->codec.blocks->code, weight_part_code(p, row, col));
     value = (value - weight_part_zero(p, row, col)) * block_scale_value(s);
-    return p->codec.blocks->has_offset ? value + block_offset_value(s) : value;
+    if (p->codec.blocks->has_offset) {
+        return value + block_offset_value(s);
+    }
+    return value;
 }
 
 static void check_pieces(const struct weight_part *p)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Values are given by hand, from what each format's own documents say of its bits. */
+/* Expected values were computed by hand from the documents of each format. */
 #include "engine/device/codec.h"
 #include "test/check.h"
 
@@ -38,8 +38,7 @@ TEST(small_numbers_have_their_values)
     CHECK_SAME(dtype_value(DT_F16, 0x3555), f32_of_bits(0x3EAAA000));
 }
 
-/* A 16 x 16 tensor of 4-bit numbers in which (row, col) holds row * 5 + col * 3 mod 16, as each of
- * the packings has it. */
+/* A 16 x 16 tensor of 4-bit numbers in each packing; (row, col) holds row * 5 + col * 3 mod 16. */
 enum { N = 16 };
 
 static uint32_t number_at(int64_t row, int64_t col)
@@ -75,8 +74,14 @@ static struct number_grid packed_grid(enum packing packing, unsigned char *units
             }
         }
     }
-    g.row_stride = packing == PACK_BYTES ? N / 2 : packing == PACK_WORDS_DOWN ? N : 1;
-    g.col_stride = packing == PACK_WORDS_ACROSS ? N : packing == PACK_WORDS_AWQ ? N / 8 : 1;
+    g.row_stride = g.col_stride = 1;
+    switch (packing) {
+    case PACK_BYTES: g.row_stride = N / 2; break;
+    case PACK_WORDS_DOWN: g.row_stride = N; break;
+    case PACK_WORDS_ACROSS: g.col_stride = N; break;
+    case PACK_WORDS_AWQ: g.col_stride = N / 8; break;
+    default: break;
+    }
     return g;
 }
 

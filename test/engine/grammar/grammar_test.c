@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a grammar accepts, kind by kind, and the contract of grammar.h. */
+/* The language of each kind of grammar, and the contract of grammar.h. */
 #include "test/engine/grammar/rows.h"
 
 #include <string.h>
 
-/* yes and no: texts separated by '|' ('~' stands for a '|' in a text); NULL: none. Both NULL:
- * refused, with `why` in the sentence. */
+/* yes and no: texts separated by '|' ('~' stands for '|' inside a text); NULL: none. Both NULL: the
+ * grammar is refused, with `why` in the message. */
 struct example {
     enum grammar_kind kind;
     const char *text, *yes, *no, *why;
@@ -23,7 +23,9 @@ static bool judged(struct grammar *g, const char *list, size_t *at, bool *is, ch
     (*at)++;
     text[n] = 0;
     for (size_t i = 0; i < n; i++) {
-        text[i] = text[i] == '~' ? '|' : text[i];
+        if (text[i] == '~') {
+            text[i] = '|';
+        }
     }
     enum status st;
     *is = accepts(g, text, n, &st);
@@ -401,7 +403,7 @@ TEST(forced_text_ends_where_there_is_a_choice)
     grammar_free(g);
 }
 
-/* Behind other text, as the tokenizer has it in the middle of one. */
+/* Forced text after other text, tokenised as in the middle of a text. */
 static void check_split(const char *model, const char *before, const char *forced)
 {
     struct tokenizer *tok;
@@ -477,7 +479,7 @@ TEST(full_tables_are_emptied_and_states_become_stale)
     CHECK_EQ(grammar_advance(g, &s, "]]", 2), OK);
     CHECK(grammar_may_end(g, s));
     CHECK_EQ(grammar_fold(g, text, sizeof text, &s),
-             ERR_LIMIT); // too much for these tables at any time
+             ERR_LIMIT); // these tables can never hold it
     CHECK_EQ(grammar_fold(g, "x", 1, &s), ERR_INVALID);
     grammar_free(g);
 }

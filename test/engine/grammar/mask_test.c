@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Masks against slow references that know nothing of automata: random regular expressions against a
- * matcher of their trees, random context-free grammars against the sets of their short texts, over
- * random small vocabularies. A token is allowed if and only if the text with it can be completed.
- */
+/* Masks compared with slow references that use no automata: random regular expressions with a
+ * matcher of their trees, random context-free grammars with the sets of their short texts, over
+ * random small vocabularies. A token is allowed if and only if the text with it can be
+ * completed. */
 #include "engine/base/rng.h"
 #include "test/engine/grammar/rows.h"
 
@@ -19,7 +19,10 @@ static int64_t n_triples; // of grammar, text and token that were compared
 static uint64_t from_environment(const char *name, uint64_t otherwise)
 {
     const char *s = getenv(name);
-    return s ? strtoull(s, NULL, 10) : otherwise;
+    if (s) {
+        return strtoull(s, NULL, 10);
+    }
+    return otherwise;
 }
 
 static uint64_t n_rounds(void)
@@ -66,7 +69,7 @@ static struct grammar_vocab *random_vocab(uint32_t letters)
     return v;
 }
 
-/* Checks the state behind `text` against what `viable` and `accepted` say of longer texts. */
+/* Compares the state after `text` with what `viable` and `accepted` say about longer texts. */
 static void check_state(struct grammar *g, const char *text, bool (*viable)(const char *),
                         bool (*accepted)(const char *), const char *source)
 {
@@ -119,7 +122,10 @@ static uint64_t ends(int at, size_t i)
     switch (p->kind) {
     case CLASS:
         open_end |= i == n_subject;
-        return i < n_subject && (p->letters >> (subject[i] - 'a') & 1) ? 1ull << (i + 1) : 0;
+        if (i < n_subject && (p->letters >> (subject[i] - 'a') & 1)) {
+            return 1ull << (i + 1);
+        }
+        return 0;
     case ALT:
         for (int k = 0; k < p->n; k++) {
             out |= ends(p->child[k], i);
@@ -135,7 +141,9 @@ static uint64_t ends(int at, size_t i)
         }
         uint64_t next = 0;
         for (size_t j = 0; k < most && j <= n_subject; j++) {
-            next |= now >> j & 1 ? ends(p->child[p->kind == SEQ ? k : 0], j) : 0;
+            if (now >> j & 1) {
+                next |= ends(p->child[p->kind == SEQ ? k : 0], j);
+            }
         }
         if (p->kind == REP && p->hi == 99 && k > p->lo + n_subject + 1) {
             break;
@@ -190,7 +198,7 @@ static int random_tree(int depth, char *out)
     return n_tree++;
 }
 
-/* A text that leads somewhere, by tokens that are allowed. */
+/* A text that can be completed, made of allowed tokens. */
 static void random_walk(struct grammar *g, char *text, size_t max)
 {
     for (int steps = (int)draw(6); steps > 0; steps--) {
@@ -318,7 +326,7 @@ static void find_languages(void)
 
 static void random_rules(char *out)
 {
-    static const char *const names[] = {"root", "x", "y", "z"};
+    static const char *const names[] = {"root", "x", "y", "z"}, *const letters[] = {"a", "b"};
     *out = 0;
     for (int r = 0; r < N_RULES; r++) {
         rules[r].n = 1 + (int)draw(3);
@@ -330,9 +338,7 @@ static void random_rules(char *out)
                 int symbol = draw(2) ? (int)draw(2) : 2 + (int)draw(N_RULES);
                 rules[r].alt[a].symbol[k] = symbol;
                 sprintf(out + strlen(out), symbol < 2 ? " \"%s\"" : " %s",
-                        symbol == 0   ? "a"
-                        : symbol == 1 ? "b"
-                                      : names[symbol - 2]);
+                        symbol < 2 ? letters[symbol] : names[symbol - 2]);
             }
         }
         strcat(out, "\n");
@@ -346,8 +352,8 @@ static bool grammar_accepts_short(const char *s)
     return language[0][index_of(s, strlen(s))];
 }
 
-/* By the short texts, or, for a text that only longer ones may complete, by a search for one that
- * is accepted: which is right if what is accepted is right for all short texts, as is checked. */
+/* Decided by the short texts. If only longer texts may complete it, an accepted one is searched;
+ * this is right if the accepted texts are right, which is checked for all short texts. */
 static bool grammar_viable(const char *s)
 {
     static struct grammar_state queue[4000];
@@ -430,8 +436,7 @@ TEST(context_free_grammars_against_the_sets_of_their_short_texts)
 
 enum { N_JSON_TOKENS = 700 };
 
-/* Tokens made of what JSON is made of: quotes, escapes, blanks, letters, and parts of characters.
- */
+/* Tokens made of the parts of JSON: quotes, escapes, blanks, letters, and parts of characters. */
 static struct grammar_vocab *json_vocab(void)
 {
     static const char *const pieces[] = {
@@ -458,8 +463,8 @@ static struct grammar_vocab *json_vocab(void)
     return v;
 }
 
-/* Walks along allowed tokens; each state's mask says what advancing says, token by token. The mask
- * is asked for twice: it is made, and then it is kept. */
+/* Walks along allowed tokens. Each mask is compared with advancing by every token, twice: once when
+ * it is computed and once when it is cached. */
 static void check_walks(struct grammar *g, const char *source)
 {
     uint32_t words[N_JSON_TOKENS / 32 + 2];
@@ -540,7 +545,8 @@ TEST(masks_inside_json_are_what_advancing_says)
         for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
             struct grammar_source source = {
                 .kind = list[i].kind, .text = list[i].text, .n_bytes = strlen(list[i].text)};
-            struct grammar_limits few = {.max_mask_bytes = 500}; // masks and heads go all the time
+            // masks and heads are evicted all the time
+            struct grammar_limits few = {.max_mask_bytes = 500};
             const struct grammar_limits *limits[] = {NULL, &few};
             struct grammar *g;
             struct err err = {{0}};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A JSON text with the members of its objects in the order of a schema: what validators call valid
- * may come in any order, and constrained text comes in that of `properties`.
+/* Puts the members of a JSON text's objects into the order of a schema: a validator accepts any
+ * order, constrained text has the order of `properties`.
  * Thread: the main thread. */
 #ifndef SLUICE_TEST_GRAMMAR_ORDER_H
 #define SLUICE_TEST_GRAMMAR_ORDER_H
@@ -14,7 +14,10 @@ enum { ORDER_DEPTH = 128, ORDER_VALUES = 1 << 20 };
 static inline void order_find(const struct tree_value *v, const struct tree_value *object,
                               uint32_t *most, const struct tree_value **best)
 {
-    const struct tree_value *names = v->type == JSON_OBJECT ? tree_get(v, "properties") : NULL;
+    const struct tree_value *names = NULL;
+    if (v->type == JSON_OBJECT) {
+        names = tree_get(v, "properties");
+    }
     uint32_t n = 0;
     for (const struct tree_value *m = names ? object->first : NULL; m; m = m->next) {
         n += tree_get_n(names, m->key, m->n_key) != NULL;
@@ -34,7 +37,9 @@ static inline void order_put(const struct tree_value *schema, const struct tree_
 static inline void order_member(const struct tree_value *schema, const struct tree_value *m,
                                 bool *any, struct buf *out)
 {
-    buf_puts(out, *any ? "," : "");
+    if (*any) {
+        buf_puts(out, ",");
+    }
     *any = true;
     buf_put_json(out, m->key, m->n_key);
     buf_puts(out, ":");
@@ -72,7 +77,9 @@ static inline void order_put(const struct tree_value *schema, const struct tree_
         buf_puts(out, "[");
         for (const struct tree_value *m = v->first; m; m = m->next) {
             order_put(schema, m, out);
-            buf_puts(out, m->next ? "," : "");
+            if (m->next) {
+                buf_puts(out, ",");
+            }
         }
         buf_puts(out, "]");
     } else if (v->type == JSON_STRING) {
@@ -81,11 +88,15 @@ static inline void order_put(const struct tree_value *schema, const struct tree_
         buf_put(out, v->text, v->n_text);
     } else {
         const char *truth = v->truth ? "true" : "false";
-        buf_puts(out, v->type == JSON_NULL ? "null" : truth);
+        if (v->type == JSON_NULL) {
+            buf_puts(out, "null");
+        } else {
+            buf_puts(out, truth);
+        }
     }
 }
 
-/* False: the text is no JSON. */
+/* False if the text is not JSON. */
 static inline bool order_text(const char *schema, size_t n_schema, const char *s, size_t n,
                               struct buf *out)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* JSON lines for tests of grammars: members as slices of text, so that a schema reaches the
- * compiler as it is written.
+/* JSON lines for tests of grammars. Members are slices of the text, so that a schema reaches the
+ * compiler exactly as written.
  * Thread: the main thread. */
 #ifndef SLUICE_TEST_GRAMMAR_ROWS_H
 #define SLUICE_TEST_GRAMMAR_ROWS_H
@@ -8,6 +8,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/file.h"
 #include "engine/base/json_scan.h"
+#include "engine/base/optional.h"
 #include "engine/grammar/grammar.h"
 #include "test/check.h"
 
@@ -74,7 +75,7 @@ static inline void row_each(struct slice list, void (*visit)(void *arg, const ch
     while (json_scan_next(&sc) == JSON_TOKEN_STRING) {
         buf_clear(&b);
         json_scan_unescape(&sc, &b);
-        visit(arg, b.data ? b.data : "", b.n_bytes);
+        visit(arg, or_empty(b.data), b.n_bytes);
     }
     buf_deinit(&b);
 }
@@ -85,7 +86,7 @@ static inline bool rows_each(const char *name, void (*visit)(struct slice line))
     const char *dir = check_shared();
     char path[4096], *data;
     size_t n;
-    snprintf(path, sizeof path, "%s/%s", dir ? dir : "", name);
+    snprintf(path, sizeof path, "%s/%s", or_empty(dir), name);
     if (!dir || file_read(path, 1 << 26, &data, &n, NULL) != OK) {
         return false;
     }
@@ -103,8 +104,7 @@ static inline bool rows_each(const char *name, void (*visit)(struct slice line))
     return true;
 }
 
-/* Whether the text is of the language; false with a reason in `st` where a limit stood in the way.
- */
+/* Whether the language contains the text. False with a reason in `st` if a limit was reached. */
 static inline bool accepts(struct grammar *g, const char *s, size_t n, enum status *st)
 {
     struct grammar_state state = grammar_start(g);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Structural tags: what each format accepts, special tokens by their names, and what masks have of
- * them; the styles in which arguments are written. */
+/* Structural tags: the language of each format, special tokens by name and in masks, and the styles
+ * of arguments. */
 #include "test/engine/grammar/rows.h"
 
 #include "engine/grammar/vocab.h"
@@ -222,7 +222,7 @@ TEST(special_tokens_by_name)
     struct grammar *g = compile(TAG("a<open>", ANY, "\"<close>\""), v, &err);
     static const int32_t ids[] = {A, OPEN, B, CLOSE};
     CHECK_EQ(mask_behind(g, ids, 0), BIT(A));
-    CHECK_EQ(mask_behind(g, ids, 1), BIT(OPEN)); // and not its spelling
+    CHECK_EQ(mask_behind(g, ids, 1), BIT(OPEN)); // but not its spelling
     CHECK_EQ(mask_behind(g, ids, 2), BIT(A) | BIT(B) | BIT(LESS) | BIT(CLOSE));
     CHECK_EQ(mask_behind(g, ids, 4), BIT(END));
     size_t n;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Third parties' schemas, expressions and grammars with texts, and masks of them: read from the
- * shared folder. */
+/* Schemas, expressions and grammars of third parties with example texts, and masks of them, read
+ * from the shared folder. */
 #include "engine/base/clock.h"
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "test/engine/grammar/order.h"
 #include "test/engine/grammar/rows.h"
@@ -21,9 +23,9 @@ struct judge {
     size_t n_id;
 };
 
-/* Whether a valid text is refused for our policy alone: the order of properties, and objects closed
- * that say nothing of others. With its members in the schema's order and open objects it is taken.
- */
+/* Whether a valid text is refused only because of our policy: the order of properties, and objects
+ * that are closed by default. With its members in the schema's order and open objects it is
+ * accepted. */
 static bool is_refused_by_policy(struct judge *j, const char *s, size_t n)
 {
     struct buf ordered;
@@ -47,8 +49,7 @@ static void judge_text(void *arg, const char *s, size_t n)
     if (is != j->expected || (st != OK && st != ERR_INVALID)) {
         j->wrong++;
         CHECK_FAIL("%.*s: %s %.*s%s", (int)j->n_id, j->id, j->expected ? "refuses" : "accepts",
-                   (int)(n < 200 ? n : 200), s,
-                   st == OK || st == ERR_INVALID ? "" : " (over a limit)");
+                   (int)lesser(n, 200), s, st == OK || st == ERR_INVALID ? "" : " (over a limit)");
     }
 }
 
@@ -69,9 +70,9 @@ static void judge_row(struct slice line, struct grammar_source source, struct sl
         tally.refused++;
         if (row_is(line, "need", "must")) {
             tally.must_refused++;
-            CHECK_FAIL("%.*s: %s", (int)(name.n < 100 ? name.n : 100), name.s, err.text);
+            CHECK_FAIL("%.*s: %s", (int)lesser(name.n, 100), name.s, err.text);
         } else if (getenv("VERBOSE")) {
-            printf("refused %.*s: %s\n", (int)(name.n < 100 ? name.n : 100), name.s, err.text);
+            printf("refused %.*s: %s\n", (int)lesser(name.n, 100), name.s, err.text);
         }
         return;
     }
@@ -79,7 +80,7 @@ static void judge_row(struct slice line, struct grammar_source source, struct sl
                       .schema = {source.text, source.n_bytes},
                       .expected = true,
                       .id = name.s,
-                      .n_id = name.n < 100 ? name.n : 100};
+                      .n_id = lesser(name.n, 100)};
     source.open_objects = true;
     if (source.kind == GRAMMAR_SCHEMA) {
         CHECK(grammar_compile(&source, NULL, NULL, &j.open, &err) == OK);
@@ -107,7 +108,7 @@ static void text_row(struct slice line, const char *member, enum grammar_kind ki
     buf_init(&text, 1 << 24);
     row_text(row_get(line, member), &text);
     struct grammar_source source = {
-        .kind = kind, .text = text.data ? text.data : "", .n_bytes = text.n_bytes};
+        .kind = kind, .text = or_empty(text.data), .n_bytes = text.n_bytes};
     judge_row(line, source, row_get(line, member));
     buf_deinit(&text);
 }
@@ -155,8 +156,8 @@ TEST(schemas_are_judged_right)
 
 /* ---- the data folder ---- */
 
-/* A text that the schema's own test calls valid may be refused (order of names, closed objects,
- * spelling of numbers); one that it calls invalid may not be accepted. */
+/* A text that the suite calls valid may be refused (order of names, closed objects, spelling of
+ * numbers). A text that it calls invalid must not be accepted. */
 static void suite_row(struct slice line)
 {
     struct slice schema = row_get(line, "schema"), tests = row_get(line, "tests");
@@ -197,8 +198,8 @@ TEST(the_schema_suite_has_no_wrong_text_accepted)
     report("schema suite");
 }
 
-/* Where llama.cpp's tests ask for less than the schema says: no more than 16 digits in an integer,
- * an object for {}, an array where only its items are said. */
+/* Cases in which llama.cpp's tests are narrower than the schema: at most 16 digits in an integer,
+ * an object for {}, an array if only its items are given. */
 static bool is_narrower(struct slice line)
 {
     return row_is(line, "name", "min 0") || row_is(line, "name", "min 2") ||
@@ -338,9 +339,9 @@ static void mask_row(struct slice line)
     const struct vocabulary *v = vocabulary_of(name.data);
     enum grammar_kind kind = row_is(line, "kind", "gbnf") ? GRAMMAR_GBNF : GRAMMAR_REGEX;
     struct grammar_source source = {
-        .kind = kind, .text = text.data ? text.data : "", .n_bytes = text.n_bytes};
+        .kind = kind, .text = or_empty(text.data), .n_bytes = text.n_bytes};
     if (v && grammar_compile(&source, NULL, v->v, &g, &err) == OK) {
-        check_mask(line, g, v, prefix.data ? prefix.data : "");
+        check_mask(line, g, v, or_empty(prefix.data));
         grammar_free(g);
     } else {
         tally.must_refused++;
@@ -404,10 +405,12 @@ static void hostile_row(struct slice line)
     }
     enum grammar_kind kind = GRAMMAR_SCHEMA;
     for (int k = 0; k < GRAMMAR_N_KINDS; k++) {
-        kind = row_is(line, "kind", grammar_kind_names[k]) ? (enum grammar_kind)k : kind;
+        if (row_is(line, "kind", grammar_kind_names[k])) {
+            kind = (enum grammar_kind)k;
+        }
     }
     struct grammar_source source = {
-        .kind = kind, .text = text.data ? text.data : "", .n_bytes = text.n_bytes};
+        .kind = kind, .text = or_empty(text.data), .n_bytes = text.n_bytes};
     struct grammar *g;
     struct err err = {{0}};
     int64_t t0 = clock_now_ns();

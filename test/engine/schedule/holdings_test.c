@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What sequences hold, without an order: nobody plans here, sequences come and go by hand. */
+/* What sequences hold. There is no scheduler here: sequences come and go by hand. */
 #include "engine/schedule/holdings.h"
 #include "test/check.h"
 
@@ -97,7 +97,7 @@ TEST(what_one_computes_another_waits_for_and_then_shares)
     CHECK(b.p.grants[0].fresh && b.p.grants[0].n == 4);
     struct cached_front front = holdings_find(&b.h, &b.seqs[1]);
     CHECK_EQ(front.n_blocks, 0);
-    CHECK_EQ(front.producer, 0); // pending: by index, whoever that is
+    CHECK_EQ(front.producer, 0); // found by index before it is published, for any producer
     publish(&b, 0);
     front = begin(&b, 1);
     CHECK_EQ(front.n_blocks, 3); // the last two tokens are its own

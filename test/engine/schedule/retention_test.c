@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* In which order cached blocks are handed out again, with owners and what they ask for. */
+/* The order in which cached blocks are reused, given owners and their hints. */
 #include "engine/schedule/prefix_cache.h"
 #include "engine/schedule/retention.h"
 #include "test/check.h"
@@ -49,7 +49,7 @@ static int32_t number(uint64_t id)
     return retention_owner(&retention, &(struct engine_request){.owner = id, .cache_share = share});
 }
 
-/* A block of somebody's in the cache, which nobody holds; its content is its number. */
+/* A cached block of an owner, which no sequence holds. Its content is its number. */
 static int32_t cached(uint64_t of)
 {
     int32_t block = kv_pool_alloc(&pool);

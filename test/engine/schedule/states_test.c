@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What snapshots are worth, and which makes room for which. */
+/* The value of snapshots, and which one is evicted for which. */
 #include "engine/schedule/states.h"
 
 #include "test/check.h"
@@ -19,7 +19,7 @@ static void close_all(void)
     states_deinit(&states);
 }
 
-/* Taken, and written at once. */
+/* Takes a snapshot and marks it as written. */
 static int32_t take(int32_t block, int32_t pos, int32_t above, enum state_reason reason)
 {
     int32_t slot = states_take(&states, block, pos, above, reason);
@@ -47,11 +47,11 @@ TEST(what_was_never_of_use_is_believed_in_less)
     open_with(2);
     int32_t step = take(0, 512, -1, STATE_STEP);
     CHECK_EQ(take(1, 512, -1, STATE_END) >= 0, true);
-    CHECK_EQ(take(2, 512, -1, STATE_END), step); // ends are likelier to be gone on from than steps
+    CHECK_EQ(take(2, 512, -1, STATE_END), step); // ends are more likely to be continued than steps
     for (int32_t i = 3; i < 200; i++) {
         take(i, 512, -1, STATE_END);
     }
-    take(200, 512, -1, STATE_STEP); // but none of them ever was
+    take(200, 512, -1, STATE_STEP); // but none of them ever was continued
     CHECK(states_at(&states, 200) >= 0);
     take(201, 512, -1, STATE_END);
     CHECK(states_at(&states, 200) >= 0);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Proposers over sequences that no scheduler knows: what they propose, and when they do not. */
+/* Proposers without a scheduler: what they propose for given sequences, and when they propose
+ * nothing. */
 #include "engine/speculate/spec.h"
 #include "test/check.h"
 
@@ -146,7 +147,7 @@ TEST(draft_models_draft_only_where_they_can_catch_up)
     close_bed(&b);
 }
 
-/* A fourth, which the table does not have: what the rest asks of a proposer. */
+/* A fourth proposer, outside the table: the minimum that a proposer must provide. */
 static void propose_one(struct spec *sp, const struct spec_view *v)
 {
     (void)sp;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* --speculative-config: what is misspelt, of another type or out of range is refused by name. */
+/* --speculative-config: misspelt keys, wrong types and values out of range are refused by name. */
 #include "engine/speculate/spec.h"
 #include "test/check.h"
 
@@ -80,7 +80,7 @@ TEST(what_is_left_out_has_its_default)
     free(sp);
 }
 
-/* One proposer for all families' names; a key of trees makes the drafts trees. */
+/* One proposer serves all names of the method; keys for trees make it draft trees. */
 TEST(heads_draft_chains_or_trees)
 {
     struct spec *sp = xcalloc(1, sizeof *sp);

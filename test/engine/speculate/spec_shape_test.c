@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Combs: how many siblings pay by a cost curve, where they lie, what is learnt of them, and when
- * the host had better grow trees. */
+/* Combs: how many siblings pay off for a cost curve, where they are placed, what is learnt from
+ * results, and when growing trees on the host is better. */
 #include "engine/speculate/shape.h"
 #include "engine/speculate/spec.h"
 #include "engine/speculate/tree.h"
@@ -92,8 +92,8 @@ static void judge(struct spec *sp, const struct spec_tree *t, struct sequence *s
                                           .cut = cut});
 }
 
-/* A comb of two levels with two siblings each, judged: what stood is learnt, what was not reached
- * is not. */
+/* A comb of two levels with two siblings each is judged: accepted nodes are learnt, unreached ones
+ * are not. */
 TEST(what_is_judged_is_learnt_and_no_more)
 {
     struct spec sp = open_spec(0.01f);

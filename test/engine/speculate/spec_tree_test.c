@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The shape of token trees: growth, choice over a batch, and the walk. */
 #include "engine/base/mem.h"
+#include "engine/base/minmax.h"
 #include "engine/base/rng.h"
 #include "engine/speculate/grove.h"
 #include "engine/speculate/shape.h"
@@ -46,7 +47,7 @@ static void close_bed(struct bed *b)
     free(b->g.picks);
 }
 
-/* Made-up children, the same for the same path. */
+/* Made-up children, equal for equal paths. */
 static void expand(struct bed *b, struct spec_tree *t, int32_t node)
 {
     float sum = 0.0f, sure = b->sure[t - b->g.trees];
@@ -164,8 +165,12 @@ TEST(the_nodes_chosen_are_the_likeliest_of_all_candidates)
         float worst_in = 0.0f, best_out = -INFINITY;
         for (int32_t k = 1; k < t->n_nodes; k++) {
             const struct tree_node *n = &t->nodes[k];
-            worst_in = n->row > 0 && n->logp < worst_in ? n->logp : worst_in;
-            best_out = n->row < 0 && n->logp > best_out ? n->logp : best_out;
+            if (n->row > 0 && n->logp < worst_in) {
+                worst_in = n->logp;
+            }
+            if (n->row < 0 && n->logp > best_out) {
+                best_out = n->logp;
+            }
         }
         CHECK(worst_in >= best_out);
         int32_t fed_at[MAX_DRAFTS] = {0}; // at most `width` of a level have children
@@ -188,7 +193,9 @@ TEST(the_likeliest_path_lies_in_its_final_slots)
         int32_t best = -1;
         for (int32_t k = 1; k < t->n_nodes; k++) {
             bool child = t->nodes[k].parent == at && t->nodes[k].row > 0;
-            best = child && (best < 0 || t->nodes[k].logp > t->nodes[best].logp) ? k : best;
+            if (child && (best < 0 || t->nodes[k].logp > t->nodes[best].logp)) {
+                best = k;
+            }
         }
         if (best < 0) {
             break; // the deepest chosen node is elsewhere
@@ -217,7 +224,7 @@ TEST(equal_sequences_get_equal_trees_and_a_sure_one_gets_more)
     for (int32_t i = 0; i < 3; i++) {
         check_tree(&b.g.trees[i]);
     }
-    // What is sure goes deep, what is not stays shallow and wide.
+    // A tree with certain guesses grows deep, one with uncertain guesses stays shallow and wide.
     CHECK(b.g.trees[0].levels > b.g.trees[1].levels);
     CHECK_EQ(b.g.trees[0].n_rows + b.g.trees[1].n_rows + b.g.trees[2].n_rows, 33);
     close_bed(&b);

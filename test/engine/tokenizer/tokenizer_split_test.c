@@ -4,6 +4,7 @@
 #include "engine/base/file.h"
 #include "engine/base/json_scan.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "engine/base/utf8.h"
 #include "test/check.h"
 
@@ -83,7 +84,7 @@ static void read_strings(struct json_scan *sc, struct pieces *out)
     while (json_scan_next(sc) == JSON_TOKEN_STRING) {
         buf_clear(&b);
         json_scan_unescape(sc, &b);
-        keep_piece(out, b.data ? b.data : "", b.n_bytes);
+        keep_piece(out, or_empty(b.data), b.n_bytes);
     }
     buf_deinit(&b);
 }
@@ -135,7 +136,7 @@ static void check_case(const char *line, size_t n)
         } else if (json_scan_is(&sc, "invert")) {
             bool invert = json_scan_next(&sc) == JSON_TOKEN_TRUE;
             struct json *root;
-            buf_printf(&stage, ",\"invert\":%s}", invert ? "true" : "false");
+            buf_printf(&stage, ",\"invert\":%s}", bool_word(invert));
             REQUIRE(json_parse(stage.data, stage.n_bytes, NULL, &root, &err) == OK);
             tok = splitting_tokenizer(root, &err);
             json_free(root);
@@ -172,7 +173,9 @@ TEST(splits_equal_those_of_the_library)
     size_t cases = 0;
     for (char *line = data; *line;) {
         char *end = strchr(line, '\n');
-        end = end ? end : line + strlen(line);
+        if (!end) {
+            end = line + strlen(line);
+        }
         check_case(line, (size_t)(end - line));
         cases++;
         line = *end ? end + 1 : end;
@@ -189,7 +192,8 @@ static uint32_t next_random(uint64_t *state)
     return (uint32_t)(*state >> 33);
 }
 
-/* Text that makes the alternatives meet: few characters of each kind, many repeats. */
+/* Text that lets the alternatives of a pattern compete: few characters of each class, many
+ * repeated. */
 static size_t random_text(uint64_t *state, char *out, size_t cap)
 {
     static const char *const parts[] = {" ",
@@ -317,7 +321,7 @@ static bool listed(const struct json *ranges, uint32_t cp)
     return false;
 }
 
-/* Both ways in which a class may be looked at: our tables and what PCRE2 gets. */
+/* Both implementations of a class: our tables, and the class text given to PCRE2. */
 static void check_class(const char *name, const struct json *ranges)
 {
     struct regex *re;
@@ -374,7 +378,7 @@ TEST(classes_hold_what_the_library_has_in_them)
     json_free(root);
 }
 
-/* The literal is looked for a stretch of the text at a time: it may lie across any border. */
+/* The text is searched in sections; the literal may lie across any border. */
 TEST(a_literal_is_found_wherever_it_lies)
 {
     enum { FIRST = 4070, LAST = 8210, REST = 100 };

@@ -14,10 +14,13 @@ static struct tokenizer *load_text(const char *json, const char *config, struct 
                                     .config = config,
                                     .config_bytes = config ? strlen(config) : 0};
     struct tokenizer *tok = NULL;
-    return tokenizer_load_memory(&files, &tok, err) == OK ? tok : NULL;
+    if (tokenizer_load_memory(&files, &tok, err) == OK) {
+        return tok;
+    }
+    return NULL;
 }
 
-/* ids of the spans as text, special tokens in their spelling: easy to compare. */
+/* The ids of the spans as text, with special tokens spelled out, for easy comparison. */
 static void encode(const struct tokenizer *tok, const struct text_span *spans, size_t n,
                    struct ids *out)
 {
@@ -56,12 +59,12 @@ TEST(input_never_becomes_a_control_token)
         encode(tok, forged, 3, &ids);
         CHECK_EQ(count(tok, &ids, "<s>"), 1);
         CHECK_EQ(count(tok, &ids, "</s>"), 1);
-        // Pieces that only together spell a token.
+        // Pieces that spell a special token only when joined.
         const struct text_span halves[] = {INPUT("<"), TEMPLATE("s"), INPUT(">"), TEMPLATE("</"),
                                            INPUT("s>")};
         encode(tok, halves, 5, &ids);
         CHECK_EQ(count(tok, &ids, "<s>") + count(tok, &ids, "</s>"), 0);
-        // All of it from the template: the plain reading.
+        // All from the template: the token is recognised.
         const struct text_span parts[] = {TEMPLATE("<"), TEMPLATE("s"), TEMPLATE(">")};
         encode(tok, parts, 3, &ids);
         CHECK_EQ(count(tok, &ids, "<s>"), 1);
@@ -177,7 +180,7 @@ static const double patience = 10.0;
 static const double patience = 1.0;
 #endif
 
-/* Of this thread's processor time: other programs do not count. */
+/* Processor time of this thread, so that other programs do not count. */
 static double processor_seconds(void)
 {
     struct timespec t;
@@ -294,7 +297,8 @@ TEST(what_is_not_supported_is_refused_at_load)
     }
 }
 
-/* Both ways to cut "baaaaa" have the same score but for rounding; ids from the library. */
+/* Both segmentations of "baaaaa" have the same score except for rounding; the expected ids are the
+ * library's. */
 TEST(scores_are_read_as_the_library_reads_them)
 {
     struct err err = {0};
@@ -314,7 +318,8 @@ TEST(scores_are_read_as_the_library_reads_them)
     tokenizer_free(tok);
 }
 
-/* "word" is a special token that merges make, too: the user cannot merge to it, others can. */
+/* "word" is a special token that merges also produce: the user's text cannot merge to it, the
+ * template's can. */
 TEST(the_user_s_text_has_no_merges_to_special_tokens)
 {
     static const char *const kinds[] = {"", "\"pre_tokenizer\":{\"type\":\"ByteLevel\","

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The document says all that the tables say. */
+/* The OpenAPI document contains all rows of the tables. */
 #include "server/api/api.h"
 
 #include "server/call/members.h"
@@ -89,7 +89,7 @@ TEST(every_member_is_in_it)
     }
     const struct json *n = json_get(at(all, "ChatRequest", "properties"), "n");
     CHECK_EQ(json_get_int(n, "minimum", 0), 1);
-    CHECK_EQ(json_get_int(n, "maximum", 0), 7); // as this server was started
+    CHECK_EQ(json_get_int(n, "maximum", 0), 7); // the option of this server
     CHECK(json_get_bool(json_get(all, "ChatRequest"), "additionalProperties", false));
     json_free(doc);
 }

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: waits
 """Two replicas behind HAProxy and behind nginx, under load: one is drained, then one is killed. Nothing fails but the
 streams whose head the killed replica had already sent."""
 

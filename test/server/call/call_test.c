@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Calls without HTTP, on an engine that hashes: each answer goes into memory. What holds for every
- * sink: one ending, then `over`, then nothing. */
+/* Calls without HTTP, on an engine that hashes; each answer is written to memory. For every sink
+ * there is one ending, then `over`, then nothing. */
 #include "server/call/format.h"
 
 #include "engine/base/clock.h"
@@ -8,7 +8,8 @@
 #include "server/cli/config_load.h"
 #include "test/engine/bed.h"
 
-/* The n-th append from now on finds no memory. What xrealloc asks for is not counted: it aborts. */
+/* The n-th append from now finds no memory. Allocations by xrealloc do not count, because they
+ * abort on failure. */
 static int fails_in, pending_fails; // the latter of the next call
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -22,7 +23,10 @@ void *realloc(void *p, size_t n_bytes)
     enum { CODE_BYTES = 64 }; // of xrealloc
     uintptr_t from = (uintptr_t)__builtin_return_address(0);
     bool aborts = from - (uintptr_t)xrealloc < CODE_BYTES;
-    return !aborts && fails_in > 0 && --fails_in == 0 ? NULL : __libc_realloc(p, n_bytes);
+    if (!aborts && fails_in > 0 && --fails_in == 0) {
+        return NULL;
+    }
+    return __libc_realloc(p, n_bytes);
 }
 #endif
 
@@ -177,7 +181,7 @@ static void take_of(struct taken *t, const struct call_sink *sink, enum request_
 {
     *t = (struct taken){.call = {.sink = sink, .offline = offline}};
     buf_init(&t->answer, 1 << 20);
-    buf_reserve(&t->answer, 1 << 14); // what is taken of an answer is not what fails
+    buf_reserve(&t->answer, 1 << 14); // appending to the answer must not be what fails
     snprintf(t->call.owner, sizeof t->call.owner, "%s", owner);
     snprintf(t->text, sizeof t->text, "%s", body);
     t->call.request.kind = kind;
@@ -202,8 +206,8 @@ static void turns(int n)
     }
 }
 
-/* Turns until *n is more than `than`, ten seconds at most: how many a step takes depends on
- * threads. */
+/* Takes turns until *n is above `than`, for ten seconds at most. How many turns a step takes
+ * depends on threads. */
 static void turns_until(const int *n, int than)
 {
     for (int64_t end = clock_now_ns() + 10000000000; *n <= than && clock_now_ns() < end;) {
@@ -211,7 +215,7 @@ static void turns_until(const int *n, int than)
     }
 }
 
-/* Texts of hashes may have any character, NUL too, so that the answers are looked at as text. */
+/* Texts of hashes can contain any character, even NUL, so the answer is searched as bytes. */
 static bool has(const struct taken *t, const char *part)
 {
     return t->answer.data && memmem(t->answer.data, t->answer.n_bytes, part, strlen(part));
@@ -259,7 +263,8 @@ TEST(every_endpoint_answers_a_line_whole)
     close_server();
 }
 
-/* Nothing is left out of an answer for want of memory: it is the answer, or an error. */
+/* If memory runs out, there is the complete answer or an error, never an answer with a part
+ * missing. */
 TEST(an_answer_lacks_nothing_where_memory_ends)
 {
     static const struct {
@@ -289,7 +294,9 @@ TEST(an_answer_lacks_nothing_where_memory_ends)
             take(&t, streams ? &stream_sink : &line_sink, cases[i / 2].kind, body);
             turns(40);
             CHECK_EQ(t.n_over, 1);
-            n_whole = n == 0 ? t.answer.n_bytes : n_whole;
+            if (n == 0) {
+                n_whole = t.answer.n_bytes;
+            }
             bool told = t.error.status == 503 || has(&t, "memory");
             if (!told && t.answer.n_bytes != n_whole) {
                 CHECK_FAIL("append %d of case %d: %zu bytes, not %zu; %d %s", n, (int)i,
@@ -302,7 +309,7 @@ TEST(an_answer_lacks_nothing_where_memory_ends)
     close_server();
 }
 
-/* The text of a completion as JSON has it, whole or joined from its events. */
+/* The text of a completion as in its JSON, from the whole answer or joined from its events. */
 static void text_of(struct taken *t, struct buf *text)
 {
     static const char key[] = "\"text\":\"";
@@ -458,7 +465,7 @@ TEST(a_deadline_ends_a_call_once)
 /* ---- answers that are kept ----------------------------------------------------------------------
  */
 
-/* A pool whose turn comes when the test says so. */
+/* A pool that runs its jobs when the test says so. */
 static struct {
     void (*work)(void *arg);
     void (*done)(void *arg);

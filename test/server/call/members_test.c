@@ -13,7 +13,7 @@ TEST(a_key_has_one_row_in_each_form)
     }
 }
 
-/* A row says one thing: where a value goes, who reads it, or why it is refused. */
+/* Each row does one thing: it says where a value is stored, who reads it, or why it is refused. */
 TEST(rows_are_whole)
 {
     for (size_t i = 0; i < n_members; i++) {

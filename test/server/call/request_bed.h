@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Bodies of requests, prepared as a server with the demo model does it: for the request tests. */
+/* For the request tests: prepares request bodies as a server with the demo model does. */
 #ifndef SLUICE_TEST_SERVER_CALL_REQUEST_BED_H
 #define SLUICE_TEST_SERVER_CALL_REQUEST_BED_H
 
+#include "engine/base/optional.h"
 #include "server/call/members.h"
 #include "server/call/prepare.h"
 #include "server/cli/config_load.h"
@@ -47,7 +48,7 @@ static struct request prepared(enum request_kind kind, const char *body, char **
         char *text;                                                                                \
         struct request r = prepared(kind, body, &text);                                            \
         CHECK(r.error.status >= 400);                                                              \
-        CHECK_STR(r.error.code ? r.error.code : "", code_);                                        \
+        CHECK_STR(or_empty(r.error.code), code_);                                                  \
         CHECK_STR(r.error.param, param_);                                                          \
         CHECK(r.error.message[0] != '\0');                                                         \
         request_deinit(&r);                                                                        \

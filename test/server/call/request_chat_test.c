@@ -98,7 +98,7 @@ TEST(template_variables_are_joined)
     DONE();
 }
 
-/* The messages that turns of blocks become are those of a chat. */
+/* Messages in turns of blocks become the messages of a chat. */
 TEST(turns_of_blocks_are_a_chat)
 {
     {
@@ -140,7 +140,7 @@ TEST(turns_of_blocks_are_a_chat)
             "tool_choice");
 }
 
-/* A role of the client's own word is the template's to take. */
+/* Roles unknown to the API are passed to the template. */
 TEST(roles_that_the_template_takes)
 {
     static const char open[] = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
@@ -169,7 +169,7 @@ TEST(roles_that_the_template_takes)
     model.template = own;
 }
 
-/* Where the template is the one to refuse, the endpoint's own member is named. */
+/* If the template refuses, the error names the endpoint's own member. */
 TEST(messages_that_the_template_refuses)
 {
     static const char strict[] = "{{ raise_exception('no') }}";

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Constraints on the answer, in the form of every API. */
+/* Constraints on the answer, in the notation of each API. */
 #include "test/server/call/request_bed.h"
 
-/* Each form of a constraint, and the grammar's text that it comes to. */
+/* Each notation of a constraint, and the grammar that results. */
 TEST(constraints_of_all_apis)
 {
     static const struct {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Members of requests: types, bounds, names of other servers, what is refused. */
+/* Members of requests: types, bounds, other servers' names, and what is refused. */
 #include "test/server/call/request_bed.h"
 
 TEST(bodies_that_are_not_objects)
@@ -28,7 +28,7 @@ TEST(a_nul_in_a_string_is_told_from_what_is_no_json)
     DONE();
 }
 
-/* The ids of a text as the tokenizer alone has them. */
+/* Compares with the ids that the tokenizer alone gives for the text. */
 static void check_ids_are(const struct request_prompt *p, const char *text, size_t n_bytes)
 {
     struct ids ids;
@@ -242,7 +242,7 @@ TEST(prompts_are_cut_where_asked)
     DONE();
 }
 
-/* What other servers take is taken by their names. */
+/* Members with the names of other servers are accepted. */
 TEST(names_of_other_servers)
 {
     {
@@ -368,7 +368,9 @@ TEST(refused_members_are_refused_unless_they_ask_for_nothing)
             continue;
         }
         const char *asks = m->type == MEMBER_STRING ? "\"x\"" : "123";
-        asks = m->type == MEMBER_BOOL ? "true" : asks;
+        if (m->type == MEMBER_BOOL) {
+            asks = "true";
+        }
         char *body = body_with(m->forms, m->key, asks, strlen(asks), &kind);
         REFUSES(kind, body, "unsupported_parameter", m->key);
         free(body);
@@ -446,7 +448,7 @@ TEST(usage_in_each_event_needs_usage)
     }
 }
 
-/* Members that other endpoints know cost nothing where they mean nothing. */
+/* Members that have no meaning for the endpoint are ignored if other endpoints know them. */
 TEST(an_embedding_has_one_sample)
 {
     ACCEPTS(KIND_EMBEDDINGS,
@@ -464,8 +466,8 @@ TEST(what_would_be_sampled_is_nothing_to_a_count)
     DONE();
 }
 
-/* More text than any context holds is counted all the same, and refused with what is known of it
- * where the context matters. */
+/* A text longer than any context is still counted, and refused with its length where the context
+ * matters. */
 TEST(a_text_beyond_every_context)
 {
     struct buf b;
@@ -490,7 +492,7 @@ TEST(a_text_beyond_every_context)
     buf_deinit(&b);
 }
 
-/* Broken and mixed bodies: nothing may crash, and each refusal has its words. */
+/* Broken and mixed bodies never crash, and each refusal has a message. */
 TEST(mutated_bodies_never_crash)
 {
     static const char *const seeds[] = {
@@ -525,7 +527,8 @@ TEST(mutated_bodies_never_crash)
     }
 }
 
-/* Scores, ids and pools of `sluice generate`; what a server's request has is read as there. */
+/* Members of `sluice generate` only: scores, ids and pools. The others are read as in a server's
+ * request. */
 TEST(a_line_of_generate_has_members_of_its_own)
 {
     {

@@ -2,13 +2,13 @@
 #include "server/chat/template.h"
 
 #include "engine/base/file.h"
+#include "engine/base/optional.h"
 #include "server/chat/jinja/jinja.h"
 #include "test/check.h"
 
 #include <dirent.h>
 
-/* The prompt with [brackets] around what is input; an error as "!message". Valid until the next
- * call. */
+/* The prompt with input in [brackets], or an error as "!message". Valid until the next call. */
 static char shown[1 << 16];
 
 static const char *show(enum status st, const struct chat_output *out, const struct err *err)
@@ -33,9 +33,13 @@ static const char *render_in(const char *source, struct chat_input in)
     struct err err = {{0}};
     enum status st = chat_template_compile(source, strlen(source), NULL, &t, &err);
     if (st == OK) {
-        in.messages_bytes = in.messages_json ? strlen(in.messages_json) : 0;
-        in.tools_bytes = in.tools_json ? strlen(in.tools_json) : 0;
-        in.kwargs_bytes = in.kwargs_json ? strlen(in.kwargs_json) : 0;
+        if (in.messages_json) {
+            in.messages_bytes = strlen(in.messages_json);
+        } else {
+            in.messages_bytes = 0;
+        }
+        in.tools_bytes = length_or_0(in.tools_json);
+        in.kwargs_bytes = length_or_0(in.kwargs_json);
         st = chat_template_render(t, &in, &out, &err);
     }
     const char *text = show(st, &out, &err);
@@ -106,9 +110,9 @@ TEST(provenance_survives_every_string_operation)
     }
 }
 
-/* Everything that a template can do to a text that it was given: no byte of the text, nor what it
- * is changed to, may come out as the template's own. The letters that are looked for stand in no
- * expression but where a format that comes from outside is given a control token. */
+/* All operations of templates on a text of the user: no byte of it, or of what it is changed to,
+ * may be marked as the template's own. The letters searched for occur in no expression, except
+ * where a format from outside is given a control token. */
 TEST(no_operation_turns_input_into_the_template_s_own)
 {
     static const char kwargs[] =
@@ -656,7 +660,7 @@ TEST(the_last_message_can_be_continued)
     CHECK_STR(render_in("{% for m in messages %}{{ m.content | trim }}</e>{% endfor %}", in),
               "[q]</e>[The answer]");
     CHECK(render_in("{{ messages[0].content }}", in)[0] == '!');
-    /* What the template writes behind it may hold the same text, and it may be empty. */
+    /* The template may write the same text after it, and it may be empty. */
     static const char *const texts[] = {"e", ">", "\\n", "", "  "};
     static const char *const seen[] = {"[e]", "[>]", "[\n]", "", "[  ]"};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {

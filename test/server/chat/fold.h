@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the tests of the output's parsers share: a sample folded into strings, text fed in every
- * way to cut it, and the markers that are long to write. */
+/* What the tests of the output parsers share: a sample folded into strings, text fed with all
+ * possible cuts, and macros for long markers. */
 #ifndef SLUICE_TEST_SERVER_CHAT_FOLD_H
 #define SLUICE_TEST_SERVER_CHAT_FOLD_H
 
 #include "server/chat/output.h"
 
+#include "engine/base/minmax.h"
 #include "test/check.h"
 
 struct fold {
@@ -64,14 +65,16 @@ static inline size_t below(size_t n)
     return n ? (size_t)(rng % n) : 0;
 }
 
-/* Text as an exact parser gets it: each of its markers is one byte. */
+/* Text for an exact parser: each of its markers becomes one byte. */
 static inline char *with_marks(const struct tool_parser *parser, const char *text)
 {
     char *out = malloc(strlen(text) + 1), *to = out;
     while (*text) {
         int found = -1;
         for (int i = 0; parser->exact && parser->markers[i]; i++) {
-            found = strncmp(text, parser->markers[i], strlen(parser->markers[i])) == 0 ? i : found;
+            if (strncmp(text, parser->markers[i], strlen(parser->markers[i])) == 0) {
+                found = i;
+            }
         }
         *to++ = found >= 0 ? (char)(TOOL_MARK + found) : *text;
         text += found >= 0 ? strlen(parser->markers[found]) : 1;
@@ -90,8 +93,13 @@ static inline void run(const struct output_options *opt, const char *text, size_
     struct output o;
     output_init(&o, opt, &sink);
     for (size_t i = 0; i < n;) {
-        size_t piece = cut ? (i < cut ? cut - i : n - i) : most == 1 ? 1 : 1 + below(most);
-        piece = piece < n - i ? piece : n - i;
+        size_t piece = 1;
+        if (cut) {
+            piece = i < cut ? cut - i : n - i;
+        } else if (most > 1) {
+            piece = 1 + below(most);
+        }
+        piece = lesser(piece, n - i);
         char *copy = malloc(piece); // of the exact size, so that ASan sees an overrun
         memcpy(copy, text + i, piece);
         output_text(&o, copy, piece);
@@ -117,7 +125,12 @@ static inline void check_cuts(const struct output_options *opt, const char *text
     run(opt, text, n, n ? n : 1, n, whole);
     for (size_t i = 0; i < n + 20; i++) {
         struct fold f;
-        run(opt, text, n, i < n ? n : i == n ? 1 : 7, i < n ? i : 0, &f);
+        // First cut in two at each place, then single bytes, then random pieces.
+        if (i < n) {
+            run(opt, text, n, n, i, &f);
+        } else {
+            run(opt, text, n, i == n ? 1 : 7, 0, &f);
+        }
         if (!same(&f, whole)) {
             CHECK_FAIL("cut %zu of \"%s\": [%s] [%s] [%s] instead of [%s] [%s] [%s]", i, text,
                        f.content.data, f.reasoning.data, f.calls.data, whole->content.data,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Templates against what Jinja2 made of them: our own vectors (test/templates, made by
- * scripts/template_vectors.py) and those of ../shared/data. */
+/* Templates compared with the output of Jinja2: our own vectors (test/templates, made by
+ * scripts/template_vectors.py), and those of third parties if SLUICE_SHARED has them. */
 #include "engine/base/file.h"
 #include "engine/base/json_scan.h"
+#include "engine/base/optional.h"
 #include "server/chat/template.h"
 #include "test/check.h"
 
@@ -39,12 +40,12 @@ static struct slice member(struct slice line, const char *key)
     return (struct slice){0};
 }
 
-/* A JSON string's text; the caller frees. NULL if it is none. */
+/* The text of a JSON string, which the caller frees. NULL if the value is not a string. */
 static char *sized_text_of(struct slice v, size_t *n_bytes)
 {
     struct json_scan sc;
     struct buf b;
-    json_scan_init(&sc, v.s ? v.s : "", v.n_bytes, 4);
+    json_scan_init(&sc, or_empty(v.s), v.n_bytes, 4);
     if (!v.s || json_scan_next(&sc) != JSON_TOKEN_STRING) {
         return NULL;
     }
@@ -115,7 +116,7 @@ static struct chat_template *last;
 static enum status last_status;
 static struct err last_error;
 
-/* Cases of one template stand together. */
+/* Cases of one template are adjacent. */
 static void load_named(const char *name)
 {
     char path[8192], *text;
@@ -168,7 +169,9 @@ static int each_line(const char *path, void (*run)(struct slice line))
     }
     for (char *p = text, *end; p < text + n; p = end + 1) {
         end = memchr(p, '\n', (size_t)(text + n - p));
-        end = end ? end : text + n;
+        if (!end) {
+            end = text + n;
+        }
         if (end > p) {
             run((struct slice){p, (size_t)(end - p)});
             lines++;

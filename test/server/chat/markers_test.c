@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Markers that are special tokens reach the parsers, although special tokens are not shown. */
+#include "engine/base/optional.h"
 #include "test/server/chat/fold.h"
 
 #include <stdlib.h>
 
-/* A tokenizer in which each word is one token, and those that begin with '!' are special ones
+/* A tokenizer in which each word is one token. Words that begin with '!' are special tokens,
  * without that sign. NULL-terminated. */
 static struct tokenizer *tokenizer_of(const char *const *words)
 {
@@ -21,7 +22,7 @@ static struct tokenizer *tokenizer_of(const char *const *words)
         buf_printf(&json,
                    ",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,"
                    "\"normalized\":false,\"special\":%s}",
-                   special ? "true" : "false");
+                   bool_word(special));
     }
     buf_puts(&json,
              "],\"normalizer\":null,\"pre_tokenizer\":{\"type\":\"ByteLevel\","

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* From text to reasoning, content and calls: Harmony, reasoning, stop strings, and what must
- * hold for every parser. */
+/* From text to reasoning, content and calls: Harmony, reasoning, stop strings, and properties of
+ * all parsers. */
 #include "test/server/chat/fold.h"
 
 #include <stdlib.h>
 #include <time.h>
 
-/* Calls are wanted, and not; what they come to then. */
+/* The expected result with and without tool calls. */
 static void check_harmony(const char *spelled, const char *content, const char *reasoning,
                           const char *calls, const char *content_alone)
 {
@@ -46,7 +46,7 @@ TEST(harmony_channels)
     HARMONY("", "", "");
     HARMONY(" \n", " \n", "");
     HARMONY("ld, goes on<|end|>", "ld, goes on", "");
-    // the markers' letters in other tokens are the model's own words
+    // spelled in other tokens, the markers are ordinary words of the model
     struct output_options opt = {
         .reasoning = REASONING_HARMONY, .parser = tool_parser_find("harmony"), .tools = NULL};
     struct fold f;
@@ -65,7 +65,7 @@ TEST(harmony_channels)
     CHECK_STR(f.reasoning.data, "hm");
     CHECK_STR(f.content.data, "yes");
     fold_deinit(&f);
-    opt = (struct output_options){.parser = tool_parser_find("harmony")}; // of a form without it
+    opt = (struct output_options){.parser = tool_parser_find("harmony")}; // a format without it
     check_cuts(&opt,
                "\xf9"
                "analysis\xfahm\xfc\xf8"
@@ -86,7 +86,7 @@ TEST(harmony_calls)
                   "commentary <|constrain|>json<|message|> {}\n<|call|>\n<|start|>assistant" CALL_F
                   "{\"o\": [{}]}<|call|>",
                   "I look.", "", "|f#:{}|f#:{\"o\": [{}]}", "I look.\n {}\n\n{\"o\": [{}]}");
-    // the channel does not matter, nor does a name that the request has not
+    // the channel is ignored, and so is a name that the request does not have
     PARSES("harmony",
            "\xf9"
            "analysis to=functions.other\xfa{}",
@@ -114,7 +114,7 @@ TEST(harmony_that_is_malformed_is_content)
     HARMONY(ANALYSIS "hm" FINAL "yes", "yes", "hm");
     HARMONY(ANALYSIS "hm<|start|>assistant" FINAL "yes", "yes", "hm");
     HARMONY(ANALYSIS "hm<|end|>\n stray \n<|start|>assistant" FINAL "yes", "\n strayyes", "hm");
-    // heads without a message: their own words are dropped, others are not
+    // of heads without a message, the markers are dropped, other words are kept
     HARMONY(FINAL "a<|end|><|start|>assist", "a", "");
     HARMONY(FINAL "a<|end|><|start|>assistant<|channel|>commentary to=func", "a", "");
     HARMONY("<|start|>assistant<|start|>assistant<|channel|>final<|end|>x", "x", "");
@@ -122,11 +122,11 @@ TEST(harmony_that_is_malformed_is_content)
     HARMONY("<|channel|>caf\xc3\xa9<|message|>x", "caf\xc3\xa9\nx", "");
     HARMONY("<|start|>user<|message|>x<|end|>", "x", "");
     char name[601], text[700], content[700];
-    memset(name, 'x', 300); // longer than names are
+    memset(name, 'x', 300); // more than the limit for names
     name[300] = '\0';
     snprintf(text, sizeof text, "<|channel|>commentary to=functions.%s<|message|>{}", name);
     HARMONY(text, "{}", "");
-    memset(name, 'x', 600); // and than heads
+    memset(name, 'x', 600); // more than the limit for heads
     name[600] = '\0';
     snprintf(text, sizeof text, "<|channel|>commentary to=functions.%s<|message|>{}", name);
     snprintf(content, sizeof content, "commentary to=functions.%s\n{}", name);
@@ -207,7 +207,7 @@ TEST(reasoning_has_markers_of_each_family)
     CHECK(!reasoning_is_marker(REASONING_GEMMA4, "<think>"));
 }
 
-/* A model that calls without having closed its reasoning. */
+/* A model calls a tool without closing its reasoning. */
 TEST(a_call_ends_reasoning)
 {
     static const struct {
@@ -258,7 +258,7 @@ TEST(stop_strings_cut_and_never_leak)
     fold_deinit(&f);
 }
 
-/* What is held because nothing but a marker may follow must not be looked at with every token. */
+/* Held text, after which only a marker may follow, must not be scanned again for each token. */
 TEST(long_white_space_costs_each_token_the_same)
 {
     enum { N = 100000 };
@@ -291,7 +291,7 @@ TEST(long_white_space_costs_each_token_the_same)
     json_free(tools);
 }
 
-/* Nor may a value that is reported when it is complete. */
+/* The same for a value that is reported when it is complete. */
 TEST(long_values_cost_each_token_the_same)
 {
     enum { N = 1000000 };

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Recorded outputs and templates of third parties: what they parse to, and which parsers they
- * ask for. */
+/* Recorded outputs and templates of third parties: how they are parsed, and which parsers they
+ * need. */
 #include "test/server/chat/fold.h"
 
 #include "engine/base/file.h"
 
 #include <stdlib.h>
 
-/* What options offer is what there is. */
+/* All names that the options offer are known. */
 TEST(names_are_those_of_the_options)
 {
     struct buf names;
@@ -177,10 +177,13 @@ static const struct family *family_of(const char *template, const char *input)
             return &rows[i];
         }
     }
-    return !template && strstr(input, "tool_call_start") ? &lfm2 : NULL;
+    if (!template && strstr(input, "tool_call_start")) {
+        return &lfm2;
+    }
+    return NULL;
 }
 
-/* Where the prompt of the record left off is not told, but shown. */
+/* The end of the prompt is not stored in the record but follows from the text. */
 static bool is_open(const struct family *family, const char *input, const struct json *opt)
 {
     static const char *const closes[] = {"</think>",         "<channel|>",     "</seed:think>",
@@ -199,14 +202,17 @@ static bool is_open(const struct family *family, const char *input, const struct
     return open;
 }
 
-/* Quirks that are not ours. */
+/* Known differences, where we deliberately behave otherwise. */
 static bool is_quirk(const char *id)
 {
     static const char *const ids[] = {
-        "chat029",            // the marker stays in the reasoning
-        "chat099", "chat102", // markers of reasoning where there is none; here special tokens go
-        "chat064", "chat075", // a call cut off before its arguments has none; here an empty object
-        "chat155",            // the line's end behind the reasoning is kept
+        "chat029", // the marker stays in the reasoning
+        "chat099",
+        "chat102", // they keep markers of reasoning without reasoning; here special tokens are
+                   // dropped
+        "chat064",
+        "chat075", // a call cut off before its arguments has none; here an empty object
+        "chat155", // the line's end behind the reasoning is kept
     };
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
         if (strcmp(id, ids[i]) == 0) {
@@ -233,7 +239,10 @@ static bool equal_json(const struct json *a, const struct json *b)
     }
     const struct json *y = json_first(b);
     for (const struct json *x = json_first(a); x; x = json_next(x), y = json_next(y)) {
-        const struct json *other = json_is(a, JSON_OBJECT) ? json_get(b, json_key(x)) : y;
+        const struct json *other = y;
+        if (json_is(a, JSON_OBJECT)) {
+            other = json_get(b, json_key(x));
+        }
         if (!other || !equal_json(x, other)) {
             return false;
         }
@@ -281,8 +290,8 @@ static int replay(const struct json *line)
     const struct json *opt = json_get(line, "options");
     const char *format = json_get_string(opt, "reasoning_format");
     const struct family *family = family_of(template, input);
-    /* Left out: forms that are not ours, a prefix that the message carries over from the prompt,
-     * JSON extraction of structured outputs, and reasoning that is to be left in the text. */
+    /* Left out: formats that we do not have, a message that continues a prefix of the prompt, JSON
+     * extraction of structured outputs, and reasoning that is to stay in the text. */
     bool carried = json_get_bool(opt, "has_prior_messages", false) &&
                    !json_get_bool(opt, "add_generation_prompt", true);
     bool no_json = template && !strstr(template, "deepseek") && strstr(input, "```json");

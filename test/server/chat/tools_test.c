@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Each form of tool calls: what it comes to, however the text is cut. */
+/* Each format of tool calls: how it is parsed, for all cuts of the text. */
 #include "test/server/chat/fold.h"
 
 TEST(hermes_calls)

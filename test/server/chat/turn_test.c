@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What is written after the grammar of a turn is read as what it was meant to be: random walks
- * through the grammar of every form of calls, with and without reasoning, go through the output's
- * parsers, and each call must be of a tool, with arguments of its schema. */
+/* Texts written by the grammar of a turn are parsed as intended: random walks through the grammar
+ * of each format of calls, with and without reasoning, go through the output parsers. Each call
+ * must name a tool and have arguments that match its schema. */
 #include "test/server/chat/fold.h"
 
 #include "engine/grammar/grammar.h"
@@ -12,7 +12,8 @@ enum { N_WALKS = 60, TEXT_MAX = 3000 };
 /* ---- grammars and walks -----------------------------------------------------------------------
  */
 
-/* Where markers count as tokens alone: they are ids from 256 on. */
+/* A vocabulary of bytes. For parsers that recognise markers only as tokens, markers have the ids
+ * from 256 on. */
 static struct grammar_vocab *vocab_of(const struct tool_parser *parser)
 {
     static char bytes[256];
@@ -49,7 +50,7 @@ static bool allowed(struct grammar *g, struct grammar_state s, uint8_t byte)
     return grammar_advance(g, &s, &c, 1) == OK;
 }
 
-/* A byte that may come next: often one that ends something. */
+/* A random allowed byte, preferably one that ends something. */
 static int next_byte(struct grammar *g, struct grammar_state s)
 {
     static const char ends[] = "\"<}])\n{[|", some[] = "abz 019<>\"\\{}[](),:\n|=e-t\xc3\xa9";
@@ -80,7 +81,7 @@ static int next_mark(struct grammar *g, struct grammar_state *s)
     return -1;
 }
 
-/* Markers of a form: whole words, which single letters would hardly ever make. */
+/* The markers of a format as whole words, because random letters would hardly ever spell one. */
 struct words {
     const char *v[64];
     size_t n;
@@ -128,7 +129,7 @@ static void words_of(const struct turn *t, struct words *w)
     }
 }
 
-/* A random text; false: it has grown too long. */
+/* A random text; false if it has become too long. */
 static bool walk(struct grammar *g, const struct words *words, struct buf *out)
 {
     struct grammar_state s = grammar_start(g);
@@ -149,7 +150,9 @@ static bool walk(struct grammar *g, const struct words *words, struct buf *out)
             buf_putc(out, (char)(TOOL_MARK + mark));
             continue;
         }
-        byte = byte < 0 ? next_byte(g, s) : byte;
+        if (byte < 0) {
+            byte = next_byte(g, s);
+        }
         if (byte < 0) {
             CHECK(grammar_may_end(g, s)); // each allowed beginning can be ended
             buf_putc(out, '\0');
@@ -187,7 +190,7 @@ static const struct tool_to_write tools[] = {
 };
 enum { N_TOOLS = sizeof tools / sizeof tools[0] };
 
-/* As the parsers get them, and a grammar of each one's arguments. */
+/* The tools as the parsers get them, and a grammar for the arguments of each. */
 static struct json *list;
 static struct grammar *arguments[N_TOOLS];
 
@@ -207,8 +210,11 @@ static void open_tools(struct tool_to_write *to)
                    i ? "," : "", tools[i].name, schema);
         static const char text[] =
             "{\"type\":\"text_argument\",\"name\":\"input\",\"content\":" TEXT_FORMAT "}";
-        arguments[i] = tools[i].text ? compile(GRAMMAR_TAGS, text, sizeof text - 1, NULL)
-                                     : compile(GRAMMAR_SCHEMA, schema, strlen(schema), NULL);
+        if (tools[i].text) {
+            arguments[i] = compile(GRAMMAR_TAGS, text, sizeof text - 1, NULL);
+        } else {
+            arguments[i] = compile(GRAMMAR_SCHEMA, schema, strlen(schema), NULL);
+        }
     }
     buf_putc(&b, ']');
     CHECK_EQ(json_parse(b.data, b.n_bytes, NULL, &list, NULL), OK);
@@ -238,7 +244,8 @@ static void check_call(const char *name, size_t n_name, const char *text, size_t
     }
 }
 
-/* The fold has "|name#id:arguments" for each call; '|' in arguments is told by what follows it. */
+/* The fold has "|name#id:arguments" for each call. What follows a '|' tells whether it belongs to
+ * the arguments. */
 static int check_calls(const struct fold *f, const char *all)
 {
     const char *at = f->calls.data;

@@ -49,7 +49,8 @@ TEST(flags_set_fields_and_the_rest_keeps_its_default)
     config_deinit(&c);
 }
 
-/* As a shell completes it: the folder's last part is one of the model's names. */
+/* A shell completes folder names with a slash; the last part of the folder is one of the model's
+ * names. */
 TEST(a_slash_behind_the_model_is_no_part_of_its_name)
 {
     LOAD("models/demo//");
@@ -232,7 +233,7 @@ TEST(what_would_change_answers_is_refused_with_the_reason)
     unlink(path);
 }
 
-/* Each name has one owner, and what a flag becomes is an option. */
+/* Each name has one owner, and a flag is translated to an existing option. */
 TEST(flags_of_vllm_are_no_options)
 {
     for (size_t i = 0; i < n_vllm_flags; i++) {
@@ -347,8 +348,12 @@ TEST(rows_fit_their_fields_and_have_their_names)
     for (size_t i = 0; i < n_option_rows; i++) {
         const struct option_row *row = &option_rows[i];
         bool is_short = row->type == OPTION_INT && row->n_bytes == sizeof(int32_t);
-        bool fits = is_short ? row->min >= INT32_MIN && row->max <= INT32_MAX
-                             : row->n_bytes == size_of_type(row->type);
+        bool fits;
+        if (is_short) {
+            fits = row->min >= INT32_MIN && row->max <= INT32_MAX;
+        } else {
+            fits = row->n_bytes == size_of_type(row->type);
+        }
         if (!is_named_alike(row) || !fits) {
             CHECK_FAIL("row %s, field %s", row->name, row->field);
         }
@@ -366,7 +371,8 @@ static void identity_of(struct buf *out, const char *flag, const char *value)
     config_deinit(&c);
 }
 
-/* Another size of blocks is another pool; the others' threads are their own business. */
+/* Nodes must agree on the size of blocks, since it determines the pool; each chooses its own number
+ * of threads. */
 TEST(nodes_agree_on_what_the_rows_say)
 {
     struct buf a, b, same;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Every flag of vLLM's `serve`, from the table that vllm_serve_table.py has made from vLLM's
- * source: each is known, what vLLM takes by default is taken, and a value that is refused is
- * refused with a reason. */
+/* Every flag of vLLM's `serve`, from a table that vllm_serve_table.py made from vLLM's source: each
+ * is known, vLLM's default is accepted, and a refused value has a reason. */
 #include "server/cli/config_load.h"
 
+#include "engine/base/optional.h"
 #include "server/cli/config_table.h"
 #include "server/cli/vllm_flags.h"
 #include "test/check.h"
@@ -21,7 +21,7 @@ static bool next_row(FILE *f, struct row *r)
     return fscanf(f, "%199s %15s %1199s %63s", r->names, r->takes, r->words, r->initial) == 4;
 }
 
-/* OK, or what the refusal says. A flag's name has two dashes, an alias of a letter or three one. */
+/* OK, or the text of the refusal. A name has two dashes, a short alias one. */
 static enum status load(const char *name, const char *value, struct err *err)
 {
     static char *no_env[] = {NULL};
@@ -43,7 +43,7 @@ static bool has(const char *text, const char *words)
     return strstr(text, words) != NULL;
 }
 
-/* A refusal says what is wrong with the value, and never that the flag is strange. */
+/* A refusal says what is wrong with the value; it never calls the flag unknown. */
 static void check(const char *name, const char *value, bool must_pass)
 {
     struct err err;
@@ -51,7 +51,7 @@ static void check(const char *name, const char *value, bool must_pass)
     bool strange = has(err.text, "unknown option") || has(err.text, "a second model") ||
                    has(err.text, "needs a value");
     if (st != OK && (must_pass || strange || strlen(err.text) < 20)) {
-        CHECK_FAIL("--%s %s: %s", name, value ? value : "", err.text);
+        CHECK_FAIL("--%s %s: %s", name, or_empty(value), err.text);
     }
 }
 
@@ -120,8 +120,8 @@ static enum vllm_takes takes_of(const struct row *r)
     return TAKES_NOTHING;
 }
 
-/* What takes a value there takes one here, or the words behind it would be read as something else.
- */
+/* A flag that takes a value in vLLM takes one here; otherwise the following words would be
+ * misread. */
 TEST(flags_take_as_many_words_as_in_vllm)
 {
     struct row r;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Preloaded into front_server by test_http_faults.py: every so often a system call of the front
- * end's own code fails in a way that the kernel may choose. libmicrohttpd's and libuv's calls are
- * left alone (told apart by their flags): what they cannot bear is not ours to test. */
+/* Preloaded into front_server by test_http_faults.py: now and then a system call of the server's
+ * own code fails with an error that the kernel may return. Calls of libmicrohttpd and libuv
+ * (recognised by their flags) are left alone, since their error handling is not under test. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -22,7 +22,9 @@ ssize_t send(int fd, const void *bytes, size_t n, int flags);
 ssize_t send(int fd, const void *bytes, size_t n, int flags)
 {
     static ssize_t (*real)(int, const void *, size_t, int);
-    real = real ? real : (ssize_t (*)(int, const void *, size_t, int))dlsym(RTLD_NEXT, "send");
+    if (!real) {
+        real = (ssize_t (*)(int, const void *, size_t, int))dlsym(RTLD_NEXT, "send");
+    }
     if (flags & MSG_DONTWAIT) {
         if (one_in(10)) {
             errno = one_in(2) ? EAGAIN : EINTR;
@@ -42,8 +44,9 @@ ssize_t send(int fd, const void *bytes, size_t n, int flags)
 int accept4(int fd, struct sockaddr *addr, socklen_t *n_addr, int flags)
 {
     static int (*real)(int, struct sockaddr *, socklen_t *, int);
-    real = real ? real
-                : (int (*)(int, struct sockaddr *, socklen_t *, int))dlsym(RTLD_NEXT, "accept4");
+    if (!real) {
+        real = (int (*)(int, struct sockaddr *, socklen_t *, int))dlsym(RTLD_NEXT, "accept4");
+    }
     if (one_in(12)) {
         static const int errors[] = {EMFILE, ENFILE, ENOMEM, ECONNABORTED, EINTR, EPROTO, EAGAIN};
         errno = errors[state / 7 % (sizeof errors / sizeof errors[0])];
@@ -55,8 +58,9 @@ int accept4(int fd, struct sockaddr *addr, socklen_t *n_addr, int flags)
 int epoll_ctl(int ep, int op, int fd, struct epoll_event *e)
 {
     static int (*real)(int, int, int, struct epoll_event *);
-    real =
-        real ? real : (int (*)(int, int, int, struct epoll_event *))dlsym(RTLD_NEXT, "epoll_ctl");
+    if (!real) {
+        real = (int (*)(int, int, int, struct epoll_event *))dlsym(RTLD_NEXT, "epoll_ctl");
+    }
     if (e && e->events & EPOLLRDHUP && !(e->events & EPOLLIN) && one_in(60)) {
         errno = ENOMEM;
         return -1;

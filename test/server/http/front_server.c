@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A small program on the front end, for test_http*.py: handlers of every kind, and an "engine"
- * thread that makes tokens at a given rate. Arguments are --name value pairs of http_options;
- * it prints "listening ADDRESS" per listener. */
+/* A small program on the HTTP front end, for test_http*.py: handlers of every kind, and an "engine"
+ * thread that makes tokens at a given rate. Arguments are --name value pairs of http_options. It
+ * prints "listening ADDRESS" for each listener. */
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/base/optional.h"
 #include "server/api/reply.h"
 #include "server/http/http.h"
 
@@ -45,7 +46,10 @@ static struct app {
 static long arg_long(struct http_request *req, const char *name, long otherwise)
 {
     const char *text = http_query(req, name);
-    return text && *text ? strtol(text, NULL, 10) : otherwise;
+    if (text && *text) {
+        return strtol(text, NULL, 10);
+    }
+    return otherwise;
 }
 
 /* --- The engine --- */
@@ -223,7 +227,7 @@ static void post_echo(struct http_request *req, void *arg)
     app.n_handled++;
     size_t n;
     const char *body = http_body(req, &n);
-    http_reply(req, 200, "application/octet-stream", body ? body : "", n);
+    http_reply(req, 200, "application/octet-stream", or_empty(body), n);
 }
 
 static void to_upper(void *arg)
@@ -249,7 +253,7 @@ static void post_upper(struct http_request *req, void *arg)
     size_t n;
     const char *body = http_body(req, &n);
     j->text = xcalloc(1, n + 1);
-    memcpy(j->text, body ? body : "", n);
+    memcpy(j->text, or_empty(body), n);
     j->n_text = n;
     j->pooled_upper = true;
     j->period_ns = arg_long(req, "ms", 0) * 1000000;
@@ -295,7 +299,8 @@ static void refuse_due(struct http_timer *timer, void *arg)
     end_job(j);
 }
 
-/* A stream that is refused late: a status before the head is out, an error event after. */
+/* A stream that is refused late: by a status before the head is sent, by an error event
+ * afterwards. */
 static void get_refused(struct http_request *req, void *arg)
 {
     (void)arg;

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: alone
 """The front end when all goes well: methods, bodies, streams, addresses, TLS, CORS, the log."""
 
 import http.client

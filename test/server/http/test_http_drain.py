@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: alone
 """Ending: SIGTERM drains, systemd is told, sockets are inherited."""
 
 import json

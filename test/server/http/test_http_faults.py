@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: waits
 """System calls that fail now and then: requests may fail, but the server must not, nor lose or keep anything."""
 
 import random

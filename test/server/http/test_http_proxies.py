@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: alone
 """Behind nginx and HAProxy, with the configurations that ship: two replicas, one drained, one killed, under load."""
 
 import json

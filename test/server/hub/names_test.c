@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What may become part of a path of the cache. */
+/* Which names may become part of a path of the cache. */
 #include "server/hub/private.h"
 #include "test/check.h"
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# test/run: waits
 """Models by name: `sluice pull`, `list`, `remove`, and names as arguments, against a hub that runs here (stand_in.py)."""
 import glob
 import json

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Jobs on an engine that hashes: whatever happens on the way, each line has one answer or is left.
- */
+/* Batch jobs on an engine that hashes: whatever fails, each line has one answer or remains to be
+ * done. */
 #include "server/jobs/batches.h"
 #include "server/jobs/job.h"
 
+#include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 #include "server/cli/config_load.h"
 #include "test/engine/bed.h"
 
@@ -14,7 +16,7 @@ static struct bed bed;
 static struct call_server server;
 static const struct call_host host = {0};
 
-/* What a job reads and has kept. */
+/* What a job reads and what it has stored. */
 struct bench_job {
     struct buf input;
     struct job_lines lines;
@@ -32,7 +34,7 @@ static enum status read_memory(void *arg, int64_t offset, size_t max_bytes, stru
     (void)err;
     if (offset < (int64_t)b->input.n_bytes) {
         size_t left = b->input.n_bytes - (size_t)offset;
-        buf_put(out, b->input.data + offset, left < max_bytes ? left : max_bytes);
+        buf_put(out, b->input.data + offset, lesser(left, max_bytes));
     }
     return OK;
 }
@@ -96,7 +98,7 @@ static void begin(struct bench_job *b)
     buf_init(&b->input, 1 << 24);
 }
 
-/* A line with n_shared ids that its group has in common, and its own. */
+/* A line with n_shared ids that are common to its group, and n_own ids of its own. */
 static void add(struct bench_job *b, int number, int group, int n_shared, int n_own,
                 const char *more)
 {
@@ -137,7 +139,7 @@ static void open_job(struct bench_job *b, enum job_order order)
     b->job = job_open(&o);
 }
 
-/* Takes up to n turns; true: the job is over. */
+/* Takes up to n turns. True if the job is over. */
 static bool turns(struct bench_job *b, int n)
 {
     for (; n > 0; n--) {
@@ -170,7 +172,7 @@ static void end(struct bench_job *b)
     }
 }
 
-/* n_groups x n_members lines, whose groups come in turn. */
+/* n_groups x n_members lines, with the groups alternating. */
 static void add_groups(struct bench_job *b, int n_groups, int n_members, const char *more)
 {
     for (int i = 0; i < n_groups * n_members; i++) {
@@ -184,7 +186,7 @@ static void copy_text(const struct bench_job *b, int line, char *out, size_t roo
     static const char key[] = "\"text\":";
     const char *at = b->texts[line] ? strstr(b->texts[line], key) : NULL;
     const char *stop = at ? strstr(at, ",\"logprobs\"") : NULL;
-    snprintf(out, room, "%.*s", stop ? (int)(stop - at) : 0, at ? at : "");
+    snprintf(out, room, "%.*s", stop ? (int)(stop - at) : 0, or_empty(at));
 }
 
 /* ---- what holds ------------------------------------------------------------------------------ */

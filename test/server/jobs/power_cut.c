@@ -22,8 +22,8 @@ enum { PATH_BYTES = 4096 };
 static const char *root, *disk;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Where the disk keeps the content of an open file; an inode may be used again, so its time of
- * birth is part of the name. */
+/* The name under which the disk keeps the content of an open file. Inode numbers are reused, so the
+ * time of birth is part of it. */
 static bool key_of(int fd, char key[PATH_BYTES])
 {
     struct statx s;
@@ -133,14 +133,14 @@ static int sync_file(int fd, const char *name)
         return ((int (*)(int))real(name))(fd);
     }
     pthread_mutex_lock(&lock);
-    usleep(5000); // as a disk takes: a cut has to find something that is not synced
+    usleep(5000); // takes as long as a disk, so that a cut finds unsynced data
     if (is_root) {
         keep_names();
     } else {
         keep_content(fd);
     }
     pthread_mutex_unlock(&lock);
-    return 0; // the machine's own disk has no part in this
+    return 0; // the machine's own disk is not involved
 }
 
 int fsync(int fd)
@@ -153,7 +153,7 @@ int fdatasync(int fd)
     return sync_file(fd, "fdatasync");
 }
 
-/* All that is there at the start is on the disk. */
+/* Everything that exists at the start is on the disk. */
 __attribute__((constructor)) static void start(void)
 {
     const char *dir = getenv("POWER_CUT_ROOT");

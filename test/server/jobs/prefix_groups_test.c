@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Prefix groups against brute force: savings by comparing every pair, groups by their own sums. */
+/* Prefix groups compared with brute force: savings by comparing every pair, groups by recomputing
+ * their sums. */
 #include "engine/base/clock.h"
 #include "server/jobs/prefix_groups.h"
 
+#include "engine/base/minmax.h"
 #include "test/check.h"
 
 enum { MAX_PROMPTS = 64, MAX_TOKENS = 96 };
@@ -16,7 +18,7 @@ static uint32_t next_random(uint32_t *state)
     return *state >> 8;
 }
 
-/* A few stems that fork again and again, so that every depth of tree comes up. */
+/* A few stems that branch repeatedly, so that trees of every depth occur. */
 static int32_t draw_prompts(uint32_t seed)
 {
     int32_t n = 1 + (int32_t)(next_random(&seed) % MAX_PROMPTS);
@@ -26,7 +28,7 @@ static int32_t draw_prompts(uint32_t seed)
         if (i > 0 && next_random(&seed) % 4 != 0) {
             int32_t from = (int32_t)(next_random(&seed) % (uint32_t)i);
             keep = (int32_t)(next_random(&seed) % (uint32_t)(prompts[from].n + 1));
-            keep = keep < len ? keep : len;
+            keep = lesser(keep, len);
             memcpy(ids[i], ids[from], (size_t)keep * sizeof ids[0][0]);
         }
         for (int32_t k = keep; k < len; k++) {
@@ -42,14 +44,14 @@ static int32_t draw_prompts(uint32_t seed)
 
 static int32_t shares(const struct group_prompt *a, const struct group_prompt *b, int32_t block)
 {
-    int32_t most = (a->n < b->n ? a->n : b->n) - 1, k = 0;
+    int32_t most = lesser(a->n, b->n) - 1, k = 0;
     while (a->space == b->space && k < most && a->ids[k] == b->ids[k]) {
         k++;
     }
     return a->space == b->space ? k - k % block : 0;
 }
 
-/* What a cache that forgets nothing has to compute, in this order. */
+/* The tokens computed in this order with a cache that never evicts. */
 static int64_t brute_computed(const int32_t *order, int32_t n, int32_t block)
 {
     int64_t sum = 0;
@@ -57,7 +59,7 @@ static int64_t brute_computed(const int32_t *order, int32_t n, int32_t block)
         int32_t best = 0;
         for (int32_t k = 0; k < i; k++) {
             int32_t s = shares(&prompts[order[k]], &prompts[order[i]], block);
-            best = s > best ? s : best;
+            best = greater(s, best);
         }
         sum += prompts[order[i]].n - best;
     }
@@ -92,7 +94,8 @@ static void check_groups(const struct prefix_groups *g, int32_t n, int32_t block
 TEST(random_prompts_agree_with_brute_force)
 {
     for (uint32_t seed = 1; seed <= 2000; seed++) {
-        int32_t n = draw_prompts(seed), block = seed % 3 == 0 ? 1 : seed % 3 == 1 ? 4 : 16;
+        static const int32_t blocks[] = {1, 4, 16};
+        int32_t n = draw_prompts(seed), block = blocks[seed % 3];
         struct prefix_groups g;
         prefix_groups_make(prompts, n, block, GROUP_ORDER_TREE, &g);
         check_groups(&g, n, block);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The store on a disk that is full. The file system is a small one by the functions below, which
- * come before libc's for SQLite, too: no file in `folder` may grow past the room. */
+/* The store on a full disk. The functions below simulate a small file system: they come before
+ * libc's, for SQLite too, and let no file in `folder` grow beyond `room`. */
 #include "server/store/store.h"
 
+#include "engine/base/minmax.h"
 #include "test/check.h"
 
 #include <dirent.h>
@@ -20,7 +21,7 @@ static bool is_inside(int fd, struct stat *st)
     char link[64], path[256];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t n = readlink(link, path, sizeof path - 1);
-    path[n > 0 ? n : 0] = '\0';
+    path[greater(n, 0)] = '\0';
     return strncmp(path, folder, strlen(folder)) == 0 && fstat(fd, st) == 0;
 }
 
@@ -57,7 +58,10 @@ ssize_t pwrite64(int fd, const void *bytes, size_t n, off64_t at)
     if (!real) {
         *(void **)&real = dlsym(RTLD_NEXT, "pwrite64");
     }
-    return has_room(fd, at + (int64_t)n) ? real(fd, bytes, n, at) : -1;
+    if (has_room(fd, at + (int64_t)n)) {
+        return real(fd, bytes, n, at);
+    }
+    return -1;
 }
 
 ssize_t pwrite(int fd, const void *bytes, size_t n, off_t at)
@@ -67,10 +71,13 @@ ssize_t pwrite(int fd, const void *bytes, size_t n, off_t at)
 
 int posix_fallocate(int fd, off_t at, off_t n)
 {
-    return has_room(fd, at + n) ? ftruncate(fd, at + n) : ENOSPC;
+    if (has_room(fd, at + n)) {
+        return ftruncate(fd, at + n);
+    }
+    return ENOSPC;
 }
 
-/* Whether it survives a power cut is not asked here, and a busy disk would take its time. */
+/* Does nothing: power cuts are not tested here, and a busy disk would be slow. */
 int fdatasync(int fd)
 {
     (void)fd;
@@ -119,7 +126,7 @@ static enum status put_file(struct store *s, size_t n, struct stored_file *f)
     *f = (struct stored_file){.created_at = 1};
     enum status st = store_upload_begin(s, &u, &err);
     for (size_t i = 0; i < n && st == OK; i += sizeof bytes) {
-        st = store_upload_write(u, bytes, n - i < sizeof bytes ? n - i : sizeof bytes, &err);
+        st = store_upload_write(u, bytes, lesser(n - i, sizeof bytes), &err);
     }
     if (st != OK) {
         store_upload_drop(u);
@@ -153,7 +160,7 @@ static enum status respond(struct store *s, int i)
     return st;
 }
 
-/* Others have filled the disk: what is deleted there does not come back to us. */
+/* Other programs have filled the disk: space freed by deletions is taken by them. */
 TEST(everything_can_be_deleted_from_a_full_disk)
 {
     new_folder();
@@ -192,8 +199,8 @@ TEST(everything_can_be_deleted_from_a_full_disk)
     remove_folder(s);
 }
 
-/* The store alone has filled it: what is deleted is room for something else, as often as one likes,
- * and also after a start. */
+/* The store itself has filled the disk: space freed by deletions can be used again, repeatedly, and
+ * after a restart. */
 TEST(what_is_deleted_from_a_full_disk_is_room_again)
 {
     new_folder();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The store: owners, pages, answers once, and what is left after a kill at any moment. */
+/* The store: owners, pages, one answer per line, and consistency after a kill at any moment. */
 #include "server/store/store.h"
 
+#include "engine/base/minmax.h"
 #include "test/check.h"
 
 #include <signal.h>
@@ -48,7 +49,7 @@ static struct stored_file put_file(struct store *s, const char *owner, const cha
     for (size_t i = 0; i < n; i += 1000) {
         char piece[1000];
         memset(piece, 'a' + (int)(i / 1000 % 26), sizeof piece);
-        CHECK_EQ(store_upload_write(u, piece, n - i < 1000 ? n - i : 1000, &err), OK);
+        CHECK_EQ(store_upload_write(u, piece, lesser(n - i, 1000), &err), OK);
     }
     CHECK_EQ(store_upload_end(u, owner, &f, &err), OK);
     return f;
@@ -296,8 +297,8 @@ TEST(a_folder_has_one_owner)
     remove_folder();
 }
 
-/* A child answers lines and tells each by a byte in a pipe after the store said OK, and is killed
- * at some moment: no told answer may be missing, and none may be there twice. */
+/* A child stores answers and reports each by a byte in a pipe after the store said OK; then it is
+ * killed at a random moment. Each reported answer must be stored, and none twice. */
 TEST(a_kill_at_any_moment_loses_no_answer)
 {
     enum { LINES = 40, KILLS = 40 };
