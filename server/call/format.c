@@ -4,6 +4,7 @@
 
 #include "engine/base/utf8.h"
 #include "server/call/convert.h"
+#include "server/call/post_sampling.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -123,21 +124,26 @@ void call_put_token_text(struct buf *b, const struct call *c, int32_t token)
     put_token_text(b, c, token, true);
 }
 
-/* "token","logprob","bytes" of a chat entry, without its braces. */
-static void put_token(struct buf *b, const struct call *c, int32_t token, float logprob)
+static void put_token_bytes(struct buf *b, const struct call *c, int32_t token)
 {
     size_t n = 0;
     const char *piece = token_text(c, token, &n);
-    buf_puts(b, "\"token\":");
-    put_token_text(b, c, token, false);
-    buf_puts(b, ",\"logprob\":");
-    call_put_logprob(b, logprob);
     buf_puts(b, ",\"bytes\":[");
     for (size_t i = 0; piece && i < n; i++) {
         buf_puts(b, i ? "," : "");
         buf_put_int(b, (unsigned char)piece[i]);
     }
     buf_putc(b, ']');
+}
+
+/* "token","logprob","bytes" of a chat entry, without its braces. */
+static void put_token(struct buf *b, const struct call *c, int32_t token, float logprob)
+{
+    buf_puts(b, "\"token\":");
+    put_token_text(b, c, token, false);
+    buf_puts(b, ",\"logprob\":");
+    call_put_logprob(b, logprob);
+    put_token_bytes(b, c, token);
 }
 
 void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
@@ -171,6 +177,31 @@ void call_native_logprob(struct call_choice *ch, int32_t token, const struct tok
     for (int32_t i = 0; i < lp->n_top && i < ch->call->request.n_top; i++) {
         buf_puts(b, i ? "," : "");
         put_native(b, ch->call, lp->top_ids[i], lp->top_logprobs[i]);
+        buf_putc(b, '}');
+    }
+    buf_puts(b, "]}");
+}
+
+static void put_native_prob(struct buf *b, const struct call *c, int32_t token, double prob)
+{
+    buf_printf(b, "{\"id\":%d,\"token\":", token);
+    put_token_text(b, c, token, false);
+    buf_puts(b, ",\"prob\":");
+    buf_put_double(b, prob);
+    put_token_bytes(b, c, token);
+}
+
+void call_native_prob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp)
+{
+    struct buf *b = &ch->logprobs;
+    struct post_sampling post;
+    post_sampling_of(&ch->request->params, lp, token, &post);
+    buf_puts(b, b->n_bytes ? "," : "");
+    put_native_prob(b, ch->call, token, post.drawn);
+    buf_puts(b, ",\"top_probs\":[");
+    for (int32_t i = 0; i < post.n && i < ch->call->request.n_top && post.prob[i] > 0; i++) {
+        buf_puts(b, i ? "," : "");
+        put_native_prob(b, ch->call, lp->top_ids[i], post.prob[i]);
         buf_putc(b, '}');
     }
     buf_puts(b, "]}");
