@@ -50,8 +50,9 @@ static const struct about {
     {"POST", "/chat/completions/input_tokens", "The same as /v1/chat/completions/input_tokens.",
      "ChatRequest", ANSWER_JSON, false},
     {"POST", "/responses", "The same as /v1/responses.", "ResponseRequest", ANSWER_EVENTS, false},
-    {"POST", "/completions", "The same as /v1/completions.", "CompletionRequest", ANSWER_EVENTS,
-     false},
+    {"POST", "/completions",
+     "As /v1/completions if the body has a model, else as /completion of llama.cpp.",
+     "EitherCompletion", ANSWER_EVENTS, false},
     {"POST", "/embeddings", "The same as /v1/embeddings.", "EmbeddingRequest", ANSWER_JSON, false},
     {"POST", "/v1/score", "How near texts are to each other.", "ScoreRequest", ANSWER_JSON, false},
     {"POST", "/score", "The same as /v1/score.", "ScoreRequest", ANSWER_JSON, false},
@@ -510,8 +511,11 @@ static void put_responses(struct buf *b, const struct about *about, enum reply_f
     }
     put_json(b, ",'default':{'description':'An error','content':{'application/json':{'schema':{"
                 "'$ref':'#/components/schemas/");
-    static const char *const errors[] = {
-        [REPLY_OPENAI] = "Error", [REPLY_ANTHROPIC] = "TypedError", [REPLY_OLLAMA] = "PlainError"};
+    static const char *const errors[] = {[REPLY_OPENAI] = "Error",
+                                         [REPLY_ANTHROPIC] = "TypedError",
+                                         [REPLY_OLLAMA] = "PlainError",
+                                         [REPLY_VLLM] = "Error",
+                                         [REPLY_LLAMA] = "Error"};
     buf_puts(b, errors[form]);
     put_json(b, "'}}}}}");
 }
@@ -628,6 +632,8 @@ static void put_components(struct buf *b, const struct openapi_facts *facts)
                 "{'$ref':'#/components/schemas/EmbeddingRequest'},"
                 "{'$ref':'#/components/schemas/RerankRequest'},"
                 "{'$ref':'#/components/schemas/ScoreRequest'}]},"
+                "'EitherCompletion':{'anyOf':[{'$ref':'#/components/schemas/CompletionRequest'},"
+                "{'$ref':'#/components/schemas/NativeRequest'}]},"
                 "'EmbeddingRequest':{'anyOf':[{'$ref':'#/components/schemas/EmbeddingTexts'},"
                 "{'$ref':'#/components/schemas/PooledMessages'}]},"
                 "'ClassifyRequest':{'anyOf':[{'$ref':'#/components/schemas/ClassifyTexts'},"

@@ -606,7 +606,7 @@ static void send_error_event(struct call *c, const struct call_error *e)
     struct buf nested, b;
     buf_init(&nested, 1 << 16);
     buf_init(&b, 1 << 16);
-    call_error_put(&nested, e); // {"error":{...}}
+    call_error_put(&nested, e, CALL_ERROR_OPENAI); // {"error":{...}}
     buf_puts(&b, "{\"type\":\"error\",\"code\":");
     buf_put_json(&b, e->code ? e->code : "", e->code ? strlen(e->code) : 0);
     buf_puts(&b, ",\"message\":");

@@ -167,7 +167,7 @@ def test_what_the_schema_allows_is_never_a_fault_of_the_server(server, document)
     done = {}
     for method, path, o in operations(document):
         content = o["requestBody"]["content"].get("application/json") if "requestBody" in o else None
-        if not content or o["summary"].startswith("The same as ") or path == "/invocations":
+        if not content or o["summary"].startswith("The same as ") or path in ("/invocations", "/completions"):
             continue
         schema = content["schema"]
         statuses, rng = done.setdefault(path, []), random.Random(path)  # one for each: a new route changes no other's bodies
