@@ -10,7 +10,7 @@
 #define PARTS "{'type':'array','items':" PART "}"
 #define CHAT_CALLS                                                                                 \
     "'tool_calls':{'type':'array','items':{'type':'object','required':['function'],'properties':{" \
-    "'id':{'type':'string'},'function':{'type':'object','required':['name','arguments'],"          \
+    "'function':{'type':'object','required':['name','arguments'],"                                 \
     "'properties':{'name':{'type':'string'},'arguments':{'type':['string','object']}}}}}}"
 /* Other roles are taken where the chat template has a place for them. */
 #define CHAT_MESSAGES                                                                              \
@@ -29,7 +29,8 @@
     "{'type':'object','required':['type'],'properties':{'type':{"                                  \
     "'enum':['function_call','function_call_output','reasoning']}}}]}}]"
 #define FUNCTION                                                                                   \
-    "'name':{'type':'string'},'description':{'type':'string'},'parameters':{'type':'object'}"
+    "'name':{'type':'string','minLength':1},'description':{'type':'string'},'parameters':{'type':" \
+    "'object'}"
 #define TOOLS                                                                                      \
     "'minItems':1,'maxItems':128,'items':{'type':'object','required':['function'],'properties':{"  \
     "'type':{'const':'function'},'function':{'type':'object','required':['name'],'properties':"    \

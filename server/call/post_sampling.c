@@ -26,10 +26,11 @@ bool post_sampling_check(const struct sampling_params *p, bool constrained, stru
     bool known = is_greedy(p) || is_few(p) ||
                  (p->temperature == 1.0f && p->top_p == 1.0f && p->min_p == 0.0f);
     if (!known) {
-        return call_error_set(e, 400, "unsupported_value", "post_sampling_probs",
-                              "Unsupported value: 'post_sampling_probs' needs 'top_k' of 1 to %d, "
-                              "or 'temperature' 0, or 'temperature' 1 with 'top_p' 1 and 'min_p' 0.",
-                              MAX_TOP_LOGPROBS);
+        return call_error_set(
+            e, 400, "unsupported_value", "post_sampling_probs",
+            "Unsupported value: 'post_sampling_probs' needs 'top_k' of 1 to %d, "
+            "or 'temperature' 0, or 'temperature' 1 with 'top_p' 1 and 'min_p' 0.",
+            MAX_TOP_LOGPROBS);
     }
     if (constrained || !is_raw(p)) {
         return call_error_set(e, 400, "unsupported_value", "post_sampling_probs",

@@ -294,11 +294,6 @@ static void truncate_prompt(const struct request *r, struct request_prompt *p, i
 static bool fit(struct request *r, struct request_prompt *p)
 {
     int64_t context = r->model->info->max_model_len;
-    if (r->truncate > context && body_has(&r->body, "truncate_prompt_tokens")) {
-        return call_error_set(&r->error, 400, "integer_above_max_value", "truncate_prompt_tokens",
-                              "truncate_prompt_tokens value is greater than max_model_len. Please "
-                              "request a smaller truncation size.");
-    }
     truncate_prompt(r, p, context);
     if (p->n == 0) {
         return call_error_set(&r->error, 400, "invalid_value", prompt_key(r),
