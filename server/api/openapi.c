@@ -180,18 +180,20 @@ static const struct {
 #define METADATA                                                                                   \
     "{'type':['object','null'],'additionalProperties':{'type':'string'},'maxProperties':16}"
 #define STORED_ITEMS                                                                               \
-    "{'type':'array','maxItems':20,'items':{'type':'object','required':['role','content'],"        \
-    "'properties':{'type':{'const':'message'},'role':{'enum':['user','assistant','system',"        \
-    "'developer']},'content':{'type':'string'}}}}"
+    "'maxItems':20,'items':{'type':'object','required':['role','content'],'properties':{'type':{"  \
+    "'enum':['message',null]},'role':{'enum':['user','assistant','system','developer']},"          \
+    "'content':{'type':['string','array']}}}}"
 static const char other_bodies[] =
     ",'FileForm':{'type':'object','required':['file','purpose'],'properties':{'file':{'type':'"
     "string'},"
     "'purpose':{'type':'string','enum':['batch']},'expires_after[anchor]':{'type':'string','enum':["
-    "'created_at']},'expires_after[seconds]':{'type':'integer','minimum':3600,'maximum':2592000}}},"
+    "'created_at']},'expires_after[seconds]':{'type':'integer','minimum':3600,'maximum':2592000}},"
+    "'dependentRequired':{'expires_after[anchor]':['expires_after[seconds]'],"
+    "'expires_after[seconds]':['expires_after[anchor]']}},"
     "'MetadataRequest':{'type':'object','properties':{'metadata':" METADATA "}},"
-    "'ItemsRequest':{'type':'object','required':['items'],'properties':{'items':" STORED_ITEMS
-    "}},'ConversationRequest':{'type':'object','properties':{'metadata':" METADATA
-    ",'items':" STORED_ITEMS "}},"
+    "'ItemsRequest':{'type':'object','required':['items'],'properties':{'items':{'type':'array'"
+    "," STORED_ITEMS "}},'ConversationRequest':{'type':'object','properties':{'metadata':" METADATA
+    ",'items':{'type':['array','null']," STORED_ITEMS "}},"
     "'BatchRequest':{'type':'object','required':['input_file_id','endpoint','completion_window'],"
     "'properties':{'input_file_id':{'type':'string'},'endpoint':{'type':'string','enum':["
     "'/v1/chat/completions','/v1/completions','/v1/embeddings','/v1/responses']},"
@@ -555,9 +557,9 @@ static void put_responses(struct buf *b, const struct about *about, enum reply_f
         [ANSWER_LIST] = "'content':{'application/json':{'schema':{'type':['object','array']}}}}",
         [ANSWER_EVENTS_LIST] =
             "'content':{'application/json':{'schema':{'type':['object','array']}},"
-            "'text/event-stream':{'schema':{'type':'string'}}}}",
+            "'text/event-stream':{}}}",
         [ANSWER_EVENTS] = "'content':{'application/json':{'schema':{'type':'object'}},"
-                          "'text/event-stream':{'schema':{'type':'string'}}}}",
+                          "'text/event-stream':{}}}",
         [ANSWER_LINES] = "'content':{'application/json':{'schema':{'type':'object'}},"
                          "'application/x-ndjson':{'schema':{'type':'string'}}}}",
         [ANSWER_TEXT] = "'content':{'text/plain':{'schema':{'type':'string'}}}}",

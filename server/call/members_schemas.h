@@ -9,14 +9,15 @@
     "'input_text','output_text']},'text':{'type':'string'}}}"
 #define PARTS "{'type':'array','items':" PART "}"
 #define CHAT_CALLS                                                                                 \
-    "'tool_calls':{'type':'array','items':{'type':'object','required':['function'],'properties':{" \
+    "'tool_calls':{'type':['array','null'],'items':{'type':'object','required':['function'],'"     \
+    "properties':{"                                                                                \
     "'function':{'type':'object','required':['name','arguments'],"                                 \
     "'properties':{'name':{'type':'string'},'arguments':{'type':['string','object']}}}}}}"
 /* Other roles are taken where the chat template has a place for them. */
 #define CHAT_MESSAGES                                                                              \
     "'minItems':1,'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':{" \
     "'role':{'enum':['developer','system','user']},'content':{'anyOf':[{'type':'string'}," PARTS   \
-    "]},'name':{'type':'string'}}},{'type':'object','required':['role','content'],'properties':{"  \
+    "]},'name':{'type':'string'}}},{'type':'object','required':['role'],'properties':{"            \
     "'role':{'const':'assistant'},'content':{'anyOf':[{'type':['string','null']}," PARTS           \
     "]}," CHAT_CALLS "}},{'type':'object','required':['role','content','tool_call_id'],"           \
     "'properties':{'role':{'const':'tool'},'content':{'anyOf':[{'type':'string'}," PARTS           \
@@ -55,11 +56,11 @@
     "'required':['type'],'properties':{'type':{'enum':['text','json_object','json_schema']}}"
 #define TEXT_OBJECT                                                                                \
     "{'type':'string','minLength':1},{'type':'object','required':['text'],'properties':{'text':{"  \
-    "'type':'string','minLength':1}}}"
+    "'type':'string'}}}"
 #define A_TEXT "'anyOf':[" TEXT_OBJECT "]"
 #define TEXTS                                                                                      \
     "'anyOf':[{'type':'array','minItems':1,'maxItems':2048,'items':{'anyOf':[" TEXT_OBJECT         \
-    "]}}," TEXT_OBJECT "]"
+    "]}}," TEXT_OBJECT ",{'type':'null'}]"
 #define OLLAMA_TOOLS                                                                               \
     "'maxItems':128,'items':{'type':'object','required':['function'],'properties':{'type':{"       \
     "'const':'function'},'function':{'type':'object','required':['name'],'properties':{" FUNCTION  \

@@ -123,7 +123,8 @@ WRONG = [({}, "missing_required_parameter", "query"), ({"query": "q"}, "missing_
          ({"query": "q", "documents": [""]}, "invalid_value", "documents"), ({"query": "q", "documents": ["a"], "top_n": -1}, "integer_below_min_value", "top_n"),
          ({"query": "q", "documents": [{"content": [{"type": "image_url"}]}]}, "unsupported_value", "documents"),
          ({"query": "q", "documents": ["a"] * 2049}, "array_above_max_length", "documents"), ({"query": "q", "documents": ["a"], "model": "no"}, "model_not_found", "model"),
-         ({"query": "q", "documents": ["a"], "instruction": 5}, "invalid_type", "instruction"), ("[", "json_parse_error", None)]
+         ({"query": "q", "documents": ["a"], "instruction": 5}, "invalid_type", "instruction"),
+         ({"query": "q", "documents": ["a"], "texts": ["b"]}, "invalid_value", "texts"), ("[", "json_parse_error", None)]
 
 
 @pytest.mark.parametrize("body, code, param", WRONG, ids=range(len(WRONG)))
@@ -133,7 +134,7 @@ def test_wrong_reranks_are_refused(server, body, code, param):
 
 
 @pytest.mark.parametrize("body, param", [({}, "text_1"), ({"text_1": "a"}, "text_2"), ({"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "text_1"),
-                                         ({"text_1": "a", "text_2": []}, "text_2"), ({"queries": [], "items": "a"}, "queries")])
+                                         ({"text_1": "a", "text_2": []}, "text_2"), ({"queries": [], "items": "a"}, "queries"), ({"text_1": "a", "text_2": "b", "data_2": "c"}, "data_2")])
 def test_wrong_scores_are_refused(server, body, param):
     r = server.post("/v1/score", body)
     assert r.status == 400 and r.error["param"] == param
