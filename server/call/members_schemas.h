@@ -17,7 +17,7 @@
 #define CHAT_MESSAGES                                                                              \
     "'minItems':1,'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':{" \
     "'role':{'enum':['developer','system','user']},'content':{'anyOf':[{'type':'string'}," PARTS   \
-    "]},'name':{'type':'string'}}},{'type':'object','required':['role'],'properties':{"            \
+    "]}}},{'type':'object','required':['role'],'properties':{"                                     \
     "'role':{'const':'assistant'},'content':{'anyOf':[{'type':['string','null']}," PARTS           \
     "]}," CHAT_CALLS "}},{'type':'object','required':['role','content','tool_call_id'],"           \
     "'properties':{'role':{'const':'tool'},'content':{'anyOf':[{'type':'string'}," PARTS           \

@@ -144,11 +144,11 @@ def test_they_are_behind_the_keys_and_the_limits(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k inference n requests-per-minute=9\nm metrics m\n")
     with Server(api_key_file=keys) as s:
-        body = {"query": "a", "documents": ["b"], "text_1": "a", "text_2": "b"}
+        body = lambda path: {"text_1": "a", "text_2": "b"} if "score" in path else {"query": "a", "documents": ["b"]}
         for path in ROUTES:
-            assert s.post(path, body).status == 401
-            assert s.post(path, body, headers={"authorization": "Bearer m"}).status == 403
-        got = [s.post(p, body, headers={"authorization": "Bearer k"}).status for p in ROUTES + ROUTES]
+            assert s.post(path, body(path)).status == 401
+            assert s.post(path, body(path), headers={"authorization": "Bearer m"}).status == 403
+        got = [s.post(p, body(p), headers={"authorization": "Bearer k"}).status for p in ROUTES + ROUTES]
         assert got == [200] * 9 + [429] * 5
 
 
