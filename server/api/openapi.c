@@ -11,7 +11,9 @@
 /* The content type of a route's successful answer. */
 enum answer {
     ANSWER_JSON,
+    ANSWER_LIST /* or an object */,
     ANSWER_EVENTS /* or JSON */,
+    ANSWER_EVENTS_LIST /* or JSON, an object or a list */,
     ANSWER_LINES /* or JSON */,
     ANSWER_TEXT,
     ANSWER_PAGE,
@@ -50,17 +52,18 @@ static const struct about {
     {"POST", "/chat/completions/input_tokens", "The same as /v1/chat/completions/input_tokens.",
      "ChatRequest", ANSWER_JSON, false},
     {"POST", "/responses", "The same as /v1/responses.", "ResponseRequest", ANSWER_EVENTS, false},
-    {"POST", "/completions", "The same as /v1/completions.", "CompletionRequest", ANSWER_EVENTS,
-     false},
+    {"POST", "/completions",
+     "As /v1/completions if the body has a model, else as /completion of llama.cpp.",
+     "EitherCompletion", ANSWER_EVENTS_LIST, false},
     {"POST", "/embeddings", "The same as /v1/embeddings.", "EmbeddingRequest", ANSWER_JSON, false},
     {"POST", "/v1/score", "How near texts are to each other.", "ScoreRequest", ANSWER_JSON, false},
     {"POST", "/score", "The same as /v1/score.", "ScoreRequest", ANSWER_JSON, false},
-    {"POST", "/v1/rerank", "Documents, the nearest to a query first.", "RerankRequest", ANSWER_JSON,
+    {"POST", "/v1/rerank", "Documents, the nearest to a query first.", "RerankRequest", ANSWER_LIST,
      false},
-    {"POST", "/v2/rerank", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
-    {"POST", "/rerank", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
-    {"POST", "/v1/reranking", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
-    {"POST", "/reranking", "The same as /v1/rerank.", "RerankRequest", ANSWER_JSON, false},
+    {"POST", "/v2/rerank", "The same as /v1/rerank.", "RerankRequest", ANSWER_LIST, false},
+    {"POST", "/rerank", "The same as /v1/rerank.", "RerankRequest", ANSWER_LIST, false},
+    {"POST", "/v1/reranking", "The same as /v1/rerank.", "RerankRequest", ANSWER_LIST, false},
+    {"POST", "/reranking", "The same as /v1/rerank.", "RerankRequest", ANSWER_LIST, false},
     {"POST", "/api/chat", "Ollama's: an answer to a conversation.", "OllamaChatRequest",
      ANSWER_LINES, false},
     {"POST", "/api/generate", "Ollama's: an answer to a prompt.", "OllamaGenerateRequest",
@@ -71,17 +74,17 @@ static const struct about {
     {"GET", "/api/ps", "Ollama's: the model that runs.", NULL, ANSWER_JSON, false},
     {"GET", "/api/version", "The server's version.", NULL, ANSWER_JSON, false},
     {"POST", "/completion", "llama.cpp's: the continuation of a prompt.", "NativeRequest",
-     ANSWER_EVENTS, false},
+     ANSWER_EVENTS_LIST, false},
     {"POST", "/infill", "llama.cpp's: what stands between two texts.", "InfillRequest",
-     ANSWER_EVENTS, false},
-    {"POST", "/embedding", "llama.cpp's: vectors of texts.", "NativeEmbedRequest", ANSWER_JSON,
+     ANSWER_EVENTS_LIST, false},
+    {"POST", "/embedding", "llama.cpp's: vectors of texts.", "NativeEmbedRequest", ANSWER_LIST,
      false},
     {"POST", "/apply-template", "The prompt that a conversation becomes.", "TokenizeMessages",
      ANSWER_JSON, false},
     {"GET", "/props", "llama.cpp's: settings and the chat template.", NULL, ANSWER_JSON, false},
-    {"GET", "/slots", "llama.cpp's: what runs, without its texts.", NULL, ANSWER_JSON, false},
+    {"GET", "/slots", "llama.cpp's: what runs, without its texts.", NULL, ANSWER_LIST, false},
     {"POST", "/invocations", "A request of any of these kinds, told by its members.", "AnyRequest",
-     ANSWER_EVENTS, false},
+     ANSWER_EVENTS_LIST, false},
     {"GET", "/models", "The same as /v1/models.", NULL, ANSWER_JSON, true},
     {"POST", "/v1/completions", "The continuation of a prompt.", "CompletionRequest", ANSWER_EVENTS,
      false},
@@ -148,7 +151,8 @@ static const struct about {
 };
 
 /* What may stand in a query. */
-#define AFTER "{'name':'after','in':'query','schema':{'type':'string'}}"
+#define PRINTABLE "{'type':'string','pattern':'^[^\\\\u0000-\\\\u001f\\\\u007f]*$'}"
+#define AFTER "{'name':'after','in':'query','schema':" PRINTABLE "}"
 #define ORDER "{'name':'order','in':'query','schema':{'type':'string','enum':['asc','desc']}}"
 #define ITEM_PAGE                                                                                  \
     AFTER "," ORDER                                                                                \
@@ -157,17 +161,17 @@ static const struct {
     const char *method, *path, *parameters;
 } queries[] = {
     {"POST", "/reset_prefix_cache",
-     "{'name':'reset_running_requests','in':'query','schema':{'type':'boolean'}}"},
+     "{'name':'reset_running_requests','in':'query','schema':" PRINTABLE "}"},
     {"GET", "/v1/responses/{id}/input_items", ITEM_PAGE},
     {"GET", "/v1/conversations/{id}/items", ITEM_PAGE},
     {"GET", "/v1/responses/{id}",
      "{'name':'stream','in':'query','schema':{'type':'boolean'}},{'name':'starting_after','in':"
      "'query','schema':{'type':'integer','minimum':0}}"},
-    {"GET", "/slots", "{'name':'fail_on_no_slot','in':'query','schema':{'type':'string'}}"},
+    {"GET", "/slots", "{'name':'fail_on_no_slot','in':'query','schema':" PRINTABLE "}"},
     {"GET", "/v1/files",
      AFTER
      ",{'name':'limit','in':'query','schema':{'type':'integer','minimum':1,'maximum':10000}}," ORDER
-     ",{'name':'purpose','in':'query','schema':{'type':'string'}}"},
+     ",{'name':'purpose','in':'query','schema':" PRINTABLE "}"},
     {"GET", "/v1/batches",
      AFTER ",{'name':'limit','in':'query','schema':{'type':'integer','minimum':1,'maximum':100}}"},
 };
@@ -176,18 +180,20 @@ static const struct {
 #define METADATA                                                                                   \
     "{'type':['object','null'],'additionalProperties':{'type':'string'},'maxProperties':16}"
 #define STORED_ITEMS                                                                               \
-    "{'type':'array','maxItems':20,'items':{'type':'object','required':['role','content'],"        \
-    "'properties':{'type':{'const':'message'},'role':{'enum':['user','assistant','system',"        \
-    "'developer']},'content':{'type':'string'}}}}"
+    "'maxItems':20,'items':{'type':'object','required':['role','content'],'properties':{'type':{"  \
+    "'enum':['message',null]},'role':{'enum':['user','assistant','system','developer']},"          \
+    "'content':{'type':['string','array']}}}}"
 static const char other_bodies[] =
     ",'FileForm':{'type':'object','required':['file','purpose'],'properties':{'file':{'type':'"
     "string'},"
     "'purpose':{'type':'string','enum':['batch']},'expires_after[anchor]':{'type':'string','enum':["
-    "'created_at']},'expires_after[seconds]':{'type':'integer','minimum':3600,'maximum':2592000}}},"
+    "'created_at']},'expires_after[seconds]':{'type':'integer','minimum':3600,'maximum':2592000}},"
+    "'dependentRequired':{'expires_after[anchor]':['expires_after[seconds]'],"
+    "'expires_after[seconds]':['expires_after[anchor]']}},"
     "'MetadataRequest':{'type':'object','properties':{'metadata':" METADATA "}},"
-    "'ItemsRequest':{'type':'object','required':['items'],'properties':{'items':" STORED_ITEMS
-    "}},'ConversationRequest':{'type':'object','properties':{'metadata':" METADATA
-    ",'items':" STORED_ITEMS "}},"
+    "'ItemsRequest':{'type':'object','required':['items'],'properties':{'items':{'type':'array'"
+    "," STORED_ITEMS "}},'ConversationRequest':{'type':'object','properties':{'metadata':" METADATA
+    ",'items':{'type':['array','null']," STORED_ITEMS "}},"
     "'BatchRequest':{'type':'object','required':['input_file_id','endpoint','completion_window'],"
     "'properties':{'input_file_id':{'type':'string'},'endpoint':{'type':'string','enum':["
     "'/v1/chat/completions','/v1/completions','/v1/embeddings','/v1/responses']},"
@@ -382,6 +388,9 @@ static void put_value(struct buf *b, const struct member *m, const struct openap
         if (m->is_dimension && facts->info) {
             least = most = facts->info->hidden;
         }
+        if (m->is_within && facts->info) {
+            most = facts->info->max_model_len;
+        }
         put_bound(b, "minimum", least);
         put_bound(b, "maximum", most);
         break;
@@ -434,6 +443,59 @@ static void put_member(struct buf *b, const struct member *m, const struct opena
     buf_putc(b, '}');
 }
 
+static bool stands_for(const struct member *m, const struct member *required)
+{
+    return m->instead_of && strcmp(m->instead_of, required->key) == 0;
+}
+
+static bool may_be_another(size_t required, unsigned form)
+{
+    for (size_t i = 0; i < n_members; i++) {
+        if ((members[i].forms & form) && stands_for(&members[i], &members[required])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ,'allOf': for each required member that another may stand for, that one of them is there. */
+static void put_stand_ins(struct buf *b, unsigned form)
+{
+    const char *before = ",'allOf':[{'anyOf':[{'required':['";
+    bool any = false;
+    for (size_t i = 0; i < n_members; i++) {
+        if (!(members[i].forms & form) || !members[i].required || !may_be_another(i, form)) {
+            continue;
+        }
+        put_json(b, before);
+        buf_puts(b, members[i].key);
+        for (size_t k = 0; k < n_members; k++) {
+            if ((members[k].forms & form) && stands_for(&members[k], &members[i])) {
+                put_json(b, "']},{'required':['");
+                buf_puts(b, members[k].key);
+            }
+        }
+        put_json(b, "']}]}");
+        before = ",{'anyOf':[{'required':['";
+        any = true;
+    }
+    buf_puts(b, any ? "]" : "");
+}
+
+static void put_required(struct buf *b, unsigned form)
+{
+    bool first = true;
+    for (size_t i = 0; i < n_members; i++) {
+        if ((members[i].forms & form) && members[i].required && !may_be_another(i, form)) {
+            put_json(b, first ? ",'required':[" : ",");
+            put_text(b, members[i].key);
+            first = false;
+        }
+    }
+    buf_puts(b, first ? "" : "]");
+    put_stand_ins(b, form);
+}
+
 static void put_body(struct buf *b, unsigned form, const struct openapi_facts *facts)
 {
     bool first = true;
@@ -453,22 +515,18 @@ static void put_body(struct buf *b, unsigned form, const struct openapi_facts *f
     } else {
         buf_puts(b, "true");
     }
-    first = true;
-    for (size_t i = 0; i < n_members; i++) {
-        if ((members[i].forms & form) && members[i].required) {
-            put_json(b, first ? ",'required':[" : ",");
-            put_text(b, members[i].key);
-            first = false;
-        }
-    }
-    if (!first) {
-        buf_puts(b, "]");
-    }
+    put_required(b, form);
     if (member_find("stream_options", form)) { // only where there is a stream
         put_json(b, ",'anyOf':[{'required':['stream'],'properties':{'stream':{'const':true}}},"
                     "{'properties':{'stream_options':{'type':'null'}}}]");
     }
     buf_putc(b, '}');
+}
+
+/* No body is then an empty object. */
+static bool may_be_bare(const struct about *about)
+{
+    return strcmp(about->schema, "ConversationRequest") == 0;
 }
 
 /* ---- routes ---------------------------------------------------------------------------------- */
@@ -515,8 +573,12 @@ static void put_responses(struct buf *b, const struct about *about, enum reply_f
 {
     static const char *const forms[] = {
         [ANSWER_JSON] = "'content':{'application/json':{'schema':{'type':'object'}}}}",
+        [ANSWER_LIST] = "'content':{'application/json':{'schema':{'type':['object','array']}}}}",
+        [ANSWER_EVENTS_LIST] =
+            "'content':{'application/json':{'schema':{'type':['object','array']}},"
+            "'text/event-stream':{}}}",
         [ANSWER_EVENTS] = "'content':{'application/json':{'schema':{'type':'object'}},"
-                          "'text/event-stream':{'schema':{'type':'string'}}}}",
+                          "'text/event-stream':{}}}",
         [ANSWER_LINES] = "'content':{'application/json':{'schema':{'type':'object'}},"
                          "'application/x-ndjson':{'schema':{'type':'string'}}}}",
         [ANSWER_TEXT] = "'content':{'text/plain':{'schema':{'type':'string'}}}}",
@@ -531,8 +593,11 @@ static void put_responses(struct buf *b, const struct about *about, enum reply_f
     }
     put_json(b, ",'default':{'description':'An error','content':{'application/json':{'schema':{"
                 "'$ref':'#/components/schemas/");
-    static const char *const errors[] = {
-        [REPLY_OPENAI] = "Error", [REPLY_ANTHROPIC] = "TypedError", [REPLY_OLLAMA] = "PlainError"};
+    static const char *const errors[] = {[REPLY_OPENAI] = "Error",
+                                         [REPLY_ANTHROPIC] = "TypedError",
+                                         [REPLY_OLLAMA] = "PlainError",
+                                         [REPLY_VLLM] = "Error",
+                                         [REPLY_LLAMA] = "Error"};
     buf_puts(b, errors[form]);
     put_json(b, "'}}}}}");
 }
@@ -544,7 +609,8 @@ static bool put_path_parameters(struct buf *b, const char *path)
     for (const char *p = strchr(path, '{'); p; p = strchr(p + 1, '{')) {
         put_json(b, any ? ",{'name':'" : "{'name':'");
         buf_put(b, p + 1, strcspn(p + 1, "}"));
-        put_json(b, "','in':'path','required':true,'schema':{'type':'string'}}");
+        put_json(b, "','in':'path','required':true,'schema':{'type':'string',"
+                    "'pattern':'^[A-Za-z0-9_.-]+$'}}");
         any = true;
     }
     return any;
@@ -588,7 +654,11 @@ static void put_operation(struct buf *b, const struct http_route *route,
     put_parameters(b, route);
     if (about->schema) {
         bool form = strcmp(about->schema, "FileForm") == 0;
-        put_json(b, ",'requestBody':{'required':true,'content':{'");
+        if (may_be_bare(about)) {
+            put_json(b, ",'requestBody':{'content':{'");
+        } else {
+            put_json(b, ",'requestBody':{'required':true,'content':{'");
+        }
         if (form) {
             buf_puts(b, "multipart/form-data");
         } else {
@@ -657,6 +727,8 @@ static void put_components(struct buf *b, const struct openapi_facts *facts)
                 "{'$ref':'#/components/schemas/EmbeddingRequest'},"
                 "{'$ref':'#/components/schemas/RerankRequest'},"
                 "{'$ref':'#/components/schemas/ScoreRequest'}]},"
+                "'EitherCompletion':{'anyOf':[{'$ref':'#/components/schemas/CompletionRequest'},"
+                "{'$ref':'#/components/schemas/NativeRequest'}]},"
                 "'EmbeddingRequest':{'anyOf':[{'$ref':'#/components/schemas/EmbeddingTexts'},"
                 "{'$ref':'#/components/schemas/PooledMessages'}]},"
                 "'ClassifyRequest':{'anyOf':[{'$ref':'#/components/schemas/ClassifyTexts'},"

@@ -14,7 +14,7 @@ static const char *put_error(struct buf *b, int status, const char *code, const 
 {
     struct call_error e = {0};
     call_error_set(&e, status, code, NULL, "%s", message);
-    call_error_put(b, &e);
+    call_error_put(b, &e, CALL_ERROR_OPENAI);
     return "application/json";
 }
 
@@ -31,9 +31,25 @@ enum reply_form reply_form_of(const struct http_route *route)
     static const struct {
         const char *path;
         enum reply_form form;
-    } forms[] = {{"/v1/messages", REPLY_ANTHROPIC}, {"/api/", REPLY_OLLAMA}};
+    } forms[] = {
+        {"/v1/messages", REPLY_ANTHROPIC},
+        {"/api", REPLY_OLLAMA},
+        {"/pooling", REPLY_VLLM},
+        {"/classify", REPLY_VLLM},
+        {"/generative_scoring", REPLY_VLLM},
+        {"/inference", REPLY_VLLM},
+        {"/completion", REPLY_LLAMA},
+        {"/completions", REPLY_LLAMA},
+        {"/infill", REPLY_LLAMA},
+        {"/embedding", REPLY_LLAMA},
+        {"/apply-template", REPLY_LLAMA},
+        {"/props", REPLY_LLAMA},
+        {"/slots", REPLY_LLAMA},
+    };
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
-        if (strncmp(route->path, forms[i].path, strlen(forms[i].path)) == 0) {
+        size_t n = strlen(forms[i].path);
+        if (strncmp(route->path, forms[i].path, n) == 0 &&
+            (route->path[n] == '/' || route->path[n] == '\0')) {
             return forms[i].form;
         }
     }
@@ -54,12 +70,22 @@ void reply_tell_id(struct http_request *req)
     }
 }
 
+static enum call_error_names names_of(struct http_request *req)
+{
+    static const enum call_error_names names[] = {
+        [REPLY_OPENAI] = CALL_ERROR_OPENAI, [REPLY_ANTHROPIC] = CALL_ERROR_ANTHROPIC,
+        [REPLY_OLLAMA] = CALL_ERROR_OPENAI, [REPLY_VLLM] = CALL_ERROR_VLLM,
+        [REPLY_LLAMA] = CALL_ERROR_LLAMA,
+    };
+    return names[api_log(req)->form];
+}
+
 static void put_form(struct buf *b, struct http_request *req, const struct call_error *e)
 {
     switch (api_log(req)->form) {
     case REPLY_ANTHROPIC: call_error_put_typed(b, e, http_request_id(req)); break;
     case REPLY_OLLAMA: call_error_put_plain(b, e); break;
-    default: call_error_put(b, e); break;
+    default: call_error_put(b, e, names_of(req)); break;
     }
 }
 
@@ -159,7 +185,7 @@ void reply_stream_end(struct http_request *req, const struct call_error *e, bool
             reply_line(req, b.data, b.n_bytes);
             done = false;
         } else {
-            call_error_put(&b, e);
+            call_error_put(&b, e, names_of(req));
             reply_event(req, b.data, b.n_bytes);
         }
         buf_deinit(&b);

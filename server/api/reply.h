@@ -15,7 +15,7 @@ void reply_set_options(struct http_options *o);
 
 /* The error format of a route. Anthropic's clients also expect the request id under another name,
  * which reply_note_route, before the first reply, and reply_tell_id provide. */
-enum reply_form { REPLY_OPENAI, REPLY_ANTHROPIC, REPLY_OLLAMA };
+enum reply_form { REPLY_OPENAI, REPLY_ANTHROPIC, REPLY_OLLAMA, REPLY_VLLM, REPLY_LLAMA };
 enum reply_form reply_form_of(const struct http_route *route);
 void reply_note_route(struct http_request *req, const struct http_route *route);
 void reply_tell_id(struct http_request *req); // no effect on other routes

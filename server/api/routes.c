@@ -30,6 +30,7 @@ CALL(classify, KIND_CLASSIFY)
 CALL(pooling, KIND_POOLING)
 CALL(cohere_embed, KIND_COHERE_EMBED)
 CALL(invocations, KIND_INVOCATIONS)
+CALL(either_completion, KIND_EITHER_COMPLETION)
 CALL(tokens, KIND_TOKENS)
 CALL(render, KIND_RENDER)
 CALL(render_chat, KIND_RENDER_CHAT)
@@ -45,7 +46,7 @@ const struct http_route api_routes[] = {
     INFER("/chat/completions", chat),
     INFER("/v1/chat/completions/batch", chat_batch),
     INFER("/v1/completions", completions),
-    INFER("/completions", completions),
+    INFER("/completions", either_completion),
     INFER("/v1/chat/completions/render", render_chat),
     INFER("/v1/completions/render", render),
     INFER("/inference/v1/generate", tokens),

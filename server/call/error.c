@@ -106,21 +106,66 @@ static void put_string_or_null(struct buf *b, const char *s)
     }
 }
 
-void call_error_put(struct buf *b, const struct call_error *e)
+/* What a server's own clients read in "type" for a status; NULL: what OpenAI has for it. */
+static const char *name_of(int status, enum call_error_names names)
 {
-    const char *type = e->type;
-    if (!type) {
-        if (e->status < 500) {
-            type = "invalid_request_error";
-        } else {
-            type = "server_error";
+    static const struct {
+        int status;
+        const char *names[CALL_ERROR_N_NAMES];
+    } rows[] = {
+        {400, {[CALL_ERROR_VLLM] = "BadRequestError"}},
+        {401,
+         {[CALL_ERROR_ANTHROPIC] = "authentication_error",
+          [CALL_ERROR_VLLM] = "AuthenticationError",
+          [CALL_ERROR_LLAMA] = "authentication_error"}},
+        {403,
+         {[CALL_ERROR_ANTHROPIC] = "permission_error",
+          [CALL_ERROR_VLLM] = "PermissionDeniedError",
+          [CALL_ERROR_LLAMA] = "permission_error"}},
+        {404,
+         {[CALL_ERROR_ANTHROPIC] = "not_found_error",
+          [CALL_ERROR_VLLM] = "NotFoundError",
+          [CALL_ERROR_LLAMA] = "not_found_error"}},
+        {413, {[CALL_ERROR_ANTHROPIC] = "request_too_large"}},
+        {422, {[CALL_ERROR_VLLM] = "UnprocessableEntityError"}},
+        {429, {[CALL_ERROR_ANTHROPIC] = "rate_limit_error", [CALL_ERROR_VLLM] = "RateLimitError"}},
+        {503,
+         {[CALL_ERROR_ANTHROPIC] = "overloaded_error", [CALL_ERROR_LLAMA] = "unavailable_error"}},
+        {504, {[CALL_ERROR_ANTHROPIC] = "timeout_error"}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (rows[i].status == status) {
+            return rows[i].names[names];
         }
     }
+    return NULL;
+}
+
+static const char *type_of(const struct call_error *e, enum call_error_names names)
+{
+    static const char *const below_500[CALL_ERROR_N_NAMES] = {
+        "invalid_request_error", "invalid_request_error", "BadRequestError",
+        "invalid_request_error"};
+    static const char *const others[CALL_ERROR_N_NAMES] = {"server_error", "api_error",
+                                                           "InternalServerError", "server_error"};
+    const char *name = name_of(e->status, names);
+    if (names == CALL_ERROR_OPENAI && e->type) {
+        return e->type;
+    }
+    if (names == CALL_ERROR_LLAMA && e->n_context > 0) {
+        return "exceed_context_size_error";
+    }
+    if (name) {
+        return name;
+    }
+    return e->status < 500 ? below_500[names] : others[names];
+}
+
+void call_error_put(struct buf *b, const struct call_error *e, enum call_error_names names)
+{
     buf_puts(b, "{\"error\":{\"message\":");
     buf_put_json(b, e->message, strlen(e->message));
-    buf_puts(b, ",\"type\":");
-    put_string_or_null(b, type);
-    buf_puts(b, ",\"param\":");
+    buf_printf(b, ",\"type\":\"%s\",\"param\":", type_of(e, names));
     put_string_or_null(b, e->param[0] ? e->param : NULL);
     buf_puts(b, ",\"code\":");
     put_string_or_null(b, e->code);
@@ -131,27 +176,6 @@ void call_error_put(struct buf *b, const struct call_error *e)
         buf_printf(b, ",\"n_ctx\":%" PRId64, e->n_context);
     }
     buf_puts(b, "}}");
-}
-
-static const char *type_of(int status)
-{
-    static const struct {
-        int status;
-        const char *type;
-    } types[] = {
-        {401, "authentication_error"}, {403, "permission_error"}, {404, "not_found_error"},
-        {413, "request_too_large"},    {429, "rate_limit_error"}, {503, "overloaded_error"},
-        {504, "timeout_error"},
-    };
-    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-        if (types[i].status == status) {
-            return types[i].type;
-        }
-    }
-    if (status < 500) {
-        return "invalid_request_error";
-    }
-    return "api_error";
 }
 
 /* Coding agents shorten a conversation when they read these opening words. */
@@ -171,8 +195,8 @@ static void put_too_long(struct buf *b, const struct call_error *e)
 
 void call_error_put_typed(struct buf *b, const struct call_error *e, const char *request_id)
 {
-    buf_printf(b,
-               "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type_of(e->status));
+    buf_printf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":",
+               type_of(e, CALL_ERROR_ANTHROPIC));
     if (e->n_context > 0) {
         put_too_long(b, e);
     } else {

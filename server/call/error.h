@@ -39,9 +39,18 @@ bool call_error_context_exceeded(struct call_error *e, const char *param, int64_
 bool call_error_context_hopeless(struct call_error *e, const char *param, int64_t context,
                                  int64_t n_prompt, int64_t n_completion);
 
+/* Whose words "type" is in. Codes are the same everywhere. */
+enum call_error_names {
+    CALL_ERROR_OPENAI,
+    CALL_ERROR_ANTHROPIC,
+    CALL_ERROR_VLLM,
+    CALL_ERROR_LLAMA,
+    CALL_ERROR_N_NAMES
+};
+
 /* The object that OpenAI's clients read, {"error":{"message","type","param","code"}}, all four
  * keys. */
-void call_error_put(struct buf *b, const struct call_error *e);
+void call_error_put(struct buf *b, const struct call_error *e, enum call_error_names names);
 /* The object that Anthropic's read, {"type":"error","error":{"type","message","details"},
  * "request_id"}: its type is a word for the status, and details has the code. */
 void call_error_put_typed(struct buf *b, const struct call_error *e, const char *request_id);

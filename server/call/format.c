@@ -6,6 +6,7 @@
 #include "engine/base/optional.h"
 #include "engine/base/utf8.h"
 #include "server/call/convert.h"
+#include "server/call/post_sampling.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -125,15 +126,10 @@ void call_put_token_text(struct buf *b, const struct call *c, int32_t token)
     put_token_text(b, c, token, true);
 }
 
-/* "token","logprob","bytes" of a chat entry, without its braces. */
-static void put_token(struct buf *b, const struct call *c, int32_t token, float logprob)
+static void put_token_bytes(struct buf *b, const struct call *c, int32_t token)
 {
     size_t n = 0;
     const char *piece = token_text(c, token, &n);
-    buf_puts(b, "\"token\":");
-    put_token_text(b, c, token, false);
-    buf_puts(b, ",\"logprob\":");
-    call_put_logprob(b, logprob);
     buf_puts(b, ",\"bytes\":[");
     for (size_t i = 0; piece && i < n; i++) {
         if (i) {
@@ -142,6 +138,16 @@ static void put_token(struct buf *b, const struct call *c, int32_t token, float 
         buf_put_int(b, (unsigned char)piece[i]);
     }
     buf_putc(b, ']');
+}
+
+/* "token","logprob","bytes" of a chat entry, without its braces. */
+static void put_token(struct buf *b, const struct call *c, int32_t token, float logprob)
+{
+    buf_puts(b, "\"token\":");
+    put_token_text(b, c, token, false);
+    buf_puts(b, ",\"logprob\":");
+    call_put_logprob(b, logprob);
+    put_token_bytes(b, c, token);
 }
 
 void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
@@ -187,6 +193,31 @@ void call_native_logprob(struct call_choice *ch, int32_t token, const struct tok
             buf_puts(b, ",");
         }
         put_native(b, ch->call, lp->top_ids[i], lp->top_logprobs[i]);
+        buf_putc(b, '}');
+    }
+    buf_puts(b, "]}");
+}
+
+static void put_native_prob(struct buf *b, const struct call *c, int32_t token, double prob)
+{
+    buf_printf(b, "{\"id\":%d,\"token\":", token);
+    put_token_text(b, c, token, false);
+    buf_puts(b, ",\"prob\":");
+    buf_put_double(b, prob);
+    put_token_bytes(b, c, token);
+}
+
+void call_native_prob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp)
+{
+    struct buf *b = &ch->logprobs;
+    struct post_sampling post;
+    post_sampling_of(&ch->request->params, lp, token, &post);
+    buf_puts(b, b->n_bytes ? "," : "");
+    put_native_prob(b, ch->call, token, post.drawn);
+    buf_puts(b, ",\"top_probs\":[");
+    for (int32_t i = 0; i < post.n && i < ch->call->request.n_top && post.prob[i] > 0; i++) {
+        buf_puts(b, i ? "," : "");
+        put_native_prob(b, ch->call, lp->top_ids[i], post.prob[i]);
         buf_putc(b, '}');
     }
     buf_puts(b, "]}");

@@ -70,6 +70,8 @@ void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token
                        size_t n_chars_before);
 /* The same with the token's id, as llama.cpp has it. */
 void call_native_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp);
+/* The same of the distribution behind the samplers (post_sampling.h): "prob" and "top_probs". */
+void call_native_prob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp);
 /* llama.cpp's {"prompt_n":..,"predicted_ms":..} of a request of the engine (format_native.c). */
 void call_put_timings(struct buf *b, const struct call *c, const struct engine_request *q);
 void call_put_asked_timings(struct buf *b, const struct call *c); // ,"timings":{...} if asked for

@@ -65,7 +65,9 @@ static void end(struct call *c)
     int64_t tokens = 0;
     struct buf body;
     buf_init(&body, (size_t)1 << 30);
-    buf_puts(&body, "{\"object\":\"list\",\"data\":[");
+    buf_puts(&body, "{\"id\":"); // id and created are vLLM's
+    buf_put_json(&body, c->id, strlen(c->id));
+    buf_printf(&body, ",\"object\":\"list\",\"created\":%lld,\"data\":[", (long long)c->created);
     for (size_t i = 0; i < c->n_requests; i++) {
         if (i) {
             buf_puts(&body, ",");

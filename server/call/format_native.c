@@ -50,9 +50,10 @@ static void put_settings(struct buf *b, const struct call_choice *ch)
         b,
         ",\"repeat_last_n\":-1,\"mirostat\":0,\"dry_multiplier\":0.0,\"xtc_probability\":0.0,"
         "\"dynatemp_range\":0.0,\"adaptive_target\":-1.0,\"adaptive_decay\":0.9,"
-        "\"ignore_eos\":%s,\"stream\":%s,\"n_probs\":%d,\"n_keep\":0,\"n_discard\":0,"
+        "\"ignore_eos\":%s,\"stream\":%s,\"n_probs\":%d,"
+        "\"post_sampling_probs\":%s,\"n_keep\":0,\"n_discard\":0,"
         "\"grammar\":\"\",\"samplers\":[],\"lora\":[],\"logit_bias\":[",
-        bool_word(p->ignore_eos), bool_word(r->stream), r->n_top);
+        bool_word(p->ignore_eos), bool_word(r->stream), r->n_top, bool_word(r->post_sampling));
     put_biases(b, p);
     buf_puts(b, "],\"stop\":[");
     for (size_t i = 0; i < r->output.n_stop; i++) {
@@ -209,7 +210,11 @@ static void logprob(struct call_choice *ch, int32_t token, const struct token_lo
                     size_t n_chars_before)
 {
     (void)n_chars_before;
-    call_native_logprob(ch, token, lp);
+    if (ch->call->request.post_sampling) {
+        call_native_prob(ch, token, lp);
+    } else {
+        call_native_logprob(ch, token, lp);
+    }
 }
 
 static void finish(struct call_choice *ch)

@@ -620,7 +620,7 @@ static void send_error_event(struct call *c, const struct call_error *e)
     struct buf nested, b;
     buf_init(&nested, 1 << 16);
     buf_init(&b, 1 << 16);
-    call_error_put(&nested, e); // {"error":{...}}
+    call_error_put(&nested, e, CALL_ERROR_OPENAI); // {"error":{...}}
     buf_puts(&b, "{\"type\":\"error\",\"code\":");
     buf_put_json(&b, or_empty(e->code), length_or_0(e->code));
     buf_puts(&b, ",\"message\":");

@@ -19,6 +19,24 @@ static const char *kind_of(const struct json *item)
     return type ? type : "message";
 }
 
+static bool message_check(const struct json *item, const char *place, struct call_error *e)
+{
+    const char *role = json_get_string(item, "role");
+    const struct json *content = json_get(item, "content");
+    if (!role || words_find("user|assistant|system|developer", role) < 0) {
+        return call_error_set(e, 400, "invalid_value", place,
+                              "Invalid '%s': a message has the role 'user', 'assistant', "
+                              "'system' or 'developer'.",
+                              place);
+    }
+    if (!json_is(content, JSON_STRING) && !json_is(content, JSON_ARRAY)) {
+        return call_error_set(e, 400, "invalid_type", place,
+                              "Invalid '%s': the content of a message is a string or an array.",
+                              place);
+    }
+    return true;
+}
+
 bool items_check(const struct json *array, const char *param, struct call_error *e)
 {
     char place[64];
@@ -29,19 +47,20 @@ bool items_check(const struct json *array, const char *param, struct call_error 
             return call_error_set(e, 400, "invalid_type", place,
                                   "Invalid '%s': expected an object.", place);
         }
-        const char *kind = kind_of(item), *role = json_get_string(item, "role");
+        const char *kind = kind_of(item);
+        enum json_type type = json_type(json_get(item, "type"));
+        if (type != JSON_NULL && type != JSON_STRING) {
+            return call_error_set(e, 400, "invalid_type", place,
+                                  "Invalid '%s': expected a string as its 'type'.", place);
+        }
         if (words_find(kinds, kind) < 0) {
             return call_error_set(e, 400, "unsupported_value", place,
                                   "Unsupported value: items of type '%.40s' are not supported by "
                                   "this server.",
                                   kind);
         }
-        if (strcmp(kind, "message") == 0 &&
-            (!role || words_find("user|assistant|system|developer", role) < 0)) {
-            return call_error_set(e, 400, "invalid_value", place,
-                                  "Invalid '%s': a message has the role 'user', 'assistant', "
-                                  "'system' or 'developer'.",
-                                  place);
+        if (strcmp(kind, "message") == 0 && !message_check(item, place, e)) {
+            return false;
         }
     }
     return true;

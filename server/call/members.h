@@ -39,10 +39,12 @@ struct member {
     enum member_type type;
     enum member_use use;
     bool required;
-    bool unlisted;     // not in /openapi.json: what is taken is more than a schema can say
-    bool may_be_empty; // MEMBER_PROMPTS and MEMBER_IDS: empty texts and lists are good
-    bool mixes;        // MEMBER_PROMPTS: a list may have texts and ids
-    bool is_dimension; // MEMBER_INT: the model's is the only good value
+    bool unlisted;          // not in /openapi.json: what is taken is more than a schema can say
+    bool may_be_empty;      // MEMBER_PROMPTS and MEMBER_IDS: empty texts and lists are good
+    bool mixes;             // MEMBER_PROMPTS: a list may have texts and ids
+    bool is_dimension;      // MEMBER_INT: the model's is the only good value
+    bool is_within;         // MEMBER_INT: the model's context is the most
+    const char *instead_of; // the required member that it stands for; NULL: none
 
     /* What values it may have. */
     int64_t min, max;    // MEMBER_INT, both inclusive

@@ -25,6 +25,12 @@ static bool keep_int(struct request *r, const struct member *m, void *at)
     if (!body_int(&r->body, m->key, m->min, member_max(m, r->model->config), &v)) {
         return false;
     }
+    if (m->is_within && v > r->model->info->max_model_len) { // in vLLM's words
+        return call_error_set(&r->error, 400, "integer_above_max_value", m->key,
+                              "%s value is greater than max_model_len. Please request a smaller "
+                              "truncation size.",
+                              m->key);
+    }
     if (m->size == sizeof(int32_t)) {
         *(int32_t *)at = (int32_t)v;
     } else if (m->size > 0) {

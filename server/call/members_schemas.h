@@ -9,14 +9,15 @@
     "'input_text','output_text']},'text':{'type':'string'}}}"
 #define PARTS "{'type':'array','items':" PART "}"
 #define CHAT_CALLS                                                                                 \
-    "'tool_calls':{'type':'array','items':{'type':'object','required':['function'],'properties':{" \
-    "'id':{'type':'string'},'function':{'type':'object','required':['name','arguments'],"          \
+    "'tool_calls':{'type':['array','null'],'items':{'type':'object','required':['function'],'"     \
+    "properties':{"                                                                                \
+    "'function':{'type':'object','required':['name','arguments'],"                                 \
     "'properties':{'name':{'type':'string'},'arguments':{'type':['string','object']}}}}}}"
 /* Other roles are taken where the chat template has a place for them. */
 #define CHAT_MESSAGES                                                                              \
     "'minItems':1,'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':{" \
     "'role':{'enum':['developer','system','user']},'content':{'anyOf':[{'type':'string'}," PARTS   \
-    "]},'name':{'type':'string'}}},{'type':'object','required':['role','content'],'properties':{"  \
+    "]}}},{'type':'object','required':['role'],'properties':{"                                     \
     "'role':{'const':'assistant'},'content':{'anyOf':[{'type':['string','null']}," PARTS           \
     "]}," CHAT_CALLS "}},{'type':'object','required':['role','content','tool_call_id'],"           \
     "'properties':{'role':{'const':'tool'},'content':{'anyOf':[{'type':'string'}," PARTS           \
@@ -29,7 +30,8 @@
     "{'type':'object','required':['type'],'properties':{'type':{"                                  \
     "'enum':['function_call','function_call_output','reasoning']}}}]}}]"
 #define FUNCTION                                                                                   \
-    "'name':{'type':'string'},'description':{'type':'string'},'parameters':{'type':'object'}"
+    "'name':{'type':'string','minLength':1},'description':{'type':'string'},'parameters':{'type':" \
+    "'object'}"
 #define TOOLS                                                                                      \
     "'minItems':1,'maxItems':128,'items':{'type':'object','required':['function'],'properties':{"  \
     "'type':{'const':'function'},'function':{'type':'object','required':['name'],'properties':"    \
@@ -54,11 +56,11 @@
     "'required':['type'],'properties':{'type':{'enum':['text','json_object','json_schema']}}"
 #define TEXT_OBJECT                                                                                \
     "{'type':'string','minLength':1},{'type':'object','required':['text'],'properties':{'text':{"  \
-    "'type':'string','minLength':1}}}"
+    "'type':'string'}}}"
 #define A_TEXT "'anyOf':[" TEXT_OBJECT "]"
 #define TEXTS                                                                                      \
     "'anyOf':[{'type':'array','minItems':1,'maxItems':2048,'items':{'anyOf':[" TEXT_OBJECT         \
-    "]}}," TEXT_OBJECT "]"
+    "]}}," TEXT_OBJECT ",{'type':'null'}]"
 #define OLLAMA_TOOLS                                                                               \
     "'maxItems':128,'items':{'type':'object','required':['function'],'properties':{'type':{"       \
     "'const':'function'},'function':{'type':'object','required':['name'],'properties':{" FUNCTION  \

@@ -19,6 +19,7 @@ static const struct kind {
     const char *text, *messages; // both NULL: it has no prompts
     bool generates, pools;
     bool may_fill; // a prompt may fill the context: no token is drawn then
+    bool clamps;   // more tokens than the context has room for are as many as it has
 } kinds[] = {
     [KIND_CHAT] = {chat_begin, chat_end, NULL, "messages", .generates = true},
     [KIND_CHAT_BATCH] = {chat_begin, chat_end, NULL, "messages", .generates = true},
@@ -28,13 +29,14 @@ static const struct kind {
     [KIND_POOLING] = {pooling_begin, pooling_end, "input", "messages"}, // for what: as below
     [KIND_CLASSIFY] = {classify_begin, classify_end, "input", "messages"},
     [KIND_COHERE_EMBED] = {cohere_begin, embeddings_end, "texts", NULL, .pools = true},
-    [KIND_OLLAMA_CHAT] = {ollama_chat_begin, ollama_end, NULL, "messages", .generates = true},
+    [KIND_OLLAMA_CHAT] = {ollama_chat_begin, ollama_end, NULL, "messages", .generates = true,
+                          .clamps = true},
     [KIND_OLLAMA_GENERATE] = {ollama_generate_begin, ollama_end, "prompt", "prompt",
-                              .generates = true},
+                              .generates = true, .clamps = true},
     [KIND_OLLAMA_EMBED] = {ollama_embed_begin, embeddings_end, "input", NULL, .pools = true},
     [KIND_OLLAMA_LOAD] = {NULL, ollama_load_end, NULL, NULL},
-    [KIND_NATIVE] = {native_begin, native_end, "prompt", NULL, .generates = true},
-    [KIND_INFILL] = {native_begin, infill_end, "prompt", NULL, .generates = true},
+    [KIND_NATIVE] = {native_begin, native_end, "prompt", NULL, .generates = true, .clamps = true},
+    [KIND_INFILL] = {native_begin, infill_end, "prompt", NULL, .generates = true, .clamps = true},
     [KIND_NATIVE_EMBED] = {native_embed_begin, embeddings_end, "input", NULL, .pools = true},
     [KIND_APPLY_TEMPLATE] = {apply_begin, tokenize_end, NULL, "messages"},
     [KIND_SCORE] = {score_begin, score_end, "text_1",
@@ -82,6 +84,9 @@ static bool read_body(struct request *r)
     }
     if (r->kind == KIND_INVOCATIONS && !choose_kind(r)) {
         return false;
+    }
+    if (r->kind == KIND_EITHER_COMPLETION) {
+        r->kind = body_has(&r->body, "model") ? KIND_COMPLETIONS : KIND_NATIVE;
     }
     const struct kind *kind = &kinds[r->kind];
     r->generates = kind->generates;
@@ -323,7 +328,7 @@ static bool fit(struct request *r, struct request_prompt *p)
         }
         return call_error_context_exceeded(&r->error, prompt_key(r), context, p->n, 0);
     }
-    bool clamps = !r->max_is_asked || r->model->config->clamp_max_tokens;
+    bool clamps = !r->max_is_asked || kinds[r->kind].clamps || r->model->config->clamp_max_tokens;
     int64_t least = wanted == 0 || kinds[r->kind].may_fill ? 0 : 1;
     if (room < least || (room < wanted && !clamps)) {
         return call_error_context_exceeded(&r->error, prompt_key(r), context, p->n,

@@ -318,12 +318,7 @@ bool check_best_of(struct request *r)
 bool check_prompt_logprobs(struct request *r)
 {
     r->params.prompt_logprobs = true;
-    return r->params.prompt_top_logprobs >= 0 // in vLLM -1 means the whole vocabulary
-               ? true
-               : call_error_set(&r->error, 400, "integer_below_min_value", "prompt_logprobs",
-                                "Invalid 'prompt_logprobs': -1 (the whole vocabulary) is not "
-                                "supported by this server. Expected 0 to %lld.",
-                                (long long)r->model->config->max_logprobs);
+    return true;
 }
 
 /* ---- other members

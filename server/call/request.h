@@ -46,6 +46,7 @@ enum request_kind {
     KIND_RENDER_CHAT,       // of a chat
     KIND_CHAT_INPUT_TOKENS, // how many those are
     KIND_INVOCATIONS,       // SageMaker's: becomes the kind whose members the body has
+    KIND_EITHER_COMPLETION, // becomes OpenAI's, whose bodies name a model, or llama.cpp's
     N_REQUEST_KINDS,
 };
 
@@ -172,7 +173,7 @@ struct request {
     int64_t max_query_tokens, max_doc_tokens, top_n; // 0: all
     bool activates, returns_documents, bare_list;
     /* llama.cpp's return_tokens, timings_per_token, return_progress, verbose */
-    bool native_tokens, timings, tells_prompt, verbose;
+    bool native_tokens, timings, tells_prompt, verbose, post_sampling;
     const struct json *fields; // of llama.cpp's answer: the members that are wanted; NULL: all
     const struct request_prompt *query; // labels: what stands beside each item
     bool item_first;

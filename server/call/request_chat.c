@@ -318,7 +318,11 @@ bool read_reasoning(struct request *r)
             return call_error_unsupported(&r->error, where);
         }
     }
-    const char *effort = json_get_string(reasoning, "effort");
+    const struct json *given = json_get(reasoning, "effort");
+    const char *effort = json_string(given);
+    if (!effort && json_type(given) != JSON_NULL) {
+        return body_wrong_type(&r->error, "reasoning.effort", "a string", given);
+    }
     if (effort && words_find("none|minimal|low|medium|high|xhigh", effort) < 0) {
         return call_error_set(&r->error, 400, "invalid_value", "reasoning.effort",
                               "Invalid value: '%.40s'. Supported values are: 'none', 'minimal', "

@@ -2,6 +2,7 @@
 /* The bodies of llama.cpp's own endpoints: /completion, /infill, /embedding and /apply-template. A
  * prompt may mix texts and ids, that of other embeddings too, and is then ids from here on. */
 #include "server/call/convert.h"
+#include "server/call/post_sampling.h"
 #include "server/call/readers.h"
 
 #include "engine/base/json_scan.h"
@@ -264,7 +265,14 @@ bool native_end(struct request *r)
     r->params.logprobs = r->logprobs;
     r->params.top_logprobs = r->n_top;
     r->has_max_tokens |= r->max_is_asked;
-    return !r->params.ignore_eos || request_ban_ends(r);
+    if (r->params.ignore_eos && !request_ban_ends(r)) {
+        return false;
+    }
+    if (!r->post_sampling || !r->logprobs) {
+        return true;
+    }
+    r->params.top_logprobs = MAX_TOP_LOGPROBS; // as many as determine the distribution
+    return post_sampling_check(&r->params, r->constraint_param, &r->error);
 }
 
 /* ---- a text with a hole

@@ -3,6 +3,7 @@
  * prompt, and both of its answers are drawn from the row behind it; else each text becomes a
  * vector. */
 #include "engine/base/optional.h"
+#include "engine/base/words.h"
 #include "server/call/readers.h"
 
 #include <stdio.h>
@@ -112,6 +113,19 @@ static void take(struct request *r, const struct texts *queries, const struct te
     r->n_documents = documents->n;
 }
 
+/* Of several names of the same texts, those of `these` are in use. */
+static bool only_these(struct request *r, const char *all, const char *these)
+{
+    for (size_t i = 0; i < r->body.n_members; i++) {
+        const char *key = r->body.members[i].key;
+        if (words_find(all, key) >= 0 && words_find(these, key) < 0 && body_has(&r->body, key)) {
+            return call_error_set(&r->error, 400, "invalid_value", key,
+                                  "Invalid '%s': another name of it is there, too.", key);
+        }
+    }
+    return true;
+}
+
 bool read_documents(struct request *r)
 {
     struct texts query = {NULL, 0}, documents = {NULL, 0};
@@ -123,6 +137,9 @@ bool read_documents(struct request *r)
                               "Invalid 'query': expected one text.");
     }
     r->bare_list = !body_has(&r->body, "documents") && body_has(&r->body, "texts");
+    if (!only_these(r, "documents|texts", r->bare_list ? "texts" : "documents")) {
+        return false;
+    }
     if (!read_texts(r, r->bare_list ? "texts" : "documents", &documents)) {
         return r->error.status == 0 && call_error_missing(&r->error, "documents");
     }
@@ -144,7 +161,10 @@ bool read_score_texts(struct request *r)
         bool first = body_has(&r->body, "text_1");
         return call_error_missing(&r->error, first ? "text_2" : "text_1");
     }
-    if (!read_texts(r, names[i][0], &queries) || !read_texts(r, names[i][1], &documents)) {
+    char these[32];
+    snprintf(these, sizeof these, "%s|%s", names[i][0], names[i][1]);
+    if (!only_these(r, "queries|documents|items|text_1|text_2|data_1|data_2", these) ||
+        !read_texts(r, names[i][0], &queries) || !read_texts(r, names[i][1], &documents)) {
         return false;
     }
     if (queries.n != 1 && queries.n != documents.n) {

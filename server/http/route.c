@@ -176,16 +176,33 @@ static bool method_fits(const struct http_request *req, const struct http_route 
     return strcmp(r->method, req->method) == 0 || (req->is_head && strcmp(r->method, "GET") == 0);
 }
 
+/* The longest pattern that fits, or NULL: a shorter one may take what lies below it for a part of
+ * an id. */
+static const char *find_pattern(const struct http_request *req, size_t n_path, struct part parts[2])
+{
+    const char *best = NULL;
+    for (const struct http_route *r = req->server->options.routes; r && r->method; r++) {
+        struct part these[2] = {{NULL, 0}, {NULL, 0}};
+        bool longer = !best || strlen(r->path) > strlen(best);
+        if (longer && matches(r->path, req->path, n_path, these)) {
+            best = r->path;
+            memcpy(parts, these, sizeof these);
+        }
+    }
+    return best;
+}
+
 /* The route, or NULL: then `allow` lists the methods of that path (empty: no such path). */
 const struct http_route *http_route_find(struct http_request *req, struct buf *allow)
 {
+    struct part parts[2] = {{NULL, 0}, {NULL, 0}};
     size_t n_path = strlen(req->path);
     while (n_path > 1 && req->path[n_path - 1] == '/') {
         n_path--;
     }
-    for (const struct http_route *r = req->server->options.routes; r && r->method; r++) {
-        struct part parts[2] = {{NULL, 0}, {NULL, 0}};
-        if (!matches(r->path, req->path, n_path, parts)) {
+    const char *pattern = find_pattern(req, n_path, parts);
+    for (const struct http_route *r = req->server->options.routes; pattern && r->method; r++) {
+        if (strcmp(r->path, pattern) != 0) {
             continue;
         }
         if (method_fits(req, r)) {

@@ -93,6 +93,7 @@ TOOL = {"tools": [WEATHER]}
     ("chat", {"chat_template": "x"}, "unsupported_parameter", "chat_template"),
     ("chat", {"messages": [{"role": "system|user", "content": "a"}]}, "invalid_value", "messages[0].role"),
     ("chat", {"reasoning_effort": "low|high"}, "invalid_value", "reasoning_effort"),
+    ("chat", {"reasoning": {"effort": {}}}, "invalid_type", "reasoning.effort"), ("chat", {"reasoning": {"effort": "huge"}}, "invalid_value", "reasoning.effort"),
     ("chat", {"messages": [{"role": "user", "name": 5, "content": "a"}]}, "invalid_type", "messages[0].name"),
     ("chat", {"messages": [{"role": "tool", "content": "a"}]}, "missing_required_parameter", "messages[0].tool_call_id"),
     ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f"}}]}]},

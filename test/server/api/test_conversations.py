@@ -83,6 +83,7 @@ def test_what_is_wrong_is_refused(server):
     assert respond(conversation=made, store=False).error["param"] == "conversation"
     path = "/v1/conversations/%s" % made
     for body in ({}, {"items": "x"}, {"items": [3]}, {"items": [{"type": "computer_call"}]}, {"items": [{"role": "robot", "content": "x"}]},
+                 {"items": [{"role": "user", "content": {}}]}, {"items": [{"role": "user"}]}, {"items": [{"type": 5, "role": "user", "content": "x"}]},
                  {"items": [message("x")] * 21}):
         assert server.post(path + "/items", body).status == 400, body
     assert server.post(path, {"metadata": {"a": 3}}).status == 400

@@ -103,7 +103,7 @@ def strip(j):
     return {k: v for k, v in j.items() if k not in ("id", "created", "usage")}
 
 
-@pytest.mark.parametrize("path, body", [("/chat/completions", CHAT), ("/completions", {"prompt": "a b", "max_tokens": 3, "logprobs": 1}),
+@pytest.mark.parametrize("path, body", [("/chat/completions", CHAT), ("/completions", {"model": "demo", "prompt": "a b", "max_tokens": 3, "logprobs": 1}),
                                         ("/embeddings", {"input": ["a b", "c"]})])
 def test_routes_without_their_prefix(server, path, body):
     plain, short, any_kind = (server.post(p, body) for p in ("/v1" + path, path, "/invocations"))

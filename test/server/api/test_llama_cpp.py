@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """llama.cpp's own routes: /completion, /infill, /embedding, /apply-template, /tokenize in its words, /props and /slots."""
 import json
+import math
 import os
 import threading
 import time
@@ -84,7 +85,12 @@ WRONG = [({}, "missing_required_parameter", "prompt"), ({"prompt": []}, "empty_a
          ({"prompt": {"prompt_string": "a", "multimodal_data": "x"}}, "unsupported_parameter", "multimodal_data"), ({"prompt": "a", "n_probs": -1}, "integer_below_min_value", "n_probs"),
          ({"prompt": [[[1]]]}, "invalid_type", "prompt"), ({"prompt": "a", "logit_bias": [[5]]}, "invalid_type", "logit_bias"), ({"prompt": "a", "logit_bias": [[5, True]]}, "invalid_type", "logit_bias"),
          ({"prompt": "a", "logit_bias": 5}, "invalid_type", "logit_bias"), ({"prompt": "a", "logit_bias": [["a", 1]] * 1025}, "array_above_max_length", "logit_bias"),
-         ({"prompt": "a", "mirostat": 2}, "unsupported_parameter", "mirostat"), ({"prompt": "a", "post_sampling_probs": True}, "unsupported_parameter", "post_sampling_probs"),
+         ({"prompt": "a", "mirostat": 2}, "unsupported_parameter", "mirostat"),
+         ({"prompt": "a", "post_sampling_probs": True, "n_probs": 2, "temperature": 0.5}, "unsupported_value", "post_sampling_probs"),
+         ({"prompt": "a", "post_sampling_probs": True, "n_probs": 2, "temperature": 0.5, "top_k": 21}, "unsupported_value", "post_sampling_probs"),
+         ({"prompt": "a", "post_sampling_probs": True, "n_probs": 2, "top_k": 5, "repeat_penalty": 1.1}, "unsupported_value", "post_sampling_probs"),
+         ({"prompt": "a", "post_sampling_probs": True, "n_probs": 2, "top_k": 5, "ignore_eos": True}, "unsupported_value", "post_sampling_probs"),
+         ({"prompt": "a", "post_sampling_probs": True, "n_probs": 2, "top_k": 5, "grammar": 'root ::= "a"'}, "unsupported_value", "post_sampling_probs"),
          ({"prompt": "a", "response_fields": [5]}, "invalid_type", "response_fields"), ({"prompt": "a " * 3000}, "context_length_exceeded", "prompt"), ("[", "json_parse_error", None)]
 
 
@@ -92,6 +98,67 @@ WRONG = [({}, "missing_required_parameter", "prompt"), ({"prompt": []}, "empty_a
 def test_wrong_completions_are_refused(server, body, code, param):
     r = server.post("/completion", body)
     assert r.status == 400 and (r.error["code"], r.error["param"]) == (code, param), r.body
+
+
+def narrowed(raw, temperature, top_k, top_p, min_p):
+    """What is left of raw log probabilities, the likeliest first, behind the samplers."""
+    w = [math.exp((lp - raw[0]) / temperature) for lp in raw[:top_k]]
+    total, n = sum(w), 0
+    while n < len(w) and sum(w[:n]) < top_p * total:
+        n += 1
+    w = [x for x in w[:n] if x >= min_p * w[0]]
+    return [x / sum(w) for x in w]
+
+
+@pytest.mark.parametrize("settings", [(3.0, 8, 1.0, 0.0), (2.5, 20, 0.9, 0.0), (3.0, 12, 1.0, 0.05), (2.0, 15, 0.95, 0.02)])
+def test_probabilities_behind_the_samplers(real, settings):
+    """They are those of the raw log probabilities narrowed, and what the tokens are drawn from."""
+    body = {**dict(zip(("temperature", "top_k", "top_p", "min_p"), settings)), "n_probs": 20, "n_predict": 40}
+    n = expected = variance = 0
+    for seed in range(12):
+        raw, post = (native(real, "The", seed=seed, post_sampling_probs=p, **body) for p in (False, True))
+        assert raw["content"] == post["content"] and post["generation_settings"]["post_sampling_probs"] is True
+        for r, p in zip(raw["completion_probabilities"], post["completion_probabilities"], strict=True):
+            probs = [t["prob"] for t in p["top_probs"]]
+            assert probs == pytest.approx(narrowed([t["logprob"] for t in r["top_logprobs"]], *settings), rel=1e-5)
+            assert [t["id"] for t in p["top_probs"]] == [t["id"] for t in r["top_logprobs"]][:len(probs)]
+            assert p["prob"] == dict(zip([t["id"] for t in p["top_probs"]], probs))[p["id"]] > 0 and set(p) == {"id", "token", "prob", "bytes", "top_probs"}
+            n += p["id"] == p["top_probs"][0]["id"]
+            expected += probs[0]
+            variance += probs[0] * (1 - probs[0])
+    assert variance > 5 and abs(n - expected) < 4 * variance**0.5
+
+
+def test_probabilities_without_cuts(real):
+    p = native(real, "The", seed=1, temperature=1, n_probs=3, n_predict=5, post_sampling_probs=True)["completion_probabilities"]
+    raw = native(real, "The", seed=1, temperature=1, n_probs=3, n_predict=5)["completion_probabilities"]
+    assert [t["prob"] for t in p] == pytest.approx([math.exp(t["logprob"]) for t in raw]) and all(len(t["top_probs"]) == 3 for t in p)
+    p = native(real, "The", temperature=0, n_probs=3, n_predict=5, post_sampling_probs=True)["completion_probabilities"]
+    assert all(t["prob"] == 1 and [x["id"] for x in t["top_probs"]] == [t["id"]] for t in p)
+    assert "completion_probabilities" not in native(real, "The", temperature=0.5, n_predict=2, post_sampling_probs=True)
+
+
+def test_completions_without_a_model_are_llamas(server):
+    assert server.post("/completions", {"prompt": "hello", "seed": 0}).json()["content"] == TEXTS[0]
+    assert server.post("/completions", {"prompt": "hello", "seed": 0, "model": "demo"}).json()["choices"][0]["text"] == TEXTS[0]
+
+
+def test_as_many_tokens_as_there_is_room_for(real):
+    j = native(real, [5] * 4090, n_predict=100, temperature=0, ignore_eos=True)
+    assert (j["tokens_predicted"], j["stop_type"]) == (6, "limit")
+    r = real.post("/api/generate", {"model": "demo", "prompt": "hello", "stream": False, "options": {"num_predict": 100000}})
+    assert r.status == 200, r.body
+
+
+def test_errors_have_llamas_types(server):
+    r = server.post("/completion", {"prompt": "a " * 3000})
+    assert r.status == 400 and r.error["type"] == "exceed_context_size_error" and r.error["n_prompt_tokens"] >= 3000 and r.error["n_ctx"] == 2048, r.body
+    assert server.post("/completion", {"prompt": 5}).error["type"] == "invalid_request_error"
+    assert server.post("/v1/completions", {"prompt": "a " * 3000}).error["type"] == "invalid_request_error"  # OpenAI's own
+    with Server(api_key="secret") as s:
+        for path, kind in (("/completion", "authentication_error"), ("/slots", "authentication_error"), ("/v1/completions", "invalid_request_error")):
+            r = s.request("GET" if path == "/slots" else "POST", path, {"prompt": "a"}, {"authorization": "Bearer wrong"})
+            assert r.status == 401 and (r.error["type"], r.error["code"]) == (kind, "invalid_api_key"), r.body
 
 
 def test_only_some_members(server):

@@ -40,7 +40,7 @@ def check_schema(document, s):
         assert set(s) == {"$ref"}
         resolve(document, s["$ref"])
         return
-    allowed = {"type", "description", "properties", "required", "additionalProperties", "items", "anyOf", "enum", "const",
+    allowed = {"type", "description", "properties", "required", "additionalProperties", "dependentRequired", "items", "anyOf", "allOf", "enum", "const",
                "minimum", "maximum", "minItems", "maxItems", "minLength", "maxProperties", "pattern"}
     assert set(s) <= allowed, set(s) - allowed
     types = s.get("type", [])
@@ -52,8 +52,8 @@ def check_schema(document, s):
     assert "enum" not in s or s["enum"] and len(set(map(json.dumps, s["enum"]))) == len(s["enum"])
     if "pattern" in s:
         re.compile(s["pattern"])
-    assert set(s.get("required", [])) <= set(s.get("properties", {}))
-    for sub in [*s.get("properties", {}).values(), *s.get("anyOf", [])]:
+    assert set(s.get("required", [])) <= set(s.get("properties", s.get("required", [])))
+    for sub in [*s.get("properties", {}).values(), *s.get("anyOf", []), *s.get("allOf", [])]:
         check_schema(document, sub)
     for key in ("items", "additionalProperties"):
         if isinstance(s.get(key), dict):
@@ -83,8 +83,8 @@ def test_the_document_is_sound(document):
         assert "200" in o["responses"] and "default" in o["responses"]
         for r in o["responses"].values():
             assert r["description"]
-            for content in r["content"].values():
-                check_schema(document, content["schema"])
+            for kind, content in r["content"].items():
+                check_schema(document, content["schema"]) if kind != "text/event-stream" else None  # OpenAPI 3.1 has none for events
         for need in o.get("security", []):
             assert set(need) <= set(document["components"]["securitySchemes"])
 
@@ -156,7 +156,8 @@ def some_object(document, s, rng, depth):
         extra = s.get("additionalProperties", {})
         return {str(rng.randrange(200)): some(document, extra if isinstance(extra, dict) else {}, rng, depth + 1)
                 for _ in range(rng.randrange(3))}
-    keys = [k for k in properties if k in s.get("required", []) or depth > 0 and rng.random() < 0.8]
+    required = s.get("required", []) + [rng.choice(one["anyOf"])["required"][0] for one in s.get("allOf", [])]
+    keys = [k for k in properties if k in required or depth > 0 and rng.random() < 0.8]
     if depth == 0:
         keys += [k for k in rng.sample(sorted(properties), min(rng.choice([0, 1, 2, 4]), len(properties))) if k not in keys]
     return {k: some(document, properties[k], rng, depth + 1) for k in keys}
@@ -167,7 +168,7 @@ def test_what_the_schema_allows_is_never_a_fault_of_the_server(server, document)
     done = {}
     for method, path, o in operations(document):
         content = o["requestBody"]["content"].get("application/json") if "requestBody" in o else None
-        if not content or o["summary"].startswith("The same as ") or path == "/invocations":
+        if not content or o["summary"].startswith("The same as ") or path in ("/invocations", "/completions"):
             continue
         schema = content["schema"]
         statuses, rng = done.setdefault(path, []), random.Random(path)  # one for each: a new route changes no other's bodies

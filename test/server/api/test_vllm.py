@@ -4,6 +4,7 @@ import base64
 import json
 import math
 import struct
+import time
 
 import pytest
 from api import Server, scripted
@@ -145,6 +146,44 @@ def test_vectors_have_other_forms(server):
     for path, name in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
         (chat,) = server.post(path, {"messages": USER("x")}).json()["data"]
         assert chat[name] == same["embedding"]
+
+
+def test_vectors_have_vllm_s_members(server):
+    a, b = (server.post("/v1/embeddings", {"input": "a", "embed_dtype": "float32", "endianness": "little"}).json() for _ in range(2))
+    assert a["id"].startswith("embd-") and a["id"] != b["id"] and abs(a["created"] - time.time()) < 60
+    for key, value in (("embed_dtype", "float16"), ("endianness", "big")):
+        for path in ("/v1/embeddings", "/pooling"):
+            r = server.post(path, {"input": "a", "encoding_format": "base64", key: value})
+            assert r.status == 400 and (r.error["code"], r.error["param"]) == ("unsupported_parameter", key), r.body
+
+
+def test_a_prompt_is_not_cut_to_more_than_the_context(server):
+    context = server.get("/v1/models").json()["data"][0]["max_model_len"]
+    for path, body in (("/v1/embeddings", {"input": "a"}), ("/v1/completions", {"prompt": "a", "max_tokens": 1}), ("/score", {"text_1": "a", "text_2": "b"})):
+        assert server.post(path, {**body, "truncate_prompt_tokens": context}).status == 200
+        r = server.post(path, {**body, "truncate_prompt_tokens": context + 1})
+        assert r.status == 400 and r.error["param"] == "truncate_prompt_tokens" and "Please request a smaller truncation size." in r.error["message"]
+
+
+def test_errors_of_its_own_routes_have_vllm_s_types(server):
+    for path, body in (("/pooling", {"input": "a", "task": "plugin"}), ("/classify", {}), ("/generative_scoring", {}), ("/inference/v1/generate", {})):
+        r = server.post(path, body)
+        assert r.status == 400 and r.error["type"] == "BadRequestError" and isinstance(r.error["code"], str), r.body
+    r = server.post("/pooling", {"input": "a", "model": "other"})
+    assert r.status == 404 and (r.error["type"], r.error["code"]) == ("NotFoundError", "model_not_found")
+    assert server.post("/v1/embeddings", {}).error["type"] == "invalid_request_error"  # OpenAI's own
+
+
+REFUSED = [("/v1/completions", {"use_beam_search": True}, "use_beam_search"), ("/v1/chat/completions", {"use_beam_search": True}, "use_beam_search"),
+           ("/v1/completions", {"length_penalty": 0.5}, "length_penalty"), ("/v1/completions", {"best_of": 3}, "best_of"), ("/v1/completions", {"n": 1, "best_of": 2}, "best_of"),
+           ("/v1/completions", {"suffix": "b"}, "suffix"), ("/v1/completions", {"prompt_logprobs": -1}, "prompt_logprobs"), ("/v1/chat/completions", {"prompt_logprobs": -1}, "prompt_logprobs"),
+           ("/v1/completions", {"logprobs": -1}, "logprobs"), ("/v1/completions", {"prompt_logprobs": 21}, "prompt_logprobs")]
+
+
+@pytest.mark.parametrize("path, body, param", REFUSED, ids=range(len(REFUSED)))
+def test_what_is_not_there_is_refused_by_name(server, path, body, param):
+    r = server.post(path, {**({"prompt": "a"} if path == "/v1/completions" else {"messages": USER("x")}), **body})
+    assert r.status == 400 and r.error["param"] == param and param in r.error["message"], r.body
 
 
 def test_cohere_s_embeddings(server):

@@ -346,6 +346,9 @@ static char *body_with(unsigned form, const char *key, const char *value, size_t
     } else if (form & FORM_CHAT_BATCH) {
         *kind = KIND_CHAT_BATCH;
         buf_puts(&b, "\"messages\":[[{\"role\":\"user\",\"content\":\"hi\"}]]");
+    } else if (form & FORM_EMBEDDINGS) {
+        *kind = KIND_EMBEDDINGS;
+        buf_puts(&b, "\"input\":\"a\"");
     } else if (form & FORM_COHERE_EMBED) {
         *kind = KIND_COHERE_EMBED;
         buf_puts(&b, "\"texts\":[\"a\"]");

@@ -123,7 +123,8 @@ WRONG = [({}, "missing_required_parameter", "query"), ({"query": "q"}, "missing_
          ({"query": "q", "documents": [""]}, "invalid_value", "documents"), ({"query": "q", "documents": ["a"], "top_n": -1}, "integer_below_min_value", "top_n"),
          ({"query": "q", "documents": [{"content": [{"type": "image_url"}]}]}, "unsupported_value", "documents"),
          ({"query": "q", "documents": ["a"] * 2049}, "array_above_max_length", "documents"), ({"query": "q", "documents": ["a"], "model": "no"}, "model_not_found", "model"),
-         ({"query": "q", "documents": ["a"], "instruction": 5}, "invalid_type", "instruction"), ("[", "json_parse_error", None)]
+         ({"query": "q", "documents": ["a"], "instruction": 5}, "invalid_type", "instruction"),
+         ({"query": "q", "documents": ["a"], "texts": ["b"]}, "invalid_value", "texts"), ("[", "json_parse_error", None)]
 
 
 @pytest.mark.parametrize("body, code, param", WRONG, ids=range(len(WRONG)))
@@ -133,7 +134,7 @@ def test_wrong_reranks_are_refused(server, body, code, param):
 
 
 @pytest.mark.parametrize("body, param", [({}, "text_1"), ({"text_1": "a"}, "text_2"), ({"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "text_1"),
-                                         ({"text_1": "a", "text_2": []}, "text_2"), ({"queries": [], "items": "a"}, "queries")])
+                                         ({"text_1": "a", "text_2": []}, "text_2"), ({"queries": [], "items": "a"}, "queries"), ({"text_1": "a", "text_2": "b", "data_2": "c"}, "data_2")])
 def test_wrong_scores_are_refused(server, body, param):
     r = server.post("/v1/score", body)
     assert r.status == 400 and r.error["param"] == param
@@ -143,11 +144,11 @@ def test_they_are_behind_the_keys_and_the_limits(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("k inference n requests-per-minute=9\nm metrics m\n")
     with Server(api_key_file=keys) as s:
-        body = {"query": "a", "documents": ["b"], "text_1": "a", "text_2": "b"}
+        body = lambda path: {"text_1": "a", "text_2": "b"} if "score" in path else {"query": "a", "documents": ["b"]}
         for path in ROUTES:
-            assert s.post(path, body).status == 401
-            assert s.post(path, body, headers={"authorization": "Bearer m"}).status == 403
-        got = [s.post(p, body, headers={"authorization": "Bearer k"}).status for p in ROUTES + ROUTES]
+            assert s.post(path, body(path)).status == 401
+            assert s.post(path, body(path), headers={"authorization": "Bearer m"}).status == 403
+        got = [s.post(p, body(p), headers={"authorization": "Bearer k"}).status for p in ROUTES + ROUTES]
         assert got == [200] * 9 + [429] * 5
 
 

@@ -42,6 +42,10 @@ def test_errors_are_openai_objects(front):
     r = get(front, "/hello", method="DELETE")
     assert r.status == 405 and r.headers["allow"] == "GET, HEAD, POST" and r.json()["error"]["code"] == "method_not_supported"
     assert get(front, "/echo", method="get").status == 405
+    assert get(front, "/items/x", method="PUT").headers["allow"] == "GET, HEAD, DELETE"
+    for method in ("GET", "DELETE"):  # not of an item that is named x/cancel
+        r = get(front, "/items/x/cancel", method=method)
+        assert r.status == 405 and r.headers["allow"] == "POST"
 
 
 def test_head_and_trailing_slash_and_params(front):

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+/* llama.cpp's post_sampling_probs: the distribution that a token was drawn from (step 3 of struct
+ * sample_args), computed from the raw log-probabilities of the most likely tokens. It is exact, so
+ * a request for which those do not determine it is refused. Thread: any; touches nothing but its
+ * arguments. */
+#ifndef SLUICE_SERVER_CALL_POST_SAMPLING_H
+#define SLUICE_SERVER_CALL_POST_SAMPLING_H
+
+#include "engine/engine.h"
+#include "server/call/error.h"
+
+struct post_sampling {
+    int32_t
+        n; // tokens that could be drawn: the leading top_ids; with all kept, those that are known
+    double prob[MAX_TOP_LOGPROBS];
+    double drawn; // of the drawn token
+};
+
+/* False: *e names the settings that the request would need. */
+bool post_sampling_check(const struct sampling_params *p, bool constrained, struct call_error *e);
+/* `lp` of `token`, with MAX_TOP_LOGPROBS alternatives or the whole vocabulary. */
+void post_sampling_of(const struct sampling_params *p, const struct token_logprobs *lp,
+                      int32_t token, struct post_sampling *out);
+
+#endif
