@@ -28,7 +28,7 @@ struct bench_job {
 };
 
 static inline enum status read_memory(void *arg, int64_t offset, size_t max_bytes, struct buf *out,
-                               struct err *err)
+                                      struct err *err)
 {
     const struct bench_job *b = arg;
     (void)err;
@@ -39,7 +39,8 @@ static inline enum status read_memory(void *arg, int64_t offset, size_t max_byte
     return OK;
 }
 
-static inline enum status keep(void *arg, const struct batch_answer *answers, size_t n, struct err *err)
+static inline enum status keep(void *arg, const struct batch_answer *answers, size_t n,
+                               struct err *err)
 {
     struct bench_job *b = arg;
     b->n_keeps++;
@@ -100,7 +101,7 @@ static inline void begin(struct bench_job *b)
 
 /* A line with n_shared ids that its group has in common, and its own. */
 static inline void add(struct bench_job *b, int number, int group, int n_shared, int n_own,
-                const char *more)
+                       const char *more)
 {
     buf_printf(&b->input,
                "{\"custom_id\":\"r%d\",\"method\":\"POST\",\"url\":\"/v1/completions\","
