@@ -20,7 +20,7 @@ from preload import preload
 pytestmark = pytest.mark.skipif(SLOW, reason="a sanitizer does not share the process with another preloaded library")
 SEED = int(os.environ.get("SLUICE_POWER_SEED", "1"))
 CUTS = int(os.environ.get("SLUICE_POWER_CUTS", "100" if NIGHTLY else "6"))
-N, PAGE = 300, 4096
+N, PAGE = 300 if NIGHTLY else 120, 4096
 
 
 def read(path):
