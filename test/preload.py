@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Libraries of the tests' own that stand between a program and its system calls (LD_PRELOAD)."""
 
+import functools
 import os
 import subprocess
 
@@ -8,10 +9,14 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUILD = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"))
 
 
+@functools.cache
 def preload(source):
-    """The environment that puts test/SOURCE, built here, in front of the C library."""
+    """The environment that puts test/SOURCE, built here, in front of the C library. The dynamic linker starts a program
+    without a library that it cannot read, so one that another test is building must never be seen half written."""
     lib = os.path.join(BUILD, "test", os.path.splitext(source)[0] + ".so")
+    new = "%s.%d" % (lib, os.getpid())
     os.makedirs(os.path.dirname(lib), exist_ok=True)
-    subprocess.run([*os.environ.get("CC", "cc").split(), "-D_GNU_SOURCE", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", lib,
+    subprocess.run([*os.environ.get("CC", "cc").split(), "-D_GNU_SOURCE", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", new,
                     os.path.join(ROOT, "test", source), "-ldl", "-lpthread"], check=True)
+    os.replace(new, lib)
     return {"LD_PRELOAD": lib}

@@ -102,7 +102,7 @@ static enum status read_flag(struct loading *l, int n_left, char **words, int *u
         return read_config_flag(l, value, err);
     }
     if (!find_name(&n)) {
-        return loading_unknown(words[0], strlen(words[0]), err);
+        return loading_unknown(words[0], (size_t)(n.text - words[0]) + n.n_bytes, err);
     }
     bool maybe = n.flag && n.flag->takes == TAKES_MAYBE;
     bool alone = takes_no_value(&n) || (maybe && (!next || is_flag(next)));

@@ -52,7 +52,8 @@ const struct vllm_flag *loading_find_flag(const char *key, size_t n_bytes)
 
 enum status loading_unknown(const char *key, size_t n_bytes, struct err *err)
 {
-    struct nearest nearest = {.typed = key, .n_bytes = n_bytes};
+    const size_t n_dashes = n_bytes > 2 && strncmp(key, "--", 2) == 0 ? 2 : 0; // of a flag
+    struct nearest nearest = {.typed = key + n_dashes, .n_bytes = n_bytes - n_dashes};
     for (size_t i = 0; i < n_option_rows; i++) {
         nearest_try(&nearest, option_rows[i].name);
     }
@@ -65,8 +66,8 @@ enum status loading_unknown(const char *key, size_t n_bytes, struct err *err)
     const char *meant = nearest_word(&nearest);
     int n = n_bytes > 100 ? 100 : (int)n_bytes;
     if (meant) {
-        return err_set(err, ERR_INVALID, "unknown option '%.*s'; did you mean '%s'?", n, key,
-                       meant);
+        return err_set(err, ERR_INVALID, "unknown option '%.*s'; did you mean '%s%s'?", n, key,
+                       n_dashes ? "--" : "", meant);
     }
     return err_set(err, ERR_INVALID, "unknown option '%.*s'", n, key);
 }

@@ -4,11 +4,13 @@
 #include "engine/base/mem.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* Rows of files with ready = 0 are uploads in progress. */
 static const char schema[] =
@@ -118,16 +120,31 @@ void store_item_id(char id[STORE_ITEM_ID_BYTES], const char *prefix)
     store_make_id(id, prefix);
 }
 
+/* Makes the folder if it is missing. SQLite syncs the names in it, but a new folder's own name is
+ * in its parent. As in SQLite, a parent that may not be read is no error. */
+static enum status make_folder(const char *dir, struct err *err)
+{
+    if (mkdir(dir, 0700) != 0) {
+        return errno == EEXIST ? OK : err_set(err, ERR_IO, "%s: %s", dir, strerror(errno));
+    }
+    char parent[4096];
+    snprintf(parent, sizeof parent, "%s/..", dir);
+    int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) {
+        fsync(fd);
+        close(fd);
+    }
+    return OK;
+}
+
 static enum status open_folder(struct store *s, const char *dir, struct err *err)
 {
     char path[4096];
-    if (mkdir(dir, 0700) != 0 && errno != EEXIST) {
-        return err_set(err, ERR_IO, "%s: %s", dir, strerror(errno));
-    }
     int n = snprintf(path, sizeof path, "%s/sluice.db", dir);
     if (n < 0 || (size_t)n >= sizeof path) {
         return err_set(err, ERR_INVALID, "the path of the data folder is too long");
     }
+    TRY(make_folder(dir, err));
     enum status st = db_open(path, s->options.max_bytes, &s->db, err);
     if (st == ERR_BUSY) {
         return err_set(err, st, "%s is used by another server; give each one a folder of its own",

@@ -114,9 +114,8 @@ def test_accuracy_is_above_the_floors(plain):
     "flags",
     [
         ["--max-num-batched-tokens", "64", "--threads", "2"],
-        ["--speculative-config", DRAFT],
         ["--speculative-config", MTP],
-        *at_night(["--no-enable-prefix-caching"], ["--no-enable-chunked-prefill"], ["--max-num-seqs", "2"],
+        *at_night(["--speculative-config", DRAFT], ["--no-enable-prefix-caching"], ["--no-enable-chunked-prefill"], ["--max-num-seqs", "2"],
                   ["--speculative-config", NGRAM], ["--speculative-config", EAGLE3]),
     ],
 )
@@ -145,10 +144,9 @@ def free(tmp_path_factory):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--speculative-config", NGRAM],
         ["--speculative-config", TREE],
         ["--speculative-config", MTP],
-        *at_night([], ["--speculative-config", DRAFT], ["--speculative-config", EAGLE3]),
+        *at_night([], ["--speculative-config", NGRAM], ["--speculative-config", DRAFT], ["--speculative-config", EAGLE3]),
     ],
 )
 def test_constrained_answers_have_their_form_and_are_as_often_right(free, tmp_path, flags):

@@ -11,7 +11,7 @@ if(s.maxItems!==undefined)t+=", at most "+s.maxItems;
 return t}
 function members(doc,ref,parent){
 var s=doc.components.schemas[ref.split("/").pop()];
-if(s.anyOf){s.anyOf.forEach(function(x){members(doc,x.$ref,parent)});return}
+if(s.anyOf&&!s.properties){s.anyOf.forEach(function(x){members(doc,x.$ref,parent)});return}
 var table=el("table",undefined,parent);
 Object.keys(s.properties).sort().forEach(function(k){
 var p=s.properties[k],row=el("tr",undefined,table);

@@ -11,9 +11,9 @@ import time
 
 import pytest
 from api import Server, scripted
-from nightly import nightly
+from nightly import NIGHTLY, nightly
 
-TURNS, AGENTS, BLOCK = 20, 8, 16
+TURNS, AGENTS, BLOCK = 20 if NIGHTLY else 10, 8, 16
 READ = {"type": "function", "function": {"name": "read_file", "description": "Read a file.", "parameters": {
     "type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}, "required": ["name"]}}}
 SYSTEM = "You are an agent who works on files. " * 12

@@ -136,8 +136,8 @@ TEST(vllms_key_is_taken_where_no_other_is)
 
 TEST(bad_flags_are_refused_with_words)
 {
-    REFUSED("did you mean 'max-model-len'", "m", "--max-model-length", "5");
-    REFUSED("did you mean 'port'", "m", "--prot", "5");
+    REFUSED("did you mean '--max-model-len'", "m", "--max-model-length", "5");
+    REFUSED("unknown option '--prot'; did you mean '--port'?", "m", "--prot", "5");
     REFUSED("needs a value", "m", "--port");
     REFUSED("outside", "m", "--port", "70000");
     REFUSED("whole number", "m", "--port", "12x");
@@ -215,6 +215,8 @@ TEST(a_member_comes_once_and_of_an_object)
     REFUSED("'b.d' is there already", "m", "--default-chat-template-kwargs.b.c", "1",
             "--default-chat-template-kwargs.b.d", "1");
     REFUSED("unknown option", "m", "--port.x", "1");
+    REFUSED("unknown option '--max-model-lne'; did you mean '--max-model-len'?", "m",
+            "--max-model-lne=8192");
     REFUSED("needs a value", "m", "--spec-method");
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# test/run: alone
+# test/run: waits
 """The front end when all goes well: methods, bodies, streams, addresses, TLS, CORS, the log."""
 
 import http.client

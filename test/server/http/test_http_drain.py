@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# test/run: alone
+# test/run: waits
 """Ending: SIGTERM drains, systemd is told, sockets are inherited."""
 
 import json

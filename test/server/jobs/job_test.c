@@ -1,207 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Batch jobs on an engine that hashes: whatever fails, each line has one answer or remains to be
- * done. */
-#include "server/jobs/batches.h"
-#include "server/jobs/job.h"
-
-#include "engine/base/minmax.h"
-#include "engine/base/optional.h"
-#include "server/cli/config_load.h"
-#include "test/engine/bed.h"
-
-enum { MAX_LINES = 200, BLOCK = 16 };
-
-static struct config config;
-static struct bed bed;
-static struct call_server server;
-static const struct call_host host = {0};
-
-/* What a job reads and what it has stored. */
-struct bench_job {
-    struct buf input;
-    struct job_lines lines;
-    struct job *job;
-    char *texts[MAX_LINES];
-    int n_answers[MAX_LINES], n_failed, n_keeps;
-    int keep_fails; // the next so many calls of keep
-    bool woken;
-};
-
-static enum status read_memory(void *arg, int64_t offset, size_t max_bytes, struct buf *out,
-                               struct err *err)
-{
-    const struct bench_job *b = arg;
-    (void)err;
-    if (offset < (int64_t)b->input.n_bytes) {
-        size_t left = b->input.n_bytes - (size_t)offset;
-        buf_put(out, b->input.data + offset, lesser(left, max_bytes));
-    }
-    return OK;
-}
-
-static enum status keep(void *arg, const struct batch_answer *answers, size_t n, struct err *err)
-{
-    struct bench_job *b = arg;
-    b->n_keeps++;
-    if (b->keep_fails > 0) {
-        b->keep_fails--;
-        return err_set(err, ERR_LIMIT, "full");
-    }
-    for (size_t i = 0; i < n; i++) {
-        int64_t line = answers[i].line;
-        b->n_answers[line]++;
-        b->n_failed += answers[i].failed;
-        free(b->texts[line]);
-        b->texts[line] = strndup(answers[i].text, answers[i].n_bytes);
-    }
-    return OK;
-}
-
-static void wake(void *arg)
-{
-    ((struct bench_job *)arg)->woken = true;
-}
-
-/* ---- the bed --------------------------------------------------------------------------------- */
-
-static bool open_server(int32_t n_blocks, int32_t max_waiting, int32_t lanes)
-{
-    const char *argv[] = {"serve", "test/golden/llama-3", "--max-num-queued-reqs=1000"};
-    struct err err = {""};
-    bed = (struct bed){0};
-    struct engine_options o = options_of(&bed, BLOCK, n_blocks);
-    o.max_num_seqs = lanes;
-    o.max_waiting = max_waiting;
-    if (!start(&bed, &o) || config_load(&config, 3, (char **)argv, NULL, &err) != OK) {
-        CHECK_FAIL("%s", err.text);
-        return false;
-    }
-    call_server_init(&server, &config, &host);
-    server.engine = bed.e;
-    return call_model_open(&server.model, &config, engine_info(bed.e), &err) == OK;
-}
-
-static void close_server(void)
-{
-    engine_stop_all(bed.e);
-    call_on_wake(&server);
-    CHECK_EQ(server.n_calls, 0);
-    engine_close(bed.e);
-    call_model_close(&server.model);
-    call_server_deinit(&server);
-    config_deinit(&config);
-}
-
-static void begin(struct bench_job *b)
-{
-    *b = (struct bench_job){0};
-    buf_init(&b->input, 1 << 24);
-}
-
-/* A line with n_shared ids that are common to its group, and n_own ids of its own. */
-static void add(struct bench_job *b, int number, int group, int n_shared, int n_own,
-                const char *more)
-{
-    buf_printf(&b->input,
-               "{\"custom_id\":\"r%d\",\"method\":\"POST\",\"url\":\"/v1/completions\","
-               "\"body\":{\"prompt\":[",
-               number);
-    for (int i = 0; i < n_shared; i++) {
-        buf_printf(&b->input, "%d,", (group * 37 + i * 11) % 250 + 3);
-    }
-    for (int i = 0; i < n_own; i++) {
-        buf_printf(&b->input, "%d%s", (number * 53 + i * 7) % 250 + 3, i + 1 < n_own ? "," : "");
-    }
-    buf_printf(&b->input, "],\"seed\":7,\"ignore_eos\":true,%s}}\n", more);
-}
-
-static bool read_lines(struct bench_job *b)
-{
-    struct job_input in = {read_memory, b};
-    struct job_lines_limits limits = {.max_line_bytes = 1 << 20, .max_lines = MAX_LINES};
-    struct err err = {""};
-    CHECK_EQ(job_lines_read(&in, &limits, &b->lines, &err), OK);
-    for (int32_t i = 0; i < b->lines.n_errors; i++) {
-        CHECK_FAIL("line %d: %s", (int)b->lines.errors[i].line, b->lines.errors[i].message);
-    }
-    return b->lines.n_errors == 0;
-}
-
-static void open_job(struct bench_job *b, enum job_order order)
-{
-    struct job_options o = {.calls = &server,
-                            .input = {read_memory, b},
-                            .lines = &b->lines,
-                            .order = order,
-                            .keep = keep,
-                            .wake = wake,
-                            .arg = b};
-    b->job = job_open(&o);
-}
-
-/* Takes up to n turns. True if the job is over. */
-static bool turns(struct bench_job *b, int n)
-{
-    for (; n > 0; n--) {
-        if (job_turn(b->job)) {
-            return true;
-        }
-        engine_turn(bed.e);
-        call_on_wake(&server);
-    }
-    return false;
-}
-
-static void check_all_once(const struct bench_job *b)
-{
-    for (int32_t i = 0; i < b->lines.n; i++) {
-        CHECK_EQ(b->n_answers[i], 1);
-        char want[40]; // texts of hashes may have a NUL: they are looked at as text
-        snprintf(want, sizeof want, "\"custom_id\":\"r%d\",", i);
-        CHECK(b->texts[i] && strstr(b->texts[i], want));
-    }
-}
-
-static void end(struct bench_job *b)
-{
-    job_close(b->job);
-    job_lines_deinit(&b->lines);
-    buf_deinit(&b->input);
-    for (int i = 0; i < MAX_LINES; i++) {
-        free(b->texts[i]);
-    }
-}
-
-/* n_groups x n_members lines, with the groups alternating. */
-static void add_groups(struct bench_job *b, int n_groups, int n_members, const char *more)
-{
-    for (int i = 0; i < n_groups * n_members; i++) {
-        add(b, i, i % n_groups, 4 * BLOCK, 5 + i % 7, more);
-    }
-}
-
-/* The text of a line's first answer. */
-static void copy_text(const struct bench_job *b, int line, char *out, size_t room)
-{
-    static const char key[] = "\"text\":";
-    const char *at = b->texts[line] ? strstr(b->texts[line], key) : NULL;
-    const char *stop = at ? strstr(at, ",\"logprobs\"") : NULL;
-    snprintf(out, room, "%.*s", stop ? (int)(stop - at) : 0, or_empty(at));
-}
+/* Jobs on an engine that hashes: whatever happens on the way, each line has one answer or is left.
+ */
+#include "test/server/jobs/job_bed.h"
 
 /* ---- what holds ------------------------------------------------------------------------------ */
 
 TEST(each_prefix_is_computed_once_in_every_order_that_brings_it_together)
 {
     static const enum job_order orders[] = {JOB_ORDER_SORTED, JOB_ORDER_GROUPS, JOB_ORDER_RATIO};
-    for (size_t o = 0; o < sizeof orders / sizeof orders[0]; o++) {
+    static const int32_t pools[] = {12, 24, 48}; // a quarter, half and all of the prefixes' blocks
+    for (size_t i = 0; i < 9; i++) {
         struct bench_job b;
         struct job_progress p;
-        REQUIRE(open_server(40, 0, 2)); // far less than all prefixes
+        REQUIRE(open_server(pools[i / 3], 0, 2));
         begin(&b);
         add_groups(&b, 12, 8, "\"max_tokens\":4");
         REQUIRE(read_lines(&b));
-        open_job(&b, orders[o]);
+        open_job(&b, orders[i % 3]);
         CHECK(turns(&b, 4000));
         check_all_once(&b);
         job_progress(b.job, &p);
@@ -482,7 +297,8 @@ static void online_over(struct call *c)
     ((struct online *)c)->over = true;
 }
 
-TEST(a_request_passes_a_job_that_holds_every_lane_and_block)
+/* Steps from a request's start to its end, beside what runs. */
+static int64_t steps_of_online(struct bench_job *b)
 {
     static const struct call_sink sink = {.id = online_id,
                                           .whole = online_whole,
@@ -490,21 +306,36 @@ TEST(a_request_passes_a_job_that_holds_every_lane_and_block)
                                           .drop = online_drop,
                                           .over = online_over};
     static struct online q;
-    struct bench_job b;
-    REQUIRE(open_server(24, 0, 3));
-    begin(&b);
-    add_groups(&b, 6, 5, "\"max_tokens\":60");
-    REQUIRE(read_lines(&b));
-    open_job(&b, JOB_ORDER_RATIO);
-    CHECK(!turns(&b, 20));
+    struct engine_stats before, after;
+    engine_stats(bed.e, &before);
     q = (struct online){.call = {.sink = &sink}};
     snprintf(q.text, sizeof q.text, "{\"prompt\":[5,6,7],\"max_tokens\":3,\"ignore_eos\":true}");
     q.call.request.kind = KIND_COMPLETIONS;
     q.call.request.text = q.text;
     q.call.request.n_bytes = strlen(q.text);
     call_start(&server, &q.call);
-    CHECK(!turns(&b, 8)); // a few steps, however long the job
+    for (int i = 0; i < 100 && !q.over; i++) {
+        CHECK(!b->job || !job_turn(b->job));
+        engine_turn(bed.e);
+        call_on_wake(&server);
+    }
     CHECK(q.over && q.good);
+    engine_stats(bed.e, &after);
+    return after.n_steps - before.n_steps;
+}
+
+TEST(a_request_passes_a_job_that_holds_every_lane_and_block)
+{
+    struct bench_job b;
+    REQUIRE(open_server(24, 0, 3));
+    begin(&b);
+    const int64_t alone = steps_of_online(&b);
+    add_groups(&b, 6, 5, "\"max_tokens\":60");
+    REQUIRE(read_lines(&b));
+    open_job(&b, JOB_ORDER_RATIO);
+    CHECK(!turns(&b, 20));
+    const int64_t beside = steps_of_online(&b);
+    CHECK(alone > 0 && beside <= alone + 1); // the step that runs ends first
     CHECK(turns(&b, 8000));
     check_all_once(&b);
     end(&b);

@@ -79,6 +79,10 @@ static int open_content(const char *key, int flags)
 static void keep_content(int fd)
 {
     char key[PATH_BYTES], block[1 << 16];
+    struct stat s;
+    if (fstat(fd, &s) == 0 && S_ISDIR(s.st_mode)) {
+        return; // of folders within it the names alone are kept
+    }
     must(key_of(fd, key), "statx");
     const int to = open_content(key, O_WRONLY | O_CREAT);
     must(to >= 0, key);
@@ -108,8 +112,11 @@ static void keep_names(void)
     for (struct dirent *e; (e = readdir(d));) {
         const int fd = openat(dirfd(d), e->d_name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
         struct stat s;
-        if (fd >= 0 && fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && key_of(fd, key)) {
+        const bool is_there = fd >= 0 && fstat(fd, &s) == 0;
+        if (is_there && S_ISREG(s.st_mode) && key_of(fd, key)) {
             fprintf(f, "%s %s\n", key, e->d_name);
+        } else if (is_there && S_ISDIR(s.st_mode) && e->d_name[0] != '.') {
+            fprintf(f, "folder %s\n", e->d_name);
         }
         if (fd >= 0) {
             close(fd);

@@ -243,7 +243,7 @@ def test_a_second_server_on_the_same_folder_does_not_start():
 
 def test_a_batch_survives_kills():
     """kill -9 at any moment: every custom_id once, and what an undisturbed run says."""
-    kills, n = int(os.environ.get("SLUICE_KILLS", "200" if NIGHTLY else "4")), 60 if SLOW else 400
+    kills, n = int(os.environ.get("SLUICE_KILLS", "200" if NIGHTLY else "4")), 400 if NIGHTLY and not SLOW else 100
     lines = [line("r%d" % i, {"prompt": "Count from %d to" % i, "max_tokens": 24, "temperature": 0, "ignore_eos": True})
              for i in range(n)]
     def texts(s, end):

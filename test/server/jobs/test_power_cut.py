@@ -20,7 +20,7 @@ from preload import preload
 pytestmark = pytest.mark.skipif(SLOW, reason="a sanitizer does not share the process with another preloaded library")
 SEED = int(os.environ.get("SLUICE_POWER_SEED", "1"))
 CUTS = int(os.environ.get("SLUICE_POWER_CUTS", "100" if NIGHTLY else "6"))
-N, PAGE = 300, 4096
+N, PAGE = 300 if NIGHTLY else 120, 4096
 
 
 def read(path):
@@ -50,10 +50,15 @@ class Disk:
 
     def cut(self):
         """The process is dead: what was synced is there, and of the rest some pages."""
+        assert "names" in os.listdir(self.disk), "the process ran without power_cut.c"
+        names = read(os.path.join(self.disk, "names")).decode()
         self.generation += 1
         new = os.path.join(self.base, str(self.generation))
         os.mkdir(new)
-        for key, name in (l.split(" ", 1) for l in read(os.path.join(self.disk, "names")).decode().splitlines()):
+        for key, name in (l.split(" ", 1) for l in names.splitlines()):
+            if key == "folder":
+                os.mkdir(os.path.join(new, name))
+                continue
             synced = os.path.join(self.disk, key)
             live, kept = read(os.path.join(self.folder, name)), bytearray(read(synced))
             live += bytes(kept[len(live) :])  # shortened without a sync: the end is still there
@@ -98,6 +103,21 @@ def test_the_disk_forgets_what_was_not_synced():
         subprocess.run([sys.executable, "-c", script, d.folder], env={**os.environ, **d.environment()}, check=True)
         d.cut()
         assert {n: read(os.path.join(d.folder, n)) for n in os.listdir(d.folder)} == {"old": b"old", "a": b"1" * 9000, "b": b""}
+
+
+def test_a_new_data_folder_is_synced_in_its_parent():
+    with Disk() as d:
+        Server(data_dir=os.path.join(d.folder, "data"), env=d.environment()).stop(signal.SIGKILL)
+        d.cut()
+        assert os.listdir(d.folder) == ["data"]
+
+
+def test_a_process_without_the_library_is_no_power_cut():
+    with Disk() as d:
+        d.environment()
+        open(os.path.join(d.folder, "a"), "w").close()
+        with pytest.raises(AssertionError, match="without power_cut.c"):
+            d.cut()
 
 
 def texts(s, end):
