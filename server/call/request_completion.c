@@ -251,6 +251,7 @@ bool tokenize_end(struct request *r)
 {
     bool chat = r->form == FORM_TOKENIZE_CHAT;
     r->stream = false;
+    r->truncate = r->kind == KIND_APPLY_TEMPLATE ? 0 : r->truncate; // whose answer is the text
     return (!chat || chat_end(r)) && (r->model->tok || no_tokenizer(r));
 }
 

@@ -150,6 +150,11 @@ def test_as_many_tokens_as_there_is_room_for(real):
     assert r.status == 200, r.body
 
 
+def test_a_template_s_text_is_not_cut(server):
+    body = {"messages": [{"role": "user", "content": "a b c d e f g h"}]}
+    assert server.post("/apply-template", {**body, "truncate_prompt_tokens": 3}).json() == server.post("/apply-template", body).json()
+
+
 def test_errors_have_llamas_types(server):
     r = server.post("/completion", {"prompt": "a " * 3000})
     assert r.status == 400 and r.error["type"] == "exceed_context_size_error" and r.error["n_prompt_tokens"] >= 3000 and r.error["n_ctx"] == 2048, r.body
