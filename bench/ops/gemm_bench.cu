@@ -405,12 +405,10 @@ static void check_fixed(struct rng &r)
         const char *name;
         int n, k;
         bool gated, is_head;
-    } shapes[] = {{"qkv", 6144, 4096, false, false},
-                  {"o", 4096, 4096, false, false},
-                  {"gate_up", 28672, 4096, false, false},
-                  {"gate_up with SiLU", 28672, 4096, true, false},
-                  {"down", 4096, 14336, false, false},
-                  {"head", 128256, 4096, false, true}};
+    } shapes[] = {
+        {"qkv", 6144, 4096, false, false},      {"o", 4096, 4096, false, false},
+        {"gate_up", 28672, 4096, false, false}, {"gate_up with SiLU", 28672, 4096, true, false},
+        {"down", 4096, 14336, false, false},    {"head", 128256, 4096, false, true}};
     for (const auto &s : shapes) {
         for (enum dtype dtype : {DT_BF16, DT_F16}) {
             struct gemm_args a = {};
@@ -586,7 +584,8 @@ static void time_gated(const char *weights, size_t pool, char *x, char *y, char 
     }
 }
 
-/* Deterministic mode's products; partial sums are not joined. Reads of them are not in these times. */
+/* Deterministic mode's products; partial sums are not joined. Reads of them are not in these times.
+ */
 static void time_fixed(const char *weights, size_t pool, char *x, char *y, void *workspace)
 {
     static const struct {
@@ -622,8 +621,8 @@ static void time_fixed(const char *weights, size_t pool, char *x, char *y, void 
                                   x, p.x, &zero, y, p.y, y, p.y, &p.plan.algo, workspace,
                                   LT_WORKSPACE, stream));
             });
-            printf("%-5s %4d  %8.2f%s  %8.2f  %.2f\n", s.name, m, own,
-                   parts.n > 0 ? " (sums)" : "", theirs, own / theirs);
+            printf("%-5s %4d  %8.2f%s  %8.2f  %.2f\n", s.name, m, own, parts.n > 0 ? " (sums)" : "",
+                   theirs, own / theirs);
         }
     }
     CHECK(cudaFree(sums));

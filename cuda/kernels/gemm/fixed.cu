@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* y = x W^T for 33 or more rows on Hopper, with the bits of gemm_small and gemm_wide: K is summed in
- * the weight's parts (a->n_parts), each in one accumulator in steps of 16, and the parts are added
- * in order. Deterministic mode's counterpart of cuBLASLt.
+/* y = x W^T for 33 or more rows on Hopper, with the bits of gemm_small and gemm_wide: K is summed
+ * in the weight's parts (a->n_parts), each in one accumulator in steps of 16, and the parts are
+ * added in order. Deterministic mode's counterpart of cuBLASLt.
  *
- * An item is a tile of 256 rows, a band of features, and either all parts of K, whose sums are added
- * in registers, or one part, which is left in fp32 for the op that reads the product. A cluster of
- * two neighbouring blocks takes an item, 128 rows per block and 64 per warpgroup, as in batch.cu;
- * each block loads half of the band's weights for both.
+ * An item is a tile of 256 rows, a band of features, and either all parts of K, whose sums are
+ * added in registers, or one part, which is left in fp32 for the op that reads the product. A
+ * cluster of two neighbouring blocks takes an item, 128 rows per block and 64 per warpgroup, as in
+ * batch.cu; each block loads half of the band's weights for both.
  *
  * The results of an item stay in registers and are stored while the tensor cores compute the first
  * part of the cluster's next item. Bound by arithmetic. */
@@ -98,9 +98,9 @@ template <int BAND> struct fixed_loader {
 
     template <bool IS_X> __device__ __forceinline__ void run()
     {
-        const uint64_t policy = IS_X              ? policy_evict_last()
+        const uint64_t policy = IS_X            ? policy_evict_last()
                                 : p.n_tiles > 1 ? policy_normal()
-                                                  : policy_evict_first();
+                                                : policy_evict_first();
         load_bands<CLUSTER>(ring, p.n_items, p.n_parts * p.part_boxes,
                             [&](const fixed_walk<BAND> &at) { load<IS_X>(at, policy); });
     }
@@ -117,8 +117,8 @@ template <typename T, typename Y, int BAND> struct fixed_computer {
     int last;           // ring slot of the previous box, which the tensor cores may still read
     int32_t to_release; // boxes whose stage will be refilled
     float d[BAND / 2];
-    float total[BAND / 2];      // an item's sums, and until its first part is done the previous one's
-    struct fixed_item kept;     // whose results `total` holds
+    float total[BAND / 2];  // an item's sums, and until its first part is done the previous one's
+    struct fixed_item kept; // whose results `total` holds
     bool has_kept;
 
     /* Tells the loaders of both blocks that a stage is free, unless nobody will refill it: an
@@ -325,8 +325,8 @@ static int64_t cost_of(const struct gemm_args *a, const struct fixed_plan *p, in
 {
     enum { ITEM = 1500, BYTES_PER_CYCLE = 3000 };
     const int64_t boxes = up(a->n_in, DEPTH) / (p->is_left ? n_parts : 1);
-    const int64_t n_items = (int64_t)up(a->n_rows, CLUSTER_ROWS) * up(a->n_out, p->band) *
-                            (p->is_left ? n_parts : 1);
+    const int64_t n_items =
+        (int64_t)up(a->n_rows, CLUSTER_ROWS) * up(a->n_out, p->band) * (p->is_left ? n_parts : 1);
     const int64_t sums =
         p->is_left ? (int64_t)n_parts * a->n_rows * a->n_out * 8 / BYTES_PER_CYCLE : 0;
     // a narrow band reads 1.1 times the shared memory per product

@@ -3,11 +3,11 @@
  * (small_codes.cu). It reads each weight once; bound by memory bandwidth.
  *
  * A block owns a band of N features and all of K, so no sum crosses blocks and a row's bits do not
- * depend on the number of rows; if asked, K is summed in parts. N is chosen per matrix so that the bands divide evenly among the
- * multiprocessors: 6144 features are 128 bands of 48. A block has one warpgroup that computes D[64,
- * N] with wgmma (x is the 64-row operand; missing rows cost only tensor-core time, of which there
- * is plenty) and one warp that loads through a ring of stages in shared memory: N features and the
- * rows of x, for a range of K.
+ * depend on the number of rows; if asked, K is summed in parts. N is chosen per matrix so that the
+ * bands divide evenly among the multiprocessors: 6144 features are 128 bands of 48. A block has one
+ * warpgroup that computes D[64, N] with wgmma (x is the 64-row operand; missing rows cost only
+ * tensor-core time, of which there is plenty) and one warp that loads through a ring of stages in
+ * shared memory: N features and the rows of x, for a range of K.
  *
  * If gated, a band has N / 2 features of each half of the weight, so that a thread holds a
  * feature's gate and its other factor and stores the result of the activation.
@@ -47,8 +47,8 @@ struct small_params {
     int32_t n_stages;   // stages in the ring
     int32_t n_prefetch; // further stages prefetched into the L2 cache
     bool accumulate;
-    const float *part_bias; // of a product in parts, instead of bias
-    int32_t part_boxes;     // boxes of such a part
+    const float *part_bias;       // of a product in parts, instead of bias
+    int32_t part_boxes;           // boxes of such a part
     bool plain;                   // no bias, no accumulation, and pairs of features are aligned
     struct product_scales scales; // of codes
 };
@@ -168,9 +168,9 @@ __device__ __forceinline__ void multiply_box(float (&d)[N / 2], uint32_t x, uint
 /* Computes a band's product in parts of K, each in an accumulator of its own, added to the bias in
  * order. A part has whole stages. */
 template <typename T, int N>
-__device__ __forceinline__ void make_of_parts(const struct small_params &p, char *smem,
-                                              uint64_t *full, uint64_t *empty,
-                                              struct ring_place &at, int band, float (&total)[N / 2])
+__device__ __forceinline__ void
+make_of_parts(const struct small_params &p, char *smem, uint64_t *full, uint64_t *empty,
+              struct ring_place &at, int band, float (&total)[N / 2])
 {
     using S = stage_of<N>;
     const uint32_t groups = p.x_rows > 8 ? 1024 : 0;
