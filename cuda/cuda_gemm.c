@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Chooses the implementation of each matrix product, and caches cuBLASLt's plans by shape. */
 #include "cuda/cuda_gemm.h"
+#include "cuda/cuda_fixed.h"
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
 
@@ -357,11 +358,33 @@ static bool in_halves(struct gemms *g, const struct gemm_args *a, struct sum_par
     return true;
 }
 
+static bool is_fixed(const struct gemms *g, const struct gemm_args *a)
+{
+    return g->device->options.deterministic && fixed_takes(a, g->device->sm, g->device->n_sms);
+}
+
+static enum status on_fixed(struct gemms *g, const struct gemm_args *a, struct sum_parts *left)
+{
+    struct sum_parts sums = sums_of(g, a, 0);
+    TRY(cuda_check(g->device,
+                   fixed_product(g->device->stream, a, g->device->n_sms, SUMS_BYTES, &sums),
+                   "fixed_product"));
+    if (sums.n > 0) {
+        *left = sums;
+    }
+    return OK;
+}
+
 static bool gated_of_numbers(struct gemms *g, const struct gemm_args *a, enum status *st)
 {
     struct wide_plan wide;
-    if (g->device->options.deterministic || !a->gated || a->n_rows <= 0) {
+    if (!a->gated || a->n_rows <= 0) {
         return false;
+    }
+    if (g->device->options.deterministic) {
+        const bool fixed = is_fixed(g, a);
+        *st = fixed ? on_fixed(g, a, NULL) : OK;
+        return fixed;
     }
     if (gemm_wide_takes(a, g->device->sm, g->device->n_sms, 0, &wide)) {
         *st = on_wide(g, a, &wide, NULL); // without memory for partial sums it makes y itself
@@ -383,8 +406,8 @@ static bool gated_of_numbers(struct gemms *g, const struct gemm_args *a, enum st
 bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
                     const struct pass_view *pass, struct logit_bests *bests, enum status *st)
 {
-    if (g->device->options.deterministic || a->coded || n_drawn <= 0 || n_drawn != a->n_out ||
-        !gemm_head_takes(a, g->device->sm, g->device->n_sms) ||
+    if ((g->device->options.deterministic && !is_fixed(g, a)) || a->coded || n_drawn <= 0 ||
+        n_drawn != a->n_out || !gemm_head_takes(a, g->device->sm, g->device->n_sms) ||
         gemm_head_bands(a) > g->bests.stride) {
         return false;
     }
@@ -409,6 +432,9 @@ static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a
     cudaError_t e = cudaSuccess;
     struct wide_plan plan;
     if (g->device->options.deterministic) {
+        if (is_fixed(g, a)) {
+            return on_fixed(g, a, sums);
+        }
         return cuda_check(g->device, gemm_tile(g->device->stream, a), "gemm_tile");
     }
     if (!a->is_fresh && gemm_wide_takes(a, g->device->sm, g->device->n_sms, SUMS_BYTES, &plan)) {

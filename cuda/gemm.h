@@ -66,6 +66,8 @@ struct gemm_args {
     bool is_fresh;              // the preceding kernel writes the weight, so it must not be
                                 // prefetched
     bool may_split;             // y may be left as partial sums, see cuda_gemm
+    int32_t n_parts; // gemm_small and gemm_fixed sum K in this many equal parts, added in
+                     // order: gemm_parts_ok. 0: in one
     bool gated; // y = silu(gate) * up of the two halves of n_out, so half as wide; own kernels only
     /* n_batch equal products; the strides between them, in elements. 1: a plain product. */
     int32_t n_batch;
@@ -92,6 +94,21 @@ bool gemm_wide_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms, size_
 cudaError_t gemm_wide(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
                       const struct wide_plan *plan, const struct sum_parts *sums);
 cudaError_t gemm_join(cudaStream_t stream, const struct gemm_args *a, const struct sum_parts *sums);
+
+/* The plan of an ungated product with n_splits > 1, or of a gated one with 1, that it supports. */
+struct wide_plan gemm_wide_plan(const struct gemm_args *a, int32_t n_sms, int32_t n_splits);
+
+/* gemm/fixed.cu: products of any number of rows, aligned, 16 bits, in pairs of features, ungated.
+ * K is summed in a->n_parts parts; with may_split each may be left as partial sums, if sums_bytes
+ * allow (sums->n is then n_parts, otherwise 0; the caller sets the other fields). */
+cudaError_t gemm_fixed(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
+                       size_t sums_bytes, struct sum_parts *sums);
+/* Parts must be of whole stages of both kernels. */
+static inline bool gemm_parts_ok(int32_t n_in, int32_t n_parts)
+{
+    enum { STAGE = 4 * 64 };
+    return n_in > 0 && n_in % (n_parts * STAGE) == 0;
+}
 
 /* gemm/batch.cu: gated products of 209 or more rows, aligned, 16 bits, that fill its tiles. */
 bool gemm_batch_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Products of few rows: against a naive product over odd shapes, then timed against cuBLASLt. */
 #include "bench/ops/bench.cuh"
+#include "cuda/cuda_fixed.h"
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
 
@@ -410,6 +411,90 @@ static void check_head(struct rng &r)
     }
 }
 
+enum { FIXED_MOST = 2048, FIXED_SUMS = 32 << 20 };
+
+static std::vector<uint16_t> fixed_bits(struct gemm_args a, int rows, struct sum_parts sums)
+{
+    const int width = a.gated ? a.n_out / 2 : a.n_out;
+    a.n_rows = rows;
+    sums.stride = (int64_t)rows * a.n_out;
+    CHECK(cudaMemset(a.y, 0xff, (size_t)rows * width * dtype_bytes(a.y_dtype)));
+    CHECK(fixed_product(0, &a, 132, FIXED_SUMS, &sums));
+    if (sums.n > 0) {
+        CHECK(gemm_join(0, &a, &sums));
+    }
+    std::vector<uint16_t> y((size_t)rows * width * dtype_bytes(a.y_dtype) / 2);
+    CHECK(cudaMemcpy(y.data(), a.y, y.size() * 2, cudaMemcpyDeviceToHost));
+    return y;
+}
+
+/* The products of Llama-3.1-8B: a row's bits for any number of rows, and 256 rows against the naive
+ * product. */
+static void check_fixed(struct rng &r)
+{
+    static const struct {
+        const char *name;
+        int n, k;
+        bool gated, is_head;
+    } shapes[] = {
+        {"qkv", 6144, 4096, false, false},      {"o", 4096, 4096, false, false},
+        {"gate_up", 28672, 4096, false, false}, {"gate_up with SiLU", 28672, 4096, true, false},
+        {"down", 4096, 14336, false, false},    {"head", 128256, 4096, false, true}};
+    for (const auto &s : shapes) {
+        for (enum dtype dtype : {DT_BF16, DT_F16}) {
+            struct gemm_args a = {};
+            a.x_dtype = a.w_dtype = dtype;
+            a.y_dtype = s.is_head ? DT_F32 : dtype;
+            a.n_out = s.n;
+            a.n_in = a.x_stride = s.k;
+            a.y_stride = s.gated ? s.n / 2 : s.n;
+            a.gated = s.gated;
+            a.n_batch = 1;
+            a.may_split = true;
+            void *x = device_new<float>((size_t)FIXED_MOST * s.k / 2);
+            void *w = device_new<float>((size_t)s.n * s.k / 2);
+            void *y = device_new<float>((size_t)FIXED_MOST * s.n);
+            float *parts = device_new<float>(FIXED_SUMS / 4);
+            fill(x, dtype, (int64_t)FIXED_MOST * s.k, r.next(), 1.0f);
+            fill(w, dtype, (int64_t)s.n * s.k, r.next(), 0.02f);
+            a.x = x;
+            a.weight = w;
+            a.y = y;
+            const struct sum_parts sums = {parts, nullptr, 0, s.n, 0};
+            const std::vector<uint16_t> all = fixed_bits(a, FIXED_MOST, sums);
+            for (int rows : {1, 2, 7, 16, 32, 33, 64, 65, 128, 129, 200, 256, 257, 512, 1000}) {
+                const std::vector<uint16_t> got = fixed_bits(a, rows, sums);
+                size_t differ = 0;
+                for (size_t i = 0; i < got.size(); i++) {
+                    differ += got[i] != all[i];
+                }
+                if (differ > 0) {
+                    printf("%s FAILED: dtype %d, %d rows: %zu of %zu words differ from those among "
+                           "2,048 rows\n",
+                           s.name, dtype, rows, differ, got.size());
+                    bench_failures++;
+                }
+            }
+            if (!s.gated) {
+                float *expected = device_new<float>((size_t)256 * s.n);
+                a.n_rows = 256;
+                naive(a, expected);
+                CHECK(cudaDeviceSynchronize());
+                const double d = distance(to_host(y, a.y_dtype, (size_t)256 * s.n),
+                                          to_host(expected, DT_F32, (size_t)256 * s.n));
+                if (!(d < (s.is_head ? 1e-4 : dtype == DT_F16 ? 1e-3 : 5e-3))) {
+                    printf("%s FAILED: dtype %d: distance %g\n", s.name, dtype, d);
+                    bench_failures++;
+                }
+                CHECK(cudaFree(expected));
+            }
+            for (void *p : {x, w, y, (void *)parts}) {
+                CHECK(cudaFree(p));
+            }
+        }
+    }
+}
+
 bool bench_gemm_check(const char *only)
 {
     static const struct {
@@ -417,7 +502,8 @@ bool bench_gemm_check(const char *only)
         int n;
         uint64_t seed;
         void (*check)(struct rng &r);
-    } kinds[] = {{"gemm_head", 60, 4, check_head},
+    } kinds[] = {{"fixed", 1, 5, check_fixed},
+                 {"gemm_head", 60, 4, check_head},
                  {"gemm_batch", 60, 3, check_batch},
                  {"gemm_wide", 120, 2, check_wide},
                  {"gemm_small", 90, 1, check_one}};
@@ -529,6 +615,50 @@ static void time_gated(const char *weights, size_t pool, char *x, char *y, char 
     }
 }
 
+/* Deterministic mode's products; partial sums are not joined. Reads of them are not in these times.
+ */
+static void time_fixed(const char *weights, size_t pool, char *x, char *y, void *workspace)
+{
+    static const struct {
+        const char *name;
+        int n, k;
+    } shapes[] = {{"qkv", 6144, 4096}, {"o", 4096, 4096}, {"down", 4096, 14336}};
+    float *sums = device_new<float>(FIXED_SUMS / 4);
+    printf("products of fixed order, rows: own us, cublas us\n");
+    for (const auto &s : shapes) {
+        const size_t bytes = (size_t)s.n * s.k * 2;
+        const int n_copies = (int)(pool / bytes);
+        for (int m : {1, 32, 64, 128, 192, 256, 384, 512, 1024, 2048, 8192}) {
+            struct gemm_args a = {};
+            a.x = x;
+            a.y = y;
+            a.x_dtype = a.w_dtype = a.y_dtype = DT_BF16;
+            a.n_rows = m;
+            a.n_out = a.y_stride = s.n;
+            a.n_in = a.x_stride = s.k;
+            a.n_batch = 1;
+            a.may_split = true;
+            const int n = m > 256 ? 4 : 12;
+            struct sum_parts parts = {sums, nullptr, (int64_t)m * s.n, s.n, 0};
+            const double own = time_us(n, [&](cudaStream_t stream, int i) {
+                struct gemm_args one = a;
+                one.weight = weights + bytes * (size_t)(i % n_copies);
+                CHECK(fixed_product(stream, &one, 132, FIXED_SUMS, &parts));
+            });
+            const struct lt_product p = lt_open(m, s.n, s.k);
+            const float one = 1.0f, zero = 0.0f;
+            const double theirs = time_us(n, [&](cudaStream_t stream, int i) {
+                LT(cublasLtMatmul(lt, p.desc, &one, weights + bytes * (size_t)(i % n_copies), p.w,
+                                  x, p.x, &zero, y, p.y, y, p.y, &p.plan.algo, workspace,
+                                  LT_WORKSPACE, stream));
+            });
+            printf("%-5s %4d  %8.2f%s  %8.2f  %.2f\n", s.name, m, own, parts.n > 0 ? " (sums)" : "",
+                   theirs, own / theirs);
+        }
+    }
+    CHECK(cudaFree(sums));
+}
+
 void bench_gemm_time()
 {
     static const struct {
@@ -542,13 +672,14 @@ void bench_gemm_time()
     LT(cublasLtCreate(&lt));
     const size_t pool = (size_t)3 << 30;
     enum { MOST = 8192 }; // rows of gate_up
-    char *weights = device_new<char>(pool), *x = device_new<char>((size_t)MOST * 4096 * 2);
+    char *weights = device_new<char>(pool), *x = device_new<char>((size_t)MOST * 14336 * 2);
     char *y = device_new<char>((size_t)MOST * 28672 * 2);
     char *act = device_new<char>((size_t)MOST * 14336 * 2);
     char *lt_workspace = device_new<char>(LT_WORKSPACE);
     fill(weights, DT_BF16, (int64_t)pool / 2, 3, 0.03f);
-    fill(x, DT_BF16, (int64_t)MOST * 4096, 4, 1.0f);
+    fill(x, DT_BF16, (int64_t)MOST * 14336, 4, 1.0f);
     float *sums = device_new<float>((size_t)8 * 128 * 28672);
+    time_fixed(weights, pool, x, y, lt_workspace);
     printf("products of few rows, bf16, in a graph of dependent launches over rotating weights\n");
     printf("%-8s %4s %9s %7s %7s   %9s %7s   %s\n", "shape", "rows", "own us", "TB/s", "of 4.3",
            "cublas us", "TB/s", "own / cublas speed");

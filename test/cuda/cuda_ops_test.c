@@ -309,31 +309,130 @@ TEST(linear_heads_agrees)
     }
 }
 
-TEST(a_row_of_a_product_does_not_depend_on_the_others_in_deterministic_mode)
+enum fixed_kind { FIXED_PLAIN, FIXED_NORM, FIXED_GATED, FIXED_LOGITS };
+
+struct fixed_case {
+    enum fixed_kind kind;
+    int32_t n_out, n_in;
+    bool bias;
+};
+
+/* The product of the first n_rows rows; with a norm after it, which may read it as partial sums. */
+static float *fixed_rows(struct pair *p, const struct fixed_case *c, int32_t n_rows,
+                         const struct pair_tensor *x, const struct pair_weight *w,
+                         const struct pair_weight *scale)
 {
-    NEED_GPU();
-    static const int32_t rows[] = {1, 2, 7, 16, 256, 2048};
-    struct pair p;
-    REQUIRE(pair_open(&p, DT_BF16, true, NULL));
-    const int32_t n_in = 1024, n_out = 264;
-    struct pair_tensor x = tensor_random(&p, 2048, n_in, n_in, 1.0f);
-    struct pair_tensor y = tensor_poisoned(&p, 2048, n_out, DT_F32);
-    struct pair_weight w = weight_make(&p, WEIGHT_LINEAR, p.dtype, 1, n_out, n_in, true, 0.05f);
+    struct backend *be = p->be[GPU];
+    const int32_t width = c->kind == FIXED_GATED ? c->n_out / 2 : c->n_out;
+    const enum dtype dtype = c->kind == FIXED_LOGITS ? DT_F32 : p->dtype;
+    struct pair_tensor y = tensor_poisoned(p, n_rows, c->n_out, dtype);
+    struct pair_tensor out = tensor_poisoned(p, n_rows, width, dtype);
+    struct product_sums sums = {.n = 0};
+    struct linear_args a = {.n_rows = n_rows, .x = x->t[GPU], .y = y.t[GPU], .weight = w->w[GPU]};
+    if (c->kind == FIXED_NORM) {
+        p->seed = 7; // the same residual every time
+        struct pair_tensor residual = tensor_random(p, n_rows, width, width, 1.0f);
+        a.sums = &sums;
+        a.partial = true;
+        CHECK_EQ(be->ops->linear(be, &a), OK);
+        const struct norm_args n = {.x = residual.t[GPU],
+                                    .delta = y.t[GPU],
+                                    .delta_sums = sums,
+                                    .out = out.t[GPU],
+                                    .weight = scale->w[GPU],
+                                    .n_rows = n_rows,
+                                    .width = width,
+                                    .kind = NORM_RMS,
+                                    .eps = 1e-5f};
+        CHECK_EQ(be->ops->norm(be, &n), OK);
+    } else if (c->kind == FIXED_GATED) {
+        const struct activation_args act = {.x = y.t[GPU],
+                                            .out = out.t[GPU],
+                                            .n_rows = n_rows,
+                                            .width = width,
+                                            .kind = ACT_SILU,
+                                            .gated = true};
+        CHECK_EQ(be->ops->linear_act(be, &a, &act), OK);
+    } else {
+        CHECK_EQ(be->ops->linear(be, &a), OK);
+    }
+    const bool direct = c->kind == FIXED_PLAIN || c->kind == FIXED_LOGITS;
+    return tensor_get(p, direct ? &y : &out, GPU);
+}
+
+static void check_fixed(struct pair *p, const struct fixed_case *c)
+{
+    static const int32_t rows[] = {1, 2, 7, 16, 33, 64, 100, 129, 256, 512, 2048};
+    const int32_t width = c->kind == FIXED_GATED ? c->n_out / 2 : c->n_out;
+    const int32_t most = c->n_out > 4096 ? 512 : 2048; // the host converts every element
+    struct pair_tensor x = tensor_random(p, most, c->n_in, c->n_in, 1.0f);
+    struct pair_weight w = weight_make(p, WEIGHT_LINEAR, p->dtype, 1, c->n_out, c->n_in, c->bias,
+                                       1.0f / sqrtf((float)c->n_in));
+    struct pair_weight scale = vector_make(p, width, 1.0f);
     float *first = NULL;
     for (int32_t i = COUNT(rows) - 1; i >= 0; i--) {
-        struct linear_args a = {
-            .n_rows = rows[i], .x = x.t[GPU], .y = y.t[GPU], .weight = w.w[GPU]};
-        CHECK_EQ(p.be[GPU]->ops->linear(p.be[GPU], &a), OK);
-        float *got = tensor_get(&p, &y, GPU);
-        if (!first) {
-            first = got;
+        if (rows[i] > most) {
             continue;
         }
-        CHECK_MEM(first, got, (size_t)rows[i] * (size_t)n_out * sizeof(float));
+        float *got = fixed_rows(p, c, rows[i], &x, &w, &scale);
+        if (!first) {
+            first = got;
+            CHECK(!isnan(first[(size_t)most * (size_t)width - 1]));
+            continue;
+        }
+        const size_t n = (size_t)rows[i] * (size_t)width;
+        for (size_t k = 0; k < n; k++) {
+            if (memcmp(&first[k], &got[k], sizeof first[k]) != 0) {
+                CHECK_FAIL("product %d of %d x %d dtype %d, %d rows: row %d feature %d is %.9g, "
+                           "among %d %.9g",
+                           (int)c->kind, c->n_out, c->n_in, p->dtype, rows[i],
+                           (int)(k / (size_t)width), (int)(k % (size_t)width), (double)got[k], most,
+                           (double)first[k]);
+                break;
+            }
+        }
         free(got);
     }
     free(first);
-    pair_close(&p);
+}
+
+/* Sizes that are cut into 4, 2 and 1 parts of K on 132 multiprocessors, and odd ones. */
+TEST(a_row_of_a_product_does_not_depend_on_the_others_in_deterministic_mode)
+{
+    NEED_GPU();
+    static const struct fixed_case cases[] = {
+        {FIXED_PLAIN, 264, 1024, true},   {FIXED_LOGITS, 264, 1024, true},
+        {FIXED_PLAIN, 4800, 1024, true},  {FIXED_PLAIN, 9000, 512, false},
+        {FIXED_PLAIN, 15000, 264, false}, {FIXED_NORM, 1024, 2048, false},
+        {FIXED_GATED, 1200, 512, false},  {FIXED_GATED, 15008, 264, false},
+        {FIXED_PLAIN, 131, 1024, false},  {FIXED_PLAIN, 264, 67, true},
+    };
+    for (int32_t d = 1; d < COUNT(pair_dtypes); d++) {
+        for (int32_t i = 0; i < COUNT(cases); i++) { // opened anew to free memory
+            struct pair p;
+            REQUIRE(pair_open(&p, pair_dtypes[d], true, NULL));
+            check_fixed(&p, &cases[i]);
+            pair_close(&p);
+        }
+    }
+}
+
+/* The kernels that only deterministic mode uses, and the others where it alone uses them. */
+TEST(products_of_parts_agree)
+{
+    NEED_GPU();
+    static const int32_t rows[] = {1, 17, 33, 66, 130, 300};
+    for (int32_t d = 1; d < COUNT(pair_dtypes); d++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, pair_dtypes[d], true, NULL));
+        for (int32_t i = 0; i < COUNT(rows); i++) {
+            linear_case(&p, rows[i], 1096, 1024, 8, i % 2 == 0, false, false);
+            linear_case(&p, rows[i], 606, 520, 0, false, false, i % 2 == 0);
+            linear_norm_case(&p, rows[i], 1000, 2048, NORM_RMS, false);
+            linear_act_case(&p, rows[i], 600, 264, ACT_SILU, true, false);
+        }
+        pair_close(&p);
+    }
 }
 
 TEST(activations_agree)

@@ -84,17 +84,17 @@ extern "C" bool gemm_small_takes(const struct gemm_args *a, int32_t sm, int32_t 
            ((uintptr_t)a->x | (uintptr_t)a->weight) % 16 == 0;
 }
 
-template <typename T, typename Y, bool GATED>
+template <typename T, typename Y, bool GATED, bool PARTS = false>
 static cudaError_t launch_by_band(cudaStream_t stream, const struct gemm_args *a, int n_sms,
                                   const struct small_params &p)
 {
     switch (band_of(a->n_out, n_sms)) {
-    case 32: return launch_small<T, Y, 32, GATED>(stream, a, n_sms, p);
-    case 48: return launch_small<T, Y, 48, GATED>(stream, a, n_sms, p);
-    case 64: return launch_small<T, Y, 64, GATED>(stream, a, n_sms, p);
-    case 96: return launch_small<T, Y, 96, GATED>(stream, a, n_sms, p);
-    case 112: return launch_small<T, Y, 112, GATED>(stream, a, n_sms, p);
-    case 128: return launch_small<T, Y, 128, GATED>(stream, a, n_sms, p);
+    case 32: return launch_small<T, Y, 32, GATED, PARTS>(stream, a, n_sms, p);
+    case 48: return launch_small<T, Y, 48, GATED, PARTS>(stream, a, n_sms, p);
+    case 64: return launch_small<T, Y, 64, GATED, PARTS>(stream, a, n_sms, p);
+    case 96: return launch_small<T, Y, 96, GATED, PARTS>(stream, a, n_sms, p);
+    case 112: return launch_small<T, Y, 112, GATED, PARTS>(stream, a, n_sms, p);
+    case 128: return launch_small<T, Y, 128, GATED, PARTS>(stream, a, n_sms, p);
     default: return cudaErrorInvalidValue;
     }
 }
@@ -118,6 +118,14 @@ extern "C" cudaError_t gemm_small(cudaStream_t stream, const struct gemm_args *a
         return gemm_small_codes(stream, a, n_sms, band_of(a->n_out, n_sms), p);
     }
     const bool bf16 = a->w_dtype == DT_BF16;
+    if (a->n_parts > 1) {
+        p.part_bias = p.bias;
+        p.bias = nullptr;
+        p.part_boxes = p.n_boxes / a->n_parts;
+        p.plain = p.n_out % 2 == 0 && p.y_stride % 2 == 0 && (uintptr_t)p.y % 8 == 0;
+        return bf16 ? launch_by_band<bf16_t, bf16_t, false, true>(stream, a, n_sms, p)
+                    : launch_by_band<f16_t, f16_t, false, true>(stream, a, n_sms, p);
+    }
     if (a->gated) {
         return bf16 ? launch_by_band<bf16_t, bf16_t, true>(stream, a, n_sms, p)
                     : launch_by_band<f16_t, f16_t, true>(stream, a, n_sms, p);

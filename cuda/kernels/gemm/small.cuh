@@ -3,11 +3,11 @@
  * (small_codes.cu). It reads each weight once; bound by memory bandwidth.
  *
  * A block owns a band of N features and all of K, so no sum crosses blocks and a row's bits do not
- * depend on the number of rows. N is chosen per matrix so that the bands divide evenly among the
- * multiprocessors: 6144 features are 128 bands of 48. A block has one warpgroup that computes D[64,
- * N] with wgmma (x is the 64-row operand; missing rows cost only tensor-core time, of which there
- * is plenty) and one warp that loads through a ring of stages in shared memory: N features and the
- * rows of x, for a range of K.
+ * depend on the number of rows; if asked, K is summed in parts. N is chosen per matrix so that the
+ * bands divide evenly among the multiprocessors: 6144 features are 128 bands of 48. A block has one
+ * warpgroup that computes D[64, N] with wgmma (x is the 64-row operand; missing rows cost only
+ * tensor-core time, of which there is plenty) and one warp that loads through a ring of stages in
+ * shared memory: N features and the rows of x, for a range of K.
  *
  * If gated, a band has N / 2 features of each half of the weight, so that a thread holds a
  * feature's gate and its other factor and stores the result of the activation.
@@ -47,6 +47,8 @@ struct small_params {
     int32_t n_stages;   // stages in the ring
     int32_t n_prefetch; // further stages prefetched into the L2 cache
     bool accumulate;
+    const float *part_bias;       // of a product in parts, instead of bias
+    int32_t part_boxes;           // boxes of such a part
     bool plain;                   // no bias, no accumulation, and pairs of features are aligned
     struct product_scales scales; // of codes
 };
@@ -163,6 +165,47 @@ __device__ __forceinline__ void multiply_box(float (&d)[N / 2], uint32_t x, uint
     }
 }
 
+/* Computes a band's product in parts of K, each in an accumulator of its own, added to the bias in
+ * order. A part has whole stages. */
+template <typename T, int N>
+__device__ __forceinline__ void
+make_of_parts(const struct small_params &p, char *smem, uint64_t *full, uint64_t *empty,
+              struct ring_place &at, int band, float (&total)[N / 2])
+{
+    using S = stage_of<N>;
+    const uint32_t groups = p.x_rows > 8 ? 1024 : 0;
+    const int bytes = S::bytes(p.x_rows), x_box = p.x_rows * BOX_BYTES;
+    const int feature = band * N + (threadIdx.x & 3) * 2;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const int f = feature + (i >> 2) * 8 + (i & 1);
+        total[i] = p.part_bias != nullptr && f < p.n_out ? p.part_bias[f] : 0.0f;
+    }
+    for (int first = 0; first < p.n_boxes; first += p.part_boxes) {
+        float d[N / 2];
+        for (int box = 0; box < p.part_boxes; box += S::BOXES) {
+            barrier_wait(&full[at.stage], at.parity);
+            const uint32_t w = smem_address(smem + at.stage * bytes), x = w + S::BOXES * S::W_BOX;
+            wgmma_fence();
+#pragma unroll
+            for (int b = 0; b < S::BOXES; b++) {
+                multiply_box<T, N>(d, x + b * x_box, w + b * S::W_BOX, groups, box > 0 || b > 0);
+            }
+            wgmma_commit();
+            wgmma_wait<0>(); // short compared with loading the stage
+            if ((threadIdx.x & 31) == 0) {
+                barrier_arrive(&empty[at.stage]);
+            }
+            at.next(p.n_stages);
+        }
+        sums_done(d);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            total[i] += d[i];
+        }
+    }
+}
+
 /* make(p, smem, full, empty, at, band, d) computes the band's product into d; operands have type
  * T. */
 template <typename T, int N, bool GATED> struct band_product;
@@ -228,7 +271,7 @@ __device__ __forceinline__ void store_band(const struct small_params &p, const f
 
 #endif // HAVE_SM90A
 
-template <typename T, typename Y, int N, bool GATED>
+template <typename T, typename Y, int N, bool GATED, bool PARTS>
 __global__ void __launch_bounds__(THREADS, sizeof(T) == 1 ? 1 : 2)
     gemm_small_kernel(const __grid_constant__ struct small_params p,
                       const __grid_constant__ CUtensorMap w_map,
@@ -264,7 +307,11 @@ __global__ void __launch_bounds__(THREADS, sizeof(T) == 1 ? 1 : 2)
     struct ring_place at = {0, 0};
     for (int band = blockIdx.x; band < n_bands; band += gridDim.x) {
         float d[N / 2];
-        band_product<T, N, GATED>::make(p, smem, full, empty, at, band, d);
+        if constexpr (PARTS) {
+            make_of_parts<T, N>(p, smem, full, empty, at, band, d);
+        } else {
+            band_product<T, N, GATED>::make(p, smem, full, empty, at, band, d);
+        }
         store_band<Y, N, GATED>(p, d, band);
     }
 #endif
@@ -291,11 +338,11 @@ static inline cudaError_t small_maps(const struct gemm_args *a, uint32_t w_rows,
                : tensor_map_2d(x, a->x, bf16, n_in, (uint64_t)a->n_rows, stride * 2, x_rows);
 }
 
-template <typename T, typename Y, int N, bool GATED>
+template <typename T, typename Y, int N, bool GATED, bool PARTS = false>
 static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a, int n_sms,
                                 struct small_params p)
 {
-    const auto kernel = gemm_small_kernel<T, Y, N, GATED>;
+    const auto kernel = gemm_small_kernel<T, Y, N, GATED, PARTS>;
     cudaError_t ready = // the attribute is per device, and ranks have one device each
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_FEW);
     if (ready == cudaSuccess) { // prefer shared memory, so that small kernels fit beside a block of

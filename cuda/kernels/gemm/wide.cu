@@ -448,6 +448,15 @@ extern "C" bool gemm_wide_takes(const struct gemm_args *a, int32_t sm, int32_t n
     return a->n_rows > 64 && !a->gated ? best < 2 * weight : 2 * best < 3 * weight;
 }
 
+extern "C" struct wide_plan gemm_wide_plan(const struct gemm_args *a, int32_t n_sms,
+                                           int32_t n_splits)
+{
+    int32_t bands[2];
+    bands_of(a, n_splits, bands);
+    const struct wide_plan first = {bands[0], n_splits}, second = {bands[1], n_splits};
+    return cost_of(a, &second, n_sms) < cost_of(a, &first, n_sms) ? second : first;
+}
+
 extern "C" cudaError_t gemm_wide(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
                                  const struct wide_plan *plan, const struct sum_parts *sums)
 {

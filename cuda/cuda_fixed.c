@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+/* One order over K for each weight: 1, 2 or 4 equal parts, each summed in one fp32 accumulator in
+ * steps of 16 (one wgmma), the parts added to the bias in order. All kernels named here sum that
+ * way; they differ in how they divide the work. Parts let several multiprocessors share a narrow
+ * product of few rows. */
+#include "cuda/cuda_fixed.h"
+
+/* The number of parts of a weight's K. As many as keep the multiprocessors busy with the widest
+ * bands of gemm_wide; one for gated products and for logits, which are wide. */
+static int32_t parts_of(const struct gemm_args *a, int32_t n_sms)
+{
+    enum { BAND = 192, MOST = 4 };
+    if (a->gated || a->y_dtype == DT_F32) {
+        return 1;
+    }
+    const int32_t n_bands = (a->n_out + BAND - 1) / BAND;
+    int32_t n = 1;
+    while (2 * n <= MOST && 2 * n * n_bands <= n_sms && gemm_parts_ok(a->n_in, 2 * n)) {
+        n *= 2;
+    }
+    return n;
+}
+
+static bool is_aligned(const struct gemm_args *a)
+{
+    return ((uintptr_t)a->x | (uintptr_t)a->weight | (uintptr_t)a->y) % 16 == 0 &&
+           a->n_in % 8 == 0 && a->x_stride % 8 == 0 && a->y_stride % 2 == 0 &&
+           a->n_out % (a->gated ? 16 : 2) == 0;
+}
+
+bool fixed_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms)
+{
+    enum { LEAST_IN = 256 }; // the first boxes of an item of gemm_batch and gemm_fixed have tasks
+    const bool is_16 = a->w_dtype == DT_BF16 || a->w_dtype == DT_F16;
+    return sm == 90 && n_sms >= 2 && is_16 && a->x_dtype == a->w_dtype &&
+           (a->y_dtype == a->x_dtype || (a->y_dtype == DT_F32 && !a->gated)) && !a->coded &&
+           !a->scales && !a->is_fresh && !a->accumulate && a->n_batch <= 1 && a->w_stride == 0 &&
+           a->n_in >= LEAST_IN && is_aligned(a) && !(a->gated && a->bias);
+}
+
+static cudaError_t on_wide(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
+                           int32_t n_parts, struct sum_parts *sums)
+{
+    const struct wide_plan plan = gemm_wide_plan(a, n_sms, n_parts);
+    if (n_parts > 1) {
+        sums->n = n_parts;
+    }
+    return gemm_wide(stream, a, n_sms, &plan, sums);
+}
+
+cudaError_t fixed_product(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
+                          size_t sums_bytes, struct sum_parts *sums)
+{
+    enum { FEW = 32, SOME = 64, MANY = 128 }; // rows of gemm_small and of gemm_wide
+    struct gemm_args b = *a;
+    const int32_t n = b.n_parts = parts_of(a, n_sms), rows = a->n_rows;
+    sums->n = 0;
+    if (rows <= (n > 1 || a->gated ? FEW : SOME)) {
+        return gemm_small(stream, &b, n_sms);
+    }
+    if (a->gated) {
+        return rows <= MANY ? on_wide(stream, &b, n_sms, 1, sums) : gemm_batch(stream, &b, n_sms);
+    }
+    const size_t bytes = (size_t)n * (size_t)rows * (size_t)a->n_out * sizeof(float);
+    if (rows <= MANY && n > 1 && a->may_split && bytes <= sums_bytes) {
+        return on_wide(stream, &b, n_sms, n, sums);
+    }
+    return gemm_fixed(stream, &b, n_sms, sums_bytes, sums);
+}

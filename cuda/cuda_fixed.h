@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Products of deterministic mode on Hopper: which kernel computes how many rows, so that a row's
+ * bits do not depend on their number. Thread: the rank's owner. */
+#ifndef SLUICE_CUDA_CUDA_FIXED_H
+#define SLUICE_CUDA_CUDA_FIXED_H
+
+#include "cuda/gemm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* True if all numbers of rows of this product are supported. Depends on the weight, the device and
+ * the kind of call, never on the number of rows. */
+bool fixed_takes(const struct gemm_args *a, int32_t sm, int32_t n_sms);
+/* The product, left as sums->n partial sums if may_split allows and that is faster; the other
+ * fields of *sums are set, for sums_bytes of memory. */
+cudaError_t fixed_product(cudaStream_t stream, const struct gemm_args *a, int32_t n_sms,
+                          size_t sums_bytes, struct sum_parts *sums);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
