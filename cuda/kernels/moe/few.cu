@@ -16,11 +16,12 @@
  * wait. A row's bits do not depend on the number of rows, but differ from those of moe.cu. */
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/moe/pick.cuh"
 
-enum { MOST_ROWS = 16, MOST_EXPERTS = 512, EACH = MOST_EXPERTS / 32 };
-enum { SCORE_WARPS = 2, UP_WARPS = 8, DOWN_WARPS = 8 };
+enum { MOST_ROWS = 16, MOST_EXPERTS = 512, SCORE_WARPS = 2, UP_WARPS = 8, MOST_DOWN_WARPS = 8 };
+enum { DOWN_BYTES = 100 << 10 }; // shared memory of a block of `down`: two fit a multiprocessor
 enum { RUN = 8, STEP = RUN * 32 }; // elements that a lane, and a warp, load at once
 
 struct few_params {
@@ -53,6 +54,7 @@ __global__ void __launch_bounds__(32 * SCORE_WARPS)
 {
     enum { AHEAD = 16, LANE = 4, WARP = 32 * LANE };
     const int lane = threadIdx.x & 31, e = blockIdx.x * SCORE_WARPS + (threadIdx.x >> 5);
+    pdl_trigger(); // `up` fetches its code meanwhile, and waits for all of this kernel
     const bool is_gate = e == p.route.n_experts;
     const float *w = is_gate ? gate : router + (int64_t)e * p.hidden;
     float4 ahead[AHEAD];
@@ -64,7 +66,6 @@ __global__ void __launch_bounds__(32 * SCORE_WARPS)
         }
     }
     pdl_wait();
-    pdl_trigger();
     if (e >= p.n_scores) {
         return;
     }
@@ -121,89 +122,79 @@ __device__ __forceinline__ void load_run(vec<T> &v, const T *row, int32_t at, in
     }
 }
 
-/* A feature's gate and up rows, [0, STEPS) steps of which are in registers. */
-template <typename T, int STEPS> struct up_rows {
-    const T *gate, *up;
-    vec<T> g[STEPS], u[STEPS];
-
-    __device__ __forceinline__ void load(int32_t first, int32_t hidden)
-    {
-#pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            load_run(g[i], gate, first + i * STEP, hidden);
-            load_run(u[i], up, first + i * STEP, hidden);
-        }
-    }
-
-    __device__ __forceinline__ void multiply(const T *x, int32_t first, int32_t hidden, float *sum)
-    {
-#pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            vec<T> v;
-            load_run(v, x, first + i * STEP, hidden);
-            sum[0] = dot_run(v, g[i], sum[0]);
-            sum[1] = dot_run(v, u[i], sum[1]);
-        }
-    }
-};
-
-/* A block computes UP_WARPS features of one pick of a row, or of its shared expert. The first block
- * of a row stores the picks. */
-template <typename T, int KIND>
-__global__ void __launch_bounds__(32 * UP_WARPS, 5) few_up_kernel(struct few_params p)
+/* A feature's dot products with its gate and up rows. */
+template <typename T>
+__device__ __forceinline__ void dot_up(const T *x, const T *gate, const T *up, int32_t n, float *sum)
 {
     enum { STEPS = 2 };
-    extern __shared__ float shared[];
-    __shared__ int32_t picks[MOE_MAX_K];
-    const int32_t lane = threadIdx.x & 31, row = blockIdx.y;
-    const int32_t feature = blockIdx.x * UP_WARPS + (threadIdx.x >> 5);
-    const bool routed = feature < p.route.k * p.ffn;
-    const int32_t slot = routed ? feature / p.ffn : p.route.k;
-    const int32_t j = feature - slot * p.ffn, width = routed ? p.ffn : p.shared_ffn;
-    struct up_rows<T, STEPS> w;
-    const bool is = feature < p.n_acts;
-    if (is && !routed) {
-        w.gate = (const T *)p.shared_gate_up + (int64_t)j * p.hidden;
-        w.up = w.gate + (int64_t)width * p.hidden;
-        w.load(lane * RUN, p.hidden);
-    }
-    pdl_wait();
-    pdl_trigger();
-    if (row >= n_real(p)) {
-        return;
-    }
-    if (threadIdx.x < 32 && (blockIdx.x == 0 || blockIdx.x * UP_WARPS < p.route.k * p.ffn)) {
-        const struct pick mine = pick_row<EACH>(p.logits + row * p.n_scores, p.correction,
-                                                p.expert_scale, p.route, shared);
-        if (lane < p.route.k) {
-            picks[lane] = mine.id;
-            if (blockIdx.x == 0) {
-                p.ids[row * p.route.k + lane] = mine.id;
-                p.weights[row * p.route.k + lane] = mine.weight;
-            }
+#pragma unroll 1
+    for (int32_t first = (threadIdx.x & 31) * RUN; first < n; first += STEPS * STEP) {
+        vec<T> g[STEPS], u[STEPS], v[STEPS];
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            load_run(g[i], gate, first + i * STEP, n);
+            load_run(u[i], up, first + i * STEP, n);
+            load_run(v[i], x, first + i * STEP, n);
         }
-    }
-    __syncthreads();
-    if (!is) {
-        return;
-    }
-    int64_t first_row = 0;
-    if (routed) {
-        first_row = (int64_t)picks[slot] * 2 * width;
-        w.gate = (const T *)p.gate_up + (first_row + j) * p.hidden;
-        w.up = w.gate + (int64_t)width * p.hidden;
-        w.load(lane * RUN, p.hidden);
-    }
-    const T *x = (const T *)p.x + row * p.x_stride;
-    float sum[2] = {0.0f, 0.0f};
-    w.multiply(x, lane * RUN, p.hidden, sum);
-    for (int32_t at = STEPS * STEP + lane * RUN; at - lane * RUN < p.hidden; at += STEPS * STEP) {
-        w.load(at, p.hidden);
-        w.multiply(x, at, p.hidden, sum);
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            sum[0] = dot_run(v[i], g[i], sum[0]);
+            sum[1] = dot_run(v[i], u[i], sum[1]);
+        }
     }
     sum[0] = warp_sum(sum[0]);
     sum[1] = warp_sum(sum[1]);
-    if (lane == 0) {
+}
+
+/* The row's picks, by the block's first warp, after the wait. They are made once before it from
+ * whatever the scores are, which fetches the code. The first block of a row stores them. */
+template <int EACH>
+__device__ __forceinline__ void pick_experts(const struct few_params &p, int32_t row, bool is,
+                                             float *shared, int32_t *picks)
+{
+    const int32_t lane = threadIdx.x & 31, k = p.route.k;
+    struct pick mine = {0, 0.0f};
+#pragma unroll 1
+    for (int32_t round = row == 0 ? 0 : 1; round < 2; round++) { // later rows' blocks start late
+        if (round == 1) {
+            pdl_wait();
+            pdl_trigger();
+        }
+        if (threadIdx.x < 32 && is) {
+            mine = pick_row<EACH>(p.logits + row * p.n_scores, p.correction, p.expert_scale,
+                                  p.route, shared);
+        }
+    }
+    if (threadIdx.x < 32 && is && lane < k) {
+        picks[lane] = mine.id;
+        if (blockIdx.x == 0 && row < n_real(p)) {
+            p.ids[row * k + lane] = mine.id;
+            p.weights[row * k + lane] = mine.weight;
+        }
+    }
+    __syncthreads();
+}
+
+/* A block computes UP_WARPS features of one pick of a row, or of its shared expert. */
+template <typename T, int KIND, int EACH>
+__global__ void __launch_bounds__(32 * UP_WARPS, 5) few_up_kernel(struct few_params p)
+{
+    extern __shared__ float shared[];
+    __shared__ int32_t picks[MOE_MAX_K];
+    const int32_t row = blockIdx.y, n_routed = p.route.k * p.ffn;
+    const int32_t feature = blockIdx.x * UP_WARPS + (threadIdx.x >> 5);
+    pick_experts<EACH>(p, row, (int32_t)blockIdx.x * UP_WARPS < n_routed, shared, picks);
+    if (row >= n_real(p) || feature >= p.n_acts) {
+        return;
+    }
+    const bool routed = feature < n_routed;
+    const int32_t slot = routed ? feature / p.ffn : p.route.k;
+    const int32_t j = feature - slot * p.ffn, width = routed ? p.ffn : p.shared_ffn;
+    const int64_t first_row = routed ? (int64_t)picks[slot] * 2 * width : 0;
+    const T *gate = (const T *)(routed ? p.gate_up : p.shared_gate_up) + (first_row + j) * p.hidden;
+    float sum[2] = {0.0f, 0.0f};
+    dot_up((const T *)p.x + row * p.x_stride, gate, gate + (int64_t)width * p.hidden, p.hidden, sum);
+    if ((threadIdx.x & 31) == 0) {
         if (routed && p.up_bias) {
             sum[0] += p.up_bias[first_row + j];
             sum[1] += p.up_bias[first_row + width + j];
@@ -213,60 +204,55 @@ __global__ void __launch_bounds__(32 * UP_WARPS, 5) few_up_kernel(struct few_par
     }
 }
 
-/* Where the weights of a lane's runs are: an output feature's row of each pick's `down`, then of the
- * shared expert's, in steps of STEP elements. */
-template <typename T> struct down_rows {
-    const struct few_params &p;
-    const struct pick *picks; // shared memory, the shared expert's last
-    int32_t feature, steps;   // steps of a pick
-
-    __device__ __forceinline__ int32_t n() const
-    {
-        return p.route.k * steps + (p.shared_ffn + STEP - 1) / STEP;
-    }
-    /* Run number i: its first element in the slot, or -1 past the slot's end. */
-    __device__ __forceinline__ int32_t place(int32_t i, int32_t *slot) const
-    {
-        *slot = min(i / steps, p.route.k);
-        const int32_t at = (i - *slot * steps) * STEP + (threadIdx.x & 31) * RUN;
-        return i < n() && at < (*slot < p.route.k ? p.ffn : p.shared_ffn) ? at : -1;
-    }
-    __device__ __forceinline__ void load(vec<T> &v, int32_t i) const
-    {
-        int32_t slot;
-        const int32_t at = place(i, &slot);
+/* A warp's output feature: its row of each pick's `down`, then of the shared expert's. They arrive
+ * in shared memory, where each lane reads what it has copied. */
+template <typename T>
+__device__ __forceinline__ void copy_rows(const struct few_params &p, const struct pick *picks,
+                                          int32_t feature, T *to)
+{
+#pragma unroll 1
+    for (int32_t slot = 0; slot <= p.route.k; slot++) {
         const bool routed = slot < p.route.k;
+        const int32_t width = routed ? p.ffn : p.shared_ffn;
         const int64_t row = (routed ? (int64_t)picks[slot].id * p.hidden : 0) + feature;
-        const T *w = routed ? (const T *)p.down + row * p.ffn
-                            : (const T *)p.shared_down + row * p.shared_ffn;
-        load_run(v, w, at, at < 0 ? -1 : at + 1);
-    }
-    __device__ __forceinline__ float multiply(const vec<T> &v, const T *act, int32_t i,
-                                              float sum) const
-    {
-        int32_t slot;
-        const int32_t at = place(i, &slot);
-        if (at < 0) {
-            return sum;
+        const T *from = (const T *)(routed ? p.down : p.shared_down) + row * width;
+#pragma unroll 2
+        for (int32_t at = (threadIdx.x & 31) * RUN; at < width; at += STEP) {
+            cp_async_16(to + slot * p.ffn + at, from + at, true);
         }
-        vec<T> a;
-        a.load(act + slot * p.ffn + at);
-        return fmaf(picks[slot].weight, dot_run(a, v, 0.0f), sum);
     }
-};
+}
 
 template <typename T>
-__global__ void __launch_bounds__(32 * DOWN_WARPS, 2) few_down_kernel(struct few_params p)
+__device__ __forceinline__ float dot_down(const struct few_params &p, const struct pick *picks,
+                                          const T *act, const T *rows)
 {
-    enum { AHEAD = 18, GROUP = 6 };
-    extern __shared__ float shared[];
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int32_t slot = 0; slot <= p.route.k; slot++) {
+        const int32_t width = slot < p.route.k ? p.ffn : p.shared_ffn;
+        float dot = 0.0f;
+#pragma unroll 2
+        for (int32_t at = (threadIdx.x & 31) * RUN; at < width; at += STEP) {
+            vec<T> a, w;
+            a.load(act + slot * p.ffn + at);
+            w.load(rows + slot * p.ffn + at);
+            dot = dot_run(a, w, dot);
+        }
+        sum = fmaf(picks[slot].weight, dot, sum);
+    }
+    return warp_sum(sum);
+}
+
+template <typename T, int EACH>
+__global__ void __launch_bounds__(32 * MOST_DOWN_WARPS, 2) few_down_kernel(struct few_params p)
+{
+    extern __shared__ __align__(16) float shared[]; // the rows of all warps; first, the scores
     __shared__ struct pick picks[MOE_MAX_K + 1];
-    const int32_t lane = threadIdx.x & 31, row = blockIdx.y, k = p.route.k;
-    const struct down_rows<T> w = {p, picks, (int32_t)blockIdx.x * DOWN_WARPS +
-                                                 (int32_t)(threadIdx.x >> 5),
-                                   (p.ffn + STEP - 1) / STEP};
-    const bool is = w.feature < p.hidden && row < n_real(p);
-    if (threadIdx.x < 32 && row < n_real(p)) {
+    const int32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = blockIdx.y;
+    const int32_t feature = blockIdx.x * (blockDim.x >> 5) + warp, k = p.route.k;
+    const bool real = row < n_real(p), is = real && feature < p.hidden;
+    if (warp == 0 && real) {
         const float *logits = p.logits + row * p.n_scores;
         const struct pick mine =
             pick_row<EACH>(logits, p.correction, p.expert_scale, p.route, shared);
@@ -278,45 +264,34 @@ __global__ void __launch_bounds__(32 * DOWN_WARPS, 2) few_down_kernel(struct few
         }
     }
     __syncthreads();
-    vec<T> ahead[AHEAD];
+    T *rows = (T *)shared + warp * p.n_acts;
     if (is) {
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            w.load(ahead[i], i);
-        }
+        copy_rows(p, picks, feature, rows);
     }
+    cp_async_commit();
     pdl_wait();
     pdl_trigger();
+    cp_async_wait<0>();
     if (!is) {
         return;
     }
-    const T *act = (const T *)p.act + (int64_t)row * p.n_acts;
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        sum = w.multiply(ahead[i], act, i, sum);
-    }
-    for (int32_t first = AHEAD; first < w.n(); first += GROUP) {
-#pragma unroll
-        for (int i = 0; i < GROUP; i++) {
-            w.load(ahead[i], first + i);
-        }
-#pragma unroll
-        for (int i = 0; i < GROUP; i++) {
-            sum = w.multiply(ahead[i], act, first + i, sum);
-        }
-    }
-    sum = warp_sum(sum);
+    float sum = dot_down(p, picks, (const T *)p.act + (int64_t)row * p.n_acts, rows);
     if (lane == 0) {
         for (int32_t i = 0; p.down_bias && i < k; i++) {
-            sum = fmaf(picks[i].weight, p.down_bias[(int64_t)picks[i].id * p.hidden + w.feature],
+            sum = fmaf(picks[i].weight, p.down_bias[(int64_t)picks[i].id * p.hidden + feature],
                        sum);
         }
-        ((T *)p.y)[row * p.y_stride + w.feature] = from_float<T>(sum);
+        ((T *)p.y)[row * p.y_stride + feature] = from_float<T>(sum);
     }
 }
 
 /* ---- launches -------------------------------------------------------------------------------- */
+
+/* The rows of one output feature. */
+static int32_t row_bytes(const struct moe_few *m)
+{
+    return (m->ffn->k * m->ffn->ffn + m->shared_ffn) * (int32_t)sizeof(uint16_t);
+}
 
 size_t k_moe_few_scratch(const struct moe_few *m)
 {
@@ -339,7 +314,8 @@ bool k_moe_few_takes(const struct moe_few *m)
     const bool runs = w->hidden % RUN == 0 && a->ffn % RUN == 0 && m->shared_ffn % RUN == 0 &&
                       vec_ok(a->x.mem.p, a->x.stride, w->hidden, 2);
     return a->x.dtype != DT_F32 && a->n_rows <= MOST_ROWS && a->n_experts <= MOST_EXPERTS &&
-           a->k <= a->n_experts && a->k <= MOE_MAX_K && r->n_group <= 64 && same && plain && runs;
+           a->k <= a->n_experts && a->k <= MOE_MAX_K && r->n_group <= 64 && same && plain && runs &&
+           row_bytes(m) <= DOWN_BYTES;
 }
 
 static struct few_params params_of(const struct moe_few *m, void *scratch)
@@ -380,29 +356,52 @@ static unsigned blocks(int32_t n, int32_t each)
     return (unsigned)((n + each - 1) / each);
 }
 
-template <typename T>
+template <typename T, int EACH>
+static cudaError_t up(cudaStream_t stream, const struct few_params &p, enum activation kind)
+{
+    BY_ACTIVATION(kind, KIND,
+                  return launch(few_up_kernel<T, KIND, EACH>,
+                                dim3(blocks(p.n_acts, UP_WARPS), p.route.n_rows),
+                                dim3(32 * UP_WARPS), pick_floats(p.route) * sizeof(float), stream,
+                                p));
+    return cudaErrorInvalidValue;
+}
+
+template <typename T, int EACH>
+static cudaError_t down(cudaStream_t stream, const struct few_params &p, int32_t of_row)
+{
+    const int32_t most = of_row > 0 ? DOWN_BYTES / of_row : 1;
+    const int32_t warps = most < MOST_DOWN_WARPS ? most : (int32_t)MOST_DOWN_WARPS;
+    const int32_t picks = pick_floats(p.route) * (int32_t)sizeof(float), rows = warps * of_row;
+    const cudaError_t e =
+        cudaFuncSetAttribute(few_down_kernel<T, EACH>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             DOWN_BYTES);
+    return e != cudaSuccess ? e
+                            : launch(few_down_kernel<T, EACH>,
+                                     dim3(blocks(p.hidden, warps), p.route.n_rows),
+                                     dim3(32 * warps), picks > rows ? picks : rows, stream, p);
+}
+
+template <typename T, int EACH>
 static cudaError_t few(cudaStream_t stream, const struct moe_few *m, const struct few_params &p)
 {
-    const unsigned rows = (unsigned)p.route.n_rows;
-    const size_t smem = pick_floats(p.route) * sizeof(float);
     cudaError_t e = launch(few_scores_kernel<T>, dim3(blocks(p.n_scores, SCORE_WARPS)),
                            dim3(32 * SCORE_WARPS), 0, stream, p, m->router, m->router_bias,
                            m->shared_gate);
-    if (e != cudaSuccess) {
-        return e;
-    }
-    BY_ACTIVATION(m->ffn->kind, KIND,
-                  e = launch(few_up_kernel<T, KIND>, dim3(blocks(p.n_acts, UP_WARPS), rows),
-                             dim3(32 * UP_WARPS), smem, stream, p));
-    if (e != cudaSuccess) {
-        return e;
-    }
-    return launch(few_down_kernel<T>, dim3(blocks(p.hidden, DOWN_WARPS), rows),
-                  dim3(32 * DOWN_WARPS), smem, stream, p);
+    e = e == cudaSuccess ? up<T, EACH>(stream, p, m->ffn->kind) : e;
+    return e == cudaSuccess ? down<T, EACH>(stream, p, row_bytes(m)) : e;
+}
+
+template <typename T>
+static cudaError_t few_by_experts(cudaStream_t stream, const struct moe_few *m,
+                                  const struct few_params &p)
+{
+    return p.route.n_experts <= 256 ? few<T, 8>(stream, m, p) : few<T, 16>(stream, m, p);
 }
 
 cudaError_t k_moe_few(cudaStream_t stream, const struct moe_few *m, void *scratch)
 {
     const struct few_params p = params_of(m, scratch);
-    return m->ffn->x.dtype == DT_BF16 ? few<bf16_t>(stream, m, p) : few<f16_t>(stream, m, p);
+    return m->ffn->x.dtype == DT_BF16 ? few_by_experts<bf16_t>(stream, m, p)
+                                      : few_by_experts<f16_t>(stream, m, p);
 }

@@ -157,7 +157,7 @@ struct pick {
 
 /* Lane j's pick number j of the row whose scores are `in`, for experts up to 32 * EACH. The warp's
  * shared memory holds the weights of the picks (`score`) and the values they are ranked by
- * (`choice`). */
+ * (`choice`). Loops are short code rather than unrolled: it is fetched anew by every launch. */
 template <int EACH>
 __device__ __forceinline__ struct pick pick_row(const float *in, const float *correction,
                                                 const float *expert_scale,
@@ -165,30 +165,24 @@ __device__ __forceinline__ struct pick pick_row(const float *in, const float *co
 {
     const int lane = threadIdx.x & 31;
     float *score = shared, *choice = score + p.n_experts;
-    float value[EACH], top = -INFINITY, sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        value[i] = lane + 32 * i < p.n_experts ? in[lane + 32 * i] : -INFINITY;
-        top = fmaxf(top, value[i]);
+    float top = -INFINITY, sum = 0.0f;
+    for (int e = lane; e < p.n_experts; e += 32) {
+        score[e] = in[e];
+        top = fmaxf(top, score[e]);
     }
     top = warp_max(top);
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        if (lane + 32 * i < p.n_experts) {
-            value[i] = p.scoring == MOE_SOFTMAX_TOPK ? expf(value[i] - top)
-                       : p.scoring == MOE_SIGMOID    ? 1.0f / (1.0f + expf(-value[i]))
-                                                     : value[i];
-            sum += value[i];
-        }
+#pragma unroll 1
+    for (int e = lane; e < p.n_experts; e += 32) {
+        score[e] = p.scoring == MOE_SOFTMAX_TOPK ? expf(score[e] - top)
+                   : p.scoring == MOE_SIGMOID    ? 1.0f / (1.0f + expf(-score[e]))
+                                                 : score[e];
+        sum += score[e];
     }
     sum = warp_sum(sum);
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int e = lane + 32 * i;
-        if (e < p.n_experts) {
-            score[e] = p.scoring == MOE_SOFTMAX_TOPK ? value[i] / sum : value[i];
-            choice[e] = correction ? score[e] + correction[e] : score[e];
-        }
+#pragma unroll 1
+    for (int e = lane; e < p.n_experts; e += 32) {
+        score[e] = p.scoring == MOE_SOFTMAX_TOPK ? score[e] / sum : score[e];
+        choice[e] = correction ? score[e] + correction[e] : score[e];
     }
     __syncwarp();
     if (p.n_group > 0) {
@@ -201,6 +195,7 @@ __device__ __forceinline__ struct pick pick_row(const float *in, const float *co
     }
     struct pick mine = {0, 0.0f};
     float total = 0.0f, best = 0.0f;
+#pragma unroll 1
     for (int j = 0; j < p.k; j++) {
         const int id = take_best<EACH>(key);
         float w = score[id];
