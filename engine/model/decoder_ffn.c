@@ -112,19 +112,19 @@ static struct moe_route_args route_of(const struct flow *f, const struct layer_w
     struct model *m = f->m;
     const struct model_config *c = m->config;
     return (struct moe_route_args){.router = w->router,
-                               .correction = w->correction,
-                               .expert_scale = w->expert_scale,
-                               .x = in,
-                               .ids = m->route_ids,
-                               .weights = m->route_weights,
-                               .n_rows = f->n_rows,
-                               .n_experts = c->n_experts,
-                               .k = c->experts_per_token,
-                               .scoring = c->scoring,
-                               .renormalise = c->renormalise,
-                               .scale = c->routed_scale,
-                               .n_group = c->n_group,
-                               .topk_group = c->topk_group};
+                                   .correction = w->correction,
+                                   .expert_scale = w->expert_scale,
+                                   .x = in,
+                                   .ids = m->route_ids,
+                                   .weights = m->route_weights,
+                                   .n_rows = f->n_rows,
+                                   .n_experts = c->n_experts,
+                                   .k = c->experts_per_token,
+                                   .scoring = c->scoring,
+                                   .renormalise = c->renormalise,
+                                   .scale = c->routed_scale,
+                                   .n_group = c->n_group,
+                                   .topk_group = c->topk_group};
 }
 
 static enum status route(struct flow *f, const struct layer_weights *w, struct tensor in)

@@ -256,9 +256,8 @@ static void add_shared(struct pair *p, const struct mixture_case *c, struct mixt
 
 static void make_mixture(struct pair *p, const struct mixture_case *c, struct mixture *m)
 {
-    const struct pair_weight up =
-        weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, 2 * c->ffn, c->hidden, c->bias,
-                    1.0f / sqrtf((float)c->hidden));
+    const struct pair_weight up = weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, 2 * c->ffn,
+                                              c->hidden, c->bias, 1.0f / sqrtf((float)c->hidden));
     const struct pair_weight down =
         weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, c->hidden, c->ffn, c->bias,
                     1.0f / sqrtf((float)c->ffn));
@@ -316,8 +315,7 @@ static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool
     REQUIRE(p.be[GPU]->ops->moe);
     for (int b = 0; b < 2; b++) {
         m.ffn[b].partial = partial;
-        CHECK_EQ(
-            ops_moe(p.be[b], c->shared > 0 ? &m.shared[b] : NULL, &m.route[b], &m.ffn[b]), OK);
+        CHECK_EQ(ops_moe(p.be[b], c->shared > 0 ? &m.shared[b] : NULL, &m.route[b], &m.ffn[b]), OK);
     }
     char what[128];
     snprintf(what, sizeof what, "mixture dtype %d rows %d experts %d k %d hidden %d ffn %d + %d",
@@ -358,8 +356,8 @@ TEST(mixtures_agree)
 TEST(a_row_of_a_mixture_does_not_depend_on_the_others)
 {
     NEED_GPU();
-    static const struct mixture_case c = {16,   24,    4, 520, 72, 40, true, false, MOE_SOFTMAX_TOPK,
-                                          1,    1,     ACT_SILU};
+    static const struct mixture_case c = {
+        16, 24, 4, 520, 72, 40, true, false, MOE_SOFTMAX_TOPK, 1, 1, ACT_SILU};
     struct pair p;
     struct mixture m;
     REQUIRE(pair_open(&p, DT_BF16, false, NULL));

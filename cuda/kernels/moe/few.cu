@@ -9,11 +9,12 @@
  *   down    a warp per output feature adds up all of a row's picks, weighted, so nothing is sorted
  *           and nothing is left to join
  *
- * Each warp reads whole weight rows, 16 bytes a lane. Bound by reading the weights of the picks; two
- * rows that pick one expert share it in the L2 cache. Weights that do not depend on what the kernel
- * waits for are in registers by then: the router's, the shared expert's, and in `down` those of all
- * picks. The scores that `down` reads before its wait are complete: `up` triggers only after its own
- * wait. A row's bits do not depend on the number of rows, but differ from those of moe.cu. */
+ * Each warp reads whole weight rows, 16 bytes a lane. Bound by reading the weights of the picks;
+ * two rows that pick one expert share it in the L2 cache. Weights that do not depend on what the
+ * kernel waits for are in registers by then: the router's, the shared expert's, and in `down` those
+ * of all picks. The scores that `down` reads before its wait are complete: `up` triggers only after
+ * its own wait. A row's bits do not depend on the number of rows, but differ from those of moe.cu.
+ */
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
@@ -21,7 +22,7 @@
 #include "cuda/kernels/moe/pick.cuh"
 
 enum { MOST_ROWS = 16, MOST_EXPERTS = 512, SCORE_WARPS = 2, UP_WARPS = 8, MOST_DOWN_WARPS = 8 };
-enum { DOWN_BYTES = 100 << 10 }; // shared memory of a block of `down`: two fit a multiprocessor
+enum { DOWN_BYTES = 100 << 10 };   // shared memory of a block of `down`: two fit a multiprocessor
 enum { RUN = 8, STEP = RUN * 32 }; // elements that a lane, and a warp, load at once
 
 struct few_params {
@@ -124,7 +125,8 @@ __device__ __forceinline__ void load_run(vec<T> &v, const T *row, int32_t at, in
 
 /* A feature's dot products with its gate and up rows. */
 template <typename T>
-__device__ __forceinline__ void dot_up(const T *x, const T *gate, const T *up, int32_t n, float *sum)
+__device__ __forceinline__ void dot_up(const T *x, const T *gate, const T *up, int32_t n,
+                                       float *sum)
 {
     enum { STEPS = 2 };
 #pragma unroll 1
@@ -193,7 +195,8 @@ __global__ void __launch_bounds__(32 * UP_WARPS, 5) few_up_kernel(struct few_par
     const int64_t first_row = routed ? (int64_t)picks[slot] * 2 * width : 0;
     const T *gate = (const T *)(routed ? p.gate_up : p.shared_gate_up) + (first_row + j) * p.hidden;
     float sum[2] = {0.0f, 0.0f};
-    dot_up((const T *)p.x + row * p.x_stride, gate, gate + (int64_t)width * p.hidden, p.hidden, sum);
+    dot_up((const T *)p.x + row * p.x_stride, gate, gate + (int64_t)width * p.hidden, p.hidden,
+           sum);
     if ((threadIdx.x & 31) == 0) {
         if (routed && p.up_bias) {
             sum[0] += p.up_bias[first_row + j];
@@ -278,8 +281,8 @@ __global__ void __launch_bounds__(32 * MOST_DOWN_WARPS, 2) few_down_kernel(struc
     float sum = dot_down(p, picks, (const T *)p.act + (int64_t)row * p.n_acts, rows);
     if (lane == 0) {
         for (int32_t i = 0; p.down_bias && i < k; i++) {
-            sum = fmaf(picks[i].weight, p.down_bias[(int64_t)picks[i].id * p.hidden + feature],
-                       sum);
+            sum =
+                fmaf(picks[i].weight, p.down_bias[(int64_t)picks[i].id * p.hidden + feature], sum);
         }
         ((T *)p.y)[row * p.y_stride + feature] = from_float<T>(sum);
     }
@@ -373,21 +376,20 @@ static cudaError_t down(cudaStream_t stream, const struct few_params &p, int32_t
     const int32_t most = of_row > 0 ? DOWN_BYTES / of_row : 1;
     const int32_t warps = most < MOST_DOWN_WARPS ? most : (int32_t)MOST_DOWN_WARPS;
     const int32_t picks = pick_floats(p.route) * (int32_t)sizeof(float), rows = warps * of_row;
-    const cudaError_t e =
-        cudaFuncSetAttribute(few_down_kernel<T, EACH>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             DOWN_BYTES);
-    return e != cudaSuccess ? e
-                            : launch(few_down_kernel<T, EACH>,
-                                     dim3(blocks(p.hidden, warps), p.route.n_rows),
-                                     dim3(32 * warps), picks > rows ? picks : rows, stream, p);
+    const cudaError_t e = cudaFuncSetAttribute(
+        few_down_kernel<T, EACH>, cudaFuncAttributeMaxDynamicSharedMemorySize, DOWN_BYTES);
+    return e != cudaSuccess
+               ? e
+               : launch(few_down_kernel<T, EACH>, dim3(blocks(p.hidden, warps), p.route.n_rows),
+                        dim3(32 * warps), picks > rows ? picks : rows, stream, p);
 }
 
 template <typename T, int EACH>
 static cudaError_t few(cudaStream_t stream, const struct moe_few *m, const struct few_params &p)
 {
-    cudaError_t e = launch(few_scores_kernel<T>, dim3(blocks(p.n_scores, SCORE_WARPS)),
-                           dim3(32 * SCORE_WARPS), 0, stream, p, m->router, m->router_bias,
-                           m->shared_gate);
+    cudaError_t e =
+        launch(few_scores_kernel<T>, dim3(blocks(p.n_scores, SCORE_WARPS)), dim3(32 * SCORE_WARPS),
+               0, stream, p, m->router, m->router_bias, m->shared_gate);
     e = e == cudaSuccess ? up<T, EACH>(stream, p, m->ffn->kind) : e;
     return e == cudaSuccess ? down<T, EACH>(stream, p, row_bytes(m)) : e;
 }

@@ -40,9 +40,14 @@ struct route_params {
 
 static inline struct route_params route_params_of(const struct moe_route_args *a)
 {
-    return {a->n_rows,      a->n_experts, a->k,
-            a->scoring,     a->renormalise, a->scale,
-            a->n_group > 1 ? a->n_group : 0, a->topk_group};
+    return {a->n_rows,
+            a->n_experts,
+            a->k,
+            a->scoring,
+            a->renormalise,
+            a->scale,
+            a->n_group > 1 ? a->n_group : 0,
+            a->topk_group};
 }
 
 /* Floats of shared memory that a warp needs. */
@@ -123,8 +128,8 @@ __device__ __forceinline__ uint32_t ordered(float x)
     return any ? (bits & 0x80000000u ? ~bits : bits | 0x80000000u) : 0u;
 }
 
-/* The expert of the warp's highest key, the lowest of them in a tie, whose key becomes 0; expert 0 if
- * there is none. Lane l has the keys of experts l, l + 32, ... */
+/* The expert of the warp's highest key, the lowest of them in a tie, whose key becomes 0; expert 0
+ * if there is none. Lane l has the keys of experts l, l + 32, ... */
 template <int EACH> __device__ __forceinline__ int take_best(uint32_t (&key)[EACH])
 {
     const int lane = threadIdx.x & 31;

@@ -25,8 +25,8 @@ struct scores_params {
     int32_t n_rows, n_experts, hidden;
 };
 
-__device__ __forceinline__ static void load_x(const struct scores_params &p, bf16_t (*to)[DEPTH + PAD],
-                                              int32_t k)
+__device__ __forceinline__ static void load_x(const struct scores_params &p,
+                                              bf16_t (*to)[DEPTH + PAD], int32_t k)
 {
     for (int32_t i = threadIdx.x; i < ROWS * DEPTH / 8; i += THREADS) {
         const int32_t r = i / (DEPTH / 8), c = i % (DEPTH / 8) * 8;
@@ -92,8 +92,8 @@ __device__ __forceinline__ static void multiply(const bf16_t (*x)[DEPTH + PAD],
 #pragma unroll
             for (int n = 0; n < EXPERTS; n += 16) {
                 uint32_t columns[4];
-                ldmatrix_x4(columns, &w[t][n + (lane & 7) + (lane >> 4) * 8]
-                                       [k + (lane >> 3 & 1) * 8]);
+                ldmatrix_x4(columns,
+                            &w[t][n + (lane & 7) + (lane >> 4) * 8][k + (lane >> 3 & 1) * 8]);
                 mma_16x8x16(sum[n / 8], rows, columns[0], columns[1], bf16_t());
                 mma_16x8x16(sum[n / 8 + 1], rows, columns[2], columns[3], bf16_t());
             }
@@ -143,22 +143,27 @@ __global__ void __launch_bounds__(THREADS, 2) route_many_kernel(struct scores_pa
 
 bool k_moe_scores_takes(const struct moe_route_args *a, enum dtype router_dtype, int32_t hidden)
 {
-    return a->x.dtype == DT_BF16 && router_dtype == DT_F32 && a->n_rows >= ROWS && hidden % 8 == 0 &&
-           vec_ok(a->x.mem.p, a->x.stride, hidden, sizeof(bf16_t));
+    return a->x.dtype == DT_BF16 && router_dtype == DT_F32 && a->n_rows >= ROWS &&
+           hidden % 8 == 0 && vec_ok(a->x.mem.p, a->x.stride, hidden, sizeof(bf16_t));
 }
 
 cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, const float *router,
                          const float *bias, int32_t hidden, float *logits)
 {
-    const struct scores_params p = {(const bf16_t *)a->x.mem.p, router,    bias,
-                                    logits,                     a->x.stride, a->n_rows,
-                                    a->n_experts,               hidden};
+    const struct scores_params p = {(const bf16_t *)a->x.mem.p,
+                                    router,
+                                    bias,
+                                    logits,
+                                    a->x.stride,
+                                    a->n_rows,
+                                    a->n_experts,
+                                    hidden};
     const size_t n_bytes = sizeof(scores_room);
     const cudaError_t e = cudaFuncSetAttribute(
         route_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
-    return e != cudaSuccess ? e
-                            : launch(route_many_kernel,
-                                     dim3((a->n_rows + ROWS - 1) / ROWS,
-                                          (a->n_experts + EXPERTS - 1) / EXPERTS),
-                                     dim3(THREADS), n_bytes, stream, p);
+    return e != cudaSuccess
+               ? e
+               : launch(route_many_kernel,
+                        dim3((a->n_rows + ROWS - 1) / ROWS, (a->n_experts + EXPERTS - 1) / EXPERTS),
+                        dim3(THREADS), n_bytes, stream, p);
 }

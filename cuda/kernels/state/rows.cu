@@ -33,7 +33,6 @@ struct rows_params {
     float gate_scale, eps;
     int32_t gate_act;
     bool gate_first, per_group, silu, few_alone;
-    bool rehearse; // all blocks run at once, so that they have time before the wait
 };
 
 /* A block's shared memory: pages hold offsets [0, block) of the past, then the window's rows. */
@@ -94,7 +93,6 @@ struct work {
 struct row {
     int32_t index, pos, slot, at, begin;
     int32_t mine; // its page row
-    bool dry;     // run on whatever is there, without results: it only fetches the code
 };
 
 __device__ __forceinline__ int32_t place_of(const int32_t *place, const struct work &w,
@@ -143,7 +141,8 @@ __device__ static void load_row(const struct rows_params &p, const struct room<T
 /* Copies n elements to shared memory, 16 bytes at a time if their number allows it; the thread is
  * `me` of `team`. `loads_arrive` waits for them. */
 template <typename P>
-__device__ __forceinline__ void start_copy(P *to, const P *from, int32_t n, int32_t me, int32_t team)
+__device__ __forceinline__ void start_copy(P *to, const P *from, int32_t n, int32_t me,
+                                           int32_t team)
 {
     constexpr int32_t RUN = 16 / (int32_t)sizeof(P);
     if (n % RUN == 0) {
@@ -310,7 +309,7 @@ __device__ static void make_inputs(const struct rows_params &p, const struct roo
                 continue;
             }
             *to = p.silu ? sum[j] / (1.0f + expf(-sum[j])) : sum[j];
-            if (!r.dry && (c >= 2 * dk || w.owner)) {
+            if (c >= 2 * dk || w.owner) {
                 keep_inputs(p, m, w, r, records, channel[j]);
             }
         }
@@ -349,7 +348,7 @@ __device__ static void make_keys(const struct rows_params &p, const struct room<
         m.q[d] = delta ? m.q[d] * m.sum[0] : m.q[d];
         m.k[d] = to_float(k);
         m.keys[r.mine * dk + d] = k;
-        if (w.owner && !r.dry) {
+        if (w.owner) {
             kept[d] = k;
         }
     }
@@ -361,9 +360,7 @@ __device__ static void make_keys(const struct rows_params &p, const struct room<
         const float g = log_decay(p.law, rate, x);
         const float sum = r.at > 0 ? m.g[before * s.decays + d] + g : g;
         m.g[r.mine * s.decays + d] = sum;
-        if (!r.dry) {
-            g_kept[d] = sum;
-        }
+        g_kept[d] = sum;
     }
     __syncthreads();
     for (int32_t d = threadIdx.x; d < dk; d += THREADS) {
@@ -492,9 +489,7 @@ __device__ static void finish_row(const struct rows_params &p, const struct room
             delta ? (m.v[v] - known) / (1.0f + expf(-l.beta)) : m.v[v] * dt_of(p.law, l.step);
         const T kept = from_float<T>(u);
         m.values[r.mine * dv + v] = kept;
-        if (!r.dry) {
-            values_at<T>(s, w.seq.lane, r.slot, w.head)[v] = kept;
-        }
+        values_at<T>(s, w.seq.lane, r.slot, w.head)[v] = kept;
         y = fmaf(m.q_score[r.at], to_float(kept), y);
         y = p.vectors.skip ? fmaf(l.skip, m.v[v], y) : y;
         opened = p.gate ? opened_by(p, l.gate) : 1.0f;
@@ -504,7 +499,7 @@ __device__ static void finish_row(const struct rows_params &p, const struct room
         const float square = block_sum(v < dv ? y * y : 0.0f, m.sum) / (float)dv;
         y *= v < dv ? l.norm / sqrtf(square + p.eps) : 0.0f;
     }
-    if (v < dv && !r.dry) {
+    if (v < dv) {
         T *out = (T *)p.out + r.index * p.out_stride + (int64_t)w.head * dv;
         out[v] = from_float<T>(p.gate_first ? y : y * opened);
     }
@@ -568,41 +563,31 @@ __device__ static void move_on(const struct rows_params &p, const struct room<T>
 }
 
 __device__ __forceinline__ struct row row_of(const struct rows_params &p, const struct work &w,
-                                            int32_t i)
+                                             int32_t i)
 {
     const struct pass_row of = p.pass.rows[w.first + i];
     const int32_t at = of.pos % p.state.block;
-    return {w.first + i, of.pos, of.slot_pos, at,
-            of.pos - at, w.seq.tree ? p.state.block + i : at, false};
+    return {w.first + i, of.pos, of.slot_pos, at, of.pos - at, w.seq.tree ? p.state.block + i : at};
 }
 
-/* early: the kernel has not waited yet. Then the first row's past starts to load, the row's code may
- * run once without results, and the wait follows. */
+/* `have`: where the block begins whose S and rows are being loaded to shared memory; -1: none. */
 template <typename T, bool EACH>
 __device__ static void run_sequence(const struct rows_params &p, const struct room<T> &m,
-                                    const struct work &w, bool early)
+                                    const struct work &w, int32_t have)
 {
     const struct state_view &s = p.state;
-    int32_t have = -1; // where the block begins whose S and rows are in shared memory, or arriving
-    for (int32_t i = early && p.rehearse ? -1 : 0; i < w.n; i++) {
-        struct row r = row_of(p, w, max(i, 0));
-        r.dry = i < 0;
-        const bool ends = !r.dry && r.at == s.block - 1;
+    for (int32_t i = 0; i < w.n; i++) {
+        const struct row r = row_of(p, w, i);
+        const bool ends = r.at == s.block - 1;
         char *const records[2] = {ends ? record_of(s, w.seq.lane, r.pos + 1) : NULL,
                                   ends ? kept_of(s, p.pass, w.seq.lane, r.pos + 1) : NULL};
         if (r.begin != have) {
             load_block(p, m, w, r);
             have = r.begin;
         }
-        if (early && i == 0) {
-            pdl_wait();
-            pdl_trigger();
-        }
         find_path(p, m, w, r);
         const struct late late = load_late<T>(p, w, r);
-        if (!r.dry) {
-            loads_arrive();
-        }
+        loads_arrive();
         __syncthreads();
         make_inputs(p, m, w, r, records);
         __syncthreads();
@@ -646,15 +631,21 @@ __global__ void __launch_bounds__(THREADS, 2) state_rows_kernel(struct rows_para
     extern __shared__ __align__(16) char memory[];
     struct room<T> m;
     carve(p.state, memory, &m);
-    int32_t i = blockIdx.y;
-    bool early = p.window == 0 && i < p.pass.counts->n_seqs && work_of(p, i).n > 0;
-    if (!early) {
-        pdl_wait();
-        pdl_trigger();
+    int32_t have = -1;
+    if (p.window == 0 && (int32_t)blockIdx.y < p.pass.counts->n_seqs) {
+        const struct work w = work_of(p, blockIdx.y);
+        if (w.n > 0) {
+            const struct row r = row_of(p, w, 0);
+            load_block(p, m, w, r);
+            have = r.begin;
+        }
     }
-    for (; i < p.pass.counts->n_seqs; i += gridDim.y) {
-        run_sequence<T, EACH>(p, m, work_of(p, i), early);
-        early = false;
+    pdl_wait();
+    pdl_trigger();
+    for (int32_t i = blockIdx.y; i < p.pass.counts->n_seqs; i += gridDim.y) {
+        const struct work w = work_of(p, i);
+        run_sequence<T, EACH>(p, m, w, have);
+        have = -1;
     }
 }
 
@@ -704,7 +695,7 @@ template <typename T> static int64_t shared_bytes(const struct state_view *state
 template <typename T, bool EACH>
 static cudaError_t launch_rows(cudaStream_t stream, const struct state_rows_launch *l)
 {
-    enum { BLOCKS = 2048, AT_ONCE = 128 }; // with more sequences the blocks loop
+    enum { BLOCKS = 2048 }; // with more sequences the blocks loop
     const int64_t n_bytes = shared_bytes<T>(&l->state);
     const int32_t heads = l->state.geometry.n_heads;
     const int32_t most = heads < BLOCKS ? BLOCKS / heads : 1;
@@ -713,11 +704,8 @@ static cudaError_t launch_rows(cudaStream_t stream, const struct state_rows_laun
     if (e != cudaSuccess) {
         return e;
     }
-    const int32_t columns = l->n_seqs < most ? l->n_seqs : most;
-    struct rows_params p = params_of(l);
-    p.rehearse = heads * columns <= AT_ONCE;
-    return launch(state_rows_kernel<T, EACH>, dim3(heads, columns), dim3(THREADS), (size_t)n_bytes,
-                  stream, p);
+    return launch(state_rows_kernel<T, EACH>, dim3(heads, l->n_seqs < most ? l->n_seqs : most),
+                  dim3(THREADS), (size_t)n_bytes, stream, params_of(l));
 }
 
 extern "C" bool k_state_rows_takes(const struct state_view *state)
