@@ -9,11 +9,11 @@
  *   down    a warp per output feature adds up all of a row's picks, weighted, so nothing is sorted
  *           and nothing is left to join
  *
- * Each warp reads whole weight rows, 16 bytes a lane. Bound by reading the weights of the picks; two
- * rows that pick one expert share it in the L2 cache. Before its wait `scores` loads the router, and
- * `down` the weights of all picks: the scores that it reads then are complete, because `up` triggers
- * only after its own wait. A row's bits do not depend on the number of rows, but differ from those
- * of moe.cu. */
+ * Each warp reads whole weight rows, 16 bytes a lane. Bound by reading the weights of the picks;
+ * two rows that pick one expert share it in the L2 cache. Before its wait `scores` loads the
+ * router, and `down` the weights of all picks: the scores that it reads then are complete, because
+ * `up` triggers only after its own wait. A row's bits do not depend on the number of rows, but
+ * differ from those of moe.cu. */
 #include "cuda/kernels/device/activation.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
