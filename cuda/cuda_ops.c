@@ -171,6 +171,7 @@ const struct backend_ops cuda_ops = {
     .activation = cuda_op_activation,
     .moe_route = cuda_op_moe_route,
     .moe_ffn = cuda_op_moe_ffn,
+    .moe = cuda_op_moe,
     .row_gate = cuda_op_row_gate,
     .reduce = cuda_op_reduce,
     .reduce_norm = cuda_op_reduce_norm,

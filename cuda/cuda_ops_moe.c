@@ -2,20 +2,34 @@
 /* The router and the experts of a mixture. */
 #include "cuda/cuda_ops.h"
 
+static enum status route_ok(const struct moe_route_args *a)
+{
+    const struct weight *w = a->router;
+    return !w || w->n_out != a->n_experts || !fits(a->x, (int32_t)w->n_in) || a->k < 1 ||
+                   (a->n_group > 1 && (a->n_experts % a->n_group != 0 || a->topk_group < 1)) ||
+                   (a->expert_scale && vector_length(a->expert_scale) < a->n_experts)
+               ? ERR_INVALID
+               : OK;
+}
+
 enum status cuda_op_moe_route(struct backend *base, const struct moe_route_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
     TRY(be->device.lost);
+    TRY(route_ok(a));
     const struct weight *w = a->router;
-    if (!w || w->n_out != a->n_experts || !fits(a->x, (int32_t)w->n_in) || a->k < 1 ||
-        (a->n_group > 1 && (a->n_experts % a->n_group != 0 || a->topk_group < 1)) ||
-        (a->expert_scale && vector_length(a->expert_scale) < a->n_experts) ||
-        (size_t)a->n_rows * (size_t)a->n_experts * sizeof(float) > be->scratch.n_bytes) {
+    if ((size_t)a->n_rows * (size_t)a->n_experts * sizeof(float) > be->scratch.n_bytes) {
         return ERR_INVALID;
+    }
+    const bool many =
+        !be->device.options.deterministic && k_moe_scores_takes(a, w->dtype, (int32_t)w->n_in);
+    if (many) {
+        CUDA_TRY(&be->device, k_moe_scores(be->device.stream, a, w->data, w->bias, (int32_t)w->n_in,
+                                           be->scratch.memory));
     }
     CUDA_TRY(&be->device,
              k_moe_route(be->device.stream, a, w->data, w->dtype, w->bias, vector(a->correction),
-                         vector(a->expert_scale), (int32_t)w->n_in, be->scratch.memory));
+                         vector(a->expert_scale), (int32_t)w->n_in, be->scratch.memory, many));
     return OK;
 }
 
@@ -63,11 +77,8 @@ static size_t moe_bytes(struct cuda_backend *be, const struct moe_ffn_args *a, b
                 : moe_layout(be->scratch.memory, (int64_t)n_rows * a->k, a, hidden, s);
 }
 
-/* Processes as many rows at a time as the scratch memory holds. */
-enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
+static enum status experts_ok(const struct moe_ffn_args *a)
 {
-    struct cuda_backend *be = cuda_backend_of(base);
-    TRY(be->device.lost);
     const struct weight *up = a->gate_up, *down = a->down;
     if (!up || !down || up->kind != WEIGHT_EXPERTS || down->kind != WEIGHT_EXPERTS ||
         up->n_experts != a->n_experts || down->n_experts != a->n_experts ||
@@ -77,7 +88,13 @@ enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
         a->x.dtype != a->y.dtype || a->k < 1) {
         return ERR_INVALID;
     }
-    const struct moe_weights w = {
+    return OK;
+}
+
+static struct moe_weights weights_of(const struct moe_ffn_args *a)
+{
+    const struct weight *up = a->gate_up, *down = a->down;
+    return (struct moe_weights){
         .gate_up = up->data,
         .down = down->data,
         .gate_up_coded = weight_coded(up),
@@ -87,6 +104,15 @@ enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
         .dtype = up->dtype,
         .hidden = (int32_t)up->n_in,
     };
+}
+
+/* Processes as many rows at a time as the scratch memory holds. */
+enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    TRY(experts_ok(a));
+    const struct moe_weights w = weights_of(a);
     /* Of the two kernels only k_moe_ffn gives a row the same bits whatever the number of rows. */
     const bool many = !be->device.options.deterministic && !w.gate_up_coded && !w.down_coded &&
                       k_moe_sm90_takes(a, &w, be->device.sm, be->device.n_sms);
@@ -114,4 +140,83 @@ enum status cuda_op_moe_ffn(struct backend *base, const struct moe_ffn_args *a)
         TRY(cuda_check(&be->device, e, "the experts"));
     }
     return OK;
+}
+
+/* ---- all of a mixture at once ---------------------------------------------------------------- */
+
+/* Fills in the shared expert. False if it is not one that k_moe_few computes: gated by the experts'
+ * own activation, of plain weights without biases, from their x into their y. */
+static bool add_shared(struct moe_few *m, const struct shared_expert_args *s)
+{
+    if (!s) {
+        return true;
+    }
+    const struct weight *up = s->up.weight, *down = s->down.weight;
+    const struct moe_ffn_args *a = m->ffn;
+    const struct tensor *x = &s->up.x, *y = &s->down.y;
+    if (!up || !down || weight_coded(up) || weight_coded(down) || up->dtype != m->weights.dtype ||
+        down->dtype != up->dtype || up->bias || down->bias || s->down.accumulate ||
+        up->n_out != 2 * down->n_in || up->n_in != m->weights.hidden ||
+        down->n_out != m->weights.hidden || !s->act.gated || s->act.kind != a->kind ||
+        s->act.up.mem.p || s->act.shape.limit != a->shape.limit ||
+        s->act.shape.alpha != a->shape.alpha || x->mem.p != a->x.mem.p ||
+        x->stride != a->x.stride || y->mem.p != a->y.mem.p || s->up.n_rows != a->n_rows) {
+        return false;
+    }
+    const struct row_gate_args *gate = s->gate;
+    if (gate && (gate->x.mem.p != a->x.mem.p || gate->y.mem.p != a->y.mem.p ||
+                 vector_length(gate->weight) < m->weights.hidden)) {
+        return false;
+    }
+    m->shared_gate_up = up->data;
+    m->shared_down = down->data;
+    m->shared_gate = gate ? vector(gate->weight) : NULL;
+    m->shared_ffn = (int32_t)down->n_in;
+    return true;
+}
+
+/* Few rows: not where a row's bits must not depend on how many rows come together. */
+static bool on_few(struct cuda_backend *be, const struct shared_expert_args *shared,
+                   const struct moe_route_args *route, const struct moe_ffn_args *ffn,
+                   enum status *st)
+{
+    const struct weight *router = route->router;
+    if (be->device.options.deterministic || route_ok(route) != OK || experts_ok(ffn) != OK ||
+        router->dtype != DT_F32 || router->n_in != ffn->gate_up->n_in) {
+        return false;
+    }
+    struct moe_few m = {
+        .route = route,
+        .ffn = ffn,
+        .weights = weights_of(ffn),
+        .router = router->data,
+        .router_bias = router->bias,
+        .correction = vector(route->correction),
+        .expert_scale = vector(route->expert_scale),
+        .real = real_rows(be, ffn->n_rows),
+    };
+    if (!add_shared(&m, shared) || !k_moe_few_takes(&m) ||
+        k_moe_few_scratch(&m) > be->scratch.n_bytes) {
+        return false;
+    }
+    *st = cuda_check(&be->device, k_moe_few(be->device.stream, &m, be->scratch.memory),
+                     "the experts of few rows");
+    return true;
+}
+
+enum status cuda_op_moe(struct backend *base, const struct shared_expert_args *shared,
+                        const struct moe_route_args *route, const struct moe_ffn_args *ffn)
+{
+    struct cuda_backend *be = cuda_backend_of(base);
+    TRY(be->device.lost);
+    enum status st = OK;
+    if (on_few(be, shared, route, ffn, &st)) {
+        return st;
+    }
+    if (shared) {
+        TRY(cuda_op_mlp(base, &shared->up, &shared->act, &shared->down));
+        TRY(shared->gate ? cuda_op_row_gate(base, shared->gate) : OK);
+    }
+    TRY(cuda_op_moe_route(base, route));
+    return cuda_op_moe_ffn(base, ffn);
 }

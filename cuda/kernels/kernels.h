@@ -145,10 +145,14 @@ struct moe_weights {
     enum dtype dtype;
     int32_t hidden;
 };
-/* logits: scratch for [n_rows, n_experts]. */
+/* moe/scores.cu: the scores of many rows. A row's bits differ from those of k_moe_route. */
+bool k_moe_scores_takes(const struct moe_route_args *a, enum dtype router_dtype, int32_t hidden);
+cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, const float *router,
+                         const float *bias, int32_t hidden, float *logits);
+/* logits: scratch for [n_rows, n_experts]. has_scores: k_moe_scores has filled it. */
 cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a, const void *router,
                         enum dtype router_dtype, const float *bias, const float *correction,
-                        const float *expert_scale, int32_t hidden, float *logits);
+                        const float *expert_scale, int32_t hidden, float *logits, bool has_scores);
 /* `real` (on the device; NULL: all) is the number of real rows, of which this call's are those from
  * row_offset on: padding rows are not routed. */
 cudaError_t k_moe_ffn(cudaStream_t stream, const struct moe_ffn_args *a,
@@ -163,6 +167,21 @@ size_t k_moe_sm90_scratch(const struct moe_ffn_args *a, int32_t hidden, int32_t 
 cudaError_t k_moe_ffn_sm90(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, void *scratch, const int32_t *real,
                            int32_t row_offset, int32_t n_sms);
+/* moe/few.cu: the router, the experts and the shared expert beside them, for few rows; y is
+ * overwritten, and the shared expert is what the experts' sum is to be added to. */
+struct moe_few {
+    const struct moe_route_args *route;
+    const struct moe_ffn_args *ffn;
+    struct moe_weights weights;
+    const float *router, *router_bias, *correction, *expert_scale;
+    const void *shared_gate_up, *shared_down;
+    const float *shared_gate; // NULL: open
+    int32_t shared_ffn;       // 0: no shared expert
+    const int32_t *real;      // as above
+};
+bool k_moe_few_takes(const struct moe_few *m);
+size_t k_moe_few_scratch(const struct moe_few *m);
+cudaError_t k_moe_few(cudaStream_t stream, const struct moe_few *m, void *scratch);
 cudaError_t k_moe_bias(cudaStream_t stream, struct tensor y, int32_t n_rows, int32_t width,
                        const struct moe_ffn_args *moe, const float *down_bias);
 

@@ -22,9 +22,9 @@ enum status backend_check(const struct backend *be, struct err *err)
 #undef OP
     enum {
         N_BASIC = sizeof basic / sizeof basic[0],
-        /* Six fused ops, two queries about partial sums, alive, five for states, gate, two for
+        /* Seven fused ops, two queries about partial sums, alive, five for states, gate, two for
          * draws that wait, three for hidden states by slot. */
-        N_OPTIONAL = 20,
+        N_OPTIONAL = 21,
     };
     _Static_assert(N_BASIC + N_OPTIONAL == sizeof *o / sizeof o->facts, "an op has no row above");
     for (size_t i = 0; i < N_BASIC; i++) {

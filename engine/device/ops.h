@@ -301,6 +301,14 @@ struct gate_args {
     float scale, eps;
 };
 
+/* The shared expert of a mixture: down(act(up(x))), times the row's gate if there is one, into
+ * down.y. */
+struct shared_expert_args {
+    struct linear_args up, down;
+    struct activation_args act;
+    const struct row_gate_args *gate; // of down.y; NULL: none
+};
+
 /* Joins the ranks' partial sums of y (nothing to do with one rank, or if each rank's y is `whole`),
  * then adds the biases of the row-sharded product and of the experts' down products that computed
  * it. */
@@ -442,6 +450,11 @@ struct backend_ops {
     enum status (*norm_linear)(struct backend *be, const struct norm_args *norm,
                                const struct linear_args *linear, const struct activation_args *act,
                                const struct linear_args *down);
+
+    /* The shared expert (NULL: none), moe_route, and moe_ffn, which accumulates on the shared
+     * expert's y; nothing in between but the picks need be stored. */
+    enum status (*moe)(struct backend *be, const struct shared_expert_args *shared,
+                       const struct moe_route_args *route, const struct moe_ffn_args *ffn);
 
     /* rope_store, then attention over its q, which may be left unrotated. */
     enum status (*rope_attention)(struct backend *be, const struct rope_store_args *rope,

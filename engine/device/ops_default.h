@@ -52,6 +52,21 @@ static inline enum status ops_reduce_norm(struct backend *be, const struct reduc
     return be->ops->norm(be, norm);
 }
 
+static inline enum status ops_moe(struct backend *be, const struct shared_expert_args *shared,
+                                  const struct moe_route_args *route,
+                                  const struct moe_ffn_args *ffn)
+{
+    if (be->ops->moe) {
+        return be->ops->moe(be, shared, route, ffn);
+    }
+    if (shared) {
+        TRY(ops_mlp(be, &shared->up, &shared->act, &shared->down));
+        TRY(shared->gate ? be->ops->row_gate(be, shared->gate) : OK);
+    }
+    TRY(be->ops->moe_route(be, route));
+    return be->ops->moe_ffn(be, ffn);
+}
+
 static inline enum status ops_rope_attention(struct backend *be, const struct rope_store_args *rope,
                                              const struct attention_args *attention)
 {

@@ -20,58 +20,76 @@ static enum status scaled_mlp(struct flow *f, const struct linear_args *up,
     return f->ops->linear(f->be, down);
 }
 
+static struct row_gate_args shared_gate_of(const struct flow *f, const struct layer_weights *w,
+                                           struct tensor in)
+{
+    const int32_t hidden = f->m->config->hidden;
+    return (struct row_gate_args){.x = in,
+                                  .y = f->m->delta,
+                                  .weight = w->shared_router,
+                                  .n_rows = f->n_rows,
+                                  .x_width = hidden,
+                                  .y_width = hidden};
+}
+
 /* down(act(gate_up(in))) into delta, as this rank's partial sum. sums: as for flow_linear. */
-static enum status mlp(struct flow *f, const struct weight *gate_up, const struct weight *down,
-                       int32_t width, struct tensor in, struct product_sums *sums)
+struct mlp_args {
+    struct linear_args up, down;
+    struct activation_args act;
+};
+
+static struct mlp_args mlp_of(const struct flow *f, const struct weight *gate_up,
+                              const struct weight *down, int32_t width, struct tensor in,
+                              struct product_sums *sums)
 {
     struct model *m = f->m;
-    struct linear_args up = {.weight = gate_up, .x = in, .y = m->ff_in, .n_rows = f->n_rows};
-    struct activation_args act = {.x = m->ff_in,
-                                  .out = m->ff,
-                                  .n_rows = f->n_rows,
-                                  .width = width,
-                                  .kind = m->config->act,
-                                  .gated = m->config->gated,
-                                  .shape = m->config->act_shape};
-    struct linear_args a = {.weight = down,
-                            .x = m->ff,
-                            .y = m->delta,
-                            .n_rows = f->n_rows,
-                            .partial = true,
-                            .sums = sums};
-    if (m->config->ffn_gate_scale != 0.0f) {
-        return scaled_mlp(f, &up, &act, &a);
+    return (struct mlp_args){
+        .up = {.weight = gate_up, .x = in, .y = m->ff_in, .n_rows = f->n_rows},
+        .act = {.x = m->ff_in,
+                .out = m->ff,
+                .n_rows = f->n_rows,
+                .width = width,
+                .kind = m->config->act,
+                .gated = m->config->gated,
+                .shape = m->config->act_shape},
+        .down = {.weight = down,
+                 .x = m->ff,
+                 .y = m->delta,
+                 .n_rows = f->n_rows,
+                 .partial = true,
+                 .sums = sums},
+    };
+}
+
+static enum status mlp(struct flow *f, const struct mlp_args *a)
+{
+    if (f->m->config->ffn_gate_scale != 0.0f) {
+        return scaled_mlp(f, &a->up, &a->act, &a->down);
     }
     if (f->norm_waits) {
         f->norm_waits = false;
-        return ops_norm_linear(f->be, &f->norm, &up, &act, &a);
+        return ops_norm_linear(f->be, &f->norm, &a->up, &a->act, &a->down);
     }
-    return ops_mlp(f->be, &up, &act, &a);
+    return ops_mlp(f->be, &a->up, &a->act, &a->down);
 }
 
-/* The shared experts into delta, as this rank's partial sum or already reduced. */
-static enum status shared_experts(struct flow *f, const struct layer_weights *w, struct tensor in,
-                                  bool whole)
+/* The shared experts into delta, reduced. */
+static enum status shared_experts(struct flow *f, const struct layer_weights *w, struct tensor in)
 {
     struct model *m = f->m;
-    TRY(mlp(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, NULL));
+    const struct mlp_args a =
+        mlp_of(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, NULL);
+    TRY(mlp(f, &a));
     struct reduce_args reduce = {.y = m->delta,
                                  .n_rows = f->n_rows,
                                  .width = m->config->hidden,
                                  .whole = m->shard.n_ranks == 1,
                                  .linear = w->shared_down};
-    if (whole) {
-        TRY(f->ops->reduce(f->be, &reduce));
-    }
+    TRY(f->ops->reduce(f->be, &reduce));
     if (!w->shared_router) {
         return OK;
     }
-    struct row_gate_args gate = {.x = in,
-                                 .y = m->delta,
-                                 .weight = w->shared_router,
-                                 .n_rows = f->n_rows,
-                                 .x_width = m->config->hidden,
-                                 .y_width = m->config->hidden};
+    const struct row_gate_args gate = shared_gate_of(f, w, in);
     return f->ops->row_gate(f->be, &gate);
 }
 
@@ -88,24 +106,30 @@ static enum status join_routed(struct flow *f)
     return f->ops->norm(f->be, &add);
 }
 
-static enum status route(struct flow *f, const struct layer_weights *w, struct tensor in)
+static struct moe_route_args route_of(const struct flow *f, const struct layer_weights *w,
+                                      struct tensor in)
 {
     struct model *m = f->m;
     const struct model_config *c = m->config;
-    struct moe_route_args a = {.router = w->router,
-                               .correction = w->correction,
-                               .expert_scale = w->expert_scale,
-                               .x = in,
-                               .ids = m->route_ids,
-                               .weights = m->route_weights,
-                               .n_rows = f->n_rows,
-                               .n_experts = c->n_experts,
-                               .k = c->experts_per_token,
-                               .scoring = c->scoring,
-                               .renormalise = c->renormalise,
-                               .scale = c->routed_scale,
-                               .n_group = c->n_group,
-                               .topk_group = c->topk_group};
+    return (struct moe_route_args){.router = w->router,
+                                   .correction = w->correction,
+                                   .expert_scale = w->expert_scale,
+                                   .x = in,
+                                   .ids = m->route_ids,
+                                   .weights = m->route_weights,
+                                   .n_rows = f->n_rows,
+                                   .n_experts = c->n_experts,
+                                   .k = c->experts_per_token,
+                                   .scoring = c->scoring,
+                                   .renormalise = c->renormalise,
+                                   .scale = c->routed_scale,
+                                   .n_group = c->n_group,
+                                   .topk_group = c->topk_group};
+}
+
+static enum status route(struct flow *f, const struct layer_weights *w, struct tensor in)
+{
+    const struct moe_route_args a = route_of(f, w, in);
     return f->ops->moe_route(f->be, &a);
 }
 
@@ -148,41 +172,57 @@ static enum status latent_experts(struct flow *f, const struct layer_weights *w,
     return flow_linear(f, w->latent_out, m->latent_y, y, NULL);
 }
 
-/* The shared experts write first and the routed ones add to it. With a latent width, or if sums
- * must be the same for any number of ranks, both are computed separately and joined. */
-static enum status moe(struct flow *f, int32_t layer, struct tensor in)
+/* The shared experts and the routed ones, each reduced on its own before they are added. */
+static enum status apart(struct flow *f, const struct layer_weights *w, struct tensor in)
 {
     struct model *m = f->m;
-    const struct model_config *c = m->config;
-    const struct layer_weights *w = &m->layers[layer];
-    const bool shared = w->shared_gate_up != NULL, latent = w->latent_in != NULL;
-    const bool apart = latent || (shared && m->exact_ranks);
-    if (shared) {
-        TRY(shared_experts(f, w, in, apart));
-    }
+    const bool shared = w->shared_gate_up != NULL;
+    const struct tensor y = shared ? m->routed : m->delta;
+    TRY(shared ? shared_experts(f, w, in) : OK);
     TRY(route(f, w, in));
-    if (latent) {
-        TRY(latent_experts(f, w, in, shared ? m->routed : m->delta));
-        if (shared) {
-            TRY(join_routed(f));
-        }
-        return flow_finish_delta(f, NULL, w->ffn_post_norm);
+    if (w->latent_in) {
+        TRY(latent_experts(f, w, in, y));
+    } else {
+        struct moe_ffn_args ffn = experts_of(f, w, in, y);
+        TRY(f->ops->moe_ffn(f->be, &ffn));
+        struct reduce_args reduce = {.y = y,
+                                     .n_rows = f->n_rows,
+                                     .width = m->config->hidden,
+                                     .whole = m->shard.n_ranks == 1,
+                                     .moe = &ffn};
+        TRY(f->ops->reduce(f->be, &reduce));
     }
-    struct moe_ffn_args ffn = experts_of(f, w, in, apart ? m->routed : m->delta);
-    ffn.accumulate = shared && !apart;
-    TRY(f->ops->moe_ffn(f->be, &ffn));
-    struct reduce_args reduce = {.y = ffn.y,
-                                 .n_rows = f->n_rows,
-                                 .width = c->hidden,
-                                 .whole = m->shard.n_ranks == 1,
-                                 .moe = &ffn};
-    if (!apart) {
-        reduce.linear = w->shared_down; // also added to y; a gated shared expert has no bias
-        return flow_finish_delta(f, &reduce, w->ffn_post_norm);
-    }
-    TRY(f->ops->reduce(f->be, &reduce));
-    TRY(join_routed(f));
+    TRY(shared ? join_routed(f) : OK);
     return flow_finish_delta(f, NULL, w->ffn_post_norm);
+}
+
+/* The routed experts, added to the shared ones if there are any; reduced together. */
+static enum status together(struct flow *f, const struct layer_weights *w, struct tensor in)
+{
+    struct model *m = f->m;
+    const bool shared = w->shared_gate_up != NULL;
+    const struct moe_route_args picks = route_of(f, w, in);
+    struct moe_ffn_args ffn = experts_of(f, w, in, m->delta);
+    ffn.accumulate = shared;
+    const struct mlp_args a =
+        mlp_of(f, w->shared_gate_up, w->shared_down, m->shard.shared_ffn, in, NULL);
+    const struct row_gate_args gate = shared_gate_of(f, w, in);
+    const struct shared_expert_args beside = {
+        .up = a.up, .act = a.act, .down = a.down, .gate = w->shared_router ? &gate : NULL};
+    TRY(ops_moe(f->be, shared ? &beside : NULL, &picks, &ffn));
+    struct reduce_args reduce = {.y = m->delta,
+                                 .n_rows = f->n_rows,
+                                 .width = m->config->hidden,
+                                 .whole = m->shard.n_ranks == 1,
+                                 .linear = w->shared_down, // a gated shared expert has no bias
+                                 .moe = &ffn};
+    return flow_finish_delta(f, &reduce, w->ffn_post_norm);
+}
+
+static enum status moe(struct flow *f, const struct layer_weights *w, struct tensor in)
+{
+    const bool shared = w->shared_gate_up != NULL;
+    return w->latent_in || (shared && f->m->exact_ranks) ? apart(f, w, in) : together(f, w, in);
 }
 
 /* An MLP on `in`, and experts beside it with norms of their own before and after; router and
@@ -194,7 +234,8 @@ static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor 
     const struct layer_weights *w = &m->layers[layer];
     const bool whole = m->shard.n_ranks == 1;
     const int32_t ffn = model_layer_share(c, &m->shard, layer).ffn;
-    TRY(mlp(f, w->gate_up, w->down, ffn, in, NULL));
+    const struct mlp_args beside = mlp_of(f, w->gate_up, w->down, ffn, in, NULL);
+    TRY(mlp(f, &beside));
     struct reduce_args reduce = {
         .y = m->delta, .n_rows = f->n_rows, .width = c->hidden, .whole = whole, .linear = w->down};
     TRY(f->ops->reduce(f->be, &reduce));
@@ -217,13 +258,12 @@ enum status decoder_ffn(struct flow *f, int32_t layer, struct tensor in)
     struct model *m = f->m;
     const struct layer_weights *w = &m->layers[layer];
     if (m->config->layers[layer].moe) {
-        if (w->experts_norm) {
-            return mlp_and_experts(f, layer, in);
-        }
-        return moe(f, layer, in);
+        return w->experts_norm ? mlp_and_experts(f, layer, in) : moe(f, w, in);
     }
     const int32_t ffn = model_layer_share(m->config, &m->shard, layer).ffn;
-    TRY(mlp(f, w->gate_up, w->down, ffn, in, flow_sums_for_norm(f, w->ffn_post_norm)));
+    const struct mlp_args a =
+        mlp_of(f, w->gate_up, w->down, ffn, in, flow_sums_for_norm(f, w->ffn_post_norm));
+    TRY(mlp(f, &a));
     struct reduce_args reduce = {.y = m->delta,
                                  .n_rows = f->n_rows,
                                  .width = m->config->hidden,

@@ -4,32 +4,8 @@
  * router's weight for few rows, by latency in the pick.
  * Thread: the rank's owner. */
 #include "cuda/kernels/device/launch.cuh"
-#include "cuda/kernels/device/reduce.cuh"
-#include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"
-
-/* Four elements of a row from i on; zeros past its end. */
-template <bool VECTORS, typename T>
-__device__ __forceinline__ void load_4(const T *row, int i, int n, float (&out)[4])
-{
-    if constexpr (!VECTORS) {
-        for (int e = 0; e < 4; e++) {
-            out[e] = i + e < n ? to_float(row[i + e]) : 0.0f;
-        }
-    } else if constexpr (sizeof(T) == 2) {
-        alignas(8) T v[4];
-        *(uint2 *)v = *(const uint2 *)(row + i);
-        for (int e = 0; e < 4; e++) {
-            out[e] = to_float(v[e]);
-        }
-    } else {
-        const float4 v = *(const float4 *)(row + i);
-        out[0] = v.x;
-        out[1] = v.y;
-        out[2] = v.z;
-        out[3] = v.w;
-    }
-}
+#include "cuda/kernels/moe/pick.cuh"
 
 /* A warp computes the scores of R rows for E experts. Lane l sums elements 4 l .. 4 l + 3 of every
  * 128, then a butterfly joins the lanes: the same bits for every R and E. */
@@ -79,145 +55,25 @@ __global__ void route_scores_kernel(const T *x, int64_t x_stride, const W *route
     }
 }
 
-/* The warp's arg-max of `score` over [0, n); ties go to the lowest index; -1 if all are
- * -infinity. */
-__device__ __forceinline__ int warp_argmax(const float *score, int n)
-{
-    const int lane = threadIdx.x & 31;
-    float best = -INFINITY;
-    int index = -1;
-    for (int i = lane; i < n; i += 32) {
-        if (score[i] > best) {
-            best = score[i];
-            index = i;
-        }
-    }
-    for (int mask = 16; mask > 0; mask >>= 1) {
-        const float other = __shfl_xor_sync(0xffffffffu, best, mask);
-        const int other_index = __shfl_xor_sync(0xffffffffu, index, mask);
-        if (other_index >= 0 &&
-            (index < 0 || other > best || (other == best && other_index < index))) {
-            best = other;
-            index = other_index;
-        }
-    }
-    return index;
-}
-
-struct route_params {
-    int32_t n_rows, n_experts, k;
-    enum moe_scoring scoring;
-    bool renormalise;
-    float scale;
-    int32_t n_group, topk_group;
-};
-
-/* Excludes the expert groups that are not among the best. */
-__device__ void keep_groups(float *choice, const struct route_params &p, float *group)
-{
-    const int lane = threadIdx.x & 31, size = p.n_experts / p.n_group;
-    for (int g = lane; g < p.n_group; g += 32) {
-        float first = -INFINITY, second = -INFINITY;
-        for (int i = 0; i < size; i++) {
-            const float c = choice[g * size + i];
-            if (c > first) {
-                second = first;
-                first = c;
-            } else if (c > second) {
-                second = c;
-            }
-        }
-        group[g] = p.scoring == MOE_SIGMOID && size > 1 ? first + second : first;
-    }
-    __syncwarp();
-    uint64_t kept = 0;
-    for (int i = 0; i < p.topk_group; i++) {
-        const int g = warp_argmax(group, p.n_group);
-        if (g < 0) {
-            break;
-        }
-        kept |= 1ull << g;
-        __syncwarp();
-        if (lane == 0) {
-            group[g] = -INFINITY;
-        }
-        __syncwarp();
-    }
-    for (int i = lane; i < p.n_experts; i += 32) {
-        if (!(kept >> (i / size) & 1)) {
-            choice[i] = -INFINITY;
-        }
-    }
-    __syncwarp();
-}
-
-/* One warp per row. `score` holds the weights of the picks, `choice` the values they are ranked
- * by. */
+/* One warp per row. */
+template <int EACH>
 __global__ void route_pick_kernel(const float *logits, const float *correction,
                                   const float *expert_scale, int32_t *ids, float *weights,
                                   struct route_params p)
 {
-    extern __shared__ float scores[]; // [warps][2 n_experts + n_group]
+    extern __shared__ float scores[]; // [warps][pick_floats]
     pdl_wait();
     pdl_trigger();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int row = blockIdx.x * (blockDim.x >> 5) + warp;
+    const int64_t row = blockIdx.x * (blockDim.x >> 5) + warp;
     if (row >= p.n_rows) {
         return;
     }
-    float *score = scores + warp * (2 * p.n_experts + p.n_group), *choice = score + p.n_experts;
-    const float *in = logits + (int64_t)row * p.n_experts;
-    float top = -INFINITY, sum = 0.0f;
-    for (int i = lane; i < p.n_experts; i += 32) {
-        top = fmaxf(top, in[i]);
-    }
-    top = warp_max(top);
-    for (int i = lane; i < p.n_experts; i += 32) {
-        score[i] = p.scoring == MOE_SOFTMAX_TOPK ? expf(in[i] - top)
-                   : p.scoring == MOE_SIGMOID    ? 1.0f / (1.0f + expf(-in[i]))
-                                                 : in[i];
-        sum += score[i];
-    }
-    sum = warp_sum(sum);
-    for (int i = lane; i < p.n_experts; i += 32) {
-        score[i] = p.scoring == MOE_SOFTMAX_TOPK ? score[i] / sum : score[i];
-        choice[i] = correction ? score[i] + correction[i] : score[i];
-    }
-    __syncwarp();
-    if (p.n_group > 1) {
-        keep_groups(choice, p, choice + p.n_experts);
-    }
-    float mine = 0.0f; // lane j holds pick j
-    int my_id = 0;
-    float total = 0.0f, best = 0.0f;
-    for (int j = 0; j < p.k; j++) {
-        int id = warp_argmax(choice, p.n_experts);
-        id = id < 0 ? 0 : id; // all scores are NaN
-        __syncwarp();
-        if (lane == 0) {
-            choice[id] = -INFINITY;
-        }
-        float w = score[id];
-        if (p.scoring == MOE_TOPK_SOFTMAX) {
-            best = j == 0 ? w : best;
-            w = expf(w - best);
-        }
-        total += w;
-        if (lane == j) {
-            mine = w;
-            my_id = id;
-        }
-        __syncwarp();
-    }
+    const struct pick mine = pick_row<EACH>(logits + row * p.n_experts, correction, expert_scale, p,
+                                            scores + warp * pick_floats(p));
     if (lane < p.k) {
-        if (p.scoring == MOE_TOPK_SOFTMAX) {
-            mine /= total;
-        } else if (p.renormalise) {
-            mine /= p.scoring == MOE_SIGMOID ? total + 1e-20f : total;
-        }
-        ids[(int64_t)row * p.k + lane] = my_id;
-        mine *= expert_scale ? p.scale * expert_scale[my_id] : p.scale;
-        weights[(int64_t)row * p.k + lane] = mine;
+        ids[row * p.k + lane] = mine.id;
+        weights[row * p.k + lane] = mine.weight;
     }
 }
 
@@ -250,27 +106,25 @@ static cudaError_t route_scores(cudaStream_t stream, const struct moe_route_args
 extern "C" cudaError_t k_moe_route(cudaStream_t stream, const struct moe_route_args *a,
                                    const void *router, enum dtype router_dtype, const float *bias,
                                    const float *correction, const float *expert_scale,
-                                   int32_t hidden, float *logits)
+                                   int32_t hidden, float *logits, bool has_scores)
 {
     if (a->k > MOE_MAX_K || a->k > a->n_experts || a->n_experts > MOE_MAX_EXPERTS ||
         a->n_group > 64) {
         return cudaErrorInvalidValue;
     }
-    cudaError_t e = cudaErrorInvalidValue;
-    BY_DTYPE(
-        a->x.dtype, T,
-        BY_DTYPE(router_dtype, W, e = route_scores<T, W>(stream, a, router, bias, hidden, logits)));
+    cudaError_t e = cudaSuccess;
+    if (!has_scores) {
+        BY_DTYPE(a->x.dtype, T,
+                 BY_DTYPE(router_dtype, W,
+                          e = route_scores<T, W>(stream, a, router, bias, hidden, logits)));
+    }
     if (e != cudaSuccess) {
         return e;
     }
-    const struct route_params p = {a->n_rows,      a->n_experts, a->k,       a->scoring,
-                                   a->renormalise, a->scale,     a->n_group, a->topk_group};
+    const struct route_params p = route_params_of(a);
     const int warps = 4;
-    const size_t smem =
-        warps * (2 * a->n_experts + (a->n_group > 1 ? a->n_group : 0)) * sizeof(float);
-    struct route_params q = p;
-    q.n_group = a->n_group > 1 ? a->n_group : 0;
-    return launch(route_pick_kernel, dim3((a->n_rows + warps - 1) / warps), dim3(32 * warps), smem,
-                  stream, (const float *)logits, correction, expert_scale, (int32_t *)a->ids.p,
-                  (float *)a->weights.p, q);
+    return launch(a->n_experts <= 256 ? route_pick_kernel<8> : route_pick_kernel<32>,
+                  dim3((a->n_rows + warps - 1) / warps), dim3(32 * warps),
+                  warps * pick_floats(p) * sizeof(float), stream, (const float *)logits, correction,
+                  expert_scale, (int32_t *)a->ids.p, (float *)a->weights.p, p);
 }

@@ -13,6 +13,7 @@
  * Keys have one writer, the first of the heads that share them. The other heads compute this pass's
  * keys with their own convolution, and windows are too short to overwrite rows that they read. */
 #include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/state/state.cuh"
 
@@ -137,40 +138,50 @@ __device__ static void load_row(const struct rows_params &p, const struct room<T
     copy_run(m.g + to * s.decays, decays_at(s, lane, slot, w.head), s.decays);
 }
 
-/* Loads S at the row's block, and the block's rows from earlier passes. */
+/* Copies n elements to shared memory, 16 bytes at a time if their number allows it; the thread is
+ * `me` of `team`. `loads_arrive` waits for them. */
+template <typename P>
+__device__ __forceinline__ void start_copy(P *to, const P *from, int32_t n, int32_t me,
+                                           int32_t team)
+{
+    constexpr int32_t RUN = 16 / (int32_t)sizeof(P);
+    if (n % RUN == 0) {
+        for (int32_t i = me * RUN; i < n; i += team * RUN) {
+            cp_async_16(to + i, from + i, true);
+        }
+    } else {
+        for (int32_t i = me; i < n; i += team) {
+            to[i] = from[i];
+        }
+    }
+}
+
+__device__ __forceinline__ void loads_arrive()
+{
+    cp_async_commit();
+    cp_async_wait<0>();
+}
+
+/* Starts to load S at the row's block, and the block's rows from earlier passes. */
 template <typename T>
 __device__ static void load_block(const struct rows_params &p, const struct room<T> &m,
                                   const struct work &w, const struct row &r)
 {
     const struct state_view &s = p.state;
-    const int32_t n_s = s.geometry.key_dim * s.geometry.value_dim;
-    if (r.begin > 0) {
-        const float *from =
-            (const float *)record_of(s, w.seq.lane, r.begin) + (int64_t)w.head * n_s;
-        if (n_s % 4 == 0) {
-            for (int32_t i = threadIdx.x; i < n_s / 4; i += THREADS) {
-                ((float4 *)m.s)[i] = ((const float4 *)from)[i];
-            }
-        } else {
-            copy_run(m.s, from, n_s);
-        }
-    }
-    const int32_t known = w.seq.tree ? w.seq.n_past : r.pos;
     const int32_t dk = s.geometry.key_dim, dv = s.geometry.value_dim, lane = w.seq.lane;
-    for (int32_t t = threadIdx.x >> 5; t < known - r.begin; t += WARPS) { // one warp per row
-        const int32_t l = threadIdx.x & 31;
-        const T *k = keys_at<T>(s, lane, r.begin + t, w.key_head);
-        const T *u = values_at<T>(s, lane, r.begin + t, w.head);
-        const float *g = decays_at(s, lane, r.begin + t, w.head);
-        for (int32_t d = l; d < dk; d += 32) {
-            m.keys[t * dk + d] = k[d];
-        }
-        for (int32_t d = l; d < dv; d += 32) {
-            m.values[t * dv + d] = u[d];
-        }
-        for (int32_t d = l; d < s.decays; d += 32) {
-            m.g[t * s.decays + d] = g[d];
-        }
+    const int32_t n_s = dk * dv;
+    if (r.begin > 0) {
+        const float *from = (const float *)record_of(s, lane, r.begin) + (int64_t)w.head * n_s;
+        start_copy(m.s, from, n_s, threadIdx.x, THREADS);
+    }
+    const int32_t known = (w.seq.tree ? w.seq.n_past : r.pos) - r.begin;
+    for (int32_t t = threadIdx.x >> 5; t < known; t += WARPS) { // one warp per row
+        const int32_t l = threadIdx.x & 31, slot = r.begin + t;
+        start_copy(m.keys + t * dk, keys_at<T>(s, lane, slot, w.key_head), dk, l, 32);
+        start_copy(m.values + t * dv, values_at<T>(s, lane, slot, w.head), dv, l, 32);
+    }
+    for (int32_t i = threadIdx.x; i < known * s.decays; i += THREADS) {
+        m.g[i] = decays_at(s, lane, r.begin + i / s.decays, w.head)[i % s.decays];
     }
 }
 
@@ -224,33 +235,83 @@ __device__ static void keep_inputs(const struct rows_params &p, const struct roo
     }
 }
 
+/* Channel c of the head's queries, keys and values, in this order, as one of the convolution's. */
+__device__ __forceinline__ int32_t channel_of(const struct rows_params &p, const struct work &w,
+                                              int32_t c)
+{
+    const int32_t dk = p.state.geometry.key_dim, dv = p.state.geometry.value_dim;
+    return c < dk       ? p.q_at + w.key_head * dk + c
+           : c < 2 * dk ? p.k_at + w.key_head * dk + c - dk
+                        : p.v_at + w.head * dv + c - 2 * dk;
+}
+
+/* The convolution of up to CHANNELS channels from `first` on, all of whose loads are in flight
+ * together. */
+enum { CHANNELS = 2, TAPS = 4 };
+
+template <typename T>
+__device__ __forceinline__ void convolve(const struct rows_params &p, const struct room<T> &m,
+                                         const int32_t (&channel)[CHANNELS], float (&sum)[CHANNELS])
+{
+    const struct state_layer &g = p.state.geometry;
+#pragma unroll
+    for (int32_t c = 0; c < CHANNELS; c++) {
+        sum[c] = p.vectors.bias ? p.vectors.bias[channel[c]] : 0.0f;
+    }
+    for (int32_t first = 0; first < g.conv_kernel; first += TAPS) {
+        float x[CHANNELS][TAPS], weight[CHANNELS][TAPS];
+#pragma unroll
+        for (int32_t j = 0; j < TAPS; j++) {
+            const T *from = first + j < g.conv_kernel ? m.input[first + j] : NULL;
+#pragma unroll
+            for (int32_t c = 0; c < CHANNELS; c++) {
+                const int64_t at = (int64_t)(first + j) * g.conv_width + channel[c];
+                x[c][j] = from ? to_float(from[channel[c]]) : 0.0f;
+                weight[c][j] = from ? p.vectors.kernel[at] : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int32_t j = 0; j < TAPS; j++) {
+#pragma unroll
+            for (int32_t c = 0; c < CHANNELS; c++) {
+                sum[c] = fmaf(x[c][j], weight[c][j], sum[c]);
+            }
+        }
+    }
+}
+
 /* Computes the head's queries, keys and values after the convolution. */
 template <typename T>
 __device__ static void make_inputs(const struct rows_params &p, const struct room<T> &m,
                                    const struct work &w, const struct row &r, char *const *records)
 {
-    const struct state_layer &g = p.state.geometry;
-    const int32_t dk = g.key_dim, dv = g.value_dim;
-    for (int32_t c = threadIdx.x; c < 2 * dk + dv; c += THREADS) {
-        const int32_t i = c < dk ? c : c < 2 * dk ? c - dk : c - 2 * dk;
-        float *to = c < dk ? m.q : c < 2 * dk ? m.k : m.v;
-        const int32_t channel = c < dk       ? p.q_at + w.key_head * dk + i
-                                : c < 2 * dk ? p.k_at + w.key_head * dk + i
-                                             : p.v_at + w.head * dv + i;
-        if (!p.vectors.kernel) {
-            to[i] = to_float(((const T *)p.x + r.index * p.x_stride)[channel]);
-            continue;
+    const int32_t dk = p.state.geometry.key_dim, dv = p.state.geometry.value_dim;
+    const int32_t n = 2 * dk + dv;
+    for (int32_t first = threadIdx.x; first < n; first += CHANNELS * THREADS) {
+        int32_t channel[CHANNELS];
+        float sum[CHANNELS];
+#pragma unroll
+        for (int32_t j = 0; j < CHANNELS; j++) {
+            channel[j] = channel_of(p, w, min(first + j * THREADS, n - 1));
         }
-        float sum = p.vectors.bias ? p.vectors.bias[channel] : 0.0f;
-        for (int32_t j = 0; j < g.conv_kernel; j++) {
-            if (m.input[j]) {
-                sum = fmaf(to_float(m.input[j][channel]),
-                           p.vectors.kernel[(int64_t)j * g.conv_width + channel], sum);
+        if (p.vectors.kernel) {
+            convolve(p, m, channel, sum);
+        }
+#pragma unroll
+        for (int32_t j = 0; j < CHANNELS; j++) {
+            const int32_t c = first + j * THREADS;
+            if (c >= n) {
+                break;
             }
-        }
-        to[i] = p.silu ? sum / (1.0f + expf(-sum)) : sum;
-        if (c >= 2 * dk || w.owner) {
-            keep_inputs(p, m, w, r, records, channel);
+            float *to = c < dk ? m.q + c : c < 2 * dk ? m.k + c - dk : m.v + c - 2 * dk;
+            if (!p.vectors.kernel) {
+                *to = to_float(((const T *)p.x + r.index * p.x_stride)[channel[j]]);
+                continue;
+            }
+            *to = p.silu ? sum[j] / (1.0f + expf(-sum[j])) : sum[j];
+            if (c >= 2 * dk || w.owner) {
+                keep_inputs(p, m, w, r, records, channel[j]);
+            }
         }
     }
 }
@@ -264,6 +325,11 @@ __device__ static void make_keys(const struct rows_params &p, const struct room<
     const int32_t dk = s.geometry.key_dim, lane = w.seq.lane;
     const bool delta = s.geometry.kind == STATE_DELTA;
     const int32_t warp = threadIdx.x >> 5;
+    const float rate = expf(p.vectors.a_log[w.head]); // loads are started before the sums
+    float step = 0.0f;
+    if ((int32_t)threadIdx.x < s.decays) {
+        step = step_of<T>(p, r, w.head * s.decays + threadIdx.x);
+    }
     if (delta && warp < 2) {
         const float *x = warp == 0 ? m.q : m.k;
         float square = 0.0f;
@@ -286,11 +352,11 @@ __device__ static void make_keys(const struct rows_params &p, const struct room<
             kept[d] = k;
         }
     }
-    const float rate = expf(p.vectors.a_log[w.head]);
     const int32_t before = r.at > 0 ? place_of(m.place, w, r, r.at - 1) : 0;
     float *g_kept = decays_at(s, lane, r.slot, w.head);
     for (int32_t d = threadIdx.x; d < s.decays; d += THREADS) {
-        const float x = step_of<T>(p, r, w.head * s.decays + d);
+        const bool is_first = d == (int32_t)threadIdx.x;
+        const float x = is_first ? step : step_of<T>(p, r, w.head * s.decays + d);
         const float g = log_decay(p.law, rate, x);
         const float sum = r.at > 0 ? m.g[before * s.decays + d] + g : g;
         m.g[r.mine * s.decays + d] = sum;
@@ -311,6 +377,7 @@ __device__ static void make_scores(const struct rows_params &p, const struct roo
 {
     const int32_t dk = p.state.geometry.key_dim, decays = p.state.decays;
     const float *g = m.g + r.mine * decays;
+#pragma unroll 2
     for (int32_t t = threadIdx.x >> 5; t <= r.at; t += WARPS) {
         const int32_t from = place_of(m.place, w, r, t);
         const T *key = m.keys + from * dk;
@@ -365,21 +432,48 @@ __device__ static void add_past(const struct rows_params &p, const struct room<T
     m.part[THREADS + threadIdx.x] = by_q;
 }
 
+/* What a row's end reads from global memory, loaded while its sums are computed; as the gate's and
+ * beta's inputs. */
+struct late {
+    float beta, gate, norm, skip, step;
+};
+
 template <typename T>
-__device__ __forceinline__ float gate_of(const struct rows_params &p, const struct work &w,
-                                         const struct row &r, int32_t v)
+__device__ static struct late load_late(const struct rows_params &p, const struct work &w,
+                                        const struct row &r)
 {
-    const int32_t dv = p.state.geometry.value_dim;
-    const T *gate = (const T *)p.gate + r.index * p.gate_stride;
-    const float x = p.gate_scale * to_float(gate[p.per_group ? w.head : w.head * dv + v]);
-    const float sigmoid = 1.0f / (1.0f + expf(-x));
+    const struct state_layer &g = p.state.geometry;
+    const int32_t dv = g.value_dim, v = threadIdx.x;
+    struct late l = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    if (v >= dv) {
+        return l;
+    }
+    if (g.kind == STATE_DELTA) {
+        l.beta = to_float(((const T *)p.beta + r.index * p.beta_stride)[w.head]);
+    } else {
+        l.step = step_of<T>(p, r, w.head);
+    }
+    if (p.gate) {
+        const T *gate = (const T *)p.gate + r.index * p.gate_stride;
+        l.gate = to_float(gate[p.per_group ? w.head : w.head * dv + v]);
+    }
+    if (p.vectors.norm) {
+        l.norm = p.vectors.norm[p.vectors.norm_is_wide ? w.head * dv + v : v];
+    }
+    l.skip = p.vectors.skip ? p.vectors.skip[w.head] : 0.0f;
+    return l;
+}
+
+__device__ __forceinline__ float opened_by(const struct rows_params &p, float gate)
+{
+    const float x = p.gate_scale * gate, sigmoid = 1.0f / (1.0f + expf(-x));
     return p.gate_act == GATE_AS_IS ? x : p.gate_act == GATE_SILU ? x * sigmoid : sigmoid;
 }
 
 /* The row's value and output, and the output's gate. */
 template <typename T>
 __device__ static void finish_row(const struct rows_params &p, const struct room<T> &m,
-                                  const struct work &w, const struct row &r)
+                                  const struct work &w, const struct row &r, const struct late &l)
 {
     const struct state_view &s = p.state;
     const int32_t dv = s.geometry.value_dim, width = (dv + 31) / 32 * 32, v = threadIdx.x;
@@ -390,25 +484,20 @@ __device__ static void finish_row(const struct rows_params &p, const struct room
             known += m.part[part * width + v];
             y += m.part[THREADS + part * width + v];
         }
-        float u;
-        if (s.geometry.kind == STATE_DELTA) {
-            const T *beta = (const T *)p.beta + r.index * p.beta_stride;
-            u = (m.v[v] - known) / (1.0f + expf(-to_float(beta[w.head])));
-        } else {
-            u = m.v[v] * dt_of(p.law, step_of<T>(p, r, w.head));
-        }
+        const bool delta = s.geometry.kind == STATE_DELTA;
+        const float u =
+            delta ? (m.v[v] - known) / (1.0f + expf(-l.beta)) : m.v[v] * dt_of(p.law, l.step);
         const T kept = from_float<T>(u);
         m.values[r.mine * dv + v] = kept;
         values_at<T>(s, w.seq.lane, r.slot, w.head)[v] = kept;
         y = fmaf(m.q_score[r.at], to_float(kept), y);
-        y = p.vectors.skip ? fmaf(p.vectors.skip[w.head], m.v[v], y) : y;
-        opened = p.gate ? gate_of<T>(p, w, r, v) : 1.0f;
+        y = p.vectors.skip ? fmaf(l.skip, m.v[v], y) : y;
+        opened = p.gate ? opened_by(p, l.gate) : 1.0f;
         y = p.gate_first ? y * opened : y;
     }
     if (p.vectors.norm) {
         const float square = block_sum(v < dv ? y * y : 0.0f, m.sum) / (float)dv;
-        const int32_t at = p.vectors.norm_is_wide ? w.head * dv + v : v;
-        y *= v < dv ? p.vectors.norm[at] / sqrtf(square + p.eps) : 0.0f;
+        y *= v < dv ? l.norm / sqrtf(square + p.eps) : 0.0f;
     }
     if (v < dv) {
         T *out = (T *)p.out + r.index * p.out_stride + (int64_t)w.head * dv;
@@ -473,17 +562,22 @@ __device__ static void move_on(const struct rows_params &p, const struct room<T>
     }
 }
 
+__device__ __forceinline__ struct row row_of(const struct rows_params &p, const struct work &w,
+                                             int32_t i)
+{
+    const struct pass_row of = p.pass.rows[w.first + i];
+    const int32_t at = of.pos % p.state.block;
+    return {w.first + i, of.pos, of.slot_pos, at, of.pos - at, w.seq.tree ? p.state.block + i : at};
+}
+
+/* `have`: where the block begins whose S and rows are being loaded to shared memory; -1: none. */
 template <typename T, bool EACH>
 __device__ static void run_sequence(const struct rows_params &p, const struct room<T> &m,
-                                    const struct work &w)
+                                    const struct work &w, int32_t have)
 {
     const struct state_view &s = p.state;
-    int32_t have = -1; // the sequence whose S and rows are in shared memory
     for (int32_t i = 0; i < w.n; i++) {
-        const struct pass_row of = p.pass.rows[w.first + i];
-        struct row r = {w.first + i, of.pos, of.slot_pos, of.pos % s.block, 0, 0};
-        r.begin = r.pos - r.at;
-        r.mine = w.seq.tree ? s.block + i : r.at;
+        const struct row r = row_of(p, w, i);
         const bool ends = r.at == s.block - 1;
         char *const records[2] = {ends ? record_of(s, w.seq.lane, r.pos + 1) : NULL,
                                   ends ? kept_of(s, p.pass, w.seq.lane, r.pos + 1) : NULL};
@@ -492,6 +586,8 @@ __device__ static void run_sequence(const struct rows_params &p, const struct ro
             have = r.begin;
         }
         find_path(p, m, w, r);
+        const struct late late = load_late<T>(p, w, r);
+        loads_arrive();
         __syncthreads();
         make_inputs(p, m, w, r, records);
         __syncthreads();
@@ -501,7 +597,7 @@ __device__ static void run_sequence(const struct rows_params &p, const struct ro
         __syncthreads();
         add_past(p, m, w, r);
         __syncthreads();
-        finish_row(p, m, w, r);
+        finish_row(p, m, w, r, late);
         __syncthreads();
         if (ends) {
             move_on<T, EACH>(p, m, w, r, records);
@@ -511,28 +607,45 @@ __device__ static void run_sequence(const struct rows_params &p, const struct ro
     }
 }
 
+/* The block's work on sequence number i of the pass; none in n if it is left to k_state_blocks, or
+ * has no rows in this window. */
+__device__ __forceinline__ struct work work_of(const struct rows_params &p, int32_t i)
+{
+    const struct state_layer &g = p.state.geometry;
+    const int32_t per_key = g.n_heads / g.n_key_heads, head = blockIdx.x;
+    struct work w = {p.pass.seqs[i], head, head / per_key, head % per_key == 0, 0, 0};
+    const int32_t first = p.window * STATE_WINDOW;
+    const bool few = w.seq.tree || w.seq.n_rows <= STATE_WINDOW;
+    if (first < w.seq.n_rows && (few || !p.few_alone)) {
+        w.n = min(w.seq.n_rows - first, (int32_t)STATE_WINDOW);
+        w.first = w.seq.first_row + first;
+    }
+    return w;
+}
+
+/* The first window's past is loaded before the wait: no kernel of this pass writes it, nor the
+ * pass's lists. A later window reads what the ones before it have written. */
 template <typename T, bool EACH>
-__global__ void __launch_bounds__(THREADS) state_rows_kernel(struct rows_params p)
+__global__ void __launch_bounds__(THREADS, 2) state_rows_kernel(struct rows_params p)
 {
     extern __shared__ __align__(16) char memory[];
     struct room<T> m;
+    carve(p.state, memory, &m);
+    int32_t have = -1;
+    if (p.window == 0 && (int32_t)blockIdx.y < p.pass.counts->n_seqs) {
+        const struct work w = work_of(p, blockIdx.y);
+        if (w.n > 0) {
+            const struct row r = row_of(p, w, 0);
+            load_block(p, m, w, r);
+            have = r.begin;
+        }
+    }
     pdl_wait();
     pdl_trigger();
-    carve(p.state, memory, &m);
-    const int32_t per_key = p.state.geometry.n_heads / p.state.geometry.n_key_heads;
     for (int32_t i = blockIdx.y; i < p.pass.counts->n_seqs; i += gridDim.y) {
-        struct work w = {p.pass.seqs[i],
-                         (int32_t)blockIdx.x,
-                         (int32_t)blockIdx.x / per_key,
-                         blockIdx.x % per_key == 0,
-                         p.window * STATE_WINDOW,
-                         0};
-        const bool few = w.seq.tree || w.seq.n_rows <= STATE_WINDOW;
-        if (w.first < w.seq.n_rows && (few || !p.few_alone)) {
-            w.n = min(w.seq.n_rows - w.first, (int32_t)STATE_WINDOW);
-            w.first += w.seq.first_row;
-            run_sequence<T, EACH>(p, m, w);
-        }
+        const struct work w = work_of(p, i);
+        run_sequence<T, EACH>(p, m, w, have);
+        have = -1;
     }
 }
 

@@ -379,6 +379,24 @@ __device__ static void move_on(const struct scan_room<T, KEY, DELTA> &m,
     }
 }
 
+/* kept_of, whose list the warp searches together. */
+__device__ static char *kept_by_warp(const struct blocks_params &p, const struct scan &w,
+                                     int32_t boundary)
+{
+    const struct pass_view &pass = p.pass;
+    for (int32_t first = 0; first < pass.counts->n_keeps; first += 32) {
+        const int32_t i = first + (threadIdx.x & 31);
+        const bool is = i < pass.counts->n_keeps && pass.keeps[i].lane == w.seq.lane &&
+                        pass.keeps[i].pos == boundary;
+        const unsigned found = __ballot_sync(0xffffffffu, is);
+        if (found) {
+            const int32_t slot = pass.keeps[first + __ffs((int)found) - 1].slot;
+            return p.state.snapshots + (int64_t)(slot - p.state.max_lanes) * p.state.record_bytes;
+        }
+    }
+    return NULL;
+}
+
 /* Stores the boundary at the block's end: to the lane, unless later boundaries of this launch
  * replace it (`left` blocks follow, the last of which may have none), and to a snapshot. */
 template <typename T, int KEY>
@@ -389,7 +407,7 @@ __device__ static void keep_boundary(const struct blocks_params &p, const struct
     const int32_t boundary = b.begin + BLOCK;
     char *const records[2] = {left <= p.state.n_records ? record_of(p.state, w.seq.lane, boundary)
                                                         : NULL,
-                              kept_of(p.state, p.pass, w.seq.lane, boundary)};
+                              kept_by_warp(p, w, boundary)};
     for (int i = 0; i < 2; i++) {
         if (records[i]) {
             store_state(p, w, records[i], s);

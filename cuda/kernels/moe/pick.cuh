@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A router's picks from a row's scores, by one warp. Thread: device code. */
+#ifndef SLUICE_CUDA_MOE_PICK_CUH
+#define SLUICE_CUDA_MOE_PICK_CUH
+
+#include "cuda/kernels/device/reduce.cuh"
+#include "cuda/kernels/device/types.cuh"
+#include "engine/device/ops.h"
+
+/* Four elements of a row from i on; zeros past its end. */
+template <bool VECTORS, typename T>
+__device__ __forceinline__ void load_4(const T *row, int i, int n, float (&out)[4])
+{
+    if constexpr (!VECTORS) {
+        for (int e = 0; e < 4; e++) {
+            out[e] = i + e < n ? to_float(row[i + e]) : 0.0f;
+        }
+    } else if constexpr (sizeof(T) == 2) {
+        alignas(8) T v[4];
+        *(uint2 *)v = *(const uint2 *)(row + i);
+        for (int e = 0; e < 4; e++) {
+            out[e] = to_float(v[e]);
+        }
+    } else {
+        const float4 v = *(const float4 *)(row + i);
+        out[0] = v.x;
+        out[1] = v.y;
+        out[2] = v.z;
+        out[3] = v.w;
+    }
+}
+
+struct route_params {
+    int32_t n_rows, n_experts, k;
+    enum moe_scoring scoring;
+    bool renormalise;
+    float scale;
+    int32_t n_group, topk_group; // n_group 0: no groups
+};
+
+static inline struct route_params route_params_of(const struct moe_route_args *a)
+{
+    return {a->n_rows,
+            a->n_experts,
+            a->k,
+            a->scoring,
+            a->renormalise,
+            a->scale,
+            a->n_group > 1 ? a->n_group : 0,
+            a->topk_group};
+}
+
+/* Floats of shared memory that a warp needs. */
+__host__ __device__ static inline int32_t pick_floats(const struct route_params &p)
+{
+    return 2 * p.n_experts + p.n_group;
+}
+
+/* The warp's arg-max of `score` over [0, n); ties go to the lowest index; -1 if all are
+ * -infinity. */
+__device__ __forceinline__ int warp_argmax(const float *score, int n)
+{
+    const int lane = threadIdx.x & 31;
+    float best = -INFINITY;
+    int index = -1;
+    for (int i = lane; i < n; i += 32) {
+        if (score[i] > best) {
+            best = score[i];
+            index = i;
+        }
+    }
+    for (int mask = 16; mask > 0; mask >>= 1) {
+        const float other = __shfl_xor_sync(0xffffffffu, best, mask);
+        const int other_index = __shfl_xor_sync(0xffffffffu, index, mask);
+        if (other_index >= 0 &&
+            (index < 0 || other > best || (other == best && other_index < index))) {
+            best = other;
+            index = other_index;
+        }
+    }
+    return index;
+}
+
+/* Excludes the expert groups that are not among the best. */
+__device__ static void keep_groups(float *choice, const struct route_params &p, float *group)
+{
+    const int lane = threadIdx.x & 31, size = p.n_experts / p.n_group;
+    for (int g = lane; g < p.n_group; g += 32) {
+        float first = -INFINITY, second = -INFINITY;
+        for (int i = 0; i < size; i++) {
+            const float c = choice[g * size + i];
+            if (c > first) {
+                second = first;
+                first = c;
+            } else if (c > second) {
+                second = c;
+            }
+        }
+        group[g] = p.scoring == MOE_SIGMOID && size > 1 ? first + second : first;
+    }
+    __syncwarp();
+    uint64_t kept = 0;
+    for (int i = 0; i < p.topk_group; i++) {
+        const int g = warp_argmax(group, p.n_group);
+        if (g < 0) {
+            break;
+        }
+        kept |= 1ull << g;
+        __syncwarp();
+        if (lane == 0) {
+            group[g] = -INFINITY;
+        }
+        __syncwarp();
+    }
+    for (int i = lane; i < p.n_experts; i += 32) {
+        if (!(kept >> (i / size) & 1)) {
+            choice[i] = -INFINITY;
+        }
+    }
+    __syncwarp();
+}
+
+/* Floats as integers in the same order; 0 for -infinity and NaN, which are never picked. */
+__device__ __forceinline__ uint32_t ordered(float x)
+{
+    const uint32_t bits = __float_as_uint(x + 0.0f); // one zero
+    const bool any = x > -INFINITY;
+    return any ? (bits & 0x80000000u ? ~bits : bits | 0x80000000u) : 0u;
+}
+
+/* The expert of the warp's highest key, the lowest of them in a tie, whose key becomes 0; expert 0
+ * if there is none. Lane l has the keys of experts l, l + 32, ... */
+template <int EACH> __device__ __forceinline__ int take_best(uint32_t (&key)[EACH])
+{
+    const int lane = threadIdx.x & 31;
+    uint32_t high = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        high = max(high, key[i]);
+    }
+    high = __reduce_max_sync(0xffffffffu, high);
+    if (high == 0) {
+        return 0;
+    }
+    uint32_t id = UINT32_MAX;
+#pragma unroll
+    for (int i = EACH - 1; i >= 0; i--) {
+        id = key[i] == high ? (uint32_t)(lane + 32 * i) : id;
+    }
+    id = __reduce_min_sync(0xffffffffu, id);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        key[i] = id == (uint32_t)(lane + 32 * i) ? 0u : key[i];
+    }
+    return (int)id;
+}
+
+struct pick {
+    int32_t id;
+    float weight;
+};
+
+/* Lane j's pick number j of the row whose scores are `in`, for experts up to 32 * EACH. The warp's
+ * shared memory holds the weights of the picks (`score`) and the values they are ranked by
+ * (`choice`). Loops are short code rather than unrolled: it is fetched anew by every launch. */
+template <int EACH>
+__device__ __forceinline__ struct pick pick_row(const float *in, const float *correction,
+                                                const float *expert_scale,
+                                                const struct route_params &p, float *shared)
+{
+    const int lane = threadIdx.x & 31;
+    float *score = shared, *choice = score + p.n_experts;
+    float top = -INFINITY, sum = 0.0f;
+    for (int e = lane; e < p.n_experts; e += 32) {
+        score[e] = in[e];
+        top = fmaxf(top, score[e]);
+    }
+    top = warp_max(top);
+#pragma unroll 1
+    for (int e = lane; e < p.n_experts; e += 32) {
+        score[e] = p.scoring == MOE_SOFTMAX_TOPK ? expf(score[e] - top)
+                   : p.scoring == MOE_SIGMOID    ? 1.0f / (1.0f + expf(-score[e]))
+                                                 : score[e];
+        sum += score[e];
+    }
+    sum = warp_sum(sum);
+#pragma unroll 1
+    for (int e = lane; e < p.n_experts; e += 32) {
+        score[e] = p.scoring == MOE_SOFTMAX_TOPK ? score[e] / sum : score[e];
+        choice[e] = correction ? score[e] + correction[e] : score[e];
+    }
+    __syncwarp();
+    if (p.n_group > 0) {
+        keep_groups(choice, p, choice + p.n_experts);
+    }
+    uint32_t key[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        key[i] = lane + 32 * i < p.n_experts ? ordered(choice[lane + 32 * i]) : 0u;
+    }
+    struct pick mine = {0, 0.0f};
+    float total = 0.0f, best = 0.0f;
+#pragma unroll 1
+    for (int j = 0; j < p.k; j++) {
+        const int id = take_best<EACH>(key);
+        float w = score[id];
+        if (p.scoring == MOE_TOPK_SOFTMAX) {
+            best = j == 0 ? w : best;
+            w = expf(w - best);
+        }
+        total += w;
+        if (lane == j) {
+            mine.weight = w;
+            mine.id = id;
+        }
+    }
+    if (p.scoring == MOE_TOPK_SOFTMAX) {
+        mine.weight /= total;
+    } else if (p.renormalise) {
+        mine.weight /= p.scoring == MOE_SIGMOID ? total + 1e-20f : total;
+    }
+    mine.weight *= expert_scale ? p.scale * expert_scale[mine.id] : p.scale;
+    return mine;
+}
+
+#endif

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A router's scores of many rows, on the tensor cores. The router is fp32, and its scores decide
+ * between experts, so each of its weights is split into three bf16 numbers whose sum it is: the
+ * three products with bf16 rows are exact, and added in fp32. A block computes ROWS rows by EXPERTS
+ * experts, a warp 16 of the rows; the split is made on the way to shared memory. Bound by reading
+ * both operands from the L2 cache. */
+#include "cuda/kernels/device/launch.cuh"
+#include "cuda/kernels/device/mma_tile.cuh"
+#include "cuda/kernels/kernels.h"
+
+enum { ROWS = 128, EXPERTS = 64, DEPTH = 64, TERMS = 3, PAD = 8 };
+enum { WARPS = ROWS / 16, THREADS = WARPS * 32 };
+enum { RUNS = EXPERTS * DEPTH / 4 / THREADS }; // float4 of the router that a thread splits
+
+struct scores_room {
+    bf16_t x[2][ROWS][DEPTH + PAD];
+    bf16_t w[2][TERMS][EXPERTS][DEPTH + PAD];
+};
+
+struct scores_params {
+    const bf16_t *x;
+    const float *router, *bias;
+    float *logits;
+    int64_t x_stride;
+    int32_t n_rows, n_experts, hidden;
+};
+
+__device__ __forceinline__ static void load_x(const struct scores_params &p,
+                                              bf16_t (*to)[DEPTH + PAD], int32_t k)
+{
+    for (int32_t i = threadIdx.x; i < ROWS * DEPTH / 8; i += THREADS) {
+        const int32_t r = i / (DEPTH / 8), c = i % (DEPTH / 8) * 8;
+        const int32_t row = blockIdx.x * ROWS + r;
+        const bool is = row < p.n_rows && k + c < p.hidden;
+        cp_async_16(&to[r][c], is ? p.x + row * p.x_stride + k + c : p.x, is);
+    }
+}
+
+/* Where run j of the thread lies in the tile. */
+__device__ __forceinline__ static int32_t run_row(int j)
+{
+    return (threadIdx.x + j * THREADS) / (DEPTH / 4);
+}
+
+__device__ __forceinline__ static int32_t run_col(int j)
+{
+    return (threadIdx.x + j * THREADS) % (DEPTH / 4) * 4;
+}
+
+__device__ __forceinline__ static void load_router(const struct scores_params &p, float4 (&w)[RUNS],
+                                                   int32_t k)
+{
+#pragma unroll
+    for (int j = 0; j < RUNS; j++) {
+        const int32_t e = blockIdx.y * EXPERTS + run_row(j), at = k + run_col(j);
+        const bool is = e < p.n_experts && at < p.hidden;
+        w[j] = is ? *(const float4 *)(p.router + (int64_t)e * p.hidden + at)
+                  : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+}
+
+__device__ __forceinline__ static void split_router(bf16_t (*to)[EXPERTS][DEPTH + PAD],
+                                                    const float4 (&w)[RUNS])
+{
+#pragma unroll
+    for (int j = 0; j < RUNS; j++) {
+        float left[4] = {w[j].x, w[j].y, w[j].z, w[j].w};
+#pragma unroll
+        for (int t = 0; t < TERMS; t++) {
+            alignas(8) bf16_t part[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                part[i] = from_float<bf16_t>(left[i]);
+                left[i] -= to_float(part[i]);
+            }
+            *(uint2 *)&to[t][run_row(j)][run_col(j)] = *(const uint2 *)part;
+        }
+    }
+}
+
+__device__ __forceinline__ static void multiply(const bf16_t (*x)[DEPTH + PAD],
+                                                const bf16_t (*w)[EXPERTS][DEPTH + PAD],
+                                                float (&sum)[EXPERTS / 8][4])
+{
+    const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) * 16;
+#pragma unroll
+    for (int k = 0; k < DEPTH; k += 16) {
+        uint32_t rows[4];
+        ldmatrix_x4(rows, &x[first + (lane & 15)][k + (lane >> 4) * 8]);
+#pragma unroll
+        for (int t = TERMS - 1; t >= 0; t--) { // small terms first
+#pragma unroll
+            for (int n = 0; n < EXPERTS; n += 16) {
+                uint32_t columns[4];
+                ldmatrix_x4(columns,
+                            &w[t][n + (lane & 7) + (lane >> 4) * 8][k + (lane >> 3 & 1) * 8]);
+                mma_16x8x16(sum[n / 8], rows, columns[0], columns[1], bf16_t());
+                mma_16x8x16(sum[n / 8 + 1], rows, columns[2], columns[3], bf16_t());
+            }
+        }
+    }
+}
+
+__global__ void __launch_bounds__(THREADS, 2) route_many_kernel(struct scores_params p)
+{
+    extern __shared__ __align__(16) char memory[];
+    scores_room &m = *(scores_room *)memory;
+    float sum[EXPERTS / 8][4] = {};
+    float4 w[RUNS];
+    load_router(p, w, 0);
+    split_router(m.w[0], w);
+    pdl_wait();
+    pdl_trigger();
+    load_x(p, m.x[0], 0);
+    cp_async_commit();
+    for (int32_t k = 0, stage = 0; k < p.hidden; k += DEPTH, stage ^= 1) {
+        cp_async_wait<0>();
+        __syncthreads(); // this stage has arrived, and the other may be refilled
+        const bool more = k + DEPTH < p.hidden;
+        if (more) {
+            load_x(p, m.x[stage ^ 1], k + DEPTH);
+            load_router(p, w, k + DEPTH);
+        }
+        cp_async_commit();
+        multiply(m.x[stage], m.w[stage], sum);
+        if (more) {
+            split_router(m.w[stage ^ 1], w);
+        }
+    }
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+#pragma unroll
+    for (int n = 0; n < EXPERTS / 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int32_t row = blockIdx.x * ROWS + warp * 16 + (i >> 1) * 8 + (lane >> 2);
+            const int32_t e = blockIdx.y * EXPERTS + n * 8 + (lane & 3) * 2 + (i & 1);
+            if (row < p.n_rows && e < p.n_experts) {
+                p.logits[(int64_t)row * p.n_experts + e] = sum[n][i] + (p.bias ? p.bias[e] : 0.0f);
+            }
+        }
+    }
+}
+
+bool k_moe_scores_takes(const struct moe_route_args *a, enum dtype router_dtype, int32_t hidden)
+{
+    return a->x.dtype == DT_BF16 && router_dtype == DT_F32 && a->n_rows >= ROWS &&
+           hidden % 8 == 0 && vec_ok(a->x.mem.p, a->x.stride, hidden, sizeof(bf16_t));
+}
+
+cudaError_t k_moe_scores(cudaStream_t stream, const struct moe_route_args *a, const float *router,
+                         const float *bias, int32_t hidden, float *logits)
+{
+    const struct scores_params p = {(const bf16_t *)a->x.mem.p,
+                                    router,
+                                    bias,
+                                    logits,
+                                    a->x.stride,
+                                    a->n_rows,
+                                    a->n_experts,
+                                    hidden};
+    const size_t n_bytes = sizeof(scores_room);
+    const cudaError_t e = cudaFuncSetAttribute(
+        route_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_bytes);
+    return e != cudaSuccess
+               ? e
+               : launch(route_many_kernel,
+                        dim3((a->n_rows + ROWS - 1) / ROWS, (a->n_experts + EXPERTS - 1) / EXPERTS),
+                        dim3(THREADS), n_bytes, stream, p);
+}
