@@ -464,9 +464,9 @@ static enum status write_index(const struct job *j)
         const int32_t n = outputs_of(j, &j->tensors[i], outputs);
         for (int32_t k = 0; k < n; k++) {
             if (first) {
-                buf_puts(&b, "\n ");
+                buf_puts(&b, "\n    ");
             } else {
-                buf_puts(&b, ",\n ");
+                buf_puts(&b, ",\n    ");
             }
             put_name(&b, &outputs[k]);
             buf_printf(&b, ": \"%s\"", name);

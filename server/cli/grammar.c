@@ -235,9 +235,9 @@ static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t
         return;
     }
     if (v.accepted) {
-        buf_puts(out, " accepted ");
+        buf_puts(out, "  accepted  ");
     } else {
-        buf_puts(out, " refused ");
+        buf_puts(out, "  refused   ");
     }
     buf_put_json(out, s, n);
     if (v.over) {

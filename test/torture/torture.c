@@ -10,7 +10,6 @@
  *
  * Exempt places are functions that abort by design. A call is attributed to the program or to a
  * library by its return address. */
-#include "engine/base/optional.h"
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -213,11 +212,13 @@ static void on_signal(int number)
 static int add_module(struct dl_phdr_info *info, size_t size, void *arg)
 {
     const char *from = getenv("TORTURE_FROM");
-    char copy[256], *rest = NULL;
+    char copy[256] = "", *rest = NULL;
     int *n_seen = arg;
     (void)size;
     bool is_program = (*n_seen)++ == 0, wanted = is_program;
-    snprintf(copy, sizeof copy, "%s", or_empty(from));
+    if (from) {
+        snprintf(copy, sizeof copy, "%s", from);
+    }
     for (char *name = strtok_r(copy, " ", &rest); name && !wanted;
          name = strtok_r(NULL, " ", &rest)) {
         wanted = strstr(info->dlpi_name, name) != NULL;
