@@ -160,6 +160,6 @@ void bench_attention_check(int n_cases);
 void bench_attention_time();
 void bench_attention_step();
 
-extern int bench_failures;
+inline int bench_failures; // of all checks
 
 #endif

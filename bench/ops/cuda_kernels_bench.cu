@@ -6,8 +6,6 @@
 
 #include <cstring>
 
-int bench_failures = 0;
-
 __global__ void read_kernel(const uint4 *p, int64_t n, uint4 *out)
 {
     uint4 sum = {0, 0, 0, 0};

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Products timed against cuBLASLt, in graphs of dependent launches over weights in turn. */
+#include "bench/ops/bench.cuh"
+#include "cuda/cuda_fixed.h"
+#include "cuda/gemm.h"
+#include "cuda/kernels/kernels.h"
+
+#include <cmath>
+#include <cublasLt.h>
+
+struct lt_product {
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t w, x, y;
+    cublasLtMatmulHeuristicResult_t plan;
+};
+
+static cublasLtHandle_t lt;
+enum { LT_WORKSPACE = 32 << 20 };
+
+#define LT(call)                                                                                   \
+    do {                                                                                           \
+        const cublasStatus_t lt_status = (call);                                                   \
+        if (lt_status != CUBLAS_STATUS_SUCCESS) {                                                  \
+            printf("%s: %d\n", #call, (int)lt_status);                                             \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static struct lt_product lt_open(int m, int n, int k)
+{
+    struct lt_product p;
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    const size_t workspace = LT_WORKSPACE;
+    cublasLtMatmulPreference_t preference;
+    int found = 0;
+    LT(cublasLtMatmulDescCreate(&p.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    LT(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                      sizeof transposed));
+    LT(cublasLtMatrixLayoutCreate(&p.w, CUDA_R_16BF, k, n, k));
+    LT(cublasLtMatrixLayoutCreate(&p.x, CUDA_R_16BF, k, m, k));
+    LT(cublasLtMatrixLayoutCreate(&p.y, CUDA_R_16BF, n, m, n));
+    LT(cublasLtMatmulPreferenceCreate(&preference));
+    LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                            &workspace, sizeof workspace));
+    LT(cublasLtMatmulAlgoGetHeuristic(lt, p.desc, p.w, p.x, p.y, p.y, preference, 1, &p.plan,
+                                      &found));
+    LT(cublasLtMatmulPreferenceDestroy(preference));
+    return p;
+}
+
+/* Issues the product of cuBLASLt that all timings here are compared with. */
+static void lt_issue(const struct lt_product &p, const void *w, const void *x, void *y,
+                     void *workspace, cudaStream_t stream)
+{
+    const float one = 1.0f, zero = 0.0f;
+    LT(cublasLtMatmul(lt, p.desc, &one, w, p.w, x, p.x, &zero, y, p.y, y, p.y, &p.plan.algo,
+                      workspace, LT_WORKSPACE, stream));
+}
+
+/* gate_up with its activation: in one kernel, or cuBLASLt's product and the op. */
+static void time_gated(const char *weights, size_t pool, char *x, char *y, char *act,
+                       void *workspace)
+{
+    const int n_out = 28672, k = 4096;
+    const size_t bytes = (size_t)n_out * k * 2;
+    const int n_copies = (int)(pool / bytes);
+    printf("gate_up and SiLU, rows: own us, cublas and the op us\n");
+    for (int m : {64, 128, 192, 224, 240, 256, 512, 768, 1024, 1920, 2048, 8192}) {
+        struct gemm_args a = {};
+        a.x = x;
+        a.y = act;
+        a.x_dtype = a.w_dtype = a.y_dtype = DT_BF16;
+        a.n_rows = m;
+        a.n_out = n_out;
+        a.n_in = a.x_stride = k;
+        a.y_stride = n_out / 2;
+        a.n_batch = 1;
+        a.gated = true;
+        a.weight = weights;
+        struct wide_plan plan = {};
+        const bool wide = gemm_wide_takes(&a, 90, 132, 0, &plan);
+        const int n = m > 256 ? 4 : 12;
+        const double own = time_us(n, [&](cudaStream_t stream, int i) {
+            struct gemm_args one = a;
+            one.weight = weights + bytes * (size_t)(i % n_copies);
+            CHECK(wide ? gemm_wide(stream, &one, 132, &plan, nullptr)
+                       : gemm_batch(stream, &one, 132));
+        });
+        struct activation_args silu = {};
+        silu.x.mem.p = y;
+        silu.x.dtype = silu.out.dtype = DT_BF16;
+        silu.x.stride = n_out;
+        silu.out.mem.p = act;
+        silu.out.stride = silu.width = n_out / 2;
+        silu.n_rows = m;
+        silu.kind = ACT_SILU;
+        silu.gated = true;
+        const struct lt_product p = lt_open(m, n_out, k);
+        const double theirs = time_us(n, [&](cudaStream_t stream, int i) {
+            lt_issue(p, weights + bytes * (size_t)(i % n_copies), x, y, workspace, stream);
+            CHECK(k_activation(stream, &silu));
+        });
+        printf("%4d  %7.2f (%s%s)  %7.2f\n", m, own, wide ? "wide" : "batch",
+               wide || gemm_batch_takes(&a, 90, 132) ? "" : ", not taken", theirs);
+    }
+}
+
+/* Deterministic mode's products. Partial sums are left unread, so reading them is not in the times. */
+enum { FIXED_SUMS = 32 << 20 };
+
+static void time_fixed(const char *weights, size_t pool, char *x, char *y, void *workspace)
+{
+    static const struct {
+        const char *name;
+        int n, k;
+    } shapes[] = {{"qkv", 6144, 4096}, {"o", 4096, 4096}, {"down", 4096, 14336}};
+    float *sums = device_new<float>(FIXED_SUMS / 4);
+    printf("products of fixed order, rows: own us, cublas us\n");
+    for (const auto &s : shapes) {
+        const size_t bytes = (size_t)s.n * s.k * 2;
+        const int n_copies = (int)(pool / bytes);
+        for (int m : {1, 32, 64, 128, 192, 256, 384, 512, 1024, 2048, 8192}) {
+            struct gemm_args a = {};
+            a.x = x;
+            a.y = y;
+            a.x_dtype = a.w_dtype = a.y_dtype = DT_BF16;
+            a.n_rows = m;
+            a.n_out = a.y_stride = s.n;
+            a.n_in = a.x_stride = s.k;
+            a.n_batch = 1;
+            a.may_split = true;
+            const int n = m > 256 ? 4 : 12;
+            struct sum_parts parts = {sums, nullptr, (int64_t)m * s.n, s.n, 0};
+            const double own = time_us(n, [&](cudaStream_t stream, int i) {
+                struct gemm_args one = a;
+                one.weight = weights + bytes * (size_t)(i % n_copies);
+                CHECK(fixed_product(stream, &one, 132, FIXED_SUMS, &parts));
+            });
+            const struct lt_product p = lt_open(m, s.n, s.k);
+            const double theirs = time_us(n, [&](cudaStream_t stream, int i) {
+                lt_issue(p, weights + bytes * (size_t)(i % n_copies), x, y, workspace, stream);
+            });
+            printf("%-5s %4d  %8.2f%s  %8.2f  %.2f\n", s.name, m, own, parts.n > 0 ? " (sums)" : "",
+                   theirs, own / theirs);
+        }
+    }
+    CHECK(cudaFree(sums));
+}
+
+void bench_gemm_time()
+{
+    static const struct {
+        const char *name;
+        int n, k;
+    } shapes[] = {{"qkv", 6144, 4096},
+                  {"o", 4096, 4096},
+                  {"gate_up", 28672, 4096},
+                  {"down", 4096, 14336},
+                  {"head", 128256, 4096}};
+    LT(cublasLtCreate(&lt));
+    const size_t pool = (size_t)3 << 30;
+    enum { MOST = 8192 }; // rows of gate_up
+    char *weights = device_new<char>(pool), *x = device_new<char>((size_t)MOST * 14336 * 2);
+    char *y = device_new<char>((size_t)MOST * 28672 * 2);
+    char *act = device_new<char>((size_t)MOST * 14336 * 2);
+    char *lt_workspace = device_new<char>(LT_WORKSPACE);
+    fill(weights, DT_BF16, (int64_t)pool / 2, 3, 0.03f);
+    fill(x, DT_BF16, (int64_t)MOST * 14336, 4, 1.0f);
+    float *sums = device_new<float>((size_t)8 * 128 * 28672);
+    time_fixed(weights, pool, x, y, lt_workspace);
+    printf("products of few rows, bf16, in a graph of dependent launches over rotating weights\n");
+    printf("%-8s %4s %9s %7s %7s   %9s %7s   %s\n", "shape", "rows", "own us", "TB/s", "of 4.3",
+           "cublas us", "TB/s", "own / cublas speed");
+    for (const auto &s : shapes) {
+        const size_t bytes = (size_t)s.n * s.k * 2;
+        const int n_copies = (int)(pool / bytes);
+        const int n = std::max(4, std::min(24, n_copies));
+        for (int m : {1, 2, 4, 8, 16, 32, 64, 128}) {
+            if (getenv("SHORT") && m != 1 && m != 16 && m != 64) {
+                continue;
+            }
+            struct gemm_args a = {};
+            a.x = x;
+            a.weight = weights;
+            a.y = y;
+            a.x_dtype = a.w_dtype = a.y_dtype = DT_BF16;
+            a.n_rows = m;
+            a.n_out = a.y_stride = s.n;
+            a.n_in = a.x_stride = s.k;
+            a.n_batch = 1;
+            a.may_split = true; // what reads the product adds the sums: not in these times
+            struct wide_plan plan = {};
+            const size_t sums_bytes = (size_t)8 * 128 * 28672 * 4;
+            const bool wide = gemm_wide_takes(&a, 90, 132, sums_bytes, &plan);
+            const bool small = !wide && gemm_small_takes(&a, 90, 132);
+            const struct sum_parts parts = {sums, nullptr, (int64_t)m * s.n, s.n, plan.n_splits};
+            const double own = !wide && !small ? NAN : time_us(n, [&](cudaStream_t stream, int i) {
+                struct gemm_args one = a;
+                one.weight = weights + bytes * (size_t)(i % n_copies);
+                CHECK(wide ? gemm_wide(stream, &one, 132, &plan, &parts)
+                           : gemm_small(stream, &one, 132));
+            });
+            const struct lt_product p = lt_open(m, s.n, s.k);
+            const double theirs = time_us(n, [&](cudaStream_t stream, int i) {
+                lt_issue(p, weights + bytes * (size_t)(i % n_copies), x, y, lt_workspace, stream);
+            });
+            const char *note = wide ? " wide" : "";
+            if (wide && plan.n_splits > 1) {
+                note = " wide, left as sums";
+            }
+            printf("%-8s %4d %9.2f %7.2f %6.0f%%   %9.2f %7.2f   %.2f%s\n", s.name, m, own,
+                   bytes / own * 1e-6, bytes / own * 1e-6 / 4.3 * 100, theirs,
+                   bytes / theirs * 1e-6, theirs / own, note);
+        }
+    }
+    time_gated(weights, pool, x, y, act, lt_workspace);
+    for (void *p :
+         {(void *)weights, (void *)x, (void *)y, (void *)act, (void *)lt_workspace, (void *)sums}) {
+        CHECK(cudaFree(p));
+    }
+}
