@@ -15,6 +15,7 @@
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/pairs.cuh"
 #include "cuda/kernels/device/wgmma.cuh"
+#include "cuda/kernels/gemm/maps.cuh"
 
 enum {
     DEPTH = 64,              // of K per stage
@@ -350,14 +351,8 @@ static cudaError_t launch_wide(cudaStream_t stream, const struct gemm_args *a, s
                                          (int)smem); // the attribute is per device, and ranks have
                                                      // one device each
     CUtensorMap w_map, x_map;
-    const bool bf16 = a->w_dtype == DT_BF16;
     if (e == cudaSuccess) {
-        e = tensor_map_2d(&w_map, a->weight, bf16, (uint64_t)a->n_in, (uint64_t)a->n_out,
-                          (uint64_t)a->n_in * 2, GATED ? N / 2 : N);
-    }
-    if (e == cudaSuccess) {
-        e = tensor_map_2d(&x_map, a->x, bf16, (uint64_t)a->n_in, (uint64_t)a->n_rows,
-                          (uint64_t)a->x_stride * 2, G * 64);
+        e = product_maps(a, GATED ? N / 2 : N, G * 64, &w_map, &x_map);
     }
     if (e != cudaSuccess) {
         return e;

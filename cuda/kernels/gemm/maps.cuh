@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The tensor maps through which the kernels of 16-bit products load their operands.
+ * Thread: host code. */
+#ifndef SLUICE_CUDA_GEMM_MAPS_CUH
+#define SLUICE_CUDA_GEMM_MAPS_CUH
+
+#include "cuda/gemm.h"
+#include "cuda/kernels/device/hopper.cuh"
+
+/* In boxes of 64 columns by so many rows. */
+static inline cudaError_t product_maps(const struct gemm_args *a, uint32_t w_rows, uint32_t x_rows,
+                                       CUtensorMap *w, CUtensorMap *x)
+{
+    const bool bf16 = a->w_dtype == DT_BF16;
+    const uint64_t n_in = (uint64_t)a->n_in;
+    const cudaError_t e =
+        tensor_map_2d(w, a->weight, bf16, n_in, (uint64_t)a->n_out, n_in * 2, w_rows);
+    if (e != cudaSuccess) {
+        return e;
+    }
+    return tensor_map_2d(x, a->x, bf16, n_in, (uint64_t)a->n_rows, (uint64_t)a->x_stride * 2,
+                         x_rows);
+}
+
+#endif
