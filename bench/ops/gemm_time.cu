@@ -105,7 +105,8 @@ static void time_gated(const char *weights, size_t pool, char *x, char *y, char 
     }
 }
 
-/* Deterministic mode's products. Partial sums are left unread, so reading them is not in the times. */
+/* Deterministic mode's products. Partial sums are left unread, so reading them is not in the times.
+ */
 enum { FIXED_SUMS = 32 << 20 };
 
 static void time_fixed(const char *weights, size_t pool, char *x, char *y, void *workspace)
