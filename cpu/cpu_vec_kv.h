@@ -272,21 +272,37 @@ VEC_INLINE const char *row_of(const struct kv_plane *p, const char *head, int32_
     return head + p->at + (in_pairs(kind) ? token / 2 : token) * value_row(p, kind);
 }
 
+VEC_INLINE void unpack_token(void *out, int64_t at, vf x, struct kv_scale s, bool bf16,
+                             const enum stored kind)
+{
+    put_unpacked(out, at, (x - vec_set(s.zero)) * vec_set(s.scale * code_unit(kind)), bf16);
+}
+
+VEC_INLINE struct kv_scale scale_of(const struct kv_plane *p, const char *head, int32_t token,
+                                    const enum stored kind)
+{
+    return kind < STORED_E4M3 ? (struct kv_scale){1.0f, 0.0f} : kv_scale_get(p, head, token);
+}
+
 VEC_INLINE void unpack_values(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                               int32_t width, bool bf16, void *out, const enum stored kind)
 {
-    for (int32_t t = 0; t < n; t++) {
-        struct kv_scale s = {1.0f, 0.0f};
-        if (kind >= STORED_E4M3) {
-            s = kv_scale_get(p, head, token + t);
-        }
-        vf scale = vec_set(s.scale * code_unit(kind)), zero = vec_set(s.zero);
+    const bool pairs = in_pairs(kind);
+    for (int32_t t = pairs ? -(token % 2) : 0; t < n; t += pairs ? 2 : 1) {
         const char *row = row_of(p, head, token + t, kind);
+        const bool first = t >= 0, second = pairs && t + 1 < n;
+        struct kv_scale a = {0}, b = {0};
+        a = first ? scale_of(p, head, token + t, kind) : a;
+        b = second ? scale_of(p, head, token + t + 1, kind) : b;
         for (int32_t d = 0; d < width; d += VEC) {
             vf even, odd;
             load_values(row, d, &even, &odd, kind);
-            vf x = in_pairs(kind) && (token + t) % 2 ? odd : even;
-            put_unpacked(out, (int64_t)t * width + d, (x - zero) * scale, bf16);
+            if (first) {
+                unpack_token(out, (int64_t)t * width + d, even, a, bf16, kind);
+            }
+            if (second) {
+                unpack_token(out, (int64_t)(t + 1) * width + d, odd, b, bf16, kind);
+            }
         }
     }
 }
