@@ -290,6 +290,7 @@ static bool read_predict(struct request *r, const char *key)
     }
     r->max_is_asked = v > 0;
     r->has_max_tokens = v > 0;
+    r->max_shrinks = v > 0;
     if (v > 0) {
         r->max_tokens = v;
     }
