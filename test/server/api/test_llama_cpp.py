@@ -150,6 +150,13 @@ def test_as_many_tokens_as_there_is_room_for(real):
     assert r.status == 200, r.body
 
 
+def test_more_tokens_than_fit_are_as_many_as_fit_also_for_openais_routes(server):
+    for path, prompt in (("/v1/completions", {"prompt": [5] * 2040}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
+        r = server.post(path, {**prompt, "n_predict": 2048, "ignore_eos": True})
+        assert r.status == 200 and r.json()["usage"]["total_tokens"] == 2048, r.body
+        assert server.post(path, {**prompt, "max_tokens": 2048}).error["code"] == "context_length_exceeded"
+
+
 def test_a_template_s_text_is_not_cut(server):
     body = {"messages": [{"role": "user", "content": "a b c d e f g h"}]}
     assert server.post("/apply-template", {**body, "truncate_prompt_tokens": 3}).json() == server.post("/apply-template", body).json()
@@ -160,6 +167,8 @@ def test_errors_have_llamas_types(server):
     assert r.status == 400 and r.error["type"] == "exceed_context_size_error" and r.error["n_prompt_tokens"] >= 3000 and r.error["n_ctx"] == 2048, r.body
     assert server.post("/completion", {"prompt": 5}).error["type"] == "invalid_request_error"
     assert server.post("/v1/completions", {"prompt": "a " * 3000}).error["type"] == "invalid_request_error"  # OpenAI's own
+    r = server.post("/chat/completions", {"messages": [{"role": "user", "content": "a " * 3000}]})
+    assert r.status == 400 and r.error["type"] == "exceed_context_size_error" and r.error["n_ctx"] == 2048, r.body
     with Server(api_key="secret") as s:
         for path, kind in (("/completion", "authentication_error"), ("/slots", "authentication_error"), ("/v1/completions", "invalid_request_error")):
             r = s.request("GET" if path == "/slots" else "POST", path, {"prompt": "a"}, {"authorization": "Bearer wrong"})
