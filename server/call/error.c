@@ -61,14 +61,20 @@ bool call_error_unsupported(struct call_error *e, const char *param)
                           "Unsupported parameter: '%s' is not supported by this server.", param);
 }
 
-/* Clients match the opening words. */
+/* Clients match the words: OpenAI's and vLLM's the opening ones. */
 static bool context_exceeded(struct call_error *e, const char *param, int64_t context,
                              const char *bound, int64_t n_prompt, int64_t n_completion)
 {
     char advice[64];
-    bool talk = strcmp(param, "messages") == 0;
-    snprintf(advice, sizeof advice, n_completion > 0 ? "the %s or completion" : "the input %s",
-             n_completion > 0 ? param : (talk ? "messages" : "prompt"));
+    if (n_completion > 0) {
+        snprintf(advice, sizeof advice, "the %s or completion", param);
+    } else if (strcmp(param, "messages") == 0) {
+        snprintf(advice, sizeof advice, "the input messages");
+    } else if (strcmp(param, "input") == 0) { // clients of llama.cpp's embeddings match the end
+        snprintf(advice, sizeof advice, "the input prompt: it is too large");
+    } else {
+        snprintf(advice, sizeof advice, "the input prompt");
+    }
     return call_error_set(e, 400, "context_length_exceeded", param,
                           "This model's maximum context length is %" PRId64
                           " tokens. However, you requested %s%" PRId64 " tokens (%s%" PRId64
