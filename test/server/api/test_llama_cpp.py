@@ -157,6 +157,15 @@ def test_more_tokens_than_fit_are_as_many_as_fit_also_for_openais_routes(server)
         assert server.post(path, {**prompt, "max_tokens": 2048}).error["code"] == "context_length_exceeded"
 
 
+def test_the_server_s_seed_is_that_of_requests_without_one():
+    with Server(real=True, seed=42) as s:
+        texts = {native(s, "Once upon", n_predict=12, temperature=1.5, **more)["content"] for more in ({}, {}, {"seed": 42})}
+        assert len(texts) == 1 and s.get("/props").json()["default_generation_settings"]["params"]["seed"] == 42
+        assert len({native(s, "Once upon", n_predict=12, temperature=1.5, seed=-1)["content"] for _ in range(4)}) > 1  # -1: none
+        ask = lambda: s.post("/v1/completions", {"prompt": "Once upon", "max_tokens": 12, "temperature": 1.5, "seed": -1}).json()["choices"][0]["text"]
+        assert len({ask() for _ in range(4)}) > 1
+
+
 def test_a_template_s_text_is_not_cut(server):
     body = {"messages": [{"role": "user", "content": "a b c d e f g h"}]}
     assert server.post("/apply-template", {**body, "truncate_prompt_tokens": 3}).json() == server.post("/apply-template", body).json()
