@@ -98,6 +98,7 @@ bool call_error_context_hopeless(struct call_error *e, const char *param, int64_
                                  int64_t n_prompt, int64_t n_completion)
 {
     if (e->status == 0) {
+        e->n_prompt_least = n_prompt;
         e->n_context = context;
     }
     return context_exceeded(e, param, context, "at least ", n_prompt, n_completion);
@@ -175,8 +176,12 @@ void call_error_put(struct buf *b, const struct call_error *e, enum call_error_n
     put_string_or_null(b, e->param[0] ? e->param : NULL);
     buf_puts(b, ",\"code\":");
     put_string_or_null(b, e->code);
-    if (e->n_prompt > 0) {
-        buf_printf(b, ",\"n_prompt_tokens\":%" PRId64, e->n_prompt);
+    int64_t n_prompt = e->n_prompt;
+    if (n_prompt == 0 && names == CALL_ERROR_LLAMA) {
+        n_prompt = e->n_prompt_least; // its clients always find a number
+    }
+    if (n_prompt > 0) {
+        buf_printf(b, ",\"n_prompt_tokens\":%" PRId64, n_prompt);
     }
     if (e->n_context > 0) {
         buf_printf(b, ",\"n_ctx\":%" PRId64, e->n_context);

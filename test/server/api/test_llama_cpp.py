@@ -178,6 +178,9 @@ def test_errors_have_llamas_types(server):
     assert server.post("/v1/completions", {"prompt": "a " * 3000}).error["type"] == "invalid_request_error"  # OpenAI's own
     r = server.post("/chat/completions", {"messages": [{"role": "user", "content": "a " * 3000}]})
     assert r.status == 400 and r.error["type"] == "exceed_context_size_error" and r.error["n_ctx"] == 2048, r.body
+    for n in (3000, 300000):  # counted, and too many bytes to be worth counting: a lower bound
+        r = server.post("/chat/completions", {"messages": [{"role": "user", "content": "a " * n}]})
+        assert r.error["type"] == "exceed_context_size_error" and 2048 < r.error["n_prompt_tokens"] <= 2 * n + 100, r.body
     with Server(api_key="secret") as s:
         for path, kind in (("/completion", "authentication_error"), ("/slots", "authentication_error"), ("/v1/completions", "invalid_request_error")):
             r = s.request("GET" if path == "/slots" else "POST", path, {"prompt": "a"}, {"authorization": "Bearer wrong"})
