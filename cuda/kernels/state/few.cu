@@ -29,9 +29,9 @@ template <typename T> struct alignas(EACH * sizeof(T)) four {
 /* What a thread knows of the past, and of the layer. Channels are threadIdx.x of the head's queries
  * and keys, and of its values. */
 template <typename T> struct past {
-    float s[S_ROWS][EACH];                    // rows STRIDE * i + lane / 4 of S
-    struct four<T> key[ROWS];                 // elements 4 * lane of rows WARPS * i + warp
-    struct four<T> value[ROWS];               // rows STRIDE * i + lane / 4
+    float s[S_ROWS][EACH];      // rows STRIDE * i + lane / 4 of S
+    struct four<T> key[ROWS];   // elements 4 * lane of rows WARPS * i + warp
+    struct four<T> value[ROWS]; // rows STRIDE * i + lane / 4
     int32_t channel[CHANNELS];
     T x[CHANNELS][TAPS - 1]; // the last inputs of its channels
     float weight[CHANNELS][TAPS], bias[CHANNELS];
@@ -47,8 +47,8 @@ template <typename T> struct few_room {
     union {
         struct {
             float raw[2 * KEY + VALUE]; // queries, keys, values after the convolution
-            float score[2][BLOCK];      // of keys and queries with the block's keys; 0 from the row on
-            float squares[WARPS], own;  // own: the row's query with its key
+            float score[2][BLOCK]; // of keys and queries with the block's keys; 0 from the row on
+            float squares[WARPS], own; // own: the row's query with its key
         };
         struct {
             struct four<T> keys[WARPS][KEY / EACH], values[WARPS][VALUE / EACH];
@@ -195,7 +195,8 @@ __device__ __forceinline__ void convolve(const struct past<T> &m, const struct f
             sum = fmaf(to_float(m.x[c][j]), m.weight[c][j], sum);
         }
         sum = fmaf(in.x[c], m.weight[c][TAPS - 1], sum);
-        raw[c * THREADS + threadIdx.x % (c == 0 ? THREADS : VALUE)] = __fdividef(sum, 1.0f + __expf(-sum));
+        raw[c * THREADS + threadIdx.x % (c == 0 ? THREADS : VALUE)] =
+            __fdividef(sum, 1.0f + __expf(-sum));
     }
 }
 
@@ -313,8 +314,7 @@ template <typename T> __device__ __forceinline__ struct four<T> gather_value(flo
     struct four<T> value;
 #pragma unroll
     for (int e = 0; e < EACH; e++) {
-        value.v[e] =
-            from_float<T>(__shfl_sync(0xffffffffu, u, (int)(threadIdx.x & 3) + EACH * e));
+        value.v[e] = from_float<T>(__shfl_sync(0xffffffffu, u, (int)(threadIdx.x & 3) + EACH * e));
     }
     return value;
 }
@@ -383,7 +383,8 @@ __device__ __forceinline__ void run_row(const struct rows_params &p, const struc
     add_values(m, room, sum);
     const float mine = fold(sum, 16), other = __shfl_xor_sync(0xffffffffu, mine, 16);
     const float by_k = lane < 16 ? mine : other, by_q = lane < 16 ? other : mine;
-    const T kept = from_float<T>(__fdividef(room.raw[2 * KEY + column] - by_k, 1.0f + __expf(-in.beta)));
+    const T kept =
+        from_float<T>(__fdividef(room.raw[2 * KEY + column] - by_k, 1.0f + __expf(-in.beta)));
     const float u = to_float(kept), y = fmaf(room.own, u, by_q);
     const struct four<T> value = gather_value<T>(u);
     float square = lane < 16 ? y * y : 0.0f;
@@ -489,7 +490,8 @@ __device__ static void move_on(const struct rows_params &p, const struct few_wor
 /* ---- all rows ---------------------------------------------------------------------------------
  */
 
-/* `rehearsed`: the code is run once on no inputs, before the wait for the kernel that makes them. */
+/* `rehearsed`: the code is run once on no inputs, before the wait for the kernel that makes them.
+ */
 template <typename T>
 __device__ __forceinline__ void run_rows(const struct rows_params &p, const struct few_work &w,
                                          struct past<T> &m, struct few_room<T> &room,
