@@ -330,7 +330,10 @@ __device__ __forceinline__ float softplus(const struct decay_law &law, float x)
 __device__ __forceinline__ float opened(const struct rows_params &p, float gate)
 {
     const float x = p.gate_scale * gate, sigmoid = __fdividef(1.0f, 1.0f + __expf(-x));
-    return p.gate_act == GATE_AS_IS ? x : p.gate_act == GATE_SILU ? x * sigmoid : sigmoid;
+    if (p.gate_act == GATE_AS_IS) {
+        return x;
+    }
+    return p.gate_act == GATE_SILU ? x * sigmoid : sigmoid;
 }
 
 /* One row at position pos. Not `real`: without effects. */
