@@ -9,7 +9,8 @@
 #include <string.h>
 
 /* Surrogates and numbers above 0x10ffff are refused, since no text in UTF-8 has them. */
-static enum status parse_hex(struct lark_lex *lex, const char *s, size_t n, size_t digits, uint32_t *v)
+static enum status parse_hex(struct lark_lex *lex, const char *s, size_t n, size_t digits,
+                             uint32_t *v)
 {
     *v = 0;
     for (size_t i = 0; i < digits; i++) {
@@ -31,7 +32,8 @@ static enum status parse_hex(struct lark_lex *lex, const char *s, size_t n, size
 
 /* *used is the number of bytes read. An unknown escaped letter is an error rather than that
  * letter. */
-static enum status parse_char(struct lark_lex *lex, const char *s, size_t n, size_t *used, uint32_t *v)
+static enum status parse_char(struct lark_lex *lex, const char *s, size_t n, size_t *used,
+                              uint32_t *v)
 {
     static const char escapes[][2] = {{'t', '\t'}, {'r', '\r'}, {'n', '\n'},
                                       {'f', '\f'}, {'b', '\b'}, {'v', '\v'}};
@@ -63,8 +65,8 @@ static enum status parse_char(struct lark_lex *lex, const char *s, size_t n, siz
 }
 
 /* The characters of a string; *ignore_case from its flags. */
-static enum status parse_string(struct lark_lex *lex, struct lark_word w, uint32_t *chars, size_t *n,
-                                bool *ignore_case)
+static enum status parse_string(struct lark_lex *lex, struct lark_word w, uint32_t *chars,
+                                size_t *n, bool *ignore_case)
 {
     *ignore_case = w.n_flags == 1 && w.s[w.n - 1] == 'i';
     if (w.n_flags > 0 && !*ignore_case) {
@@ -101,8 +103,8 @@ enum status lark_string(struct lark_lex *lex, struct exprs *x, struct lark_word 
 }
 
 /* "a".."z" */
-enum status lark_range(struct lark_lex *lex, struct exprs *x, struct lark_word from, struct lark_word to,
-                              uint32_t *e)
+enum status lark_range(struct lark_lex *lex, struct exprs *x, struct lark_word from,
+                       struct lark_word to, uint32_t *e)
 {
     uint32_t lo[32], hi[32];
     size_t n = 0, m = 0;
@@ -125,7 +127,8 @@ enum status lark_range(struct lark_lex *lex, struct exprs *x, struct lark_word f
 }
 
 /* Only flags that change the set of matched texts in a way we implement are allowed: i, s and u. */
-enum status lark_regex(struct lark_lex *lex, struct exprs *x, struct regex_limits limits, struct lark_word w, uint32_t *e)
+enum status lark_regex(struct lark_lex *lex, struct exprs *x, struct regex_limits limits,
+                       struct lark_word w, uint32_t *e)
 {
     unsigned flags = REGEX_UNICODE;
     struct err why = {{0}};
@@ -137,8 +140,7 @@ enum status lark_regex(struct lark_lex *lex, struct exprs *x, struct regex_limit
         flags |= w.s[i] == 's' ? REGEX_DOT_ALL : 0u;
     }
     size_t n = w.n - w.n_flags - 2;
-    enum status st =
-        regex_language(x, w.s + 1, n, flags, limits, e, &why);
+    enum status st = regex_language(x, w.s + 1, n, flags, limits, e, &why);
     if (st != OK) {
         lark_fail(lex, "%s", why.text);
     }

@@ -8,78 +8,10 @@
 #include "engine/grammar/escape.h"
 #include "engine/grammar/spelling.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { NUMBER_DIGITS = 9 };
-
-/* ---- errors and members ---- */
-
-enum status tags_fail(struct tags *t, enum status st, const struct tree_value *at, const char *fmt,
-                      ...)
-{
-    char text[300], path[200];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    tree_path(at, path, sizeof path);
-    return err_set(t->c->err, st, "%s: %s", path, text);
-}
-
-/* Adds the path to an error message without one. */
-static enum status placed(struct tags *t, enum status st, const struct tree_value *at)
-{
-    char path[200];
-    if (st == OK || t->c->err->text[0] == '#') {
-        return st;
-    }
-    tree_path(at, path, sizeof path);
-    return err_prefix(t->c->err, st, "%s", path);
-}
-
-static enum status member(struct tags *t, const struct tree_value *node, const char *key,
-                          enum json_type type, const struct tree_value **v)
-{
-    *v = tree_get(node, key);
-    if (!*v) {
-        return tags_fail(t, ERR_INVALID, node, "\"%s\" is missing", key);
-    }
-    if ((*v)->type != type) {
-        return tags_fail(t, ERR_INVALID, *v, "\"%s\" must be of type %s", key,
-                         json_type_name(type));
-    }
-    return OK;
-}
-
-static bool flag(const struct tree_value *node, const char *key)
-{
-    const struct tree_value *v = tree_get(node, key);
-    return v && v->type == JSON_BOOL && v->truth;
-}
-
-/* Unknown members are errors, because they may request something. */
-static enum status check_keys(struct tags *t, const struct tree_value *node, const char *known)
-{
-    for (const struct tree_value *v = node->first; v; v = v->next) {
-        bool asks = v->type != JSON_NULL && !(v->type == JSON_BOOL && !v->truth) &&
-                    !(v->type == JSON_ARRAY && v->n == 0);
-        const char *at = known;
-        while ((at = strstr(at, v->key)) != NULL) {
-            bool begins = at == known || at[-1] == ' ';
-            if (begins && (at[v->n_key] == ' ' || at[v->n_key] == 0)) {
-                break;
-            }
-            at++;
-        }
-        if (asks && (!at || v->n_key == 0)) {
-            return tags_fail(t, ERR_UNSUPPORTED, node, "\"%.60s\" is not supported here", v->key);
-        }
-    }
-    return OK;
-}
 
 /* ---- texts ---- */
 
@@ -88,7 +20,7 @@ enum status tags_text(struct tags *t, const struct tree_value *v, uint32_t *e)
     if (v->type != JSON_STRING) {
         return tags_fail(t, ERR_INVALID, v, "a text must be a string");
     }
-    return placed(t, spell_expr(t->c, v->text, v->n_text, e), v);
+    return tags_placed(t, spell_expr(t->c, v->text, v->n_text, e), v);
 }
 
 /* A token, by id or name. */
@@ -172,14 +104,14 @@ static enum status any_text(struct tags *t, const struct tree_value *node, const
     struct bars own = {tree_get(node, "excludes"), bars};
     const struct tree_value *most = tree_get(node, "max_chars");
     const struct tree_value *starts = tree_get(node, "starts_not");
-    TRY(check_keys(t, node, "type excludes max_chars starts_not"));
+    TRY(tags_check_keys(t, node, "type excludes max_chars starts_not"));
     *e = free_text(t, &own);
     if (starts && starts->type == JSON_STRING) {
         uint32_t begin;
-        TRY(placed(t,
-                   regex_language(t->x, starts->text, starts->n_text, REGEX_UNICODE,
-                                  regex_limits_of(t->c->limits), &begin, t->c->err),
-                   starts));
+        TRY(tags_placed(t,
+                        regex_language(t->x, starts->text, starts->n_text, REGEX_UNICODE,
+                                       regex_limits_of(t->c->limits), &begin, t->c->err),
+                        starts));
         begin = expr_not(t->x, expr_seq(t->x, begin, t->x->any_text));
         *e = expr_clean(t->x, expr_and2(t->x, *e, begin));
     }
@@ -199,7 +131,7 @@ static enum status any_tokens(struct tags *t, const struct tree_value *node,
     struct exprs *x = t->x;
     const struct tree_value *but = tree_get(node, "exclude_tokens");
     struct bars own = {but, bars};
-    TRY(check_keys(t, node, "type exclude_tokens"));
+    TRY(tags_check_keys(t, node, "type exclude_tokens"));
     uint32_t rest =
         expr_rep(x, expr_byte_range(x, 0x80, 0xbf), VOCAB_MARK_BYTES - 1, VOCAB_MARK_BYTES - 1);
     uint32_t special = expr_seq(x, expr_byte(x, VOCAB_MARK), rest), words = EXPR_NONE;
@@ -259,7 +191,7 @@ static enum status tag_list(struct tags *t, const struct tree_value *node,
                             const struct tree_value *triggers, uint32_t *e)
 {
     const struct tree_value *tags;
-    TRY(member(t, node, "tags", JSON_ARRAY, &tags));
+    TRY(tags_member(t, node, "tags", JSON_ARRAY, &tags));
     *e = EXPR_NONE;
     for (const struct tree_value *v = tags->first; v; v = v->next) {
         const struct tree_value *trigger = triggers ? triggers->first : NULL;
@@ -288,12 +220,12 @@ static enum status triggered(struct tags *t, const struct tree_value *node, cons
     } else {
         key = "triggers";
     }
-    struct dispatch d = {.at_least = flag(node, "at_least_one"),
-                         .once = flag(node, "stop_after_first")};
-    TRY(check_keys(t, node,
-                   "type triggers trigger_tokens tags at_least_one stop_after_first "
-                   "excludes exclude_tokens"));
-    TRY(member(t, node, key, JSON_ARRAY, &d.triggers));
+    struct dispatch d = {.at_least = tags_flag(node, "at_least_one"),
+                         .once = tags_flag(node, "stop_after_first")};
+    TRY(tags_check_keys(t, node,
+                        "type triggers trigger_tokens tags at_least_one stop_after_first "
+                        "excludes exclude_tokens"));
+    TRY(tags_member(t, node, key, JSON_ARRAY, &d.triggers));
     if (d.triggers->n == 0) {
         return tags_fail(t, ERR_INVALID, d.triggers, "there must be a trigger");
     }
@@ -311,9 +243,9 @@ static enum status dispatch(struct tags *t, const struct tree_value *node, const
                             uint32_t *e)
 {
     const struct tree_value *rules, *loop = tree_get(node, "loop");
-    struct dispatch d = {.one = EXPR_NONE, .once = loop && !flag(node, "loop")};
-    TRY(check_keys(t, node, "type rules loop excludes exclude_tokens"));
-    TRY(member(t, node, "rules", JSON_ARRAY, &rules));
+    struct dispatch d = {.one = EXPR_NONE, .once = loop && !tags_flag(node, "loop")};
+    TRY(tags_check_keys(t, node, "type rules loop excludes exclude_tokens"));
+    TRY(tags_member(t, node, "rules", JSON_ARRAY, &rules));
     struct tree_value *words = tree_new(t->tree, JSON_ARRAY, node);
     for (const struct tree_value *v = rules->first; words && v; v = v->next) {
         uint32_t begin, rest;
@@ -342,17 +274,17 @@ static enum status separated(struct tags *t, const struct tree_value *node, cons
     const struct tree_value *separator;
     uint32_t one, between;
     (void)bars;
-    TRY(check_keys(t, node, "type tags separator at_least_one stop_after_first"));
-    TRY(member(t, node, "separator", JSON_STRING, &separator));
+    TRY(tags_check_keys(t, node, "type tags separator at_least_one stop_after_first"));
+    TRY(tags_member(t, node, "separator", JSON_STRING, &separator));
     TRY(tags_text(t, separator, &between));
     TRY(tag_list(t, node, NULL, &one));
     uint32_t more = expr_rep(t->x, expr_seq(t->x, between, one), 0, EXPR_INF);
-    if (flag(node, "stop_after_first")) {
+    if (tags_flag(node, "stop_after_first")) {
         *e = one;
     } else {
         *e = expr_seq(t->x, one, more);
     }
-    if (!flag(node, "at_least_one")) {
+    if (!tags_flag(node, "at_least_one")) {
         *e = expr_optional(t->x, *e);
     }
     return OK;
@@ -367,12 +299,12 @@ static enum status tag(struct tags *t, const struct tree_value *node, const stru
     struct bars own = {end, NULL};
     uint32_t first, last = EXPR_NONE, one;
     (void)bars;
-    TRY(check_keys(t, node, "type begin content end"));
+    TRY(tags_check_keys(t, node, "type begin content end"));
     if (!begin || !end) {
         return tags_fail(t, ERR_INVALID, node, "a tag has \"begin\", \"content\" and \"end\"");
     }
     TRY(text_or_token(t, begin, &first));
-    TRY(member(t, node, "content", JSON_OBJECT, &in));
+    TRY(tags_member(t, node, "content", JSON_OBJECT, &in));
     if (end->type != JSON_ARRAY) {
         TRY(text_or_token(t, end, &last));
     }
@@ -390,8 +322,8 @@ static enum status elements(struct tags *t, const struct tree_value *node, const
 {
     const struct tree_value *list;
     bool all = tree_is_string(tree_get(node, "type"), "sequence");
-    TRY(check_keys(t, node, "type elements"));
-    TRY(member(t, node, "elements", JSON_ARRAY, &list));
+    TRY(tags_check_keys(t, node, "type elements"));
+    TRY(tags_member(t, node, "elements", JSON_ARRAY, &list));
     uint32_t *part = calloc(list->n + 1, sizeof *part), n = 0;
     enum status st = part ? OK : ERR_NOMEM;
     for (const struct tree_value *v = list->first; v && st == OK; v = v->next) {
@@ -417,11 +349,11 @@ static enum status repeated(struct tags *t, const struct tree_value *node, const
     if (tree_is_string(type, "optional")) {
         max = 1;
     }
-    TRY(check_keys(t, node, "type content min max"));
-    TRY(member(t, node, "content", JSON_OBJECT, &in));
+    TRY(tags_check_keys(t, node, "type content min max"));
+    TRY(tags_member(t, node, "content", JSON_OBJECT, &in));
     if (tree_is_string(type, "repeat")) {
-        TRY(member(t, node, "min", JSON_NUMBER, &lo));
-        TRY(member(t, node, "max", JSON_NUMBER, &hi));
+        TRY(tags_member(t, node, "min", JSON_NUMBER, &lo));
+        TRY(tags_member(t, node, "max", JSON_NUMBER, &hi));
         if (lo->n_text > NUMBER_DIGITS || hi->n_text > NUMBER_DIGITS || lo->text[0] == '-') {
             return tags_fail(t, ERR_INVALID, node, "\"min\" and \"max\" are counts");
         }
@@ -436,15 +368,15 @@ static enum status repeated(struct tags *t, const struct tree_value *node, const
     return OK;
 }
 
-/* ---- embedded grammars ---- */
+/* ---- constants ---- */
 
 static enum status const_string(struct tags *t, const struct tree_value *node,
                                 const struct bars *bars, uint32_t *e)
 {
     const struct tree_value *v;
     (void)bars;
-    TRY(check_keys(t, node, "type value"));
-    TRY(member(t, node, "value", JSON_STRING, &v));
+    TRY(tags_check_keys(t, node, "type value"));
+    TRY(tags_member(t, node, "value", JSON_STRING, &v));
     return tags_text(t, v, e);
 }
 
@@ -453,82 +385,11 @@ static enum status one_token(struct tags *t, const struct tree_value *node, cons
 {
     const struct tree_value *v = tree_get(node, "token");
     (void)bars;
-    TRY(check_keys(t, node, "type token"));
+    TRY(tags_check_keys(t, node, "type token"));
     if (v) {
         return token(t, v, e);
     }
     return tags_fail(t, ERR_INVALID, node, "\"token\" is missing");
-}
-
-static enum status regex(struct tags *t, const struct tree_value *node, const struct bars *bars,
-                         uint32_t *e)
-{
-    const struct tree_value *v;
-    (void)bars;
-    TRY(check_keys(t, node, "type pattern"));
-    TRY(member(t, node, "pattern", JSON_STRING, &v));
-    return placed(t,
-                  regex_language(t->x, v->text, v->n_text, REGEX_UNICODE,
-                                 regex_limits_of(t->c->limits), e, t->c->err),
-                  v);
-}
-
-static enum status grammar(struct tags *t, const struct tree_value *node, const struct bars *bars,
-                           uint32_t *e)
-{
-    const struct tree_value *v;
-    (void)bars;
-    TRY(check_keys(t, node, "type grammar syntax"));
-    TRY(member(t, node, "grammar", JSON_STRING, &v));
-    const struct tree_value *syntax = tree_get(node, "syntax");
-    bool gbnf = syntax ? tree_is_string(syntax, "gbnf") : strstr(v->text, "::=") != NULL;
-    struct grammar_source source = {
-        .kind = gbnf ? GRAMMAR_GBNF : GRAMMAR_LARK, .text = v->text, .n_bytes = v->n_text};
-    struct compile c = *t->c;
-    c.source = &source;
-    return placed(t, gbnf ? gbnf_parse(&c, e) : lark_parse(&c, e), v);
-}
-
-static enum status find_style(struct tags *t, const struct tree_value *node,
-                              const struct style **style)
-{
-    const struct tree_value *v = tree_get(node, "style");
-    if (v && v->type == JSON_STRING) {
-        *style = style_find(v->text, v->n_text);
-    } else {
-        *style = NULL;
-    }
-    if (!v) {
-        *style = style_json();
-    }
-    if (*style) {
-        return OK;
-    }
-    return tags_fail(t, ERR_UNSUPPORTED, node, "no such \"style\"");
-}
-
-static enum status schema(struct tags *t, const struct tree_value *node, const struct bars *bars,
-                          uint32_t *e)
-{
-    const struct tree_value *v = tree_get(node, "json_schema");
-    const struct tree_value *space = tree_get(node, "whitespace_pattern");
-    struct compile c = *t->c;
-    struct grammar_source source = *t->c->source;
-    (void)bars;
-    TRY(check_keys(t, node,
-                   "type json_schema style only_object disable_any_whitespace "
-                   "whitespace_pattern"));
-    TRY(find_style(t, node, &c.style));
-    if (!v) {
-        return tags_fail(t, ERR_INVALID, node, "\"json_schema\" is missing");
-    }
-    c.only_object = flag(node, "only_object");
-    source.disable_any_whitespace |= flag(node, "disable_any_whitespace");
-    if (space && space->type == JSON_STRING) {
-        source.whitespace_pattern = space->text;
-    }
-    c.source = &source;
-    return placed(t, schema_parse_at(&c, t->tree, v, e), v);
 }
 
 /* An object in a style with one parameter, whose string is a text of any format. */
@@ -540,10 +401,10 @@ static enum status text_argument(struct tags *t, const struct tree_value *node,
     uint32_t text, before, behind;
     struct buf head;
     (void)bars;
-    TRY(check_keys(t, node, "type name style content"));
-    TRY(find_style(t, node, &s));
-    TRY(member(t, node, "name", JSON_STRING, &name));
-    TRY(member(t, node, "content", JSON_OBJECT, &in));
+    TRY(tags_check_keys(t, node, "type name style content"));
+    TRY(tags_style(t, node, &s));
+    TRY(tags_member(t, node, "name", JSON_STRING, &name));
+    TRY(tags_member(t, node, "content", JSON_OBJECT, &in));
     TRY(tags_format(t, in, NULL, &text));
     const char *quote = or_empty(s->quote);
     bool escapes = !s->is_bare && !s->quote;
@@ -569,7 +430,7 @@ static enum status text_argument(struct tags *t, const struct tree_value *node,
         st = spell_expr(t->c, head.data, head.n_bytes, &behind);
     }
     buf_deinit(&head);
-    TRY(placed(t, st, node));
+    TRY(tags_placed(t, st, node));
     if (escapes && !escape_json(t->x, t->c->rules, text, &text)) {
         return tags_fail(t, ERR_UNSUPPORTED, in, "JSON within a text is not supported");
     }
@@ -586,8 +447,8 @@ static enum status defined(struct tags *t, const struct tree_value *node, const 
     const struct tree_value *name, *all = tree_get(t->tree->root, "definitions");
     uint32_t i = 0;
     (void)bars;
-    TRY(check_keys(t, node, "type name"));
-    TRY(member(t, node, "name", JSON_STRING, &name));
+    TRY(tags_check_keys(t, node, "type name"));
+    TRY(tags_member(t, node, "name", JSON_STRING, &name));
     const struct tree_value *v = all ? all->first : NULL;
     while (v && (v->n_key != name->n_text || memcmp(v->key, name->text, v->n_key) != 0)) {
         v = v->next;
@@ -616,8 +477,9 @@ static enum status nested(struct tags *t, const struct tree_value *node, const s
     if (tree_get(node, "structures")) {
         return structures(t, node, e);
     }
-    TRY(check_keys(t, node, node == t->tree->root ? "type format definitions" : "type format"));
-    TRY(member(t, node, "format", JSON_OBJECT, &format));
+    TRY(tags_check_keys(t, node,
+                        node == t->tree->root ? "type format definitions" : "type format"));
+    TRY(tags_member(t, node, "format", JSON_OBJECT, &format));
     return tags_format(t, format, bars, e);
 }
 
@@ -636,12 +498,12 @@ enum status tags_format(struct tags *t, const struct tree_value *node, const str
         {"const_string", const_string},
         {"defined", defined},
         {"dispatch", dispatch},
-        {"grammar", grammar},
-        {"json_schema", schema},
+        {"grammar", tags_grammar},
+        {"json_schema", tags_schema},
         {"optional", repeated},
         {"or", elements},
         {"plus", repeated},
-        {"regex", regex},
+        {"regex", tags_regex},
         {"repeat", repeated},
         {"sequence", elements},
         {"star", repeated},
@@ -678,19 +540,19 @@ static enum status structures(struct tags *t, const struct tree_value *root, uin
 {
     struct dispatch d = {.one = EXPR_NONE};
     const struct tree_value *list;
-    TRY(member(t, root, "structures", JSON_ARRAY, &list));
-    TRY(member(t, root, "triggers", JSON_ARRAY, &d.triggers));
+    TRY(tags_member(t, root, "structures", JSON_ARRAY, &list));
+    TRY(tags_member(t, root, "triggers", JSON_ARRAY, &d.triggers));
     for (const struct tree_value *v = list->first; v; v = v->next) {
         const struct tree_value *begin, *end, *in = tree_get(v, "schema");
         uint32_t first, last, one;
-        TRY(member(t, v, "begin", JSON_STRING, &begin));
-        TRY(member(t, v, "end", JSON_STRING, &end));
+        TRY(tags_member(t, v, "begin", JSON_STRING, &begin));
+        TRY(tags_member(t, v, "end", JSON_STRING, &end));
         TRY(tags_text(t, begin, &first));
         TRY(tags_text(t, end, &last));
         if (!in) {
             return tags_fail(t, ERR_INVALID, v, "\"schema\" is missing");
         }
-        TRY(placed(t, schema_parse_at(t->c, t->tree, in, &one), in));
+        TRY(tags_placed(t, schema_parse_at(t->c, t->tree, in, &one), in));
         d.one = expr_alt2(t->x, d.one, expr_seq3(t->x, first, one, last));
     }
     *e = dispatched(t, &d, NULL);
