@@ -127,11 +127,23 @@ __device__ __forceinline__ void value_operands(uint32_t word,
  * distance to the pair's second element. */
 template <enum kv_format F> __device__ __forceinline__ constexpr int q_dim(int step, int reg)
 {
-    return F == KV_FP8 ? 2 * reg : F == KV_INT8 ? reg : 2 * step + reg;
+    if constexpr (F == KV_FP8) {
+        return 2 * reg;
+    } else if constexpr (F == KV_INT8) {
+        return reg;
+    } else {
+        return 2 * step + reg;
+    }
 }
 template <enum kv_format F> __device__ __forceinline__ constexpr int q_pair()
 {
-    return F == KV_FP8 ? 1 : F == KV_INT8 ? 2 : 4;
+    if constexpr (F == KV_FP8) {
+        return 1;
+    } else if constexpr (F == KV_INT8) {
+        return 2;
+    } else {
+        return 4;
+    }
 }
 
 /* Iterates over the units of one block in order. */

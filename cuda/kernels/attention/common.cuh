@@ -180,10 +180,16 @@ __device__ __forceinline__ unsigned __int128 tree_keys(const struct attention_pa
         }
     }
     const int node = first - u.item.n_past;
-    return node >= 128   ? 0
-           : node >= 0   ? seen >> node
-           : node > -128 ? seen << -node | (((unsigned __int128)1 << -node) - 1)
-                         : ~(unsigned __int128)0;
+    if (node >= 128) {
+        return 0;
+    }
+    if (node >= 0) {
+        return seen >> node;
+    }
+    if (node > -128) { // the slots before the new rows are all visible
+        return seen << -node | (((unsigned __int128)1 << -node) - 1);
+    }
+    return ~(unsigned __int128)0;
 }
 
 __device__ __forceinline__ float exp2_fast(float x)
