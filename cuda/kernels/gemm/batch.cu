@@ -97,9 +97,8 @@ template <bool TILED> struct batch_loader {
 
     template <bool IS_X> __device__ __forceinline__ void run()
     {
-        const uint64_t policy = IS_X    ? policy_evict_last()
-                                : TILED ? policy_normal()
-                                        : policy_evict_first();
+        const uint64_t w_policy = TILED ? policy_normal() : policy_evict_first();
+        const uint64_t policy = IS_X ? policy_evict_last() : w_policy;
         load_bands<CLUSTER>(ring, p.n_items, p.n_boxes,
                             [&](const batch_walk &at) { load<IS_X>(at, policy); });
     }

@@ -99,9 +99,8 @@ template <int BAND> struct fixed_loader {
 
     template <bool IS_X> __device__ __forceinline__ void run()
     {
-        const uint64_t policy = IS_X            ? policy_evict_last()
-                                : p.n_tiles > 1 ? policy_normal()
-                                                : policy_evict_first();
+        const uint64_t w_policy = p.n_tiles > 1 ? policy_normal() : policy_evict_first();
+        const uint64_t policy = IS_X ? policy_evict_last() : w_policy;
         load_bands<CLUSTER>(ring, p.n_items, p.n_parts * p.part_boxes,
                             [&](const fixed_walk<BAND> &at) { load<IS_X>(at, policy); });
     }

@@ -374,16 +374,20 @@ static cudaError_t by_band(cudaStream_t stream, const struct gemm_args *a,
                                      : cudaErrorInvalidValue;
         }
     } else if constexpr (sizeof(Y) == sizeof(float)) {
-        if (many) {
-            return band == 128     ? launch_wide<T, Y, 128, 2, false>(stream, a, p, n_sms)
-                   : band == OTHER ? launch_wide<T, Y, OTHER, 2, false>(stream, a, p, n_sms)
-                                   : cudaErrorInvalidValue;
+        if (many && band == 128) {
+            return launch_wide<T, Y, 128, 2, false>(stream, a, p, n_sms);
+        }
+        if (many && band == OTHER) {
+            return launch_wide<T, Y, OTHER, 2, false>(stream, a, p, n_sms);
         }
     }
-    return many            ? cudaErrorInvalidValue
-           : band == 128   ? launch_wide<T, Y, 128, 1, GATED>(stream, a, p, n_sms)
-           : band == OTHER ? launch_wide<T, Y, OTHER, 1, GATED>(stream, a, p, n_sms)
-                           : cudaErrorInvalidValue;
+    if (!many && band == 128) {
+        return launch_wide<T, Y, 128, 1, GATED>(stream, a, p, n_sms);
+    }
+    if (!many && band == OTHER) {
+        return launch_wide<T, Y, OTHER, 1, GATED>(stream, a, p, n_sms);
+    }
+    return cudaErrorInvalidValue;
 }
 
 /* The cost of a plan: the bytes that the busiest multiprocessor reads, times the number of
