@@ -124,8 +124,7 @@ struct gate_params {
 
 __device__ __forceinline__ float opened(const struct gate_params &p, float gate)
 {
-    const float x = p.scale * gate, sigmoid = 1.0f / (1.0f + expf(-x));
-    return p.act == GATE_AS_IS ? x : p.act == GATE_SILU ? x * sigmoid : sigmoid;
+    return gate_factor(p.act, p.scale * gate);
 }
 
 template <typename T>

@@ -466,8 +466,7 @@ __device__ static struct late load_late(const struct rows_params &p, const struc
 
 __device__ __forceinline__ float opened_by(const struct rows_params &p, float gate)
 {
-    const float x = p.gate_scale * gate, sigmoid = 1.0f / (1.0f + expf(-x));
-    return p.gate_act == GATE_AS_IS ? x : p.gate_act == GATE_SILU ? x * sigmoid : sigmoid;
+    return gate_factor(p.gate_act, p.gate_scale * gate);
 }
 
 /* The row's value and output, and the output's gate. */
