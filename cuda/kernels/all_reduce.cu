@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(1024)
         }
     }
     const uint32_t before = now == 0 ? PEER_AREAS - 1 : now - 1;
-    clear_area(peers, before, before == 0 ? used[0] : before == 1 ? used[1] : used[2]);
+    clear_area(peers, before, used_of(used, before));
     __syncthreads(); // all threads have read the state
     uint32_t n_ended = 0;
     if (threadIdx.x == 0 && gridDim.x > 1) {

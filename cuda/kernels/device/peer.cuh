@@ -74,6 +74,16 @@ __device__ __forceinline__ uint32_t state_of_call(const struct peer_state *state
     return now;
 }
 
+/* used[area], without moving the array from registers to memory. */
+__device__ __forceinline__ uint64_t used_of(const uint64_t (&used)[PEER_AREAS], uint32_t area)
+{
+    static_assert(PEER_AREAS == 3, "one comparison per area");
+    if (area == 0) {
+        return used[0];
+    }
+    return area == 1 ? used[1] : used[2];
+}
+
 /* Resets n_bytes of area `before`, which the previous call used, for the call after the next. */
 __device__ __forceinline__ void clear_area(const struct peer_view &peers, uint32_t before,
                                            uint64_t n_bytes)
