@@ -9,6 +9,10 @@
 
 #include <math.h>
 
+/* How many tokens ahead keys and values are prefetched, and the most bytes of a page; tokens whose
+ * values are added together. */
+enum { ASK_KEYS = 64, ASK_VALUES = 64, ASK_BYTES = 4096, WEIGH_TOKENS = 32 };
+
 static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
 {
     const uint16_t *half = from;
@@ -29,6 +33,27 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     }
 }
 
+/* Prefetches the plane of a page: pages are scattered, and too small for hardware to notice that
+ * they are read in order. Of a large page only the start: then it does. */
+VEC_INLINE void ask_page(const struct kv_plane *p, const char *head)
+{
+    const size_t n_bytes = p->n_bytes < ASK_BYTES ? p->n_bytes : ASK_BYTES;
+    for (size_t i = 0; i < n_bytes; i += 64) {
+        __builtin_prefetch(head + p->at + i);
+    }
+}
+
+/* Prefetches the pages that start with one of the tokens [from, to) of a run. */
+VEC_INLINE void ask_tokens(const struct page_run *run, int32_t from, int32_t to)
+{
+    const int32_t tokens = run->plane->tokens;
+    int32_t end = (to + tokens - 1) / tokens;
+    end = end < run->n_pages ? end : run->n_pages;
+    for (int32_t page = (from + tokens - 1) / tokens; page < end; page++) {
+        ask_page(run->plane, run->pages[page]);
+    }
+}
+
 /* The operands of scores: q, pages of K and, for codes, the sum of each q, because their zeros are
  * subtracted from the score of the codes alone. */
 struct score_job {
@@ -41,48 +66,44 @@ struct score_job {
     const float *q_sums;
 };
 
-/* The next two dims of q are adjacent. */
-VEC_INLINE void score_dim(const struct score_job *j, const float *q, int32_t first_vec, int32_t d,
-                          vf acc[BLOCK_ROWS][BLOCK_VECS], const int rows, const int vecs,
-                          const bool pair, const enum stored kind)
+/* Where the keys of a vector of tokens start. */
+VEC_INLINE const char *keys_of(const struct score_job *j, int32_t vec, const enum stored kind)
 {
-    vf even[BLOCK_VECS], odd[BLOCK_VECS];
-    for (int v = 0; v < vecs; v++) {
-        const char *head = j->k->pages[(first_vec + v) / j->per_page];
-        load_keys(j->k->plane, head, (first_vec + v) % j->per_page * VEC, d, &even[v], &odd[v],
-                  kind);
-    }
-    for (int i = 0; i < rows; i++) {
-        vf one = vec_set(q[i * j->q_stride + d]);
-        for (int v = 0; v < vecs; v++) {
-            acc[i][v] = vec_fma(one, even[v], acc[i][v]);
-        }
-    }
-    for (int i = 0; i < rows && pair; i++) {
-        vf one = vec_set(q[i * j->q_stride + d + 1]);
-        for (int v = 0; v < vecs; v++) {
-            acc[i][v] = vec_fma(one, odd[v], acc[i][v]);
-        }
-    }
+    return j->k->pages[vec / j->per_page] + j->k->plane->at +
+           vec % j->per_page * VEC * key_bytes(kind);
 }
 
 /* rows x vecs scores: the vectors are consecutive runs of tokens. */
 VEC_INLINE void score_block(const struct score_job *j, int32_t row, int32_t first_vec,
                             const int rows, const int vecs, const enum stored kind)
 {
-    vf acc[BLOCK_ROWS][BLOCK_VECS];
+    vf acc[BLOCK_ROWS][BLOCK_VECS], even[BLOCK_VECS], odd[BLOCK_VECS];
+    const char *from[BLOCK_VECS];
+    const int64_t step = j->k->plane->tokens * key_bytes(kind);
     const float *q = j->q + row * j->q_stride;
     int32_t d = 0;
     for (int v = 0; v < vecs; v++) {
+        from[v] = keys_of(j, first_vec + v, kind);
         for (int i = 0; i < rows; i++) {
             acc[i][v] = vec_set(0.0f);
         }
     }
-    for (; in_pairs(kind) && d + 2 <= j->dim; d += 2) {
-        score_dim(j, q, first_vec, d, acc, rows, vecs, true, kind);
-    }
-    for (; d < j->dim; d++) {
-        score_dim(j, q, first_vec, d, acc, rows, vecs, false, kind);
+    for (int64_t at = 0; d < j->dim; d += in_pairs(kind) ? 2 : 1, at += step) {
+        for (int v = 0; v < vecs; v++) {
+            load_keys(from[v] + at, &even[v], &odd[v], kind);
+        }
+        for (int i = 0; i < rows; i++) {
+            vf one = vec_set(q[i * j->q_stride + d]);
+            for (int v = 0; v < vecs; v++) {
+                acc[i][v] = vec_fma(one, even[v], acc[i][v]);
+            }
+        }
+        for (int i = 0; i < rows && in_pairs(kind) && d + 1 < j->dim; i++) {
+            vf one = vec_set(q[i * j->q_stride + d + 1]);
+            for (int v = 0; v < vecs; v++) {
+                acc[i][v] = vec_fma(one, odd[v], acc[i][v]);
+            }
+        }
     }
     for (int v = 0; v < vecs; v++) {
         vf scale, zero;
@@ -119,6 +140,7 @@ VEC_INLINE void score_pages(const struct score_job *j, int32_t m, const enum sto
 {
     int32_t n = j->k->n_pages * j->per_page, vec = 0;
     for (; vec + BLOCK_VECS <= n; vec += BLOCK_VECS) {
+        ask_tokens(j->k, vec * VEC + ASK_KEYS, (vec + BLOCK_VECS) * VEC + ASK_KEYS);
         score_rows(j, m, vec, BLOCK_VECS, kind);
     }
     for (; vec < n; vec++) {
@@ -163,78 +185,140 @@ static void scores(const float *q, int64_t q_stride, int32_t m, const struct pag
     WITH_STORED(stored_of(k->plane), score_pages, &j, m);
 }
 
-/* The weights of the values, and where the sums go. */
+/* The weights of the values, and where the sums go. zeros: those of the tokens from `zeros_from`
+ * on. */
 struct weigh_job {
     const float *p;
     int64_t p_stride;
     const struct page_run *v;
     float *acc;
+    float zeros[WEIGH_TOKENS];
+    int32_t zeros_from;
 };
 
-VEC_INLINE void weigh_block(const struct weigh_job *j, int32_t row, int32_t column, const int rows,
+/* The sums of rows x vecs values; p and the tokens' zeros advance with the tokens. */
+struct weigh_sums {
+    vf sum[BLOCK_ROWS][BLOCK_VECS];
+    const float *p, *zeros;
+    int64_t p_stride;
+};
+
+VEC_INLINE void weigh_token(struct weigh_sums *s, const vf *values, int32_t t, const int rows,
                             const int vecs, const enum stored kind)
 {
-    vf sum[BLOCK_ROWS][BLOCK_VECS];
-    const struct kv_plane *plane = j->v->plane;
-    const float *p = j->p + row * j->p_stride;
-    float *acc = j->acc + (int64_t)row * plane->width + column;
-    for (int i = 0; i < rows; i++) {
-        for (int v = 0; v < vecs; v++) {
-            sum[i][v] = vec_load(acc + (int64_t)i * plane->width + v * VEC);
-        }
-    }
-    for (int32_t t = j->v->first; t < j->v->end;) {
-        int32_t in_page = t % plane->tokens;
-        const char *head = j->v->pages[t / plane->tokens];
-        int32_t n =
-            plane->tokens - in_page < j->v->end - t ? plane->tokens - in_page : j->v->end - t;
-        for (int32_t last = t + n; t < last; t++, in_page++) {
-            vf x[BLOCK_VECS], zero = vec_set(0.0f);
-            if (has_zeros(kind)) {
-                zero = vec_set(zero_of(plane, head, in_page));
-            }
-            for (int v = 0; v < vecs; v++) {
-                x[v] = load_values(plane, head, in_page, column + v * VEC, kind);
-                x[v] = has_zeros(kind) ? x[v] - zero : x[v];
-            }
-            for (int i = 0; i < rows; i++) {
-                vf one = vec_set(p[i * j->p_stride + t]);
-                for (int v = 0; v < vecs; v++) {
-                    sum[i][v] = vec_fma(one, x[v], sum[i][v]);
-                }
-            }
-        }
+    vf x[BLOCK_VECS];
+    for (int v = 0; v < vecs; v++) {
+        x[v] = has_zeros(kind) ? values[v] - vec_set(s->zeros[t]) : values[v];
     }
     for (int i = 0; i < rows; i++) {
+        vf one = vec_set(s->p[i * s->p_stride + t]);
         for (int v = 0; v < vecs; v++) {
-            vec_store(acc + (int64_t)i * plane->width + v * VEC, sum[i][v]);
+            s->sum[i][v] = vec_fma(one, x[v], s->sum[i][v]);
         }
     }
 }
 
-VEC_INLINE void weigh_rows(const struct weigh_job *j, int32_t m, int32_t column, const int vecs,
+/* Adds n tokens of a page, from its token `first` on. */
+VEC_INLINE void weigh_page(struct weigh_sums *s, const struct kv_plane *plane, const char *head,
+                           int32_t first, int32_t n, int32_t column, const int rows, const int vecs,
                            const enum stored kind)
+{
+    vf even[BLOCK_VECS], odd[BLOCK_VECS];
+    const int64_t row_bytes = value_row(plane, kind);
+    const char *row = row_of(plane, head, first, kind);
+    const int32_t skip = in_pairs(kind) ? first % 2 : 0; // the first row's first token
+    for (int32_t t = -skip; t < n; t += in_pairs(kind) ? 2 : 1, row += row_bytes) {
+        for (int v = 0; v < vecs; v++) {
+            load_values(row, column + v * VEC, &even[v], &odd[v], kind);
+        }
+        if (!in_pairs(kind) || t >= 0) {
+            weigh_token(s, even, t, rows, vecs, kind);
+        }
+        if (in_pairs(kind) && t + 1 < n) {
+            weigh_token(s, odd, t + 1, rows, vecs, kind);
+        }
+    }
+}
+
+/* Adds tokens [from, to). */
+VEC_INLINE void weigh_block(const struct weigh_job *j, int32_t row, int32_t column, int32_t from,
+                            int32_t to, const int rows, const int vecs, const enum stored kind)
+{
+    struct weigh_sums s;
+    const struct kv_plane *plane = j->v->plane;
+    float *acc = j->acc + (int64_t)row * plane->width + column;
+    s.p_stride = j->p_stride;
+    for (int i = 0; i < rows; i++) {
+        for (int v = 0; v < vecs; v++) {
+            s.sum[i][v] = vec_load(acc + (int64_t)i * plane->width + v * VEC);
+        }
+    }
+    for (int32_t t = from, n; t < to; t += n) {
+        int32_t first = t % plane->tokens, rest = plane->tokens - first;
+        n = rest < to - t ? rest : to - t;
+        s.p = j->p + row * j->p_stride + t;
+        s.zeros = j->zeros + (t - j->zeros_from);
+        weigh_page(&s, plane, j->v->pages[t / plane->tokens], first, n, column, rows, vecs, kind);
+    }
+    for (int i = 0; i < rows; i++) {
+        for (int v = 0; v < vecs; v++) {
+            vec_store(acc + (int64_t)i * plane->width + v * VEC, s.sum[i][v]);
+        }
+    }
+}
+
+VEC_INLINE void weigh_rows(const struct weigh_job *j, int32_t m, int32_t column, int32_t from,
+                           int32_t to, const int vecs, const enum stored kind)
 {
     int32_t i = 0;
     for (; i + BLOCK_ROWS <= m; i += BLOCK_ROWS) {
-        weigh_block(j, i, column, BLOCK_ROWS, vecs, kind);
+        weigh_block(j, i, column, from, to, BLOCK_ROWS, vecs, kind);
     }
     for (; BLOCK_ROWS > 4 && i + 4 <= m; i += 4) {
-        weigh_block(j, i, column, 4, vecs, kind);
+        weigh_block(j, i, column, from, to, 4, vecs, kind);
     }
     for (; i < m; i++) {
-        weigh_block(j, i, column, 1, vecs, kind);
+        weigh_block(j, i, column, from, to, 1, vecs, kind);
     }
 }
 
-VEC_INLINE void weigh_pages(const struct weigh_job *j, int32_t m, const enum stored kind)
+/* Reads the zeros of tokens [from, to). */
+VEC_INLINE void load_zeros(struct weigh_job *j, int32_t from, int32_t to, const enum stored kind)
 {
-    int32_t d = 0, dim = j->v->plane->width;
-    for (; d + BLOCK_VECS * VEC <= dim; d += BLOCK_VECS * VEC) {
-        weigh_rows(j, m, d, BLOCK_VECS, kind);
+    const struct kv_plane *plane = j->v->plane;
+    const int32_t step = plane->tokens % VEC == 0 ? VEC : 1;
+    j->zeros_from = from / VEC * VEC;
+    for (int32_t t = from / step * step; t < to; t += step) {
+        const char *head = j->v->pages[t / plane->tokens];
+        float *out = j->zeros + (t - j->zeros_from);
+        if (step == 1) {
+            *out = kv_scale_get(plane, head, t % plane->tokens).zero;
+        } else {
+            vf scale, zero;
+            load_scales(plane, head, t % plane->tokens, &scale, &zero, kind);
+            vec_store(out, zero);
+        }
     }
-    for (; d < dim; d += VEC) {
-        weigh_rows(j, m, d, 1, kind);
+}
+
+/* A few tokens at a time, which stay in the L1 cache for all columns. */
+VEC_INLINE void weigh_pages(struct weigh_job *j, int32_t m, const enum stored kind)
+{
+    int32_t dim = j->v->plane->width;
+    for (int32_t from = j->v->first, to; from < j->v->end; from = to) {
+        int32_t d = 0;
+        to = from / WEIGH_TOKENS * WEIGH_TOKENS + WEIGH_TOKENS;
+        ask_tokens(j->v, from + ASK_VALUES, to + ASK_VALUES);
+        to = to < j->v->end ? to : j->v->end;
+        if (has_zeros(kind)) {
+            load_zeros(j, from, to, kind);
+        }
+        for (; d + BLOCK_VECS * VEC <= dim; d += BLOCK_VECS * VEC) {
+            weigh_rows(j, m, d, from, to, BLOCK_VECS, kind);
+        }
+        for (; d < dim; d += VEC) {
+            weigh_rows(j, m, d, from, to, 1, kind);
+        }
     }
 }
 

@@ -128,40 +128,22 @@ VEC_INLINE vf vec_from_e4m3(const uint8_t *p)
 #endif
 }
 
-/* Contiguous elements. */
-VEC_INLINE vf load_stored(const char *p, int64_t at, const enum stored kind)
+/* Elements that are not in pairs. */
+VEC_INLINE vf load_stored(const char *p, const enum stored kind)
 {
     switch (kind) {
-    case STORED_F32: return vec_load((const float *)(const void *)p + at);
-    case STORED_BF16: return vec_from_bf16((const uint16_t *)(const void *)p + at);
-    case STORED_F16: return vec_from_f16((const uint16_t *)(const void *)p + at);
-    default: return vec_from_e4m3((const uint8_t *)p + at);
+    case STORED_F32: return vec_load((const float *)(const void *)p);
+    case STORED_BF16: return vec_from_bf16((const uint16_t *)(const void *)p);
+    case STORED_F16: return vec_from_f16((const uint16_t *)(const void *)p);
+    default: return vec_from_e4m3((const uint8_t *)p);
     }
 }
 
-/* Codes stored in pairs, as integers; p: the byte of the first pair. For half bytes: K's pair is
- * one byte; each byte of V has another pair's code in its upper half. */
-VEC_INLINE void load_pair(const uint8_t *p, int32_t shift, vi *even, vi *odd, const bool by_dim,
-                          const enum stored kind)
+/* The halves of words, each with one code. */
+VEC_INLINE void split_words(vi words, vf *even, vf *odd, const enum stored kind)
 {
-    if (kind == STORED_U4 && by_dim) {
-        vi both = vec_from_bytes(p);
-        *even = both & 15;
-        *odd = both >> 4;
-        return;
-    }
-    vi words = vec_words(p, kind == STORED_I8);
-    if (kind == STORED_I8) {
-        *even = words << 16 >> 16;
-        *odd = words >> 16;
-        return;
-    }
-    *even = words & 0xFF;
-    *odd = words >> 16;
-    if (kind == STORED_U4) {
-        *even = (*even >> shift) & 15;
-        *odd = (*odd >> shift) & 15;
-    }
+    *even = vec_of_ints(kind == STORED_I8 ? words << 16 >> 16 : words & 0xFFFF);
+    *odd = vec_of_ints(words >> 16);
 }
 
 /* Scales and zeros of VEC tokens from `token` on. */
@@ -185,31 +167,31 @@ VEC_INLINE void load_scales(const struct kv_plane *p, const char *head, int32_t 
     }
 }
 
-VEC_INLINE float zero_of(const struct kv_plane *p, const char *head, int32_t token)
-{
-    const float *at = (const float *)(const void *)(head + p->scales_at) + token;
-    if (p->dtype == DT_F32) {
-        return at[p->tokens];
-    }
-    int32_t zero = (int32_t)(kv_float_bits(*at) << (32 - KV_ZERO_BITS)) >> (32 - KV_ZERO_BITS);
-    return (float)zero * kv_zero_step(p->format);
-}
-
 /* ---- numbers as they read ------------------------------------------------------------------ */
 
-/* K's dim d of VEC tokens, or both d and d + 1 if they are stored in pairs, without their
- * scales. */
-VEC_INLINE void load_keys(const struct kv_plane *p, const char *head, int32_t token, int32_t d,
-                          vf *even, vf *odd, const enum stored kind)
+/* Bytes of a token's next dim of K, or next two if they are stored in pairs. */
+VEC_INLINE int64_t key_bytes(const enum stored kind)
 {
-    const char *from = head + p->at;
-    if (in_pairs(kind)) {
-        vi a, b;
-        load_pair((const uint8_t *)from + kv_code_at(p, token, d), 0, &a, &b, true, kind);
-        *even = vec_of_ints(a);
-        *odd = vec_of_ints(b);
+    switch (kind) {
+    case STORED_F32: return 4;
+    case STORED_E4M3:
+    case STORED_U4: return 1;
+    default: return 2;
+    }
+}
+
+/* One dim of VEC tokens, or two if they are stored in pairs, at p, without their scales. */
+VEC_INLINE void load_keys(const char *p, vf *even, vf *odd, const enum stored kind)
+{
+    const uint8_t *codes = (const uint8_t *)p;
+    if (kind == STORED_U4) {
+        vi both = vec_from_bytes(codes);
+        *even = vec_of_ints(both & 15);
+        *odd = vec_of_ints(both >> 4);
+    } else if (in_pairs(kind)) {
+        split_words(vec_words(codes, kind == STORED_I8), even, odd, kind);
     } else {
-        *even = load_stored(from, (int64_t)d * p->tokens + token, kind);
+        *even = load_stored(p, kind);
     }
 }
 
@@ -239,8 +221,10 @@ VEC_INLINE void unpack_keys(const struct kv_plane *p, const char *head, int32_t 
         vf scale, zero, even, odd;
         load_scales(p, head, token + t, &scale, &zero, kind);
         scale = kind < STORED_E4M3 ? vec_set(1.0f) : scale * vec_set(code_unit(kind));
+        const char *from = head + p->at + (token + t) * key_bytes(kind);
         for (int32_t d = 0; d < width; d += in_pairs(kind) ? 2 : 1) {
-            load_keys(p, head, token + t, d, &even, &odd, kind);
+            load_keys(from, &even, &odd, kind);
+            from += p->tokens * key_bytes(kind);
             put_unpacked(out, (int64_t)d * n + t, (even - zero) * scale, bf16);
             if (in_pairs(kind) && d + 1 < width) {
                 put_unpacked(out, (int64_t)(d + 1) * n + t, (odd - zero) * scale, bf16);
@@ -249,32 +233,76 @@ VEC_INLINE void unpack_keys(const struct kv_plane *p, const char *head, int32_t 
     }
 }
 
-/* V's elements of one token from `d` on, without their scale. */
-VEC_INLINE vf load_values(const struct kv_plane *p, const char *head, int32_t token, int32_t d,
-                          const enum stored kind)
+/* V's rows hold a token, or two if they are stored in pairs: bytes of a row, and where element d
+ * lies in it. */
+VEC_INLINE int64_t value_row(const struct kv_plane *p, const enum stored kind)
 {
-    const char *from = head + p->at;
-    if (in_pairs(kind)) {
-        vi pair[2];
-        load_pair((const uint8_t *)from + kv_code_at(p, token & ~1, d), kv_code_shift(p, d),
-                  &pair[0], &pair[1], false, kind);
-        return vec_of_ints(token & 1 ? pair[1] : pair[0]);
+    if (kind == STORED_U4) {
+        return round_up(p->width, 32);
     }
-    return load_stored(from, (int64_t)token * p->width + d, kind);
+    return p->width * key_bytes(kind);
+}
+
+VEC_INLINE int64_t value_at(int32_t d, const enum stored kind)
+{
+    if (kind == STORED_U4) {
+        return (d / 32 * 16 + d % 16) * 2;
+    }
+    return d * key_bytes(kind);
+}
+
+/* A row's elements from `d` on, without their scale. */
+VEC_INLINE void load_values(const char *row, int32_t d, vf *even, vf *odd, const enum stored kind)
+{
+    const char *from = row + value_at(d, kind);
+    if (kind == STORED_U4) {
+        vi words = vec_words((const uint8_t *)from, false);
+        split_words(words >> d / 16 % 2 * 4 & 0x000F000F, even, odd, kind);
+    } else if (in_pairs(kind)) {
+        split_words(vec_words((const uint8_t *)from, kind == STORED_I8), even, odd, kind);
+    } else {
+        *even = load_stored(from, kind);
+    }
+}
+
+/* The row of a token. */
+VEC_INLINE const char *row_of(const struct kv_plane *p, const char *head, int32_t token,
+                              const enum stored kind)
+{
+    return head + p->at + (in_pairs(kind) ? token / 2 : token) * value_row(p, kind);
+}
+
+VEC_INLINE void unpack_token(void *out, int64_t at, vf x, struct kv_scale s, bool bf16,
+                             const enum stored kind)
+{
+    put_unpacked(out, at, (x - vec_set(s.zero)) * vec_set(s.scale * code_unit(kind)), bf16);
+}
+
+VEC_INLINE struct kv_scale scale_of(const struct kv_plane *p, const char *head, int32_t token,
+                                    const enum stored kind)
+{
+    return kind < STORED_E4M3 ? (struct kv_scale){1.0f, 0.0f} : kv_scale_get(p, head, token);
 }
 
 VEC_INLINE void unpack_values(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                               int32_t width, bool bf16, void *out, const enum stored kind)
 {
-    for (int32_t t = 0; t < n; t++) {
-        struct kv_scale s = {1.0f, 0.0f};
-        if (kind >= STORED_E4M3) {
-            s = kv_scale_get(p, head, token + t);
-        }
-        vf scale = vec_set(s.scale * code_unit(kind)), zero = vec_set(s.zero);
+    const bool pairs = in_pairs(kind);
+    for (int32_t t = pairs ? -(token % 2) : 0; t < n; t += pairs ? 2 : 1) {
+        const char *row = row_of(p, head, token + t, kind);
+        const bool first = t >= 0, second = pairs && t + 1 < n;
+        struct kv_scale a = {0}, b = {0};
+        a = first ? scale_of(p, head, token + t, kind) : a;
+        b = second ? scale_of(p, head, token + t + 1, kind) : b;
         for (int32_t d = 0; d < width; d += VEC) {
-            vf x = load_values(p, head, token + t, d, kind);
-            put_unpacked(out, (int64_t)t * width + d, (x - zero) * scale, bf16);
+            vf even, odd;
+            load_values(row, d, &even, &odd, kind);
+            if (first) {
+                unpack_token(out, (int64_t)t * width + d, even, a, bf16, kind);
+            }
+            if (second) {
+                unpack_token(out, (int64_t)(t + 1) * width + d, odd, b, bf16, kind);
+            }
         }
     }
 }

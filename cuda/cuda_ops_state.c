@@ -84,9 +84,21 @@ static bool in_blocks(const struct cuda_backend *be, const struct state_rows_lau
            k_state_blocks_takes(l) && k_state_blocks_bytes(&l->state, 1) <= be->scratch.n_bytes;
 }
 
+/* True if k_state_few takes the pass: all sequences have few rows and none is a tree. */
+static bool are_few(const struct cuda_backend *be, const struct state_rows_launch *l)
+{
+    const struct state_work *w = &be->passes.state_work;
+    return w->all_windows == 1 && !w->has_trees && !be->device.options.deterministic &&
+           k_state_few_takes(l);
+}
+
 static enum status run_rows(struct cuda_backend *be, struct state_rows_launch *l)
 {
     const struct state_work *w = &be->passes.state_work;
+    if (are_few(be, l)) {
+        CUDA_TRY(&be->device, k_state_few(be->device.stream, l));
+        return OK;
+    }
     if (!in_blocks(be, l)) {
         return run_windows(be, l, w->all_windows);
     }

@@ -311,11 +311,12 @@ static int32_t power_of_two(int32_t n)
 static struct state_work state_work_of(const struct passes *ps, const struct pass *p, bool captured)
 {
     const int32_t block = ps->state_block[p->kv_set];
-    struct state_work w = {0, 0, 0, 0};
+    struct state_work w = {.windows = 0};
     for (int32_t i = 0; block > 0 && i < p->n_seqs; i++) {
         const struct pass_seq *s = &p->seqs[i];
         const int32_t windows = (s->n_rows + STATE_WINDOW - 1) / STATE_WINDOW;
         w.all_windows = at_least(windows, w.all_windows);
+        w.has_trees = w.has_trees || s->tree;
         if (s->tree || windows == 1) {
             w.windows = at_least(windows, w.windows);
         } else {

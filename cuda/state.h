@@ -40,9 +40,9 @@ enum { STATE_WINDOW = 16 };
 
 /* The work of a pass's recurrent layers: launches of k_state_rows for sequences of few rows and
  * trees only, and for all sequences; chains (sequences of more rows), and the blocks in which those
- * have rows. */
+ * have rows; whether there are trees. */
 struct state_work {
-    int32_t windows, all_windows, n_chains, n_blocks;
+    int32_t windows, all_windows, n_chains, n_blocks, has_trees;
 };
 
 /* Vectors of the ops, in device memory. */
@@ -73,6 +73,11 @@ struct state_rows_launch {
 };
 bool k_state_rows_takes(const struct state_view *state); // true if its shape fits a multiprocessor
 cudaError_t k_state_rows(cudaStream_t stream, const struct state_rows_launch *l);
+
+/* The same for a few sequences of up to STATE_WINDOW rows without trees: gated delta nets of one
+ * shape. A row's bits differ from those of k_state_rows. */
+bool k_state_few_takes(const struct state_rows_launch *l);
+cudaError_t k_state_few(cudaStream_t stream, const struct state_rows_launch *l);
 
 /* The recurrence for sequences of more than STATE_WINDOW rows that are not trees, a whole block of
  * the state at a time, without the gate; 16-bit layers with their convolution only. A row's bits

@@ -21,10 +21,16 @@ struct list {
     int32_t n, v[MAX_LIST];
 };
 
+/* Prompts of n tokens, the first n_shared of which other prompts have as well. */
+struct prompt_shape {
+    int32_t n_shared, n;
+};
+
 struct bench {
     struct engine *engine;
     const struct engine_info *info;
     struct list batches, contexts, prompts; // prompts: lengths for prefill
+    struct prompt_shape cached;             // n 0: not measured
     int32_t n_steps;
     float temperature;
     pthread_mutex_t lock;
@@ -67,13 +73,19 @@ static void wait_for_news(struct bench *b)
 
 /* ---- a load ------------------------------------------------------------------------------- */
 
+/* Token k of prompt i. */
+static int32_t prompt_token(const struct bench *b, int32_t i, int32_t k, uint64_t seed)
+{
+    return (int32_t)(rng_bits(seed, i, RNG_TEST, (uint32_t)k) % (uint32_t)b->info->vocab);
+}
+
 /* Prompt i has the same beginning at every length, so a shorter one is in the prefix cache after a
  * longer one. */
 static int32_t *make_prompt(const struct bench *b, int32_t i, int32_t n, uint64_t seed)
 {
     int32_t *ids = xcalloc((size_t)n, sizeof *ids);
     for (int32_t k = 0; k < n; k++) {
-        ids[k] = (int32_t)(rng_bits(seed, i, RNG_TEST, (uint32_t)k) % (uint32_t)b->info->vocab);
+        ids[k] = prompt_token(b, i, k, seed);
     }
     return ids;
 }
@@ -90,8 +102,8 @@ static void load_free(struct load *l)
 }
 
 /* n requests of n_prompt tokens each; exactly max_tokens are generated, whatever they are. */
-static enum status load_submit(struct bench *b, struct load *l, int32_t n, int32_t n_prompt,
-                               int32_t max_tokens, uint64_t seed, struct err *err)
+static void load_make(struct bench *b, struct load *l, int32_t n, int32_t n_prompt,
+                      int32_t max_tokens, uint64_t seed)
 {
     *l = (struct load){.n = n,
                        .requests = xcalloc((size_t)n, sizeof *l->requests),
@@ -109,6 +121,12 @@ static enum status load_submit(struct bench *b, struct load *l, int32_t n, int32
         r->outputs = &l->outputs[i];
         l->outputs[i].tokens = xcalloc((size_t)max_tokens, sizeof *l->outputs[i].tokens);
     }
+}
+
+static enum status load_submit(struct bench *b, struct load *l, int32_t n, int32_t n_prompt,
+                               int32_t max_tokens, uint64_t seed, struct err *err)
+{
+    load_make(b, l, n, n_prompt, max_tokens, seed);
     for (int32_t i = 0; i < n; i++) {
         TRY(engine_submit(b->engine, &l->requests[i], err));
     }
@@ -239,6 +257,55 @@ static enum status measure_prefill(struct bench *b, int32_t length, struct err *
     return OK;
 }
 
+/* The milliseconds to the first token of prompt number i of those with one beginning. */
+static enum status first_token_of(struct bench *b, int32_t i, uint64_t seed, double *ms,
+                                  int32_t *n_cached, struct err *err)
+{
+    struct load l = {0};
+    load_make(b, &l, 1, b->cached.n, 1, seed);
+    int32_t *ids = (int32_t *)l.requests[0].prompt;
+    for (int32_t k = b->cached.n_shared; k < b->cached.n; k++) {
+        ids[k] = prompt_token(b, i + 1, k, seed);
+    }
+    const int64_t start = clock_now_ns();
+    enum status st = engine_submit(b->engine, &l.requests[0], err);
+    const int64_t end = st == OK ? reach(b, &l, 1) : 0;
+    if (st == OK) {
+        st = finish(b, &l, err);
+    }
+    *ms = (double)(end - start) * 1e-6;
+    *n_cached = l.requests[0].n_cached;
+    if (st == OK) {
+        load_free(&l);
+    }
+    return st;
+}
+
+/* The time to the first token of a prompt of which nothing is in the prefix cache, and of one that
+ * begins like it, alone; medians over beginnings. The first beginning does not count. */
+static enum status measure_cached(struct bench *b, struct err *err)
+{
+    double miss[REPEATS + 1], hit[REPEATS + 1];
+    int32_t n_cached = 0;
+    for (int32_t r = 0; r <= REPEATS; r++) {
+        const uint64_t seed = 100000 + (uint64_t)r;
+        TRY(first_token_of(b, 0, seed, &miss[r], &n_cached, err));
+        if (n_cached > 0) {
+            return err_set(err, ERR_INVALID, "%d tokens of a new prompt are in the cache",
+                           n_cached);
+        }
+        TRY(first_token_of(b, 1, seed, &hit[r], &n_cached, err));
+    }
+    qsort(miss + 1, REPEATS, sizeof miss[0], compare_doubles);
+    qsort(hit + 1, REPEATS, sizeof hit[0], compare_doubles);
+    const double a = miss[1 + REPEATS / 2], c = hit[1 + REPEATS / 2];
+    printf("cached   %d of %d tokens, %d shared: %.1f ms to the first token, %.1f without "
+           "(%.3f)\n",
+           n_cached, b->cached.n, b->cached.n_shared, c, a, c / a);
+    fflush(stdout);
+    return OK;
+}
+
 /* Long contexts first, so that the shorter ones find their prompts in the cache. */
 static enum status measure_all(struct bench *b, struct err *err)
 {
@@ -252,7 +319,7 @@ static enum status measure_all(struct bench *b, struct err *err)
     for (int32_t i = 0; i < b->prompts.n; i++) {
         TRY(measure_prefill(b, b->prompts.v[i], err));
     }
-    return OK;
+    return b->cached.n > 0 ? measure_cached(b, err) : OK;
 }
 
 /* ---- the command -------------------------------------------------------------------------- */
@@ -279,15 +346,34 @@ static bool read_list(const char *text, struct list *out)
     return *text == '\0' && out->n > 0;
 }
 
+/* Parses "8192/9216": of prompts of 9,216 tokens the first 8,192 are shared. */
+static bool read_shape(const char *text, struct prompt_shape *out)
+{
+    char *end;
+    const long n_shared = strtol(text, &end, 10);
+    if (end == text || *end != '/') {
+        return false;
+    }
+    const char *second = end + 1;
+    const long n = strtol(second, &end, 10);
+    if (end == second || *end != '\0' || n_shared < 1 || n <= n_shared || n > 1 << 20) {
+        return false;
+    }
+    *out = (struct prompt_shape){(int32_t)n_shared, (int32_t)n};
+    return true;
+}
+
 static int usage(int code)
 {
     fprintf(
         code == 0 ? stdout : stderr,
         "usage: sluice bench-engine MODEL [--batch N,N...] [--context N,N...] [--prompt N,N...]\n"
-        "    [--steps N] [--temperature T] [OPTIONS of sluice serve]\n"
+        "    [--cached-prompt SHARED/N] [--steps N] [--temperature T] [OPTIONS of sluice serve]\n"
         "Tokens per second of decoding --batch sequences (64) at --context tokens (256), the\n"
         "median of three times --steps (32) steps, and of prefilling prompts of --prompt tokens\n"
-        "(none). With --load-format dummy a folder with a config.json is enough.\n");
+        "(none). --cached-prompt 8192/9216 compares the time to the first token of prompts of\n"
+        "9,216 tokens, with the first 8,192 in the prefix cache and with none. With\n"
+        "--load-format dummy a folder with a config.json is enough.\n");
     return code;
 }
 
@@ -309,7 +395,12 @@ static bool take_options(struct bench *b, int argc, char **argv, int *n_rest, ch
                 break;
             }
         }
-        if (!taken && strcmp(argv[i], "--steps") == 0 && i + 1 < argc) {
+        if (!taken && strcmp(argv[i], "--cached-prompt") == 0 && i + 1 < argc) {
+            if (!read_shape(argv[++i], &b->cached)) {
+                return false;
+            }
+            taken = true;
+        } else if (!taken && strcmp(argv[i], "--steps") == 0 && i + 1 < argc) {
             b->n_steps = (int32_t)strtol(argv[++i], NULL, 10);
             taken = true;
         } else if (!taken && strcmp(argv[i], "--temperature") == 0 && i + 1 < argc) {

@@ -131,6 +131,8 @@ void api_props(struct http_request *req, void *arg);
 void api_slots(struct http_request *req, void *arg);
 void api_ollama_tags(struct http_request *req, void *arg);
 void api_ollama_running(struct http_request *req, void *arg);
+void api_ollama_manage(struct http_request *req, void *arg);
+void api_ollama_old_embed(struct http_request *req, void *arg);
 void api_ollama_show(struct http_request *req, void *arg);
 void api_ollama_version(struct http_request *req, void *arg);
 void api_model_one(struct http_request *req, void *arg);

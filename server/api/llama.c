@@ -33,9 +33,10 @@ static void put_defaults(struct buf *b, const struct call_model *m)
     const struct sampling_params *p = &m->defaults;
     buf_printf(b,
                "{\"id\":0,\"id_task\":-1,\"n_ctx\":%d,\"speculative\":%s,\"is_processing\":false,"
-               "\"params\":{\"n_predict\":%d,\"seed\":-1,\"top_k\":%d,\"temperature\":",
+               "\"params\":{\"n_predict\":%d,\"seed\":%" PRId64 ",\"top_k\":%d,\"temperature\":",
                m->info->max_model_len, m->info->n_spec_tokens > 0 ? "true" : "false",
-               m->has_default_max_tokens ? p->max_tokens : -1, p->top_k);
+               m->has_default_max_tokens ? p->max_tokens : -1,
+               m->config->seed != 0 ? m->config->seed : -1, p->top_k);
     buf_put_double(b, (double)p->temperature);
     buf_puts(b, ",\"top_p\":");
     buf_put_double(b, (double)p->top_p);

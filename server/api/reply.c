@@ -40,6 +40,8 @@ enum reply_form reply_form_of(const struct http_route *route)
         {"/inference", REPLY_VLLM},
         {"/completion", REPLY_LLAMA},
         {"/completions", REPLY_LLAMA},
+        {"/chat/completions", REPLY_LLAMA},
+        {"/embeddings", REPLY_LLAMA},
         {"/infill", REPLY_LLAMA},
         {"/embedding", REPLY_LLAMA},
         {"/apply-template", REPLY_LLAMA},

@@ -61,14 +61,20 @@ bool call_error_unsupported(struct call_error *e, const char *param)
                           "Unsupported parameter: '%s' is not supported by this server.", param);
 }
 
-/* Clients match the opening words. */
+/* Clients match the words: OpenAI's and vLLM's the opening ones. */
 static bool context_exceeded(struct call_error *e, const char *param, int64_t context,
                              const char *bound, int64_t n_prompt, int64_t n_completion)
 {
     char advice[64];
-    bool talk = strcmp(param, "messages") == 0;
-    snprintf(advice, sizeof advice, n_completion > 0 ? "the %s or completion" : "the input %s",
-             n_completion > 0 ? param : (talk ? "messages" : "prompt"));
+    if (n_completion > 0) {
+        snprintf(advice, sizeof advice, "the %s or completion", param);
+    } else if (strcmp(param, "messages") == 0) {
+        snprintf(advice, sizeof advice, "the input messages");
+    } else if (strcmp(param, "input") == 0) { // clients of llama.cpp's embeddings match the end
+        snprintf(advice, sizeof advice, "the input prompt: it is too large");
+    } else {
+        snprintf(advice, sizeof advice, "the input prompt");
+    }
     return call_error_set(e, 400, "context_length_exceeded", param,
                           "This model's maximum context length is %" PRId64
                           " tokens. However, you requested %s%" PRId64 " tokens (%s%" PRId64
@@ -92,6 +98,7 @@ bool call_error_context_hopeless(struct call_error *e, const char *param, int64_
                                  int64_t n_prompt, int64_t n_completion)
 {
     if (e->status == 0) {
+        e->n_prompt_least = n_prompt;
         e->n_context = context;
     }
     return context_exceeded(e, param, context, "at least ", n_prompt, n_completion);
@@ -169,8 +176,12 @@ void call_error_put(struct buf *b, const struct call_error *e, enum call_error_n
     put_string_or_null(b, e->param[0] ? e->param : NULL);
     buf_puts(b, ",\"code\":");
     put_string_or_null(b, e->code);
-    if (e->n_prompt > 0) {
-        buf_printf(b, ",\"n_prompt_tokens\":%" PRId64, e->n_prompt);
+    int64_t n_prompt = e->n_prompt;
+    if (n_prompt == 0 && names == CALL_ERROR_LLAMA) {
+        n_prompt = e->n_prompt_least; // its clients always find a number
+    }
+    if (n_prompt > 0) {
+        buf_printf(b, ",\"n_prompt_tokens\":%" PRId64, n_prompt);
     }
     if (e->n_context > 0) {
         buf_printf(b, ",\"n_ctx\":%" PRId64, e->n_context);

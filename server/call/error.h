@@ -19,6 +19,7 @@ struct call_error {
     char message[640];
     int retry_after_s;
     int64_t n_prompt, n_context; // of context_length_exceeded, as members; 0: not known
+    int64_t n_prompt_least;      // where n_prompt is not known, a lower bound of it
 };
 
 /* All return false, so that `return call_error_set(...)` reads well. */

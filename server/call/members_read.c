@@ -26,6 +26,7 @@ static bool keep_int(struct request *r, const struct member *m, void *at)
         return false;
     }
     if (m->is_within && v > r->model->info->max_model_len) { // in vLLM's words
+        r->error.type = "BadRequestError";
         return call_error_set(&r->error, 400, "integer_above_max_value", m->key,
                               "%s value is greater than max_model_len. Please request a smaller "
                               "truncation size.",

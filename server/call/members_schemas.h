@@ -75,13 +75,14 @@
     "'null'],'minimum':0,'maximum':2592000},'start':{'type':'integer','minimum':0},'end':{"        \
     "'type':['integer','null'],'minimum':1},'covers_output':{'type':'boolean'}}}"
 #define KV_HINTS                                                                                   \
-    "'required':['protocol_version','message_id','actions'],'properties':{'protocol_version':{"    \
+    "'anyOf':[{'type':'null'},{'type':'object','maxProperties':0},{'type':'object','required':["   \
+    "'protocol_version','message_id','actions'],'properties':{'protocol_version':{"                \
     "'type':'string'},'message_id':{'type':'string'},'actions':{'type':'array','maxItems':16,"     \
     "'items':{'type':'object','required':['action_id','action_type','action_version','payload'],"  \
     "'properties':{'action_id':{'type':'string'},'action_type':{'type':'string'},"                 \
     "'action_version':{'type':'string'},'payload':{'type':'object','properties':{'scope':{"        \
     "'type':['string','null']},'directives':{'type':'array','maxItems':128,'items':" DIRECTIVE     \
-    "}}}}}}}"
+    "}}}}}}}}]"
 #define A_CHOICE "'enum':[null,'none','auto']"
 
 #endif

@@ -467,7 +467,7 @@ static const char *begin(struct call_model *m, const struct config *config,
     m->text_dir = is_folder(from) ? from : model; // beside a single file nothing is read
     uint64_t h = hash_bytes(model, strlen(model), (uint64_t)info->n_parameters);
     h ^= hash_bytes(SLUICE_VERSION, strlen(SLUICE_VERSION), (uint64_t)info->dtype);
-    snprintf(m->fingerprint, sizeof m->fingerprint, "fp_%010" PRIx64, h & (uint64_t)0xffffffffff);
+    snprintf(m->fingerprint, sizeof m->fingerprint, "b%010" PRIx64, h & (uint64_t)0xffffffffff);
     return from;
 }
 

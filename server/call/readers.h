@@ -16,6 +16,7 @@ void request_end(struct request *r);
 
 bool read_model(struct request *r);
 bool check_top_k(struct request *r);
+bool check_seed(struct request *r);
 bool read_stop(struct request *r);
 bool read_stop_sequences(struct request *r);
 bool read_stop_ids(struct request *r);

@@ -56,6 +56,15 @@ bool check_top_k(struct request *r)
     return true;
 }
 
+/* In vLLM, llama.cpp and Ollama -1 asks for a random one. */
+bool check_seed(struct request *r)
+{
+    if (r->params.seed == UINT64_MAX) {
+        r->params.seed = r->seed;
+    }
+    return true;
+}
+
 static bool put_stop(struct request *r, const char *key, const char **stops, size_t *lengths,
                      const char *text)
 {
@@ -290,6 +299,7 @@ static bool read_predict(struct request *r, const char *key)
     }
     r->max_is_asked = v > 0;
     r->has_max_tokens = v > 0;
+    r->max_shrinks = v > 0;
     if (v > 0) {
         r->max_tokens = v;
     }

@@ -151,6 +151,7 @@ struct request {
     struct body body;
     const char *model_name;
     struct sampling_params params;
+    bool max_shrinks; // n_predict: more tokens than the context has room for are as many as it has
     bool has_max_tokens, max_is_asked; // else as much as fits; else a default, cut to what fits
     int64_t max_tokens;
     int32_t n, best_of;

@@ -201,6 +201,9 @@ bool read_kv_hints(struct request *r)
     if (!json_is(m->node, JSON_OBJECT)) {
         return body_wrong_type(&r->error, "kv_hints", "an object", m->node);
     }
+    if (!json_first(m->node)) {
+        return true; // an envelope without hints
+    }
     if (!json_get_string(m->node, "protocol_version") || !json_get_string(m->node, "message_id") ||
         !json_is(actions, JSON_ARRAY)) {
         return bad(&h, "it has the strings 'protocol_version' and 'message_id' and the array "

@@ -258,6 +258,9 @@ void native_begin(struct request *r)
     r->has_max_tokens = r->model->has_default_max_tokens;
     r->max_tokens = r->model->defaults.max_tokens;
     r->add_special = true;
+    if (r->model->config->seed != 0) { // llama.cpp's --seed is each request's own
+        r->params.seed = (uint64_t)r->model->config->seed;
+    }
 }
 
 bool native_end(struct request *r)

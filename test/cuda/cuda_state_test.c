@@ -423,6 +423,44 @@ TEST(snapshots_and_forks_agree)
     }
 }
 
+/* Decoding and short drafts of two sequences, one of which begins inside a block, through the ends
+ * of blocks, one of which is kept. */
+static void few_rows(struct scene *s)
+{
+    const int32_t block = s->c.block;
+    int32_t at[2] = {0, pick(s, 20, 100)};
+    feed(s, 4, 0, at[1], "before few rows");
+    while (at[0] < 2 * block + 20) {
+        const struct state_keep keep = {1, 2 * block, LANES};
+        begin(s);
+        for (int32_t i = 0; i < 2; i++) {
+            const int32_t n = pick(s, 0, 2) ? 1 : pick(s, 1, 9);
+            add_text(s, i == 0 ? 1 : 4, at[i], at[i] + n);
+            at[i] += n;
+        }
+        s->t.pass.keeps = &keep;
+        s->t.pass.n_keeps = at[0] >= 2 * block && at[0] - s->t.seqs[0].n_rows < 2 * block;
+        run(s);
+        check(s, "few rows");
+    }
+    copy(s, LANES, 2, 2 * block);
+    feed(s, 2, 2 * block, 2 * block + 3, "few rows from a snapshot");
+    feed(s, 1, at[0], at[0] + 70, "more rows behind few");
+}
+
+TEST(few_rows_agree)
+{
+    NEED_GPU();
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        for (int32_t d = 0; d < COUNT(pair_dtypes) && cases[i].g.key_dim == 128; d++) {
+            struct scene s;
+            REQUIRE(open_scene(&s, pair_dtypes[d], false, &cases[i], FUSED));
+            few_rows(&s);
+            pair_close(&s.p);
+        }
+    }
+}
+
 /* ---- the same bits ----------------------------------------------------------------------------
  */
 

@@ -26,15 +26,31 @@ struct hidden_bed {
     struct model model;
 };
 
+/* The model's config and files. False: a failure that names the folder was reported. */
+static inline bool hidden_files(struct hidden_bed *b, const struct hidden_case *c)
+{
+    struct err err = {""};
+    enum status st = model_config_load(c->dir, &b->config, &err);
+    if (st == OK) {
+        st = checkpoint_open(c->dir, &b->checkpoint, &err);
+    }
+    if (st != OK) {
+        CHECK_FAIL("%s: %s", c->dir, err.text);
+    }
+    return st == OK;
+}
+
 /* The first n_layers of the model; all, if 0. */
 static inline bool hidden_open(struct hidden_bed *b, const struct hidden_case *c, int32_t n_layers,
                                int32_t max_hidden)
 {
     struct err err = {""};
     memset(b, 0, sizeof *b);
+    if (!hidden_files(b, c)) {
+        return false;
+    }
     b->be = c->open();
     const struct backend_ops *ops = b->be->ops;
-    enum status st = model_config_load(c->dir, &b->config, &err);
     model_config_fit(&b->config, HIDDEN_LEN);
     if (n_layers > 0) {
         b->config.n_layers = n_layers;
@@ -44,16 +60,11 @@ static inline bool hidden_open(struct hidden_bed *b, const struct hidden_case *c
         int32_t end = b->config.layers[i].kv + 1;
         b->config.n_kv_layers = greater(end, b->config.n_kv_layers);
     }
-    if (st == OK) {
-        st = checkpoint_open(c->dir, &b->checkpoint, &err);
-    }
     struct backend_facts facts;
     CHECK_EQ(ops->facts(b->be, &facts), OK);
     const struct model_load_options load = {
         .config = &b->config, .checkpoint = b->checkpoint, .dtype = DT_F32, .n_ranks = 1};
-    if (st == OK) {
-        st = model_load(&load, b->be, &b->model, &err);
-    }
+    enum status st = model_load(&load, b->be, &b->model, &err);
     const struct backend_limits limits = {.max_rows = 32,
                                           .max_out_rows = 32,
                                           .max_lanes = 2,

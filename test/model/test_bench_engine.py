@@ -29,6 +29,22 @@ def test_each_batch_and_context_has_a_line():
     assert re.search(r"prefill +12 prompts of +64: .* tok/s", done.stdout)
 
 
+def test_a_cached_beginning_is_compared_with_none():
+    done = bench(MODEL, "--batch", "1", "--context", "20", "--steps", "2", "--cached-prompt", "1000/1100", "--max-model-len", "2048")
+    assert done.returncode == 0, done.stderr
+    line = re.search(r"cached +(\d+) of 1100 tokens, 1000 shared: ([\d.]+) ms to the first token, ([\d.]+) without \(([\d.]+)\)", done.stdout)
+    assert line, done.stdout
+    cached, hit, miss, ratio = map(float, line.groups())
+    assert 960 <= cached <= 1000
+    assert hit < miss and abs(ratio - hit / miss) < 0.05
+
+
+def test_a_cached_beginning_needs_the_cache():
+    done = bench(MODEL, "--batch", "1", "--context", "20", "--steps", "2", "--cached-prompt", "500/600", "--max-model-len", "2048",
+                 "--no-enable-prefix-caching")
+    assert done.returncode == 0 and re.search(r"cached +0 of 600 tokens", done.stdout), done.stdout + done.stderr
+
+
 def test_dummy_weights_need_no_checkpoint(tmp_path):
     with open(os.path.join(MODEL, "config.json")) as f:
         (tmp_path / "config.json").write_text(f.read())
@@ -38,7 +54,8 @@ def test_dummy_weights_need_no_checkpoint(tmp_path):
 
 
 def test_bad_arguments_are_refused():
-    for bad in (["--batch", "0"], ["--batch", "1,x"], ["--context", ""], ["--steps", "0"]):
+    for bad in (["--batch", "0"], ["--batch", "1,x"], ["--context", ""], ["--steps", "0"],
+                ["--cached-prompt", "8"], ["--cached-prompt", "8/8"], ["--cached-prompt", "0/8"], ["--cached-prompt", "4/8x"]):
         assert bench(MODEL, *bad).returncode in (1, 2), bad
     missing = bench("/nowhere")
     assert missing.returncode == 1 and "nowhere" in missing.stderr

@@ -22,6 +22,7 @@
 
 enum { MOST_ROWS = 16, MOST_EXPERTS = 512, SCORE_WARPS = 2, UP_WARPS = 8, MOST_DOWN_WARPS = 8 };
 enum { DOWN_BYTES = 100 << 10 };   // shared memory of a block of `down`: two fit a multiprocessor
+enum { MOST_HIDDEN = 16384 };      // a row fits a block's shared memory
 enum { RUN = 8, STEP = RUN * 32 }; // elements that a lane, and a warp, load at once
 
 struct few_params {
@@ -122,7 +123,7 @@ __device__ __forceinline__ void load_run(vec<T> &v, const T *row, int32_t at, in
     }
 }
 
-/* A feature's dot products with its gate and up rows. */
+/* A feature's dot products with its gate and up rows; x is in shared memory. */
 template <typename T>
 __device__ __forceinline__ void dot_up(const T *x, const T *gate, const T *up, int32_t n,
                                        float *sum)
@@ -130,28 +131,42 @@ __device__ __forceinline__ void dot_up(const T *x, const T *gate, const T *up, i
     enum { STEPS = 2 };
 #pragma unroll 1
     for (int32_t first = (threadIdx.x & 31) * RUN; first < n; first += STEPS * STEP) {
-        vec<T> g[STEPS], u[STEPS], v[STEPS];
+        vec<T> g[STEPS], u[STEPS], v;
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
             load_run(g[i], gate, first + i * STEP, n);
             load_run(u[i], up, first + i * STEP, n);
-            load_run(v[i], x, first + i * STEP, n);
         }
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
-            sum[0] = dot_run(v[i], g[i], sum[0]);
-            sum[1] = dot_run(v[i], u[i], sum[1]);
+            load_run(v, x, first + i * STEP, n);
+            sum[0] = dot_run(v, g[i], sum[0]);
+            sum[1] = dot_run(v, u[i], sum[1]);
         }
     }
     sum[0] = warp_sum(sum[0]);
     sum[1] = warp_sum(sum[1]);
 }
 
-/* The row's picks, by the block's first warp, after the wait. They are made once before it from
- * whatever the scores are, which fetches the code. The first block of a row stores them. */
-template <int EACH>
+/* Copies a row of x, by all warps but the first. */
+template <typename T>
+__device__ __forceinline__ void copy_x(const struct few_params &p, int32_t row, T *to)
+{
+    const T *x = (const T *)p.x + row * p.x_stride;
+    for (int32_t at = ((int32_t)threadIdx.x - 32) * RUN; at >= 0 && at < p.hidden;
+         at += (UP_WARPS - 1) * STEP) {
+        vec<T> v;
+        v.load(x + at);
+        v.store(to + at);
+    }
+}
+
+/* The row's picks, by the block's first warp, after the wait, and its x in shared memory. They are
+ * made once before it from whatever the scores are, which fetches the code. The first block of a
+ * row stores them. */
+template <typename T, int EACH>
 __device__ __forceinline__ void pick_experts(const struct few_params &p, int32_t row, bool is,
-                                             float *shared, int32_t *picks)
+                                             float *shared, int32_t *picks, T *x)
 {
     const int32_t lane = threadIdx.x & 31, k = p.route.k;
     struct pick mine = {0, 0.0f};
@@ -173,18 +188,27 @@ __device__ __forceinline__ void pick_experts(const struct few_params &p, int32_t
             p.weights[row * k + lane] = mine.weight;
         }
     }
+    copy_x(p, row, x);
     __syncthreads();
+}
+
+/* A block's shared memory: a row of x, then what the picks need. */
+__host__ __device__ static inline int32_t up_bytes(const struct few_params &p)
+{
+    return p.hidden * (int32_t)sizeof(uint16_t) + pick_floats(p.route) * (int32_t)sizeof(float);
 }
 
 /* A block computes UP_WARPS features of one pick of a row, or of its shared expert. */
 template <typename T, int KIND, int EACH>
-__global__ void __launch_bounds__(32 * UP_WARPS, 5) few_up_kernel(struct few_params p)
+__global__ void __launch_bounds__(32 * UP_WARPS, 6) few_up_kernel(struct few_params p)
 {
-    extern __shared__ float shared[];
+    extern __shared__ __align__(16) float shared[];
     __shared__ int32_t picks[MOE_MAX_K];
+    T *x = (T *)shared;
     const int32_t row = blockIdx.y, n_routed = p.route.k * p.ffn;
     const int32_t feature = blockIdx.x * UP_WARPS + (threadIdx.x >> 5);
-    pick_experts<EACH>(p, row, (int32_t)blockIdx.x * UP_WARPS < n_routed, shared, picks);
+    pick_experts<T, EACH>(p, row, (int32_t)blockIdx.x * UP_WARPS < n_routed,
+                          (float *)(x + p.hidden), picks, x);
     if (row >= n_real(p) || feature >= p.n_acts) {
         return;
     }
@@ -194,8 +218,7 @@ __global__ void __launch_bounds__(32 * UP_WARPS, 5) few_up_kernel(struct few_par
     const int64_t first_row = routed ? (int64_t)picks[slot] * 2 * width : 0;
     const T *gate = (const T *)(routed ? p.gate_up : p.shared_gate_up) + (first_row + j) * p.hidden;
     float sum[2] = {0.0f, 0.0f};
-    dot_up((const T *)p.x + row * p.x_stride, gate, gate + (int64_t)width * p.hidden, p.hidden,
-           sum);
+    dot_up(x, gate, gate + (int64_t)width * p.hidden, p.hidden, sum);
     if ((threadIdx.x & 31) == 0) {
         if (routed && p.up_bias) {
             sum[0] += p.up_bias[first_row + j];
@@ -317,7 +340,7 @@ bool k_moe_few_takes(const struct moe_few *m)
                       vec_ok(a->x.mem.p, a->x.stride, w->hidden, 2);
     return a->x.dtype != DT_F32 && a->n_rows <= MOST_ROWS && a->n_experts <= MOST_EXPERTS &&
            a->k <= a->n_experts && a->k <= MOE_MAX_K && r->n_group <= 64 && same && plain && runs &&
-           row_bytes(m) <= DOWN_BYTES;
+           w->hidden <= MOST_HIDDEN && row_bytes(m) <= DOWN_BYTES;
 }
 
 static struct few_params params_of(const struct moe_few *m, void *scratch)
@@ -364,8 +387,7 @@ static cudaError_t up(cudaStream_t stream, const struct few_params &p, enum acti
     BY_ACTIVATION(kind, KIND,
                   return launch(few_up_kernel<T, KIND, EACH>,
                                 dim3(blocks(p.n_acts, UP_WARPS), p.route.n_rows),
-                                dim3(32 * UP_WARPS), pick_floats(p.route) * sizeof(float), stream,
-                                p));
+                                dim3(32 * UP_WARPS), (size_t)up_bytes(p), stream, p));
     return cudaErrorInvalidValue;
 }
 

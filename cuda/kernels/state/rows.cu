@@ -15,25 +15,11 @@
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/mma_tile.cuh"
 #include "cuda/kernels/device/reduce.cuh"
-#include "cuda/kernels/state/state.cuh"
+#include "cuda/kernels/state/rows.cuh"
 
 #include <math.h>
 
 enum { THREADS = 256, WARPS = THREADS / 32, MAX_KERNEL = 16 };
-
-struct rows_params {
-    struct state_view state;
-    struct pass_view pass;
-    struct state_vectors vectors;
-    const void *x, *decay, *beta, *gate;
-    void *out;
-    int64_t x_stride, decay_stride, beta_stride, gate_stride, out_stride;
-    int32_t q_at, k_at, v_at, window;
-    struct decay_law law;
-    float gate_scale, eps;
-    int32_t gate_act;
-    bool gate_first, per_group, silu, few_alone;
-};
 
 /* A block's shared memory: pages hold offsets [0, block) of the past, then the window's rows. */
 template <typename T> struct room {
@@ -235,16 +221,6 @@ __device__ static void keep_inputs(const struct rows_params &p, const struct roo
     }
 }
 
-/* Channel c of the head's queries, keys and values, in this order, as one of the convolution's. */
-__device__ __forceinline__ int32_t channel_of(const struct rows_params &p, const struct work &w,
-                                              int32_t c)
-{
-    const int32_t dk = p.state.geometry.key_dim, dv = p.state.geometry.value_dim;
-    return c < dk       ? p.q_at + w.key_head * dk + c
-           : c < 2 * dk ? p.k_at + w.key_head * dk + c - dk
-                        : p.v_at + w.head * dv + c - 2 * dk;
-}
-
 /* The convolution of up to CHANNELS channels from `first` on, all of whose loads are in flight
  * together. */
 enum { CHANNELS = 2, TAPS = 4 };
@@ -292,7 +268,7 @@ __device__ static void make_inputs(const struct rows_params &p, const struct roo
         float sum[CHANNELS];
 #pragma unroll
         for (int32_t j = 0; j < CHANNELS; j++) {
-            channel[j] = channel_of(p, w, min(first + j * THREADS, n - 1));
+            channel[j] = channel_of(p, w.key_head, w.head, min(first + j * THREADS, n - 1));
         }
         if (p.vectors.kernel) {
             convolve(p, m, channel, sum);
@@ -462,11 +438,6 @@ __device__ static struct late load_late(const struct rows_params &p, const struc
     }
     l.skip = p.vectors.skip ? p.vectors.skip[w.head] : 0.0f;
     return l;
-}
-
-__device__ __forceinline__ float opened_by(const struct rows_params &p, float gate)
-{
-    return gate_factor(p.gate_act, p.gate_scale * gate);
 }
 
 /* The row's value and output, and the output's gate. */
@@ -648,43 +619,6 @@ __global__ void __launch_bounds__(THREADS, 2) state_rows_kernel(struct rows_para
     }
 }
 
-static struct rows_params params_of(const struct state_rows_launch *l)
-{
-    const struct recurrence_args *a = l->a;
-    const struct gate_args *g = l->gate;
-    const struct tensor *x = l->conv ? &l->conv->x : &a->x;
-    const struct tensor *out = g ? &g->out : &a->out;
-    struct rows_params p = {};
-    p.state = l->state;
-    p.pass = l->pass;
-    p.vectors = l->vectors;
-    p.x = x->mem.p;
-    p.x_stride = x->stride;
-    p.decay = a->decay.mem.p;
-    p.decay_stride = a->decay.stride;
-    p.beta = a->beta.mem.p;
-    p.beta_stride = a->beta.stride;
-    p.gate = g ? g->gate.mem.p : NULL;
-    p.gate_stride = g ? g->gate.stride : 0;
-    p.out = out->mem.p;
-    p.out_stride = out->stride;
-    p.q_at = a->q_at;
-    p.k_at = a->k_at;
-    p.v_at = a->v_at;
-    p.window = l->window;
-    p.law = decay_law_of(a);
-    p.few_alone = l->few_alone;
-    p.silu = l->conv && l->conv->silu;
-    if (g) {
-        p.gate_scale = g->scale;
-        p.eps = g->eps;
-        p.gate_act = g->act;
-        p.gate_first = g->gate_first;
-        p.per_group = g->per_group;
-    }
-    return p;
-}
-
 template <typename T> static int64_t shared_bytes(const struct state_view *state)
 {
     struct room<T> m;
@@ -704,7 +638,7 @@ static cudaError_t launch_rows(cudaStream_t stream, const struct state_rows_laun
         return e;
     }
     return launch(state_rows_kernel<T, EACH>, dim3(heads, l->n_seqs < most ? l->n_seqs : most),
-                  dim3(THREADS), (size_t)n_bytes, stream, params_of(l));
+                  dim3(THREADS), (size_t)n_bytes, stream, rows_params_of(l));
 }
 
 extern "C" bool k_state_rows_takes(const struct state_view *state)

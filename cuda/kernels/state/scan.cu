@@ -45,9 +45,12 @@ struct scan {
 template <typename T, int N>
 __device__ __forceinline__ static void load_tile(T (*to)[N + 8], const T *from, int64_t stride)
 {
-    for (int32_t i = threadIdx.x; i < BLOCK * N / 8; i += SCAN_THREADS) {
-        const int32_t t = i / (N / 8), c = i % (N / 8) * 8;
-        cp_async_16(&to[t][c], from + t * stride + c, true);
+    static_assert(SCAN_THREADS % (N / 8) == 0 && BLOCK * N / 8 % SCAN_THREADS == 0, "whole rounds");
+    constexpr int ROWS = SCAN_THREADS / (N / 8);
+    const int32_t t = threadIdx.x / (N / 8), c = threadIdx.x % (N / 8) * 8;
+#pragma unroll
+    for (int32_t i = 0; i < BLOCK; i += ROWS) {
+        cp_async_16(&to[t + i][c], from + (t + i) * stride + c, true);
     }
 }
 
@@ -65,12 +68,13 @@ __device__ static void load_stage(const struct blocks_params &p, const struct sc
         load_tile<T, BLOCK>(to->inverse, (const T *)p.inverse + of_head * BLOCK * BLOCK, BLOCK);
     }
     const struct block_item b = item_of(w.seq, w.nth + i);
-    for (int32_t j = threadIdx.x; j < BLOCK * COLUMNS / 8; j += SCAN_THREADS) {
-        const int32_t t = j / (COLUMNS / 8), c = w.column + j % (COLUMNS / 8) * 8;
-        const T *v = (const T *)p.v + (of_head * BLOCK + t) * g.value_dim;
-        const T *from = t < b.at ? values_at<T>(p.state, w.seq.lane, b.begin + t, w.head) : v;
-        cp_async_16(&to->v[t][c - w.column], from + c, true);
+    static_assert(BLOCK * COLUMNS / 8 == SCAN_THREADS, "one copy per thread");
+    const int32_t row = threadIdx.x / (COLUMNS / 8), c = threadIdx.x % (COLUMNS / 8) * 8;
+    const T *v = (const T *)p.v + (of_head * BLOCK + row) * g.value_dim;
+    if (row < b.at) {
+        v = values_at<T>(p.state, w.seq.lane, b.begin + row, w.head);
     }
+    cp_async_16(&to->v[row][c], v + w.column + c, true);
     if (threadIdx.x < BLOCK / 4) {
         cp_async_16(&to->g[threadIdx.x * 4], p.g + of_head * BLOCK + threadIdx.x * 4, true);
     } else if (threadIdx.x < BLOCK / 2) {
@@ -267,6 +271,26 @@ __device__ __forceinline__ static void multiply(struct rows_part &sum, const T (
     }
 }
 
+/* The same for two products with the same b, whose sums do not wait for each other. */
+template <typename T, int K, int LD_A, int LD_B>
+__device__ __forceinline__ static void multiply_two(struct rows_part &sum, struct rows_part &other,
+                                                    const T (*a)[LD_A], const T (*of_other)[LD_A],
+                                                    const T (*b)[LD_B])
+{
+    const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5 & 3) * 16;
+#pragma unroll
+    for (int k = 0; k < K; k += 16) {
+        uint32_t rows[4], other_rows[4], columns[4];
+        load_columns<T>(columns, b, k);
+        ldmatrix_x4(rows, &a[first + (lane & 15)][k + (lane >> 4) * 8]);
+        ldmatrix_x4(other_rows, &of_other[first + (lane & 15)][k + (lane >> 4) * 8]);
+        mma_16x8x16(sum.x[0], rows, columns[0], columns[1], T());
+        mma_16x8x16(sum.x[1], rows, columns[2], columns[3], T());
+        mma_16x8x16(other.x[0], other_rows, columns[0], columns[1], T());
+        mma_16x8x16(other.x[1], other_rows, columns[2], columns[3], T());
+    }
+}
+
 template <typename T> __device__ __forceinline__ static void put_pair(T *to, float a, float b)
 {
     pack<T, 2> pair;
@@ -436,10 +460,11 @@ __device__ static void run_blocks(const struct blocks_params &p, const struct sc
         cp_async_wait<1>();
         __syncthreads();
         struct rows_part by_k = {}, by_q = {};
-        if (DELTA) {
-            multiply<T, KEY>(by_k, in.k, m.s);
+        if constexpr (DELTA) {
+            multiply_two<T, KEY>(by_k, by_q, in.k, in.q, m.s);
+        } else {
+            multiply<T, KEY>(by_q, in.q, m.s);
         }
-        multiply<T, KEY>(by_q, in.q, m.s);
         make_values(m, in, b.at, by_k);
         __syncthreads();
         write_rows(p, w, b, m, in, by_q);

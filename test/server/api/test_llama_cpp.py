@@ -150,6 +150,22 @@ def test_as_many_tokens_as_there_is_room_for(real):
     assert r.status == 200, r.body
 
 
+def test_more_tokens_than_fit_are_as_many_as_fit_also_for_openais_routes(server):
+    for path, prompt in (("/v1/completions", {"prompt": [5] * 2040}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
+        r = server.post(path, {**prompt, "n_predict": 2048, "ignore_eos": True})
+        assert r.status == 200 and r.json()["usage"]["total_tokens"] == 2048, r.body
+        assert server.post(path, {**prompt, "max_tokens": 2048}).error["code"] == "context_length_exceeded"
+
+
+def test_the_server_s_seed_is_that_of_requests_without_one():
+    with Server(real=True, seed=42) as s:
+        texts = {native(s, "Once upon", n_predict=12, temperature=1.5, **more)["content"] for more in ({}, {}, {"seed": 42})}
+        assert len(texts) == 1 and s.get("/props").json()["default_generation_settings"]["params"]["seed"] == 42
+        assert len({native(s, "Once upon", n_predict=12, temperature=1.5, seed=-1)["content"] for _ in range(4)}) > 1  # -1: none
+        ask = lambda: s.post("/v1/completions", {"prompt": "Once upon", "max_tokens": 12, "temperature": 1.5, "seed": -1}).json()["choices"][0]["text"]
+        assert len({ask() for _ in range(4)}) > 1
+
+
 def test_a_template_s_text_is_not_cut(server):
     body = {"messages": [{"role": "user", "content": "a b c d e f g h"}]}
     assert server.post("/apply-template", {**body, "truncate_prompt_tokens": 3}).json() == server.post("/apply-template", body).json()
@@ -160,6 +176,11 @@ def test_errors_have_llamas_types(server):
     assert r.status == 400 and r.error["type"] == "exceed_context_size_error" and r.error["n_prompt_tokens"] >= 3000 and r.error["n_ctx"] == 2048, r.body
     assert server.post("/completion", {"prompt": 5}).error["type"] == "invalid_request_error"
     assert server.post("/v1/completions", {"prompt": "a " * 3000}).error["type"] == "invalid_request_error"  # OpenAI's own
+    r = server.post("/chat/completions", {"messages": [{"role": "user", "content": "a " * 3000}]})
+    assert r.status == 400 and r.error["type"] == "exceed_context_size_error" and r.error["n_ctx"] == 2048, r.body
+    for n in (3000, 300000):  # counted, and too many bytes to be worth counting: a lower bound
+        r = server.post("/chat/completions", {"messages": [{"role": "user", "content": "a " * n}]})
+        assert r.error["type"] == "exceed_context_size_error" and 2048 < r.error["n_prompt_tokens"] <= 2 * n + 100, r.body
     with Server(api_key="secret") as s:
         for path, kind in (("/completion", "authentication_error"), ("/slots", "authentication_error"), ("/v1/completions", "invalid_request_error")):
             r = s.request("GET" if path == "/slots" else "POST", path, {"prompt": "a"}, {"authorization": "Bearer wrong"})

@@ -192,6 +192,16 @@ def test_an_error_in_a_stream_is_a_line(server):
         assert len(parts) > 1 and list(parts[-1]) == ["error"] and "message" in parts[0]
 
 
+MANAGE = [("POST", "/api/pull"), ("POST", "/api/push"), ("POST", "/api/create"), ("POST", "/api/copy"), ("DELETE", "/api/delete"), ("POST", "/api/embeddings")]
+
+
+def test_what_manages_models_is_refused_in_a_sentence(server):
+    for method, path in MANAGE:
+        r = server.request(method, path, {"model": "x", "prompt": "a"})
+        words = "/api/embed," if path == "/api/embeddings" else "sluice pull"
+        assert r.status == 403 and list(r.json()) == ["error"] and words in r.json()["error"], (path, r.body)
+
+
 def test_they_are_behind_the_keys():
     with Server(api_key="s3cret") as s:
         for method, path in [("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/embed"), ("POST", "/api/show"), ("GET", "/api/tags"), ("GET", "/api/ps")]:
@@ -199,4 +209,5 @@ def test_they_are_behind_the_keys():
             r = s.request(method, path, body)
             assert r.status == 401 and isinstance(r.json()["error"], str)
             assert s.request(method, path, body, {"authorization": "Bearer s3cret"}).status in (200, 400)
+        assert all(s.request(method, path, {}).status == 401 for method, path in MANAGE)
         assert s.get("/api/version").status == 200

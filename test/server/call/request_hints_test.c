@@ -44,12 +44,18 @@ TEST(no_hints_are_hints)
     DONE();
 }
 
+TEST(an_empty_envelope_is_no_hint)
+{
+    ACCEPTS(KIND_CHAT, "{" HI ",\"kv_hints\":{}}");
+    CHECK_EQ(r.n_hints, 0);
+    DONE();
+}
+
 TEST(hints_are_checked)
 {
 #define REFUSES_HINTS(actions) REFUSES(KIND_CHAT, HINTS(actions), "invalid_value", "kv_hints")
 #define REFUSES_DIRECTIVE(d) REFUSES_HINTS(RETAIN(d))
     REFUSES(KIND_CHAT, "{" HI ",\"kv_hints\":[]}", "invalid_type", "kv_hints");
-    REFUSES(KIND_CHAT, "{" HI ",\"kv_hints\":{}}", "invalid_value", "kv_hints");
     REFUSES(KIND_CHAT,
             "{" HI ",\"kv_hints\":{\"protocol_version\":1,\"message_id\":\"\",\"actions\":[]}}",
             "invalid_value", "kv_hints");

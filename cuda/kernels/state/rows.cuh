@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the kernels for few rows of a sequence take: rows.cu and few.cu. Thread: device code. */
+#ifndef SLUICE_CUDA_STATE_ROWS_CUH
+#define SLUICE_CUDA_STATE_ROWS_CUH
+
+#include "cuda/kernels/state/state.cuh"
+
+struct rows_params {
+    struct state_view state;
+    struct pass_view pass;
+    struct state_vectors vectors;
+    const void *x, *decay, *beta, *gate;
+    void *out;
+    int64_t x_stride, decay_stride, beta_stride, gate_stride, out_stride;
+    int32_t q_at, k_at, v_at, window;
+    struct decay_law law;
+    float gate_scale, eps;
+    int32_t gate_act;
+    bool gate_first, per_group, silu, few_alone;
+};
+
+static inline struct rows_params rows_params_of(const struct state_rows_launch *l)
+{
+    const struct recurrence_args *a = l->a;
+    const struct gate_args *g = l->gate;
+    const struct tensor *x = l->conv ? &l->conv->x : &a->x;
+    const struct tensor *out = g ? &g->out : &a->out;
+    struct rows_params p = {};
+    p.state = l->state;
+    p.pass = l->pass;
+    p.vectors = l->vectors;
+    p.x = x->mem.p;
+    p.x_stride = x->stride;
+    p.decay = a->decay.mem.p;
+    p.decay_stride = a->decay.stride;
+    p.beta = a->beta.mem.p;
+    p.beta_stride = a->beta.stride;
+    p.gate = g ? g->gate.mem.p : NULL;
+    p.gate_stride = g ? g->gate.stride : 0;
+    p.out = out->mem.p;
+    p.out_stride = out->stride;
+    p.q_at = a->q_at;
+    p.k_at = a->k_at;
+    p.v_at = a->v_at;
+    p.window = l->window;
+    p.law = decay_law_of(a);
+    p.few_alone = l->few_alone;
+    p.silu = l->conv && l->conv->silu;
+    if (g) {
+        p.gate_scale = g->scale;
+        p.eps = g->eps;
+        p.gate_act = g->act;
+        p.gate_first = g->gate_first;
+        p.per_group = g->per_group;
+    }
+    return p;
+}
+
+/* Channel c of a head's queries, keys and values, in this order, as one of the convolution's. */
+__device__ __forceinline__ int32_t channel_of(const struct rows_params &p, int32_t key_head,
+                                              int32_t head, int32_t c)
+{
+    const int32_t dk = p.state.geometry.key_dim, dv = p.state.geometry.value_dim;
+    return c < dk       ? p.q_at + key_head * dk + c
+           : c < 2 * dk ? p.k_at + key_head * dk + c - dk
+                        : p.v_at + head * dv + c - 2 * dk;
+}
+
+__device__ __forceinline__ float opened_by(const struct rows_params &p, float gate)
+{
+    const float x = p.gate_scale * gate;
+    return gate_factor(p.gate_act, x, 1.0f / (1.0f + expf(-x)));
+}
+
+#endif
