@@ -57,7 +57,10 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     const bool narrow = thin || (S::SLOTS >= 6 && packed <= GROUP_ROWS && busy && is_short);
     /* Which worker this thread belongs to, of how many, and that worker's part of the ring. */
     const int group = (int)threadIdx.x / WARPGROUP;
-    const int half = !narrow ? 0 : group > 0 ? group - 1 : (int)threadIdx.x / 32;
+    int half = 0;
+    if (narrow) {
+        half = group > 0 ? group - 1 : (int)threadIdx.x / 32;
+    }
     const int n_workers = (int)gridDim.x * (narrow ? 2 : 1);
     const int worker = half * (int)gridDim.x + (int)blockIdx.x;
     const struct ring ring = {narrow ? S::SLOTS / 2 : S::SLOTS};

@@ -178,9 +178,11 @@ __device__ __forceinline__ struct pick pick_row(const float *in, const float *co
     top = warp_max(top);
 #pragma unroll 1
     for (int e = lane; e < p.n_experts; e += 32) {
-        score[e] = p.scoring == MOE_SOFTMAX_TOPK ? expf(score[e] - top)
-                   : p.scoring == MOE_SIGMOID    ? 1.0f / (1.0f + expf(-score[e]))
-                                                 : score[e];
+        if (p.scoring == MOE_SOFTMAX_TOPK) {
+            score[e] = expf(score[e] - top);
+        } else if (p.scoring == MOE_SIGMOID) {
+            score[e] = 1.0f / (1.0f + expf(-score[e]));
+        }
         sum += score[e];
     }
     sum = warp_sum(sum);

@@ -126,7 +126,8 @@ __device__ __forceinline__ void load_box(const struct product_params &p, const C
         barrier_arrive(bar);
         return;
     }
-    barrier_expect(bar, W_BYTES + (UP ? 0 : whole ? X_BYTES : X_BYTES / 2));
+    const int x_bytes = whole ? X_BYTES : X_BYTES / 2;
+    barrier_expect(bar, W_BYTES + (UP ? 0 : x_bytes));
     if (u.is_paired) { // the neighbouring block loads the other half
         tensor_load_multicast(w_to + rank * (W_BYTES / 2), w_map, bar, column,
                               w_row + rank * p.second, 3, policy);
@@ -283,7 +284,10 @@ template <typename T, int KIND> struct computer {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const int row = row0 + 8 * r, place = u.first + row;
-                out_row[r] = row < u.n_rows ? KIND >= 0 ? place : p.sorted[place] : -1;
+                out_row[r] = -1;
+                if (row < u.n_rows) {
+                    out_row[r] = KIND >= 0 ? place : p.sorted[place];
+                }
             }
             begin(n_boxes);
             for (int box = results<T, KIND>::CHUNKS; box < n_boxes; box++) {

@@ -94,7 +94,10 @@ __device__ int nth_tie(const struct scores &x, uint32_t key, unsigned long long 
 /* A key has three digits, from the top: 11, 11 and 10 bits. */
 __device__ __forceinline__ int digit_shift(int pass)
 {
-    return pass == 0 ? 21 : pass == 1 ? 10 : 0;
+    if (pass == 0) {
+        return 21;
+    }
+    return pass == 1 ? 10 : 0;
 }
 
 /* exp(x - top) in units of 2^-40. */
@@ -263,6 +266,15 @@ __device__ __forceinline__ float4 four_scores(const struct scores &x, int block,
     return v;
 }
 
+/* v[e], for an e known only at run time, without moving v from registers to memory. */
+template <typename V> __device__ __forceinline__ V element_of(const V (&v)[4], int e)
+{
+    if (e < 2) {
+        return e == 0 ? v[0] : v[1];
+    }
+    return e == 2 ? v[2] : v[3];
+}
+
 /* An upper bound of the score plus noise; NaN if there is none. */
 __device__ __forceinline__ float noisy_bound(float logit, float inverse, uint32_t bits)
 {
@@ -298,8 +310,8 @@ __device__ __noinline__ struct best best_noisy(const struct scores &x, float top
         if (!(noisy_bound(most, inverse, bits) < least)) {
 #pragma unroll 1
             for (int e = 0; e < 4; e++) {
-                const float from = e == 0 ? v[0] : e == 1 ? v[1] : e == 2 ? v[2] : v[3];
-                const uint32_t own = e == 0 ? r.v[0] : e == 1 ? r.v[1] : e == 2 ? r.v[2] : r.v[3];
+                const float from = element_of(v, e);
+                const uint32_t own = element_of(r.v, e);
                 if (noisy_bound(from, inverse, own) < least) {
                     continue;
                 }

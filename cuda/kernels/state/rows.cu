@@ -221,6 +221,16 @@ __device__ static void keep_inputs(const struct rows_params &p, const struct roo
     }
 }
 
+/* Where channel c of the head's queries, keys and values is kept. */
+template <typename T>
+__device__ __forceinline__ float *vector_at(const struct room<T> &m, int32_t dk, int32_t c)
+{
+    if (c < dk) {
+        return m.q + c;
+    }
+    return c < 2 * dk ? m.k + c - dk : m.v + c - 2 * dk;
+}
+
 /* The convolution of up to CHANNELS channels from `first` on, all of whose loads are in flight
  * together. */
 enum { CHANNELS = 2, TAPS = 4 };
@@ -279,7 +289,7 @@ __device__ static void make_inputs(const struct rows_params &p, const struct roo
             if (c >= n) {
                 break;
             }
-            float *to = c < dk ? m.q + c : c < 2 * dk ? m.k + c - dk : m.v + c - 2 * dk;
+            float *to = vector_at(m, dk, c);
             if (!p.vectors.kernel) {
                 *to = to_float(((const T *)p.x + r.index * p.x_stride)[channel[j]]);
                 continue;

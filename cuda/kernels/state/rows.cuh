@@ -61,9 +61,13 @@ __device__ __forceinline__ int32_t channel_of(const struct rows_params &p, int32
                                               int32_t head, int32_t c)
 {
     const int32_t dk = p.state.geometry.key_dim, dv = p.state.geometry.value_dim;
-    return c < dk       ? p.q_at + key_head * dk + c
-           : c < 2 * dk ? p.k_at + key_head * dk + c - dk
-                        : p.v_at + head * dv + c - 2 * dk;
+    if (c < dk) {
+        return p.q_at + key_head * dk + c;
+    }
+    if (c < 2 * dk) {
+        return p.k_at + key_head * dk + c - dk;
+    }
+    return p.v_at + head * dv + c - 2 * dk;
 }
 
 __device__ __forceinline__ float opened_by(const struct rows_params &p, float gate)
