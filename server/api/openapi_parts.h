@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The parts of /openapi.json: how its JSON is written, and its schemas.
+ * Thread: any. */
+#ifndef SLUICE_SERVER_API_OPENAPI_PARTS_H
+#define SLUICE_SERVER_API_OPENAPI_PARTS_H
+
+#include "server/api/api.h"
+
+#include <string.h>
+
+static inline void put_text(struct buf *b, const char *text)
+{
+    buf_put_json(b, text, strlen(text));
+}
+
+/* JSON with ' for the quotation mark. */
+static inline void put_json(struct buf *b, const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '\'') {
+            buf_putc(b, '"');
+        } else {
+            buf_putc(b, *text);
+        }
+    }
+}
+
+/* ,"key": of an object that has members already */
+static inline void put_key(struct buf *b, const char *key)
+{
+    buf_printf(b, ",\"%s\":", key);
+}
+
+static inline void put_bound(struct buf *b, const char *key, int64_t v)
+{
+    if (v != INT64_MIN && v != INT64_MAX) {
+        put_key(b, key);
+        buf_put_int(b, v);
+    }
+}
+
+/* The members of "components": how to authenticate, errors, and the bodies of requests. */
+void openapi_put_components(struct buf *b, const struct openapi_facts *facts);
+
+#endif

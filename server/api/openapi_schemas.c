@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The schemas of /openapi.json. The bodies of a model's requests are made from the table of request
+ * members; other bodies are written out. */
+#include "server/api/openapi_parts.h"
+
+#include "server/call/members.h"
+
+/* Bodies that are no requests of a model. */
+#define METADATA                                                                                   \
+    "{'type':['object','null'],'additionalProperties':{'type':'string'},'maxProperties':16}"
+#define STORED_ITEMS                                                                               \
+    "'maxItems':20,'items':{'type':'object','required':['role','content'],'properties':{'type':{"  \
+    "'enum':['message',null]},'role':{'enum':['user','assistant','system','developer']},"          \
+    "'content':{'type':['string','array']}}}}"
+static const char other_bodies[] =
+    ",'FileForm':{'type':'object','required':['file','purpose'],'properties':{'file':{'type':'"
+    "string'},"
+    "'purpose':{'type':'string','enum':['batch']},'expires_after[anchor]':{'type':'string','enum':["
+    "'created_at']},'expires_after[seconds]':{'type':'integer','minimum':3600,'maximum':2592000}},"
+    "'dependentRequired':{'expires_after[anchor]':['expires_after[seconds]'],"
+    "'expires_after[seconds]':['expires_after[anchor]']}},"
+    "'MetadataRequest':{'type':'object','properties':{'metadata':" METADATA "}},"
+    "'ItemsRequest':{'type':'object','required':['items'],'properties':{'items':{'type':'array'"
+    "," STORED_ITEMS "}},'ConversationRequest':{'type':'object','properties':{'metadata':" METADATA
+    ",'items':{'type':['array','null']," STORED_ITEMS "}},"
+    "'BatchRequest':{'type':'object','required':['input_file_id','endpoint','completion_window'],"
+    "'properties':{'input_file_id':{'type':'string'},'endpoint':{'type':'string','enum':["
+    "'/v1/chat/completions','/v1/completions','/v1/embeddings','/v1/responses']},"
+    "'completion_window':{'type':'string','enum':['24h']},'metadata':" METADATA
+    ",'output_expires_after':{'type':["
+    "'object','null'],'required':['anchor','seconds'],'properties':{'anchor':{'type':'string','"
+    "enum':["
+    "'created_at']},'seconds':{'type':'integer','minimum':3600,'maximum':2592000}}}}}";
+
+/* The bodies, by what they may hold. */
+static const struct {
+    const char *name;
+    unsigned form;
+} bodies[] = {
+    {"ChatRequest", FORM_CHAT},
+    {"ChatsRequest", FORM_CHAT_BATCH},
+    {"LabelsRequest", FORM_LABELS},
+    {"ClassifyTexts", FORM_CLASSIFY},
+    {"PoolingTexts", FORM_POOLING},
+    {"PooledMessages", FORM_POOL_CHAT},
+    {"CohereEmbedRequest", FORM_COHERE_EMBED},
+    {"CompletionRequest", FORM_COMPLETIONS},
+    {"TokensRequest", FORM_TOKENS},
+    {"MessagesRequest", FORM_MESSAGES},
+    {"CountTokensRequest", FORM_COUNT_TOKENS},
+    {"EmbeddingTexts", FORM_EMBEDDINGS},
+    {"ResponseRequest", FORM_RESPONSES},
+    {"ScoreRequest", FORM_SCORE},
+    {"NativeRequest", FORM_NATIVE},
+    {"InfillRequest", FORM_INFILL},
+    {"NativeEmbedRequest", FORM_NATIVE_EMBED},
+    {"OllamaChatRequest", FORM_OLLAMA_CHAT},
+    {"OllamaGenerateRequest", FORM_OLLAMA_GENERATE},
+    {"OllamaEmbedRequest", FORM_OLLAMA_EMBED},
+    {"RerankRequest", FORM_RERANK},
+    {"TokenizeText", FORM_TOKENIZE_TEXT},
+    {"TokenizeMessages", FORM_TOKENIZE_CHAT},
+    {"DetokenizeRequest", FORM_DETOKENIZE},
+};
+
+/* "a|b|c" as the items of an array: as texts, or as they are. */
+static void put_words(struct buf *b, const char *words, bool quoted)
+{
+    const char *quote = quoted ? "\"" : "";
+    while (*words) {
+        size_t n = strcspn(words, "|");
+        buf_puts(b, quote);
+        buf_put(b, words, n);
+        buf_puts(b, quote);
+        words += n + (words[n] == '|');
+        if (*words) {
+            buf_puts(b, ",");
+        }
+    }
+}
+
+/* Null counts as absent, so that only what is required must not be null. */
+static void put_type(struct buf *b, const char *type, const struct member *m)
+{
+    put_json(b, m->required ? ",'type':'" : ",'type':['");
+    buf_puts(b, type);
+    put_json(b, m->required ? "'" : "','null']");
+}
+
+/* 'items': of a list of token ids */
+static void put_id(struct buf *b, const struct openapi_facts *facts)
+{
+    put_json(b, "'items':{'type':'integer','minimum':0");
+    if (facts->info) {
+        put_bound(b, "maximum", facts->info->vocab - 1);
+    }
+    buf_putc(b, '}');
+}
+
+static void put_ids(struct buf *b, const struct openapi_facts *facts)
+{
+    put_json(b, "{'type':'array','minItems':1,");
+    put_id(b, facts);
+    buf_putc(b, '}');
+}
+
+/* A list of at most so many, whose items begin behind this. */
+static void put_list(struct buf *b, int64_t most)
+{
+    put_json(b, ",{'type':'array','minItems':1,'maxItems':");
+    buf_put_int(b, most);
+    put_json(b, ",'items':");
+}
+
+/* A list of texts and ids: one prompt if it has an id, otherwise one for each item. */
+static void put_mixed(struct buf *b, int64_t most, const char *text)
+{
+    static const char id[] = "{'type':'integer','minimum':0}";
+    put_list(b, most);
+    put_json(b, "{'anyOf':[");
+    put_json(b, text);
+    buf_putc(b, ',');
+    put_json(b, id);
+    put_json(b, ",{'type':'array','minItems':1,'items':{'anyOf':[{'type':'string'},");
+    put_json(b, id);
+    put_json(b, "]}}]}}");
+}
+
+static void put_prompts(struct buf *b, const struct member *m, int64_t most,
+                        const struct openapi_facts *facts)
+{
+    const char *text;
+    if (m->may_be_empty) {
+        text = "{'type':'string'}";
+    } else {
+        text = "{'type':'string','minLength':1}";
+    }
+    put_json(b, ",'anyOf':[");
+    put_json(b, text);
+    buf_putc(b, ',');
+    put_ids(b, facts);
+    if (m->mixes) {
+        put_mixed(b, most, text);
+    } else {
+        put_list(b, most);
+        put_json(b, text);
+        buf_putc(b, '}');
+        put_list(b, most);
+        put_ids(b, facts);
+        buf_putc(b, '}');
+    }
+    put_json(b, m->required ? "]" : ",{'type':'null'}]");
+}
+
+/* The schema of a row may say narrower bounds than are taken. */
+static void put_range(struct buf *b, const struct member *m)
+{
+    if (!m->schema) {
+        put_key(b, "minimum");
+        buf_put_double(b, m->low);
+        put_key(b, "maximum");
+        buf_put_double(b, m->high);
+    }
+}
+
+static void put_value(struct buf *b, const struct member *m, const struct openapi_facts *facts)
+{
+    static const char *const types[] = {
+        [MEMBER_BOOL] = "boolean",  [MEMBER_INT] = "integer",   [MEMBER_REAL] = "number",
+        [MEMBER_STRING] = "string", [MEMBER_OBJECT] = "object", [MEMBER_ARRAY] = "array",
+    };
+    int64_t least = m->min, most = member_max(m, facts->config);
+    switch (m->type) {
+    case MEMBER_ANY: break;
+    case MEMBER_BOOL:
+    case MEMBER_STRING:
+    case MEMBER_OBJECT:
+    case MEMBER_ARRAY: put_type(b, types[m->type], m); break;
+    case MEMBER_INT:
+        if (m->schema) {
+            break;
+        }
+        put_type(b, types[m->type], m);
+        if (m->is_dimension && facts->info) {
+            least = most = facts->info->hidden;
+        }
+        if (m->is_within && facts->info) {
+            most = facts->info->max_model_len;
+        }
+        put_bound(b, "minimum", least);
+        put_bound(b, "maximum", most);
+        break;
+    case MEMBER_REAL:
+        put_type(b, types[m->type], m);
+        put_range(b, m);
+        break;
+    case MEMBER_CHOICE:
+        put_json(b, ",'enum':[null,");
+        put_words(b, m->choices, true);
+        buf_putc(b, ']');
+        break;
+    case MEMBER_STRINGS:
+        put_json(b, ",'anyOf':[{'type':['string','null']},{'type':'array','maxItems':");
+        buf_put_int(b, most);
+        put_json(b, ",'items':{'type':'string','minLength':1}}]");
+        break;
+    case MEMBER_IDS:
+        put_type(b, "array", m);
+        put_json(b, m->may_be_empty ? "," : ",'minItems':1,");
+        put_id(b, facts);
+        break;
+    case MEMBER_PROMPTS: put_prompts(b, m, most, facts); break;
+    }
+    if (m->schema) {
+        buf_putc(b, ',');
+        put_json(b, m->schema);
+    }
+}
+
+static void put_member(struct buf *b, const struct member *m, const struct openapi_facts *facts)
+{
+    static const char *const before[] = {
+        [MEMBER_READ] = "",
+        [MEMBER_IGNORED] = "Without effect: ",
+        [MEMBER_REFUSED] = "Not supported: ",
+    };
+    put_text(b, m->key);
+    put_json(b, ":{'description':'");
+    buf_puts(b, before[m->use]);
+    buf_puts(b, m->about); // has nothing that JSON would escape
+    buf_putc(b, '"');
+    if (m->use == MEMBER_REFUSED) {
+        put_json(b, *m->off ? ",'enum':[null," : ",'enum':[null");
+        put_words(b, m->off, false);
+        buf_putc(b, ']');
+    } else {
+        put_value(b, m, facts);
+    }
+    buf_putc(b, '}');
+}
+
+static bool stands_for(const struct member *m, const struct member *required)
+{
+    return m->instead_of && strcmp(m->instead_of, required->key) == 0;
+}
+
+static bool may_be_another(size_t required, unsigned form)
+{
+    for (size_t i = 0; i < n_members; i++) {
+        if ((members[i].forms & form) && stands_for(&members[i], &members[required])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ,'allOf': for each required member that another may stand for, that one of them is there. */
+static void put_stand_ins(struct buf *b, unsigned form)
+{
+    const char *before = ",'allOf':[{'anyOf':[{'required':['";
+    bool any = false;
+    for (size_t i = 0; i < n_members; i++) {
+        if (!(members[i].forms & form) || !members[i].required || !may_be_another(i, form)) {
+            continue;
+        }
+        put_json(b, before);
+        buf_puts(b, members[i].key);
+        for (size_t k = 0; k < n_members; k++) {
+            if ((members[k].forms & form) && stands_for(&members[k], &members[i])) {
+                put_json(b, "']},{'required':['");
+                buf_puts(b, members[k].key);
+            }
+        }
+        put_json(b, "']}]}");
+        before = ",{'anyOf':[{'required':['";
+        any = true;
+    }
+    buf_puts(b, any ? "]" : "");
+}
+
+static void put_required(struct buf *b, unsigned form)
+{
+    bool first = true;
+    for (size_t i = 0; i < n_members; i++) {
+        if ((members[i].forms & form) && members[i].required && !may_be_another(i, form)) {
+            put_json(b, first ? ",'required':[" : ",");
+            put_text(b, members[i].key);
+            first = false;
+        }
+    }
+    buf_puts(b, first ? "" : "]");
+    put_stand_ins(b, form);
+}
+
+static void put_body(struct buf *b, unsigned form, const struct openapi_facts *facts)
+{
+    bool first = true;
+    put_json(b, "{'type':'object','properties':{");
+    for (size_t i = 0; i < n_members; i++) {
+        if ((members[i].forms & form) && !members[i].unlisted) {
+            if (!first) {
+                buf_puts(b, ",");
+            }
+            put_member(b, &members[i], facts);
+            first = false;
+        }
+    }
+    put_json(b, "},'additionalProperties':");
+    if (facts->config->strict_parameters) {
+        buf_puts(b, "false");
+    } else {
+        buf_puts(b, "true");
+    }
+    put_required(b, form);
+    if (member_find("stream_options", form)) { // only where there is a stream
+        put_json(b, ",'anyOf':[{'required':['stream'],'properties':{'stream':{'const':true}}},"
+                    "{'properties':{'stream_options':{'type':'null'}}}]");
+    }
+    buf_putc(b, '}');
+}
+
+void openapi_put_components(struct buf *b, const struct openapi_facts *facts)
+{
+    put_json(b, "'securitySchemes':{'bearer':{'type':'http','scheme':'bearer'},"
+                "'header':{'type':'apiKey','in':'header','name':'x-api-key'}},"
+                "'schemas':{'Error':{'type':'object','required':['error'],'properties':{'error':{"
+                "'type':'object','required':['message','type','param','code'],'properties':{"
+                "'message':{'type':'string'},'type':{'type':'string'},"
+                "'param':{'type':['string','null']},'code':{'type':['string','null']}}}}},"
+                "'TypedError':{'type':'object','required':['type','error'],'properties':{"
+                "'type':{'const':'error'},'error':{'type':'object','required':['type','message'],"
+                "'properties':{'type':{'type':'string'},'message':{'type':'string'},"
+                "'details':{'type':'object'}}},"
+                "'request_id':{'type':['string','null']}}},"
+                "'PlainError':{'type':'object','required':['error'],'properties':{'error':{"
+                "'type':'string'}}},"
+                "'OllamaShowRequest':{'type':'object','required':['model'],'properties':{'model':{"
+                "'type':'string'}}},"
+                "'AnyRequest':{'anyOf':[{'$ref':'#/components/schemas/ChatRequest'},"
+                "{'$ref':'#/components/schemas/CompletionRequest'},"
+                "{'$ref':'#/components/schemas/EmbeddingRequest'},"
+                "{'$ref':'#/components/schemas/RerankRequest'},"
+                "{'$ref':'#/components/schemas/ScoreRequest'}]},"
+                "'EitherCompletion':{'anyOf':[{'$ref':'#/components/schemas/CompletionRequest'},"
+                "{'$ref':'#/components/schemas/NativeRequest'}]},"
+                "'EmbeddingRequest':{'anyOf':[{'$ref':'#/components/schemas/EmbeddingTexts'},"
+                "{'$ref':'#/components/schemas/PooledMessages'}]},"
+                "'ClassifyRequest':{'anyOf':[{'$ref':'#/components/schemas/ClassifyTexts'},"
+                "{'$ref':'#/components/schemas/PooledMessages'}]},"
+                "'PoolingRequest':{'anyOf':[{'$ref':'#/components/schemas/PoolingTexts'},"
+                "{'$ref':'#/components/schemas/PooledMessages'}]},"
+                "'TokenizeRequest':{'anyOf':[{'$ref':'#/components/schemas/TokenizeText'},"
+                "{'$ref':'#/components/schemas/TokenizeMessages'}]}");
+    for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
+        put_key(b, bodies[i].name);
+        put_body(b, bodies[i].form, facts);
+    }
+    put_json(b, other_bodies);
+    buf_putc(b, '}');
+}
