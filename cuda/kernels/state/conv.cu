@@ -124,7 +124,8 @@ struct gate_params {
 
 __device__ __forceinline__ float opened(const struct gate_params &p, float gate)
 {
-    return gate_factor(p.act, p.scale * gate);
+    const float x = p.scale * gate;
+    return gate_factor(p.act, x, 1.0f / (1.0f + expf(-x)));
 }
 
 template <typename T>

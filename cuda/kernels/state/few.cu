@@ -329,11 +329,8 @@ __device__ __forceinline__ float softplus(const struct decay_law &law, float x)
 /* opened_by of rows.cuh in few instructions */
 __device__ __forceinline__ float opened(const struct rows_params &p, float gate)
 {
-    const float x = p.gate_scale * gate, sigmoid = __fdividef(1.0f, 1.0f + __expf(-x));
-    if (p.gate_act == GATE_AS_IS) {
-        return x;
-    }
-    return p.gate_act == GATE_SILU ? x * sigmoid : sigmoid;
+    const float x = p.gate_scale * gate;
+    return gate_factor(p.gate_act, x, __fdividef(1.0f, 1.0f + __expf(-x)));
 }
 
 /* One row at position pos. Not `real`: without effects. */

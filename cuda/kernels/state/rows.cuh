@@ -72,7 +72,8 @@ __device__ __forceinline__ int32_t channel_of(const struct rows_params &p, int32
 
 __device__ __forceinline__ float opened_by(const struct rows_params &p, float gate)
 {
-    return gate_factor(p.gate_act, p.gate_scale * gate);
+    const float x = p.gate_scale * gate;
+    return gate_factor(p.gate_act, x, 1.0f / (1.0f + expf(-x)));
 }
 
 #endif

@@ -63,10 +63,9 @@ __device__ __forceinline__ T *inputs_at(const struct state_view &s, int32_t lane
            (int64_t)(slot % s.conv_ring) * s.geometry.conv_width;
 }
 
-/* What a gate of value x multiplies by. */
-__device__ __forceinline__ float gate_factor(int32_t act, float x)
+/* What a gate of value x multiplies by. The caller computes the sigmoid of x, exactly or fast. */
+__device__ __forceinline__ float gate_factor(int32_t act, float x, float sigmoid)
 {
-    const float sigmoid = 1.0f / (1.0f + expf(-x));
     if (act == GATE_AS_IS) {
         return x;
     }
