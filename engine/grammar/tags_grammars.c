@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Formats of structural tags that are grammars of another kind: expressions, GBNF, Lark, schemas. */
+/* Formats of structural tags that are grammars of another kind: expressions, GBNF, Lark, schemas.
+ */
 #include "engine/grammar/tags.h"
 
 #include <string.h>
 
 enum status tags_regex(struct tags *t, const struct tree_value *node, const struct bars *bars,
-                         uint32_t *e)
+                       uint32_t *e)
 {
     const struct tree_value *v;
     (void)bars;
     TRY(tags_check_keys(t, node, "type pattern"));
     TRY(tags_member(t, node, "pattern", JSON_STRING, &v));
     return tags_placed(t,
-                  regex_language(t->x, v->text, v->n_text, REGEX_UNICODE,
-                                 regex_limits_of(t->c->limits), e, t->c->err),
-                  v);
+                       regex_language(t->x, v->text, v->n_text, REGEX_UNICODE,
+                                      regex_limits_of(t->c->limits), e, t->c->err),
+                       v);
 }
 
 enum status tags_grammar(struct tags *t, const struct tree_value *node, const struct bars *bars,
-                           uint32_t *e)
+                         uint32_t *e)
 {
     const struct tree_value *v;
     (void)bars;
@@ -33,8 +34,7 @@ enum status tags_grammar(struct tags *t, const struct tree_value *node, const st
     return tags_placed(t, gbnf ? gbnf_parse(&c, e) : lark_parse(&c, e), v);
 }
 
-enum status tags_style(struct tags *t, const struct tree_value *node,
-                              const struct style **style)
+enum status tags_style(struct tags *t, const struct tree_value *node, const struct style **style)
 {
     const struct tree_value *v = tree_get(node, "style");
     if (v && v->type == JSON_STRING) {
@@ -52,7 +52,7 @@ enum status tags_style(struct tags *t, const struct tree_value *node,
 }
 
 enum status tags_schema(struct tags *t, const struct tree_value *node, const struct bars *bars,
-                          uint32_t *e)
+                        uint32_t *e)
 {
     const struct tree_value *v = tree_get(node, "json_schema");
     const struct tree_value *space = tree_get(node, "whitespace_pattern");
@@ -60,8 +60,8 @@ enum status tags_schema(struct tags *t, const struct tree_value *node, const str
     struct grammar_source source = *t->c->source;
     (void)bars;
     TRY(tags_check_keys(t, node,
-                   "type json_schema style only_object disable_any_whitespace "
-                   "whitespace_pattern"));
+                        "type json_schema style only_object disable_any_whitespace "
+                        "whitespace_pattern"));
     TRY(tags_style(t, node, &c.style));
     if (!v) {
         return tags_fail(t, ERR_INVALID, node, "\"json_schema\" is missing");
