@@ -13,8 +13,6 @@ SHARED = os.path.abspath(os.environ.get("SLUICE_SHARED", os.path.join(ROOT, ".."
 EXACT_RANKS = DEVICE == "cpu"  # several ranks give the bits of one
 TWO_THREADS = ["--threads", "2"]  # test/run may give a program but one
 RUN = [SLUICE, "generate", "--device", DEVICE, *os.environ.get("SLUICE_TEST_FLAGS", "").split()]
-# A draft model that is the target computes the target's bits. On two GPUs it is whole on each, and its sums round otherwise.
-EXACT_DRAFTS = EXACT_RANKS or "--tensor-parallel-size" not in RUN
 
 
 def families():

@@ -64,7 +64,7 @@ def test_probabilistic_rejection_keeps_the_joint_law(model):
     value, freedom = chi_square(plain, judged)
     assert freedom > 20 and accepted > n / 20
     # A draft that is the target draws the plain run's tokens, and all of them stand.
-    assert (plain == judged) == (model == OWN) or not golden.EXACT_DRAFTS
+    assert (plain == judged) == (model == OWN)
     assert value < freedom + 4 * (2 * freedom) ** 0.5, (value, freedom)  # four deviations
 
 
@@ -84,15 +84,9 @@ def test_probabilistic_rejection_of_trees_keeps_the_joint_law(model, shape):
     value, freedom = chi_square(plain, judged)
     assert freedom > 20 and value < freedom + 4 * (2 * freedom) ** 0.5, (value, freedom)  # four deviations
     # Where siblings are tried too, more is accepted than of a chain; a draft that is the target is never wrong.
-    if model == STRANGER:
-        assert accepted > 1.2 * one, (accepted, one)
-    elif golden.EXACT_DRAFTS:
-        assert accepted == one, (accepted, one)
-    else:
-        assert accepted > 0.98 * one, (accepted, one)
+    assert accepted == one if model == OWN else accepted > 1.2 * one, (accepted, one)
 
 
-@pytest.mark.skipif(not golden.EXACT_DRAFTS, reason="the draft model's sums are not the target's")
 def test_a_draft_that_is_the_target_gives_k_plus_one_tokens_a_step():
     request = {"prompt_token_ids": [3, 4, 5], "max_tokens": 1 + 4 * 20, "temperature": 0, "ignore_eos": True}
     for flags in (draft(OWN), draft(OWN, rejection_sample_method="probabilistic")):
@@ -210,9 +204,7 @@ def test_measuring_what_passes_cost_leaves_the_draft_model_as_it_was(method):
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert not [a for a in answers if "error" in a]
     drafted, right = (sum(a["usage"][k] for a in answers) for k in ("draft_tokens", "accepted_draft_tokens"))
-    # A GPU's passes cost hardly more with more rows, so its trees are wider.
-    least = 0.3 if method == "tree" and golden.DEVICE != "cpu" else 0.6
-    assert len(answers) == 40 and right >= least * drafted, (right, drafted)
+    assert len(answers) == 40 and right >= 0.6 * drafted, (right, drafted)
     assert drafted > 100 or (golden.DEVICE != "cpu" and gain(done.stderr) < 1.3), (drafted, done.stderr)
 
 

@@ -32,7 +32,6 @@ def prompt(i, n):
     return [3 + (7 * i + 13 * k * k) % 370 for k in range(n)]
 
 
-@pytest.mark.skipif(not golden.EXACT_DRAFTS, reason="the draft model's sums are not the target's")
 @pytest.mark.parametrize("shape", ["chain", "static", "wide"])  # the budget of the others may go into the width
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_a_model_that_drafts_for_itself_gives_depth_plus_one_tokens_a_step(shape, temperature):
