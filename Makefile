@@ -87,7 +87,7 @@ $(BUILD)/server/api/pages.o: $(wildcard server/api/page/*)
 $(BUILD)/libsluice.a: $(OBJ)
 	@rm -f $@ && ar qcs $@ $^
 
-include bench/bench.mk test/test.mk scripts/install.mk
+include bench/bench.mk test/test.mk scripts/install.mk scripts/tidy.mk
 
 check: all  ## include rules, call cycles, links and paths in documents, format
 	@scripts/layers.sh $(BUILD)

@@ -294,9 +294,9 @@ struct gemm_tile {
     int64_t split_stride; // 0: segments are joined
 };
 void cpu_gemm_tile(const struct cpu_backend *cpu, const struct gemm_tile *t);
-/* Weights that stay quantised (cpu_coded.c). open: called before `packed` is allocated, sets
- * w->coded if the weight qualifies. pack: row `row` of a part becomes output j of a tile; false if
- * a value is NaN or infinite. */
+/* Weights that stay quantised (cpu_coded.c, with _open and _pack). open: called before `packed` is
+ * allocated, sets w->coded if the weight qualifies. pack: row `row` of a part becomes output j of a
+ * tile; false if a value is NaN or infinite. */
 enum status cpu_coded_open(struct cpu_backend *cpu, const struct weight_desc *d, struct weight *w);
 bool cpu_coded_pack_row(const struct weight *w, const struct weight_part *p, int64_t row,
                         int64_t matrix, int64_t tile, int64_t j);

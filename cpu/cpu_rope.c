@@ -69,7 +69,8 @@ static float growth_at(const struct query_growth *g, int32_t pos)
         return 1.0f;
     }
     ASSERT(g->every > 0);
-    return 1.0f + g->beta * logf(1.0f + (float)((pos + g->offset) / g->every));
+    int32_t periods = (pos + g->offset) / g->every; // whole ones
+    return 1.0f + g->beta * logf(1.0f + (float)periods);
 }
 
 static void grow(float *x, int32_t n, float by)

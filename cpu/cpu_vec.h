@@ -212,6 +212,7 @@ VEC_INLINE vf vec_round_bf16(vf x)
 {
     vi bits = (vi)x;
     vi rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & (int32_t)0xFFFF0000;
+    // NOLINTNEXTLINE(misc-redundant-expression): false for NaN
     return vec_select(x == x, (vf)rounded, (vf)((bits & (int32_t)0xFFFF0000) | 0x400000));
 }
 
@@ -277,6 +278,7 @@ VEC_INLINE vf vec_exp(vf x)
     vi exponent = (vi)shifted - 0x4B400000;
     p = p * (vf)((exponent + 127) << 23);
     p = vec_select(x < vec_set(-87.0f), vec_set(0.0f), p);
+    // NOLINTNEXTLINE(misc-redundant-expression): false for NaN
     return vec_select(x == x, p, x);
 #endif
 }

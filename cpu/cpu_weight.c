@@ -68,7 +68,7 @@ static enum status check_desc(const struct weight_desc *d, struct err *err)
     }
     if (rows != d->n_out * n) {
         return err_set(err, ERR_INVALID, "%s: the parts have %lld rows instead of %lld", d->name,
-                       (long long)rows, (long long)(d->n_out * n));
+                       (long long)rows, (long long)d->n_out * n);
     }
     int32_t segments = d->k_segments > 0 ? d->k_segments : 1;
     if ((segments & (segments - 1)) != 0 || d->n_in % segments != 0 || segments > 1024) {

@@ -48,35 +48,37 @@ static inline struct cuda_backend *cuda_backend_of(struct backend *be)
 }
 
 /* Entries of the backend table, in cuda_backend.c. */
-enum status cuda_setup(struct backend *be, const struct backend_limits *limits, struct err *err);
-enum status cuda_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,
+enum status cuda_setup(struct backend *base, const struct backend_limits *limits, struct err *err);
+enum status cuda_kv_open(struct backend *base, int32_t set, const struct kv_set_desc *desc,
                          struct err *err);
-enum status cuda_hidden_open(struct backend *be, int32_t width, enum dtype dtype, struct err *err);
-enum status cuda_state_open(struct backend *be, int32_t set, const struct state_set_desc *desc,
+enum status cuda_hidden_open(struct backend *base, int32_t width, enum dtype dtype,
+                             struct err *err);
+enum status cuda_state_open(struct backend *base, int32_t set, const struct state_set_desc *desc,
                             int32_t n_snapshots, struct err *err);
-enum status cuda_copy_states(struct backend *be, int32_t set, int32_t n,
+enum status cuda_copy_states(struct backend *base, int32_t set, int32_t n,
                              const struct state_copy *copies);
-enum status cuda_step_begin(struct backend *be, int32_t slot);
-enum status cuda_lane_tokens(struct backend *be, int32_t lane, int32_t first_pos, int32_t n,
+enum status cuda_step_begin(struct backend *base, int32_t slot);
+enum status cuda_lane_tokens(struct backend *base, int32_t lane, int32_t first_pos, int32_t n,
                              const int32_t *tokens);
-enum status cuda_lane_blocks(struct backend *be, int32_t lane, int32_t first, int32_t n,
+enum status cuda_lane_blocks(struct backend *base, int32_t lane, int32_t first, int32_t n,
                              const int32_t *blocks);
-enum status cuda_lane_params(struct backend *be, int32_t lane,
+enum status cuda_lane_params(struct backend *base, int32_t lane,
                              const struct sampling_params *params);
-enum status cuda_copy_blocks(struct backend *be, int32_t n, const struct block_copy *copies);
-enum status cuda_move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
+enum status cuda_copy_blocks(struct backend *base, int32_t n, const struct block_copy *copies);
+enum status cuda_move_slots(struct backend *base, int32_t n, const struct slot_move *moves,
                             int32_t set);
-enum status cuda_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks);
-enum status cuda_pass_begin(struct backend *be, const struct pass *pass, struct pass_shape *shape);
-enum status cuda_pass_pause(struct backend *be);
-enum status cuda_pass_draws(struct backend *be, struct pass_shape *shape);
-enum status cuda_pass_end(struct backend *be);
-enum status cuda_step_end(struct backend *be);
-enum status cuda_step_wait(struct backend *be, int32_t slot, struct pass_results *results,
+enum status cuda_poison_blocks(struct backend *base, int32_t n, const int32_t *blocks);
+enum status cuda_pass_begin(struct backend *base, const struct pass *pass,
+                            struct pass_shape *shape);
+enum status cuda_pass_pause(struct backend *base);
+enum status cuda_pass_draws(struct backend *base, struct pass_shape *shape);
+enum status cuda_pass_end(struct backend *base);
+enum status cuda_step_end(struct backend *base);
+enum status cuda_step_wait(struct backend *base, int32_t slot, struct pass_results *results,
                            int32_t max_passes);
 bool cuda_step_done(struct backend *be, int32_t slot);
-enum status cuda_alive(struct backend *be);
-void cuda_close(struct backend *be);
+enum status cuda_alive(struct backend *base);
+void cuda_close(struct backend *base);
 
 /* cuda_ops.c */
 extern const struct backend_ops cuda_ops;

@@ -252,7 +252,7 @@ enum status cuda_comm_all_reduce(struct cuda *be, struct tensor y, int32_t n_row
     if (c->aborted) {
         return be->lost = ERR_DEVICE;
     }
-    const ncclComm_t rank = c->ranks[cuda_comm_device(c, be->options.rank)];
+    ncclComm_t rank = c->ranks[cuda_comm_device(c, be->options.rank)];
     const ncclDataType_t type = nccl_type(y.dtype);
     const bool whole = y.stride == width;
     for (int32_t i = 0; i < (whole ? 1 : n_rows); i++) {

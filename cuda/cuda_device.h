@@ -52,9 +52,9 @@ enum status cuda_device_open(struct cuda *be, struct err *err);
 void cuda_device_close(struct cuda *be); // last, after everything else is closed
 
 /* An entry of the backend table. */
-enum status cuda_facts(struct backend *be, struct backend_facts *out);
-enum status cuda_alloc_op(struct backend *be, size_t n_bytes, struct dmem *out);
-enum status cuda_write(struct backend *be, struct dmem to, const void *from, size_t n_bytes);
-enum status cuda_read(struct backend *be, void *to, struct dmem from, size_t n_bytes);
+enum status cuda_facts(struct backend *base, struct backend_facts *out);
+enum status cuda_alloc_op(struct backend *base, size_t n_bytes, struct dmem *out);
+enum status cuda_write(struct backend *base, struct dmem to, const void *from, size_t n_bytes);
+enum status cuda_read(struct backend *base, void *to, struct dmem from, size_t n_bytes);
 
 #endif

@@ -7,7 +7,7 @@
 #include "cuda/cuda_device.h"
 #include "cuda/gemm.h"
 
-struct plans; // defined in cuda_gemm.c
+struct plans; // defined in gemm_plans.c
 
 struct gemms {
     struct cuda *device;

@@ -32,8 +32,8 @@ struct kv_sets {
 /* The layout of a layer's elements or codes in the pages at `base`. */
 struct kv_view kv_view_make(const struct kv_layer *l, const struct kv_set_desc *desc,
                             int32_t block_tokens, int32_t n_pages, void *base);
-enum status cuda_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int32_t block_tokens,
-                          size_t *out);
+enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
+                          int32_t block_tokens, size_t *out);
 /* Also tells attention about the set's layers (attention_learn). */
 enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
                     struct attention_limits *attention, struct err *err);

@@ -20,7 +20,7 @@ struct state_sets {
     struct state_set all[CUDA_MAX_SETS];
 };
 
-enum status cuda_state_bytes(struct backend *be, const struct state_set_desc *desc,
+enum status cuda_state_bytes(struct backend *base, const struct state_set_desc *desc,
                              struct state_sizes *out);
 enum status states_open(struct state_sets *s, int32_t index, const struct state_set_desc *desc,
                         int32_t n_snapshots, struct err *err);

@@ -27,7 +27,7 @@ static enum status check_parts(const struct weight_desc *d, struct err *err)
     }
     if (rows != d->n_out * d->n_experts) {
         return err_set(err, ERR_INVALID, "weight %s: the parts have %lld rows, not %lld", d->name,
-                       (long long)rows, (long long)(d->n_out * d->n_experts));
+                       (long long)rows, (long long)d->n_out * d->n_experts);
     }
     return OK;
 }

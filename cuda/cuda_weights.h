@@ -41,9 +41,9 @@ struct rope_table {
     struct rope_table *next;
 };
 
-enum status cuda_weight_open(struct backend *be, const struct weight_desc *desc,
+enum status cuda_weight_open(struct backend *base, const struct weight_desc *desc,
                              struct weight **out, struct err *err);
-enum status cuda_rope_open(struct backend *be, const struct rope_desc *desc,
+enum status cuda_rope_open(struct backend *base, const struct rope_desc *desc,
                            struct rope_table **out);
 
 #endif

@@ -67,16 +67,6 @@ bool engine_set_lost(struct engine *e, struct err *why)
     return e->options.nodes && nodes_lost(e->options.nodes, why);
 }
 
-bool engine_await_cause(struct engine *e, struct err *why)
-{
-    bool lost = engine_set_lost(e, why);
-    for (int32_t i = 0; i < 20 && !lost && e->options.nodes; i++) {
-        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
-        lost = engine_set_lost(e, why);
-    }
-    return lost;
-}
-
 enum status engine_agree(struct engine *e, int64_t *least, struct err *err)
 {
     if (e->options.nodes) {

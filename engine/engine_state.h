@@ -160,11 +160,20 @@ bool engine_set_lost(struct engine *e, struct err *why);
 /* Records the cause of ENGINE_FAILED; the first one is kept. Any thread. */
 void engine_note_failure(struct engine *e, const char *why);
 int32_t engine_nodes_alive(const struct engine *e); // including this one; any thread
-/* Waits a moment for the cause of a device failure: tensor connections can break just before the
- * nodes' own do. */
-bool engine_await_cause(struct engine *e, struct err *why);
 void engine_watch_nodes(struct engine *e);
 void engine_unwatch_nodes(struct engine *e);
+
+/* engine_fail.c, for the engine thread. engine_fail ends everything; if a node is lost the devices
+ * fail too, and the node is reported, which is the cause. engine_fail_constrained: the grammar
+ * allows no token, or cannot decide within its limits, and a token that is not allowed is never
+ * drawn instead. engine_fail_broken: the logits contain NaN or infinity, so no drawn token is a
+ * valid answer. */
+void engine_fail(struct engine *e, enum status st, const char *text);
+void engine_fail_constrained(struct engine *e, struct sequence *seq);
+void engine_fail_broken(struct engine *e, struct engine_request *r);
+
+/* engine_commit.c: waits for the oldest step in flight and hands its results to the requests. */
+void engine_commit_step(struct engine *e);
 
 /* engine.c. One turn: take messages, submit a step, and commit the oldest step if two are in
  * flight. With options.no_thread the test calls it. */

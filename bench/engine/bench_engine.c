@@ -242,7 +242,8 @@ static enum status measure_prefill(struct bench *b, int32_t length, struct err *
     for (int32_t run = 0; run < 2; run++) { // the second run counts
         struct load l = {0};
         const int64_t start = clock_now_ns();
-        enum status st = load_submit(b, &l, n, length, 1, (uint64_t)(7 * length + run), err);
+        enum status st =
+            load_submit(b, &l, n, length, 1, 7 * (uint64_t)length + (uint64_t)run, err);
         const int64_t end = st == OK ? reach(b, &l, 1) : 0;
         if (st == OK) {
             st = finish(b, &l, err);

@@ -71,7 +71,7 @@ static enum status make_weights(struct bench *b, struct err *err)
     }
     float inv_freq[HEAD_DIM / 2];
     for (int32_t i = 0; i < HEAD_DIM / 2; i++) {
-        inv_freq[i] = powf(500000.0f, -(float)i / (HEAD_DIM / 2));
+        inv_freq[i] = powf(500000.0f, -2.0f * (float)i / HEAD_DIM);
     }
     const struct rope_desc rope = {HEAD_DIM / 2, inv_freq, 1.0f, false, LANE_BLOCKS * BLOCK};
     const struct rope_desc mla = {MLA_ROPE / 2, inv_freq, 1.0f, true, LANE_BLOCKS * BLOCK};

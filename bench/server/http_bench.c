@@ -277,7 +277,7 @@ static double requests_per_s(int port, const char *path, double seconds)
                 exit(1);
             }
             n_replies++;
-            r = send(events[i].data.fd, request, (size_t)n_request, MSG_NOSIGNAL);
+            (void)send(events[i].data.fd, request, (size_t)n_request, MSG_NOSIGNAL);
         }
     }
     double rate = (double)n_replies * 1e9 / (double)(clock_now_ns() - start);

@@ -245,7 +245,7 @@ static inline void bare_readable(struct bare_stream *st, struct steps *steps)
     } else if (!st->open) { // the client sends a request in one packet
         st->open = true;
         st->sent_step = steps->n;
-        n = send(st->fd, reply, sizeof reply - 1, MSG_NOSIGNAL);
+        (void)send(st->fd, reply, sizeof reply - 1, MSG_NOSIGNAL);
         steps->side->n_streams++;
     }
 }

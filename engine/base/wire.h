@@ -12,8 +12,8 @@
 #include <stdint.h>
 
 /* Listens on `host` only (an address or name of this machine), or with NULL on all interfaces; port
- * 0 picks a free port. The caller closes *fd. */
-enum status wire_listen(const char *host, int32_t port, int *fd, int32_t *bound_port,
+ * 0 picks a free port. The caller closes *out. */
+enum status wire_listen(const char *host, int32_t port, int *out, int32_t *bound_port,
                         struct err *err);
 
 /* The next connection, or ERR_TIMEOUT. `from` (may be NULL) gets the peer's address as text. */

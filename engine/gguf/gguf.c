@@ -212,7 +212,7 @@ static bool int_of(enum gguf_type type, const unsigned char *data, int64_t *out)
     case GGUF_U16:
     case GGUF_U32: *out = (int64_t)v; return true;
     case GGUF_U64: *out = (int64_t)v; return v <= INT64_MAX;
-    case GGUF_I8: *out = (int8_t)v; return true;
+    case GGUF_I8: *out = (int8_t)v; return true; // NOLINT(bugprone-signed-char-misuse): a number
     case GGUF_I16: *out = (int16_t)v; return true;
     case GGUF_I32: *out = (int32_t)v; return true;
     case GGUF_I64: *out = (int64_t)v; return true;

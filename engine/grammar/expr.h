@@ -108,6 +108,8 @@ struct exprs {
         own_class; // bytes that something else than a set tells apart: escapes, names of properties
 };
 
+enum { EXPRS_FIRST_TABLE = 256 }; // chains of the table, at first
+
 void exprs_init(struct exprs *x, size_t max_bytes, uint64_t max_work);
 void exprs_deinit(struct exprs *x);
 size_t exprs_bytes(const struct exprs *x);
@@ -147,8 +149,8 @@ uint32_t expr_derive(struct exprs *x, uint32_t e, uint8_t byte);
 /* Adds the bytes after which a derivative of `e` may be alive: after others it is dead. */
 void expr_first_bytes(struct exprs *x, uint32_t e, struct byte_set *out);
 
-/* `e` without its branches that match nothing; X_NONE if none is left. Searches under X_AND. */
-uint32_t expr_clean(struct exprs *x, uint32_t e);
+/* `id` without its branches that match nothing; X_NONE if none is left. Searches under X_AND. */
+uint32_t expr_clean(struct exprs *x, uint32_t id);
 
 /* Calls a rule may begin with: appends (rule, rest). */
 struct expr_calls {
@@ -157,7 +159,7 @@ struct expr_calls {
     } *v;
     size_t n, cap;
 };
-void expr_first_calls(struct exprs *x, uint32_t e, struct expr_calls *out);
+void expr_first_calls(struct exprs *x, uint32_t id, struct expr_calls *out);
 
 /* Brings class_of up to date with the sets there are. */
 void exprs_classify(struct exprs *x);

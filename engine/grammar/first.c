@@ -21,7 +21,7 @@ static void add_all(struct byte_set *to)
     }
 }
 
-static void first(struct exprs *x, uint32_t e, struct byte_set *out, int depth);
+static void first(struct exprs *x, uint32_t id, struct byte_set *out, int depth);
 
 /* What all of them may begin with. */
 static void first_and(struct exprs *x, struct expr e, struct byte_set *out, int depth)

@@ -390,8 +390,9 @@ static enum status read_lfm2(const struct json *j, struct model_config *c, struc
     if (json_get_bool(j, "block_auto_adjust_ff_dim", true)) {
         int64_t unit = json_get_int(j, "block_multiple_of", 256);
         TRY(family_positive("block_multiple_of", unit, 1 << 22, err));
-        ffn =
-            (int64_t)(json_get_number(j, "block_ffn_dim_multiplier", 1.0) * (double)(2 * ffn / 3));
+        const int64_t two_thirds = 2 * ffn / 3;
+        const double multiplier = json_get_number(j, "block_ffn_dim_multiplier", 1.0);
+        ffn = (int64_t)(multiplier * (double)two_thirds);
         TRY(family_positive("block_ffn_dim_multiplier", ffn, 1 << 22, err));
         ffn = (ffn + unit - 1) / unit * unit;
     }

@@ -328,5 +328,6 @@ bool rope_fit(struct rope_config *rope, int32_t max_len)
         }
         frequencies(rope->desc.n_pairs, theta, rope->inv_freq);
     }
+    // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): whether any bit has changed
     return memcmp(before, rope->inv_freq, sizeof before) != 0;
 }

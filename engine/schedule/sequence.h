@@ -112,7 +112,7 @@ static inline int64_t priority_worth_ns(int32_t priority)
 {
     enum { HALF_AT = 10 }; // the priority that has half of the maximum worth
     double p = priority, size = p < 0 ? -p : p;
-    return (int64_t)(MAX_ADVANTAGE_S / 2 * 1e9 * p / (size + HALF_AT));
+    return (int64_t)(MAX_ADVANTAGE_S * 0.5e9 * p / (size + HALF_AT));
 }
 
 /* The total order. It does not change while they wait, since turn_ns is fixed at arrival. */

@@ -338,7 +338,7 @@ struct added {
 struct range {
     size_t start, end;
 };
-enum status added_load(const struct json *list, struct tokenizer *tok, struct err *err);
+enum status added_load(const struct json *node, struct tokenizer *tok, struct err *err);
 /* Adds the token, or updates the flags of an existing one. */
 enum status added_put(struct tokenizer *tok, const struct added *token, struct err *err);
 enum status added_finish(struct tokenizer *tok, struct err *err);

@@ -1,59 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Loads tokenizer.json. The vocabulary and the merges (merges.c), which are nearly all of the file,
- * are parsed as a token stream; the small sections become trees. */
-#include "engine/tokenizer/impl.h"
+/* Loads tokenizer.json. The vocabulary and the merges (load_vocab.c, merges.c) are parsed as a
+ * token stream; the small sections become trees. */
+#include "engine/tokenizer/load.h"
 
 #include "engine/base/file.h"
-#include "engine/base/json_scan.h"
 #include "engine/base/mem.h"
-#include "engine/base/minmax.h"
 #include "engine/base/optional.h"
 #include "engine/gguf/folder.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct section {
-    const char *text; // NULL: absent
-    size_t n_bytes;
-};
-
-struct loader {
-    struct tokenizer *tok;
-    struct err *err;
-    struct json_scan scan;
-    struct buf a; // an unescaped string
-    struct section added_tokens, normalizer, pre_tokenizer, post_processor, decoder;
-    struct json_scan merges; // position of the merges, if the vocabulary comes later
-    bool has_merges, merges_wait, has_vocab, vocab_is_list;
-    char type[32];
-    char *unk_token;
-    double dropout;
-    int64_t unk_id, max_chars;
-};
-
-static enum status broken(struct loader *l, const char *what)
-{
-    if (l->scan.why) {
-        return json_scan_error(&l->scan, l->err);
-    }
-    return err_set(l->err, ERR_FORMAT, "%s (near byte %zu)", what, l->scan.at);
-}
-
-/* The last key or string: in place if possible, otherwise unescaped into b. */
-static const char *text_of(const struct json_scan *sc, struct buf *b, size_t *n)
-{
-    if (!sc->escaped) {
-        *n = sc->text_bytes;
-        return sc->text;
-    }
-    buf_clear(b);
-    json_scan_unescape(sc, b);
-    *n = b->n_bytes;
-    return or_empty(b->data);
-}
 
 static bool take_section(struct loader *l, struct section *s)
 {
@@ -72,181 +29,12 @@ static enum status parse_section(const char *s, size_t n, struct json **root, st
     return json_parse(s, n, &limits, root, err);
 }
 
-/* ---- the model's vocabulary and merges ---- */
-
-static enum status put_entry(struct loader *l, const char *text, size_t n, int64_t id)
-{
-    struct tokenizer *tok = l->tok;
-    if (id < 0 || id > MAX_TOKEN_ID) {
-        return err_set(l->err, ERR_LIMIT, "a token id below 0 or above %d", MAX_TOKEN_ID);
-    }
-    if (strings_get(&tok->texts, (int32_t)id, NULL)) {
-        return err_set(l->err, ERR_UNSUPPORTED, "two tokens have the id %d", (int)id);
-    }
-    if (!strings_set(&tok->texts, (int32_t)id, text, n) ||
-        !string_table_put(&tok->by_text, (int32_t)id)) {
-        return err_set(l->err, ERR_NOMEM, "out of memory for the vocabulary");
-    }
-    return OK;
-}
-
-static enum status read_vocab_object(struct loader *l)
-{
-    enum json_token t;
-    while ((t = json_scan_next(&l->scan)) == JSON_TOKEN_KEY) {
-        size_t n;
-        const char *text = text_of(&l->scan, &l->a, &n);
-        int64_t id;
-        if (json_scan_next(&l->scan) != JSON_TOKEN_NUMBER || !json_scan_int64(&l->scan, &id)) {
-            return broken(l, "a token's id is not an integer");
-        }
-        TRY(put_entry(l, text, n, id));
-    }
-    if (t != JSON_TOKEN_OBJECT_END) {
-        return broken(l, "the vocabulary is broken");
-    }
-    return OK;
-}
-
-static double power_of_ten(long exponent)
-{
-    static const double exact[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
-                                   1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
-                                   1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
-    char text[32];
-    if (exponent < (long)(sizeof exact / sizeof exact[0])) {
-        return exact[exponent];
-    }
-    snprintf(text, sizeof text, "1e%ld", lesser(exponent, 308));
-    return strtod(text, NULL);
-}
-
-/* Parses a score as the library's JSON reader does: 19 or 20 digits as an integer, then one
- * division by a power of ten. That may differ from the nearest double in the last bit, which breaks
- * ties between paths with otherwise equal sums. */
-static double read_score(const char *s, size_t n)
-{
-    bool negative = n > 0 && s[0] == '-', behind_point = false, full = false;
-    uint64_t digits = 0;
-    long exponent = 0;
-    size_t i = negative;
-    for (; i < n && s[i] != 'e' && s[i] != 'E'; i++) {
-        if (s[i] == '.') {
-            behind_point = true;
-            continue;
-        }
-        unsigned digit = (unsigned)(s[i] - '0');
-        full = full || digits > (UINT64_MAX - digit) / 10;
-        if (!full) {
-            digits = digits * 10 + digit;
-        }
-        exponent += full ? !behind_point : -(long)behind_point;
-    }
-    bool down = i + 1 < n && s[i + 1] == '-';
-    long e = 0;
-    for (i++; i < n; i++) {
-        if (s[i] >= '0' && s[i] <= '9' && e < 100000) {
-            e = e * 10 + (s[i] - '0');
-        }
-    }
-    exponent += down ? -e : e;
-    double v = (double)digits;
-    for (; exponent < -308 && v != 0; exponent += 308) {
-        v /= 1e308;
-    }
-    if (exponent > 308) {
-        return digits > 0 ? (double)INFINITY : 0;
-    }
-    double scale = power_of_ten(exponent < 0 ? -exponent : exponent);
-    v = exponent >= 0 ? v * scale : v / scale;
-    return negative ? -v : v;
-}
-
-/* [["piece", log probability], ...]: Unigram's, or that of SentencePiece's BPE, which needs no
- * trie. */
-static enum status read_vocab_list(struct loader *l)
-{
-    struct unigram *u = &l->tok->unigram;
-    size_t cap = 0, n_pieces = 0;
-    bool is_bpe = strcmp(l->type, "BPE") == 0;
-    enum json_token t;
-    if (!trie_init(&u->trie)) {
-        return err_set(l->err, ERR_NOMEM, "out of memory");
-    }
-    while ((t = json_scan_next(&l->scan)) == JSON_TOKEN_ARRAY) {
-        if (json_scan_next(&l->scan) != JSON_TOKEN_STRING) {
-            return broken(l, "a piece of the vocabulary is not a string");
-        }
-        size_t n;
-        const char *text = text_of(&l->scan, &l->a, &n);
-        TRY(put_entry(l, text, n, (int64_t)n_pieces));
-        if (!is_bpe && !trie_put(&u->trie, text, n, (int32_t)n_pieces)) {
-            return err_set(l->err, ERR_LIMIT, "the vocabulary is too large");
-        }
-        if (json_scan_next(&l->scan) != JSON_TOKEN_NUMBER) {
-            return broken(l, "a piece's score is not a number");
-        }
-        if (n_pieces == cap) {
-            cap = cap ? 2 * cap : 1024;
-            u->score = xrealloc(u->score, cap * sizeof *u->score);
-        }
-        u->score[n_pieces] = read_score(l->scan.text, l->scan.text_bytes);
-        if (!isfinite(u->score[n_pieces++])) {
-            return broken(l, "a piece's score is out of range");
-        }
-        if (json_scan_next(&l->scan) != JSON_TOKEN_ARRAY_END) {
-            return broken(l, "a piece has more than a text and a score");
-        }
-    }
-    l->vocab_is_list = true;
-    if (t != JSON_TOKEN_ARRAY_END) {
-        return broken(l, "the vocabulary is broken");
-    }
-    return OK;
-}
-
-/* The table is sized before it is filled, from the bytes that remain in the file, so that large
- * vocabularies are not rehashed. */
-static enum status read_vocab(struct loader *l)
-{
-    if (l->has_vocab) {
-        return broken(l, "two vocabularies");
-    }
-    l->has_vocab = true;
-    // Real files have 70 to 130 bytes per entry, merges included; the table grows if needed.
-    if (!string_table_init(&l->tok->by_text, &l->tok->texts, l->scan.n_bytes / 96)) {
-        return err_set(l->err, ERR_NOMEM, "out of memory");
-    }
-    enum json_token t = json_scan_next(&l->scan);
-    if (t == JSON_TOKEN_OBJECT) {
-        TRY(read_vocab_object(l));
-    } else if (t == JSON_TOKEN_ARRAY) {
-        TRY(read_vocab_list(l));
-    } else {
-        return broken(l, "the vocabulary is neither an object nor a list");
-    }
-    l->tok->n_model = (int32_t)l->tok->by_text.n;
-    if (l->vocab_is_list) {
-        l->tok->n_model = l->tok->texts.n_ids;
-    }
-    return OK;
-}
-
-static enum status read_merges(struct loader *l)
-{
-    enum status st = merges_read(l->tok, &l->scan, l->err);
-    if (st == OK || !l->scan.why) {
-        return st;
-    }
-    return json_scan_error(&l->scan, l->err);
-}
-
 /* ---- the model's other fields ---- */
 
 static char *string_or_empty(struct loader *l, enum json_token t)
 {
     size_t n = 0;
-    const char *s = t == JSON_TOKEN_STRING ? text_of(&l->scan, &l->a, &n) : "";
+    const char *s = t == JSON_TOKEN_STRING ? loader_text(&l->scan, &l->a, &n) : "";
     return xstrndup(s, n);
 }
 
@@ -259,12 +47,12 @@ static enum status read_scalar(struct loader *l)
     struct bpe *bpe = &l->tok->bpe;
     if (t == JSON_TOKEN_OBJECT || t == JSON_TOKEN_ARRAY) {
         if (!json_scan_skip(&l->scan)) {
-            return broken(l, "the model is broken");
+            return loader_error(l, "the model is broken");
         }
         return OK;
     }
     if (t == JSON_TOKEN_ERROR) {
-        return broken(l, "the model is broken");
+        return loader_error(l, "the model is broken");
     }
     if (json_scan_is(&key, "type")) {
         size_t n = t == JSON_TOKEN_STRING ? l->scan.text_bytes : 0;
@@ -296,11 +84,11 @@ static enum status read_scalar(struct loader *l)
         bpe->ignore_merges = t == JSON_TOKEN_TRUE;
     } else if (json_scan_is(&key, "unk_id")) {
         if (t == JSON_TOKEN_NUMBER && !json_scan_int64(&l->scan, &l->unk_id)) {
-            return broken(l, "unk_id is not an integer");
+            return loader_error(l, "unk_id is not an integer");
         }
     } else if (json_scan_is(&key, "max_input_chars_per_word")) {
         if (t != JSON_TOKEN_NUMBER || !json_scan_int64(&l->scan, &l->max_chars)) {
-            return broken(l, "max_input_chars_per_word is not an integer");
+            return loader_error(l, "max_input_chars_per_word is not an integer");
         }
     }
     return OK;
@@ -318,31 +106,31 @@ static enum status read_model(struct loader *l)
 {
     enum json_token t = json_scan_next(&l->scan);
     if (t != JSON_TOKEN_OBJECT) {
-        return broken(l, "the model is not an object");
+        return loader_error(l, "the model is not an object");
     }
     while ((t = json_scan_next(&l->scan)) == JSON_TOKEN_KEY) {
         if (json_scan_is(&l->scan, "vocab")) {
-            TRY(read_vocab(l));
+            TRY(load_vocab(l));
         } else if (json_scan_is(&l->scan, "merges")) {
             l->has_merges = true;
             l->merges_wait = !l->has_vocab;
             l->merges = l->scan;
             if (!l->merges_wait) {
-                TRY(read_merges(l));
+                TRY(load_merges(l));
             } else if (!json_scan_skip(&l->scan)) {
-                return broken(l, "the merges are broken");
+                return loader_error(l, "the merges are broken");
             }
         } else {
             TRY(read_scalar(l));
         }
     }
     if (t != JSON_TOKEN_OBJECT_END || !l->has_vocab) {
-        return broken(l, "the model has no vocabulary or does not end");
+        return loader_error(l, "the model has no vocabulary or does not end");
     }
     if (l->merges_wait) {
         struct json_scan after = l->scan;
         l->scan = l->merges;
-        TRY(read_merges(l));
+        TRY(load_merges(l));
         l->scan = after;
     }
     if (has_scores(l)) {
@@ -366,14 +154,14 @@ static enum status read_top(struct loader *l)
         {"decoder", offsetof(struct loader, decoder)},
     };
     if (json_scan_next(&l->scan) != JSON_TOKEN_OBJECT) {
-        return broken(l, "not a JSON object");
+        return loader_error(l, "not a JSON object");
     }
     enum json_token t;
     bool has_model = false;
     while ((t = json_scan_next(&l->scan)) == JSON_TOKEN_KEY) {
         if (json_scan_is(&l->scan, "model")) {
             if (has_model) {
-                return broken(l, "two models");
+                return loader_error(l, "two models");
             }
             has_model = true;
             TRY(read_model(l));
@@ -386,11 +174,11 @@ static enum status read_top(struct loader *l)
             }
         }
         if (!take_section(l, where)) {
-            return broken(l, "a section is broken");
+            return loader_error(l, "a section is broken");
         }
     }
     if (t != JSON_TOKEN_OBJECT_END || json_scan_next(&l->scan) != JSON_TOKEN_END) {
-        return broken(l, "the file is broken");
+        return loader_error(l, "the file is broken");
     }
     if (!has_model) {
         return err_set(l->err, ERR_FORMAT, "there is no model");

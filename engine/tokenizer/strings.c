@@ -238,6 +238,7 @@ static uint32_t node_add(struct trie *t, uint32_t parent, unsigned char byte)
         return 0;
     }
     uint32_t node = t->n_nodes++;
+    // NOLINTNEXTLINE(clang-analyzer-unix.Malloc): cap_nodes is never 0, so realloc never frees
     t->value[node] = -1;
     if (parent == 0) {
         t->first[byte] = node;

@@ -18,8 +18,8 @@ void background_reply(struct call *c, struct http_request *req);
 void background_cancel(struct call *c, struct http_request *req);
 void background_follow(struct call *c, struct http_request *req, int64_t after);
 
-/* The number of bytes of the first *n_events events, or of all if there are fewer; *n_events
- * becomes the number not found. */
-size_t background_skip(const char *events, size_t n_bytes, int64_t *n_events);
+/* The number of bytes of the first *n_events events of `text`, or of all if there are fewer;
+ * *n_events becomes the number not found. */
+size_t background_skip(const char *text, size_t n_bytes, int64_t *n_events);
 
 #endif

@@ -51,7 +51,7 @@ static void put_usage(struct buf *b, const struct stored_batch *s)
         "\"output_tokens\":%lld,\"output_tokens_details\":{\"reasoning_tokens\":0},"
         "\"total_tokens\":%lld}",
         (long long)s->input_tokens, (long long)s->cached_tokens, (long long)s->output_tokens,
-        (long long)(s->input_tokens + s->output_tokens));
+        (long long)s->input_tokens + s->output_tokens);
 }
 
 static void put_batch(struct buf *b, const struct stored_batch *s)

@@ -96,7 +96,7 @@ static bool read_life(struct api_work *w, const struct form *form, int64_t *seco
         return call_error_set(&w->error, 400, "invalid_value", "expires_after.anchor",
                               "Invalid 'expires_after.anchor': expected 'created_at'.");
     }
-    if (form->seconds.n_bytes < sizeof text) {
+    if (has(&form->seconds) && form->seconds.n_bytes < sizeof text) {
         memcpy(text, form->seconds.bytes, form->seconds.n_bytes);
         *seconds = strtoll(text, &end, 10);
     }

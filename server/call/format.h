@@ -108,7 +108,7 @@ void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct 
  * or how much more likely yes is. */
 void call_note_answer(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                       size_t n_chars_before);
-double call_judged(const struct call *c, size_t prompt);
+double call_judged(const struct call *c, size_t pair);
 /* {"id":..,"object":"list","created":..,"model":.. of such lists */
 void call_put_list_head(struct buf *b, const struct call *c);
 /* A response as it is now: with its items when it is closed (format_responses.c). */

@@ -14,8 +14,6 @@
 #include <string.h>
 #include <unistd.h>
 
-extern char **environ;
-
 static const struct call_host host = {0};
 
 static void wake(void *arg)

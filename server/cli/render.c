@@ -277,7 +277,8 @@ int cmd_render(int argc, char **argv)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             fputs(help, stdout);
             return 0;
-        } else if (strcmp(argv[i], "--template") == 0 && i + 1 < argc) {
+        }
+        if (strcmp(argv[i], "--template") == 0 && i + 1 < argc) {
             file = argv[++i];
         } else if (strcmp(argv[i], "--raw") == 0) {
             r.raw = true;

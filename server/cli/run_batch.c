@@ -108,7 +108,10 @@ static enum status read_arguments(int argc, char **argv, struct arguments *a, st
             a->rest[a->n_rest++] = argv[i];
         }
     }
-    if (!a->help && (!a->input || !*a->input || !a->output || !*a->output)) {
+    if (a->help) {
+        return OK;
+    }
+    if (!a->input || !*a->input || !a->output || !*a->output) {
         return err_set(err, ERR_INVALID, "run-batch needs -i FILE and -o FILE; see --help");
     }
     if (a->resume && strcmp(a->output, "-") == 0) {

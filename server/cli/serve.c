@@ -22,8 +22,6 @@
 #include <string.h>
 #include <unistd.h>
 
-extern char **environ;
-
 enum {
     LOG_PATIENCE_MS = 500,
     LAST_RESORT_S = 4 /* for a device that hangs in the driver */,

@@ -309,7 +309,6 @@ static void take(struct http_server *s, struct http_listener *l, int fd,
         s->accepting = NULL;
         free(c); // libmicrohttpd closes the socket
     }
-    c = s->accepting;
     s->accepting = NULL;
 }
 

@@ -221,7 +221,7 @@ void http_settle(struct http_server *s); // after every callback: runs everythin
 void http_check_drained(struct http_server *s);
 
 /* daemon.c */
-enum status http_daemon_open(struct http_server *s, bool tls, struct http_daemon **d,
+enum status http_daemon_open(struct http_server *s, bool tls, struct http_daemon **out,
                              struct err *err);
 void http_daemons_run(struct http_server *s);
 bool http_daemons_pending(struct http_server *s);

@@ -469,6 +469,7 @@ void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
     if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK) {
         have_it_closed(c);
     }
+    // NOLINTNEXTLINE(clang-analyzer-unix.Malloc): only a completed request is freed
     req->completed = true;
     req->stream.fd = -1;
     if (req->must_close || s->state >= HTTP_CLOSING) {

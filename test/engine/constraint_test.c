@@ -89,7 +89,7 @@ static void run_mixed(const struct engine_options *o, struct bed *b, size_t max_
     REQUIRE(start(b, o));
     for (int32_t i = 0; i < N; i++) {
         struct test_request *q = make(i, i % 3 * 7, 3 + i * 5 % 60, 12 + i % 5 * 9);
-        q->r.params.seed = (uint64_t)(i * i);
+        q->r.params.seed = (uint64_t)i * (uint64_t)i;
         q->r.n = 1 + i % 4;
         if (i % 4 == 3 && sometimes) {
             q->r.grammar = NULL;
@@ -261,7 +261,7 @@ static void run_after(const char *speculative)
     REQUIRE(start(&b, &o));
     for (int32_t i = 0; i < N; i++) {
         struct test_request *q = make(i, i * 3, 4 + i, 60);
-        q->r.params.seed = (uint64_t)(i * 7);
+        q->r.params.seed = (uint64_t)i * 7;
         q->r.grammar = g;
         q->r.grammar_after = "\3\5"; // the fake draws bytes from 0 to 7
         q->r.grammar_after_id = i % 2 ? 6 : AFTER;

@@ -47,7 +47,7 @@ struct fake_state *fake_state_open(const struct backend_limits *limits,
     ASSERT(desc->block % limits->block_tokens == 0);
     s->records = xcalloc(lanes * (size_t)s->n_records, sizeof *s->records);
     s->snapshots = xcalloc((size_t)n_snapshots, sizeof *s->snapshots);
-    s->rows = xcalloc(lanes * (size_t)(s->n_pages * s->block), sizeof *s->rows);
+    s->rows = xcalloc(lanes * (size_t)s->n_pages * (size_t)s->block, sizeof *s->rows);
     s->inputs = xcalloc(lanes * (size_t)s->ring, sizeof *s->inputs);
     return s;
 }
@@ -85,7 +85,7 @@ static struct raw *input_at(struct fake_state *s, int32_t lane, int32_t slot)
 
 static void copy_lane(struct fake_state *s, int32_t from, int32_t to)
 {
-    size_t rows = (size_t)(s->n_pages * s->block), ring = (size_t)s->ring;
+    size_t rows = (size_t)s->n_pages * (size_t)s->block, ring = (size_t)s->ring;
     size_t records = (size_t)s->n_records, f = (size_t)from, t = (size_t)to;
     memcpy(s->records + t * records, s->records + f * records, records * sizeof *s->records);
     memcpy(s->rows + t * rows, s->rows + f * rows, rows * sizeof *s->rows);

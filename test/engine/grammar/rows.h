@@ -21,10 +21,9 @@ struct slice {
 static inline struct slice row_get(struct slice line, const char *name)
 {
     struct json_scan sc;
-    enum json_token t;
     json_scan_init(&sc, line.s, line.n, 400);
     json_scan_next(&sc);
-    while ((t = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
+    while (json_scan_next(&sc) == JSON_TOKEN_KEY) {
         bool is = json_scan_is(&sc, name);
         size_t from = sc.at;
         json_scan_skip(&sc);

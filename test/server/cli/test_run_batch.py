@@ -218,3 +218,8 @@ def test_refused_requests_are_answers(tmp_path):
 def test_bad_arguments(flags, word):
     done = subprocess.run([SLUICE, "run-batch", DEMO, "--device", "cpu", *flags], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and word in done.stderr, done.stderr
+
+
+def test_help_needs_no_files():
+    done = subprocess.run([SLUICE, "run-batch", "--help", "--resume"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "run-batch" in done.stdout, done.stderr

@@ -4,6 +4,7 @@
 #include "engine/base/clock.h"
 #include "server/jobs/prefix_groups.h"
 
+#include "engine/base/mem.h"
 #include "engine/base/minmax.h"
 #include "test/check.h"
 
@@ -222,9 +223,8 @@ TEST(groups_that_decode_much_come_first)
 TEST(a_large_job_is_grouped_in_time)
 {
     enum { GROUPS = 400, MEMBERS = 16, PREFIX = 2000, OWN = 200, N = GROUPS * MEMBERS };
-    int32_t *all = malloc((size_t)N * (PREFIX + OWN) * sizeof *all);
-    struct group_prompt *many = calloc(N, sizeof *many);
-    REQUIRE(all && many);
+    int32_t *all = xmalloc((size_t)N * (PREFIX + OWN) * sizeof *all);
+    struct group_prompt *many = xcalloc(N, sizeof *many);
     uint32_t seed = 123;
     for (int32_t i = 0; i < N; i++) {
         int32_t *at = all + (size_t)i * (PREFIX + OWN);

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Products by cuBLASLt. Thread: the rank's owner. */
+#ifndef SLUICE_CUDA_GEMM_PLANS_H
+#define SLUICE_CUDA_GEMM_PLANS_H
+
+#include "cuda/cuda_gemm.h"
+
+enum status gemm_plans_open(struct gemms *g);
+void gemm_plans_close(struct gemms *g); // also if it was never opened
+
+bool gemm_plans_take(struct gemms *g, const struct gemm_args *a); // cuBLASLt has a kernel for it
+/* False if it has none; *e otherwise says how its start went. */
+bool gemm_on_cublas(struct gemms *g, const struct gemm_args *a, cudaError_t *e);
+
+#endif

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Keys of a GGUF file as members of config.json. Shared by config.c, archs.c and maker.c. Private
+ * to this folder. Thread: any. */
+#ifndef SLUICE_ENGINE_GGUF_MAKER_H
+#define SLUICE_ENGINE_GGUF_MAKER_H
+
+#include "engine/base/buf.h"
+#include "engine/gguf/gguf.h"
+
+struct maker {
+    const struct gguf *g;
+    const struct arch *arch;
+    struct buf *out;
+    struct err *err;
+};
+
+enum rename_kind { INTEGER, NUMBER, FLAG };
+
+/* A key after the architecture's prefix, and the config member that it becomes. */
+struct rename {
+    const char *key, *as;
+    enum rename_kind kind;
+};
+
+struct arch {
+    const char *name, *model_type;
+    const struct rename *renames; // in addition to the common ones; NULL-terminated
+    /* Rotated pairs are adjacent: the converter has permuted the rows of q and k. */
+    bool pairs_together;
+    bool norms_plus_one;   // stored norm weights include the 1 that the family adds
+    const char *constants; // members that no key provides, each followed by a comma
+    enum status (*more)(const struct maker *m);
+};
+
+/* The key with the architecture's prefix. */
+void maker_full_key(const struct maker *m, const char *key, char out[96]);
+/* A number, or a list that repeats one number. */
+enum status maker_get_number(const struct maker *m, const char *key, double *out, bool *found);
+double maker_number_or(const struct maker *m, const char *key, double otherwise);
+enum status maker_need_number(const struct maker *m, const char *key, double *out);
+/* A member and its comma. */
+void maker_put_number(const struct maker *m, const char *name, double v);
+void maker_put_flag(const struct maker *m, const char *name, bool v);
+/* Those of the rows, which end with NULL, that the file has; no rows: NULL. */
+enum status maker_put_all(const struct maker *m, const struct rename *rows);
+bool maker_has_tensor(const struct maker *m, const char *name);
+
+/* archs.c: the row of the file's architecture. */
+enum status maker_find_arch(const struct gguf *g, const struct arch **out, struct err *err);
+
+#endif
