@@ -244,10 +244,11 @@ static bool stands_for(const struct member *m, const struct member *required)
     return m->instead_of && strcmp(m->instead_of, required->key) == 0;
 }
 
-static bool may_be_another(size_t required, unsigned form)
+static bool may_be_another(const struct member *required, unsigned form)
 {
-    for (size_t i = 0; i < n_members; i++) {
-        if ((members[i].forms & form) && stands_for(&members[i], &members[required])) {
+    const struct member *m;
+    for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
+        if ((m->forms & form) && stands_for(m, required)) {
             return true;
         }
     }
@@ -259,16 +260,17 @@ static void put_stand_ins(struct buf *b, unsigned form)
 {
     const char *before = ",'allOf':[{'anyOf':[{'required':['";
     bool any = false;
-    for (size_t i = 0; i < n_members; i++) {
-        if (!(members[i].forms & form) || !members[i].required || !may_be_another(i, form)) {
+    const struct member *m, *other;
+    for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
+        if (!(m->forms & form) || !m->required || !may_be_another(m, form)) {
             continue;
         }
         put_json(b, before);
-        buf_puts(b, members[i].key);
-        for (size_t k = 0; k < n_members; k++) {
-            if ((members[k].forms & form) && stands_for(&members[k], &members[i])) {
+        buf_puts(b, m->key);
+        for (size_t k = 0; (other = member_at(k)) != NULL; k++) {
+            if ((other->forms & form) && stands_for(other, m)) {
                 put_json(b, "']},{'required':['");
-                buf_puts(b, members[k].key);
+                buf_puts(b, other->key);
             }
         }
         put_json(b, "']}]}");
@@ -281,10 +283,11 @@ static void put_stand_ins(struct buf *b, unsigned form)
 static void put_required(struct buf *b, unsigned form)
 {
     bool first = true;
-    for (size_t i = 0; i < n_members; i++) {
-        if ((members[i].forms & form) && members[i].required && !may_be_another(i, form)) {
+    const struct member *m;
+    for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
+        if ((m->forms & form) && m->required && !may_be_another(m, form)) {
             put_json(b, first ? ",'required':[" : ",");
-            put_text(b, members[i].key);
+            put_text(b, m->key);
             first = false;
         }
     }
@@ -295,13 +298,14 @@ static void put_required(struct buf *b, unsigned form)
 static void put_body(struct buf *b, unsigned form, const struct openapi_facts *facts)
 {
     bool first = true;
+    const struct member *m;
     put_json(b, "{'type':'object','properties':{");
-    for (size_t i = 0; i < n_members; i++) {
-        if ((members[i].forms & form) && !members[i].unlisted) {
+    for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
+        if ((m->forms & form) && !m->unlisted) {
             if (!first) {
                 buf_puts(b, ",");
             }
-            put_member(b, &members[i], facts);
+            put_member(b, m, facts);
             first = false;
         }
     }

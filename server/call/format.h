@@ -111,7 +111,7 @@ void call_note_answer(struct call_choice *ch, int32_t token, const struct token_
 double call_judged(const struct call *c, size_t pair);
 /* {"id":..,"object":"list","created":..,"model":.. of such lists */
 void call_put_list_head(struct buf *b, const struct call *c);
-/* A response as it is now: with its items when it is closed (format_responses.c). */
+/* A response as it is now: with its items when it is closed (response_object.c). */
 void call_put_response(struct buf *b, struct call *c);
 /* Of one that runs in the background: what it has told so far, framed as a stream has it. They are
  * numbered from 0 on, and the last is there when the response is stored. */

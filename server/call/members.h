@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The members of request bodies: one table of what each is called, how its value looks, which
- * endpoints read it and what becomes of it. The readers of all endpoints run over it, and the
+/* The members of request bodies: tables (members_*.c) of what each is called, how its value looks,
+ * which endpoints read it and what becomes of it. The readers of all endpoints run over it, and the
  * document of /openapi.json is made from it.
  * Thread: any; the table is constant. */
 #ifndef SLUICE_SERVER_CALL_MEMBERS_H
@@ -67,9 +67,8 @@ struct member {
 };
 
 /* In the order in which they are read: of several errors, the first is reported. A key may have
- * several rows, of different forms. */
-extern const struct member members[];
-extern const size_t n_members;
+ * several rows, of different forms. NULL after the last. */
+const struct member *member_at(size_t i);
 
 /* The row of a key that this form reads; NULL if there is none. */
 const struct member *member_find(const char *key, unsigned form);

@@ -155,11 +155,12 @@ bool members_read(struct request *r)
 {
     /* The first row is the model: the error for an unknown model takes precedence over all
      * others. */
-    if (!read_member(r, &members[0]) || !check_names(r)) {
+    const struct member *m = member_at(0);
+    if (!read_member(r, m) || !check_names(r)) {
         return false;
     }
-    for (size_t i = 1; i < n_members; i++) {
-        if (!read_member(r, &members[i])) {
+    for (size_t i = 1; (m = member_at(i)) != NULL; i++) {
+        if (!read_member(r, m)) {
             return false;
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pieces of JSON schemas of request members, for the table in members.c and, through it,
+/* Pieces of JSON schemas of request members, for the tables in members_*.c and, through it,
  * /openapi.json; ' stands for the quotation mark. */
 #ifndef SLUICE_SERVER_CALL_MEMBERS_SCHEMAS_H
 #define SLUICE_SERVER_CALL_MEMBERS_SCHEMAS_H

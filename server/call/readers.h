@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the rows of members.c call: readers of members that are no plain values, and checks of
+/* What the rows of members_*.c call: readers of members that are no plain values, and checks of
  * values that were kept. Each gives false when r->error is set. And how a request of each endpoint
  * begins before its members are read, and is completed behind them.
  * Thread: the request's owner. */

@@ -72,8 +72,8 @@ TEST(every_member_is_in_it)
     for (size_t s = 0; s < sizeof schemas / sizeof schemas[0]; s++) {
         const struct json *properties = at(all, schemas[s].schema, "properties");
         size_t n = 0;
-        for (size_t i = 0; i < n_members; i++) {
-            const struct member *m = &members[i];
+        const struct member *m;
+        for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
             if (!(m->forms & schemas[s].form) || m->unlisted) {
                 continue;
             }

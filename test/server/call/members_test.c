@@ -5,10 +5,11 @@
 
 TEST(a_key_has_one_row_in_each_form)
 {
-    for (size_t i = 0; i < n_members; i++) {
-        for (size_t k = i + 1; k < n_members; k++) {
-            bool same = strcmp(members[i].key, members[k].key) == 0;
-            CHECK(!same || (members[i].forms & members[k].forms) == 0);
+    const struct member *m, *other;
+    for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
+        for (size_t k = i + 1; (other = member_at(k)) != NULL; k++) {
+            bool same = strcmp(m->key, other->key) == 0;
+            CHECK(!same || (m->forms & other->forms) == 0);
         }
     }
 }
@@ -16,8 +17,8 @@ TEST(a_key_has_one_row_in_each_form)
 /* Each row does one thing: it says where a value is stored, who reads it, or why it is refused. */
 TEST(rows_are_whole)
 {
-    for (size_t i = 0; i < n_members; i++) {
-        const struct member *m = &members[i];
+    const struct member *m;
+    for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
         int ways = (m->size > 0) + (m->read != NULL) + (m->with != NULL) + (m->use != MEMBER_READ);
         if (ways != 1 || !m->about || !*m->about || m->forms == 0) {
             CHECK_FAIL("the row of '%s'", m->key);
@@ -31,8 +32,8 @@ TEST(rows_are_whole)
 
 TEST(fields_are_as_wide_as_their_values)
 {
-    for (size_t i = 0; i < n_members; i++) {
-        const struct member *m = &members[i];
+    const struct member *m;
+    for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
         bool narrow = m->size == sizeof(bool), word = m->size == sizeof(void *);
         if (m->size > 0 && m->type == MEMBER_BOOL) {
             CHECK(narrow);
@@ -48,10 +49,11 @@ TEST(fields_are_as_wide_as_their_values)
 
 TEST(a_member_is_read_along_with_one_that_is_read)
 {
-    for (size_t i = 0; i < n_members; i++) {
-        if (members[i].with) {
-            const struct member *m = member_find(members[i].with, members[i].forms);
-            REQUIRE(m && m->read);
+    const struct member *m;
+    for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
+        if (m->with) {
+            const struct member *with = member_find(m->with, m->forms);
+            REQUIRE(with && with->read);
         }
     }
     CHECK(!member_find("nonsense", ~0u));

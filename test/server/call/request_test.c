@@ -364,8 +364,8 @@ static char *body_with(unsigned form, const char *key, const char *value, size_t
 
 TEST(refused_members_are_refused_unless_they_ask_for_nothing)
 {
-    for (size_t i = 0; i < n_members; i++) {
-        const struct member *m = &members[i];
+    const struct member *m;
+    for (size_t i = 0; (m = member_at(i)) != NULL; i++) {
         enum request_kind kind;
         if (m->use != MEMBER_REFUSED) {
             continue;
