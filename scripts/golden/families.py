@@ -183,6 +183,33 @@ FAMILIES = [
         "legacy": True,
     },
     {
+        "folder": "mixtral",
+        "model_type": "mixtral",
+        "config": {
+            "head_dim": 16,
+            "intermediate_size": 24,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+        "legacy": True,
+    },
+    {
+        "folder": "qwen3-moe",
+        "model_type": "qwen3_moe",
+        "config": {
+            "head_dim": 16,
+            "intermediate_size": 160,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+    },
+    {
         # Where the other Qwens have windows on some layers, this family has them on all.
         "folder": "qwen3-moe-window",
         "model_type": "qwen3_moe",

@@ -18,8 +18,8 @@ import tokenizer as tok
 CURRICULUM = ((0, 512), (60_000_000, 1536), (150_000_000, tok.MAX_TOKENS))
 
 
-def longest_at(n_seen, scale):
-    return [length for begin, length in CURRICULUM if n_seen >= begin * scale][-1]
+def longest_at(n_seen, curriculum, scale):
+    return [length for begin, length in curriculum if n_seen >= begin * scale][-1]
 
 
 def pack(documents, n_rows, row, pad):
@@ -51,9 +51,9 @@ def pack(documents, n_rows, row, pad):
     return ids, targets, weights, positions, np.array(starts + [n], np.int32)
 
 
-def make_batch(encoder, b, n_rows, row, scale):
+def make_batch(encoder, b, n_rows, row, curriculum, scale):
     rng, n = corpus.shard_rng(b), n_rows * row
-    longest = min(longest_at(b * n, scale), row)
+    longest = min(longest_at(b * n, curriculum, scale), row)
     documents, total = [], 0
     while total < n:
         ids, weights = encoder.document(corpus.document(rng, longest))
@@ -63,24 +63,25 @@ def make_batch(encoder, b, n_rows, row, scale):
     return pack(documents, n_rows, row, encoder.tokenizer.token_to_id(tok.PAD))
 
 
-def work(path, worker, n_workers, n_rows, row, scale, first, out):
+def work(path, worker, n_workers, first, out, shape):
     encoder = tok.Encoder(tok.tokenizers.Tokenizer.from_file(path))
     b = first + worker
     while True:
-        out.put(make_batch(encoder, b, n_rows, row, scale))
+        out.put(make_batch(encoder, b, *shape))
         b += n_workers
 
 
 class Batches:
-    def __init__(self, tokenizer_path, n_workers, n_rows, row, scale=1.0, first=0):
+    def __init__(self, tokenizer_path, n_workers, n_rows, row, scale=1.0, first=0, curriculum=CURRICULUM):
         """scale shortens or lengthens the curriculum; first is the number of the first batch."""
+        shape = n_rows, row, curriculum, scale
         context = multiprocessing.get_context("spawn")
         self.queues = [context.Queue(3) for _ in range(n_workers)]
         self.processes = [
             context.Process(
                 target=work,
                 daemon=True,
-                args=(str(tokenizer_path), w, n_workers, n_rows, row, scale, first, self.queues[w]),
+                args=(str(tokenizer_path), w, n_workers, first, self.queues[w], shape),
             )
             for w in range(n_workers)
         ]

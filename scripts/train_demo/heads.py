@@ -35,19 +35,17 @@ def one_later(x, positions):
 class Mtp(nn.Module):
     def __init__(self, demo):
         super().__init__()
-        c = demo.config
+        c, norm = demo.config, type(demo.norm)
         self.fc = llama.Linear(2 * c.hidden_size, c.hidden_size)
-        self.pre_fc_norm_embedding = llama.Norm(c.hidden_size, c.rms_norm_eps)
-        self.pre_fc_norm_hidden = llama.Norm(c.hidden_size, c.rms_norm_eps)
-        self.layer = llama.Layer(c)
-        self.norm = llama.Norm(c.hidden_size, c.rms_norm_eps)
+        self.pre_fc_norm_embedding = norm(c.hidden_size, c.rms_norm_eps)
+        self.pre_fc_norm_hidden = norm(c.hidden_size, c.rms_norm_eps)
+        self.layer = demo.attention_layer()
+        self.norm = norm(c.hidden_size, c.rms_norm_eps)
 
     def forward(self, embedding, state, cos, sin, attend):
         """The input of the lm_head, and the state for the next step."""
         both = (self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(state))
-        x = self.fc(torch.cat(both, -1))
-        q, k, v = self.layer.before(x, cos, sin)
-        out = self.norm(self.layer.after(x, attend(q, k, v)))
+        out = self.norm(self.layer(self.fc(torch.cat(both, -1)), cos, sin, attend))
         return out, out
 
     def first(self, states, normed):
@@ -56,15 +54,16 @@ class Mtp(nn.Module):
     def logits(self, out, demo):
         return demo.logits(out)
 
+    def tensors(self):
+        found = {}
+        for name, p in self.named_parameters():
+            published = "layers.0." + name.removeprefix("layer.") if name.startswith("layer.") else name
+            found["mtp." + published] = p.detach().bfloat16().contiguous().cpu()
+        return found
+
     def save(self, folder):
         """Writes a separate file next to the demo model's, and adds its tensors to the index."""
-        names = {"layer.": "layers.0."}
-        tensors = {}
-        for name, p in self.named_parameters():
-            for ours, theirs in names.items():
-                name = theirs + name.removeprefix(ours) if name.startswith(ours) else name
-            tensors["mtp." + name] = p.detach().bfloat16().contiguous().cpu()
-        file, index_file = "mtp.safetensors", folder / "model.safetensors.index.json"
+        tensors, file, index_file = self.tensors(), "mtp.safetensors", folder / "model.safetensors.index.json"
         save_file(tensors, folder / file, metadata={"format": "pt"})
         index = json.loads(index_file.read_text())
         others = {k: v for k, v in index["weight_map"].items() if not k.startswith("mtp.")}
@@ -139,11 +138,10 @@ class Eagle3(nn.Module):
 def demo_states(demo, ids, positions, attend):
     """The embeddings, x after the layers that EAGLE-3 reads, and the normalised output of the last one."""
     cos, sin = demo.cos[positions].unsqueeze(-2), demo.sin[positions].unsqueeze(-2)
-    x = embedding = demo.embed_tokens(ids).bfloat16()
+    x = embedding = demo.embed(ids)
     states, wanted = [], behind(len(demo.layers))
     for i, layer in enumerate(demo.layers):
-        q, k, v = layer.before(x, cos, sin)
-        x = layer.after(x, attend(q, k, v))
+        x = layer(x, cos, sin, attend)
         states += [x] if i in wanted else []
     return embedding, states, demo.norm(x), cos, sin
 

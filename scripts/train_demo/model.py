@@ -100,12 +100,15 @@ class Layer(nn.Module):
         h, m = self.post_attention_layernorm(x), self.mlp
         return x + m.down_proj(F.silu(m.gate_proj(h)) * m.up_proj(h))
 
+    def forward(self, x, cos, sin, attend):
+        return self.after(x, attend(*self.before(x, cos, sin)))
+
 
 class Packed:
     """Causal attention inside each document of a packed batch [tokens, heads, head_dim]."""
 
-    def __init__(self, starts, longest, row):
-        self.starts, self.longest, self.row = starts, longest, row
+    def __init__(self, starts, longest, row, positions):
+        self.starts, self.longest, self.row, self.positions = starts, longest, row, positions
         self.use_varlen = varlen_attn is not None and starts.is_cuda
         if self.use_varlen:
             names = inspect.signature(varlen_attn).parameters
@@ -192,12 +195,17 @@ class Llama(nn.Module):
         self.register_buffer("cos", angles.cos().float(), persistent=False)
         self.register_buffer("sin", angles.sin().float(), persistent=False)
 
+    def attention_layer(self):
+        return Layer(self.config)
+
+    def embed(self, ids):
+        return self.embed_tokens(ids).bfloat16()
+
     def hidden(self, ids, positions, attend):
         cos, sin = self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2)
-        x = self.embed_tokens(ids).bfloat16()
+        x = self.embed(ids)
         for layer in self.layers:
-            q, k, v = layer.before(x, cos, sin)
-            x = layer.after(x, attend(q, k, v))
+            x = layer(x, cos, sin, attend)
         return self.norm(x)
 
     def logits(self, hidden):
@@ -321,7 +329,7 @@ def load(folder):
     stored = json.loads((folder / "config.json").read_text())
     model = Llama(Config(**{name: stored[name] for name in Config.__dataclass_fields__}))
     tensors = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(folder.glob("model*.safetensors")):  # not the draft module's
         tensors.update(load_file(file))
     model.load_state_dict({name.removeprefix("model."): t.float() for name, t in tensors.items()})
     return model

@@ -12,11 +12,11 @@ def orthogonal(g, steps=5):
     singular value in (0, 1] to somewhere near 1 in five steps.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = g.bfloat16()
+    x = g.bfloat16() if g.is_cuda else g  # few CPUs multiply bf16 fast
     wide = x.shape[-2] > x.shape[-1]
     if wide:
         x = x.mT
-    x = x / (x.float().norm(dim=(-2, -1), keepdim=True) + 1e-7).bfloat16()
+    x = x / (x.float().norm(dim=(-2, -1), keepdim=True) + 1e-7).to(x.dtype)
     for _ in range(steps):
         y = x @ x.mT
         x = a * x + (b * y + c * (y @ y)) @ x

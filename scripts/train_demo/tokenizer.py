@@ -110,6 +110,24 @@ def train():
     return tokenizer
 
 
+def cut(path, vocab):
+    """The tokenizer of this file with only its first merges: of `vocab` entries."""
+    stored = json.loads(Path(path).read_text())
+    model, added = stored["model"], stored["added_tokens"]
+    letters = [text for text in model["vocab"] if len(text) == 1]
+    model["merges"] = model["merges"][: vocab - len(letters) - len(added)]
+    texts = letters + ["".join(pair) for pair in model["merges"]] + [a["content"] for a in added]
+    ids = {text: i for i, text in enumerate(texts)}
+    assert len(ids) == vocab
+    model["vocab"] = {text: i for text, i in ids.items() if i < vocab - len(added)}
+    for entry in added:
+        entry["id"] = ids[entry["content"]]
+    for step in stored["post_processor"]["processors"]:
+        for name, token in step.get("special_tokens", {}).items():
+            token["ids"] = [ids[name]]
+    return tokenizers.Tokenizer.from_str(json.dumps(stored))
+
+
 def texts(document):
     """What a document adds to the tokenizer's training: its words, not its markup."""
     if "text" in document:
@@ -120,7 +138,7 @@ def texts(document):
     return "\n".join(["system\nuser\nassistant\ntool\n"] + parts)
 
 
-def save(tokenizer, folder):
+def save(tokenizer, folder, longest=MAX_TOKENS):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
@@ -143,7 +161,7 @@ def save(tokenizer, folder):
                 "bos_token": BOS,
                 "eos_token": IM_END,
                 "pad_token": PAD,
-                "model_max_length": MAX_TOKENS,
+                "model_max_length": longest,
                 "clean_up_tokenization_spaces": False,
                 "tokenizer_class": "PreTrainedTokenizerFast",
             },

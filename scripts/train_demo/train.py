@@ -82,13 +82,13 @@ def to_device(batch, device, row):
         t = torch.from_numpy(a.astype(dtype))
         return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t
 
-    attend = llama.Packed(move(starts, "int32"), longest, row)
+    positions = move(positions, "int64")
     return (
         move(ids, "int64"),
         move(targets, "int64"),
         move(weights, "float32") * tok.WEIGHT_UNIT,
-        move(positions, "int64"),
-        attend,
+        positions,
+        llama.Packed(move(starts, "int32"), longest, row, positions),
     )
 
 

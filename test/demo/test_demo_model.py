@@ -39,15 +39,15 @@ def sluice(command, model, lines, *flags):
     return answers
 
 
-def prompts(cases):
+def prompts(cases, model="demo"):
     """The prompts' ids, by our own template engine and tokenizer."""
     requests = [
         {"messages": c["messages"], "tools": c["tools"], "add_generation_prompt": True}
         for c in cases
     ]
-    texts = [a["text"] for a in sluice("render", "demo", requests)]
+    texts = [a["text"] for a in sluice("render", model, requests)]
     lines = [{"text": t, "add_special_tokens": False, "parse_special": True} for t in texts]
-    return [a["ids"] for a in sluice("tokenize", "demo", lines)]
+    return [a["ids"] for a in sluice("tokenize", model, lines)]
 
 
 def generate(model, ids, max_tokens, *flags):

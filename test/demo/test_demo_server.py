@@ -177,6 +177,22 @@ def test_the_table_has_every_setting(tmp_path):
     assert rows[-2][1:] == ["0", "0"]
 
 
+def test_the_table_of_another_model():
+    """The twin, which is often wrong, and with drafts the same answers."""
+    command = [os.path.join(ROOT, "scripts", "eval_table"), "--model", os.path.join(ROOT, "models", "demo-twin"), "--floor", "0"]
+    done = subprocess.run(
+        [*command, "--cases", "4", "--tasks", "arithmetic,memory", "--only", "plain,mtp", "--markdown"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "SLUICE": SLUICE},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {r[0]: r[1:] for r in ([c.strip() for c in line.strip("|").split("|")] for line in done.stdout.splitlines())}
+    assert float(rows["arithmetic"][0]) < 1 and float(rows["memory"][0]) > 0.5
+    assert rows["differ"] == ["0", "0"]
+
+
 def test_the_table_says_what_is_under_the_floor():
     command = [os.path.join(ROOT, "scripts", "eval_table"), "--cases", "1", "--tasks", "arithmetic", "--only", "plain"]
     env = {**os.environ, "SLUICE": SLUICE}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """39 tasks whose prompts begin alike (questions about one text, turns of one talk with tools): with and without the prefix
-cache and drafts of the multi-token prediction module every answer is right, and the same to the bit."""
+cache and drafts of the multi-token prediction module the answers are as often right, and the same to the bit: of the demo
+model, and of its twin, whose layers are mostly gated delta nets."""
 import json
 import os
 import random
@@ -19,6 +20,10 @@ import toolbox  # noqa: E402
 
 pytestmark = test_demo_server.pytestmark
 N_TEXTS, N_TALKS = 8, 5  # three tasks each
+TWIN = os.environ.get("SLUICE_TWIN", os.path.join(ROOT, "models", "demo-twin"))
+# Its folder; how many of the 39 it has right; tokens that a first round finds in the cache: from a place where prompts part,
+# a model with states has something only from the third prompt on.
+MODELS = {"demo": (os.path.join(ROOT, "models", "demo"), 39, 500), "twin": (TWIN, 18, 100)}
 NO_CACHE = ["--no-enable-prefix-caching"]
 MTP = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 3, "fixed": True})]
 
@@ -81,9 +86,9 @@ def answered(url, body):
     return content, calls, logprobs, reply["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def all_answers(log, flags, n_rounds):
+def all_answers(model, log, flags, n_rounds):
     """Eight at a time."""
-    with Server(log, *flags) as server, ThreadPoolExecutor(8) as pool:
+    with Server(log, *flags, model=model) as server, ThreadPoolExecutor(8) as pool:
         url = f"http://127.0.0.1:{server.port}"
         rounds = [list(pool.map(lambda t: answered(url, t[1]), TASKS)) for _ in range(n_rounds)]
         metrics = fetch(f"{url}/metrics")
@@ -92,31 +97,36 @@ def all_answers(log, flags, n_rounds):
     return rounds, float(accepted[0]) if accepted else 0.0
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    rounds, _ = all_answers(tmp_path_factory.mktemp("plain") / "log", NO_CACHE, 1)
+@pytest.fixture(scope="module", params=MODELS)
+def plain(request, tmp_path_factory):
+    """(answers without cache and drafts, and the model's row of MODELS)."""
+    model = MODELS[request.param]
+    if not os.path.exists(model[0]):
+        pytest.skip(f"no {model[0]}")
+    rounds, _ = all_answers(model[0], tmp_path_factory.mktemp("plain") / "log", NO_CACHE, 1)
     assert not any(cached for *_, cached in rounds[0])
-    return [answer[:3] for answer in rounds[0]]
+    return [answer[:3] for answer in rounds[0]], model
 
 
-def wrong(answers):
-    return [(case["answer"], text, calls) for (case, _), (text, calls, *_) in zip(TASKS, answers)
-            if not judge.is_right(case, text, calls or None)]
+def n_right(answers):
+    return sum(judge.is_right(case, text, calls or None) for (case, _), (text, calls, *_) in zip(TASKS, answers))
 
 
-def test_39_answers_are_right(plain):
-    assert len(TASKS) == len(plain) == 39
-    assert wrong(plain) == []
+def test_so_many_of_39_answers_are_right(plain):
+    answers, (_, least_right, _) = plain
+    assert len(TASKS) == len(answers) == 39
+    assert n_right(answers) >= least_right
 
 
 @pytest.mark.parametrize("flags", [[*MTP], [*NO_CACHE, *MTP], []], ids=["cache and mtp", "mtp", "cache"])
-def test_answers_are_the_same_and_right(plain, tmp_path, flags):
+def test_answers_are_the_same_and_as_often_right(plain, tmp_path, flags):
+    want, (model, least_right, found_at_once) = plain
     cached, drafts = "--no-enable-prefix-caching" not in flags, "--speculative-config" in flags
-    rounds, accepted = all_answers(tmp_path / "log", flags, 1 + cached)  # the second time every prompt has been there
+    rounds, accepted = all_answers(model, tmp_path / "log", flags, 1 + cached)  # the second time every prompt has been there
     for answers in rounds:
-        assert wrong(answers) == []
-        assert [a[:2] for a in answers] == [a[:2] for a in plain]
-        assert DEVICE != "cpu" or [a[2] for a in answers] == [a[2] for a in plain]  # elsewhere near ties may fall either way
-    assert (sum(hit for *_, hit in rounds[0]) > 500) == cached  # what one text or talk has in common
+        assert n_right(answers) >= least_right
+        assert [a[:2] for a in answers] == [a[:2] for a in want]
+        assert DEVICE != "cpu" or [a[2] for a in answers] == [a[2] for a in want]  # elsewhere near ties may fall either way
+    assert (sum(hit for *_, hit in rounds[0]) > found_at_once) == cached  # what one text or talk has in common
     assert all(hit > 0 for *_, hit in rounds[-1]) == cached
     assert (accepted > 100) == drafts
