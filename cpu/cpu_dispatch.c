@@ -42,6 +42,13 @@ static void find_amx(void)
     has_amx = true;
 }
 
+/* clang before 15 does not know this name in __builtin_cpu_supports. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 const struct cpu_kernels *cpu_kernels_best(void)
 {
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -53,8 +60,7 @@ const struct cpu_kernels *cpu_kernels_best(void)
     if (avx512) {
         return &cpu_kernels_avx512;
     }
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                __builtin_cpu_supports("f16c");
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     return avx2 ? &cpu_kernels_avx2 : &cpu_kernels_scalar;
 }
 
