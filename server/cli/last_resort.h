@@ -6,7 +6,8 @@
 
 enum { EXIT_DEAD = 2 }; // the engine failed: a supervisor starts the process again
 
-/* After this time the process ends with EXIT_DEAD and a sentence, whichever thread is still waiting. */
+/* After this time the process ends with EXIT_DEAD and a sentence, whichever thread is still
+ * waiting. */
 void last_resort_begin(unsigned seconds);
 
 #endif
