@@ -42,7 +42,7 @@ static void find_amx(void)
     has_amx = true;
 }
 
-/* Not every compiler knows this name for __builtin_cpu_supports. */
+/* clang before 15 does not know this name in __builtin_cpu_supports. */
 static bool has_f16c(void)
 {
     unsigned a, b, c, d;

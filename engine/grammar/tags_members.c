@@ -48,20 +48,24 @@ bool tags_flag(const struct tree_value *node, const char *key)
     return v && v->type == JSON_BOOL && v->truth;
 }
 
+static bool is_word_of(const char *words, const char *key, size_t n_key)
+{
+    for (const char *at = words; *at;) {
+        size_t n = strcspn(at, " ");
+        if (n == n_key && memcmp(at, key, n) == 0) {
+            return true;
+        }
+        at += n + strspn(at + n, " ");
+    }
+    return false;
+}
+
 enum status tags_check_keys(struct tags *t, const struct tree_value *node, const char *known)
 {
     for (const struct tree_value *v = node->first; v; v = v->next) {
         bool asks = v->type != JSON_NULL && !(v->type == JSON_BOOL && !v->truth) &&
                     !(v->type == JSON_ARRAY && v->n == 0);
-        const char *at = known;
-        while ((at = strstr(at, v->key)) != NULL) {
-            bool begins = at == known || at[-1] == ' ';
-            if (begins && (at[v->n_key] == ' ' || at[v->n_key] == 0)) {
-                break;
-            }
-            at++;
-        }
-        if (asks && (!at || v->n_key == 0)) {
+        if (asks && !is_word_of(known, v->key, v->n_key)) {
             return tags_fail(t, ERR_UNSUPPORTED, node, "\"%.60s\" is not supported here", v->key);
         }
     }

@@ -12,6 +12,7 @@
 #include "server/cli/config_load.h"
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"
+#include "server/cli/last_resort.h"
 #include "server/cli/model_choice.h"
 #include "server/cli/nodes_config.h"
 #include "server/cli/serve_node.h"
@@ -24,8 +25,7 @@
 
 enum {
     LOG_PATIENCE_MS = 500,
-    LAST_RESORT_S = 4 /* for a device that hangs in the driver */,
-    EXIT_DEAD = 2
+    LAST_RESORT_S = 4 // for a device that hangs in the driver
 };
 
 struct serve {
@@ -293,7 +293,7 @@ static int run(struct serve *s)
     }
     bool dead = s->api.health == HEALTH_DEAD;
     if (dead) {
-        alarm(LAST_RESORT_S); // the device may hang for ever
+        last_resort_begin(LAST_RESORT_S);
     }
     if (s->engine) {
         engine_stop_all(s->engine);

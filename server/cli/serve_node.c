@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"
+#include "server/cli/last_resort.h"
 
 #include <signal.h>
 #include <string.h>
@@ -34,7 +35,7 @@ static void on_signal(int number)
 static void on_lost(void *arg)
 {
     (void)arg;
-    alarm(LAST_RESORT_S);
+    last_resort_begin(LAST_RESORT_S);
 }
 
 static enum status follow(const struct config *c, struct engine_options *options,
@@ -64,7 +65,7 @@ int serve_node(const struct config *c)
         if (options.nodes) {
             nodes_fail(options.nodes, err.text);
         }
-        alarm(LAST_RESORT_S);
+        last_resort_begin(LAST_RESORT_S);
     } else {
         log_info("node 0 has ended");
     }
@@ -73,5 +74,5 @@ int serve_node(const struct config *c)
     if (st == OK) {
         return 0;
     }
-    return engine ? 2 : 1;
+    return engine ? EXIT_DEAD : 1;
 }

@@ -2,7 +2,7 @@
 /* Runs LLVMFuzzerTestOneInput as an ordinary test: over the seeds, then over mixtures of them, for
  * a fixed number of rounds (FUZZ_ROUNDS, or the caller's) and as many more as fit into
  * FUZZ_SECONDS. FUZZ_SEED changes the mixtures. With a fuzzer (-fsanitize=fuzzer -DLIBFUZZER) the
- * file's main is left out.
+ * file's main is left out; FUZZ_SEEDS_TO is a folder that the seeds are written to, as its corpus.
  * Thread: the main thread. */
 #ifndef SLUICE_TEST_FUZZ_H
 #define SLUICE_TEST_FUZZ_H
@@ -68,13 +68,31 @@ static inline size_t fuzz_mix(char *out, const char *const *seeds, size_t n_seed
     return n;
 }
 
+static inline int fuzz_write_seeds(const char *folder, const char *const *seeds, size_t n_seeds)
+{
+    for (size_t i = 0; i < n_seeds; i++) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/seed-%zu", folder, i);
+        FILE *f = fopen(path, "wb");
+        if (!f || fputs(seeds[i], f) < 0 || fclose(f) != 0) {
+            perror(path);
+            return 1;
+        }
+    }
+    printf("%zu seeds\n", n_seeds);
+    return 0;
+}
+
 static inline int fuzz_main(const char *const *seeds, size_t n_seeds, int rounds)
 {
     static char text[FUZZ_MAX_BYTES];
     const char *more = getenv("FUZZ_ROUNDS"), *seed = getenv("FUZZ_SEED");
-    const char *seconds = getenv("FUZZ_SECONDS");
+    const char *seconds = getenv("FUZZ_SECONDS"), *folder = getenv("FUZZ_SEEDS_TO");
     const time_t end = seconds ? time(NULL) + atoi(seconds) : 0;
     int done = 0;
+    if (folder) {
+        return fuzz_write_seeds(folder, seeds, n_seeds);
+    }
     if (more) {
         rounds = atoi(more);
     }

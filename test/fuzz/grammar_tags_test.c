@@ -36,6 +36,8 @@ int main(void)
         "{\"type\":\"text_argument\",\"name\":\"input\",\"style\":\"gemma4\",\"content\":{\"type\":"
         "\"grammar\",\"grammar\":\"root ::= [a-c]+ root? \\\"\\\\n\\\"\"}}",
         "{\"type\":\"any_tokens\",\"exclude_tokens\":[279,\"<s>\"]}",
+        "{\"type\":\"any_tokens\",\"\":[279,\"<s!\"]}",
+        "{\"type\":\"any_tokens\",\"exclude_token\\u0000\":[279]}",
         "{\"type\":\"repeat\",\"min\":1,\"max\":3,\"content\":{\"type\":\"token\",\"token\":278}}",
         "{\"structures\":[{\"begin\":\"<\",\"schema\":{},\"end\":\">\"}],\"triggers\":[\"<\"]}",
         "{\"type\":\"dispatch\",\"rules\":[[\"a\",{\"type\":\"optional\",\"content\":{\"type\":"

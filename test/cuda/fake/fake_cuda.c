@@ -109,6 +109,21 @@ struct fake_cuda_counts fake_cuda_counts(void)
     return c;
 }
 
+void fake_hang(const char *call)
+{
+    const char *path = getenv("FAKE_CUDA_HANGS");
+    char named[64] = "";
+    FILE *f = path ? fopen(path, "r") : NULL;
+    if (!f) {
+        return;
+    }
+    const bool hangs = fgets(named, sizeof named, f) && strstr(named, call);
+    fclose(f);
+    while (hangs) {
+        pause();
+    }
+}
+
 /* For programs that do not know of this file: their device is lost once the file exists. */
 static bool is_told_to_fail(void)
 {

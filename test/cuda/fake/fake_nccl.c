@@ -58,12 +58,14 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
 
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
+    fake_hang("abort");
     return end(comm);
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *out)
 {
     (void)comm;
+    fake_hang("health");
     fake_lock();
     *out = result_of(fake_call());
     fake_unlock();
@@ -74,6 +76,7 @@ ncclResult_t ncclAllReduce(const void *from, void *to, size_t n, ncclDataType_t 
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {
     (void)n, (void)type, (void)op, (void)comm;
+    fake_hang("collective");
     return result_of(fake_product(stream, (const void *const[]){from, to}, 2));
 }
 
@@ -81,6 +84,7 @@ ncclResult_t ncclAllGather(const void *from, void *to, size_t n, ncclDataType_t 
                            ncclComm_t comm, cudaStream_t stream)
 {
     (void)n, (void)type, (void)comm;
+    fake_hang("collective");
     return result_of(fake_product(stream, (const void *const[]){from, to}, 2));
 }
 

@@ -11,6 +11,8 @@ enum { FAKE_MAX_DEVICES = 16 };
 void fake_lock(void);
 void fake_unlock(void);
 cudaError_t fake_call(void);
+/* Never returns if the file $FAKE_CUDA_HANGS exists and names the call. Without the lock. */
+void fake_hang(const char *call);
 __attribute__((format(printf, 1, 2))) void fake_complain(const char *format, ...);
 
 /* Counts objects that are to be destroyed. */

@@ -332,6 +332,7 @@ static int32_t n_before(const struct CUstream_st *s, const struct CUevent_st *ev
 static cudaError_t look_at_event(cudaEvent_t event, bool all)
 {
     const char *us = getenv("FAKE_CUDA_WAIT_US");
+    fake_hang("event");
     if (us) {
         usleep((useconds_t)atoi(us));
     }

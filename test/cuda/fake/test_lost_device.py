@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from nightly import at_night
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 SLUICE = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"), "test", "cuda", "fake", "sluice")
@@ -152,3 +153,27 @@ def test_a_device_of_another_node_that_is_lost_while_idle_is_noticed(start):
     other.lose()
     wait_until_lost(s)
     assert other.p.wait(20) == 2 and "rank 1: its device is lost" in other.text()
+
+
+STUCK = ("--stall-timeout", "1", "--dead-timeout", "1", "--drain-delay", "0")
+
+
+HANGS = [("collective health abort", RANKS[1]), *at_night(("event", ()), ("event", RANKS[1]), ("collective", RANKS[1]))]
+
+
+@pytest.mark.parametrize("calls,args", HANGS)
+def test_a_call_that_never_returns_ends_every_stream_with_an_error(start, tmp_path, calls, args):
+    """The promise of server/README.md, "Health": engine_dead for what runs and for what comes, and code 2 after 10 s."""
+    hangs = tmp_path / "hangs"
+    s = start(*args, *STUCK, env={**SLOW, "FAKE_CUDA_HANGS": str(hangs)})
+    with s.open("/v1/completions", BODY) as r:
+        first = r.readline()
+        (tmp_path / "new").write_text(calls)
+        (tmp_path / "new").rename(hangs)
+        rest = r.read()
+    assert first.startswith(b"data: {") and b'"engine_dead"' in rest and rest.rstrip().endswith(b"data: [DONE]"), rest[-500:]
+    assert s.status("/health") == 503 and s.status("/health/live") == 503
+    with pytest.raises(urllib.error.HTTPError) as e:
+        s.open("/v1/completions", {**BODY, "stream": False})
+    assert e.value.code == 503 and json.load(e.value)["error"]["code"] == "engine_dead"
+    assert s.p.wait(30) == 2 and s.says("does not return"), s.text()
