@@ -50,7 +50,8 @@ static void end_chunk(struct call_choice *ch, struct buf *b)
 static void start_stream(struct call_choice *ch)
 {
     struct buf *b = open_chunk(ch);
-    buf_puts(b, "\"role\":\"assistant\",\"content\":\"\"");
+    const char *content = ch->call->request.llama ? "null" : "\"\"";
+    buf_printf(b, "\"role\":\"assistant\",\"content\":%s", content);
     close_chunk(ch, b, NULL);
     call_put_prompt_ids(b, ch->call, ch->request);
     buf_puts(b, "}]");
