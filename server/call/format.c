@@ -288,7 +288,7 @@ void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engin
 
 void call_put_asked_timings(struct buf *b, const struct call *c)
 {
-    if (c->request.timings && c->n_requests > 0) {
+    if (c->request.timings && c->n_requests > 0 && !c->untimed) {
         buf_puts(b, ",\"timings\":");
         call_put_timings(b, c, &c->requests[0]);
     }

@@ -56,7 +56,9 @@ static void start_stream(struct call_choice *ch)
     call_put_prompt_ids(b, ch->call, ch->request);
     buf_puts(b, "}]");
     call_put_prompt_ids(b, ch->call, ch->request); // also beside the choices, where vLLM has it
+    ch->call->untimed = ch->call->request.llama;   // llama.cpp's first chunk has no timings
     call_send_chunk(ch->call, b);
+    ch->call->untimed = false;
 }
 
 static void tell_prompt(struct call_choice *ch)

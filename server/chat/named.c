@@ -26,8 +26,7 @@ static const struct {
      "else m.role) + '\n' + (system if loop.first else '') + m.content | trim + "
      "'<end_of_turn>\n' }}{%- endfor -%}{%- if add_generation_prompt -%}"
      "{{ '<start_of_turn>model\n' }}{%- endif -%}"},
-    {"llama2",
-     SYSTEM
+    {"llama2", SYSTEM
      "{%- if system -%}{%- set system = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' -%}{%- endif -%}"
      "{%- for m in turns -%}{%- if m.role == 'user' -%}{{ bos_token + '[INST] ' + (system if "
      "loop.first else '') + m.content | trim + ' [/INST]' }}{%- else -%}"
@@ -37,13 +36,11 @@ static const struct {
      "'<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}{%- endfor -%}"
      "{%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}"
      "{%- endif -%}"},
-    {"phi3",
-     "{%- for m in messages -%}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}"
-     "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|assistant|>\n' }}{%- endif -%}"},
-    {"phi4",
-     "{%- for m in messages -%}{{ '<|im_start|>' + m.role + '<|im_sep|>' + m.content + "
-     "'<|im_end|>' }}{%- endfor -%}{%- if add_generation_prompt -%}"
-     "{{ '<|im_start|>assistant<|im_sep|>' }}{%- endif -%}"},
+    {"phi3", "{%- for m in messages -%}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}"
+             "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|assistant|>\n' }}{%- endif -%}"},
+    {"phi4", "{%- for m in messages -%}{{ '<|im_start|>' + m.role + '<|im_sep|>' + m.content + "
+             "'<|im_end|>' }}{%- endfor -%}{%- if add_generation_prompt -%}"
+             "{{ '<|im_start|>assistant<|im_sep|>' }}{%- endif -%}"},
     {"zephyr",
      "{%- for m in messages -%}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}"
      "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|assistant|>\n' }}{%- endif -%}"},

@@ -110,7 +110,7 @@ TOOL = {"tools": [WEATHER]}
     ("completions", {"max_tokens": 0}, "integer_below_min_value", "max_tokens"),
     ("completions", {"prompt_logprobs": -1}, "integer_below_min_value", "prompt_logprobs"),
     ("completions", {"stream": True, "prompt_logprobs": 1}, "invalid_value", "prompt_logprobs"),
-    ("embeddings", {"input": ""}, "invalid_value", "input"),
+    ("embeddings", {"input": [""] * 3000}, "array_above_max_length", "input"),
     ("embeddings", {"encoding_format": "hex"}, "invalid_value", "encoding_format"),
     ("embeddings", {"dimensions": 3}, "unsupported_value", "dimensions"),
     ("embeddings", {"input": ["a"] * 2049}, "array_above_max_length", "input"),

@@ -402,6 +402,8 @@ def test_the_first_chunk_has_no_content(server):
     for path, content in [("/chat/completions", None), ("/v1/chat/completions", "")]:
         r = server.post(path, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "stream": True})
         assert r.chunks()[0]["choices"][0]["delta"] == {"role": "assistant", "content": content}
+        r = server.post(path, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "stream": True, "timings_per_token": True})
+        assert ["timings" in c for c in r.chunks()[:2]] == [content is not None, True]
 
 
 def test_an_answer_that_the_context_ends_is_truncated():
