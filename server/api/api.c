@@ -99,11 +99,32 @@ static const char *given_key(const struct http_request *req)
     return key + 7 + strspn(key + 7, " ");
 }
 
+bool api_is_disabled(const struct api *a, struct http_request *req, const char *path, bool page)
+{
+    const struct string_list *list = &a->config->disable_routes;
+    size_t i = 0;
+    while (i < list->n && strcmp(list->items[i], path) != 0) {
+        i++;
+    }
+    if (i == list->n) {
+        return false;
+    }
+    if (page) {
+        reply_errorf(req, 404, "unknown_url", NULL, "Unknown request URL: %s.", path);
+    } else {
+        reply_errorf(req, 501, "not_supported", NULL, "This server does not serve %s.", path);
+    }
+    return true;
+}
+
 bool api_authorize(struct http_request *req, const struct http_route *route, void *arg)
 {
     struct api *a = arg;
     unsigned needed = route->scope;
     reply_note_route(req, route);
+    if (api_is_disabled(a, req, route->path, false)) {
+        return false;
+    }
     if (needed == SCOPE_METRICS && a->config->open_metrics) {
         needed = 0;
     }

@@ -126,13 +126,17 @@ void api_conversation_items(struct http_request *req, void *arg);
 void api_conversation_item(struct http_request *req, void *arg);
 void api_conversation_item_delete(struct http_request *req, void *arg);
 void api_tokenizer_info(struct http_request *req, void *arg);
+/* True if the operator does not want this path (--disable-routes), which is then answered: a page
+ * as if there were none, any other with 501, by which clients of llama.cpp tell. */
+bool api_is_disabled(const struct api *a, struct http_request *req, const char *path, bool page);
+
 void api_models(struct http_request *req, void *arg);
+void api_llama_models(struct http_request *req, void *arg);
 void api_props(struct http_request *req, void *arg);
 void api_slots(struct http_request *req, void *arg);
 void api_ollama_tags(struct http_request *req, void *arg);
 void api_ollama_running(struct http_request *req, void *arg);
 void api_ollama_manage(struct http_request *req, void *arg);
-void api_ollama_old_embed(struct http_request *req, void *arg);
 void api_ollama_show(struct http_request *req, void *arg);
 void api_ollama_version(struct http_request *req, void *arg);
 void api_model_one(struct http_request *req, void *arg);

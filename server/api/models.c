@@ -5,7 +5,8 @@
 
 #include <string.h>
 
-static void put_model(struct buf *b, const struct api *a, const char *name)
+/* Up to its last members. */
+static void open_model(struct buf *b, const struct api *a, const char *name)
 {
     buf_puts(b, "{\"id\":");
     buf_put_json(b, name, strlen(name));
@@ -15,7 +16,25 @@ static void put_model(struct buf *b, const struct api *a, const char *name)
     buf_put_json(b, a->config->engine.model, strlen(a->config->engine.model));
     buf_puts(b, ",\"parent\":null,\"max_model_len\":");
     buf_put_int(b, a->calls.model.info->max_model_len);
-    buf_puts(b, ",\"permission\":[]}");
+    buf_puts(b, ",\"permission\":[]");
+}
+
+static void put_model(struct buf *b, const struct api *a, const char *name)
+{
+    open_model(b, a, name);
+    buf_putc(b, '}');
+}
+
+static void put_list(struct buf *b, const char *key, const char *const *items, size_t n)
+{
+    buf_printf(b, ",\"%s\":[", key);
+    for (size_t i = 0; i < n; i++) {
+        if (i) {
+            buf_putc(b, ',');
+        }
+        buf_put_json(b, items[i], strlen(items[i]));
+    }
+    buf_putc(b, ']');
 }
 
 static bool refuse(const struct api *a, struct http_request *req)
@@ -51,6 +70,24 @@ void api_models(struct http_request *req, void *arg)
         put_model(&body, a, a->calls.model.names[i]);
     }
     buf_puts(&body, "]}");
+    reply_json(req, 200, &body);
+}
+
+/* llama.cpp's clients count the entries as models: one, with all of its names. */
+void api_llama_models(struct http_request *req, void *arg)
+{
+    const struct api *a = arg;
+    if (refuse(a, req)) {
+        return;
+    }
+    const struct call_model *m = &a->calls.model;
+    struct buf body;
+    buf_init(&body, 1 << 20);
+    buf_puts(&body, "{\"object\":\"list\",\"data\":[");
+    open_model(&body, a, m->names[0]);
+    put_list(&body, "aliases", m->names, m->n_names);
+    put_list(&body, "tags", (const char *const *)a->config->tags.items, a->config->tags.n);
+    buf_puts(&body, "}]}");
     reply_json(req, 200, &body);
 }
 

@@ -199,11 +199,3 @@ void api_ollama_manage(struct http_request *req, void *arg)
                  "This server serves the model that it was started with. Models are managed by its "
                  "commands: sluice pull, sluice list and sluice remove.");
 }
-
-void api_ollama_old_embed(struct http_request *req, void *arg)
-{
-    (void)arg;
-    reply_errorf(req, 403, "unsupported_endpoint", NULL,
-                 "/api/embeddings is an older form that is not supported: use /api/embed, whose "
-                 "texts are in 'input'.");
-}

@@ -340,6 +340,8 @@ void openapi_put_components(struct buf *b, const struct openapi_facts *facts)
                 "'type':'string'}}},"
                 "'OllamaShowRequest':{'type':'object','required':['model'],'properties':{'model':{"
                 "'type':'string'}}},"
+                "'OllamaOldEmbedRequest':{'type':'object','required':['prompt'],'properties':{"
+                "'model':{'type':['string','null']},'prompt':{'type':'string','minLength':1}}},"
                 "'AnyRequest':{'anyOf':[{'$ref':'#/components/schemas/ChatRequest'},"
                 "{'$ref':'#/components/schemas/CompletionRequest'},"
                 "{'$ref':'#/components/schemas/EmbeddingRequest'},"

@@ -54,8 +54,9 @@ static void reply_file(struct http_request *req, const char *type, const char *b
 
 void api_status_page(struct http_request *req, void *arg)
 {
-    (void)arg;
-    reply_file(req, HTML, page_status_begin, page_status_end);
+    if (!api_is_disabled(arg, req, "/", true)) {
+        reply_file(req, HTML, page_status_begin, page_status_end);
+    }
 }
 
 void api_docs_page(struct http_request *req, void *arg)

@@ -20,6 +20,7 @@ CALL(rerank, KIND_RERANK)
 CALL(ollama_chat, KIND_OLLAMA_CHAT)
 CALL(ollama_generate, KIND_OLLAMA_GENERATE)
 CALL(ollama_embed, KIND_OLLAMA_EMBED)
+CALL(ollama_old_embed, KIND_OLLAMA_OLD_EMBED)
 CALL(native, KIND_NATIVE)
 CALL(infill, KIND_INFILL)
 CALL(native_embed, KIND_NATIVE_EMBED)
@@ -30,6 +31,7 @@ CALL(classify, KIND_CLASSIFY)
 CALL(pooling, KIND_POOLING)
 CALL(cohere_embed, KIND_COHERE_EMBED)
 CALL(invocations, KIND_INVOCATIONS)
+CALL(llama_chat, KIND_LLAMA_CHAT)
 CALL(either_completion, KIND_EITHER_COMPLETION)
 CALL(tokens, KIND_TOKENS)
 CALL(render, KIND_RENDER)
@@ -43,7 +45,7 @@ CALL(detokenize, KIND_DETOKENIZE)
 
 const struct http_route api_routes[] = {
     INFER("/v1/chat/completions", chat),
-    INFER("/chat/completions", chat),
+    INFER("/chat/completions", llama_chat),
     INFER("/v1/chat/completions/batch", chat_batch),
     INFER("/v1/completions", completions),
     INFER("/completions", either_completion),
@@ -93,6 +95,7 @@ const struct http_route api_routes[] = {
     INFER("/api/chat", ollama_chat),
     INFER("/api/generate", ollama_generate),
     INFER("/api/embed", ollama_embed),
+    INFER("/api/embeddings", ollama_old_embed),
     {"POST", "/api/show", api_ollama_show, SCOPE_INFERENCE, 1 << 16, HTTP_ROUTE_JSON},
     {"GET", "/api/tags", api_ollama_tags, SCOPE_INFERENCE, 0, HTTP_ROUTE_QUIET},
     {"GET", "/api/ps", api_ollama_running, SCOPE_INFERENCE, 0, HTTP_ROUTE_QUIET},
@@ -101,7 +104,6 @@ const struct http_route api_routes[] = {
     {"POST", "/api/create", api_ollama_manage, SCOPE_INFERENCE, 1 << 20, 0},
     {"POST", "/api/copy", api_ollama_manage, SCOPE_INFERENCE, 1 << 16, 0},
     {"DELETE", "/api/delete", api_ollama_manage, SCOPE_INFERENCE, 1 << 16, 0},
-    {"POST", "/api/embeddings", api_ollama_old_embed, SCOPE_INFERENCE, 0, 0},
     PROBE("/api/version", api_ollama_version),
     {"POST", "/v1/files", api_files_create, SCOPE_INFERENCE, API_MAX_FORM_BYTES, 0},
     {"GET", "/v1/files", api_files_list, SCOPE_INFERENCE, 0, 0},
@@ -114,7 +116,7 @@ const struct http_route api_routes[] = {
     {"GET", "/v1/batches/{id}", api_batch_get, SCOPE_INFERENCE, 0, 0},
     {"GET", "/v1/models", api_models, SCOPE_INFERENCE, 0, HTTP_ROUTE_ALWAYS | HTTP_ROUTE_QUIET},
     {"GET", "/v1/models/{id}", api_model_one, SCOPE_INFERENCE, 0, HTTP_ROUTE_QUIET},
-    {"GET", "/models", api_models, SCOPE_INFERENCE, 0, HTTP_ROUTE_ALWAYS | HTTP_ROUTE_QUIET},
+    {"GET", "/models", api_llama_models, SCOPE_INFERENCE, 0, HTTP_ROUTE_ALWAYS | HTTP_ROUTE_QUIET},
     INFER("/tokenize", tokenize),
     INFER("/v1/tokenize", tokenize),
     INFER("/detokenize", detokenize),

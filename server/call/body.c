@@ -223,12 +223,7 @@ static bool hide_from_tree(struct body *b, struct body_member *m, char *text, si
     static const char of_ids[] =
         "prompt|prompt_token_ids|token_ids|input|tokens|query|items|label_token_ids";
     bool ids = m->n_bytes > 2 && is_ids(m) && words_find(of_ids, m->key) >= 0;
-    static const char of_texts[] =
-        "prompt|input|content|messages|system|instructions|suffix|query|"
-        "documents|texts|items|queries|text_1|text_2|data_1|data_2|input_prefix|"
-        "input_suffix";
-    bool texts = words_find(of_texts, m->key) >= 0;
-    char *nul = texts && !ids ? find_nul(at, m->n_bytes) : NULL;
+    char *nul = ids ? NULL : find_nul(at, m->n_bytes);
     if (!ids && !nul) {
         return true;
     }
@@ -335,4 +330,13 @@ const struct body_member *body_get(const struct body *b, const char *key)
 bool body_has(const struct body *b, const char *key)
 {
     return body_get(b, key) != NULL;
+}
+
+void body_rename(struct body *b, const char *from, const char *to)
+{
+    for (size_t i = 0; i < b->n_members && !body_has(b, to); i++) {
+        if (strcmp(b->members[i].key, from) == 0) {
+            b->members[i].key = to;
+        }
+    }
 }

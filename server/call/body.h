@@ -22,7 +22,7 @@ struct body_member {
     const struct json *node; // NULL for an array of ids
     /* A string contains U+0000. The tree has the body's stand-in instead, because its strings are
      * NUL-terminated: the exact text can be read from `start`, or restored (body_put_nuls_back).
-     * Only allowed for members whose readers do that; otherwise a body with U+0000 is rejected. */
+     * Readers do that for the members in which it is allowed (members_read). */
     bool has_nul;
 };
 
@@ -50,6 +50,9 @@ void body_close(struct body *b); // accepts a zeroed struct
 /* Makes the members of the object `key` members of the body, unless it has members of these
  * names. */
 void body_lift(struct body *b, const char *key);
+
+/* The member `from` is found under the name `to`, unless there is one of that name. */
+void body_rename(struct body *b, const char *from, const char *to);
 
 /* The last member of this name; NULL if absent or null. */
 const struct body_member *body_get(const struct body *b, const char *key);

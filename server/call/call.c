@@ -31,6 +31,7 @@ static const struct call_format *const formats[N_REQUEST_KINDS] = {
     [KIND_OLLAMA_CHAT] = &call_ollama_format,
     [KIND_OLLAMA_GENERATE] = &call_ollama_format,
     [KIND_OLLAMA_EMBED] = &call_ollama_embed_format,
+    [KIND_OLLAMA_OLD_EMBED] = &call_ollama_old_embed_format,
     [KIND_OLLAMA_LOAD] = &call_ollama_load_format,
     [KIND_CHAT_BATCH] = &call_chat_format,
     [KIND_LABELS] = &call_labels_format,
@@ -46,6 +47,7 @@ static const struct call_format *const formats[N_REQUEST_KINDS] = {
     [KIND_RENDER_CHAT] = &call_render_chat_format,
     [KIND_CHAT_INPUT_TOKENS] = &call_input_tokens_format,
     [KIND_INVOCATIONS] = &call_chat_format, // until its kind is known
+    [KIND_LLAMA_CHAT] = &call_chat_format,
     [KIND_EITHER_COMPLETION] = &call_completion_format,
 };
 

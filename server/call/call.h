@@ -210,7 +210,8 @@ struct call {
     bool kept;               // its beginning is stored, and its end will be (request.detached)
     enum call_ending ending; // not CALL_ANSWERED: it has to end so as soon as it may
     char *not_kept, *why;    // what the store said, and what of a failure; NULL: neither
-    bool preparing, queued, streaming, gone, dead, first_token, deadline_is_queue, has_news;
+    bool preparing, queued, streaming, untimed, gone, dead, first_token, deadline_is_queue,
+        has_news;
     struct call *next, **link, *next_queued;
     char id[144]; // "chatcmpl-..."
     int64_t created;

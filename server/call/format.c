@@ -245,8 +245,7 @@ void call_put_stop_reason(struct buf *b, const struct call_choice *ch)
     const struct output *o = &ch->output;
     buf_puts(b, ",\"stop_reason\":");
     if (o->stopped) {
-        const char *stop = o->options->stop[o->stop_index];
-        buf_put_json(b, stop, strlen(stop));
+        buf_put_json(b, o->options->stop[o->stop_index], o->options->stop_bytes[o->stop_index]);
     } else if (ch->stop_id >= 0) {
         buf_put_int(b, ch->stop_id);
     } else {
@@ -289,7 +288,7 @@ void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engin
 
 void call_put_asked_timings(struct buf *b, const struct call *c)
 {
-    if (c->request.timings && c->n_requests > 0) {
+    if (c->request.timings && c->n_requests > 0 && !c->untimed) {
         buf_puts(b, ",\"timings\":");
         call_put_timings(b, c, &c->requests[0]);
     }

@@ -44,9 +44,10 @@ struct call_format {
 extern const struct call_format call_chat_format, call_completion_format, call_response_format,
     call_message_format, call_count_format, call_embedding_format, call_input_tokens_format,
     call_tokens_format, call_text_format, call_score_format, call_rerank_format, call_ollama_format,
-    call_ollama_load_format, call_ollama_embed_format, call_native_format, call_native_embed_format,
-    call_labels_format, call_classify_format, call_pooling_format, call_cohere_format,
-    call_apply_format, call_token_format, call_render_format, call_render_chat_format;
+    call_ollama_load_format, call_ollama_embed_format, call_ollama_old_embed_format,
+    call_native_format, call_native_embed_format, call_labels_format, call_classify_format,
+    call_pooling_format, call_cohere_format, call_apply_format, call_token_format,
+    call_render_format, call_render_chat_format;
 
 /* ---- shared pieces of JSON (format.c) -----------------------------------------------------------
  */

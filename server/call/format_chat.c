@@ -50,12 +50,15 @@ static void end_chunk(struct call_choice *ch, struct buf *b)
 static void start_stream(struct call_choice *ch)
 {
     struct buf *b = open_chunk(ch);
-    buf_puts(b, "\"role\":\"assistant\",\"content\":\"\"");
+    const char *content = ch->call->request.llama ? "null" : "\"\"";
+    buf_printf(b, "\"role\":\"assistant\",\"content\":%s", content);
     close_chunk(ch, b, NULL);
     call_put_prompt_ids(b, ch->call, ch->request);
     buf_puts(b, "}]");
     call_put_prompt_ids(b, ch->call, ch->request); // also beside the choices, where vLLM has it
+    ch->call->untimed = ch->call->request.llama;   // llama.cpp's first chunk has no timings
     call_send_chunk(ch->call, b);
+    ch->call->untimed = false;
 }
 
 static void tell_prompt(struct call_choice *ch)

@@ -63,6 +63,7 @@ static void put_stop(struct buf *b, const struct call_choice *ch)
     const struct request *r = &ch->call->request;
     const char *reason = "end_turn";
     const char *sequence = NULL;
+    size_t n_bytes = 0;
     if (!ch->finish) {
         buf_puts(b, "\"stop_reason\":null,\"stop_sequence\":null");
         return;
@@ -78,10 +79,11 @@ static void put_stop(struct buf *b, const struct call_choice *ch)
     } else if (ch->output.stopped) {
         reason = "stop_sequence";
         sequence = r->output.stop[ch->output.stop_index];
+        n_bytes = r->output.stop_bytes[ch->output.stop_index];
     }
     buf_printf(b, "\"stop_reason\":\"%s\",\"stop_sequence\":", reason);
     if (sequence) {
-        buf_put_json(b, sequence, strlen(sequence));
+        buf_put_json(b, sequence, n_bytes);
     } else {
         buf_puts(b, "null");
     }

@@ -90,6 +90,15 @@ static const char *stop_type(const struct call_choice *ch)
     return "eos";
 }
 
+/* The context ended before the tokens that were asked for. */
+static bool is_cut(const struct call_choice *ch)
+{
+    const struct request *r = &ch->call->request;
+    bool all = r->has_max_tokens && ch->n_taken >= r->max_tokens;
+    return strcmp(ch->finish, "length") == 0 && !all &&
+           ch->request->n_prompt + ch->n_taken >= r->model->info->max_model_len;
+}
+
 static void put_probabilities(struct buf *b, struct call_choice *ch)
 {
     if (ch->call->request.logprobs && ch->logprobs.n_bytes > 0) {
@@ -125,8 +134,10 @@ static bool has_line(const struct call_choice *ch)
 void call_put_native(struct buf *b, struct call_choice *ch)
 {
     const char *word = "";
+    size_t word_bytes = 0;
     if (ch->output.stopped) {
         word = ch->output.options->stop[ch->output.stop_index];
+        word_bytes = ch->output.options->stop_bytes[ch->output.stop_index];
     }
     struct call *c = ch->call;
     put_head(b, ch, true);
@@ -136,10 +147,9 @@ void call_put_native(struct buf *b, struct call_choice *ch)
     put_settings(b, ch);
     buf_puts(b, ",\"prompt\":");
     put_prompt(b, ch);
-    buf_printf(b,
-               ",\"has_new_line\":%s,\"truncated\":false,\"stop_type\":\"%s\",\"stopping_word\":",
-               has_line(ch) ? "true" : "false", stop_type(ch));
-    buf_put_json(b, word, strlen(word));
+    buf_printf(b, ",\"has_new_line\":%s,\"truncated\":%s,\"stop_type\":\"%s\",\"stopping_word\":",
+               bool_word(has_line(ch)), bool_word(is_cut(ch)), stop_type(ch));
+    buf_put_json(b, word, word_bytes);
     buf_printf(b, ",\"tokens_cached\":%d,\"timings\":", ch->request->n_prompt + ch->n_taken);
     call_put_timings(b, c, ch->request);
     put_probabilities(b, ch);
@@ -338,12 +348,25 @@ static void end_embedding(struct call *c)
 
 const struct call_format call_native_embed_format = {.id_prefix = "embd-", .end = end_embedding};
 
+/* Without the token that /completion puts in front of a text by itself. */
 static void reply_prompt(struct call *c)
 {
+    const struct request *r = &c->request;
+    const struct tokenizer *tok = r->model->tok;
+    const char *text = r->prompts[0].text, *bos = NULL;
+    size_t n_bytes = r->prompts[0].text_bytes, n_bos = 0, n_before, n_behind;
+    tokenizer_n_around(tok, &n_before, &n_behind);
+    if (n_before > 0 && tokenizer_bos(tok) >= 0) {
+        bos = tokenizer_token_text(tok, tokenizer_bos(tok), &n_bos);
+    }
+    if (bos && n_bos <= n_bytes && memcmp(text, bos, n_bos) == 0) {
+        text += n_bos;
+        n_bytes -= n_bos;
+    }
     struct buf b;
     buf_init(&b, (size_t)1 << 30);
     buf_puts(&b, "{\"prompt\":");
-    buf_put_json(&b, c->request.prompts[0].text, c->request.prompts[0].text_bytes);
+    buf_put_json(&b, text, n_bytes);
     buf_putc(&b, '}');
     call_whole(c, &b);
 }

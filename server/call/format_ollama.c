@@ -218,3 +218,16 @@ static void end_embed(struct call *c)
 }
 
 const struct call_format call_ollama_embed_format = {.id_prefix = "ollama-", .end = end_embed};
+
+static void end_old_embed(struct call *c)
+{
+    struct buf b;
+    buf_init(&b, (size_t)1 << 30);
+    buf_puts(&b, "{\"embedding\":");
+    call_put_vector(&b, c, 0);
+    buf_putc(&b, '}');
+    call_whole(c, &b);
+}
+
+const struct call_format call_ollama_old_embed_format = {.id_prefix = "ollama-",
+                                                         .end = end_old_embed};

@@ -2,6 +2,8 @@
 /* Reads a body according to the table of its members. */
 #include "server/call/members.h"
 
+#include "engine/base/words.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,6 +132,27 @@ static bool read_member(struct request *r, const struct member *m)
     return !m->check || m->check(r);
 }
 
+/* A stand-in for U+0000 must not reach an answer: only these members have readers that restore it,
+ * or values that nobody looks into. */
+static bool check_nuls(struct request *r)
+{
+    static const char may[] =
+        "prompt|input|content|messages|system|instructions|suffix|query|documents|texts|items|"
+        "queries|text_1|text_2|data_1|data_2|input_prefix|input_suffix|stop|stop_sequences|user|"
+        "metadata|safety_identifier|prompt_cache_key";
+    for (size_t i = 0; i < r->body.n_members && r->body.nul.utf8[0]; i++) {
+        const struct body_member *m = &r->body.members[i];
+        const struct member *known = member_find(m->key, r->form);
+        if (m->has_nul && known && words_find(may, m->key) < 0) {
+            return call_error_set(&r->error, 400, "invalid_value", m->key,
+                                  "Invalid '%.60s': a string contains the character U+0000, which "
+                                  "is not supported there.",
+                                  m->key);
+        }
+    }
+    return true;
+}
+
 /* Members unknown to all endpoints are ignored and counted, or rejected if so configured. */
 static bool check_names(struct request *r)
 {
@@ -156,7 +179,7 @@ bool members_read(struct request *r)
     /* The first row is the model: the error for an unknown model takes precedence over all
      * others. */
     const struct member *m = member_at(0);
-    if (!read_member(r, m) || !check_names(r)) {
+    if (!read_member(r, m) || !check_names(r) || !check_nuls(r)) {
         return false;
     }
     for (size_t i = 1; (m = member_at(i)) != NULL; i++) {

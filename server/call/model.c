@@ -71,8 +71,8 @@ static void make_names(struct call_model *m, const struct config *config)
             names[n++] = given->items[i];
         }
     }
+    m->folder_name = name_of_folder(config->engine.model);
     if (n == 0) {
-        m->folder_name = name_of_folder(config->engine.model);
         names[0] = m->folder_name;
         names[1] = config->engine.model;
         n = strcmp(names[0], names[1]) == 0 ? 1 : 2;
@@ -135,10 +135,14 @@ static enum status open_template(struct call_model *m, const struct config *conf
             buf_put(&text, data, n_bytes);
             free(data);
         }
+    } else if (config->chat_template && chat_template_named(config->chat_template)) {
+        buf_puts(&text, chat_template_named(config->chat_template));
     } else if (config->chat_template) {
         buf_puts(&text, config->chat_template);
         if (!strchr(config->chat_template, '{')) {
-            st = err_set(err, ERR_IO, "chat-template: no file '%.100s'", config->chat_template);
+            st = err_set(err, ERR_IO,
+                         "chat-template: no file '%.100s', and it is none of " CHAT_TEMPLATE_NAMES,
+                         config->chat_template);
         }
     }
     if (st == OK && config->chat_template) {

@@ -20,7 +20,7 @@ struct call_model {
     const char *const *names; // accepted names; the first is the default, and not a path
     size_t n_names;
     bool any_name;             // requests may name any model, and this one answers
-    char *folder_name;         // the first name if none is configured
+    char *folder_name;         // the model's last part of a path; the first name if none is given
     const char *text_dir;      // of the tokenizer's configuration: its own folder or the model's
     struct tokenizer *tok;     // NULL: ids only
     struct err no_tok;         // the reason if it is NULL, if known

@@ -34,6 +34,8 @@ static const struct kind {
     [KIND_OLLAMA_GENERATE] = {ollama_generate_begin, ollama_end, "prompt", "prompt",
                               .generates = true, .clamps = true},
     [KIND_OLLAMA_EMBED] = {ollama_embed_begin, embeddings_end, "input", NULL, .pools = true},
+    [KIND_OLLAMA_OLD_EMBED] = {ollama_old_embed_begin, embeddings_end, "prompt", NULL,
+                               .pools = true},
     [KIND_OLLAMA_LOAD] = {NULL, ollama_load_end, NULL, NULL},
     [KIND_NATIVE] = {native_begin, native_end, "prompt", NULL, .generates = true, .clamps = true},
     [KIND_INFILL] = {native_begin, infill_end, "prompt", NULL, .generates = true, .clamps = true},
@@ -85,6 +87,10 @@ static bool read_body(struct request *r)
     if (r->kind == KIND_INVOCATIONS && !choose_kind(r)) {
         return false;
     }
+    if (r->kind == KIND_LLAMA_CHAT) {
+        r->kind = KIND_CHAT;
+        r->llama = true;
+    }
     if (r->kind == KIND_EITHER_COMPLETION) {
         r->kind = body_has(&r->body, "model") ? KIND_COMPLETIONS : KIND_NATIVE;
     }
@@ -96,7 +102,7 @@ static bool read_body(struct request *r)
     if (kind->begin) {
         kind->begin(r);
     }
-    if (!members_read(r)) {
+    if (r->error.status || !members_read(r)) {
         return false;
     }
     request_end(r);

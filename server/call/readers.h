@@ -180,6 +180,7 @@ bool request_read_mixed(struct request *r, const char *key, size_t most);
 void ollama_chat_begin(struct request *r);
 void ollama_generate_begin(struct request *r);
 void ollama_embed_begin(struct request *r);
+void ollama_old_embed_begin(struct request *r);
 bool ollama_end(struct request *r);
 bool ollama_load_end(struct request *r);
 

@@ -68,8 +68,12 @@ bool check_seed(struct request *r)
 static bool put_stop(struct request *r, const char *key, const char **stops, size_t *lengths,
                      const char *text)
 {
-    size_t n = strlen(text);
-    if (text[0] == '\0') {
+    size_t n;
+    text = body_text(&r->body, text, &n);
+    if (!text) {
+        return request_too_large(r);
+    }
+    if (n == 0) {
         return call_error_set(&r->error, 400, "invalid_value", key,
                               "Invalid '%s': a stop string must not be empty.", key);
     }
@@ -413,6 +417,7 @@ void request_begin(struct request *r)
     r->include_reasoning = r->parallel_tool_calls = true;
     r->parse_special = true;
     r->tokens_as_ids = r->model->config->return_tokens_as_token_ids;
+    r->verbose = r->model->config->verbose;
 }
 
 void request_end(struct request *r)

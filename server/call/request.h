@@ -41,11 +41,13 @@ enum request_kind {
     KIND_COHERE_EMBED,                    // Cohere's
     N_KINDS_WITH_FORM,                    // bodies of the others have a form of those above
     KIND_OLLAMA_LOAD = N_KINDS_WITH_FORM, // a chat or a prompt without messages or a text
+    KIND_OLLAMA_OLD_EMBED,                // its `prompt` becomes the `input` of KIND_OLLAMA_EMBED
     KIND_APPLY_TEMPLATE,
     KIND_RENDER,            // the ids of a completion's prompts
     KIND_RENDER_CHAT,       // of a chat
     KIND_CHAT_INPUT_TOKENS, // how many those are
     KIND_INVOCATIONS,       // SageMaker's: becomes the kind whose members the body has
+    KIND_LLAMA_CHAT,        // becomes a chat with `llama`
     KIND_EITHER_COMPLETION, // becomes OpenAI's, whose bodies name a model, or llama.cpp's
     N_REQUEST_KINDS,
 };
@@ -175,6 +177,7 @@ struct request {
     bool activates, returns_documents, bare_list;
     /* llama.cpp's return_tokens, timings_per_token, return_progress, verbose */
     bool native_tokens, timings, tells_prompt, verbose, post_sampling;
+    bool llama;                // asked for on a route that only llama.cpp has
     const struct json *fields; // of llama.cpp's answer: the members that are wanted; NULL: all
     const struct request_prompt *query; // labels: what stands beside each item
     bool item_first;

@@ -206,7 +206,16 @@ bool embeddings_end(struct request *r)
     r->stream = r->params.prompt_logprobs = false; // nothing is drawn
     r->params.min_tokens = 0;
     r->n = 1;
-    return request_refuse_empty(r, r->kind == KIND_COHERE_EMBED ? "texts" : "input");
+    if (r->form & (FORM_EMBEDDINGS | FORM_NATIVE_EMBED)) {
+        return true; // good where the tokenizer puts a token in front: else it is refused later
+    }
+    const char *key = "input";
+    if (r->kind == KIND_COHERE_EMBED) {
+        key = "texts";
+    } else if (r->kind == KIND_OLLAMA_OLD_EMBED) {
+        key = "prompt";
+    }
+    return request_refuse_empty(r, key);
 }
 
 /* ---- the tokenizer ----------------------------------------------------------------------------
@@ -240,10 +249,8 @@ void tokenize_begin(struct request *r)
     }
     r->native_tokens = body_has(&r->body, "content") && !body_has(&r->body, "prompt");
     r->add_special = !r->native_tokens; // llama.cpp has another default
-    for (size_t i = 0; i < r->body.n_members && r->native_tokens; i++) {
-        if (strcmp(r->body.members[i].key, "content") == 0) { // llama.cpp's name
-            r->body.members[i].key = "prompt";
-        }
+    if (r->native_tokens) {
+        body_rename(&r->body, "content", "prompt"); // llama.cpp's name
     }
 }
 

@@ -348,18 +348,9 @@ bool infill_end(struct request *r)
 /* ---- the rest
  * ------------------------------------------------------------------------------------ */
 
-static void rename(struct request *r, const char *from, const char *to)
-{
-    for (size_t i = 0; i < r->body.n_members && !body_has(&r->body, to); i++) {
-        if (strcmp(r->body.members[i].key, from) == 0) {
-            r->body.members[i].key = to;
-        }
-    }
-}
-
 void native_embed_begin(struct request *r)
 {
-    rename(r, "content", "input");
+    body_rename(&r->body, "content", "input");
     embeddings_begin(r);
 }
 

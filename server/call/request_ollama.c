@@ -298,6 +298,22 @@ void ollama_embed_begin(struct request *r)
     r->truncate = -1;
 }
 
+/* One text, whose vector is as it is. */
+void ollama_old_embed_begin(struct request *r)
+{
+    const struct body_member *prompt = body_get(&r->body, "prompt");
+    ollama_embed_begin(r);
+    r->form = FORM_OLLAMA_EMBED;
+    r->normalize = false;
+    if (!prompt) {
+        call_error_missing(&r->error, "prompt");
+    } else if (!json_is(prompt->node, JSON_STRING)) {
+        body_wrong_type(&r->error, "prompt", "a string", prompt->node);
+    } else {
+        body_rename(&r->body, "prompt", "input");
+    }
+}
+
 bool read_truncates(struct request *r)
 {
     bool truncates;

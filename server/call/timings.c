@@ -62,5 +62,9 @@ void call_put_timings(struct buf *b, const struct call *c, const struct engine_r
     put_real(b, "predicted_ms", predicted);
     put_real(b, "predicted_per_token_ms", n_steps > 0 ? predicted / n_steps : 0);
     put_real(b, "predicted_per_second", per_second(n_steps, predicted));
+    int32_t n_accepted = atomic_load(&q->n_accepted), n_drafts = atomic_load(&q->n_drafts);
+    if (n_drafts > 0) {
+        buf_printf(b, ",\"draft_n\":%d,\"draft_n_accepted\":%d", n_drafts, n_accepted);
+    }
     buf_putc(b, '}');
 }

@@ -28,6 +28,11 @@ struct chat_template;
  * chat_template in chat_template.json or tokenizer_config.json, as a string or a named list) and
  * its special tokens. *out is NULL, with OK, if the folder has none. ERR_FORMAT with the line for a
  * template that does not compile. */
+/* Templates that llama.cpp knows by name, for models without one of their own. */
+#define CHAT_TEMPLATE_NAMES "chatml, command-r, gemma, llama2, llama3, phi3, phi4 or zephyr"
+/* Its text; NULL if there is none of this name. */
+const char *chat_template_named(const char *name);
+
 enum status chat_template_load(const char *model_dir, struct chat_template **out, struct err *err);
 
 /* Compiles one template from memory; model_dir provides the special tokens and may be NULL. */

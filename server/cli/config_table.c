@@ -3,6 +3,7 @@
 
 #include "engine/device/params.h"
 #include "server/chat/output.h"
+#include "server/chat/template.h"
 
 #define FIELD(at) ((struct config *)0)->at
 #define ROW(option, kind, at, first, text)                                                         \
@@ -19,10 +20,12 @@ const struct option_row option_rows[] = {
     {ROW("served-model-name", OPTION_LIST, served_model_name, NULL,
          "model names that clients may use; with '*' any; default: the folder's last part, and the "
          "model argument")},
+    {ROW("tags", OPTION_LIST, tags, NULL, "words about the model, which /models shows")},
     {ROW("tokenizer", OPTION_STRING, tokenizer, NULL, "folder of another tokenizer.json")},
     {ROW("skip-tokenizer-init", OPTION_BOOL, skip_tokenizer_init, "false",
          "without tokenizer: prompts and answers are token ids")},
-    {ROW("chat-template", OPTION_STRING, chat_template, NULL, "file with a Jinja template")},
+    {ROW("chat-template", OPTION_STRING, chat_template, NULL,
+         "file with a Jinja template, or llama.cpp's name of one: " CHAT_TEMPLATE_NAMES)},
     {ROW("default-chat-template-kwargs", OPTION_JSON, default_chat_template_kwargs, NULL,
          "JSON object passed to the template; keys of a request take precedence")},
     {ROW("generation-config", OPTION_STRING, generation_config, "auto",
@@ -201,11 +204,15 @@ const struct option_row option_rows[] = {
     {ROW("allowed-origins", OPTION_LIST, allowed_origins, NULL,
          "CORS: list of origins, *, or loopback (pages of this machine; the default); the last two "
          "only for inference")},
+    {ROW("allow-credentials", OPTION_BOOL, allow_credentials, "false",
+         "CORS: pages may send cookies and client certificates; '*' then names the page's origin")},
     {ROW("allowed-hosts", OPTION_LIST, allowed_hosts, NULL,
          "without keys on a loopback address: Host names to accept in addition to loopback names; "
          "*: any")},
     {ROW("disable-fastapi-docs", OPTION_BOOL, disable_fastapi_docs, "false",
          "disable /openapi.json and /docs")},
+    {ROW("disable-routes", OPTION_LIST, disable_routes, NULL,
+         "paths that are not served, such as /slots, /metrics or / (the page)")},
     {ROW("ssl-certfile", OPTION_STRING, ssl_certfile, NULL, "PEM certificate chain")},
     {ROW("ssl-keyfile", OPTION_STRING, ssl_keyfile, NULL, "PEM private key")},
     {ROW("ssl-min-version", OPTION_CHOICE, ssl_min_version, "1.2", "oldest TLS version to accept"),
@@ -287,6 +294,9 @@ const struct option_row option_rows[] = {
          "false", "omit the tools from the prompt if tool_choice is none")},
     {ROW("return-tokens-as-token-ids", OPTION_BOOL, return_tokens_as_token_ids, "false",
          "write tokens of logprobs as token_id:N, unless a request disables it")},
+    {ROW("verbose", OPTION_BOOL, verbose, "false",
+         "chats and completions contain llama.cpp's __verbose, with the prompt, unless a request "
+         "disables it")},
     {ROW("clamp-max-tokens", OPTION_BOOL, clamp_max_tokens, "false",
          "reduce max_tokens to what fits, instead of an error")},
     {ROW("strict-parameters", OPTION_BOOL, strict_parameters, "false",

@@ -184,6 +184,7 @@ static enum status listen_now(struct serve *s, struct err *err)
         .tls13_only = c->ssl_min_version && strcmp(c->ssl_min_version, "1.3") == 0,
         .cors_origins = origins ? origins : "loopback",
         .cors_scope = SCOPE_INFERENCE,
+        .cors_credentials = c->allow_credentials,
         .root_path = c->root_path,
         .max_body_bytes = (size_t)c->max_body_bytes,
         .max_connections = (unsigned)c->max_connections,

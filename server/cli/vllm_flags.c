@@ -155,7 +155,6 @@ const struct vllm_flag vllm_flags[] = {
     /* HTTP and the log. */
     {FLAG("allowed-methods", TAKES_VALUE, "all that the API has are allowed")},
     {FLAG("allowed-headers", TAKES_VALUE, "all that the API has are allowed")},
-    {FLAG("allow-credentials", TAKES_NOTHING, "keys are sent in a header")},
     {FLAG("api-server-count", TAKES_VALUE, "one process serves"), .alias = "asc"},
     {FLAG("renderer-num-workers", TAKES_VALUE, "see UV_THREADPOOL_SIZE")},
     {FLAG("h11-max-incomplete-event-size", TAKES_VALUE, "see --max-body-bytes")},

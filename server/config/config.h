@@ -21,7 +21,7 @@ struct string_list {
 struct config {
     struct engine_options engine; // model, sizes, memory, drafts: read by the engine itself
     // model
-    struct string_list served_model_name;
+    struct string_list served_model_name, tags;
     const char *revision;                     // for a model given by name; NULL: as in the name
     const char *tokenizer;                    // folder or tokenizer.json; NULL: the model's
     bool skip_tokenizer_init;                 // requests and answers are token ids only
@@ -49,7 +49,8 @@ struct config {
     int64_t key_concurrent;
     double key_queue_share, key_cache_share;
     bool cache_salt_by_key;
-    bool disable_fastapi_docs;
+    bool disable_fastapi_docs, allow_credentials;
+    struct string_list disable_routes;
     bool open_metrics; // /metrics without a key even when keys are set
     // limits
     int64_t max_connections, max_body_bytes, max_num_queued_reqs, max_num_queued_tokens;
@@ -65,7 +66,7 @@ struct config {
     const char *tool_call_parser, *reasoning_parser;
     bool clamp_max_tokens, strict_parameters, trust_request_chat_template;
     bool enable_force_include_usage, exclude_tools_when_tool_choice_none;
-    bool return_tokens_as_token_ids;
+    bool return_tokens_as_token_ids, verbose;
     const char *reasoning_effort_map; // JSON object of texts, or NULL
     struct string_list strip_prompt_lines;
     // the operator

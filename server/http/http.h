@@ -86,6 +86,7 @@ struct http_options {
     /* Origins whose pages may read answers: "https://a,https://b" for all routes; "*" and
      * "loopback" (pages of this machine) only for the routes of cors_scope. NULL: none. */
     const char *cors_origins;
+    bool cors_credentials; // pages may send cookies and certificates
     unsigned cors_scope;   // routes with one of its bits; 0: all routes
     const char *root_path; // NULL or "/prefix", which is removed from every path
 

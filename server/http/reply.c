@@ -63,7 +63,7 @@ static const char *allowed_origin(const struct http_request *req)
             return req->origin;
         }
         if (is_word("*", p, n) && is_for_pages(req)) {
-            return "*";
+            return req->server->options.cors_credentials ? req->origin : "*";
         }
         if (is_word("loopback", p, n) && is_for_pages(req) && is_loopback_page(req->origin)) {
             return req->origin;
@@ -92,6 +92,8 @@ static void add_common(struct http_request *req, struct MHD_Response *r)
     if (s->cors_origins) {
         const char *origin = allowed_origin(req);
         add(r, "Access-Control-Allow-Origin", origin);
+        add(r, "Access-Control-Allow-Credentials",
+            origin && s->options.cors_credentials ? "true" : NULL);
         add(r, "Access-Control-Expose-Headers", origin ? "x-request-id, retry-after" : NULL);
         add(r, "Vary", "Origin");
     }

@@ -220,7 +220,7 @@ def test_the_rest_of_its_words(server):
     messages = [{"role": "user", "content": "x"}]
     prompt = server.post("/apply-template", {"messages": messages}).json()["prompt"]
     assert "x" in prompt and prompt != server.post("/apply-template", {"messages": messages, "add_generation_prompt": False}).json()["prompt"]
-    assert server.post("/tokenize", {"messages": messages}).json()["tokens"] == server.post("/tokenize", {"content": prompt}).json()["tokens"]
+    assert server.post("/tokenize", {"messages": messages}).json()["tokens"] == server.post("/tokenize", {"content": prompt, "add_special": True}).json()["tokens"]
     plain = server.post("/tokenize", {"content": "h\u00e9llo \U0001F600"}).json()["tokens"]
     pieces = server.post("/tokenize", {"content": "h\u00e9llo \U0001F600", "with_pieces": True}).json()["tokens"]
     assert [p["id"] for p in pieces] == plain
@@ -382,3 +382,86 @@ def test_its_names_of_metrics():
         assert get("prompt_tokens_total") == sum(t["prompt_n"] for t in timings) and get("prompt_tokens_cached_total") == sum(t["cache_n"] for t in timings) > 0
         assert get("tokens_predicted_total") == sum(t["predicted_n"] for t in timings) == 8 and get("n_decode_total") >= 8 and get("n_tokens_max") == 45
         assert get("prompt_seconds_total") > 0 and get("tokens_predicted_seconds_total") > 0 and get("prompt_tokens_seconds") > 0 and get("n_busy_slots_per_decode") == 1
+
+
+def test_a_final_turn_of_the_assistant_is_continued(server):
+    """On the route that only llama.cpp has; /v1 has OpenAI's and vLLM's habits."""
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Wh"}]
+    r = server.post("/chat/completions", {"messages": said, "max_tokens": 1, "verbose": True}).json()
+    assert r["__verbose"]["prompt"].endswith("assistant\nWh")
+    r = server.post("/v1/chat/completions", {"messages": said, "max_tokens": 1, "verbose": True}).json()
+    assert r["__verbose"]["prompt"].endswith("assistant\n")
+    r = server.post("/chat/completions", {"messages": said, "max_tokens": 1, "verbose": True, "add_generation_prompt": True}).json()
+    assert r["__verbose"]["prompt"].endswith("assistant\n")
+    twice = {"messages": said + said[1:], "max_tokens": 1}
+    assert server.post("/chat/completions", twice).status == 400
+    assert server.post("/v1/chat/completions", twice).status == 200
+
+
+def test_the_first_chunk_has_no_content(server):
+    for path, content in [("/chat/completions", None), ("/v1/chat/completions", "")]:
+        r = server.post(path, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "stream": True})
+        assert r.chunks()[0]["choices"][0]["delta"] == {"role": "assistant", "content": content}
+        r = server.post(path, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "stream": True, "timings_per_token": True})
+        assert ["timings" in c for c in r.chunks()[:2]] == [content is not None, True]
+
+
+def test_an_answer_that_the_context_ends_is_truncated():
+    with Server(max_model_len=64) as s:
+        r = s.post("/completion", {"prompt": "a story", "n_predict": -1, "ignore_eos": True}).json()
+        assert (r["truncated"], r["stop_type"]) == (True, "limit")
+        n = r["tokens_predicted"]
+        for asked in (4, n):
+            r = s.post("/completion", {"prompt": "a story", "n_predict": asked, "ignore_eos": True}).json()
+            assert (r["truncated"], r["tokens_predicted"]) == (False, asked)
+
+
+def test_models_is_one_entry_with_all_names():
+    with Server(served_model_name="a,b", tags="chat,small", verbose=True) as s:
+        entry, = s.get("/models").json()["data"]
+        assert (entry["id"], entry["aliases"], entry["tags"]) == ("a", ["a", "b"], ["chat", "small"])
+        assert [m["id"] for m in s.get("/v1/models").json()["data"]] == ["a", "b"]
+        body = {"model": "a", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+        assert "prompt" in s.post("/v1/chat/completions", body).json()["__verbose"]
+        assert "__verbose" not in s.post("/v1/chat/completions", {**body, "verbose": False}).json()
+        path = s.get("/props").json()["model_path"]
+        assert path and "/" not in path and path not in ("a", "b")
+
+
+def test_routes_that_the_operator_does_not_want():
+    with Server(disable_routes="/slots,/metrics,/") as s:
+        assert [s.get(path).status for path in ("/slots", "/metrics", "/")] == [501, 501, 404]
+        assert [s.get(path).status for path in ("/props", "/v1/models", "/health")] == [200] * 3
+
+
+@pytest.mark.parametrize("name, prompt", [
+    ("chatml", "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"),
+    ("command-r", "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>S<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|USER_TOKEN|>U<|END_OF_TURN_TOKEN|>"
+                  "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"),
+    ("gemma", "<start_of_turn>user\nS\n\nU<end_of_turn>\n<start_of_turn>model\n"),
+    ("llama2", "[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST]"),
+    ("llama3", "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
+               "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+    ("phi3", "<|system|>\nS<|end|>\n<|user|>\nU<|end|>\n<|assistant|>\n"),
+    ("phi4", "<|im_start|>system<|im_sep|>S<|im_end|><|im_start|>user<|im_sep|>U<|im_end|><|im_start|>assistant<|im_sep|>"),
+    ("zephyr", "<|system|>\nS<|im_end|>\n<|user|>\nU<|im_end|>\n<|assistant|>\n"),
+])
+def test_templates_by_name(name, prompt):
+    """Without the token that /completion puts in front of a text."""
+    with Server(chat_template=name) as s:
+        r = s.post("/apply-template", {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]})
+        assert r.json()["prompt"] == prompt
+
+
+def test_pages_with_credentials_are_named():
+    with Server(allowed_origins="*", allow_credentials=True) as s:
+        r = s.get("/v1/models", headers={"origin": "http://a.example"})
+        assert r.headers.get("access-control-allow-origin") == "http://a.example" and r.headers.get("access-control-allow-credentials") == "true"
+    with Server(allowed_origins="*") as s:
+        r = s.get("/v1/models", headers={"origin": "http://a.example"})
+        assert r.headers.get("access-control-allow-origin") == "*" and r.headers.get("access-control-allow-credentials") is None
+
+
+def test_a_text_without_letters_has_a_vector_where_a_token_is_put_in_front(real):
+    r = real.post("/v1/embeddings", {"input": ["", "a"]})
+    assert r.status == 200 and r.json()["usage"]["prompt_tokens"] == 3

@@ -192,14 +192,28 @@ def test_an_error_in_a_stream_is_a_line(server):
         assert len(parts) > 1 and list(parts[-1]) == ["error"] and "message" in parts[0]
 
 
-MANAGE = [("POST", "/api/pull"), ("POST", "/api/push"), ("POST", "/api/create"), ("POST", "/api/copy"), ("DELETE", "/api/delete"), ("POST", "/api/embeddings")]
+MANAGE = [("POST", "/api/pull"), ("POST", "/api/push"), ("POST", "/api/create"), ("POST", "/api/copy"), ("DELETE", "/api/delete")]
 
 
 def test_what_manages_models_is_refused_in_a_sentence(server):
     for method, path in MANAGE:
         r = server.request(method, path, {"model": "x", "prompt": "a"})
-        words = "/api/embed," if path == "/api/embeddings" else "sluice pull"
-        assert r.status == 403 and list(r.json()) == ["error"] and words in r.json()["error"], (path, r.body)
+        assert r.status == 403 and list(r.json()) == ["error"] and "sluice pull" in r.json()["error"], (path, r.body)
+
+
+def test_the_older_form_of_embeddings(server):
+    r = server.post("/api/embeddings", {"model": "demo", "prompt": "a story", "options": {"num_ctx": 64}, "keep_alive": "5m"})
+    assert r.status == 200 and list(r.json()) == ["embedding"], r.body
+    new = server.post("/api/embed", {"model": "demo", "input": "a story"}).json()["embeddings"][0]
+    old = r.json()["embedding"]
+    length = sum(x * x for x in old) ** 0.5
+    assert abs(length - 1) > 1e-3 and all(abs(x / length - y) < 1e-5 for x, y in zip(old, new, strict=True))
+    for body, words in [({"model": "demo"}, "'prompt'"), ({"model": "demo", "prompt": ["a"]}, "'prompt'"), ({"model": "demo", "prompt": ""}, "'prompt'")]:
+        r = server.post("/api/embeddings", body)
+        assert r.status == 400 and words in r.json()["error"], r.body
+    assert server.post("/api/embeddings", {"model": "other", "prompt": "a"}).status == 404
+    with Server(api_key="s3cret") as s:
+        assert s.post("/api/embeddings", {"model": "demo", "prompt": "a"}).status == 401
 
 
 def test_they_are_behind_the_keys():

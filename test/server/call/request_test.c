@@ -16,7 +16,7 @@ TEST(bodies_that_are_not_objects)
 
 TEST(a_nul_in_a_string_is_told_from_what_is_no_json)
 {
-    REFUSES(KIND_CHAT, "{" HI ",\"user\":\"a\\u0000\"}", "invalid_value", "");
+    REFUSES(KIND_CHAT, "{" HI ",\"guided_regex\":\"a\\u0000\"}", "invalid_value", "guided_regex");
     REFUSES(KIND_CHAT, "{\"messages\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
             "invalid_value", "messages[0].role");
     REFUSES(KIND_RESPONSES, "{\"input\":[{\"role\":\"us\\u0000er\",\"content\":\"a\"}]}",
@@ -39,6 +39,16 @@ static void check_ids_are(const struct request_prompt *p, const char *text, size
     CHECK_EQ(p->n, ids.n);
     CHECK(memcmp(p->ids, ids.v, ids.n * sizeof ids.v[0]) == 0);
     ids_deinit(&ids);
+}
+
+TEST(a_nul_in_a_stop_string_ends_at_it)
+{
+    ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"stop\":[\"a\\u0000b\",\"\\u0000\"]}");
+    CHECK_EQ(r.output.n_stop, 2);
+    CHECK_EQ(r.output.stop_bytes[0], 3);
+    CHECK(memcmp(r.output.stop[0], "a\0b", 3) == 0);
+    CHECK_EQ(r.output.stop_bytes[1], 1);
+    DONE();
 }
 
 TEST(a_nul_in_a_text_reaches_the_tokenizer)
@@ -193,7 +203,8 @@ TEST(prompts_in_all_four_forms)
     REFUSES(KIND_COMPLETIONS, "{\"prompt\":[[]]}", "empty_array", "prompt");
     REFUSES(KIND_COMPLETIONS, "{\"prompt\":[1.5]}", "invalid_type", "prompt");
     REFUSES(KIND_COMPLETIONS, "{\"prompt\":{}}", "invalid_type", "prompt");
-    REFUSES(KIND_EMBEDDINGS, "{\"input\":\"\"}", "invalid_value", "input");
+    REFUSES(KIND_OLLAMA_EMBED, "{\"input\":\"\"}", "invalid_value", "input");
+    REFUSES(KIND_OLLAMA_OLD_EMBED, "{\"prompt\":\"\"}", "invalid_value", "prompt");
     REFUSES(KIND_EMBEDDINGS, "{\"input\":\"a\",\"dimensions\":3}", "unsupported_value",
             "dimensions");
 }
