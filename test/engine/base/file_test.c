@@ -91,6 +91,10 @@ static void fail_elsewhere(const char *path, int fd)
     }
 }
 
+/* A model file truncated while it is mapped raises SIGBUS on the next read of a lost page.
+ * The process must end with a message that names the file; the whole file, read first,
+ * shows that the handler is silent otherwise. The child also maps and unmaps the file once
+ * before, so a stale entry of the handler's table would be found. */
 TEST(a_file_that_is_cut_under_its_map_is_named)
 {
     char path[64], said[1024];
@@ -105,6 +109,8 @@ TEST(a_file_that_is_cut_under_its_map_is_named)
     unlink(path);
 }
 
+/* A SIGBUS with no address in a mapped file belongs to somebody else: it must reach the
+ * default action and not be blamed on a model file. */
 TEST(a_bus_error_that_is_no_files_stays_one)
 {
     char path[64], said[4096];
