@@ -31,6 +31,7 @@ static void use_tokenizer(const struct buf *json, const struct buf *config)
     tokenizer_free(tok);
 }
 
+/* Files of a model folder, made from the file's keys as the server makes them. */
 static void use_words(const struct gguf *g)
 {
     struct err err = {""};

@@ -24,6 +24,8 @@ static void shape_of(const struct json *j, int64_t *n_experts, int64_t *n_out, i
     *n_in = (int64_t)json_number(dims[2], 0);
 }
 
+/* Decodes the tensor by rows and by elements, which must agree, and compares the digest of
+ * its f32 values. */
 static void check_tensor(const struct checkpoint *ck, const struct quant *q, const struct json *j)
 {
     char name[256];
@@ -90,6 +92,7 @@ static void check_folder(const char *dir)
     json_free(sums);
 }
 
+/* Every folder below root; false if there is no such folder. */
 static bool check_root(const char *root)
 {
     DIR *d = opendir(root);

@@ -25,6 +25,8 @@
 
 enum { MAX_REQUESTS = 8192, MAX_SCRIPTS = 256, SEED_HANG = 1001, SEED_DIE, SEED_FAIL };
 
+/* A request in the engine; slots before `n` are in use. `news`: engine_drain has something
+ * to report. */
 struct slot {
     struct engine_request *r;
     bool cancelled, stopped[1024], ended, news;
@@ -78,6 +80,7 @@ static void read_scripts(struct engine *e, const char *path)
     }
 }
 
+/* Log-probabilities that tests can predict: -0.5 for the token, -1 less for each place. */
 static void put_logprobs(struct token_logprobs *lp, int32_t n_top, int32_t id)
 {
     lp->logprob = -0.5f;
@@ -154,6 +157,8 @@ static void fail(struct slot *s)
     }
 }
 
+/* One step for a request: usage that tests can predict (half of the prompt counts as
+ * cached), then tokens or a failure. */
 static void step(struct engine *e, struct slot *s)
 {
     struct engine_request *r = s->r;
@@ -192,6 +197,8 @@ static void step(struct engine *e, struct slot *s)
     r->t_done_ns = now_ns;
 }
 
+/* The engine thread. The lock is not held while the step's time passes, so requests can be
+ * submitted and cancelled. */
 static void *run(void *arg)
 {
     struct engine *e = arg;
@@ -230,6 +237,8 @@ enum status engine_check(const struct engine_options *options, struct err *err)
     return OK;
 }
 
+/* Loading reports its progress in steps of 10 ms, for tests of /health while a model
+ * loads. */
 enum status engine_open(const struct engine_options *options, struct engine **out, struct err *err)
 {
     struct engine *e = xcalloc(1, sizeof *e);
@@ -332,6 +341,8 @@ void engine_stop(struct engine *e, struct engine_request *r, int32_t sample)
     pthread_mutex_unlock(&e->lock);
 }
 
+/* Events are collected under the lock and reported without it, since callbacks submit and
+ * cancel. */
 void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, void *arg),
                   void *arg)
 {
@@ -378,6 +389,7 @@ void engine_reset_prefix_cache(struct engine *e)
     (void)e;
 }
 
+/* Every unfinished request ends as cancelled. */
 void engine_stop_all(struct engine *e)
 {
     pthread_mutex_lock(&e->lock);

@@ -10,6 +10,7 @@
 #include <sys/time.h>
 #include <time.h>
 
+/* Mapped once; the file's writer changes the time of all processes at once. */
 static int64_t offset_s(void)
 {
     static const volatile int64_t *offset;

@@ -37,6 +37,7 @@
 
 enum { MAX_RANGES = 64, N_SLOTS = 1 << 20 };
 
+/* Addresses of code. */
 struct range {
     uintptr_t from, to;
 };
@@ -61,6 +62,8 @@ static bool is_in(const struct range *r, int n, uintptr_t at)
 
 static void report(bool all);
 
+/* True if this call is the one that fails. It is reported before it fails, since the
+ * program may crash in consequence. */
 static bool is_due(_Atomic long *n, long which, const char *name, const void *caller)
 {
     uintptr_t at = (uintptr_t)caller;
@@ -76,6 +79,8 @@ static bool is_due(_Atomic long *n, long which, const char *name, const void *ca
 /* ---- what the program has allocated -----------------------------------------------------------
  */
 
+/* A hash table with open addresses of the program's live blocks; `by`: the caller. It
+ * never allocates. */
 static struct {
     _Atomic uintptr_t block; // 0: never used; 1: was freed
     uintptr_t by;
@@ -120,6 +125,7 @@ void *__libc_realloc(void *p, size_t n);
 void *__libc_memalign(size_t alignment, size_t n);
 void __libc_free(void *p);
 
+/* Only calls from counted code, outside of exempt functions. */
 static bool allocation_fails(const void *caller)
 {
     if (is_in(exempt, n_exempt, (uintptr_t)caller) ||
@@ -209,6 +215,8 @@ static void on_signal(int number)
     ready = true;
 }
 
+/* Called for the program first, then for each library: their executable segments become
+ * counted ranges. */
 static int add_module(struct dl_phdr_info *info, size_t size, void *arg)
 {
     const char *from = getenv("TORTURE_FROM");

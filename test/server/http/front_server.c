@@ -19,6 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
+/* A request that is answered later: a stream, a job on the pool, or a reply by timer.
+ * n_tokens is -1 if it is no stream. */
 struct job {
     struct http_request *req;
     struct http_timer timer;
@@ -32,6 +34,8 @@ struct job {
     size_t n_text;
 };
 
+/* Counters are read by tests through /stats. `lock` protects the list and n_made, which
+ * the engine thread writes; everything else belongs to the loop thread. */
 static struct app {
     struct http_server *server;
     pthread_mutex_t lock;
@@ -54,6 +58,7 @@ static long arg_long(struct http_request *req, const char *name, long otherwise)
 
 /* --- The engine --- */
 
+/* Called with the lock held. *next: when the next token is due. */
 static bool make_tokens(int64_t now, int64_t *next)
 {
     bool made = false;
@@ -128,6 +133,8 @@ static void end_job(struct job *j)
     free(j);
 }
 
+/* The terminal callback of a client that has gone. A job on the pool must live until the
+ * pool returns it. */
 static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     app.n_gone += why == HTTP_GONE_CLOSED;
@@ -198,6 +205,8 @@ static bool advance(struct job *j, long n_made)
     return true;
 }
 
+/* Runs on the loop thread after http_wake. The lock is released while a stream is written,
+ * and a stream that ends removes only its own job, so `next` stays valid. */
 static void on_wake(void *arg)
 {
     (void)arg;
@@ -214,6 +223,7 @@ static void on_wake(void *arg)
 
 /* --- Handlers --- */
 
+/* Handlers on the loop thread. */
 static void get_hello(struct http_request *req, void *arg)
 {
     (void)arg;
@@ -310,6 +320,7 @@ static void get_refused(struct http_request *req, void *arg)
     http_timer_start(app.server, &j->timer, arg_long(req, "ms", 100), refuse_due, j);
 }
 
+/* Never answers: ends by the client, a timeout or the shutdown. */
 static void get_hang(struct http_request *req, void *arg)
 {
     (void)arg;
@@ -374,6 +385,7 @@ static void get_health(struct http_request *req, void *arg)
     reply_text(req, red ? 503 : 200, red ? "{\"status\":\"draining\"}" : "{\"status\":\"ok\"}");
 }
 
+/* What still runs at the end of the drain gets an error event. */
 static void on_drain_deadline(void *arg)
 {
     (void)arg;
@@ -389,6 +401,7 @@ static void on_drain_deadline(void *arg)
     pthread_mutex_unlock(&app.lock);
 }
 
+/* Routes with scope 1 need the key. */
 static bool authorize(struct http_request *req, const struct http_route *route, void *arg)
 {
     (void)route;
@@ -402,6 +415,7 @@ static bool authorize(struct http_request *req, const struct http_route *route, 
     return false;
 }
 
+/* For systemd's watchdog. */
 static bool is_healthy(void *arg)
 {
     (void)arg;

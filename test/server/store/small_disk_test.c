@@ -25,6 +25,7 @@ static bool is_inside(int fd, struct stat *st)
     return strncmp(path, folder, strlen(folder)) == 0 && fstat(fd, st) == 0;
 }
 
+/* The size of all files in the folder, as the simulated disk counts it. */
 static int64_t used(void)
 {
     int64_t n_bytes = 0;
@@ -41,6 +42,7 @@ static int64_t used(void)
     return n_bytes;
 }
 
+/* True if the file may end at `end`. Overwriting needs no room. */
 static bool has_room(int fd, int64_t end)
 {
     struct stat st;
@@ -135,6 +137,7 @@ static enum status put_file(struct store *s, size_t n, struct stored_file *f)
     return store_upload_end(u, "ann", f, &err);
 }
 
+/* Files of this size until the store reports that it is full. */
 enum { MAX_FILES = 64 };
 
 static int fill(struct store *s, size_t n_bytes, struct stored_file files[MAX_FILES])
@@ -148,6 +151,7 @@ static int fill(struct store *s, size_t n_bytes, struct stored_file files[MAX_FI
     return n;
 }
 
+/* A small row: a response of two bytes. */
 static enum status respond(struct store *s, int i)
 {
     struct stored_response r = {.created_at = 5, .expires_at = 100 + i};
