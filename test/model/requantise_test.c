@@ -81,7 +81,7 @@ TEST(values_move_by_half_a_step_at_most)
 }
 
 /* The first row's largest value, -2.0, determines its scale: it becomes the type's largest number
- * (448, 127). int4 may choose a smaller scale that cuts it off. */
+ * (448, 127); int4's scale is 2 / 7.5 rounded to bf16. */
 TEST(scales_are_those_of_the_largest)
 {
     fill(4, 8);

@@ -49,8 +49,8 @@ TEST(the_pool_is_filled_by_its_size_and_not_by_a_count)
     }
 }
 
-/* Steps of a job whose groups decode 2 or 60 tokens. */
-/* 96 prompts of 12 groups, of which three groups decode long; 8 lanes. */
+/* Steps of a job whose groups decode 2 or 60 tokens: 96 prompts of 12 groups, of which three decode
+ * 60; 8 lanes. */
 static int64_t steps_of(enum job_order order)
 {
     struct bench_job b;
