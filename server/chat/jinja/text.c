@@ -32,6 +32,8 @@ static size_t char_before(const struct jstr *s, size_t end)
     return end;
 }
 
+/* Case mapping of one character; up to three characters result from one (the German sharp
+ * s becomes SS). ASCII needs no table. */
 static void put_mapped(struct jsb *b, uint32_t cp, int how, bool input)
 {
     uint32_t to[3];
@@ -93,6 +95,7 @@ static void put_lower(struct jsb *b, const struct jstr *s, size_t at, uint32_t c
     }
 }
 
+/* As str.upper(), lower() and casefold(): what a character becomes has its provenance. */
 struct jstr *jt_map_case(struct jrt *rt, struct jstr *s, int how)
 {
     struct jsb b;
@@ -160,6 +163,7 @@ struct jstr *jt_swapcase(struct jrt *rt, struct jstr *s)
     return jsb_done(&b);
 }
 
+/* chars NULL: Python's white space. */
 static bool in_set(const struct jstr *chars, uint32_t cp)
 {
     if (!chars) {
@@ -174,6 +178,7 @@ static bool in_set(const struct jstr *chars, uint32_t cp)
     return false;
 }
 
+/* sides: 1 for the left end, 2 for the right one, 3 for both. */
 struct jstr *jt_strip(struct jrt *rt, struct jstr *s, struct jstr *chars, int sides)
 {
     size_t from = 0, to = s->n_bytes, n;
@@ -247,6 +252,8 @@ static bool push_part(struct jrt *rt, struct jlist *l, struct jstr *s, size_t fr
     return part && jlist_push(rt, l, jv_str(part));
 }
 
+/* As str.split() without a separator: runs of white space separate, and there are no empty
+ * parts. max < 0: no limit. */
 static bool split_spaces(struct jrt *rt, struct jstr *s, int64_t max, struct jlist *l)
 {
     size_t i = 0, n;
@@ -271,6 +278,7 @@ static bool split_spaces(struct jrt *rt, struct jstr *s, int64_t max, struct jli
     }
 }
 
+/* As str.rsplit(): parts are collected from the right, and the caller reverses them. */
 static bool split_spaces_right(struct jrt *rt, struct jstr *s, int64_t max, struct jlist *l)
 {
     size_t i = s->n_bytes, n;
