@@ -29,6 +29,7 @@ FILTER(jf_slice)
     return jv_as_index(rt, a[0], &out->u.iter->size);
 }
 
+/* map(attribute=..., default=...). */
 static bool map_by_attribute(struct jrt *rt, struct jiter *it)
 {
     struct jv attribute = jv_missing();
@@ -47,6 +48,7 @@ static bool map_by_attribute(struct jrt *rt, struct jiter *it)
     return jpath_make(rt, attribute, &it->path);
 }
 
+/* Arguments are checked when the first item is requested, as in a Python generator. */
 static bool find_map(struct jrt *rt, struct jiter *it)
 {
     bool has_attribute = false;
@@ -75,6 +77,8 @@ static bool find_map(struct jrt *rt, struct jiter *it)
     return true;
 }
 
+/* select, reject, and their variants by attribute; without a test, the value's truth
+ * decides. */
 static bool find_select(struct jrt *rt, struct jiter *it)
 {
     size_t off = it->by_attribute;
@@ -156,6 +160,7 @@ static int next_selected(struct jrt *rt, struct jiter *it, struct jv *out)
     return more;
 }
 
+/* Items are compared by path and without case; the first of equal ones is kept. */
 static int next_unique(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     int more;

@@ -25,6 +25,7 @@ FILTER(jf_list)
     return true;
 }
 
+/* Reads one item only, so it works on iterators without an end. */
 FILTER(jf_first)
 {
     struct jwalk w;
@@ -99,6 +100,8 @@ FILTER(jf_reverse)
     return jiter_new(rt, JITER_PLAIN, jv_list(l), out);
 }
 
+/* Converts each item to text; with autoescape, separator and items are escaped unless they
+ * are Markup. */
 FILTER(jf_join)
 {
     struct jstr *sep = js_lit(rt, "");

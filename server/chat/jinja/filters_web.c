@@ -51,6 +51,7 @@ static bool is_basic_tld(struct word w)
     return false;
 }
 
+/* Letters, or an internationalised label (xn--...). */
 static bool is_tld(struct word w)
 {
     bool idna = starts(w, "xn--") && w.n >= 6 && w.n <= 63;
@@ -87,6 +88,8 @@ static size_t scheme_length(struct word w)
     return starts(w, "http://") ? 7 : 0;
 }
 
+/* True for a URL with a scheme or "www.", or a host that ends with a common top-level
+ * domain. */
 static bool is_http(struct word w)
 {
     size_t scheme = scheme_length(w);
@@ -123,6 +126,7 @@ static bool is_http(struct word w)
     return labels > 0 && long_labels && is_basic_tld(last);
 }
 
+/* Anything before the last @, and a host with a dot after it. */
 static bool is_email(struct word w)
 {
     const char *at = memrchr(w.s, '@', w.n);
@@ -149,6 +153,7 @@ struct link_style {
     int64_t limit;             // -1: none
 };
 
+/* Writes the word as a link if it is an address, unchanged otherwise. */
 static void put_link(struct jsb *b, struct jstr *s, size_t at, struct word w,
                      const struct link_style *style)
 {

@@ -120,6 +120,8 @@ METHOD(str_isupper)
     return cased_like(rt, self, UNI_UPPER, UNI_LOWER | UNI_TITLE, out);
 }
 
+/* Upper case only after caseless characters, lower case only after cased ones, and at
+ * least one cased character. */
 METHOD(str_istitle)
 {
     struct jstr *s = self.u.s;

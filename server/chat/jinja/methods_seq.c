@@ -7,6 +7,7 @@
 
 /* ---- lists, dictionaries, others ---- */
 
+/* Identity counts as equality, as in Python (so a NaN is found in its own list). */
 static bool count_items(struct jrt *rt, struct jv self, struct jv v, int64_t *n, int64_t *first)
 {
     const struct jlist *l = self.u.list;
@@ -35,6 +36,7 @@ METHOD(list_count)
     return true;
 }
 
+/* Negative bounds count from the end. */
 METHOD(list_index)
 {
     int64_t from, to, n = (int64_t)self.u.list->n;

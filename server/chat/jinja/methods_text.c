@@ -190,6 +190,8 @@ METHOD(str_splitlines)
     return true;
 }
 
+/* Three parts: before the separator, the separator, and the rest; without one, the text
+ * stands in first or last place. */
 static bool partition(struct jrt *rt, struct jv self, struct jv sep, bool last, struct jv *out)
 {
     struct jstr *s = self.u.s, *by;
@@ -288,6 +290,7 @@ METHOD(str_removesuffix)
 
 /* ---- searching ---- */
 
+/* An affix or a tuple of them; positions are in characters. */
 static bool has_affix(struct jrt *rt, struct jv self, const struct jv *a, bool suffix,
                       struct jv *out)
 {
@@ -330,6 +333,8 @@ METHOD(str_endswith)
     return has_affix(rt, self, a, true, out);
 }
 
+/* *at: the place in characters, -1 if it is not found. The search costs steps in
+ * proportion to the text. */
 static bool find(struct jrt *rt, struct jv self, const struct jv *a, bool last, int64_t *at)
 {
     struct jstr *s = self.u.s;

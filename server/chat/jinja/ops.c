@@ -19,6 +19,7 @@ static bool unsupported(struct jrt *rt, int op, struct jv a, struct jv b)
                     jv_type_name(a), jv_type_name(b));
 }
 
+/* With Markup on either side, the other is escaped and the result is Markup. */
 static bool add_strings(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
 {
     bool markup = (a.flag | b.flag) & JV_MARKUP;
@@ -48,6 +49,7 @@ static bool add(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
     return unsupported(rt, JOP_ADD, a, b);
 }
 
+/* The size is checked before the list is allocated. */
 static bool repeat_items(struct jrt *rt, const struct jlist *l, size_t times, struct jlist **out)
 {
     size_t n;
@@ -144,6 +146,7 @@ static bool contains_key(struct jrt *rt, const struct jdict *d, struct jv key, b
     return rt->st == OK;
 }
 
+/* Text contains text, mappings contain keys, anything else is searched by equality. */
 bool jv_contains(struct jrt *rt, struct jv container, struct jv v, bool *out)
 {
     *out = false;

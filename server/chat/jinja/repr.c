@@ -53,6 +53,8 @@ static bool is_plain(uint32_t cp, char quote)
     return uni_class(cp) & UNI_PRINTABLE;
 }
 
+/* Python's choice of quotes: double ones only if there are single but no double quotes in
+ * the text. */
 static void put_str_repr(struct jsb *b, struct jstr *s)
 {
     if (!js_flat(b->rt, s)) {
@@ -100,6 +102,7 @@ static void put_bytes_repr(struct jsb *b, const struct jstr *s)
 
 /* ---- repr of everything ---- */
 
+/* Lists, tuples (a single item has a comma after it) and the items of views. */
 static bool put_items(struct jsb *b, const struct jlist *l, char open, char close, int nest)
 {
     jsb_putc(b, open, false);
@@ -262,6 +265,7 @@ bool jv_put_repr(struct jsb *b, struct jv v, int nest)
     return jrt_step(b->rt) && put_repr_inner(b, v, nest) && !b->failed;
 }
 
+/* str(): text as it is, undefined as nothing, anything else as its repr. */
 bool jv_put_str(struct jsb *b, struct jv v)
 {
     if (v.type == JV_STR) {
@@ -291,6 +295,7 @@ bool jv_to_str(struct jrt *rt, struct jv v, struct jstr **out)
     return *out != NULL;
 }
 
+/* Markup stays Markup. */
 bool jv_soft_str(struct jrt *rt, struct jv v, struct jv *out)
 {
     struct jstr *s;
@@ -315,6 +320,8 @@ static const char *html_escape_of(char c)
     }
 }
 
+/* HTML-escapes unless the value is Markup; entities have the provenance of the character
+ * that they replace. */
 bool jinja_escape(struct jrt *rt, struct jv v, struct jv *out)
 {
     struct jstr *s;

@@ -61,6 +61,7 @@ TYPE_TEST(is_callable, jv_is_callable(v))
 TYPE_TEST(is_escaped, v.type == JV_STR && v.flag & JV_MARKUP)
 TYPE_TEST(is_sameas, jv_same(v, a[0]))
 
+/* Runs str's method, so that `is lower` equals .islower(). */
 static bool cased(struct jrt *rt, struct jv v, const char *method, bool *out)
 {
     struct jstr *s;
@@ -87,6 +88,7 @@ TEST_FN(is_upper)
     return cased(rt, v, "isupper", out);
 }
 
+/* Whether a filter or test of this name exists. */
 static bool known(struct jrt *rt, struct jv v, bool filters, bool *out)
 {
     uint64_t hash;
