@@ -39,6 +39,7 @@ static bool give_up(struct tool_parse *p)
 /* ---- literals
  * --------------------------------------------------------------------------------- */
 
+/* The text of a call, and where its arguments go as JSON. */
 struct reader {
     const char *s, *end;
     struct buf *out;
@@ -79,6 +80,7 @@ static int64_t hex_digits(struct reader *r, int n)
     return v;
 }
 
+/* A code point as UTF-8; surrogates were joined or refused before. */
 static void put_utf8(struct buf *out, int cp)
 {
     char u[4];
@@ -112,6 +114,7 @@ static int n_escape_digits(char c)
     }
 }
 
+/* Python's escapes, and JSON's surrogate pairs, which models write as well. */
 static bool escape(struct reader *r, struct buf *text)
 {
     char c = *r->s++;
@@ -144,6 +147,7 @@ static bool escape(struct reader *r, struct buf *text)
     return true;
 }
 
+/* A Python string in either quotes becomes a JSON string. */
 static bool string(struct reader *r)
 {
     char quote = *r->s++;
@@ -171,6 +175,7 @@ static bool string(struct reader *r)
     return good;
 }
 
+/* Python's and JSON's words, not as prefixes of a longer name. */
 static bool word(struct reader *r)
 {
     static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"},
@@ -198,6 +203,8 @@ static size_t digits(struct reader *r)
     return (size_t)(r->s - start);
 }
 
+/* Python's numbers as JSON allows them: no leading zeros, and digits on both sides of the
+ * point. */
 static bool number(struct reader *r)
 {
     if (*r->s == '-' || *r->s == '+') {
