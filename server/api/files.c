@@ -49,6 +49,8 @@ static bool is(const struct multipart_part *p, const char *text)
     return p->n_bytes == strlen(text) && memcmp(p->bytes, text, p->n_bytes) == 0;
 }
 
+/* The parts of the form; unknown ones are ignored, as in OpenAI's API. They point into the
+ * body. */
 static bool read_form(struct api_work *w, struct form *form)
 {
     struct multipart m;
@@ -84,6 +86,7 @@ static bool read_form(struct api_work *w, struct form *form)
     return st == OK || call_error_set(&w->error, 400, "invalid_multipart", NULL, "%s", err.text);
 }
 
+/* expires_after: both parts or none, within the limits. */
 static bool read_life(struct api_work *w, const struct form *form, int64_t *seconds)
 {
     char text[24] = "";
@@ -138,6 +141,8 @@ static void copy_name(char *to, size_t room, const char *name)
     to[n] = '\0';
 }
 
+/* The content is written in turns, so that a large upload does not hold the store for
+ * long. */
 static enum status store_file(struct api_work *w, const struct form *form, struct stored_file *file,
                               struct err *err)
 {
@@ -260,6 +265,7 @@ void api_file_content(struct http_request *req, void *arg)
     api_work_start(arg, req, get_content, NULL);
 }
 
+/* A file that a running batch reads cannot be deleted. */
 static void delete_one(struct api_work *w)
 {
     struct err err = {""};

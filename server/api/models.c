@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+/* created is the time of the server's start. */
 static void put_model(struct buf *b, const struct api *a, const char *name)
 {
     buf_puts(b, "{\"id\":");
@@ -18,6 +19,7 @@ static void put_model(struct buf *b, const struct api *a, const char *name)
     buf_puts(b, ",\"permission\":[]}");
 }
 
+/* The state of the engine goes into a header, for balancers that poll this route. */
 static bool refuse(const struct api *a, struct http_request *req)
 {
     http_reply_header(req, "x-engine-state", api_health_names[a->health]);
@@ -35,6 +37,7 @@ static bool refuse(const struct api *a, struct http_request *req)
     return true;
 }
 
+/* All names that the model is served under. */
 void api_models(struct http_request *req, void *arg)
 {
     const struct api *a = arg;
