@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Options of `sluice chat`: sampling settings, which are also /set's, and those of the
+ * connection. Options that neither knows are the server's, and are passed on to it. */
 #include "server/cli/chat_options.h"
 
 #include "engine/base/mem.h"
@@ -26,6 +28,7 @@ static const struct {
     {"seed", -1e15, 1e15, true, "N  the same seed draws the same answer"},
 };
 
+/* Options whose value is a text, which are kept as given. */
 static const struct {
     const char *name;
     size_t offset;
@@ -60,6 +63,7 @@ static int find_setting(const char *name, size_t n)
     return -1;
 }
 
+/* Sets a value, or returns it to the server's choice with "default". */
 enum status chat_settings_set(struct chat_settings *s, const char *name, const char *value,
                               struct err *err)
 {
@@ -116,6 +120,7 @@ void chat_settings_put(const struct chat_settings *s, struct buf *out)
 /* ---- the command line ---------------------------------------------------------------------------
  */
 
+/* *known false: not one of chat's own options. */
 static enum status take_option(struct chat_options *o, const char *name, size_t n_name,
                                const char *value, bool *known, struct err *err)
 {
@@ -167,6 +172,7 @@ static enum status check_rest(const struct chat_options *o, struct err *err)
     return OK;
 }
 
+/* The first argument may be a model or URL without a dash. */
 enum status chat_options_parse(int argc, char **argv, struct chat_options *o, struct err *err)
 {
     *o = (struct chat_options){.api_key = getenv("OPENAI_API_KEY")};

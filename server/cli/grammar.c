@@ -23,6 +23,7 @@ struct model {
     uint32_t *words; // a mask
 };
 
+/* One line of input. Buffers are reused for all lines. */
 struct line {
     struct grammar_source source;
     struct buf text, space, prefix;
@@ -106,6 +107,7 @@ static enum status read_text(struct json_scan *sc, const char *name, struct buf 
     return OK;
 }
 
+/* In place: two digits become one byte. A prefix may contain any byte. */
 static enum status unhex(struct buf *b, struct err *err)
 {
     size_t n = 0;
@@ -120,6 +122,7 @@ static enum status unhex(struct buf *b, struct err *err)
     return OK;
 }
 
+/* Members in any order; what is missing is checked after the line. */
 static enum status read_member(struct json_scan *sc, struct line *l, struct err *err)
 {
     for (int k = 0; k < GRAMMAR_N_KINDS; k++) {
@@ -165,6 +168,7 @@ static enum status read_member(struct json_scan *sc, struct line *l, struct err 
     return OK;
 }
 
+/* A grammar is required, texts and a prefix are optional. */
 static enum status read_line(struct line *l, const char *s, size_t n, struct err *err)
 {
     struct json_scan sc;
@@ -208,6 +212,7 @@ struct verdict {
     size_t n_good;
 };
 
+/* Folds the text at once; if that fails, byte by byte, to find how far it is right. */
 static struct verdict judge(struct grammar *g, const char *s, size_t n)
 {
     struct verdict v = {0};
@@ -250,6 +255,7 @@ static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t
     buf_putc(out, '\n');
 }
 
+/* A verdict for each string of the line's array. */
 static enum status put_strings(struct grammar *g, const struct line *l, bool json, struct buf *out,
                                struct err *err)
 {
@@ -283,6 +289,7 @@ static enum status put_strings(struct grammar *g, const struct line *l, bool jso
     return OK;
 }
 
+/* Ids as JSON, or the first few tokens as text. */
 static void put_allowed(const struct model *m, bool may_end, bool json, struct buf *out)
 {
     size_t n = 0, left = SHOWN_TOKENS;
@@ -315,6 +322,7 @@ static void put_allowed(const struct model *m, bool may_end, bool json, struct b
     }
 }
 
+/* The mask after the prefix, as the engine would compute it for the next token. */
 static enum status put_mask(struct grammar *g, const struct model *m, const struct line *l,
                             bool json, struct buf *out, struct err *err)
 {
@@ -332,6 +340,7 @@ static enum status put_mask(struct grammar *g, const struct model *m, const stru
     return OK;
 }
 
+/* Compiles the grammar once for all of the line's texts. */
 static enum status answer(const struct model *m, struct line *l, bool json, struct buf *out,
                           struct err *err)
 {
@@ -359,6 +368,7 @@ static enum status answer(const struct model *m, struct line *l, bool json, stru
     return st;
 }
 
+/* A line with an error gets an error as its answer; the others are not affected. */
 static int run(const struct model *m, bool json)
 {
     struct line line = {0};

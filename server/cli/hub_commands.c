@@ -88,6 +88,7 @@ int cmd_remove(int argc, char **argv)
 
 /* ---- list ------------------------------------------------------------------------------------ */
 
+/* The header line is printed with the first entry. */
 static void print_entry(const struct hub_entry *e, void *arg)
 {
     int *n = arg;

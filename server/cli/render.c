@@ -25,6 +25,7 @@ static const char help[] =
     "The key strftime_now fixes the clock: \"2025-06-15 12:34:56\", or seconds since 1970.\n"
     "The key continue_final_message cuts the text behind the last message (not with --raw).\n";
 
+/* The template, or why there is none, which each line then reports. */
 struct render {
     struct chat_template *t;
     struct err err; // if the template is not available
@@ -39,6 +40,7 @@ struct slice {
     size_t n_bytes;
 };
 
+/* A line: slices of it, which the template's input refers to. */
 struct rendered {
     struct slice messages, tools, clock;
     struct buf kwargs;
