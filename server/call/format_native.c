@@ -79,6 +79,7 @@ static void put_prompt(struct buf *b, const struct call_choice *ch)
     buf_deinit(&text);
 }
 
+/* llama.cpp's names for the reason. */
 static const char *stop_type(const struct call_choice *ch)
 {
     if (ch->output.stopped) {
@@ -122,6 +123,7 @@ static bool has_line(const struct call_choice *ch)
     return ch->n_lines > 0;
 }
 
+/* All members of llama.cpp's last event; response_fields may select among them. */
 void call_put_native(struct buf *b, struct call_choice *ch)
 {
     const char *word = "";
@@ -175,6 +177,7 @@ static void send_event(struct call_choice *ch, struct buf *b)
     call_event(c, NULL, b);
 }
 
+/* An event for each piece of text; with probabilities, one for each token. */
 static void pending(struct call_choice *ch)
 {
     struct call *c = ch->call;
@@ -278,6 +281,7 @@ static void put_answer(struct buf *b, struct call_choice *ch)
     buf_deinit(&object);
 }
 
+/* Several prompts give an array. */
 static void end(struct call *c)
 {
     if (c->request.stream) {

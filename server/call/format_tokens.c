@@ -66,6 +66,7 @@ static void put_sampling(struct buf *b, const struct request *r)
     buf_putc(b, '}');
 }
 
+/* What another server needs to generate: ids, sampling parameters, and features. */
 static void put_rendered(struct buf *b, const struct call *c, size_t i)
 {
     const struct request *r = &c->request;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Prepares a request on the pool: body, members, template, tokens, grammar. It works on
+ * the request alone, so requests are prepared in parallel. */
 #include "server/call/prepare.h"
 
 #include "engine/base/minmax.h"
@@ -77,6 +79,7 @@ static bool choose_kind(struct request *r)
     return call_error_missing(&r->error, signs[0].key);
 }
 
+/* Some routes serve two APIs; which one it is follows from a member. */
 static bool read_body(struct request *r)
 {
     if (!body_open(&r->body, r->text, r->n_bytes, &r->arena, &r->error)) {
@@ -125,6 +128,7 @@ static bool is_hopeless(struct request *r, size_t n_bytes)
     return true;
 }
 
+/* One prompt's spans become ids at the end of the list. */
 static bool encode(struct request *r, const struct text_span *spans, size_t n_spans,
                    bool parse_special)
 {
@@ -152,6 +156,8 @@ static bool no_tokenizer(struct request *r)
                           *why ? " (" : "", why, *why ? ")" : "", prompt_key(r));
 }
 
+/* Ids of all prompts share one list, which may move while it grows, so positions are kept
+ * and turned into pointers at the end. */
 static bool tokenise(struct request *r)
 {
     size_t *from = arena_alloc(&r->arena, r->n_prompts + 1, sizeof from[0]);
@@ -226,6 +232,7 @@ static bool render_chat(struct request *r, const struct chat_template *t,
     return good;
 }
 
+/* One conversation, or several of a batch. */
 static bool render_all(struct request *r, const struct chat_template *t)
 {
     const struct body_member *m = body_get(&r->body, "messages");
@@ -252,6 +259,7 @@ static bool render_all(struct request *r, const struct chat_template *t)
     return true;
 }
 
+/* A template in the request is compiled for this request only. */
 static bool render(struct request *r)
 {
     struct err err = {""};
@@ -276,6 +284,7 @@ static bool render(struct request *r)
     return good;
 }
 
+/* Ids from the client; those of texts come from the tokenizer. */
 static bool check_ids(struct request *r, const struct request_prompt *p)
 {
     for (int32_t i = 0; i < p->n && !p->text; i++) {
@@ -288,6 +297,7 @@ static bool check_ids(struct request *r, const struct request_prompt *p)
     return true;
 }
 
+/* Keeps the end of the prompt, or its beginning, to make it fit. */
 static void truncate_prompt(const struct request *r, struct request_prompt *p, int64_t context)
 {
     int64_t keep;
@@ -344,6 +354,7 @@ static bool fit(struct request *r, struct request_prompt *p)
     return true;
 }
 
+/* Stops at the first error. Grammars come last, because they cost the most. */
 void prepare_request(struct request *r)
 {
     r->pooling = r->model->pooling;

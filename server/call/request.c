@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Members that several bodies have: the model, stop strings and ids, penalties, streaming;
+ * and the beginning and end of a request. */
 #include "server/call/readers.h"
 
 #include "engine/base/minmax.h"
@@ -29,6 +31,7 @@ bool request_check_n_tools(struct request *r, const char *key, size_t n)
                           key, MAX_TOOLS, n);
 }
 
+/* The model's name is looked up before anything else is read. */
 bool read_model(struct request *r)
 {
     const char *name = NULL;
@@ -84,6 +87,7 @@ static bool put_stop(struct request *r, const char *key, const char **stops, siz
     return true;
 }
 
+/* A string or an array of them, limited in number and length. */
 static bool read_stops(struct request *r, const char *key)
 {
     const struct body_member *m = body_get(&r->body, key);
@@ -176,6 +180,7 @@ static bool read_ids(struct request *r, const char *key, size_t extra, int32_t *
     return true;
 }
 
+/* The model's own end tokens are added, unless ignore_eos. */
 bool read_stop_ids(struct request *r)
 {
     const struct engine_info *info = r->model->info;
@@ -272,6 +277,8 @@ bool read_repeat_window(struct request *r)
                           "may only be -1.");
 }
 
+/* llama.cpp can leave line ends out of penalties; here that is only possible where there
+ * are none. */
 bool read_penalize_nl(struct request *r)
 {
     bool v;
@@ -351,6 +358,7 @@ static bool read_flag(struct request *r, const struct json *object, const char *
     return true;
 }
 
+/* stream_options without stream is an error, as in OpenAI's API. */
 bool read_stream_options(struct request *r)
 {
     const struct json *options = NULL;
@@ -400,6 +408,7 @@ bool check_salt(struct request *r)
                           "Invalid 'cache_salt': expected 1 to %d bytes.", MAX_SALT_BYTES);
 }
 
+/* Defaults, before the members are read. */
 void request_begin(struct request *r)
 {
     r->n = 1;

@@ -55,6 +55,7 @@ static bool put_text(struct biases *b, const char *text, double value)
     return good;
 }
 
+/* false: never drawn (llama.cpp). */
 static bool read_value(struct request *r, const struct json *v, double *value)
 {
     bool never =
@@ -131,6 +132,7 @@ bool request_ban_ends(struct request *r)
     return true;
 }
 
+/* At most MAX_BIAS tokens in either form. */
 bool read_bias(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "logit_bias");
