@@ -50,6 +50,7 @@ static enum status find_row(struct store *s, const char *owner, const char *id, 
     return db_end(rows, err);
 }
 
+/* Adds items and the bytes that they take; the oldest conversations make room first. */
 static enum status add_to(struct store *s, int64_t row, const struct stored_item *items, size_t n,
                           int64_t expires_at, struct err *err)
 {
@@ -71,6 +72,8 @@ static enum status add_to(struct store *s, int64_t row, const struct stored_item
                   "iii", expires_at, row, row);
 }
 
+/* For the end of a response, inside its transaction. A conversation that was deleted
+ * meanwhile is not found, which is no error. */
 enum status store_conversation_append(struct store *s, const char *owner, const char *id,
                                       const struct stored_item *items, size_t n, int64_t expires_at,
                                       bool *found, struct err *err)
@@ -84,6 +87,7 @@ enum status store_conversation_append(struct store *s, const char *owner, const 
     return OK;
 }
 
+/* What a transaction adds; `created`: with the conversation itself. */
 struct addition {
     const char *owner, *id;
     struct stored_conversation *created; // or NULL
@@ -229,6 +233,7 @@ static enum status find_start(struct store *s, int64_t row, const struct store_p
     return db_end(rows, err);
 }
 
+/* A page, in either order, beginning after the cursor's item. */
 static enum status list(struct store *s, int64_t row, const struct store_page *page,
                         struct stored_item *items, size_t *n, bool *has_more, struct err *err)
 {
@@ -277,6 +282,7 @@ void stored_items_free(struct stored_item *items, size_t n)
     free(items);
 }
 
+/* All items as JSON text with commas between them. */
 static enum status read_all(struct store *s, int64_t row, struct buf *out, struct err *err)
 {
     struct db_rows *rows;
