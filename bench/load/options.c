@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Options in one table, from which the help is made as well. What depends on several
+ * options is checked at the end. */
 #include "bench/load/options.h"
 
 #include <errno.h>
@@ -14,6 +16,7 @@ static const char *const order_names[] = {"round", "grouped", "shuffled", NULL};
 
 enum kind { TEXT, INTEGER, REAL, FLAG, WORKLOAD, ORDER };
 
+/* `help` begins with the value's name; two spaces separate it from the explanation. */
 static const struct option {
     const char *name;
     enum kind kind;
@@ -86,6 +89,7 @@ void bench_options_help(void)
            "answer.\n");
 }
 
+/* A whole number must be written as one; the message has the range. */
 static enum status set_number(const struct option *opt, const char *value, void *at,
                               struct err *err)
 {
@@ -152,6 +156,7 @@ static void settle_defaults(struct bench_options *o)
     }
 }
 
+/* Fills in defaults that depend on others, and refuses options that would have no effect. */
 static enum status settle(struct bench_options *o, struct err *err)
 {
     if ((o->workload == WORKLOAD_SHAREGPT) != (o->dataset != NULL)) {
@@ -200,6 +205,7 @@ static enum status settle(struct bench_options *o, struct err *err)
     return OK;
 }
 
+/* Every option takes one value, except for the switches. */
 enum status bench_options_parse(int argc, char **argv, struct bench_options *o, struct err *err)
 {
     *o = (struct bench_options){

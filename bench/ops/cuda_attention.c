@@ -19,6 +19,8 @@ static enum status issue_attention(struct bench *b, const struct line *l, int32_
     return b->ops->attention(b->be, &a);
 }
 
+/* Decoding, shared prefixes and prefill in the proportions that matter; bytes are those of
+ * the keys and values that must be read. */
 static enum status plain_lines(struct bench *b, double element)
 {
     static const struct {

@@ -48,6 +48,7 @@ static enum status issue_activation(struct bench *b, const struct line *l, int32
     return b->ops->activation(b->be, &a);
 }
 
+/* Row-wise ops are limited by the bytes of their rows. */
 enum status bench_row_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 64, 256, 8192};

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Shapes of Llama 3.2 1B, Llama 3.1 8B, and one for a quick test. */
 static const struct shape shapes[] = {
     {"1b", 2048, 16, 32, 8, 64, 8192, 128256},
     {"8b", 4096, 32, 32, 8, 128, 14336, 128256},
@@ -34,6 +35,7 @@ const struct shape *bench_shape(const char *name)
 
 /* ---- set-up ------------------------------------------------------------------------------- */
 
+/* The backend makes the values from a seed: each weight has another one. */
 static enum status open_weight(struct bench *b, enum weight_kind kind, int64_t n_out, int64_t n_in,
                                struct weight **out, struct err *err)
 {
@@ -55,6 +57,8 @@ static enum status open_weight(struct bench *b, enum weight_kind kind, int64_t n
     return b->ops->weight_open(b->be, &d, out, err);
 }
 
+/* A layer's weights in the engine's own fused form: q, k and v together, gate and up
+ * together. */
 static enum status open_weights(struct bench *b, struct err *err)
 {
     const struct shape *s = &b->shape;
@@ -105,6 +109,7 @@ static enum status open_sets(struct bench *b, struct kv_set_desc desc, int32_t n
     return OK;
 }
 
+/* Enough blocks for all lanes at the longest context, and activations for the most rows. */
 static enum status open_memory(struct bench *b, struct err *err)
 {
     const struct shape *s = &b->shape;
@@ -203,6 +208,8 @@ void bench_close(struct bench *b)
 
 /* ---- passes ------------------------------------------------------------------------------- */
 
+/* A step with one pass: blocks of each lane, sampling parameters, and rows at the end of
+ * `past` tokens. */
 enum status bench_begin(struct bench *b, int32_t n_seqs, int32_t rows, int32_t past)
 {
     int32_t next = 0, blocks = (past + rows) / BLOCK + 1;
