@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Literals of Lark grammars: strings, expressions with flags, ranges, and special tokens. */
 #include "engine/grammar/lark_literal.h"
 
 #include "engine/base/mem.h"
