@@ -77,6 +77,7 @@ static enum status load_details(struct normalizer *op, const char *type, const s
     return err_set(err, ERR_UNSUPPORTED, "the normalizer \"%s\" is not supported", type);
 }
 
+/* A sequence is flattened into the tokenizer's list. */
 enum status normalizer_load(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const char *type = json_get_string(node, "type");
@@ -313,6 +314,8 @@ static bool begins_afresh(const char *s)
     return k > 0 && k <= 18 && !(unicode_flags((uint32_t)first[0]) & U_NFC_UNSAFE);
 }
 
+/* NFD, NFKC and NFKD; ASCII is copied, and a piece includes the character before it, which
+ * marks may combine with. */
 static bool apply_form(enum normalizer_kind form, const char *s, size_t n, struct buf *out,
                        bool *changed)
 {
@@ -430,6 +433,7 @@ static void bert_clean(const struct normalizer *op, const char *s, size_t n, str
     }
 }
 
+/* BERT's normaliser: clean, strip accents, lower-case, in this order. */
 static bool apply_bert(const struct normalizer *op, const char *s, size_t n, struct buf *out,
                        bool *head)
 {
@@ -482,6 +486,7 @@ static void replace_spaces(const char *s, size_t n, const char *by, size_t by_by
     *p = '\0';
 }
 
+/* Replacing single spaces is so common that it has a path of its own. */
 static bool apply_replace(const struct normalizer *op, struct scratch *sc, const char *s, size_t n,
                           struct buf *out, bool *head)
 {
