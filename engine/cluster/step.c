@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* A step's memory, allocated once for the largest step that the limits allow. */
 #include "engine/cluster/step.h"
 
 #include "engine/base/mem.h"
@@ -22,6 +23,7 @@ static void deinit_pass(struct draft_pass *d)
     free(d->draws);
 }
 
+/* Lanes are twice their number: one may be freed and used again within a step. */
 void step_init(struct step *st, int32_t slot, const struct step_sizes *sizes)
 {
     const struct scheduler_limits *l = sizes->limits;

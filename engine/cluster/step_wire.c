@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The wire format of a step: little-endian int32s in a fixed order, with lists as a count
+ * and its items. A whole step is: slot, kind, begun, news unless begun (lanes, copies,
+ * state copies, moves), what is wanted, draft passes, the target's pass. A level has one
+ * pass instead; draws have masks and the tree only. Nothing is aligned beyond 4 bytes
+ * except masks, which are padded. */
 #include "engine/cluster/step_wire.h"
 
 #include <string.h>
@@ -17,6 +22,8 @@ static void put_ids(struct buf *b, const int32_t *ids, int32_t n)
     buf_put(b, ids, (size_t)n * sizeof *ids);
 }
 
+/* Reals first, then integers; flags are bits of one integer. get_params reads them in the
+ * same order. */
 static void put_params(struct buf *b, const struct sampling_params *p)
 {
     const float reals[] = {
@@ -45,6 +52,7 @@ static void put_params(struct buf *b, const struct sampling_params *p)
     put_ids(b, p->bad_word_tokens, n_bad);
 }
 
+/* Prompt and generated tokens are only sent for a fresh lane; other nodes keep them. */
 static void put_lane(struct buf *b, const struct lane_update *u)
 {
     put_i32(b, u->lane);
@@ -58,6 +66,7 @@ static void put_lane(struct buf *b, const struct lane_update *u)
     }
 }
 
+/* Flags and the kind share a word. */
 static void put_draw(struct buf *b, const struct pass_draw *d)
 {
     const int32_t v[] = {d->out_row,
@@ -78,6 +87,7 @@ static void put_masks(struct buf *b, const struct pass *p, int32_t vocab)
     buf_put(b, p->masks, (size_t)p->n_masks * (size_t)mask_words(vocab) * sizeof *p->masks);
 }
 
+/* Rows of the tree's mask, if there are several branches. */
 static void put_tree(struct buf *b, const struct pass *p)
 {
     if (p->tree_mask) {
@@ -88,6 +98,7 @@ static void put_tree(struct buf *b, const struct pass *p)
     }
 }
 
+/* Counts come first, so that the reader checks them before it reads lists. */
 static void put_pass(struct buf *b, const struct pass *p, int32_t vocab)
 {
     const int32_t counts[] = {
@@ -119,6 +130,7 @@ static void put_pass(struct buf *b, const struct pass *p, int32_t vocab)
     put_tree(b, p);
 }
 
+/* Which KV entries move for each model when a branch of a tree was accepted. */
 static void put_moves(struct buf *b, const struct tree_moves *m)
 {
     put_i32(b, m->n_paths);
@@ -133,6 +145,8 @@ static void put_moves(struct buf *b, const struct tree_moves *m)
     }
 }
 
+/* What changed since the last step. For a tree it is sent with the first level, and the
+ * rest of the step must not repeat it. */
 static void put_news(struct buf *b, const struct step *st)
 {
     put_i32(b, st->n_lanes);
@@ -146,6 +160,7 @@ static void put_news(struct buf *b, const struct step *st)
     put_moves(b, st->moves);
 }
 
+/* A whole step or, with `level`, one pass of a tree's drafts. */
 void step_encode(const struct step *st, const struct pass *level, struct buf *out)
 {
     put_i32(out, st->slot);
@@ -191,6 +206,7 @@ static void refuse(struct reader *r, const char *what)
     }
 }
 
+/* NULL after the first error; callers need no check of their own until the end. */
 static const void *take(struct reader *r, size_t n_bytes)
 {
     if (r->bad || n_bytes > r->left) {
@@ -281,6 +297,7 @@ static void get_params(struct reader *r, struct sampling_params *p)
     }
 }
 
+/* Blocks must fit behind those that the lane has. */
 static void get_lane(struct reader *r, struct lane_update *u)
 {
     const struct scheduler_limits *l = r->sizes->limits;
@@ -305,6 +322,7 @@ static int64_t last_pos(const struct reader *r)
     return (int64_t)r->sizes->limits->max_len + MAX_TREE_NODES - 1;
 }
 
+/* A token of -1 is taken from the lane's history on the device. */
 static void get_rows(struct reader *r, struct pass *p, struct pass_row *rows)
 {
     const struct scheduler_limits *l = r->sizes->limits;
@@ -332,6 +350,7 @@ static void get_seqs(struct reader *r, struct pass *p, struct pass_seq *seqs)
     check(r, next, p->n_rows, p->n_rows, "a sequence's rows");
 }
 
+/* Flags that no writer sets are an error, too. */
 static void get_draws(struct reader *r, struct pass *p, struct pass_draw *draws)
 {
     for (int32_t i = 0; i < p->n_draws && !r->bad; i++) {
@@ -375,6 +394,7 @@ static int32_t get_boundary(struct reader *r)
     return pos;
 }
 
+/* States are kept at block boundaries, in slots after those of lanes. */
 static void get_keeps(struct reader *r, struct pass *p, struct state_keep *keeps, int32_t most)
 {
     const struct scheduler_limits *l = r->sizes->limits;
@@ -415,6 +435,8 @@ static void get_tree(struct reader *r, struct pass *p)
     }
 }
 
+/* Every count is checked against the room of the pass, so a forged message cannot write
+ * outside. */
 static void get_pass(struct reader *r, struct pass *p, const struct pass_room *room)
 {
     static const uint64_t present;
@@ -583,6 +605,7 @@ static void get_rest(struct reader *r, struct step *st)
     }
 }
 
+/* A message is used only if it was read to its end without an error. */
 enum status step_decode(struct step *st, struct tree_moves *moves, enum step_frame *frame,
                         const struct step_sizes *sizes, const void *bytes, size_t n_bytes,
                         struct err *err)

@@ -74,6 +74,8 @@ static enum status parse_section(const char *s, size_t n, struct json **root, st
 
 /* ---- the model's vocabulary and merges ---- */
 
+/* Two tokens with one text or one id are refused: which one is meant would depend on the
+ * reader. */
 static enum status put_entry(struct loader *l, const char *text, size_t n, int64_t id)
 {
     struct tokenizer *tok = l->tok;
@@ -482,6 +484,7 @@ static enum status finish_model(struct loader *l)
 
 typedef enum status section_reader(const struct json *node, struct tokenizer *tok, struct err *err);
 
+/* The small sections are parsed after the vocabulary, because they refer to its ids. */
 static enum status read_section(struct loader *l, const struct section *s, const char *name,
                                 section_reader *read)
 {
