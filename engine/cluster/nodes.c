@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The set of nodes: opening, the watcher thread, and what is exchanged between them. Locks
- * in this order: call_lock, lock; a peer's send_lock is taken alone. */
+/* The set of nodes: opening, the watcher thread, and what is exchanged between them.
+ * call_lock is taken before lock. */
 #include "engine/cluster/nodes_private.h"
 
 #include "engine/base/assert.h"
@@ -49,8 +49,8 @@ static bool is_stopping(struct nodes *n)
     return stopping;
 }
 
-/* The watcher reads all streams, sends heartbeats, and on node 0 admits nodes. It never
- * waits longer than a heartbeat. */
+/* The watcher reads all streams, sends heartbeats, and on node 0 admits nodes. It wakes at
+ * least ten times a second. */
 static void *watcher_main(void *arg)
 {
     struct nodes *n = arg;
@@ -404,7 +404,7 @@ int32_t nodes_alive(struct nodes *n)
     return alive;
 }
 
-/* The callback may run at once, if the set is already lost. */
+/* If the set is already lost, the watcher calls soon. */
 void nodes_watch(struct nodes *n, void (*on_lost)(void *arg), void *arg)
 {
     pthread_mutex_lock(&n->call_lock);

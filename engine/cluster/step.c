@@ -23,7 +23,6 @@ static void deinit_pass(struct draft_pass *d)
     free(d->draws);
 }
 
-/* Lanes are twice their number: one may be freed and used again within a step. */
 void step_init(struct step *st, int32_t slot, const struct step_sizes *sizes)
 {
     const struct scheduler_limits *l = sizes->limits;

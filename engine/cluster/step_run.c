@@ -74,7 +74,8 @@ static enum status move_paths(const struct tree_moves *m, struct backend *be)
     return OK;
 }
 
-/* Paths of accepted drafts move first, since new lanes may take over their blocks. */
+/* Paths of accepted drafts move first; blocks are copied when the tables are new.
+ */
 static enum status begin_lanes(const struct step *st, struct backend *be)
 {
     const struct backend_ops *ops = be->ops;

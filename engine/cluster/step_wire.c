@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The wire format of a step: little-endian int32s in a fixed order, with lists as a count
- * and its items. A whole step is: slot, kind, begun, news unless begun (lanes, copies,
- * state copies, moves), what is wanted, draft passes, the target's pass. A level has one
- * pass instead; draws have masks and the tree only. Nothing is aligned beyond 4 bytes
- * except masks, which are padded. */
+/* The wire format of a step: int32s in memory layout and a fixed order , with lists as a
+ * count and its items. A whole step is: slot, kind, begun, news unless begun (lanes,
+ * copies, state copies, moves), what is wanted, draft passes, the target's pass. A level
+ * has one pass instead; draws have masks and the tree only. The tree's mask has words of 8
+ * bytes, which may be padded; everything else needs 4. */
 #include "engine/cluster/step_wire.h"
 
 #include <string.h>
@@ -297,7 +297,8 @@ static void get_params(struct reader *r, struct sampling_params *p)
     }
 }
 
-/* Blocks must fit behind those that the lane has. */
+/* Blocks must fit into the lane's table, and prompt and answer into its length.
+ */
 static void get_lane(struct reader *r, struct lane_update *u)
 {
     const struct scheduler_limits *l = r->sizes->limits;

@@ -74,8 +74,8 @@ static enum status parse_section(const char *s, size_t n, struct json **root, st
 
 /* ---- the model's vocabulary and merges ---- */
 
-/* Two tokens with one text or one id are refused: which one is meant would depend on the
- * reader. */
+/* Two tokens with one id are refused: which one is meant would depend on the reader.
+ */
 static enum status put_entry(struct loader *l, const char *text, size_t n, int64_t id)
 {
     struct tokenizer *tok = l->tok;

@@ -40,7 +40,7 @@ static enum status compile_pcre(struct regex *re, const char *translated, struct
     return OK;
 }
 
-/* Known patterns have a splitter of ours, which is several times as fast. */
+/* Known patterns have a splitter of ours (split.c). */
 enum status regex_compile(const char *pattern, struct regex **out, struct err *err)
 {
     splitter_fn *splitter = splitter_of(pattern);
@@ -161,7 +161,7 @@ static const char *find_literal(const struct pattern *p, const char *s, size_t n
     return NULL;
 }
 
-/* An empty match directly after the last match is skipped, as in Ruby and Rust. */
+/* An empty match directly after the last match is skipped. */
 static int walk_next(struct regex_walk *w, struct scratch *sc, size_t *start, size_t *end)
 {
     while (w->from <= w->n) {
