@@ -29,6 +29,7 @@ static struct grammar_vocab *make_vocab(const char *without)
     return v;
 }
 
+/* A small table limit makes masks be computed when they are needed instead of in advance. */
 static struct grammar *compile(const struct grammar_vocab *v, enum grammar_kind kind,
                                const char *text, size_t max_table_bytes)
 {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Recurrent state without arithmetic; see the header. */
 #include "test/engine/fake_state.h"
 
 #include "engine/base/assert.h"
@@ -112,6 +113,7 @@ static void restore(struct fake_state *s, const struct record *from, int32_t lan
     }
 }
 
+/* Returns how many copies were of a record of another position. */
 int32_t fake_state_copy(struct fake_state *s, int32_t n, const struct state_copy *copies)
 {
     int32_t n_wrong = 0;

@@ -335,6 +335,7 @@ TEST(a_lost_copy_shows)
 
 /* ---- options ------------------------------------------------------------------------------ */
 
+/* Options that cannot work with recurrent state are refused with the reason. */
 static void refuses(const struct engine_options *o, const char *text)
 {
     struct engine *e;

@@ -52,6 +52,7 @@ static bool start_small(struct bed *b, int64_t overtake_tokens)
     return start(b, &o);
 }
 
+/* Returns how many tokens all groups computed. */
 static int64_t run_groups(int64_t overtake_tokens, uint32_t seed)
 {
     struct bed b = {0};
@@ -92,6 +93,7 @@ static int32_t index_of(const struct engine_request *r)
     return -1;
 }
 
+/* Called after each turn. A sequence that slipped was moved ahead of others. */
 static void note_admissions(const struct scheduler *s)
 {
     for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {
@@ -117,6 +119,7 @@ static int64_t overtaken_by(int32_t i)
     return sum;
 }
 
+/* Several bounds and many random orders; 0 means first come, first served. */
 TEST(nobody_is_overtaken_by_more_than_the_bound)
 {
     static const int64_t bounds[] = {0, 1, 50, 200, 1000};

@@ -49,6 +49,7 @@ static enum status alive(struct backend *be)
     return fault.idle ? ERR_DEVICE : OK;
 }
 
+/* Wraps the CPU backend of one rank with ops that fail on demand. */
 static enum status open(const struct backend_options *o, struct backend **out, struct err *err,
                         void *arg)
 {

@@ -19,6 +19,7 @@ static void gone(void *arg, int32_t block)
     retention_gone(arg, block);
 }
 
+/* A pool without a scheduler: blocks become idle by hand. */
 static void open_all(void)
 {
     kv_pool_init(&pool, N, NULL, NULL);
