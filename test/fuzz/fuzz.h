@@ -68,6 +68,7 @@ static inline size_t fuzz_mix(char *out, const char *const *seeds, size_t n_seed
     return n;
 }
 
+/* The seeds as they are, then mixtures. */
 static inline int fuzz_main(const char *const *seeds, size_t n_seeds, int rounds)
 {
     static char text[FUZZ_MAX_BYTES];

@@ -12,6 +12,7 @@
 
 enum { HIDDEN_ROWS = 9, HIDDEN_LEN = 64, HIDDEN_BLOCK = 16 };
 
+/* A backend and the out rows of one run. */
 struct hidden_case {
     const char *dir;
     struct backend *(*open)(void);
@@ -19,6 +20,7 @@ struct hidden_case {
     int32_t n_out;
 };
 
+/* A model on one backend. */
 struct hidden_bed {
     struct model_config config;
     struct checkpoint *checkpoint;
@@ -107,6 +109,7 @@ static inline void hidden_close(struct hidden_bed *b)
     checkpoint_close(b->checkpoint);
 }
 
+/* One pass over a few rows in scattered blocks. */
 static inline enum status hidden_run(struct hidden_bed *b, const struct hidden_case *c,
                                      struct hidden_layers asked)
 {

@@ -70,6 +70,7 @@ static void check_tensor(const struct checkpoint *ck, const struct quant *q, con
     free(row);
 }
 
+/* Every tensor that weights.json lists. */
 static void check_folder(const char *dir)
 {
     char path[600];
@@ -117,6 +118,7 @@ TEST(sums_of_weights_are_those_stored)
     CHECK(check_root("test/golden-quant"));
 }
 
+/* More folders, which are not in the repository. */
 TEST(sums_of_weights_of_other_folders_are_those_stored)
 {
     char root[300];

@@ -50,6 +50,7 @@ static const char *failed = "nothing";
 static uintptr_t failed_at;
 static _Atomic bool ready;
 
+/* Whether an address lies in one of the ranges. */
 static bool is_in(const struct range *r, int n, uintptr_t at)
 {
     for (int i = 0; i < n; i++) {
@@ -91,6 +92,8 @@ static size_t hash(uintptr_t p)
     return (size_t)(p >> 4) * 0x9e3779b97f4a7c15u >> 44;
 }
 
+/* A lock-free table, since any thread may allocate. 0 is a free slot, 1 one that is free
+ * again. */
 static void remember(void *p, const void *caller)
 {
     uintptr_t at = (uintptr_t)caller;
@@ -106,6 +109,7 @@ static void remember(void *p, const void *caller)
     }
 }
 
+/* Blocks of others are not found, and stop at the first free slot. */
 static void forget(void *p)
 {
     for (size_t i = hash((uintptr_t)p), n = 0; p && n < N_SLOTS; i = (i + 1) % N_SLOTS, n++) {
@@ -152,6 +156,7 @@ void *calloc(size_t n, size_t size)
     return p;
 }
 
+/* A failing realloc leaves the old block, as C says. */
 void *realloc(void *old, size_t n)
 {
     if (allocation_fails(CALLER)) {
@@ -179,6 +184,7 @@ void free(void *p)
 /* ---- the report -------------------------------------------------------------------------------
  */
 
+/* Only system calls and snprintf, since allocation may be what fails. */
 static void report(bool all)
 {
     char text[256];
@@ -206,6 +212,7 @@ static void report_all(void)
     report(true);
 }
 
+/* For the script, which asks for a report at a place of its choice. */
 static void on_signal(int number)
 {
     (void)number;
@@ -244,6 +251,7 @@ static int add_module(struct dl_phdr_info *info, size_t size, void *arg)
     return 0;
 }
 
+/* Runs before main; without TORTURE_FAIL nothing is counted. */
 __attribute__((constructor)) static void begin(void)
 {
     int n_seen = 0;
