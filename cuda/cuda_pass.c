@@ -339,6 +339,8 @@ static int32_t bucket_within(int32_t n, int32_t limit)
     return lesser(padded, limit);
 }
 
+/* Checks the pass, chooses a bucket for its graph, and sends metadata in one copy. Padded
+ * rows belong to a lane that nobody owns. */
 enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *lanes,
                          const struct pass *pass, struct pass_shape *shape)
 {
@@ -395,6 +397,7 @@ enum status passes_pause(struct passes *p)
     return p->pass && p->pass->draws_wait ? graphs_end(p->graphs) : ERR_INVALID;
 }
 
+/* Masks arrive after the pass has begun; draws are then issued, never replayed. */
 enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shape *shape)
 {
     struct cuda *be = p->device;
@@ -410,6 +413,7 @@ enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shap
     return OK;
 }
 
+/* A capture ends here and is launched; results are copied to the step's pinned memory. */
 enum status passes_end(struct passes *p, struct steps *steps)
 {
     struct cuda *be = p->device;
