@@ -90,6 +90,7 @@ static enum status matrix(struct bench *b, int64_t rows, int64_t width, enum dty
     return b->ops->alloc(b->be, (size_t)(rows * width) * dtype_bytes(dtype), &out->mem);
 }
 
+/* Set 0 is plain; the others are the quantised formats. */
 const struct kv_choice *bench_kv_format(int32_t set)
 {
     static const char *const names[BENCH_KV_SETS] = {"fp8", "int8", "int4"};
@@ -180,6 +181,7 @@ static enum status open_backend(struct bench *b, struct err *err)
     return err_set(err, ERR_INVALID, "no such device: %s (cpu, scalar, cuda, cuda:N)", b->device);
 }
 
+/* Arrays of a pass, the backend and the model's memory. */
 enum status bench_open(struct bench *b, struct err *err)
 {
     b->rows = xcalloc((size_t)b->max_rows, sizeof *b->rows);
@@ -397,6 +399,8 @@ static enum status narrow(struct bench *b, struct tensor *x, struct tensor *attn
     return b->ops->gather(b->be, &heads);
 }
 
+/* The same ops in the same order as a model of this shape has. With laps each one's time
+ * is noted. */
 enum status bench_forward(struct bench *b)
 {
     int32_t n = b->pass.n_rows;

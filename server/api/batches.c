@@ -21,6 +21,7 @@ enum {
 
 /* ---- a batch in the API ---------------------------------------------------------------------- */
 
+/* Absent values are null, not left out, as in OpenAI's object. */
 static void put_text(struct buf *b, const char *key, const char *v)
 {
     buf_printf(b, ",\"%s\":", key);
@@ -36,6 +37,7 @@ static void put_json(struct buf *b, const char *key, const char *json)
     buf_printf(b, ",\"%s\":%s", key, json && *json ? json : "null");
 }
 
+/* Seconds since 1970, or null. */
 static void put_time(struct buf *b, const char *key, int64_t at)
 {
     if (at > 0) {
@@ -160,6 +162,7 @@ static bool check_file(struct api_work *w, const char *id)
                           "The file's purpose is not 'batch'.");
 }
 
+/* The batch begins as "validating"; lines are checked later. */
 static void make_batch(struct api_work *w, struct stored_batch *s)
 {
     struct err err = {""};

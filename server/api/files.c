@@ -17,6 +17,7 @@ enum {
     MOST_LISTED = 10000,
 };
 
+/* The object as OpenAI describes it. */
 static void put_file(struct buf *b, const struct stored_file *f)
 {
     buf_printf(b, "{\"id\":\"%s\",\"object\":\"file\",\"bytes\":%lld,\"created_at\":%lld", f->id,
@@ -111,6 +112,7 @@ static bool read_life(struct api_work *w, const struct form *form, int64_t *seco
     return true;
 }
 
+/* Which members must be there, and that the purpose is one that this server has. */
 static bool check_form(struct api_work *w, const struct form *form)
 {
     if (!has(&form->file)) {
@@ -163,6 +165,7 @@ static enum status store_file(struct api_work *w, const struct form *form, struc
     return store_upload_end(u, w->owner, file, err);
 }
 
+/* The file is written in pieces, so that other handlers get their turn. */
 static void create(struct api_work *w)
 {
     struct form form = {0};
@@ -218,6 +221,7 @@ void api_files_list(struct http_request *req, void *arg)
     api_work_start_list(arg, req, list, MOST_LISTED, MOST_LISTED);
 }
 
+/* False with an error: not found, or the store failed. */
 static bool find(struct api_work *w, struct stored_file *f)
 {
     struct err err = {""};
@@ -246,6 +250,7 @@ void api_file_get(struct http_request *req, void *arg)
     api_work_start(arg, req, get, NULL);
 }
 
+/* As bytes: a file's type is not known. */
 static void get_content(struct api_work *w)
 {
     struct stored_file f;

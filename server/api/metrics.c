@@ -252,6 +252,7 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
     one(b, s, "sluice_engine_rows_total", "counter", "Rows of all steps.", (double)e->n_rows);
 }
 
+/* Facts that do not change are labels of a gauge that is 1. */
 static void print_info(const struct metrics_source *s, struct buf *b)
 {
     char label[256];
@@ -274,6 +275,7 @@ static void print_info(const struct metrics_source *s, struct buf *b)
     sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", 0);
 }
 
+/* A counter with one label. */
 static void print_labelled(struct buf *b, const struct metrics_source *s, const char *name,
                            const char *key, const char *const *values, const uint64_t *counts,
                            int n, const char *help)
@@ -286,6 +288,7 @@ static void print_labelled(struct buf *b, const struct metrics_source *s, const 
     }
 }
 
+/* Requests by route, then connections and times of the front end. */
 static void print_http(const struct metrics *m, const struct http_stats *h, struct buf *b)
 {
     head(b, "http_requests_total", "counter", "Requests by method, status and route.");
@@ -322,6 +325,7 @@ static void print_http(const struct metrics *m, const struct http_stats *h, stru
     }
 }
 
+/* Batches by status, and the work that is left. */
 static void print_batches(const struct metrics_source *s, struct buf *b)
 {
     const struct batches_counts *c = s->batches;

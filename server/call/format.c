@@ -205,6 +205,7 @@ void call_native_logprob(struct call_choice *ch, int32_t token, const struct tok
     buf_puts(b, "]}");
 }
 
+/* llama.cpp's shape, with the token's bytes for texts that are no UTF-8 alone. */
 static void put_native_prob(struct buf *b, const struct call *c, int32_t token, double prob)
 {
     buf_printf(b, "{\"id\":%d,\"token\":", token);
@@ -263,6 +264,7 @@ void call_put_stop_reason(struct buf *b, const struct call_choice *ch)
     }
 }
 
+/* The beginning that all chunks of an answer share; it is made once. */
 void call_put_head(struct buf *b, const struct call *c, const char *object)
 {
     buf_puts(b, "{\"id\":");
@@ -287,6 +289,7 @@ void call_put_token_ids(struct buf *b, struct call_choice *ch)
     }
 }
 
+/* Without ids it is null in a whole answer and left out of a stream, as in vLLM. */
 void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engine_request *r)
 {
     if (c->request.return_token_ids) {
@@ -349,6 +352,7 @@ void call_end_stream(struct call *c, bool done)
     }
 }
 
+/* The head, the choices and, if it was asked for, usage. */
 void call_send_chunk(struct call *c, struct buf *b)
 {
     if (c->request.continuous_usage) {
@@ -361,6 +365,7 @@ void call_send_chunk(struct call *c, struct buf *b)
     call_event(c, NULL, b);
 }
 
+/* The last chunk has no choices. */
 void call_send_usage(struct call *c, const char *tail)
 {
     struct buf *b = &c->server->scratch;

@@ -19,6 +19,7 @@ bool request_too_large(struct request *r)
     return call_error_set(&r->error, 413, "request_too_large", NULL, "Request too large.");
 }
 
+/* OpenAI's limit, for tools of all APIs. */
 bool request_check_n_tools(struct request *r, const char *key, size_t n)
 {
     enum { MAX_TOOLS = 128 }; // OpenAI's limit
@@ -68,6 +69,7 @@ bool check_seed(struct request *r)
     return true;
 }
 
+/* An empty string would end every answer at once. */
 static bool put_stop(struct request *r, const char *key, const char **stops, size_t *lengths,
                      const char *text)
 {
@@ -323,6 +325,7 @@ bool read_num_predict(struct request *r)
     return read_predict(r, "num_predict");
 }
 
+/* Other values would need answers that are thrown away. */
 bool check_best_of(struct request *r)
 {
     if (r->best_of == 1 || r->best_of == r->n) {
@@ -424,6 +427,7 @@ void request_begin(struct request *r)
     r->tokens_as_ids = r->model->config->return_tokens_as_token_ids;
 }
 
+/* A top_p of 0 is what some clients send for "greedy". */
 void request_end(struct request *r)
 {
     if (r->params.top_p <= 0) { // only the most likely token
@@ -433,6 +437,7 @@ void request_end(struct request *r)
     r->output.min_tokens = r->params.min_tokens;
 }
 
+/* Grammars are shared by requests, so they are given back. */
 void request_deinit(struct request *r)
 {
     if (r->grammar) {

@@ -120,6 +120,7 @@ static bool check_call(struct request *r, const struct json *call, size_t index,
     return true;
 }
 
+/* Earlier calls must be well-formed, because templates read them without checks. */
 static bool check_calls(struct request *r, const struct json *m, size_t index)
 {
     char where[64];
@@ -147,6 +148,7 @@ bool chat_is_role(const char *role)
     return n > 0 && role[n] == '\0';
 }
 
+/* The list of roles that all templates know. */
 static bool bad_role(struct request *r, size_t index, const char *role)
 {
     char where[64];
@@ -215,6 +217,7 @@ static bool check_messages(struct request *r, const struct json *messages)
     return true;
 }
 
+/* The text of the list is kept as it is, since the template reads it. */
 bool read_messages(struct request *r)
 {
     const struct json *messages = NULL;
@@ -488,6 +491,7 @@ bool read_modalities(struct request *r)
     return r->error.status == 0;
 }
 
+/* As OpenAI has it. */
 bool check_top_logprobs(struct request *r)
 {
     if (r->logprobs || r->n_top == 0) {
@@ -545,6 +549,7 @@ static bool find_echo(struct request *r)
     return r->echoed || request_too_large(r);
 }
 
+/* What depends on several members. */
 bool chat_end(struct request *r)
 {
     if (!find_echo(r)) {

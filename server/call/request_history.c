@@ -110,6 +110,7 @@ bool read_previous(struct request *r)
     return good;
 }
 
+/* A conversation by id, alone or in an object. */
 static bool conversation_id(struct request *r, const char **id)
 {
     const struct body_member *m = body_get(&r->body, "conversation");

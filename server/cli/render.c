@@ -52,6 +52,7 @@ static bool slice_is(struct slice s, const char *word)
     return s.n_bytes == strlen(word) && memcmp(s.s, word, s.n_bytes) == 0;
 }
 
+/* Members that are no message become keyword arguments of the template. */
 static void keep(struct rendered *rq, const char *key, size_t n_key, struct slice value)
 {
     if (rq->kwargs.n_bytes > 1) {
@@ -64,6 +65,7 @@ static void keep(struct rendered *rq, const char *key, size_t n_key, struct slic
     buf_put(&rq->kwargs, value.s, value.n_bytes);
 }
 
+/* Which members are the conversation and which are arguments; --raw passes all on. */
 static void take_member(const struct render *r, struct rendered *rq, const struct json_scan *key,
                         struct slice value)
 {
@@ -83,6 +85,7 @@ static void take_member(const struct render *r, struct rendered *rq, const struc
     }
 }
 
+/* One line of input. */
 static enum status read_request(const struct render *r, const char *line, size_t n_bytes,
                                 struct rendered *rq, struct err *err)
 {
@@ -147,6 +150,7 @@ static void put_error(struct buf *out, const char *text)
     buf_puts(out, "}\n");
 }
 
+/* With --spans also which parts of the text come from the user. */
 static void put_result(const struct render *r, const struct chat_output *o, struct buf *out)
 {
     buf_puts(out, "{\"text\":");
@@ -208,6 +212,8 @@ static void render_line(const struct render *r, const char *line, size_t n_bytes
     buf_deinit(&rq.kwargs);
 }
 
+/* Until the end of input. An error is the answer to its line; the exit status is that of
+ * reading and writing. */
 static int render_lines(const struct render *r)
 {
     char *line = NULL;
@@ -243,6 +249,7 @@ static int usage_error(const char *what)
     return 2;
 }
 
+/* A template from a file, or that of a model's folder. */
 static int load(const char *dir, const char *file, struct render *r)
 {
     enum status st;

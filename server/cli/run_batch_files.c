@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Files of a batch run: the input, which must be seekable, and the output, which can be
+ * continued. */
 #include "server/cli/run_batch.h"
 
 #include "engine/base/json.h"
@@ -12,6 +14,7 @@
 
 /* ---- the input ------------------------------------------------------------------------------- */
 
+/* pread, so that threads can read at the same time. */
 static enum status read_at(void *arg, int64_t offset, size_t max_bytes, struct buf *out,
                            struct err *err)
 {
@@ -38,6 +41,7 @@ static enum status read_at(void *arg, int64_t offset, size_t max_bytes, struct b
     return OK;
 }
 
+/* A pipe is copied to a file without a name, since lines are read more than once. */
 static enum status copy_input(int from, int *to, struct err *err)
 {
     FILE *copy = tmpfile();
@@ -87,6 +91,7 @@ static int compare_ids(const void *a, const void *b, void *arg)
     return strcmp(job_line_id(l, *(const int32_t *)a), job_line_id(l, *(const int32_t *)b));
 }
 
+/* Binary search by id; ids that are not in the input are ignored. */
 static void mark(struct job_lines *l, const int32_t *sorted, const char *id)
 {
     int32_t low = 0, high = l->n;

@@ -82,6 +82,7 @@ static enum status take_times(struct store *s, int64_t row, struct stored_batch 
 
 /* ---- creating and finding ----------------------------------------------------------------- */
 
+/* The id is made here, so that it is unique before anyone knows it. */
 static enum status create_batch(struct store *s, struct stored_batch *b, struct err *err)
 {
     store_make_id(b->id, "batch_");
@@ -156,6 +157,7 @@ bool store_batch_find(struct store *s, const char *owner, const char *id, struct
     return n == 1 && *st == OK;
 }
 
+/* Pages go by row, which grows with time. */
 enum status store_batch_list(struct store *s, const char *owner, const struct store_page *page,
                              struct stored_batch **batches, size_t *n, bool *has_more,
                              struct err *err)
@@ -248,6 +250,7 @@ struct begin {
     int64_t n_total, now;
 };
 
+/* From validating to in progress, with the counts that are known now. */
 static enum status begin_batch(struct store *s, void *arg, struct err *err)
 {
     const struct begin *b = arg;
@@ -293,6 +296,7 @@ struct answering {
     size_t n;
 };
 
+/* Other tables refer to a batch by its row. */
 static enum status find_row(struct store *s, const char *id, int64_t *row, struct err *err)
 {
     struct db_rows *rows;
@@ -369,6 +373,7 @@ enum status store_batch_answered(struct store *s, const char *id, uint8_t *bits,
 
 /* ---- the end ------------------------------------------------------------------------------ */
 
+/* What is written in one transaction when a batch ends. */
 struct finish {
     const char *id;
     enum batch_status end;

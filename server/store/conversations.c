@@ -104,6 +104,7 @@ static enum status add(struct store *s, void *arg, struct err *err)
                                      err);
 }
 
+/* Creation and items in one transaction. */
 static enum status create(struct store *s, void *arg, struct err *err)
 {
     struct addition *a = arg;
@@ -139,6 +140,7 @@ bool store_conversation_add(struct store *s, const char *owner, const char *id,
     return a.found && *st == OK;
 }
 
+/* Owner and id together, so that no owner can find out another one's ids. */
 bool store_conversation_find(struct store *s, const char *owner, const char *id,
                              struct stored_conversation *out, enum status *st, struct err *err)
 {
@@ -185,6 +187,7 @@ struct deletion {
     bool found;
 };
 
+/* Items are found by the row's number, which is read before the conversation is deleted. */
 static enum status delete_all(struct store *s, void *arg, struct err *err)
 {
     struct deletion *d = arg;
@@ -205,6 +208,7 @@ bool store_conversation_delete(struct store *s, const char *owner, const char *i
 
 /* ---- items ----------------------------------------------------------------------------------- */
 
+/* The text is copied, since the row's memory ends with the query. */
 static void take_item(struct db_rows *rows, struct stored_item *item)
 {
     size_t n;
@@ -257,6 +261,7 @@ static enum status list(struct store *s, int64_t row, const struct store_page *p
     return db_end(rows, err);
 }
 
+/* False without an error if there is no such conversation. */
 bool store_conversation_items(struct store *s, const char *owner, const char *id,
                               const struct store_page *page, struct stored_item **items, size_t *n,
                               bool *has_more, enum status *st, struct err *err)
@@ -299,6 +304,7 @@ static enum status read_all(struct store *s, int64_t row, struct buf *out, struc
     return db_end(rows, err);
 }
 
+/* All items, in order, as the inside of a JSON list. */
 bool store_conversation_read(struct store *s, const char *owner, const char *id, struct buf *out,
                              enum status *st, struct err *err)
 {
