@@ -21,6 +21,7 @@ struct plan_key {
     int64_t x_batch, w_batch, y_batch;
 };
 
+/* A plan for one shape, layout and set of types. */
 struct plan {
     struct plan_key key;
     bool used, none; // none: cuBLASLt has no kernel for this key
@@ -34,6 +35,7 @@ struct plans {
     struct plan table[N_PLANS];
 };
 
+/* Memory that all products share: they are on one stream, so one at a time. */
 enum status gemms_open(struct gemms *g, struct cuda *device)
 {
     g->device = device;
@@ -46,6 +48,7 @@ enum status gemms_open(struct gemms *g, struct cuda *device)
     return cuda_alloc(device, WORKSPACE_BYTES, &g->workspace);
 }
 
+/* Room for inputs that are rounded before a product. */
 static enum status setup_rounded(struct gemms *g, int32_t max_rows)
 {
     const size_t n_in = (size_t)g->device->max_rounded_in, rows = (size_t)max_rows;
@@ -57,6 +60,7 @@ static enum status setup_rounded(struct gemms *g, int32_t max_rows)
                       (void **)&g->rounded.scales);
 }
 
+/* Called when the largest sizes are known. */
 enum status gemms_setup(struct gemms *g, int32_t vocab, int32_t max_rows)
 {
     TRY(setup_rounded(g, max_rows));
@@ -71,6 +75,7 @@ enum status gemms_setup(struct gemms *g, int32_t vocab, int32_t max_rows)
                       (void **)&g->bests.pairs);
 }
 
+/* Descriptors are the library's objects. */
 static void plan_deinit(struct plan *p)
 {
     if (p->op) {
@@ -139,6 +144,7 @@ static bool set_scales(struct plan *p, const struct product_scales *s)
                                           sizeof s->x) == CUBLAS_STATUS_SUCCESS;
 }
 
+/* A^T B with both operands K-major; scales are pointers that are set at each call. */
 static bool op_init(struct plan *p, const struct plan_key *k, const struct product_scales *s)
 {
     const cublasOperation_t transpose = CUBLAS_OP_T;
@@ -173,6 +179,8 @@ static bool op_init(struct plan *p, const struct plan_key *k, const struct produ
     return true;
 }
 
+/* The first algorithm of the heuristic; tuning would make results depend on the machine's
+ * state. */
 static bool choose(struct gemms *g, struct plan *p)
 {
     cublasLtMatmulPreference_t preference = NULL;
@@ -201,6 +209,7 @@ static bool choose(struct gemms *g, struct plan *p)
     return true;
 }
 
+/* A small table with few probes; when it is full an entry is replaced. */
 static struct plan *find_plan(struct gemms *g, const struct plan_key *key,
                               const struct product_scales *s)
 {
@@ -237,6 +246,7 @@ static int32_t weight_stride(const struct gemm_args *a)
     return a->w_stride ? a->w_stride : a->n_in;
 }
 
+/* cuBLASLt's plans are made for 16 bytes, so other operands go elsewhere. */
 static bool is_aligned(const struct gemm_args *a)
 {
     const size_t x = dtype_bytes(a->x_dtype), w = dtype_bytes(a->w_dtype);
@@ -283,6 +293,7 @@ static struct plan *plan_of(struct gemms *g, const struct gemm_args *a)
     return p->none ? NULL : p;
 }
 
+/* False where cuBLASLt has no plan. */
 static bool on_cublas(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
 {
     const struct product_scales *s = a->scales;
@@ -308,6 +319,7 @@ static bool on_cublas(struct gemms *g, const struct gemm_args *a, cudaError_t *e
 
 /* ---- products left as sums ------------------------------------------------------------------- */
 
+/* Partial sums lie one after another. */
 static struct sum_parts sums_of(const struct gemms *g, const struct gemm_args *a, int32_t n)
 {
     return (struct sum_parts){.first = g->sums,
@@ -317,6 +329,8 @@ static struct sum_parts sums_of(const struct gemms *g, const struct gemm_args *a
                               .n = n};
 }
 
+/* Parts of K by different blocks; their sums are left to the next op, which reads them
+ * anyway. */
 static enum status on_wide(struct gemms *g, const struct gemm_args *a, const struct wide_plan *plan,
                            struct sum_parts *left)
 {
@@ -363,6 +377,7 @@ static bool is_fixed(const struct gemms *g, const struct gemm_args *a)
     return g->device->options.deterministic && fixed_takes(a, g->device->sm, g->device->n_sms);
 }
 
+/* Deterministic mode: the number of parts depends on the weight's shape only. */
 static enum status on_fixed(struct gemms *g, const struct gemm_args *a, struct sum_parts *left)
 {
     struct sum_parts sums = sums_of(g, a, 0);
@@ -375,6 +390,7 @@ static enum status on_fixed(struct gemms *g, const struct gemm_args *a, struct s
     return OK;
 }
 
+/* Gate and up in one product, with the activation applied before it is written. */
 static bool gated_of_numbers(struct gemms *g, const struct gemm_args *a, enum status *st)
 {
     struct wide_plan wide;
@@ -403,6 +419,8 @@ static bool gated_of_numbers(struct gemms *g, const struct gemm_args *a, enum st
     return false;
 }
 
+/* The output head with the best logit of each band. Only where all of the vocabulary is
+ * drawn from. */
 bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
                     const struct pass_view *pass, struct logit_bests *bests, enum status *st)
 {
@@ -423,6 +441,8 @@ bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
     return true;
 }
 
+/* The order of trials: kernels that are made for few rows, cuBLASLt, and a plain one that
+ * takes everything. */
 static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a,
                                       struct sum_parts *sums)
 {
@@ -579,6 +599,7 @@ static bool codes_product_init(struct gemms *g, const struct gemm_args *a, struc
     return p->is_small || (!a->gated && plan_of(g, &p->args));
 }
 
+/* FP8 by FP8: x is rounded first, unless the op before has done it. */
 static bool on_codes(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
 {
     struct codes_product p;
@@ -593,6 +614,8 @@ static bool on_codes(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
     return *e != cudaSuccess || on_cublas(g, &p.args, e);
 }
 
+/* What an op before this product has to write, if it can; false if it should write
+ * numbers. */
 bool cuda_gemm_codes(struct gemms *g, const struct gemm_args *a, struct round_args *round)
 {
     struct codes_product p;
@@ -616,6 +639,7 @@ static enum status with_rounded(struct gemms *g, struct gemm_args *a)
     return OK;
 }
 
+/* False: the caller computes the activation separately. */
 bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st)
 {
     if (!a->coded) {
@@ -643,6 +667,8 @@ bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st
     return true;
 }
 
+/* Quantised weights are multiplied as codes, read as they are, or expanded in bands,
+ * whatever is fastest for this number of rows. */
 enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums)
 {
     struct gemm_args b = *a;

@@ -20,6 +20,7 @@ static const char *put_error(struct buf *b, int status, const char *code, const 
     return "application/json";
 }
 
+/* A request's room holds its log; the front end calls back for its own errors. */
 void reply_set_options(struct http_options *o)
 {
     o->n_room = sizeof(struct api_log);
@@ -117,6 +118,7 @@ void reply_error(struct http_request *req, const struct call_error *e)
     http_reply_buf(req, e->status, "application/json", &b);
 }
 
+/* For errors that are made in a handler; calls have theirs already. */
 void reply_errorf(struct http_request *req, int status, const char *code, const char *param,
                   const char *fmt, ...)
 {

@@ -44,6 +44,7 @@ static const struct {
 
 enum { N_TEXTS = sizeof texts / sizeof texts[0] };
 
+/* "-" and "_" are the same in names. */
 static bool same_name(const char *a, const char *b, size_t n_b)
 {
     size_t i = 0;
@@ -94,6 +95,7 @@ enum status chat_settings_set(struct chat_settings *s, const char *name, const c
     return OK;
 }
 
+/* For /set without arguments. */
 void chat_settings_print(const struct chat_settings *s, struct buf *out)
 {
     const size_t begin = out->n_bytes;
@@ -108,6 +110,7 @@ void chat_settings_print(const struct chat_settings *s, struct buf *out)
     }
 }
 
+/* As members of a request; those that are not set are left to the server. */
 void chat_settings_put(const struct chat_settings *s, struct buf *out)
 {
     for (int i = 0; i < N_CHAT_SETTINGS; i++) {

@@ -24,6 +24,7 @@ static const void *const_field(const struct config *c, const struct option_row *
     return (const char *)c + row->offset;
 }
 
+/* Integers of two sizes share one kind of row. */
 static int64_t get_int(const struct config *c, const struct option_row *row)
 {
     const void *at = const_field(c, row);
@@ -54,6 +55,7 @@ static bool is_one_of(const char *word, const char *const *words)
     return false;
 }
 
+/* The words of YAML, too. */
 static bool read_bool(const char *text, bool *out)
 {
     static const char *const yes[] = {"true", "1", "yes", "on", NULL};
@@ -111,6 +113,7 @@ static double unit_of_type(enum option_type type, const char *suffix)
     }
 }
 
+/* For error messages: what a value should look like. */
 static const char *number_form(enum option_type type)
 {
     switch (type) {
@@ -170,6 +173,7 @@ static enum status check_json(const struct option_row *row, const char *text, st
     return OK;
 }
 
+/* Empty items are left out, so that a trailing comma does no harm. */
 static void list_add(struct string_list *list, const char *item, size_t n_bytes)
 {
     if (n_bytes > 0) {

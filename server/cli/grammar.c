@@ -92,6 +92,7 @@ static enum status read_flag(struct json_scan *sc, const char *name, bool *flag,
     return OK;
 }
 
+/* A NUL at the end makes the text usable as a C string. */
 static enum status read_text(struct json_scan *sc, const char *name, struct buf *out,
                              struct err *err)
 {
@@ -229,6 +230,7 @@ static struct verdict judge(struct grammar *g, const char *s, size_t n)
     return v;
 }
 
+/* For people with the place where the text went wrong, for programs as true or false. */
 static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t n, bool json)
 {
     if (json) {
@@ -416,6 +418,7 @@ static int run(const struct model *m, bool json)
     return ferror(stdout) ? 1 : 0;
 }
 
+/* A model only gives its tokens; weights are not read. */
 static enum status open_model(const char *path, struct model *m, struct err *err)
 {
     TRY(tokenizer_load(path, &m->tok, err));

@@ -343,6 +343,7 @@ static enum status open_parts(struct http_server *s, const struct http_options *
     return open_listeners(s, options, err);
 }
 
+/* The loop does not run yet; nothing is accepted before http_server_begin. */
 enum status http_server_open(const struct http_options *options, struct http_server **server,
                              struct err *err)
 {
@@ -397,6 +398,7 @@ static void close_connections(struct http_server *s)
     }
 }
 
+/* For programs that run the loop themselves. */
 void http_server_begin(struct http_server *s)
 {
     s->now_ns = clock_now_ns();
@@ -410,6 +412,7 @@ void http_server_begin(struct http_server *s)
     }
 }
 
+/* Returns when everything has ended: connections, work of the pool, and the log. */
 int http_server_run(struct http_server *s)
 {
     http_sched_prefer_short_slices();
@@ -434,6 +437,7 @@ static void close_handle(uv_handle_t *handle, void *arg)
     }
 }
 
+/* Handles are closed by the loop, so it runs once more. */
 void http_server_close(struct http_server *s)
 {
     if (!s) {

@@ -62,6 +62,7 @@ static void fetch_work(void *arg)
     }
 }
 
+/* On the loop's thread; the next turn submits them. */
 static void fetched(void *arg)
 {
     struct job *j = arg;
@@ -166,6 +167,7 @@ static void step(struct job *j)
     job_keep_answers(j);
 }
 
+/* Nothing runs, nothing waits to be written, and nothing is left to do. */
 static bool is_over(const struct job *j)
 {
     bool has_more = !j->stopping && (!j->planned_all || j->i_fetched < j->n_fetched);

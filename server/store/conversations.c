@@ -130,6 +130,7 @@ enum status store_conversation_create(struct store *s, const char *owner,
     return store_change(s, create, &a, err);
 }
 
+/* False without an error: there is no such conversation. */
 bool store_conversation_add(struct store *s, const char *owner, const char *id,
                             const struct stored_item *items, size_t n, int64_t expires_at,
                             enum status *st, struct err *err)
@@ -173,6 +174,7 @@ static bool changed(struct store *s, enum status *st)
     return found;
 }
 
+/* Only the metadata can be changed. */
 bool store_conversation_describe(struct store *s, const char *owner, const char *id,
                                  const char *metadata, enum status *st, struct err *err)
 {
@@ -318,6 +320,8 @@ bool store_conversation_read(struct store *s, const char *owner, const char *id,
     return row != 0 && *st == OK;
 }
 
+/* The conversation is checked with the item, so that ids of other owners' items are of no
+ * use. */
 bool store_conversation_item(struct store *s, const char *owner, const char *id, const char *item,
                              struct stored_item *out, enum status *st, struct err *err)
 {

@@ -68,6 +68,7 @@ enum status store_response_put(struct store *s, const char *owner, const struct 
     return store_change(s, put, &p, err);
 }
 
+/* The row's memory ends with the query. */
 static void take_bytes(struct db_rows *rows, int column, struct buf *out)
 {
     size_t n;
@@ -114,6 +115,7 @@ bool store_response_find(struct store *s, const char *owner, const char *id,
     return found && *st == OK;
 }
 
+/* The events of a response that ran in the background, for clients that come back. */
 bool store_response_events(struct store *s, const char *owner, const char *id, struct buf *out,
                            enum status *st, struct err *err)
 {
@@ -134,6 +136,7 @@ bool store_response_events(struct store *s, const char *owner, const char *id, s
     return found && *st == OK;
 }
 
+/* Whether there was one. */
 bool store_response_delete(struct store *s, const char *owner, const char *id, enum status *st,
                            struct err *err)
 {

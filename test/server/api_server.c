@@ -37,6 +37,7 @@ struct script {
     int32_t n;
 };
 
+/* An engine without a model: requests in slots, one thread, tokens from scripts. */
 struct engine {
     struct engine_options options;
     struct engine_info info;
@@ -61,6 +62,7 @@ static int number(const char *name, int otherwise)
     return otherwise;
 }
 
+/* A line of ids per seed. */
 static void read_scripts(struct engine *e, const char *path)
 {
     FILE *f = fopen(path, "r");
@@ -91,6 +93,7 @@ static void put_logprobs(struct token_logprobs *lp, int32_t n_top, int32_t id)
     }
 }
 
+/* Without a script the prompt is repeated. */
 static int32_t next_token(const struct engine *e, const struct engine_request *r, int32_t t)
 {
     if (r->params.seed < (uint64_t)e->n_scripts) {
@@ -148,6 +151,7 @@ static bool advance(struct engine *e, struct slot *s, int32_t k)
     return finish == FINISH_NONE;
 }
 
+/* As a device that is lost fails. */
 static void fail(struct slot *s)
 {
     s->r->error = ERR_DEVICE;
@@ -295,6 +299,7 @@ void engine_add_eos(struct engine *e, int32_t id)
     (void)e, (void)id; // answers go on behind the tokenizer's
 }
 
+/* The queue's limit is the test's. */
 enum status engine_submit(struct engine *e, struct engine_request *r, struct err *err)
 {
     (void)err;
@@ -331,6 +336,7 @@ void engine_cancel(struct engine *e, struct engine_request *r)
     pthread_mutex_unlock(&e->lock);
 }
 
+/* Only one sample of the request. */
 void engine_stop(struct engine *e, struct engine_request *r, int32_t sample)
 {
     pthread_mutex_lock(&e->lock);
@@ -366,6 +372,7 @@ void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, v
     }
 }
 
+/* Numbers as metrics and the load page need them. */
 void engine_stats(struct engine *e, struct engine_stats *out)
 {
     pthread_mutex_lock(&e->lock);

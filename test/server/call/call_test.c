@@ -90,6 +90,7 @@ static void begin(struct call *c)
     of(c)->is_stream = true;
 }
 
+/* Nothing may come after the end. */
 static void event(struct call *c, const char *name, const char *json, size_t n_bytes)
 {
     (void)name;
@@ -499,6 +500,7 @@ static struct {
 } jobs[4];
 static int n_jobs;
 
+/* Jobs of the pool, run when the test says so. */
 static void run_later(struct call_server *s, void (*work)(void *arg), void (*done)(void *arg),
                       void *arg)
 {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Our renderer's own rules: provenance of text, limits, errors, and what clients can and
+ * cannot inject. */
 #include "server/chat/template.h"
 
 #include "engine/base/file.h"
@@ -11,6 +13,7 @@
 /* The prompt with input in [brackets], or an error as "!message". Valid until the next call. */
 static char shown[1 << 16];
 
+/* Spans of user input are marked, so that a test sees what is trusted. */
 static const char *show(enum status st, const struct chat_output *out, const struct err *err)
 {
     char *p = shown;
@@ -26,6 +29,7 @@ static const char *show(enum status st, const struct chat_output *out, const str
     return shown;
 }
 
+/* Compiles and renders; an error becomes the text. */
 static const char *render_in(const char *source, struct chat_input in)
 {
     struct chat_template *t;
@@ -447,6 +451,7 @@ static void check_injection(const char *path)
     free(text);
 }
 
+/* For each template of a folder: text of a user must not become a control token. */
 static int check_injections(const char *folder)
 {
     DIR *dir = opendir(folder);

@@ -161,6 +161,7 @@ static void conversation(struct slice line)
     as_expected(line, last, &in, last_status, &err);
 }
 
+/* One case per line. */
 static int each_line(const char *path, void (*run)(struct slice line))
 {
     char *text;

@@ -134,6 +134,7 @@ struct family {
     enum reasoning_kind reasoning;
 };
 
+/* The parser and reasoning that a template's model needs, found as the server finds them. */
 static const struct family *family_of(const char *template, const char *input)
 {
     static const struct family rows[] = {
@@ -290,6 +291,7 @@ static bool matches(const struct fold *f, const struct json *expected)
     return *at == '\0';
 }
 
+/* A recorded output through our parser, compared with what the recording's parser gave. */
 static int replay(const struct json *line)
 {
     const char *input = json_get_string(line, "input");

@@ -102,6 +102,7 @@ static void add_words(struct words *w, const char *const *list)
     }
 }
 
+/* Ends of arguments are words of the walk, so that it reaches them. */
 static void words_of(const struct turn *t, struct words *w)
 {
     static const char *const ends[] = {"\n</parameter>\n",
@@ -171,6 +172,7 @@ static bool walk(struct grammar *g, const struct words *words, struct buf *out)
 
 #define TEXT_FORMAT "{\"type\":\"regex\",\"pattern\":\"[ab\\\"\\\\\\\\é]{0,5}\"}"
 
+/* Types whose arguments are written in different ways. */
 static const struct tool_to_write tools[] = {
     {.name = "f",
      .schema = "{\"type\":\"object\",\"properties\":{\"s\":{\"type\":\"string\"},\"n\":{\"type\":"
@@ -195,6 +197,7 @@ enum { N_TOOLS = sizeof tools / sizeof tools[0] };
 static struct json *list;
 static struct grammar *arguments[N_TOOLS];
 
+/* The list of tools as a template gets it. */
 static void open_tools(struct tool_to_write *to)
 {
     struct buf b;

@@ -20,6 +20,7 @@
 static const char *no_env[] = {NULL};
 static char **env = (char **)no_env; // never written to
 
+/* One file, which each test overwrites. */
 static char *write_file(const char *text)
 {
     static char path[64];
@@ -30,6 +31,7 @@ static char *write_file(const char *text)
     return path;
 }
 
+/* Spellings of values: units, lists, negations, short names. */
 TEST(flags_set_fields_and_the_rest_keeps_its_default)
 {
     LOAD("models/demo", "--port=9001", "-tp", "2", "--max-model-len", "8k",
@@ -351,6 +353,7 @@ static bool is_named_alike(const struct option_row *row)
     return row->name[i] == field[i];
 }
 
+/* The size that a field must have for its type. */
 static size_t size_of_type(enum option_type type)
 {
     switch (type) {

@@ -20,6 +20,7 @@ static int one_in(unsigned n)
 }
 
 ssize_t send(int fd, const void *bytes, size_t n, int flags);
+/* Short sends are common under load, and easy to get wrong. */
 ssize_t send(int fd, const void *bytes, size_t n, int flags)
 {
     static ssize_t (*real)(int, const void *, size_t, int);
@@ -44,6 +45,7 @@ ssize_t send(int fd, const void *bytes, size_t n, int flags)
     return real(fd, bytes, n, flags);
 }
 
+/* Errors that accept4 is documented to return. */
 int accept4(int fd, struct sockaddr *addr, socklen_t *n_addr, int flags)
 {
     static int (*real)(int, struct sockaddr *, socklen_t *, int);

@@ -47,6 +47,7 @@ static struct app {
     int64_t gone_ns; // when on_gone last came
 } app = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
+/* Tests pass parameters in the query. */
 static long arg_long(struct http_request *req, const char *name, long otherwise)
 {
     const char *text = http_query(req, name);
@@ -76,6 +77,7 @@ static bool make_tokens(int64_t now, int64_t *next)
     return made;
 }
 
+/* Makes tokens when they are due and wakes the loop, as an engine does. */
 static void *engine_main(void *arg)
 {
     (void)arg;
@@ -101,6 +103,7 @@ static void *engine_main(void *arg)
     return NULL;
 }
 
+/* From the loop's thread to the engine's list. */
 static void engine_add(struct job *j)
 {
     pthread_mutex_lock(&app.lock);
@@ -116,6 +119,7 @@ static void engine_add(struct job *j)
     pthread_mutex_unlock(&app.lock);
 }
 
+/* A job may be in the engine's list, or have left it. */
 static void end_job(struct job *j)
 {
     pthread_mutex_lock(&app.lock);
@@ -157,6 +161,7 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 
 static const struct http_events events = {.on_gone = on_gone};
 
+/* Every deferred request has one; it is freed when the request ends. */
 static struct job *new_job(struct http_request *req)
 {
     struct job *j = xcalloc(1, sizeof *j);
@@ -167,6 +172,7 @@ static struct job *new_job(struct http_request *req)
     return j;
 }
 
+/* The event has its number and time, so that tests see gaps and delays. */
 static void send_token(struct job *j)
 {
     char text[64];
@@ -240,6 +246,7 @@ static void post_echo(struct http_request *req, void *arg)
     http_reply(req, 200, "application/octet-stream", or_empty(body), n);
 }
 
+/* Work of the pool: slow, if the test says so. */
 static void to_upper(void *arg)
 {
     struct job *j = arg;
@@ -300,6 +307,7 @@ static void get_late(struct http_request *req, void *arg)
     http_timer_start(app.server, &j->timer, arg_long(req, "ms", 100), late_due, j);
 }
 
+/* An error after the head was or was not sent, depending on the time. */
 static void refuse_due(struct http_timer *timer, void *arg)
 {
     (void)timer;
@@ -327,6 +335,7 @@ static void get_hang(struct http_request *req, void *arg)
     new_job(req);
 }
 
+/* Replies larger than all buffers. */
 static void get_big(struct http_request *req, void *arg)
 {
     (void)arg;
@@ -357,6 +366,7 @@ static void item(struct http_request *req, void *arg)
     reply_json(req, 200, &b);
 }
 
+/* Counters, so that tests can wait for what happens inside. */
 static void get_stats(struct http_request *req, void *arg)
 {
     (void)arg;
@@ -444,6 +454,7 @@ static const struct http_route routes[] = {
     {0},
 };
 
+/* Options by name. */
 static const struct {
     const char *name;
     size_t offset;
@@ -495,6 +506,7 @@ static void read_option(struct http_options *o, const char *name, const char *va
     }
 }
 
+/* Runs until a signal; prints the addresses, since tests use port 0. */
 int main(int argc, char **argv)
 {
     struct http_options o = {

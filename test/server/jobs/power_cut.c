@@ -60,6 +60,7 @@ static void must(bool ok, const char *what)
     }
 }
 
+/* All bytes, at their place. */
 static void write_whole(int fd, const char *bytes, size_t n, off_t at)
 {
     while (n > 0) {
@@ -138,6 +139,7 @@ static void *real(const char *name)
     return f;
 }
 
+/* Only what is synced gets to the disk's copy. */
 static int sync_file(int fd, const char *name)
 {
     bool is_root;

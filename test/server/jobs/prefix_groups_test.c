@@ -188,6 +188,7 @@ TEST(a_subtree_has_a_group_of_its_own_where_that_saves)
     prefix_groups_free(&g);
 }
 
+/* At least one token must be computed, for its logits. */
 TEST(equal_prompts_keep_their_order_and_leave_a_token_to_compute)
 {
     struct prefix_groups g;

@@ -211,6 +211,7 @@ TEST(a_batch_lives_from_validating_to_its_files)
     store_close(s);
 }
 
+/* The parts of a response have the same size, so that the total is known. */
 static enum status put_response(struct store *s, const char *owner, const char *id, size_t n,
                                 int64_t expires_at)
 {
