@@ -241,7 +241,7 @@ enum status cuda_pass_end(struct backend *base)
     return passes_end(&be->passes, &be->steps);
 }
 
-/* The event that marks the step's end is recorded behind all of its work. */
+/* The event that marks the step's end is recorded after all of its work. */
 enum status cuda_step_end(struct backend *base)
 {
     struct cuda_backend *be = cuda_backend_of(base);

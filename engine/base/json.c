@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* JSON trees: cJSON behind a scan that checks what cJSON does not. */
+/* JSON trees: cJSON after a scan that checks what cJSON does not. */
 #include "engine/base/json.h"
 
 #include "engine/base/file.h"

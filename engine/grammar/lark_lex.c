@@ -63,7 +63,7 @@ static bool skip(struct lark_lex *l)
     return line;
 }
 
-/* A string or a regular expression with the flags behind it. A "/" inside a class of a regular
+/* A string or a regular expression with the flags after it. A "/" inside a class of a regular
  * expression does not end it. */
 static enum status quoted(struct lark_lex *l, char quote)
 {

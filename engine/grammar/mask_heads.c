@@ -32,7 +32,7 @@ void heads_free(struct masks *m)
 
 /* ---- any head ---- */
 
-/* The same walk, which notes where the head may end with more of a token behind it. */
+/* The same walk, which notes where the head may end with more of a token after it. */
 static void fill_head(struct masks *m, struct head *h)
 {
     const struct grammar_vocab *v = m->vocab;

@@ -52,7 +52,7 @@ size_t masks_bytes(const struct masks *m)
 
 /* ---- a state's mask ---- */
 
-/* Cuts an expression into a head and the rest, where it has one. A single byte behind a repetition
+/* Cuts an expression into a head and the rest, where it has one. A single byte after a repetition
  * belongs to the head: what ends at a quote ends in few tokens. */
 static bool split_head(struct exprs *x, uint32_t e, uint32_t *head, uint32_t *rest)
 {

@@ -83,7 +83,7 @@ struct module_names {
     const char *fc, *embed_norm, *hidden_norm, *norm, *embed, *head;
 };
 
-/* Two layouts are in use: the module under "mtp.", or as one more layer behind the model's. */
+/* Two layouts are in use: the module under "mtp.", or as one more layer after the model's. */
 static enum status load_mtp(struct loader *l)
 {
     static const struct module_names outside = {

@@ -220,7 +220,7 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
            (double)e->prefix_hits);
     if (s->info->state_bytes > 0) {
         one(b, s, "sluice_prefix_cache_recomputed_total", "counter",
-            "Tokens found in the cache, but for the recurrent state behind them.",
+            "Tokens found in the cache without the recurrent state after them.",
             (double)e->prefix_recomputed);
         one(b, s, "sluice_state_snapshots", "gauge",
             "Snapshots of recurrent state that there can be.", s->info->n_snapshots);

@@ -104,7 +104,7 @@ static void put_ids(struct buf *b, const struct openapi_facts *facts)
     buf_putc(b, '}');
 }
 
-/* A list of at most so many, whose items begin behind this. */
+/* A list with a maximum length; the schema of its items follows. */
 static void put_list(struct buf *b, int64_t most)
 {
     put_json(b, ",{'type':'array','minItems':1,'maxItems':");

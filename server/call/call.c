@@ -127,7 +127,7 @@ static void start_record(struct call *c)
     }
 }
 
-/* To the engine, or behind those that wait for it. False: *e says why not. */
+/* To the engine, or to the end of the calls that wait for it. False: *e says why not. */
 static bool submit(struct call *c, struct call_error *e)
 {
     if (!call_make_requests(c, e)) {

@@ -30,7 +30,7 @@ struct call_usage call_usage_of(const struct call *c)
         u.completion += c->choices[i].n_taken;
         u.reasoning += c->choices[i].output.n_reasoning_tokens;
     }
-    if (u.accepted > u.completion) { // behind a stop string nothing is returned or counted
+    if (u.accepted > u.completion) { // after a stop string nothing is returned or counted
         u.accepted = u.completion;
     }
     return u;

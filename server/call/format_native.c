@@ -320,7 +320,7 @@ const struct call_format call_native_format = {
 /* ---- embeddings and templates
  * -------------------------------------------------------------------- */
 
-/* A list of vectors for each input: one, as there is one behind a pooling. */
+/* A list of vectors for each input: one, as pooling gives one. */
 static void end_embedding(struct call *c)
 {
     struct buf b;

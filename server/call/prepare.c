@@ -13,7 +13,7 @@
 enum { ARENA_MAX_BYTES = 256 << 20 }; // chosen: 16 times the default --max-body-bytes
 
 /* What an endpoint asks for: what its request holds before the members are read, what completes it
- * behind them, the members that text and messages come from, and what its prompts are for. Those
+ * after them, the members that text and messages come from, and what its prompts are for. Those
  * that neither generate nor pool only want their token ids. */
 static const struct kind {
     void (*begin)(struct request *r); // may be NULL
@@ -197,7 +197,7 @@ static bool template_failed(struct request *r, enum status st, const struct err 
     return call_error_set(&r->error, 500, "internal_error", NULL, "The chat template failed.");
 }
 
-/* A conversation's prompt, whose ids come behind those of the prompts before it. */
+/* A conversation's prompt, whose ids follow those of the prompts before it. */
 static bool render_chat(struct request *r, const struct chat_template *t,
                         const struct request_chat *chat, struct request_prompt *p)
 {

@@ -111,7 +111,7 @@ static bool read_pair(struct biases *b, const struct json *pair)
     return read_value(b->r, v, &value) && put(b, (int32_t)id, value);
 }
 
-/* With llama.cpp's ignore_eos the end tokens are not drawn, where others go on behind them. */
+/* With llama.cpp's ignore_eos the end tokens are not drawn, where others go on after them. */
 bool request_ban_ends(struct request *r)
 {
     const struct engine_info *info = r->model->info;

@@ -28,7 +28,7 @@ static bool put_ids(struct request *r, const struct request_prompt *p, bool add_
            request_too_large(r);
 }
 
-/* The query goes in front of each item, or with item_first behind it. */
+/* The query goes in front of each item, or with item_first after it. */
 static bool join(struct request *r, const struct request_prompt *query, struct request_prompt *item)
 {
     struct ids ids;

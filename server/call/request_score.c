@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The bodies of /v1/score and /v1/rerank: pairs of texts. A model that judges gets each pair as one
- * prompt, and both of its answers are drawn from the row behind it; else each text becomes a
+ * prompt, and both of its answers are drawn from the row after it; else each text becomes a
  * vector. */
 #include "engine/base/optional.h"
 #include "engine/base/words.h"

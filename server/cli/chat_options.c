@@ -162,7 +162,7 @@ static enum status check_rest(const struct chat_options *o, struct err *err)
     }
     if (o->rest[0][0] != '-') {
         return err_set(err, ERR_INVALID,
-                       "'%.200s' stands behind an option: the model or URL comes "
+                       "'%.200s' stands after an option: the model or URL comes "
                        "first, as in: sluice chat %.200s ...",
                        o->rest[0], o->rest[0]);
     }

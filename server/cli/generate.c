@@ -151,8 +151,7 @@ static void run_lines(struct generate *g)
     free(in.bytes);
 }
 
-/* The prompt becomes a JSON line like any other, so both forms have the same code behind
- * them. */
+/* The prompt becomes a JSON line like any other, so both forms share the code from here on. */
 static int run_prompt(struct generate *g, const char *prompt, const char *max_tokens)
 {
     struct buf line;
@@ -228,7 +227,7 @@ static void split_arguments(int argc, char **argv, struct arguments *a)
 static enum status no_prompt(struct err *err)
 {
     return err_set(err, ERR_INVALID,
-                   "no prompt: write it behind the model or into standard input, "
+                   "no prompt: write it after the model or into standard input, "
                    "or give --json and a line of JSON for each request");
 }
 

@@ -23,7 +23,7 @@ static const char help[] =
     "  --spans            add \"spans\": [[text, is it input?], ...]\n"
     "  --trust-assistant  what the assistant said is not input\n\n"
     "The key strftime_now fixes the clock: \"2025-06-15 12:34:56\", or seconds since 1970.\n"
-    "The key continue_final_message cuts the text behind the last message (not with --raw).\n";
+    "The key continue_final_message cuts the text after the last message (not with --raw).\n";
 
 /* The template, or why there is none, which each line then reports. */
 struct render {

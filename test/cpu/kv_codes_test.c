@@ -242,7 +242,7 @@ OP_TEST(a_token_in_a_page_is_its_own)
             put_token(&page, k, op_int(0, tokens - 1), n);
             check_page(&page, k, n);
         }
-        for (size_t b = 0; b < 64; b++) { // nothing before and behind it was written
+        for (size_t b = 0; b < 64; b++) { // nothing before and after it was written
             CHECK_EQ(page.head[b], 0x5A);
             CHECK_EQ(page.head[64 + page.p.n_bytes + b], 0x5A);
         }

@@ -240,7 +240,7 @@ OP_TEST(a_tree_rows_path_counts_as_history)
         add_draw(&s, (struct pass_draw){.pos = s.pass.rows[i].pos, .n_prompt = 3, .tree_row = i});
     }
     const struct draw_result *r = run_draws(&s);
-    CHECK_EQ(r[0].token, 2); // 1 is behind it
+    CHECK_EQ(r[0].token, 2); // 1 comes second
     CHECK_EQ(r[1].token, 3); // 1 and 2
     CHECK_EQ(r[2].token, 2); // 1 and 3
     op_close(&s.rig);

@@ -304,7 +304,7 @@ TEST(drafts_that_are_taken_back_agree)
                 begin(&s);
                 add_text(&s, 1, at, at + n);
                 run(&s);
-                check(&s, "behind drafts");
+                check(&s, "after drafts");
                 at += n;
             }
         }
@@ -375,7 +375,7 @@ TEST(trees_and_the_paths_of_them_agree)
                 begin(&s);
                 add_text(&s, 2, at, at + n);
                 run(&s);
-                check(&s, "behind trees");
+                check(&s, "after trees");
                 at += n;
                 continue;
             }
@@ -456,7 +456,7 @@ static void few_rows(struct scene *s)
     }
     copy(s, LANES, 2, 2 * block);
     feed(s, 2, 2 * block, 2 * block + 3, "few rows from a snapshot");
-    feed(s, 1, at[0], at[0] + 70, "more rows behind few");
+    feed(s, 1, at[0], at[0] + 70, "more rows after few");
 }
 
 /* Passes of a few rows per sequence, which have a kernel of their own for keys of 128. */

@@ -231,7 +231,7 @@ TEST(blocks_that_were_computed_again_are_as_young_as_what_lies_behind)
     struct engine_options o = hybrid_options(&b, 44);
     REQUIRE(start(&b, &o));
     make(0, 0, 112, 1);
-    ask(&b, 0); // 7 blocks, state behind 4
+    ask(&b, 0); // 7 blocks, state after 4
     make(1, 0, 330, 1);
     CHECK_EQ(ask(&b, 1)->r.n_cached, 64);
     CHECK_EQ(requests[1].r.n_recomputed, 48);

@@ -238,7 +238,7 @@ static bool read_field(struct text line, struct strict_head *h)
 }
 
 /* A head. Chunks are not read: a body that is cut elsewhere still belongs to one request, and
- * nothing may be executed behind it. */
+ * nothing may be executed after it. */
 static bool read_head(struct text *t, struct strict_head *h)
 {
     struct text line;

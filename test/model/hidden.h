@@ -202,7 +202,7 @@ static inline void hidden_check(const struct hidden_case *c)
     hidden_close(&whole);
 }
 
-/* Families whose residual streams differ: pre-norm, norms behind the sub-layers, both sub-layers at
+/* Families whose residual streams differ: pre-norm, norms after the sub-layers, both sub-layers at
  * once, MLA with experts; few rows and all of them. */
 static inline void hidden_check_families(struct backend *(*open)(void))
 {

@@ -296,7 +296,7 @@ const struct engine_info *engine_info(const struct engine *e)
 
 void engine_add_eos(struct engine *e, int32_t id)
 {
-    (void)e, (void)id; // answers go on behind the tokenizer's
+    (void)e, (void)id; // answers go on after the tokenizer's
 }
 
 /* The queue's limit is the test's. */

@@ -69,7 +69,7 @@ static struct number_grid packed_grid(enum packing packing, unsigned char *units
             if (packing == PACK_BYTES) {
                 put_nibble(units, 1, row * N / 2 + col / 2, (int32_t)(col % 2),
                            number_at(row, col));
-            } else if (packing == PACK_WORDS_ACROSS) { // words of a column one behind the other
+            } else if (packing == PACK_WORDS_ACROSS) { // words of a column one after the other
                 put_nibble(units, 4, col / 8 * N + row, (int32_t)(col % 8), number_at(row, col));
             } else if (packing == PACK_WORDS_DOWN) {
                 put_nibble(units, 4, row / 8 * N + col, (int32_t)(row % 8), number_at(row, col));

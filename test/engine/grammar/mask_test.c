@@ -96,7 +96,7 @@ static void check_state(struct grammar *g, const char *text, bool (*viable)(cons
         CHECK_EQ(grammar_allows(g, s, (int32_t)i, &alone), OK);
         n_triples++;
         if (allowed != right || alone != right) {
-            CHECK_FAIL("seed %d: %s: token \"%s\" behind \"%s\" should%s be allowed", (int)seed,
+            CHECK_FAIL("seed %d: %s: token \"%s\" after \"%s\" should%s be allowed", (int)seed,
                        source, i < N_TOKENS ? token_text[i] : "end", text, right ? "" : " not");
         }
     }
@@ -114,7 +114,7 @@ struct node {
 static int n_tree;
 static const char *subject;
 static size_t n_subject;
-static bool open_end; // a match could go on behind the end of the text
+static bool open_end; // a match could go on after the end of the text
 
 /* The set of positions at which a match from position i can end. */
 static uint64_t ends(int at, size_t i)

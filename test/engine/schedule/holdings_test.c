@@ -327,7 +327,7 @@ TEST(blocks_without_their_state_are_computed_again_where_they_are)
     int32_t blocks[4];
     memcpy(blocks, holdings_blocks(&b.h, &b.seqs[0]), sizeof blocks);
     holdings_leave(&b.h, &b.seqs[0]);
-    states_forget(&b.h.states.snapshots, blocks[1]); // behind 8 tokens, the only one
+    states_forget(&b.h.states.snapshots, blocks[1]); // after 8 tokens, the only one
     struct cached_front front = begin(&b, 1);
     CHECK_EQ(front.n_blocks, 0);
     CHECK_EQ(front.n_matched, 3);

@@ -81,7 +81,7 @@ TEST(on_one_way_they_are_worth_what_lies_between)
     int32_t a = take(0, 512, -1, STATE_STEP), b = take(1, 576, a, STATE_STEP);
     int32_t c = take(2, 1088, b, STATE_STEP);
     CHECK_EQ(take(3, 1600, c, STATE_STEP), b); // saves 64 alone
-    CHECK_EQ(states.slots[c].above, a);        // who lay behind it saves those too, from now on
+    CHECK_EQ(states.slots[c].above, a);        // the one after it saves those too, from now on
     states_forget(&states, 0);
     CHECK_EQ(states.slots[c].above, -1);
     close_all();

@@ -285,7 +285,7 @@ TEST(long_white_space_costs_each_token_the_same)
         if (strcmp(opt.parser->name, name) != 0) {
             continue; // another name of a parser
         }
-        for (size_t n_word = 0; n_word < 2; n_word++) { // alone, and behind a word
+        for (size_t n_word = 0; n_word < 2; n_word++) { // alone, and after a word
             for (int k = 0; k < 2; k++) {
                 opt.reasoning = k ? REASONING_THINK : REASONING_NONE;
                 opt.starts_in_reasoning = k;

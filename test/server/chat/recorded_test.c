@@ -217,7 +217,7 @@ static bool is_quirk(const char *id)
                    // dropped
         "chat064",
         "chat075", // a call cut off before its arguments has none; here an empty object
-        "chat155", // the line's end behind the reasoning is kept
+        "chat155", // the line's end after the reasoning is kept
     };
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
         if (strcmp(id, ids[i]) == 0) {
