@@ -26,6 +26,7 @@ static int64_t small(struct jv v)
     return v.type == JV_BOOL ? v.u.b : v.u.i;
 }
 
+/* Large integers may be too large for a float, as in Python. */
 bool jnum_to_double(struct jrt *rt, struct jv v, double *f)
 {
     if (v.type == JV_FLOAT) {
@@ -105,6 +106,7 @@ static bool float_pow(struct jrt *rt, double a, double b, struct jv *out)
     return true;
 }
 
+/* Division and modulo follow Python: towards minus infinity, with errors for zero. */
 static bool float_binary(struct jrt *rt, enum jop op, double a, double b, struct jv *out)
 {
     switch (op) {
@@ -218,6 +220,7 @@ bool jnum_binary(struct jrt *rt, enum jop op, struct jv a, struct jv b, struct j
     return false;
 }
 
+/* Zero minus the number, so that overflow becomes a large integer. */
 bool jnum_negate(struct jrt *rt, struct jv v, struct jv *out)
 {
     if (v.type == JV_FLOAT) {
@@ -240,6 +243,7 @@ bool jnum_abs(struct jrt *rt, struct jv v, struct jv *out)
     return true;
 }
 
+/* Wide enough to compare int64_t with floats exactly, where long double has 64 bits. */
 static long double long_double_of(struct jv v)
 {
     if (is_float(v)) {
@@ -424,6 +428,7 @@ static size_t float_digits(const char *p, char **to)
     }
 }
 
+/* float("nan") and the like; int() has no such words. */
 static bool parse_special(const char *p, double *f)
 {
     static const struct {

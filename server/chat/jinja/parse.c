@@ -281,6 +281,7 @@ static struct jnode *parse_block(struct jparser *p)
     return n;
 }
 
+/* {% autoescape VALUE %} */
 static struct jnode *parse_autoescape(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_AUTOESCAPE);
@@ -291,6 +292,7 @@ static struct jnode *parse_autoescape(struct jparser *p)
     return body_to(p, "endautoescape", n) ? n : NULL;
 }
 
+/* {% generation %}, which Hugging Face adds for training: its body is output as it is. */
 static struct jnode *parse_generation(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_GENERATION);
@@ -396,6 +398,7 @@ static struct jnode *parse_statement(struct jparser *p)
     return NULL;
 }
 
+/* Tags that end the current body. */
 static bool is_end(const struct jparser *p, const char *const *ends)
 {
     for (; ends && *ends; ends++) {
@@ -406,6 +409,7 @@ static bool is_end(const struct jparser *p, const char *const *ends)
     return false;
 }
 
+/* {{ ... }} */
 static struct jnode *parse_print_tag(struct jparser *p)
 {
     jp_next(p);
@@ -421,6 +425,7 @@ static struct jnode *parse_print_tag(struct jparser *p)
     return n;
 }
 
+/* Text between tags. */
 static struct jnode *parse_data(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_DATA);
@@ -462,6 +467,7 @@ static bool parse_body(struct jparser *p, const char *const *ends, struct jnodes
     }
 }
 
+/* Symbols that the executor looks up itself get their numbers first. */
 bool jinja_parse(struct jinja_template *t, const struct jtoken *tokens, size_t n_tokens)
 {
     (void)n_tokens; // the list ends with T_EOF, which is never skipped

@@ -53,6 +53,7 @@ static void skip_space(struct reader *r)
     }
 }
 
+/* The character if it comes next, after white space. */
 static bool take(struct reader *r, char c)
 {
     skip_space(r);
@@ -63,6 +64,7 @@ static bool take(struct reader *r, char c)
     return false;
 }
 
+/* -1 if there are fewer digits. */
 static int64_t hex_digits(struct reader *r, int n)
 {
     int64_t v = 0;
@@ -191,6 +193,7 @@ static bool word(struct reader *r)
     return false;
 }
 
+/* Python allows "_" between digits. */
 static size_t digits(struct reader *r)
 {
     const char *start = r->s;
@@ -287,6 +290,7 @@ static bool items(struct reader *r, char close, bool keys)
     return true;
 }
 
+/* Literals of Python and of JSON, since models mix them. */
 static bool value(struct reader *r)
 {
     skip_space(r);
@@ -342,6 +346,7 @@ static bool keywords(struct reader *r)
 /* ---- the list
  * --------------------------------------------------------------------------------- */
 
+/* The name ends at "("; any other character than a name's means that this is text. */
 static bool name(struct tool_parse *p)
 {
     while (tool_n_held(p) > 0) {
@@ -367,6 +372,7 @@ static bool name(struct tool_parse *p)
     return false;
 }
 
+/* The whole call is read again as Python and written as JSON. */
 static bool report_call(struct tool_parse *p)
 {
     struct buf json;
@@ -387,6 +393,7 @@ static bool report_call(struct tool_parse *p)
     return good || give_up(p);
 }
 
+/* Looks for the end: brackets are counted outside of quotes. */
 static bool call(struct tool_parse *p)
 {
     while (tool_n_held(p) > 0) {
@@ -409,6 +416,7 @@ static bool call(struct tool_parse *p)
     return false;
 }
 
+/* A comma, the end of the list, or, between tags, what closes them. */
 static bool after(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -465,6 +473,7 @@ static bool calls(struct tool_parse *p)
     return true;
 }
 
+/* A list at the very beginning of an answer is one of calls. */
 static bool start(struct tool_parse *p)
 {
     tool_skip_space(p);
@@ -488,6 +497,8 @@ static bool is_cut(const struct tool_parse *p)
     return p->n_calls > 0 && p->state != START && p->state != AFTER && p->state != TEXT;
 }
 
+/* The states: START before anything; TEXT outside of calls; CALLS after "["; LISTED after
+ * a comma; NAME and CALL within a call; AFTER when a call has ended. */
 static bool step(struct tool_parse *p, bool final)
 {
     int which;
@@ -521,6 +532,7 @@ static const struct pythonic_form pythonic = {
 };
 #define PYTHON_CALLS .call = "", .name_end = "(", .call_end = ")", .style = "python"
 
+/* Llama's form, without tags. */
 static const struct tool_writing bare_writing = {
     PYTHON_CALLS,
     .open = "[",
