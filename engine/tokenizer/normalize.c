@@ -27,6 +27,7 @@ static const struct {
     {"ByteLevel", NORMALIZE_BYTE_LEVEL},
 };
 
+/* Members of the kinds that have any. */
 static enum status load_details(struct normalizer *op, const char *type, const struct json *node,
                                 struct err *err)
 {
@@ -152,6 +153,8 @@ static void order_marks(int32_t *cp, size_t n, int32_t *tmp)
     memcpy(cp, tmp, n * sizeof *cp);
 }
 
+/* Marks that follow one base are sorted by their class, as Unicode's canonical ordering
+ * says. */
 static void order_all(int32_t *cp, size_t n, int32_t *tmp)
 {
     for (size_t i = 0; i < n;) {
@@ -346,6 +349,7 @@ static bool apply_form(enum normalizer_kind form, const char *s, size_t n, struc
 
 /* ---- the other steps ---- */
 
+/* A character may become two. */
 static void apply_lowercase(const char *s, size_t n, struct buf *out)
 {
     for (size_t i = 0; i < n;) {
@@ -386,6 +390,8 @@ static bool nmt_is_space(uint32_t c)
            c == 0xFEFF || c == 0xFFFD;
 }
 
+/* NMT's rules: controls go, and all kinds of white space become a space. `head`: the first
+ * character is gone. */
 static void apply_nmt(const char *s, size_t n, struct buf *out, bool *head)
 {
     for (size_t i = 0; i < n;) {
@@ -558,6 +564,7 @@ static bool apply_one(const struct normalizer *op, struct scratch *sc, const cha
     return true;
 }
 
+/* Each step writes to one of two buffers, and reads what the last one wrote. */
 bool normalizer_apply(const struct tokenizer *tok, struct scratch *sc, const char **s, size_t *n,
                       bool *dropped_head)
 {

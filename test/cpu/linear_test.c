@@ -308,6 +308,7 @@ static void try_norm_linear(const char *backend, int32_t rows, bool is_mlp)
     op_close(&rig);
 }
 
+/* The norm is computed row by row before the product's packing, with the same rounding. */
 OP_TEST(a_norm_joined_to_products_has_their_bits)
 {
     static const int32_t rows[] = {1, 127, 128, 211, 2100};
@@ -363,6 +364,7 @@ static void check_stored_anywhere(const char *backend, enum dtype from)
     op_close(&rig);
 }
 
+/* Tensors of a file are not aligned to their element's size. */
 OP_TEST(numbers_of_a_file_may_lie_anywhere)
 {
     check_stored_anywhere(backend, DT_F32);

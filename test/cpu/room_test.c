@@ -39,6 +39,7 @@ static void begin(const char *groups)
     put("/proc/self/cgroup", groups);
 }
 
+/* No control groups: what the kernel says of the machine. */
 TEST(without_groups_the_machine_says)
 {
     begin("");
@@ -89,6 +90,7 @@ TEST(a_container_in_the_hosts_namespace)
     CHECK_EQ(cpu_room(root), (size_t)50 * MB);
 }
 
+/* A group may be over its limit for a while. */
 TEST(nothing_is_left_where_more_is_used_than_allowed)
 {
     begin("0::/a\n");
@@ -97,6 +99,7 @@ TEST(nothing_is_left_where_more_is_used_than_allowed)
     CHECK_EQ(cpu_room(root), 0);
 }
 
+/* Lines that are not understood must not become a limit of 0. */
 TEST(what_says_nothing_is_no_limit)
 {
     begin("x\n0::\n4:memory\n3:memory:/none\n");

@@ -390,6 +390,7 @@ TEST(synthetic_acceptance_is_refused_where_text_is_served)
     CHECK(engine_open(&o, &b.e, &err) == ERR_INVALID);
 }
 
+/* Operators see this message at their first start with a new model. */
 TEST(weights_that_do_not_fit_say_what_would_help)
 {
     struct bed b = {.control.no_memory = true};

@@ -45,6 +45,7 @@ struct fake {
     int dummy;
 };
 
+/* The hash of a prefix is its identity: any other token or order changes it. */
 static uint64_t prefix_hash(const int32_t *tokens, int32_t n)
 {
     uint64_t h = FAKE_EMPTY;

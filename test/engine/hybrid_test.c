@@ -7,6 +7,7 @@
  * prompt. */
 enum { BLOCK = 16, STATE = 64, EVERY = 512 };
 
+/* A configuration with recurrent and attention layers. */
 static struct engine_options hybrid_options(struct bed *b, int32_t n_blocks)
 {
     struct engine_options o = options_of(b, BLOCK, n_blocks);

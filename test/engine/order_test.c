@@ -125,6 +125,7 @@ static int64_t rows_of_siblings(bool preempted, int64_t *again)
     return n_rows;
 }
 
+/* Only those that still run need their blocks back after a preemption. */
 TEST(siblings_that_have_finished_are_not_restored)
 {
     int64_t again = 0, rows = rows_of_siblings(false, &again);
@@ -353,6 +354,7 @@ static int32_t turns_beside_drafts(int32_t n_prompt, int32_t n_beside)
     return turn;
 }
 
+/* Drafts fill a step only as far as nobody more urgent needs its rows. */
 TEST(drafts_leave_rows_to_an_urgent_prompt)
 {
     CHECK(turns_beside_drafts(40, 3) < 20);

@@ -31,6 +31,7 @@ static void make_groups(uint32_t seed)
     }
 }
 
+/* Tokens that were computed, which is what a good order saves. */
 static int64_t computed(void)
 {
     int64_t n = 0;
@@ -71,6 +72,8 @@ static int64_t run_groups(int64_t overtake_tokens, uint32_t seed)
     return computed();
 }
 
+/* With a large bound each prefix is computed once; in the order of arrival it is evicted
+ * before its next use. */
 TEST(a_prefix_serves_all_that_wait_for_it)
 {
     int64_t once = GROUPS * PREFIX + N * OWN;

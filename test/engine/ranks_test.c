@@ -25,6 +25,7 @@ static struct fault fault;
 static struct backend_ops faulty;
 static const struct backend_ops *real;
 
+/* Fails at the chosen call, counted over all ranks. */
 static enum status attention(struct backend *be, const struct attention_args *a)
 {
     bool fails = atomic_fetch_add(&fault.n_attention, 1) + 1 == fault.at_attention;
@@ -34,6 +35,7 @@ static enum status attention(struct backend *be, const struct attention_args *a)
     return real->attention(be, a);
 }
 
+/* Fails before anything of the step is done. */
 static enum status step_begin(struct backend *be, int32_t slot)
 {
     bool fails = atomic_fetch_add(&fault.n_steps, 1) + 1 == fault.at_step;

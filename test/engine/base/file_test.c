@@ -10,6 +10,7 @@
 
 enum { BYTES = 1 << 20 }; // pages, also of 64 KiB
 
+/* A file of BYTES zeros, which the test cuts while it is mapped. */
 static int open_file(char *path, size_t n)
 {
     snprintf(path, n, "/tmp/sluice-map-XXXXXX");
@@ -80,6 +81,7 @@ static void read_whole(const char *path, int fd)
     read_cut(path, fd, BYTES);
 }
 
+/* A SIGBUS that has nothing to do with a map must keep its default action. */
 static void fail_elsewhere(const char *path, int fd)
 {
     struct err err;

@@ -13,6 +13,7 @@ static void put_hex(const unsigned char digest[SHA256_BYTES], char *to)
     }
 }
 
+/* Texts around the block size, where padding needs one block or two. */
 TEST(digests_are_those_of_the_standard)
 {
     static const struct {

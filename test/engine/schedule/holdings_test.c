@@ -71,6 +71,7 @@ static void close_bed(struct bed *b)
     plan_deinit(&b->p);
 }
 
+/* As the scheduler does it: find, keep, begin. */
 static struct cached_front begin(struct bed *b, int32_t i)
 {
     struct cached_front front = holdings_find(&b->h, &b->seqs[i]);

@@ -13,6 +13,7 @@
 
 /* ---- one Split stage over a text ---- */
 
+/* Pieces as copies, since they point into scratch memory. */
 struct pieces {
     char **v;
     size_t bytes[4096]; // of each
@@ -54,6 +55,7 @@ static bool same(const struct pieces *a, const struct pieces *b)
     return equal;
 }
 
+/* Only the splitting stages, without the model. */
 static void split(const struct tokenizer *tok, const char *s, size_t n, struct pieces *out)
 {
     struct scratch *sc = scratch_take(tok);
@@ -68,6 +70,7 @@ static void split(const struct tokenizer *tok, const char *s, size_t n, struct p
     scratch_free(sc);
 }
 
+/* A tokenizer that has nothing but these stages. */
 static struct tokenizer *splitting_tokenizer(const struct json *stage, struct err *err)
 {
     struct tokenizer *tok = xcalloc(1, sizeof *tok);

@@ -203,6 +203,7 @@ static double processor_seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+/* Time must grow with the length, whatever the text repeats. */
 static double seconds_for(const struct tokenizer *tok, const char *unit, size_t n_bytes)
 {
     size_t k = strlen(unit), n = n_bytes / k * k;
@@ -446,6 +447,7 @@ TEST(ids_that_do_not_exist_are_harmless)
 
 /* ---- threads ---- */
 
+/* Threads encode the same text; results must not depend on others. */
 static void *encode_often(void *arg)
 {
     const struct tokenizer *tok = arg;
