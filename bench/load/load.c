@@ -331,6 +331,7 @@ static void shuffle_units(struct bench_load *load)
     }
 }
 
+/* A dataset gives prompts; without one they are made up from the seed. */
 enum status bench_load_init(struct bench_load *load, const struct bench_options *o,
                             const char *model, struct err *err)
 {

@@ -72,6 +72,7 @@ static const struct option {
 
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
 
+/* The help is made from the table; two spaces in a text divide value and explanation. */
 void bench_options_help(void)
 {
     printf("usage: sluice bench [OPTIONS]\n\n"
@@ -114,6 +115,7 @@ static enum status set_number(const struct option *opt, const char *value, void 
     return OK;
 }
 
+/* The message lists what is possible. */
 static enum status set_choice(const struct option *opt, const char *const *names, const char *value,
                               void *at, struct err *err)
 {
@@ -129,6 +131,7 @@ static enum status set_choice(const struct option *opt, const char *const *names
     return err_set(err, ERR_INVALID, "--%s: '%s' is none of %s", opt->name, value, all);
 }
 
+/* Values go to their place in the struct by the row's offset. */
 static enum status set(const struct option *opt, const char *value, struct bench_options *o,
                        struct err *err)
 {

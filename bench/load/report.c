@@ -220,6 +220,7 @@ static void put_number(struct buf *b, const char *key, double v)
     buf_putc(b, ',');
 }
 
+/* The comma after the last number becomes the bracket. */
 static void put_summary(struct buf *b, const char *key, const struct summary *s)
 {
     buf_printf(b, "\"%s\":{\"count\":%zu,", key, s->n);
@@ -232,6 +233,7 @@ static void put_summary(struct buf *b, const char *key, const struct summary *s)
     buf_putc(b, ',');
 }
 
+/* Outcomes with a count only. */
 static void put_outcomes(struct buf *b, const struct bench_results *r,
                          const struct bench_report *rep)
 {
@@ -257,6 +259,7 @@ static void put_outcomes(struct buf *b, const struct bench_results *r,
     buf_put_json(b, r->example, strlen(r->example));
 }
 
+/* Ranges of turns, because later turns have longer prompts. */
 static void put_ranges(struct buf *b, const struct bench_report *rep)
 {
     buf_puts(b, "\"turns\":[");

@@ -209,6 +209,7 @@ static void watch(struct conn *c, bool wants_write)
     c->wants_write = wants_write;
 }
 
+/* Connecting does not wait; the request is sent when the socket is writable. */
 static bool open_fd(struct conn *c)
 {
     const struct addrinfo *a = c->run->address;
@@ -418,6 +419,7 @@ static void check_timeouts(struct run *run)
     }
 }
 
+/* On one line, which is written over. */
 static void print_progress(struct run *run, bool last)
 {
     const int64_t total = run->o->n_requests * run->n_turns; // agents: an upper bound

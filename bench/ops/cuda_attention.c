@@ -2,6 +2,7 @@
 /* Measurements of attention. */
 #include "bench/ops/cuda_timing.h"
 
+/* A layer of Llama 3 8B, in turn with others. */
 static enum status issue_attention(struct bench *b, const struct line *l, int32_t i)
 {
     const struct attention_args a = {.q = b->qkv,

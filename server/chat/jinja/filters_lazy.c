@@ -117,6 +117,8 @@ static bool is_fresh(struct jiter *it)
     return fresh;
 }
 
+/* The filter or attribute is looked up at the first item, so an empty list hides its
+ * errors. */
 static int next_mapped(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     struct jv item;
@@ -136,6 +138,7 @@ static int next_mapped(struct jrt *rt, struct jiter *it, struct jv *out)
     return ok ? 1 : -1;
 }
 
+/* Items are passed on as they are; only the test looks at their attribute. */
 static int next_selected(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     int more;
@@ -182,6 +185,7 @@ static int next_unique(struct jrt *rt, struct jiter *it, struct jv *out)
     return more;
 }
 
+/* By value; strings without regard to case, unless asked otherwise. */
 FILTER(jf_unique)
 {
     (void)args;
@@ -195,6 +199,7 @@ FILTER(jf_unique)
     return it->seen && jpath_make(rt, a[1], &it->path);
 }
 
+/* map, select and reject differ in what they do with an item. */
 static bool lazy(struct jrt *rt, enum jiter_kind kind, struct jv v, const struct jargs *args,
                  bool by_attribute, bool negate, struct jv *out)
 {

@@ -42,6 +42,7 @@ static bool is_reversible(struct jv v)
     return jv_is_iterable(v) && v.type != JV_ITER && v.type != JV_LOOP;
 }
 
+/* Any iterable that can be reversed; generators cannot. */
 FILTER(jf_last)
 {
     struct jlist *l;
@@ -73,6 +74,7 @@ FILTER(jf_random)
                                           // reproducible
 }
 
+/* Strings are reversed by characters. */
 FILTER(jf_reverse)
 {
     struct jlist *l;
@@ -135,6 +137,7 @@ FILTER(jf_join)
     return more == 0 && out->u.s;
 }
 
+/* From `start`, with Python's addition. */
 FILTER(jf_sum)
 {
     struct jpath path;

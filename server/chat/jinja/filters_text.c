@@ -72,6 +72,7 @@ FILTER(jf_title)
     return jf_give((struct jv){0}, jsb_done(&b), out);
 }
 
+/* None means white space, as without an argument. */
 FILTER(jf_trim)
 {
     struct jstr *chars = NULL;
@@ -91,6 +92,7 @@ FILTER(jf_trim)
     return jf_give(v, jt_strip(rt, v.u.s, chars, 3), out);
 }
 
+/* Anything is made a string first. */
 FILTER(jf_replace)
 {
     struct jstr *s, *old, *new_;
@@ -109,6 +111,7 @@ FILTER(jf_string)
     return soft(rt, v, out);
 }
 
+/* Marks text as escaped already. */
 FILTER(jf_safe)
 {
     (void)a, (void)args;
@@ -125,6 +128,7 @@ FILTER(jf_escape)
     return jinja_escape(rt, v, out);
 }
 
+/* Also text that is marked as safe. */
 FILTER(jf_forceescape)
 {
     (void)a, (void)args;
@@ -314,6 +318,7 @@ FILTER(jf_wordcount)
     return true;
 }
 
+/* Python's % with either kind of arguments. */
 FILTER(jf_format)
 {
     (void)a;

@@ -40,6 +40,7 @@ static bool is_rest(struct word w)
     return i == w.n || strchr("/?#", w.s[i]);
 }
 
+/* The few endings for which a name without "www." or a scheme is a link. */
 static bool is_basic_tld(struct word w)
 {
     static const char *const tlds[] = {"com", "net", "int", "edu", "gov", "org", "info", "mil"};
@@ -63,6 +64,7 @@ static bool is_tld(struct word w)
     return letters || idna;
 }
 
+/* Four groups of digits, whose values are not checked. */
 static bool is_ipv4(struct word w)
 {
     int dots = 0, digits = 0;
@@ -264,6 +266,7 @@ static void put_word(struct jsb *b, struct jstr *s, size_t at, size_t n,
     jsb_put_range(b, s, at + head + middle.n, n - head - middle.n);
 }
 
+/* An attribute is left out if its value is empty. */
 static bool attribute(struct jrt *rt, const char *name, struct jv v, struct jstr **out)
 {
     struct jsb b;
@@ -280,6 +283,7 @@ static bool attribute(struct jrt *rt, const char *name, struct jv v, struct jstr
     return *out != NULL;
 }
 
+/* Words are recognised as links one by one, so that the text between them stays as it is. */
 FILTER(jf_urlize)
 {
     struct link_style style = {.limit = -1};

@@ -110,6 +110,7 @@ GLOBAL(global_dict)
     return true;
 }
 
+/* The only object whose attributes a template can set. */
 GLOBAL(global_namespace)
 {
     struct jdict *d;
@@ -120,6 +121,7 @@ GLOBAL(global_namespace)
     return true;
 }
 
+/* next() begins again after the last item. */
 GLOBAL(global_cycler)
 {
     struct jcycler *c = jrt_alloc(rt, 1, sizeof *c);
@@ -136,6 +138,7 @@ GLOBAL(global_cycler)
     return true;
 }
 
+/* The separator comes from the second call on. */
 GLOBAL(global_joiner)
 {
     struct jv sep;

@@ -66,6 +66,7 @@ METHOD(str_isprintable)
     return all_of(rt, self, UNI_PRINTABLE, true, out);
 }
 
+/* True for the empty string, as in Python. */
 METHOD(str_isascii)
 {
     (void)a, (void)args;
@@ -76,6 +77,7 @@ METHOD(str_isascii)
     return true;
 }
 
+/* The first character has a smaller set. */
 METHOD(str_isidentifier)
 {
     (void)a, (void)args;

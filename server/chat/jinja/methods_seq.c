@@ -63,6 +63,7 @@ METHOD(list_index)
     return jrt_fail(rt, "ValueError", "the value is not in the %s", jv_type_name(self));
 }
 
+/* The list is new, its items are the same. */
 METHOD(list_copy)
 {
     struct jlist *l;
@@ -74,6 +75,7 @@ METHOD(list_copy)
     return true;
 }
 
+/* A default in place of an error; a key that cannot be one is an error all the same. */
 METHOD(dict_get)
 {
     bool hashable;
@@ -92,6 +94,7 @@ METHOD(dict_get)
     return true;
 }
 
+/* keys(), values() and items() show later changes of the dictionary. */
 static bool view(struct jrt *rt, struct jv self, enum jview_kind kind, struct jv *out)
 {
     struct jview *v = jrt_alloc(rt, 1, sizeof *v);
@@ -162,6 +165,7 @@ METHOD(loop_changed)
     return jloop_changed(rt, self, args, out);
 }
 
+/* Of the absolute value, as in Python. */
 METHOD(int_bit_length)
 {
     (void)a, (void)args;

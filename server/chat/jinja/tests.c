@@ -8,6 +8,7 @@
 
 #define TEST_FN(name) static bool name(struct jrt *rt, struct jv v, const struct jv *a, bool *out)
 
+/* With Python's modulo, so that negative numbers work. */
 static bool remainder_is(struct jrt *rt, struct jv v, struct jv by, int64_t want, bool *out)
 {
     struct jv rest;
@@ -162,6 +163,7 @@ TEST_FN(is_ge)
     return jv_compare(rt, v, a[0], JV_GE, out);
 }
 
+/* Names and numbers of arguments are those of Jinja2. */
 const struct jinja_test jinja_tests[] = {
     {"odd", is_odd, 0},
     {"even", is_even, 0},
