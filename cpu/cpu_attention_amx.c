@@ -109,6 +109,7 @@ INLINE void high_store(const struct unit_product *p, float *c, const int panels)
     }
 }
 
+/* Two panels at a time; the last result is stored while the next block is loaded. */
 static void high_product(const struct unit_product *p)
 {
     const char *b = p->b;
@@ -166,6 +167,7 @@ INLINE void low_block(const struct unit_product *p, const char *b, float *c, con
     }
 }
 
+/* Up to 16 rows, or up to 32. */
 static void product(const struct unit_product *p)
 {
     const char *b = p->b;

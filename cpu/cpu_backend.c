@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Numbers between ops are fp32. */
 static enum status cpu_facts(struct backend *be, struct backend_facts *out)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -48,6 +49,7 @@ static enum status cpu_read(struct backend *be, void *to, struct dmem from, size
 
 /* ---- open and close ----------------------------------------------------------------------- */
 
+/* The other ranks may be in a collective, so they are told first. */
 static void cpu_close(struct backend *be)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -189,6 +191,7 @@ static const struct backend_ops cpu_ops = {
     .read = cpu_read,
 };
 
+/* The kernels are given, so that tests can run each table that the processor supports. */
 enum status cpu_open_with(const struct backend_options *options, const struct cpu_kernels *kernels,
                           struct backend **out, struct err *err)
 {

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <time.h>
 
+/* Mutex and condition serve as a barrier that can be broken. */
 static struct comm *create(int32_t n_ranks, int32_t first, int32_t n_local)
 {
     ASSERT(n_ranks >= 1 && n_ranks <= CPU_MAX_RANKS);
@@ -36,6 +37,7 @@ struct comm *cpu_comm_create(int32_t n_ranks)
     return create(n_ranks, 0, n_ranks);
 }
 
+/* With several nodes the first ranks connect to each other over TCP. */
 enum status cpu_comm_open(const struct comm_place *place, struct comm **out, struct err *err)
 {
     *out = NULL;
@@ -57,6 +59,7 @@ enum status cpu_comm_open(const struct comm_place *place, struct comm **out, str
     return OK;
 }
 
+/* After all ranks have left. */
 void cpu_comm_destroy(struct comm *comm)
 {
     if (comm) {
@@ -70,6 +73,7 @@ void cpu_comm_destroy(struct comm *comm)
     }
 }
 
+/* Wakes all that wait, here and at other nodes; nothing works after it. */
 void cpu_comm_abort(struct comm *c)
 {
     pthread_mutex_lock(&c->mutex);
@@ -105,6 +109,7 @@ static bool meet(struct comm *c)
     return ok;
 }
 
+/* A rank that closes breaks the barrier, so that others do not wait for it. */
 void cpu_comm_leave(struct cpu_backend *cpu)
 {
     struct comm *c = cpu->options.comm;
@@ -127,6 +132,8 @@ static bool with_nodes(struct comm *c, int32_t rank, int64_t n_rows, int64_t wid
     return meet(c);
 }
 
+/* Each rank sums a share of the columns, as a tree in a fixed order, so the result has the
+ * same bits on all. They meet before reading and after writing. */
 bool cpu_comm_sum(struct cpu_backend *cpu, float *y, int64_t stride, int64_t n_rows, int64_t width)
 {
     struct comm *c = cpu->options.comm;
@@ -151,6 +158,7 @@ bool cpu_comm_sum(struct cpu_backend *cpu, float *y, int64_t stride, int64_t n_r
     return meet(c);
 }
 
+/* Each rank copies the parts of all into its own output. */
 bool cpu_comm_gather(struct cpu_backend *cpu, const float *in, int64_t in_stride, float *out,
                      int64_t out_stride, int64_t n_rows, int64_t width)
 {

@@ -39,6 +39,7 @@ struct introduction {
     int32_t node, unused;
 };
 
+/* A stream counts only if it brings the secret that node 0 has shared. */
 static enum status take_nodes(struct comm *c, int listener, const struct meeting_point *p,
                               struct err *err)
 {
@@ -65,6 +66,7 @@ static enum status take_nodes(struct comm *c, int listener, const struct meeting
     return OK;
 }
 
+/* Node 0's port and secret reach the others through the caller's channel. */
 enum status cpu_comm_connect(struct comm *c, const struct comm_place *place, struct err *err)
 {
     struct meeting_point p = {.port = 0};
@@ -91,6 +93,7 @@ enum status cpu_comm_connect(struct comm *c, const struct comm_place *place, str
 
 /* ---- calls --------------------------------------------------------------------------------- */
 
+/* Grows to the largest call and stays. */
 static float *room_for(struct comm *c, size_t n_floats)
 {
     if (n_floats > c->room_floats) {
@@ -107,6 +110,7 @@ static bool send_floats(struct comm *c, int32_t stream, uint32_t kind, const flo
            wire_send(c->streams[stream], v, n * sizeof *v, deadline_ns()) == OK;
 }
 
+/* Calls are numbered, so ranks that have got out of step are noticed. */
 static bool recv_floats(struct comm *c, int32_t stream, uint32_t kind, float *v, size_t n)
 {
     struct call_head h;
@@ -170,6 +174,8 @@ static bool answer(struct comm *c, uint32_t kind, const float *v, size_t n)
     return true;
 }
 
+/* The tree of sums is computed at node 0 over all ranks, so that its order does not depend
+ * on how they are spread over nodes. */
 bool cpu_comm_sum_nodes(struct comm *c, int64_t n_rows, int64_t width)
 {
     size_t each = (size_t)(n_rows * width), local = each * (size_t)c->n_local;
@@ -195,6 +201,7 @@ bool cpu_comm_sum_nodes(struct comm *c, int64_t n_rows, int64_t width)
     return ok;
 }
 
+/* Node 0 collects the parts in the order of ranks and sends all of them to everyone. */
 bool cpu_comm_gather_nodes(struct comm *c, int64_t n_rows, int64_t width)
 {
     size_t each = (size_t)(n_rows * width), local = each * (size_t)c->n_local;

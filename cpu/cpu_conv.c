@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+/* One op; items are rows. */
 struct conv_job {
     struct cpu_backend *cpu;
     const struct short_conv_args *a;
@@ -38,6 +39,7 @@ static bool input_at(const struct conv_job *job, int32_t row, int32_t pos, float
     return true;
 }
 
+/* The inputs before a boundary, which a later continuation needs. */
 static void put_tail(const struct conv_job *job, int32_t row, char *tail, float *scratch)
 {
     const struct state_pages *p = job->pages;
@@ -67,6 +69,7 @@ static void keep_tail(const struct conv_job *job, int32_t row, float *scratch)
     }
 }
 
+/* Bias first, then the taps from the oldest to the newest input. */
 static void conv_item(void *arg, int32_t row, int32_t thread)
 {
     const struct conv_job *job = arg;
@@ -108,6 +111,7 @@ static void keep_item(void *arg, int32_t row, int32_t thread)
     }
 }
 
+/* Outputs need the ring as it was, so all rows are computed before any input is stored. */
 enum status cpu_short_conv(struct backend *be, const struct short_conv_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);

@@ -7,6 +7,7 @@
 
 /* ---- norm --------------------------------------------------------------------------------- */
 
+/* x += delta, then the norm of x. Also used by products that norm their input row by row. */
 void cpu_norm_row(const struct cpu_kernels *kernels, const struct norm_args *a, int32_t row,
                   float *out)
 {
@@ -36,6 +37,7 @@ static void norm_item(void *arg, int32_t row, int32_t thread)
                  job->a->out.mem.p ? tensor_row(&job->a->out, row) : NULL);
 }
 
+/* One item per row. */
 enum status cpu_norm(struct backend *be, const struct norm_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -90,6 +92,7 @@ struct gate_job {
     const struct gate_args *a;
 };
 
+/* GATE_AS_IS multiplies by the raw value. */
 static float gate_of(enum gate_act act, float x)
 {
     if (act == GATE_AS_IS) {
@@ -106,6 +109,7 @@ static void open_gate(const struct gate_args *a, const float *gate, const float 
     }
 }
 
+/* Weights of the norm are shared by groups, or each group has its own. */
 static void norm_groups(const struct gate_job *job, const float *x, float *out)
 {
     const struct gate_args *a = job->a;
@@ -116,6 +120,7 @@ static void norm_groups(const struct gate_job *job, const float *x, float *out)
     }
 }
 
+/* Some layers gate before the norm, others after it. */
 static void gate_item(void *arg, int32_t row, int32_t thread)
 {
     const struct gate_job *job = arg;
@@ -192,6 +197,7 @@ static void spread_logits(const struct cpu_backend *cpu, const struct logits_arg
     }
 }
 
+/* Shards of ranks are gathered first; scale and cap apply to the whole row. */
 enum status cpu_logits(struct backend *be, const struct logits_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -218,6 +224,8 @@ enum status cpu_logits(struct backend *be, const struct logits_args *a)
     return OK;
 }
 
+/* The sum over a lane's rows may take several passes; `start` and `finish` mark the first
+ * and the last. */
 enum status cpu_pool_rows(struct backend *be, const struct pool_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -244,6 +252,8 @@ enum status cpu_pool_rows(struct backend *be, const struct pool_args *a)
 
 /* ---- reduce ------------------------------------------------------------------------------- */
 
+/* Biases are added once, after ranks have added up their parts, in the order of expert
+ * ids. */
 static void add_expert_bias(const struct cpu_kernels *k, const struct reduce_args *a)
 {
     const struct moe_ffn_args *moe = a->moe;
@@ -271,6 +281,7 @@ static void add_expert_bias(const struct cpu_kernels *k, const struct reduce_arg
     }
 }
 
+/* Ranks add up partial products; biases, which must count once, come after it. */
 enum status cpu_reduce(struct backend *be, const struct reduce_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);

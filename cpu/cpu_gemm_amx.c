@@ -99,6 +99,8 @@ static void two_by_two(const uint16_t *a, const uint16_t *a2, int64_t a_bytes, c
     _tile_stored(3, c2 + PANEL, TILE * sizeof *c);
 }
 
+/* Up to 32 rows at a time in two tiles of sums per panel. The tile configuration depends
+ * on the number of rows and is only loaded when that changes. */
 void cpu_gemm_bf16_amx(const void *a, int64_t a_stride, int32_t m, const void *w, int32_t panels,
                        int64_t k, float *c, bool first)
 {
@@ -157,6 +159,7 @@ INLINE void step_3(const char *a, int64_t tile, const char *w)
     _tile_dpbf16ps(3, 6, 7);
 }
 
+/* Two tiles of rows by two panels of weights, with one load of each. */
 INLINE void step_2(const char *a, int64_t tile, const char *w)
 {
     _tile_loadd(2, a, TILE_BYTES);
@@ -178,6 +181,7 @@ INLINE void step_1(const char *a, const char *w)
     _tile_dpbf16ps(3, 2, 7);
 }
 
+/* Sums of an earlier part of K go on; the first part begins at zero. */
 INLINE void begin_sums(const float *c, bool first, const int tiles)
 {
     enum { FLOATS = TILE_ROWS * PANEL };
@@ -259,6 +263,7 @@ static void blocks_begin(void)
     configure(TILE_ROWS, TILE_ROWS, false);
 }
 
+/* The number of tiles is a constant within, so that sums stay in registers. */
 static void blocks_product(const struct block_product *p)
 {
     switch (p->n_tiles) {
@@ -274,6 +279,8 @@ static void blocks_end(void)
     _mm_sfence();
 }
 
+/* Without the cache, because the result is not read again soon; only aligned lines can be
+ * written so. */
 static void blocks_put(const float *a, const float *b, float *y)
 {
     __m512 low = _mm512_loadu_ps(a), high = _mm512_loadu_ps(b);
@@ -295,6 +302,7 @@ static void blocks_put_rounded(const float *a, const float *b, char *to)
 const struct block_unit cpu_amx_blocks = {blocks_begin, blocks_product, blocks_end, blocks_put,
                                           blocks_put_rounded};
 
+/* Four independent products in turn keep the unit busy. */
 float cpu_spin_amx(int64_t n)
 {
     float c[TILE_ROWS * PANEL];

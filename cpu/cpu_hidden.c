@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+/* A row per slot of the KV cache, so block ids serve for both. */
 enum status cpu_hidden_open(struct backend *be, int32_t width, enum dtype dtype, struct err *err)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -24,6 +25,7 @@ enum status cpu_hidden_open(struct backend *be, int32_t width, enum dtype dtype,
     return h->base ? OK : err_set(err, ERR_NOMEM, "not enough memory for hidden states by slot");
 }
 
+/* The address of a slot's row. */
 static char *row_at(const struct cpu_backend *cpu, int32_t lane, int32_t slot)
 {
     int32_t tokens = cpu->limits.block_tokens, block = cpu->lanes[lane].blocks[slot / tokens];
@@ -38,6 +40,7 @@ static bool in_row(const struct cpu_backend *cpu, const struct hidden_args *a)
            a->first + a->width <= cpu->hidden.width;
 }
 
+/* All rows of the pass, or only those with logits. */
 enum status cpu_hidden_store(struct backend *be, const struct hidden_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -65,6 +68,7 @@ static int32_t slot_before(const struct cpu_backend *cpu, int32_t row)
     return before >= 0 ? pass->rows[before].slot_pos : seq->n_past - 1;
 }
 
+/* Rows whose predecessor does not exist (the first token) read zeros. */
 enum status cpu_hidden_load(struct backend *be, const struct hidden_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -106,6 +110,7 @@ void cpu_hidden_move(struct cpu_backend *cpu, int32_t n, const struct slot_move 
     }
 }
 
+/* NaN, like KV pages. */
 void cpu_hidden_poison(struct cpu_backend *cpu, int32_t n, const int32_t *blocks)
 {
     const struct hidden_rows *h = &cpu->hidden;

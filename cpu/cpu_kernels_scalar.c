@@ -48,6 +48,7 @@ static void round_f16(const float *x, float *out, int64_t n)
     }
 }
 
+/* The value of a code, without its scale. */
 static float code_value(const struct code_run *r, uint32_t code)
 {
     switch (r->kind) {
@@ -59,6 +60,7 @@ static float code_value(const struct code_run *r, uint32_t code)
     }
 }
 
+/* One weight by its place in the panel layout: input, panel, output. */
 static float code_weight(const struct code_run *r, int64_t pair, int32_t panel, int32_t input,
                          int32_t output)
 {
@@ -71,6 +73,7 @@ static float code_weight(const struct code_run *r, int64_t pair, int32_t panel, 
     return r->offsets ? value + r->offsets[j] : value;
 }
 
+/* bf16 products read inputs in pairs, so that is how they are stored. */
 static void decode_bf16(const struct code_run *r)
 {
     for (int32_t panel = 0; panel < r->panels; panel++) {
@@ -83,6 +86,7 @@ static void decode_bf16(const struct code_run *r)
     }
 }
 
+/* fp16 products read input by input. */
 static void decode_f16(const struct code_run *r)
 {
     for (int32_t panel = 0; panel < r->panels; panel++) {
@@ -102,6 +106,7 @@ static void add_scaled(float *x, const float *d, float scale, int64_t n)
     }
 }
 
+/* RMS norm leaves the mean at 0. Weight and bias may be absent. */
 static void norm(enum norm_kind kind, const float *x, const float *weight, float offset,
                  const float *bias, float eps, int64_t n, float *out)
 {
@@ -131,6 +136,7 @@ static float dot(const float *a, const float *b, int64_t n)
     return sum;
 }
 
+/* Formulas of engine/device/ops.h, written so that large inputs do not overflow. */
 static float activated(enum activation kind, struct act_shape shape, float g, float u)
 {
     switch (kind) {
@@ -158,6 +164,7 @@ static void activate(enum activation kind, struct act_shape shape, const float *
     }
 }
 
+/* Pairs are neighbours, or halves of the rotated part. */
 static void rotate(float *x, const float *cos, const float *sin, int32_t n, bool interleaved)
 {
     int32_t step = interleaved ? 2 : 1, other = interleaved ? 1 : n;
@@ -184,6 +191,7 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     }
 }
 
+/* To the layout that attention reads: K by dimension, V by token. */
 static void unpack(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                    int32_t width, bool bf16, void *out)
 {
@@ -200,6 +208,7 @@ static void unpack(const struct kv_plane *p, const char *head, int32_t token, in
     }
 }
 
+/* Tokens outside, rows inside, so that each number of K is read once. */
 static void scores(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
                    int32_t dim, float *s, int64_t s_stride)
 {
@@ -226,6 +235,7 @@ static void fold(float *p, int64_t p_stride, int32_t m, const struct page_run *v
     (void)v;
 }
 
+/* Only tokens that are seen, [first, end), are read: others may be NaN. */
 static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page_run *v, float *acc)
 {
     int32_t tokens = v->plane->tokens, dim = v->plane->width;
@@ -272,6 +282,7 @@ static void scale_by(float *x, float scale, int64_t n)
     }
 }
 
+/* The lowest id of equal values, so that results do not depend on vector width. */
 static struct argmax argmax(const float *x, int32_t n)
 {
     struct argmax best = {-INFINITY, n > 0 ? 0 : -1};
@@ -283,6 +294,7 @@ static struct argmax argmax(const float *x, int32_t n)
     return best;
 }
 
+/* Sampling as an arg-max: each logit plus Gumbel noise of its own counter. */
 static struct argmax argmax_gumbel(const float *x, int32_t n, uint64_t seed, int32_t position)
 {
     struct argmax best = {-INFINITY, -1};
@@ -305,6 +317,7 @@ static void exp_exact(const float *x, int32_t n, float max, float *out)
     }
 }
 
+/* In double precision, so that the order of additions hardly matters. */
 static double exp_total(const float *x, int32_t n, float max)
 {
     double sum = 0.0;
@@ -316,6 +329,7 @@ static double exp_total(const float *x, int32_t n, float max)
     return sum;
 }
 
+/* The speed of memory; the sum keeps the compiler from removing the reads. */
 static float read_all(const void *p, size_t n_bytes)
 {
     const uint64_t *x = p;
@@ -326,6 +340,7 @@ static float read_all(const void *p, size_t n_bytes)
     return (float)sum;
 }
 
+/* Eight independent chains of multiply-adds: the speed of arithmetic. */
 static float spin(int64_t n)
 {
     float x[8] = {0, 1, 2, 3, 4, 5, 6, 7};

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Offsets within a page, and its size. V of MLA is a part of K and takes no memory. */
 static struct kv_pages lay_out(const struct kv_set_desc *desc, int32_t layer, int32_t block_tokens)
 {
     const struct kv_layer *g = &desc->layers[layer];
@@ -25,6 +26,7 @@ static struct kv_pages lay_out(const struct kv_set_desc *desc, int32_t layer, in
     return p;
 }
 
+/* Geometries that the kernels can process. */
 static enum status check_desc(const struct kv_set_desc *desc)
 {
     for (int32_t i = 0; i < desc->n_layers; i++) {
@@ -42,6 +44,7 @@ static enum status check_desc(const struct kv_set_desc *desc)
     return OK;
 }
 
+/* Of one block in all layers. */
 enum status cpu_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int32_t block_tokens,
                          size_t *out)
 {
@@ -54,6 +57,7 @@ enum status cpu_kv_bytes(struct backend *be, const struct kv_set_desc *desc, int
     return OK;
 }
 
+/* One allocation for each layer. */
 enum status cpu_kv_open(struct backend *be, int32_t set, const struct kv_set_desc *desc,
                         struct err *err)
 {
@@ -87,6 +91,7 @@ const struct kv_pages *cpu_kv_layer(const struct cpu_backend *cpu, int32_t layer
     return &s->layers[layer];
 }
 
+/* The page and token where a position is stored. */
 struct kv_slot cpu_kv_slot(const struct cpu_backend *cpu, const struct kv_pages *pages,
                            int32_t lane, int32_t pos)
 {
@@ -96,6 +101,7 @@ struct kv_slot cpu_kv_slot(const struct cpu_backend *cpu, const struct kv_pages 
     return (struct kv_slot){pages->base + (size_t)block * pages->block_bytes, pos % tokens};
 }
 
+/* Plain numbers are converted; codes get a scale per token and head. */
 static void store(const struct cpu_backend *cpu, const struct kv_plane *p, struct kv_slot slot,
                   char *head, const float *x, int32_t n)
 {
@@ -123,6 +129,7 @@ void cpu_kv_store_v(const struct cpu_backend *cpu, const struct kv_pages *pages,
           pages->geometry.head_dim_v);
 }
 
+/* In all sets, because draft models use the same block ids. */
 enum status cpu_copy_blocks(struct backend *be, int32_t n, const struct block_copy *copies)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -140,6 +147,7 @@ enum status cpu_copy_blocks(struct backend *be, int32_t n, const struct block_co
     return OK;
 }
 
+/* A token's numbers are scattered in its page, so they are moved one by one. */
 static void move_slot(const struct cpu_backend *cpu, const struct kv_pages *p,
                       const struct slot_move *m)
 {
@@ -154,6 +162,8 @@ static void move_slot(const struct cpu_backend *cpu, const struct kv_pages *p,
     }
 }
 
+/* In the given order; the engine orders moves so that none overwrites another one's
+ * source. */
 enum status cpu_move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
                            int32_t kv_set)
 {
@@ -169,6 +179,7 @@ enum status cpu_move_slots(struct backend *be, int32_t n, const struct slot_move
     return OK;
 }
 
+/* NaN in every number, for tests: a read that should not happen shows in the result. */
 enum status cpu_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks)
 {
     struct cpu_backend *cpu = cpu_of(be);

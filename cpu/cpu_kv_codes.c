@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Pages of quantised keys and values: where codes and scales lie, and what they mean. The
+ * vectorised kernels read the same layout. */
 #include "cpu/cpu_kv_codes.h"
 
 #include "cpu/cpu_internal.h"
 #include "cpu/cpu_kv_encode.h"
 
+/* Codes of four bits share a byte between neighbouring dimensions or tokens, so counts are
+ * rounded up. */
 static int64_t code_bytes_of(const struct kv_plane *p)
 {
     int64_t tokens = p->tokens, width = p->width;
@@ -17,6 +21,8 @@ static int64_t code_bytes_of(const struct kv_plane *p)
     }
 }
 
+/* Scales follow the codes, one per token; with bf16 and fp16 a scale and its zero share a
+ * word. */
 struct kv_plane kv_plane_make(enum kv_format format, enum dtype dtype, bool by_dim, int32_t tokens,
                               int32_t width, float stored, size_t at)
 {
@@ -44,6 +50,7 @@ void kv_encode_scalar(const struct kv_plane *p, const float *x, int32_t n, uint8
     kv_encode(p, x, n, codes, scale);
 }
 
+/* The definition of each format. */
 float kv_decode(const struct kv_plane *p, struct kv_scale s, uint32_t code)
 {
     switch (p->format) {
@@ -60,6 +67,7 @@ static bool has_words(const struct kv_plane *p)
     return kv_format_has_zero(p->format) && p->dtype != DT_F32;
 }
 
+/* The zero is in the word's low bits, in steps of the format. */
 struct kv_scale kv_scale_get(const struct kv_plane *p, const char *head, int32_t token)
 {
     const float *scales = (const float *)(const void *)(head + p->scales_at);
@@ -76,6 +84,7 @@ struct kv_scale kv_scale_get(const struct kv_plane *p, const char *head, int32_t
                              kv_format_has_zero(p->format) ? scales[p->tokens + token] : 0.0f};
 }
 
+/* The scale loses the bits that the zero takes; the encoder has rounded it accordingly. */
 static void put_scale(const struct kv_plane *p, char *head, int32_t token, struct kv_scale s)
 {
     float *scales = (float *)(void *)(head + p->scales_at);
@@ -142,6 +151,7 @@ static void put_halves(const struct kv_plane *p, char *head, int32_t token, cons
     }
 }
 
+/* Codes are interleaved in pairs, hence the two distances. */
 void kv_put_codes(const struct kv_plane *p, char *head, int32_t token, const uint8_t *codes,
                   int32_t n, struct kv_scale scale)
 {
@@ -161,6 +171,7 @@ void kv_put_codes(const struct kv_plane *p, char *head, int32_t token, const uin
     }
 }
 
+/* Padding is written, too, because kernels read whole panels. */
 void kv_put_plain(const struct kv_plane *p, char *head, int32_t token, const float *x, int32_t n)
 {
     int64_t at = kv_code_at(p, token, 0), step = p->by_dim ? p->tokens : 1;
@@ -179,6 +190,7 @@ void kv_put_plain(const struct kv_plane *p, char *head, int32_t token, const flo
     }
 }
 
+/* Code by code, since the neighbours in a byte belong to other tokens. */
 void kv_move(const struct kv_plane *p, const char *from, int32_t from_token, char *to,
              int32_t to_token)
 {
@@ -196,6 +208,7 @@ void kv_move(const struct kv_plane *p, const char *from, int32_t from_token, cha
     }
 }
 
+/* Codes that decode to NaN where the format has them; otherwise the scales are NaN. */
 void kv_poison(const struct kv_plane *p, char *head)
 {
     if (p->format == KV_PLAIN) {

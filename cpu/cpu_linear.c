@@ -13,6 +13,7 @@ enum { ITEM_ROWS = 96 };
  * are fewer of them when K is large, but enough that the weights arrive in time. */
 enum { STAY_BYTES = 1600 << 10, STAY_LEAST = 24 };
 
+/* As many rows as stay in the cache while a tile of weights is read. */
 static int32_t stay_rows(int64_t row_bytes)
 {
     int64_t n = STAY_BYTES / row_bytes / STAY_LEAST * STAY_LEAST;
@@ -22,6 +23,7 @@ static int32_t stay_rows(int64_t row_bytes)
     return n < ITEM_ROWS ? (int32_t)n : ITEM_ROWS;
 }
 
+/* Rows are packed first, then every item multiplies some of them by one tile. */
 struct linear_job {
     const struct cpu_backend *cpu;
     const struct linear_args *a;
@@ -31,6 +33,7 @@ struct linear_job {
     const struct input_range *ranges; // of the rows, if ranks share them
 };
 
+/* Rounds and converts a row of x to the weights' type. */
 static void pack_item(void *arg, int32_t item, int32_t thread)
 {
     const struct linear_job *job = arg;
@@ -53,6 +56,7 @@ static bool share_ranges(struct cpu_backend *cpu, struct linear_job *job)
     return job->ranges != NULL;
 }
 
+/* A tile is read once for several runs of rows. */
 static void linear_item(void *arg, int32_t item, int32_t thread)
 {
     const struct linear_job *job = arg;
@@ -170,6 +174,7 @@ static int32_t first_rows(struct cpu_backend *cpu, const struct blocks_args *a)
     return row;
 }
 
+/* The args of rows from `row` on. */
 static struct linear_args linear_from(const struct linear_args *a, int32_t row)
 {
     struct linear_args rest = *a;
@@ -227,12 +232,14 @@ enum status cpu_norm_linear(struct backend *be, const struct norm_args *norm,
 
 enum { HEAD_ROWS = 48 };
 
+/* A product per head: MLA's projections. */
 struct heads_job {
     const struct cpu_backend *cpu;
     const struct linear_heads_args *a;
     int64_t row_bytes;
 };
 
+/* Each item packs its own rows, since heads have inputs of their own. */
 static void heads_item(void *arg, int32_t item, int32_t thread)
 {
     const struct heads_job *job = arg;

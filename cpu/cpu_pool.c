@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Threads that share out the items of a job. Between jobs they spin for a while and then
+ * sleep in a futex: a step has many short jobs, and waking takes longer than some of them. */
 #include "cpu/cpu_pool.h"
 
 #include "engine/base/assert.h"
@@ -133,6 +135,7 @@ static void work(struct pool *pool, uint32_t job, int32_t thread)
     }
 }
 
+/* Takes part in each job whose number it has not seen. */
 static void *worker_main(void *p)
 {
     struct worker *w = p;
@@ -157,6 +160,8 @@ static void *worker_main(void *p)
     return NULL;
 }
 
+/* With fewer processors than threads there is no spinning, because it would take time from
+ * those that work. */
 struct pool *pool_create(int32_t n_threads)
 {
     int32_t available = available_cpus();
@@ -209,6 +214,7 @@ int32_t pool_n_threads(const struct pool *pool)
     return pool->n_threads;
 }
 
+/* The owner spins, too, before it sleeps. */
 static void wait_done(struct pool *pool, uint32_t n_items)
 {
     for (int32_t i = 0; i < pool->spin_turns; i++) {
@@ -248,6 +254,7 @@ static void run_job(struct pool *pool, int32_t first, int32_t n_items, item_fn *
     wait_done(pool, (uint32_t)n_items);
 }
 
+/* The caller works as thread 0 and returns when all items are done. */
 void pool_run(struct pool *pool, int32_t n_items, item_fn *fn, void *arg)
 {
     if (pool->n_threads == 1 || n_items <= 1) {

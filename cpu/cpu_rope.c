@@ -28,6 +28,7 @@ static void rope_item(void *arg, int32_t item, int32_t thread)
     }
 }
 
+/* Angles for all positions are computed in advance, as a table of cosines and sines. */
 enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc, struct rope_table **out)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -54,6 +55,7 @@ enum status cpu_rope_open(struct backend *be, const struct rope_desc *desc, stru
     return OK;
 }
 
+/* Only the first 2 n_pairs numbers of a head are rotated. */
 static void rotate(const struct cpu_backend *cpu, const struct rope_table *r, int32_t pos, float *x)
 {
     if (r && r->n_pairs > 0) {
@@ -63,6 +65,7 @@ static void rotate(const struct cpu_backend *cpu, const struct rope_table *r, in
     }
 }
 
+/* The scaling of queries with their position that Llama 4 has. */
 static float growth_at(const struct query_growth *g, int32_t pos)
 {
     if (g->beta == 0.0f) {
@@ -105,6 +108,7 @@ static void norm_width(const struct store_job *job, const struct weight *w, floa
                             width, x);
 }
 
+/* One row: norms, rotation, growth of queries, then K and V go to their pages. */
 static void store_item(void *arg, int32_t row, int32_t thread)
 {
     const struct store_job *job = arg;
@@ -144,6 +148,7 @@ static void store_item(void *arg, int32_t row, int32_t thread)
     }
 }
 
+/* Rows write to different slots, so they need no order. */
 enum status cpu_rope_store(struct backend *be, const struct rope_store_args *a)
 {
     struct cpu_backend *cpu = cpu_of(be);

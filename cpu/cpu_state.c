@@ -12,6 +12,7 @@ static size_t align64(size_t n)
     return (n + 63) / 64 * 64;
 }
 
+/* What the kernels can process. */
 static bool usable(const struct state_layer *g)
 {
     bool conv = g->conv_width >= 0 && g->conv_width < 1 << 24 && g->conv_kernel >= 0 &&
@@ -24,6 +25,7 @@ static bool usable(const struct state_layer *g)
            g->key_dim <= MAX_STATE_DIM && g->value_dim > 0 && g->value_dim <= MAX_STATE_DIM;
 }
 
+/* A block must be a multiple of a panel, since products over it are. */
 static enum status check_desc(const struct state_set_desc *d)
 {
     bool known = d->dtype == DT_F32 || d->dtype == DT_BF16 || d->dtype == DT_F16;
@@ -35,6 +37,8 @@ static enum status check_desc(const struct state_set_desc *d)
     return ok ? OK : ERR_INVALID;
 }
 
+/* Offsets of what a lane holds: records of state at boundaries, and keys, values, decays
+ * and inputs of the rows since then. A snapshot is one record. */
 static struct state_pages lay_out(const struct state_set_desc *d, int32_t layer)
 {
     const struct state_layer *g = &d->layers[layer];
@@ -61,6 +65,7 @@ static struct state_pages lay_out(const struct state_set_desc *d, int32_t layer)
     return p;
 }
 
+/* Per lane and per snapshot, over all layers. */
 enum status cpu_state_bytes(struct backend *be, const struct state_set_desc *desc,
                             struct state_sizes *out)
 {
@@ -75,6 +80,7 @@ enum status cpu_state_bytes(struct backend *be, const struct state_set_desc *des
     return OK;
 }
 
+/* Lanes and snapshots of a layer lie in one allocation. */
 static bool take(struct cpu_backend *cpu, struct state_pages *p, int32_t n_snapshots)
 {
     size_t lanes, snapshots, all;
@@ -144,6 +150,7 @@ static void inputs_from_record(const struct state_pages *p, int32_t lane, int32_
     }
 }
 
+/* Between a lane and a snapshot one record moves; from lane to lane everything. */
 static void copy_state(const struct state_pages *p, int32_t n_lanes, const struct state_copy *c)
 {
     bool from_lane = c->from < n_lanes, to_lane = c->to < n_lanes;
@@ -161,6 +168,7 @@ static void copy_state(const struct state_pages *p, int32_t n_lanes, const struc
     }
 }
 
+/* In the order of the list, which may name a slot twice. */
 enum status cpu_copy_states(struct backend *be, int32_t set, int32_t n,
                             const struct state_copy *copies)
 {
@@ -189,6 +197,7 @@ static void move_column(char *to, const char *from, size_t size, int32_t n, int3
     }
 }
 
+/* Rows of accepted drafts move to their final positions: their inputs, keys and values. */
 static void move_row(const struct state_pages *p, const struct slot_move *m)
 {
     const struct state_layer *g = &p->geometry;
@@ -222,6 +231,7 @@ void cpu_state_move_slots(struct cpu_backend *cpu, int32_t n, const struct slot_
 
 /* ---- what the ops share ------------------------------------------------------------------- */
 
+/* Where the pass wants the state at this boundary to be kept; NULL: nowhere. */
 char *cpu_state_kept(const struct cpu_backend *cpu, const struct state_pages *p, int32_t lane,
                      int32_t boundary)
 {
@@ -254,6 +264,8 @@ float cpu_state_rounded(enum dtype dtype, float x)
     return dtype == DT_F16 ? f16_to_f32(f16_of(x)) : x;
 }
 
+/* The row of the pass at this position on the row's path; -1 if it is in the past. In a
+ * tree the path is given by the mask. */
 int32_t cpu_path_row(const struct pass *pass, const struct pass_seq *seq, int32_t row, int32_t pos)
 {
     if (!seq->tree) {

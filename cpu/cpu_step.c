@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* One allocation for all lanes' histories and block tables. */
 static enum status carve_lanes(struct cpu_backend *cpu)
 {
     const struct backend_limits *l = &cpu->limits;
@@ -40,6 +41,7 @@ static enum status carve_lanes(struct cpu_backend *cpu)
     return OK;
 }
 
+/* Results of each step slot; the engine may read one while another is computed. */
 static enum status carve_slots(struct cpu_backend *cpu)
 {
     const struct backend_limits *l = &cpu->limits;
@@ -59,6 +61,7 @@ static enum status carve_slots(struct cpu_backend *cpu)
     return OK;
 }
 
+/* The sizes are multiplied with overflow checks, since they come from options. */
 enum status cpu_setup(struct backend *be, const struct backend_limits *limits, struct err *err)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -105,6 +108,7 @@ enum status cpu_setup(struct backend *be, const struct backend_limits *limits, s
     return OK;
 }
 
+/* Results of the slot's previous step are overwritten. */
 enum status cpu_step_begin(struct backend *be, int32_t slot)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -122,6 +126,8 @@ static struct lane *lane_of(struct cpu_backend *cpu, int32_t lane)
     return &cpu->lanes[lane];
 }
 
+/* Tokens that the host knows: prompts, earlier answers of a restored sequence, and
+ * accepted paths of trees. */
 enum status cpu_lane_tokens(struct backend *be, int32_t lane, int32_t first_pos, int32_t n,
                             const int32_t *tokens)
 {
@@ -148,6 +154,7 @@ enum status cpu_lane_params(struct backend *be, int32_t lane, const struct sampl
     return OK;
 }
 
+/* What the engine promises about rows; attention relies on it. */
 static void check_seqs(const struct cpu_backend *cpu, const struct pass *pass)
 {
     int32_t row = 0;
@@ -167,6 +174,7 @@ static void check_seqs(const struct cpu_backend *cpu, const struct pass *pass)
     ASSERT(row == pass->n_rows);
 }
 
+/* The CPU has no graphs, so a pass is always issued, and padded to nothing. */
 enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct pass_shape *shape)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -198,6 +206,7 @@ enum status cpu_pass_begin(struct backend *be, const struct pass *pass, struct p
     return OK;
 }
 
+/* The slot's results move on; the next pass must not overwrite them. */
 enum status cpu_pass_end(struct backend *be)
 {
     struct cpu_backend *cpu = cpu_of(be);
@@ -217,6 +226,7 @@ enum status cpu_step_end(struct backend *be)
     return cpu->failed ? ERR_DEVICE : OK;
 }
 
+/* Passes are synchronous here, so there is nothing to wait for. */
 enum status cpu_step_wait(struct backend *be, int32_t slot, struct pass_results *results,
                           int32_t max_passes)
 {

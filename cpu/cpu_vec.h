@@ -216,6 +216,7 @@ VEC_INLINE vf vec_round_bf16(vf x)
     return vec_select(x == x, (vf)rounded, (vf)((bits & (int32_t)0xFFFF0000) | 0x400000));
 }
 
+/* Halves are added to each other, so that the order does not depend on the compiler. */
 VEC_INLINE float vec_sum(vf v)
 {
     float x[VEC];

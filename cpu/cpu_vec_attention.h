@@ -13,6 +13,7 @@
  * values are added together. */
 enum { ASK_KEYS = 64, ASK_VALUES = 64, ASK_BYTES = 4096, WEIGH_TOKENS = 32 };
 
+/* To fp32; int8 is converted without its scale. */
 static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
 {
     const uint16_t *half = from;
@@ -121,6 +122,7 @@ VEC_INLINE void score_block(const struct score_job *j, int32_t row, int32_t firs
     }
 }
 
+/* As many rows at once as registers allow; the rest in smaller groups. */
 VEC_INLINE void score_rows(const struct score_job *j, int32_t m, int32_t vec, const int vecs,
                            const enum stored kind)
 {
@@ -136,6 +138,7 @@ VEC_INLINE void score_rows(const struct score_job *j, int32_t m, int32_t vec, co
     }
 }
 
+/* Pages ahead are prefetched, because their addresses are not sequential. */
 VEC_INLINE void score_pages(const struct score_job *j, int32_t m, const enum stored kind)
 {
     int32_t n = j->k->n_pages * j->per_page, vec = 0;
@@ -203,6 +206,7 @@ struct weigh_sums {
     int64_t p_stride;
 };
 
+/* One token's values for several rows: V is read once. */
 VEC_INLINE void weigh_token(struct weigh_sums *s, const vf *values, int32_t t, const int rows,
                             const int vecs, const enum stored kind)
 {
@@ -267,6 +271,7 @@ VEC_INLINE void weigh_block(const struct weigh_job *j, int32_t row, int32_t colu
     }
 }
 
+/* Like score_rows, for the second product. */
 VEC_INLINE void weigh_rows(const struct weigh_job *j, int32_t m, int32_t column, int32_t from,
                            int32_t to, const int vecs, const enum stored kind)
 {

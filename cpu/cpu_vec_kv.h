@@ -13,6 +13,7 @@
  * in pairs. */
 enum stored { STORED_F32, STORED_BF16, STORED_F16, STORED_E4M3, STORED_I8, STORED_U8, STORED_U4 };
 
+/* A constant within the kernels, so that each format has a loop without branches. */
 VEC_INLINE enum stored stored_of(const struct kv_plane *p)
 {
     switch (p->format) {
@@ -195,6 +196,7 @@ VEC_INLINE void load_keys(const char *p, vf *even, vf *odd, const enum stored ki
     }
 }
 
+/* bf16 is rounded to nearest, ties to even, on all instruction sets. */
 VEC_INLINE void put_unpacked(void *out, int64_t at, vf x, bool bf16)
 {
     if (!bf16) {
@@ -214,6 +216,7 @@ VEC_INLINE void put_unpacked(void *out, int64_t at, vf x, bool bf16)
 #endif
 }
 
+/* K is stored by dimension: a vector has VEC tokens of one dimension. */
 VEC_INLINE void unpack_keys(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                             int32_t width, bool bf16, void *out, const enum stored kind)
 {
@@ -284,6 +287,8 @@ VEC_INLINE struct kv_scale scale_of(const struct kv_plane *p, const char *head, 
     return kind < STORED_E4M3 ? (struct kv_scale){1.0f, 0.0f} : kv_scale_get(p, head, token);
 }
 
+/* V is stored by token; codes of four bits have two tokens in a byte, so odd tokens begin
+ * in the middle. */
 VEC_INLINE void unpack_values(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                               int32_t width, bool bf16, void *out, const enum stored kind)
 {
@@ -317,6 +322,7 @@ VEC_INLINE void unpack_kind(const struct kv_plane *p, const char *head, int32_t 
     }
 }
 
+/* Runs that are no multiple of a vector are left to the scalar kernel. */
 static void unpack(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                    int32_t width, bool bf16, void *out)
 {

@@ -9,6 +9,7 @@
 
 #include <math.h>
 
+/* The tail uses fmaf, so that every element has the same rounding. */
 static void add_scaled(float *x, const float *d, float scale, int64_t n)
 {
     vf s = vec_set(scale);
@@ -42,6 +43,7 @@ static float dot(const float *a, const float *b, int64_t n)
     return sum;
 }
 
+/* NaN is never the maximum. */
 static float max_of(const float *x, int64_t n)
 {
     vf m = vec_set(-INFINITY);
@@ -57,6 +59,7 @@ static float max_of(const float *x, int64_t n)
     return best;
 }
 
+/* The order of additions is fixed by the vector's width. */
 static float mean_of(const float *x, int64_t n)
 {
     vf s = vec_set(0.0f);
@@ -86,6 +89,7 @@ static float square_about(const float *x, float mean, int64_t n)
     return sum;
 }
 
+/* Layer norm needs the mean first, so it reads the row twice. */
 static void norm(enum norm_kind kind, const float *x, const float *weight, float offset,
                  const float *bias, float eps, int64_t n, float *out)
 {
@@ -135,6 +139,7 @@ VEC_INLINE vf swish(vf x, vf z)
     return vec_quotient(x, vec_set(1.0f) + vec_exp(vec_set(0.0f) - z));
 }
 
+/* By way of the sigmoid, so that large inputs do not overflow. */
 VEC_INLINE vf activated(enum activation kind, struct act_shape shape, vf g, vf u)
 {
     switch (kind) {
@@ -154,6 +159,7 @@ VEC_INLINE vf activated(enum activation kind, struct act_shape shape, vf g, vf u
     return g;
 }
 
+/* Vectors and a padded tail. */
 static void activate(enum activation kind, struct act_shape shape, const float *gate,
                      const float *up, float *out, int64_t n)
 {
@@ -174,6 +180,7 @@ static void activate(enum activation kind, struct act_shape shape, const float *
     }
 }
 
+/* Interleaved pairs are done one by one; halves by vectors. */
 static void rotate(float *x, const float *cos, const float *sin, int32_t n, bool interleaved)
 {
     int32_t i = 0;

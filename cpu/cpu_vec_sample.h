@@ -9,6 +9,7 @@
 
 enum { ARGMAX_RUN = 16 * VEC }; // elements scanned together
 
+/* First the maximum, then the first place where it stands, run by run. */
 static struct argmax argmax(const float *x, int32_t n)
 {
     float best = max_of(x, n);
@@ -115,6 +116,8 @@ static void noise_run(uint64_t seed, int32_t position, int32_t first, float *noi
     }
 }
 
+/* Runs of banned tokens need no noise, and ids are only looked at in runs that beat the
+ * best one. */
 static struct argmax argmax_gumbel(const float *x, int32_t n, uint64_t seed, int32_t position)
 {
     struct argmax best = {-INFINITY, -1};
@@ -155,6 +158,7 @@ static void exp_exact(const float *x, int32_t n, float max, float *out)
     }
 }
 
+/* Short sums in fp32, the total in fp64. */
 static double exp_total(const float *x, int32_t n, float max)
 {
     double total = 0.0;

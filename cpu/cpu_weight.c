@@ -48,6 +48,7 @@ static void part_row(const struct weight_part *p, const struct weight_desc *desc
 
 /* ---- checks ------------------------------------------------------------------------------- */
 
+/* Sizes and parts must fit together before anything is allocated. */
 static enum status check_desc(const struct weight_desc *d, struct err *err)
 {
     int32_t n = d->n_experts > 0 ? d->n_experts : 1;
@@ -80,6 +81,7 @@ static enum status check_desc(const struct weight_desc *d, struct err *err)
 
 /* ---- packing ------------------------------------------------------------------------------ */
 
+/* One job of the thread pool; items are tiles. */
 struct pack_job {
     const struct cpu_backend *cpu;
     const struct weight_desc *desc;
@@ -88,6 +90,7 @@ struct pack_job {
     atomic_bool broken;        // a value is NaN or infinite
 };
 
+/* The parts are sorted by their first row. */
 static const struct weight_part *find_part(const struct pack_job *job, int64_t row, int64_t *local)
 {
     int32_t low = 0, high = job->desc->n_parts - 1;
@@ -108,6 +111,7 @@ static uint32_t stored_bits(enum dtype dtype, float x)
     return dtype == DT_BF16 ? bf16_of(x) : f16_of(x);
 }
 
+/* Padding between segments stays zero. */
 static void pack_row(const struct weight *w, int64_t tile_row, const float *row, char *tile)
 {
     for (int32_t s = 0; s < w->k_segments; s++) {
@@ -198,6 +202,7 @@ static bool has_nan(const float *row, int64_t n)
     return found;
 }
 
+/* Tiles that are stored as they are needed are copied; others go through fp32. */
 static void pack_tile(void *arg, int32_t item, int32_t thread)
 {
     struct pack_job *job = arg;
@@ -240,6 +245,7 @@ static int32_t choose_panels(const struct cpu_backend *cpu, int64_t n_out)
     return pool_n_threads(cpu->pool) > 1 ? panels : MAX_PANELS;
 }
 
+/* The layout, the memory, then all tiles in parallel. */
 static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc, struct weight *w,
                         struct err *err)
 {
@@ -316,6 +322,7 @@ static enum status read_bias(struct cpu_backend *cpu, const struct weight_desc *
     return OK;
 }
 
+/* Weights are kept in a list and freed with the backend. */
 enum status cpu_weight_open(struct backend *be, const struct weight_desc *desc, struct weight **out,
                             struct err *err)
 {
@@ -368,6 +375,7 @@ void cpu_weights_close(struct cpu_backend *cpu)
     }
 }
 
+/* A row of an embedding: the inverse of packing. */
 void cpu_weight_row(const struct cpu_backend *cpu, const struct weight *w, int64_t row, float *out)
 {
     if (w->coded) {

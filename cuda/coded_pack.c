@@ -28,6 +28,7 @@ static int64_t group_of(const struct weight_part *p)
     return -1;
 }
 
+/* Formats that the kernels read; others are expanded at load. */
 static bool is_code(const struct weight_part *p)
 {
     const struct weight_codec *c = &p->codec;
@@ -76,6 +77,7 @@ static bool has_powers(const struct weight_desc *d)
     return true;
 }
 
+/* Parts of one weight must have the same layout. */
 static bool are_alike(const struct weight_desc *d, int64_t group)
 {
     const struct weight_codec *first = &d->parts[0].codec;
@@ -100,6 +102,7 @@ static bool has_zeros(const struct weight_desc *d)
     return false;
 }
 
+/* Where each part begins, to find a row's part by search. */
 static void find_rows(struct coded_source *s, const struct weight_desc *d)
 {
     s->parts = d->parts;
@@ -113,6 +116,7 @@ static void find_rows(struct coded_source *s, const struct weight_desc *d)
     }
 }
 
+/* False: this weight is expanded to numbers. */
 bool coded_source_init(struct coded_source *s, const struct weight_desc *d)
 {
     enum { MAX_IN = 1 << 18 }; // a tile row must fit an upload buffer
@@ -169,6 +173,7 @@ struct source_row {
     int64_t row;
 };
 
+/* Rows beyond the matrix are padding. */
 static struct source_row row_of(const struct coded_source *s, int64_t tile, int32_t r)
 {
     const struct coded_matrix *m = &s->matrix;
@@ -192,6 +197,8 @@ static void put_bytes(const struct weight_part *p, int64_t row, uint8_t *to)
     }
 }
 
+/* The order within a tile is that of the kernel's registers, so that a thread finds its
+ * codes with one load. */
 static void put_nibbles(const struct weight_part *p, int64_t row, int32_t r, uint8_t *to)
 {
     uint8_t *mine = to + r / 8 * 512 + r % 8 * 64;
@@ -212,6 +219,7 @@ static void put_dummies(uint8_t *to, size_t n, uint64_t seed)
     }
 }
 
+/* A code of NaN in a file would spoil every sum. */
 static bool has_nan(const uint8_t *codes, size_t n)
 {
     bool found = false;
@@ -221,6 +229,7 @@ static bool has_nan(const uint8_t *codes, size_t n)
     return found;
 }
 
+/* One tile of rows, called by several threads for different tiles. */
 void coded_fill_tiles(const void *source, int64_t tile, char *to)
 {
     const struct coded_source *s = source;
@@ -263,6 +272,7 @@ static void put_scale(const struct coded_matrix *m, const struct weight_part *p,
     cuda_store_number(to, m->scale, 0, f);
 }
 
+/* Scales of a tile, in records that are loaded together with its codes. */
 void coded_fill_scales(const void *source, int64_t tile, char *to)
 {
     const struct coded_source *s = source;
@@ -291,6 +301,7 @@ void coded_fill_scales(const void *source, int64_t tile, char *to)
 
 enum { PRODUCT_BLOCK = 128 };
 
+/* Whether cuBLASLt's scaled product can read these scales. */
 static bool has_product_blocks(const struct coded_source *s)
 {
     for (int32_t i = 0; i < s->n_parts; i++) {
@@ -305,6 +316,7 @@ static bool has_product_blocks(const struct coded_source *s)
     return true;
 }
 
+/* In the layout that cuBLASLt's scaled product reads; NULL if it cannot. */
 float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, size_t *n)
 {
     enum { ALIGN = 4 }; // cuBLASLt requires this alignment for rows of block scales
@@ -334,6 +346,7 @@ float *coded_product_scales(const struct coded_source *s, int32_t *n_blocks, siz
     return scales;
 }
 
+/* As coded_fill_scales, for zeros. */
 void coded_fill_zeros(const void *source, int64_t tile, char *to)
 {
     const struct coded_source *s = source;

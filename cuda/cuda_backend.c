@@ -12,6 +12,7 @@
 
 /* ---- setup ----------------------------------------------------------------------------------- */
 
+/* Limits that indices of the kernels rely on. */
 static enum status check_limits(const struct backend_limits *l, struct err *err)
 {
     if (l->max_rows <= 0 || l->max_out_rows <= 0 || l->max_lanes <= 0 || l->max_len <= 0 ||
@@ -53,6 +54,7 @@ static enum status open_scratch(struct cuda_backend *be)
     return OK;
 }
 
+/* Each owner allocates what the limits allow at most; steps then allocate nothing. */
 static enum status open_owners(struct cuda_backend *be)
 {
     const struct backend_limits *l = &be->limits;
@@ -78,6 +80,7 @@ static enum status open_owners(struct cuda_backend *be)
     return OK;
 }
 
+/* Once per backend, before any set is opened. */
 enum status cuda_setup(struct backend *base, const struct backend_limits *limits, struct err *err)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -153,6 +156,7 @@ enum status cuda_copy_states(struct backend *base, int32_t set, int32_t n,
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
+/* Waits for the slot's previous step, whose host memory is used again. */
 enum status cuda_step_begin(struct backend *base, int32_t slot)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -194,6 +198,7 @@ enum status cuda_copy_blocks(struct backend *base, int32_t n, const struct block
     return kv_copy_blocks(&be->kv, &be->lanes, n, copies);
 }
 
+/* Keys first, then recurrent state, with the same list. */
 enum status cuda_move_slots(struct backend *base, int32_t n, const struct slot_move *moves,
                             int32_t set)
 {
@@ -236,6 +241,7 @@ enum status cuda_pass_end(struct backend *base)
     return passes_end(&be->passes, &be->steps);
 }
 
+/* The event that marks the step's end is recorded after all of its work. */
 enum status cuda_step_end(struct backend *base)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -259,6 +265,7 @@ bool cuda_step_done(struct backend *base, int32_t slot)
     return steps_done(&cuda_backend_of(base)->steps, slot);
 }
 
+/* A query does not wait; a sticky error of the device shows here even between steps. */
 enum status cuda_alive(struct backend *base)
 {
     struct cuda *be = cuda_of(base);
@@ -288,6 +295,8 @@ static void close_weights(struct cuda *be)
     }
 }
 
+/* If collectives were aborted the device may never become idle, so nothing is waited for
+ * or freed. */
 void cuda_close(struct backend *base)
 {
     struct cuda_backend *be = cuda_backend_of(base);

@@ -22,6 +22,7 @@ static bool find_symbol(struct nccl *n, const char *name, void *slot)
     return p != NULL;
 }
 
+/* Loaded at run time: NCCL is no dependency of a machine with one GPU. */
 static enum status load_nccl(struct nccl *n, struct err *err)
 {
     // NVLink multicast can hang whole hosts, so it is opt-in.
@@ -47,12 +48,15 @@ static enum status load_nccl(struct nccl *n, struct err *err)
 
 /* ---- opening: a thread per rank, because each waits for all others --------------------------- */
 
+/* Owned by the thread that opens, since the opening may time out while it still runs. */
 struct opener {
     struct comm *comm;
     int32_t local;
     ncclUniqueId id;
 };
 
+/* Each rank opens in a thread of its own, because all of them must be there before any
+ * returns. */
 static void *open_rank(void *arg)
 {
     struct opener *o = arg;
@@ -106,6 +110,7 @@ static enum status open_ranks(struct comm *c, const ncclUniqueId *id, struct err
     return OK;
 }
 
+/* Node 0's id reaches the other nodes through the caller's channel. */
 static enum status open_nccl(struct comm *c, const struct comm_place *place, struct err *err)
 {
     ncclUniqueId id;
@@ -123,6 +128,7 @@ static enum status open_nccl(struct comm *c, const struct comm_place *place, str
     return open_ranks(c, &id, err);
 }
 
+/* Every rank has a device of this process. */
 enum status cuda_comm_open(const struct comm_place *place, struct comm **out, struct err *err)
 {
     *out = NULL;
@@ -155,6 +161,8 @@ enum status cuda_comm_open(const struct comm_place *place, struct comm **out, st
     return OK;
 }
 
+/* After an abort communicators are gone already; a stuck one is left to the exit of the
+ * process. */
 void cuda_comm_destroy(struct comm *c)
 {
     if (!c || c->stuck) {
@@ -175,6 +183,7 @@ void cuda_comm_destroy(struct comm *c)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
+/* Once. Kernels that wait for other ranks poll a word, so they end, too. */
 void cuda_comm_abort(struct comm *c)
 {
     if (atomic_exchange(&c->aborted, true)) {
@@ -206,6 +215,7 @@ int32_t cuda_comm_device(const struct comm *c, int32_t rank)
     return rank - c->first;
 }
 
+/* NCCL reports failures of other ranks asynchronously. */
 enum status cuda_comm_alive(struct cuda *be)
 {
     struct comm *c = be->options.comm;
@@ -236,6 +246,7 @@ static ncclDataType_t nccl_type(enum dtype dtype)
     }
 }
 
+/* Like cuda_check, for NCCL's errors. */
 static enum status nccl_check(struct cuda *be, ncclResult_t r, const char *what)
 {
     if (r != ncclSuccess && be->lost == OK) {
@@ -246,6 +257,7 @@ static enum status nccl_check(struct cuda *be, ncclResult_t r, const char *what)
     return be->lost;
 }
 
+/* In one call if rows are adjacent, otherwise row by row. */
 enum status cuda_comm_all_reduce(struct cuda *be, struct tensor y, int32_t n_rows, int32_t width)
 {
     const struct comm *c = be->options.comm;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The device: opening, allocations, copies, and the sticky failure. */
 #include "cuda/cuda_device.h"
 
 #include "cuda/cuda.h"
@@ -9,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The first error is logged and kept; every later call returns it, because results after
+ * it mean nothing. */
 enum status cuda_check(struct cuda *be, cudaError_t e, const char *what)
 {
     if (e != cudaSuccess && be->lost == OK) {
@@ -25,6 +28,7 @@ enum status cuda_enter(struct cuda *be)
     return OK;
 }
 
+/* Without a driver the call fails; the error must not stay for later calls. */
 int32_t cuda_device_count(void)
 {
     int n = 0;
@@ -35,6 +39,7 @@ int32_t cuda_device_count(void)
     return n;
 }
 
+/* All allocations live until the backend closes, so only a list is kept. */
 enum status cuda_alloc(struct cuda *be, size_t n_bytes, void **out)
 {
     *out = NULL;
@@ -62,6 +67,7 @@ enum status cuda_alloc(struct cuda *be, size_t n_bytes, void **out)
     return OK;
 }
 
+/* Free memory as the driver sees it now, with what other processes use. */
 enum status cuda_facts(struct backend *base, struct backend_facts *out)
 {
     struct cuda *be = cuda_of(base);
@@ -86,6 +92,7 @@ enum status cuda_alloc_op(struct backend *base, size_t n_bytes, struct dmem *out
     return cuda_alloc(cuda_of(base), n_bytes, &out->p);
 }
 
+/* Waits for the copy, so `from` may be freed. For loading and tests, not for steps. */
 enum status cuda_write(struct backend *base, struct dmem to, const void *from, size_t n_bytes)
 {
     struct cuda *be = cuda_of(base);
@@ -104,6 +111,7 @@ enum status cuda_read(struct backend *base, void *to, struct dmem from, size_t n
     return OK;
 }
 
+/* Whether code of the build runs on this device; the list is that of the build's options. */
 bool cuda_arch_runs(const char *archs, int32_t sm)
 {
     for (const char *p = archs; *p;) {
@@ -122,6 +130,7 @@ bool cuda_arch_runs(const char *archs, int32_t sm)
     return false;
 }
 
+/* Each reason why there is no device has a message of its own. */
 enum status cuda_device_open(struct cuda *be, struct err *err)
 {
     const int32_t n = cuda_device_count();

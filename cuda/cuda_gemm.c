@@ -17,6 +17,7 @@ enum status gemms_open(struct gemms *g, struct cuda *device)
     return cuda_alloc(device, WORKSPACE_BYTES, &g->workspace);
 }
 
+/* Room for inputs that are rounded before a product. */
 static enum status setup_rounded(struct gemms *g, int32_t max_rows)
 {
     const size_t n_in = (size_t)g->device->max_rounded_in, rows = (size_t)max_rows;
@@ -28,6 +29,7 @@ static enum status setup_rounded(struct gemms *g, int32_t max_rows)
                       (void **)&g->rounded.scales);
 }
 
+/* Called when the largest sizes are known. */
 enum status gemms_setup(struct gemms *g, int32_t vocab, int32_t max_rows)
 {
     TRY(setup_rounded(g, max_rows));
@@ -49,6 +51,7 @@ void gemms_close(struct gemms *g)
 
 /* ---- products left as sums ------------------------------------------------------------------- */
 
+/* Partial sums lie one after another. */
 static struct sum_parts sums_of(const struct gemms *g, const struct gemm_args *a, int32_t n)
 {
     return (struct sum_parts){.first = g->sums,
@@ -58,6 +61,8 @@ static struct sum_parts sums_of(const struct gemms *g, const struct gemm_args *a
                               .n = n};
 }
 
+/* Parts of K by different blocks; their sums are left to the next op, which reads them
+ * anyway. */
 static enum status on_wide(struct gemms *g, const struct gemm_args *a, const struct wide_plan *plan,
                            struct sum_parts *left)
 {
@@ -104,6 +109,7 @@ static bool is_fixed(const struct gemms *g, const struct gemm_args *a)
     return g->device->options.deterministic && fixed_takes(a, g->device->sm, g->device->n_sms);
 }
 
+/* Deterministic mode: the number of parts depends on the weight's shape only. */
 static enum status on_fixed(struct gemms *g, const struct gemm_args *a, struct sum_parts *left)
 {
     struct sum_parts sums = sums_of(g, a, 0);
@@ -116,6 +122,7 @@ static enum status on_fixed(struct gemms *g, const struct gemm_args *a, struct s
     return OK;
 }
 
+/* Gate and up in one product, with the activation applied before it is written. */
 static bool gated_of_numbers(struct gemms *g, const struct gemm_args *a, enum status *st)
 {
     struct wide_plan wide;
@@ -144,6 +151,8 @@ static bool gated_of_numbers(struct gemms *g, const struct gemm_args *a, enum st
     return false;
 }
 
+/* The output head with the best logit of each band. Only where all of the vocabulary is
+ * drawn from. */
 bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
                     const struct pass_view *pass, struct logit_bests *bests, enum status *st)
 {
@@ -164,6 +173,8 @@ bool cuda_gemm_head(struct gemms *g, const struct gemm_args *a, int32_t n_drawn,
     return true;
 }
 
+/* The order of trials: kernels that are made for few rows, cuBLASLt, and a plain one that
+ * takes everything. */
 static enum status product_of_numbers(struct gemms *g, const struct gemm_args *a,
                                       struct sum_parts *sums)
 {
@@ -320,6 +331,7 @@ static bool codes_product_init(struct gemms *g, const struct gemm_args *a, struc
     return p->is_small || (!a->gated && gemm_plans_take(g, &p->args));
 }
 
+/* FP8 by FP8: x is rounded first, unless the op before has done it. */
 static bool on_codes(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
 {
     struct codes_product p;
@@ -334,6 +346,8 @@ static bool on_codes(struct gemms *g, const struct gemm_args *a, cudaError_t *e)
     return *e != cudaSuccess || gemm_on_cublas(g, &p.args, e);
 }
 
+/* What an op before this product has to write, if it can; false if it should write
+ * numbers. */
 bool cuda_gemm_codes(struct gemms *g, const struct gemm_args *a, struct round_args *round)
 {
     struct codes_product p;
@@ -357,6 +371,7 @@ static enum status with_rounded(struct gemms *g, struct gemm_args *a)
     return OK;
 }
 
+/* False: the caller computes the activation separately. */
 bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st)
 {
     if (!a->coded) {
@@ -384,6 +399,8 @@ bool cuda_gemm_gated(struct gemms *g, const struct gemm_args *a, enum status *st
     return true;
 }
 
+/* Quantised weights are multiplied as codes, read as they are, or expanded in bands,
+ * whatever is fastest for this number of rows. */
 enum status cuda_gemm(struct gemms *g, const struct gemm_args *a, struct sum_parts *sums)
 {
     struct gemm_args b = *a;

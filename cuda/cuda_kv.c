@@ -19,6 +19,7 @@ static int32_t align16(int32_t n)
     return (n + 15) / 16 * 16;
 }
 
+/* Codes of a group of tokens, then their scale words. Rows are aligned for 16-byte loads. */
 static struct kv_codes codes_of(const struct kv_layer *l, const struct kv_set_desc *desc,
                                 int32_t block_tokens)
 {
@@ -66,6 +67,7 @@ struct kv_view kv_view_make(const struct kv_layer *l, const struct kv_set_desc *
     return v;
 }
 
+/* Of one block in all layers. */
 enum status cuda_kv_bytes(struct backend *base, const struct kv_set_desc *desc,
                           int32_t block_tokens, size_t *out)
 {
@@ -111,6 +113,7 @@ static enum status send_regions(struct kv_sets *kv, struct kv_set *set,
     return result;
 }
 
+/* Hidden states are a set like the others, with one layer whose key is the state. */
 enum status kv_open_hidden(struct kv_sets *kv, int32_t width, enum dtype dtype, struct err *err)
 {
     struct kv_set *set = &kv->all[HIDDEN_SET];
@@ -141,6 +144,8 @@ enum status kv_open_hidden(struct kv_sets *kv, int32_t width, enum dtype dtype, 
     return send_regions(kv, set, &region);
 }
 
+/* One page more than blocks: the trash page, where padding rows write. Set 0 also has
+ * pages for trees' paths. */
 enum status kv_open(struct kv_sets *kv, int32_t index, const struct kv_set_desc *desc,
                     struct attention_limits *attention, struct err *err)
 {
@@ -201,6 +206,7 @@ const struct kv_view *kv_layer(const struct kv_sets *kv, int32_t set, int32_t la
     return NULL;
 }
 
+/* In all sets and hidden states, since block ids serve for all. */
 enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
                            const struct block_copy *copies)
 {
@@ -225,6 +231,7 @@ enum status kv_copy_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
     return OK;
 }
 
+/* A block of the kernel does all moves of a lane, in order. */
 enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct pass_view *view,
                           int32_t index, int32_t n, const struct slot_move *moves)
 {
@@ -251,6 +258,7 @@ enum status kv_move_slots(struct kv_sets *kv, struct lanes *lanes, const struct 
     return OK;
 }
 
+/* NaN, for tests. */
 enum status kv_poison_blocks(struct kv_sets *kv, struct lanes *lanes, int32_t n,
                              const int32_t *blocks)
 {

@@ -50,6 +50,7 @@ static enum status open_tables(struct lanes *l, size_t n_tables)
     return cuda_check(be, e, "block tables");
 }
 
+/* One lane more than the engine has: padding rows belong to it. */
 enum status lanes_open(struct lanes *l, struct cuda *device, const struct backend_limits *limits,
                        int32_t n_more)
 {
@@ -93,6 +94,7 @@ void lanes_begin(struct lanes *l, struct staging *staging)
     l->staging = staging;
 }
 
+/* The staging memory is the step's; it must not be used afterwards. */
 enum status lanes_end(struct lanes *l)
 {
     const enum status st = lanes_flush(l);
@@ -125,6 +127,7 @@ static enum status stage(struct lanes *l, size_t n_bytes, size_t *at)
     return OK;
 }
 
+/* What has been staged since the last copy. */
 static enum status send_staged(struct lanes *l)
 {
     struct staging *s = l->staging;
@@ -138,6 +141,7 @@ static enum status send_staged(struct lanes *l)
     return OK;
 }
 
+/* Patches first lie in pinned memory; one kernel brings all of them to their places. */
 enum status lanes_flush(struct lanes *l)
 {
     TRY(l->device->lost);
@@ -159,6 +163,7 @@ enum status lanes_flush(struct lanes *l)
     return OK;
 }
 
+/* For lists that a kernel reads, such as moves. Updates before it are applied first. */
 enum status lanes_send(struct lanes *l, const void *from, size_t n_bytes, void **device)
 {
     if (!l->staging) {
@@ -173,6 +178,8 @@ enum status lanes_send(struct lanes *l, const void *from, size_t n_bytes, void *
     return OK;
 }
 
+/* Room for a large block, such as masks. Without room it waits for the stream, after which
+ * all of it is free. */
 char *lanes_room(struct lanes *l, size_t n_bytes)
 {
     struct staging *s = l->staging;
@@ -228,6 +235,7 @@ static bool lane_ok(const struct lanes *l, int32_t lane)
     return l->staging && lane >= 0 && lane < l->max_lanes;
 }
 
+/* Tokens may replace those of the lane's last request. */
 enum status lanes_tokens(struct lanes *l, int32_t lane, int32_t first_pos, int32_t n,
                          const int32_t *tokens)
 {
@@ -245,6 +253,7 @@ enum status lanes_tokens(struct lanes *l, int32_t lane, int32_t first_pos, int32
     return OK;
 }
 
+/* Ids are checked here, because kernels use them as addresses. */
 enum status lanes_blocks(struct lanes *l, int32_t lane, int32_t first, int32_t n,
                          const int32_t *blocks)
 {
@@ -279,6 +288,7 @@ static enum status patch_allowed(struct lanes *l, int32_t lane, const struct sam
     return OK;
 }
 
+/* Lists of a request go to the lane's part of device memory. */
 enum status lanes_params(struct lanes *l, int32_t lane, const struct sampling_params *params)
 {
     TRY(l->device->lost);

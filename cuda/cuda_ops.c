@@ -4,6 +4,7 @@
 #include "cuda/cuda_ops.h"
 #include "cuda/cuda_comm.h"
 
+/* Ids are looked up on the device, so drafts need not be known here. */
 static enum status cuda_op_embed(struct backend *base, const struct embed_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -18,6 +19,7 @@ static enum status cuda_op_embed(struct backend *base, const struct embed_args *
     return OK;
 }
 
+/* Only rows that have logits or are pooled go on to the head. */
 static enum status cuda_op_gather(struct backend *base, const struct gather_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -66,6 +68,8 @@ static enum status cuda_op_hidden_load(struct backend *base, const struct hidden
     return OK;
 }
 
+/* Shards of ranks are gathered into local memory first, then joined row by row. Scale and
+ * cap are applied where they change something. */
 static enum status cuda_op_logits(struct backend *base, const struct logits_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -107,6 +111,8 @@ static enum status cuda_op_logits(struct backend *base, const struct logits_args
     return OK;
 }
 
+/* Where the head has found the best of each band, only those are read if a draw needs no
+ * more; they must be of the same rows and vocabulary. */
 static enum status cuda_op_sample(struct backend *base, const struct sample_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -126,6 +132,7 @@ static enum status cuda_op_sample(struct backend *base, const struct sample_args
     return OK;
 }
 
+/* Sums over several passes stay on the device until the last one. */
 static enum status cuda_op_pool(struct backend *base, const struct pool_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);

@@ -23,6 +23,7 @@ static bool growth_ok(const struct query_growth *g)
     return g->beta == 0.0f || g->every > 0;
 }
 
+/* What the kernel relies on: equal geometry of the op and the cache, and widths that fit. */
 static enum status rope_ok(const struct cuda_backend *be, const struct rope_store_args *a,
                            const struct kv_view *kv)
 {
@@ -47,6 +48,7 @@ bool cuda_op_rope_store_adds_sums(struct backend *base, const struct rope_store_
     return rope_adds_sums(a, layer_kv(cuda_backend_of(base), a->layer));
 }
 
+/* Partial sums of the product before it are only taken by the fast kernel. */
 enum status cuda_op_rope_store(struct backend *base, const struct rope_store_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -63,6 +65,8 @@ enum status cuda_op_rope_store(struct backend *base, const struct rope_store_arg
     return OK;
 }
 
+/* The latent key and the rotated part go to one head of the cache; queries are rotated on
+ * the way. */
 enum status cuda_op_mla_store(struct backend *base, const struct mla_store_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -81,6 +85,7 @@ enum status cuda_op_mla_store(struct backend *base, const struct mla_store_args 
     return OK;
 }
 
+/* What attention relies on. */
 static enum status attention_ok(const struct cuda_backend *be, const struct attention_args *a,
                                 const struct kv_view *kv)
 {
@@ -91,6 +96,7 @@ static enum status attention_ok(const struct cuda_backend *be, const struct atte
     return ok ? OK : ERR_INVALID;
 }
 
+/* Everything that the kernels need, with the plan of this pass. */
 static struct attention_launch launch_of(const struct cuda_backend *be,
                                          const struct attention_args *a, const struct kv_view *kv)
 {
@@ -120,6 +126,7 @@ static struct attention_launch launch_of(const struct cuda_backend *be,
     };
 }
 
+/* Rows of trees in deterministic mode read copies of their paths, which are made first. */
 enum status cuda_op_attention(struct backend *base, const struct attention_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -148,6 +155,8 @@ static bool may_be_few(const struct cuda_backend *be, const struct rope_store_ar
                                  kv, &be->attention);
 }
 
+/* Decoding rows of few heads have one kernel for both ops; other passes call them
+ * separately. */
 enum status cuda_op_rope_attention(struct backend *base, const struct rope_store_args *r,
                                    const struct attention_args *a)
 {

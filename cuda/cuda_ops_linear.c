@@ -4,6 +4,7 @@
 #include "cuda/cuda_comm.h"
 #include "cuda/cuda_ops.h"
 
+/* Vectors may be longer than the width, never shorter. */
 static enum status norm_ok(const struct norm_args *a)
 {
     const bool short_vector = (a->weight && vector_length(a->weight) < a->width) ||
@@ -152,6 +153,7 @@ enum status cuda_op_linear_heads(struct backend *base, const struct linear_heads
     return cuda_gemm(&be->gemms, &g, NULL);
 }
 
+/* `up` apart from the gate, or as the second half of the row. */
 static enum status activation_ok(const struct activation_args *a)
 {
     const bool gated = a->gated || a->kind == ACT_GPT_OSS, apart = a->up.mem.p;
@@ -172,6 +174,7 @@ enum status cuda_op_activation(struct backend *base, const struct activation_arg
     return OK;
 }
 
+/* What the fused kernel computes; everything else is two ops. */
 static bool may_be_gated(const struct linear_args *l, const struct activation_args *a)
 {
     const struct weight *w = l->weight;
@@ -199,6 +202,7 @@ static bool linear_gated(struct cuda_backend *be, const struct linear_args *l,
     return cuda_gemm_gated(&be->gemms, &g, st);
 }
 
+/* One kernel where there is one. */
 enum status cuda_op_linear_act(struct backend *base, const struct linear_args *l,
                                const struct activation_args *a)
 {
@@ -279,6 +283,7 @@ static const float *reduce_bias(const struct reduce_args *a)
     return a->linear ? a->linear->bias : NULL;
 }
 
+/* Sums over ranks by the fastest way for the size, with biases added once. */
 enum status cuda_op_reduce(struct backend *base, const struct reduce_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);

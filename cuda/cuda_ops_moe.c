@@ -2,6 +2,7 @@
 /* The router and the experts of a mixture. */
 #include "cuda/cuda_ops.h"
 
+/* What the router's kernel relies on. */
 static enum status route_ok(const struct moe_route_args *a)
 {
     const struct weight *w = a->router;
@@ -12,6 +13,7 @@ static enum status route_ok(const struct moe_route_args *a)
                : OK;
 }
 
+/* Scores of all experts by a product, then the picks of each row. */
 enum status cuda_op_moe_route(struct backend *base, const struct moe_route_args *a)
 {
     struct cuda_backend *be = cuda_backend_of(base);
@@ -77,6 +79,7 @@ static size_t moe_bytes(struct cuda_backend *be, const struct moe_ffn_args *a, b
                 : moe_layout(be->scratch.memory, (int64_t)n_rows * a->k, a, hidden, s);
 }
 
+/* Both products must fit each other and the number of experts. */
 static enum status experts_ok(const struct moe_ffn_args *a)
 {
     const struct weight *up = a->gate_up, *down = a->down;
@@ -91,6 +94,7 @@ static enum status experts_ok(const struct moe_ffn_args *a)
     return OK;
 }
 
+/* Pointers and types for the kernels. */
 static struct moe_weights weights_of(const struct moe_ffn_args *a)
 {
     const struct weight *up = a->gate_up, *down = a->down;
@@ -204,6 +208,8 @@ static bool on_few(struct cuda_backend *be, const struct shared_expert_args *sha
     return true;
 }
 
+/* Few rows: one kernel for everything. Otherwise shared experts, router and experts in
+ * turn. */
 enum status cuda_op_moe(struct backend *base, const struct shared_expert_args *shared,
                         const struct moe_route_args *route, const struct moe_ffn_args *ffn)
 {

@@ -2,6 +2,7 @@
 /* Recurrent layers: short convolutions, recurrences and their gates. */
 #include "cuda/cuda_ops.h"
 
+/* The kernel's taps and the layer's width. */
 static enum status conv_ok(const struct state_view *s, const struct short_conv_args *a)
 {
     const struct state_layer *g = &s->geometry;
@@ -13,6 +14,7 @@ static enum status conv_ok(const struct state_view *s, const struct short_conv_a
                : ERR_INVALID;
 }
 
+/* Places of q, k and v in a row, and vectors of the layer's kind. */
 static enum status recurrence_ok(const struct state_view *s, const struct recurrence_args *a)
 {
     const struct state_layer *g = &s->geometry;
@@ -31,6 +33,7 @@ static enum status recurrence_ok(const struct state_view *s, const struct recurr
     return ok && vectors && places && tensors ? OK : ERR_INVALID;
 }
 
+/* Gates are per element or per group. */
 static enum status gate_ok(const struct gate_args *a)
 {
     const bool group = a->group > 0 && a->width > 0 && a->width % a->group == 0;
@@ -49,6 +52,7 @@ static const struct state_view *layer_state(const struct cuda_backend *be, int32
     return pass ? states_layer(&be->states, be->passes.set, layer) : NULL;
 }
 
+/* Args and vectors of both ops in one struct, since fused kernels need both. */
 static struct state_rows_launch state_launch(const struct cuda_backend *be,
                                              const struct state_view *s,
                                              const struct short_conv_args *conv,
@@ -68,6 +72,8 @@ static struct state_rows_launch state_launch(const struct cuda_backend *be,
     };
 }
 
+/* A window is a fixed number of rows of each sequence; windows depend on each other, so
+ * they are separate launches. */
 static enum status run_windows(struct cuda_backend *be, struct state_rows_launch *l, int32_t n)
 {
     for (l->window = 0; l->window < n; l->window++) {
@@ -92,6 +98,8 @@ static bool are_few(const struct cuda_backend *be, const struct state_rows_launc
            k_state_few_takes(l);
 }
 
+/* Prompts are computed in blocks, a few rows by windows, and single rows by a kernel of
+ * their own. */
 static enum status run_rows(struct cuda_backend *be, struct state_rows_launch *l)
 {
     const struct state_work *w = &be->passes.state_work;
@@ -146,6 +154,8 @@ enum status cuda_op_gate(struct backend *base, const struct gate_args *a)
     return OK;
 }
 
+/* All three ops. The convolution's output is the recurrence's input, so that kernels may
+ * fuse them. */
 enum status cuda_op_recurrent(struct backend *base, const struct short_conv_args *conv,
                               const struct recurrence_args *a, const struct gate_args *gate)
 {

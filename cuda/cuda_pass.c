@@ -25,6 +25,8 @@ static size_t place(size_t *at, size_t n_bytes)
     return here;
 }
 
+/* The offsets of all parts. They depend on the bucket alone, because a captured graph has
+ * addresses in it. */
 static struct meta_layout meta_layout(const struct attention_limits *attention, int32_t n_rows,
                                       int32_t n_out, int32_t n_draws, int32_t n_pool)
 {
@@ -59,6 +61,7 @@ static size_t masks_bytes(const struct lanes *lanes, int32_t n)
     return (size_t)n * (size_t)lanes->allowed_stride * sizeof(uint32_t);
 }
 
+/* Memory for the largest pass, once. */
 enum status passes_open(struct passes *p, struct cuda *device, struct graphs *graphs,
                         const struct lanes *lanes, const struct backend_limits *limits,
                         int32_t max_draws, const struct attention_limits *attention)
@@ -173,6 +176,7 @@ static void copy_array(char *to, const void *from, int32_t n, size_t size)
     }
 }
 
+/* Padding rows belong to the lane that nobody owns and to no sequence. */
 static void fill_padding(char *image, const struct meta_layout *m, const struct pass *p,
                          const struct pass_shape *shape, int32_t null_lane)
 {
@@ -298,6 +302,7 @@ static int32_t at_least(int32_t n, int32_t least)
     return greater(n, least);
 }
 
+/* Graphs are made for powers of two of these numbers, so that few are needed. */
 static int32_t power_of_two(int32_t n)
 {
     int32_t p = n > 0;
@@ -339,6 +344,8 @@ static int32_t bucket_within(int32_t n, int32_t limit)
     return lesser(padded, limit);
 }
 
+/* Checks the pass, chooses a bucket for its graph, and sends metadata in one copy. Padded
+ * rows belong to a lane that nobody owns. */
 enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *lanes,
                          const struct pass *pass, struct pass_shape *shape)
 {
@@ -395,6 +402,7 @@ enum status passes_pause(struct passes *p)
     return p->pass && p->pass->draws_wait ? graphs_end(p->graphs) : ERR_INVALID;
 }
 
+/* Masks arrive after the pass has begun; draws are then issued, never replayed. */
 enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shape *shape)
 {
     struct cuda *be = p->device;
@@ -410,6 +418,7 @@ enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shap
     return OK;
 }
 
+/* A capture ends here and is launched; results are copied to the step's pinned memory. */
 enum status passes_end(struct passes *p, struct steps *steps)
 {
     struct cuda *be = p->device;

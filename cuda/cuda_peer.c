@@ -14,6 +14,7 @@
 #include <string.h>
 #include <time.h>
 
+/* Rows and sizes that the kernels are made for. */
 enum {
     LARGEST_BYTES = 16 << 20, // larger messages go to NCCL, which is as fast for them
     MAX_ROW_BYTES = 64 << 10, // what the kernel can hold in registers
@@ -44,6 +45,7 @@ static bool meet(struct comm *c)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+/* Each pair of devices must allow it; enabling it twice is no error. */
 static bool reach_others(const struct cuda *be, const struct comm *c)
 {
     const int32_t own = cuda_comm_device(c, be->options.rank);
@@ -64,6 +66,7 @@ static bool reach_others(const struct cuda *be, const struct comm *c)
     return true;
 }
 
+/* A rank's memory, which the others write to and read from. */
 static enum status open_own(struct peers *p, uint64_t area_bytes)
 {
     struct cuda *be = p->device;
@@ -99,6 +102,7 @@ static int64_t row_bytes_of(const struct peers *p)
     return 0;
 }
 
+/* All ranks must agree whether peer memory is used, so they meet before they decide. */
 enum status peers_open(struct peers *p, struct cuda *device, const struct backend_limits *limits)
 {
     struct cuda *be = device;
@@ -139,6 +143,7 @@ static bool aligned(struct tensor t, int32_t width)
     return ((uintptr_t)t.mem.p | (size_t)t.stride * size | (size_t)width * size) % 16 == 0;
 }
 
+/* Alignment, types and size; the norm must be of the sum. */
 static bool can_take(const struct peers *p, enum peer_way way, const struct reduce_args *r,
                      const struct norm_args *n)
 {
@@ -165,6 +170,7 @@ static int32_t class_of(int64_t n_bytes)
     return k;
 }
 
+/* One call of a kernel, on this rank. */
 static enum status run_way(struct peers *p, enum peer_way way, const struct reduce_args *r,
                            const float *sum_bias, const struct norm_args *n, const float *weight,
                            const float *bias)
@@ -197,6 +203,7 @@ static void cut_rows(const struct reduce_args *r, const struct norm_args *n, int
     }
 }
 
+/* Large messages are left to NCCL, except in deterministic mode, where they are cut. */
 bool peers_reduce(struct peers *p, const struct reduce_args *r, const float *sum_bias,
                   const struct norm_args *n, const float *weight, const float *bias,
                   enum status *st)
@@ -256,12 +263,14 @@ bool peers_join(struct peers *p, const struct logits_args *a, int32_t width, enu
 
 /* ---- measuring ------------------------------------------------------------------------------- */
 
+/* One candidate in the measurement at startup. */
 struct trial {
     struct reduce_args reduce;
     struct norm_args norm;
     enum peer_way way; // PEER_NONE: NCCL followed by the norm
 };
 
+/* The same work for every candidate: a sum and its norm. */
 static enum status run_trial(struct peers *p, const struct trial *t)
 {
     struct cuda *be = p->device;

@@ -9,6 +9,7 @@
 
 enum { MAX_STATE_HEADS = 1 << 16, MAX_CONV_WIDTH = 1 << 24, MAX_CONV_KERNEL = 16 };
 
+/* What the kernels can process. */
 static bool usable(const struct state_layer *g)
 {
     const bool conv = g->conv_width >= 0 && g->conv_width < MAX_CONV_WIDTH && g->conv_kernel >= 0 &&
@@ -27,6 +28,8 @@ static int64_t align16(int64_t n)
     return (n + 15) / 16 * 16;
 }
 
+/* Offsets of a lane: records, then keys, values and decays of the rows since, and inputs
+ * of the convolution. */
 static struct state_view lay_out(const struct state_set_desc *d, int32_t layer)
 {
     const struct state_layer *g = &d->layers[layer];
@@ -56,6 +59,7 @@ static struct state_view lay_out(const struct state_set_desc *d, int32_t layer)
     return v;
 }
 
+/* A block of rows must hold at least one window of the kernels. */
 static enum status check(const struct state_set_desc *d)
 {
     bool ok = d->n_layers > 0 && d->block >= STATE_WINDOW && d->block % 16 == 0 &&
@@ -67,6 +71,7 @@ static enum status check(const struct state_set_desc *d)
     return ok ? OK : ERR_INVALID;
 }
 
+/* Per lane and per snapshot, over all layers. */
 enum status cuda_state_bytes(struct backend *base, const struct state_set_desc *desc,
                              struct state_sizes *out)
 {
@@ -81,6 +86,7 @@ enum status cuda_state_bytes(struct backend *base, const struct state_set_desc *
     return OK;
 }
 
+/* Lanes and snapshots of a layer in one allocation, so that a slot's number finds both. */
 static enum status take_layer(struct state_sets *s, struct state_view *v, int32_t n_snapshots)
 {
     size_t lanes, snapshots;
@@ -97,6 +103,7 @@ static enum status take_layer(struct state_sets *s, struct state_view *v, int32_
     return OK;
 }
 
+/* The layers' views go to the device, too, since one kernel copies all of them. */
 enum status states_open(struct state_sets *s, int32_t index, const struct state_set_desc *desc,
                         int32_t n_snapshots, struct err *err)
 {
@@ -158,6 +165,7 @@ static int kind_of(const struct state_sets *s, const struct state_copy *c)
     return c->from < s->max_lanes ? 1 : 2;
 }
 
+/* One side must be a lane, and between a lane and a snapshot only whole boundaries exist. */
 static bool copy_ok(const struct state_sets *s, const struct state_set *set,
                     const struct state_copy *c)
 {
@@ -168,6 +176,7 @@ static bool copy_ok(const struct state_sets *s, const struct state_set *set,
     return slots && a_lane && (boundary || kind_of(s, c) == 1);
 }
 
+/* Copies of one kind share a launch; their order is kept. */
 enum status states_copy(struct state_sets *s, struct lanes *lanes, int32_t set, int32_t n,
                         const struct state_copy *copies)
 {
@@ -192,6 +201,7 @@ enum status states_copy(struct state_sets *s, struct lanes *lanes, int32_t set, 
     return OK;
 }
 
+/* The list is sent to the device with the step's updates. */
 enum status states_move(struct state_sets *s, struct lanes *lanes, int32_t set, int32_t n,
                         const struct slot_move *moves)
 {

@@ -5,6 +5,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 
+/* Pinned memory per slot, so that copies do not wait for the host. */
 enum status steps_open(struct steps *s, struct cuda *device, const struct backend_limits *limits,
                        int32_t max_draws, size_t staged_bytes)
 {
@@ -57,6 +58,7 @@ static enum status wait_among_ranks(struct cuda *be, struct slot *s)
     return cuda_check(be, e, "a step");
 }
 
+/* With several ranks a wait must also notice that another rank is lost. */
 static enum status wait_slot(struct cuda *be, struct slot *s)
 {
     if (!s->pending) {
@@ -71,6 +73,7 @@ static enum status wait_slot(struct cuda *be, struct slot *s)
     return OK;
 }
 
+/* A slot is used again only after its last step has ended. */
 enum status steps_begin(struct steps *s, int32_t index, struct lanes *lanes)
 {
     if (s->slot || index < 0 || index >= s->n_steps) {
@@ -84,6 +87,7 @@ enum status steps_begin(struct steps *s, int32_t index, struct lanes *lanes)
     return OK;
 }
 
+/* Results are valid when this event has happened. */
 enum status steps_end(struct steps *s, struct lanes *lanes)
 {
     if (!s->slot) {
@@ -96,6 +100,7 @@ enum status steps_end(struct steps *s, struct lanes *lanes)
     return OK;
 }
 
+/* The results point into the slot's memory, until the slot's next step begins. */
 enum status steps_wait(struct steps *s, int32_t index, struct pass_results *results,
                        int32_t max_passes)
 {
@@ -112,6 +117,7 @@ enum status steps_wait(struct steps *s, int32_t index, struct pass_results *resu
     return OK;
 }
 
+/* Without waiting; an error counts as done, so that the caller asks for it. */
 bool steps_done(struct steps *s, int32_t index)
 {
     if (s->device->lost != OK || index < 0 || index >= s->n_steps) {
@@ -137,6 +143,7 @@ float *steps_pooled(const struct steps *s)
     return s->slot->pooled + (size_t)s->slot->n_pooled * (size_t)s->hidden;
 }
 
+/* Where the results of the next pass go. */
 void steps_add(struct steps *s, int32_t n_draws, int32_t n_pool)
 {
     struct slot *slot = s->slot;

@@ -22,6 +22,8 @@ struct job {
     int64_t first, n;
 };
 
+/* A job's rows are shared by the threads and the caller; generation tells workers that
+ * there is a new one. */
 struct upload {
     void *buffers[N_BUFFERS];
     cudaEvent_t sent[N_BUFFERS];
@@ -37,6 +39,7 @@ struct upload {
     bool stop;
 };
 
+/* To the nearest, ties to even, with subnormals. */
 static uint16_t float_to_half(float f)
 {
     uint32_t x;
@@ -61,6 +64,7 @@ static uint16_t float_to_half(float f)
     return (uint16_t)(sign | ((rounded >> 13) - (112u << 10)));
 }
 
+/* NaN stays one: its top bit of fraction is set. */
 static uint16_t float_to_bf16(float f)
 {
     uint32_t x;
@@ -80,6 +84,7 @@ void cuda_store_number(void *to, enum dtype dtype, int64_t i, float f)
     }
 }
 
+/* Any stored format, through fp32. */
 static void convert_row(const struct weight_part *p, int64_t row, enum dtype dtype, char *to)
 {
     float values[256];
@@ -98,6 +103,7 @@ struct part_rows {
     enum dtype dtype;
 };
 
+/* Rows that are stored in the wanted type are copied as they are. */
 static void fill_row(const void *source, int64_t row, char *to)
 {
     const struct part_rows *r = source;
@@ -123,6 +129,7 @@ struct worker {
     int32_t index;
 };
 
+/* Sleeps between jobs. */
 static void *worker_main(void *arg)
 {
     struct worker me = *(struct worker *)arg;
@@ -149,6 +156,7 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
+/* Small jobs are not worth waking threads for. */
 static void do_job(struct upload *u, const struct job *job)
 {
     enum { FEW_BYTES = 128 << 10 };
@@ -170,6 +178,7 @@ static void do_job(struct upload *u, const struct job *job)
     pthread_mutex_unlock(&u->lock);
 }
 
+/* Processors are divided among the ranks of the machine. */
 enum status cuda_upload_open(struct cuda *be)
 {
     struct upload *u = xcalloc(1, sizeof *u);
@@ -226,6 +235,7 @@ void cuda_upload_close(struct cuda *be)
     be->upload = NULL;
 }
 
+/* A buffer is filled again only when its last copy has ended. */
 enum status cuda_upload_units(struct cuda *be, void *to, size_t unit_bytes, int64_t n_units,
                               upload_fill *fill, const void *source)
 {
@@ -247,6 +257,7 @@ enum status cuda_upload_units(struct cuda *be, void *to, size_t unit_bytes, int6
     return OK;
 }
 
+/* Row by row of the part, whatever its layout in the file. */
 enum status cuda_upload_part(struct cuda *be, void *to, enum dtype dtype,
                              const struct weight_part *part)
 {

@@ -32,6 +32,7 @@ static enum status check_parts(const struct weight_desc *d, struct err *err)
     return OK;
 }
 
+/* From the file, or random numbers made on the device. */
 static enum status fill(struct cuda *be, void *to, enum dtype dtype, const struct weight_part *part,
                         uint64_t seed, float scale)
 {
@@ -66,6 +67,7 @@ static enum status open_bias(struct cuda *be, const struct weight_desc *d, struc
     return OK;
 }
 
+/* The message has the size, since memory is usually what is missing. */
 static enum status open_data(struct cuda *be, const struct weight_desc *d, struct weight *w,
                              struct err *err)
 {
@@ -91,6 +93,8 @@ static enum status open_data(struct cuda *be, const struct weight_desc *d, struc
 
 /* ---- quantised ones -------------------------------------------------------------------------- */
 
+/* Codes, scales and zeros in allocations of their own. Scales per row or per block of 128
+ * are also given to cuBLASLt. */
 static enum status upload_coded(struct cuda *be, const struct coded_source *s,
                                 struct coded_matrix *m)
 {
@@ -182,6 +186,8 @@ static enum status open_coded(struct cuda *be, const struct weight_desc *d, stru
     return st;
 }
 
+/* Vectors are float32; quantised matrices stay so where there is a kernel; all others
+ * become numbers of the model's type. */
 enum status cuda_weight_open(struct backend *base, const struct weight_desc *desc,
                              struct weight **out, struct err *err)
 {
@@ -217,6 +223,7 @@ enum status cuda_weight_open(struct backend *base, const struct weight_desc *des
     return OK;
 }
 
+/* Angles of all positions, computed on the device. */
 enum status cuda_rope_open(struct backend *base, const struct rope_desc *desc,
                            struct rope_table **out)
 {

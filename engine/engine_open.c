@@ -18,6 +18,7 @@ static void abort_ranks(void *arg)
     }
 }
 
+/* Every rank opens its own device, in its own thread. */
 static enum status open_rank(struct rank *r, void *arg)
 {
     struct engine *e = arg;
@@ -54,6 +55,8 @@ static enum requantise_kind requantise_of(const struct engine *e)
     return REQUANTISE_NOT;
 }
 
+/* Ranks read their shards at the same time; the first one of a process reports the
+ * progress. */
 static enum status load_rank(struct rank *r, void *arg)
 {
     struct engine *e = arg;

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Turns a plan into a step: which lanes change, the rows of the pass in an order that
+ * shares keys, the draws, and who owns each result. Only node 0 does this; the step itself
+ * has no pointers to sequences. */
 #include "engine/step_build.h"
 
 #include "engine/step_tree.h"
@@ -10,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Everything for the largest step, so that building one allocates nothing. */
 void planned_step_init(struct planned_step *ps, int32_t slot, const struct step_sizes *sizes)
 {
     const struct scheduler_limits *l = sizes->limits;
@@ -64,6 +68,8 @@ void planned_step_deinit(struct planned_step *ps)
 
 /* ---- lanes -------------------------------------------------------------------------------- */
 
+/* Fresh lanes get the whole sequence, others only their new blocks. Each sample of a
+ * request has a seed of its own. */
 void step_build_lanes(struct planned_step *ps, const struct holdings *h)
 {
     struct step *st = &ps->step;
@@ -172,6 +178,7 @@ static void build_groups(struct planned_step *ps, const struct holdings *h)
 
 /* ---- rows and draws ----------------------------------------------------------------------- */
 
+/* The draw goes to the backend; its owner stays here, at the same index. */
 static void add_draw(struct planned_step *ps, int32_t out_row, const struct sequence *seq,
                      struct pass_draw draw, struct draw_owner owner)
 {
@@ -184,6 +191,8 @@ static void add_draw(struct planned_step *ps, int32_t out_row, const struct sequ
     ps->owners[st->pass.n_draws++] = owner;
 }
 
+/* A draw that is verified against a draft is not kept by the device: the host decides
+ * first. */
 static void add_sample(struct planned_step *ps, int32_t out_row, struct sequence *seq, int32_t pos,
                        bool verify, int32_t tree_row)
 {
@@ -213,6 +222,7 @@ static int32_t add_out(struct planned_step *ps, int32_t row)
     return st->pass.n_out++;
 }
 
+/* A mean needs all rows, over several steps; the last row's state only the last one. */
 static void build_pool(struct planned_step *ps, const struct plan_entry *e, int32_t first_row)
 {
     struct step *st = &ps->step;
@@ -233,6 +243,8 @@ static void build_pool(struct planned_step *ps, const struct plan_entry *e, int3
     st->want.pooled = true;
 }
 
+/* One draw for the newest token's row and each draft after it, and scores of the prompt if
+ * they were asked for. Rows of a tree have positions of their own. */
 static void build_draws(struct planned_step *ps, const struct plan_entry *e, int32_t first_row)
 {
     struct step *st = &ps->step;
@@ -264,6 +276,8 @@ static void build_draws(struct planned_step *ps, const struct plan_entry *e, int
     }
 }
 
+/* A token that the host does not know yet is -1: the device takes it from the lane's
+ * history. */
 static void build_rows(struct planned_step *ps, const struct plan_entry *e, int32_t first_row)
 {
     const struct sequence *seq = e->seq;
@@ -283,6 +297,7 @@ static void build_rows(struct planned_step *ps, const struct plan_entry *e, int3
     }
 }
 
+/* Siblings draw from the row that ends the prompt, which only the first of them computes. */
 static void build_forks(struct planned_step *ps)
 {
     struct step *st = &ps->step;
@@ -298,6 +313,8 @@ static void build_forks(struct planned_step *ps)
     }
 }
 
+/* Entries are sorted so that sequences with common blocks are adjacent, and can share the
+ * reading of their keys. */
 void step_build(struct planned_step *ps, const struct holdings *h)
 {
     struct step *st = &ps->step;

@@ -121,7 +121,7 @@ static void feed_again(struct planned_step *ps, int32_t j)
     }
 }
 
-/* Pass j behind those: the row of the last draft. */
+/* Pass j after those: the row of the last draft. */
 static void draft_on(struct planned_step *ps, int32_t j)
 {
     for (int32_t i = 0; i < ps->plan.n_entries; i++) {

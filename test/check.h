@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A test, registered before main. */
 struct check_test {
     const char *name;
     void (*run)(void);
@@ -132,6 +133,7 @@ static inline const char *check_shared(void)
     return NULL;
 }
 
+/* `--list` prints the names; a name, or a part of one, runs those tests only. */
 static inline int check_main(int argc, char **argv)
 {
     int passed = 0, failed = 0, skipped = 0;

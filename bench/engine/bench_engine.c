@@ -26,6 +26,8 @@ struct prompt_shape {
     int32_t n_shared, n;
 };
 
+/* The measurement's settings, and what wakes it: the engine's callback sets `awake` from
+ * the engine's thread, under `lock`. */
 struct bench {
     struct engine *engine;
     const struct engine_info *info;
@@ -60,6 +62,8 @@ static void on_event(struct engine_request *r, void *arg)
     (void)arg;
 }
 
+/* Sleeps until the engine has news, so that the measurement itself costs the processors
+ * nothing. */
 static void wait_for_news(struct bench *b)
 {
     pthread_mutex_lock(&b->lock);
@@ -144,6 +148,8 @@ static int64_t context_of(const struct load *l)
     return n;
 }
 
+/* A step is counted when every sequence has its token; the counts are written by the
+ * engine's thread, hence the acquire. */
 static int32_t fewest_tokens(const struct load *l)
 {
     int32_t least = INT32_MAX;
@@ -154,6 +160,7 @@ static int32_t fewest_tokens(const struct load *l)
     return least;
 }
 
+/* An error of one request makes the figures meaningless. */
 static bool has_failed(const struct load *l)
 {
     for (int32_t i = 0; i < l->n; i++) {
@@ -176,6 +183,8 @@ static int64_t reach(struct bench *b, const struct load *l, int32_t n_tokens)
     return clock_now_ns();
 }
 
+/* Waits for the end of all requests; the error of one is the measurement's.
+ */
 static enum status finish(struct bench *b, struct load *l, struct err *err)
 {
     for (int32_t i = 0; i < l->n; i++) {
@@ -428,6 +437,8 @@ static enum status run(struct bench *b, int n_rest, char **rest, const struct en
     return measure_all(b, err);
 }
 
+/* Options of this benchmark are taken out; the others configure the engine as they would
+ * the server. */
 int bench_engine(int argc, char **argv, const struct engine_opener *opener)
 {
     struct bench b = {.batches = {1, {64}}, .contexts = {1, {256}}, .n_steps = 32};

@@ -29,6 +29,8 @@ struct times {
     size_t n;
 };
 
+/* Times beyond MAX_TIMES are dropped rather than averaged, so that long answers do not
+ * move the memory of what is measured. */
 static void put(struct times *t, double us)
 {
     if (!t->v) {
@@ -50,6 +52,8 @@ static void print(const char *name, struct times *t)
     *t = (struct times){0};
 }
 
+/* A grammar on its way through all measurements. `seen` and `again` differ in what the
+ * grammar's tables hold already, which is what a second request finds. */
 struct subject {
     const struct grammar_source *source;
     const struct grammar_vocab *vocab;
@@ -212,6 +216,8 @@ static const char *measure(struct subject *s, const struct json *answers)
     return failed;
 }
 
+/* A line with a grammar that does not compile gives an error line, so that libraries can
+ * be compared by what they support. */
 static void run_line(const char *line, size_t n_bytes, const struct grammar_vocab *vocab)
 {
     struct json_limits limits = {200, 10000000};
@@ -253,6 +259,8 @@ static void run_line(const char *line, size_t n_bytes, const struct grammar_voca
     json_free(j);
 }
 
+/* The number of ids is an argument because models have more rows than their tokenizer has
+ * tokens. */
 int main(int argc, char **argv)
 {
     if (argc != 3) {

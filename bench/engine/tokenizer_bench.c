@@ -38,6 +38,7 @@ static double pass(const struct tokenizer *tok, const char *data, size_t n, stru
     return now() - start;
 }
 
+/* Token by token, as a stream is decoded. */
 static double decode_pass(const struct tokenizer *tok, const struct ids *ids)
 {
     struct buf out;
@@ -53,6 +54,7 @@ static double decode_pass(const struct tokenizer *tok, const struct ids *ids)
     return took;
 }
 
+/* `cold`: the first pass, with an empty cache of words. `warm`: the best of five. */
 static int measure(const char *tokenizer, const char *text)
 {
     struct tokenizer *tok;

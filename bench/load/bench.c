@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* The model that the server lists first, as SDK examples do. */
 static enum status find_model(const struct bench_options *o, char **model, struct err *err)
 {
     if (o->model != NULL) {
@@ -35,6 +36,7 @@ static enum status find_model(const struct bench_options *o, char **model, struc
     return st;
 }
 
+/* The exit status is that of the requests: a run in which any failed is no measurement. */
 static enum status run(const struct bench_options *o, const char *model, bool *all_good,
                        struct err *err)
 {
@@ -66,6 +68,7 @@ static enum status run(const struct bench_options *o, const char *model, bool *a
     return st;
 }
 
+/* Exit status 2: wrong options; 1: a request failed or the server cannot be reached. */
 int cmd_bench(int argc, char **argv)
 {
     struct bench_options o;

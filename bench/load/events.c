@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Finds what matters in events of streamed answers by searching for keys. A JSON parser
+ * would cost the client more than some servers need to write the event. */
 #include "bench/load/events.h"
 
 #include <stdlib.h>
@@ -53,6 +55,7 @@ static bool take_string(const char *v, const char *end, struct buf *answer)
     return true;
 }
 
+/* Any of the members in which servers send text, reasoning or arguments counts as text. */
 static bool has_text(const struct events *s, const char *p, size_t n)
 {
     const char *end = p + n;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Requests of each workload. All randomness is counter-based (Philox) with the seed and
+ * the request's number, so a body does not depend on the order in which requests are sent. */
 #include "bench/load/load.h"
 
 #include "engine/base/file.h"
@@ -55,6 +57,8 @@ static int64_t varied(const struct bench_load *load, uint32_t stream, int64_t un
     return (int64_t)lesser(n, most);
 }
 
+/* n random tokens of a stream: as ids, or as text with about one token for each pair of
+ * letters. */
 static void put_tokens(const struct bench_load *load, uint32_t stream, int64_t which, int64_t n,
                        struct buf *out)
 {
@@ -92,6 +96,7 @@ static int64_t place_of(const struct bench_load *load, int64_t unit)
     return unit;
 }
 
+/* Agents have between a third and all of the turns, uniformly. */
 int64_t bench_load_turns(const struct bench_load *load, int64_t unit)
 {
     const struct bench_options *o = load->o;
@@ -139,6 +144,7 @@ static void put_prompt(const struct bench_load *load, int64_t unit, int64_t turn
     out->data[--out->n_bytes] = '\0'; // remove the last comma or space
 }
 
+/* A recorded prompt, or random text. */
 static void put_text_prompt(const struct bench_load *load, int64_t unit, int64_t turn,
                             struct buf *out)
 {
@@ -167,6 +173,8 @@ void bench_load_answer(struct buf *history, const char *raw, size_t n_bytes)
     buf_puts(history, "\"}");
 }
 
+/* With --chat the history holds the conversation so far, including the server's own
+ * answers. */
 void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn, struct buf *history,
                      struct buf *body)
 {
@@ -211,6 +219,7 @@ void bench_load_body(const struct bench_load *load, int64_t unit, int64_t turn, 
              o->batch_path ? "}" : ",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
 }
 
+/* The same requests as lines of OpenAI's batch format. */
 enum status bench_load_write_batch(const struct bench_load *load, const char *path, struct err *err)
 {
     const struct bench_options *o = load->o;
@@ -243,6 +252,7 @@ enum status bench_load_write_batch(const struct bench_load *load, const char *pa
 
 /* ---- ShareGPT ---- */
 
+/* A turn of ShareGPT's conversations; the roles have two spellings there. */
 static const char *turn_text(const struct json *turn, const char *role, const char *other)
 {
     const char *from = json_get_string(turn, "from");
@@ -275,6 +285,8 @@ static void take_items(struct bench_load *load, const struct json *root)
     }
 }
 
+/* Only the beginning of each conversation is used: its first question, and the length of
+ * the answer. */
 static enum status read_dataset(struct bench_load *load, const char *path, struct err *err)
 {
     char *data;
@@ -306,6 +318,7 @@ static enum status read_dataset(struct bench_load *load, const char *path, struc
     return OK;
 }
 
+/* Fisher-Yates with the run's seed: all requests of shared prefixes in a random order. */
 static void shuffle_units(struct bench_load *load)
 {
     const int64_t n = load->o->groups * load->o->members;
@@ -318,6 +331,7 @@ static void shuffle_units(struct bench_load *load)
     }
 }
 
+/* A dataset gives prompts; without one they are made up from the seed. */
 enum status bench_load_init(struct bench_load *load, const struct bench_options *o,
                             const char *model, struct err *err)
 {

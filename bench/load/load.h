@@ -14,6 +14,7 @@ struct sharegpt_item {
     int64_t output_len;
 };
 
+/* `model` and `o` belong to the caller and outlive the load. */
 struct bench_load {
     const struct bench_options *o;
     const char *model;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Options in one table, from which the help is made as well. What depends on several
+ * options is checked at the end. */
 #include "bench/load/options.h"
 
 #include <errno.h>
@@ -14,6 +16,7 @@ static const char *const order_names[] = {"round", "grouped", "shuffled", NULL};
 
 enum kind { TEXT, INTEGER, REAL, FLAG, WORKLOAD, ORDER };
 
+/* `help` begins with the value's name; two spaces separate it from the explanation. */
 static const struct option {
     const char *name;
     enum kind kind;
@@ -69,6 +72,7 @@ static const struct option {
 
 enum { N_OPTIONS = sizeof options / sizeof options[0] };
 
+/* The help is made from the table; two spaces in a text divide value and explanation. */
 void bench_options_help(void)
 {
     printf("usage: sluice bench [OPTIONS]\n\n"
@@ -86,6 +90,7 @@ void bench_options_help(void)
            "answer.\n");
 }
 
+/* A whole number must be written as one; the message has the range. */
 static enum status set_number(const struct option *opt, const char *value, void *at,
                               struct err *err)
 {
@@ -110,6 +115,7 @@ static enum status set_number(const struct option *opt, const char *value, void 
     return OK;
 }
 
+/* The message lists what is possible. */
 static enum status set_choice(const struct option *opt, const char *const *names, const char *value,
                               void *at, struct err *err)
 {
@@ -125,6 +131,7 @@ static enum status set_choice(const struct option *opt, const char *const *names
     return err_set(err, ERR_INVALID, "--%s: '%s' is none of %s", opt->name, value, all);
 }
 
+/* Values go to their place in the struct by the row's offset. */
 static enum status set(const struct option *opt, const char *value, struct bench_options *o,
                        struct err *err)
 {
@@ -152,6 +159,7 @@ static void settle_defaults(struct bench_options *o)
     }
 }
 
+/* Fills in defaults that depend on others, and refuses options that would have no effect. */
 static enum status settle(struct bench_options *o, struct err *err)
 {
     if ((o->workload == WORKLOAD_SHAREGPT) != (o->dataset != NULL)) {
@@ -200,6 +208,7 @@ static enum status settle(struct bench_options *o, struct err *err)
     return OK;
 }
 
+/* Every option takes one value, except for the switches. */
 enum status bench_options_parse(int argc, char **argv, struct bench_options *o, struct err *err)
 {
     *o = (struct bench_options){

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* What the requests look like; options.c says what each one is. */
 enum workload {
     WORKLOAD_RANDOM,
     WORKLOAD_SHARED_PREFIX,

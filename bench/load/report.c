@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Summaries of a run: percentiles of times to the first token, between tokens and to the
+ * end, per turn for conversations; as a table and as JSON. */
 #include "bench/load/report.h"
 
 #include "engine/base/mem.h"
@@ -24,6 +26,7 @@ static double percentile(const float *sorted, size_t n, double p)
     return low + (at - (double)i) * (high - low);
 }
 
+/* Sorts v in place. Percentiles of an empty list are 0. */
 static struct summary summarise(float *v, size_t n)
 {
     struct summary s = {.n = n};
@@ -65,6 +68,7 @@ static bool is_good(const struct bench_options *o, const struct bench_record *re
            (o->tpot_limit_ms <= 0 || tpot_of(rec) <= o->tpot_limit_ms);
 }
 
+/* Times of the answers in a range of turns. room: space for a number per record. */
 static void make_range(const struct bench_results *r, struct turn_range *range, float *room)
 {
     size_t n = 0;
@@ -97,6 +101,8 @@ static void make_ranges(const struct bench_results *r, struct bench_report *rep)
     free(room);
 }
 
+/* Only successful answers count in times; all that were sent count in the number of
+ * requests. */
 void bench_report_make(const struct bench_options *o, struct bench_results *r,
                        struct bench_report *rep)
 {
@@ -145,6 +151,8 @@ static void print_row(const char *name, const struct summary *s)
     }
 }
 
+/* How much longer the first token takes in later turns shows how well the server reuses
+ * prefixes. */
 static void print_ranges(const struct bench_report *rep)
 {
     printf("\n%-12s %10s %10s %10s %10s %10s %10s\n", "turns", "answers", "tokens", "cached %",
@@ -164,6 +172,7 @@ static void print_ranges(const struct bench_report *rep)
     }
 }
 
+/* The table for people, with the reason of the first failure. */
 void bench_report_print(const struct bench_options *o, const struct bench_results *r,
                         const struct bench_report *rep)
 {
@@ -211,6 +220,7 @@ static void put_number(struct buf *b, const char *key, double v)
     buf_putc(b, ',');
 }
 
+/* The comma after the last number becomes the bracket. */
 static void put_summary(struct buf *b, const char *key, const struct summary *s)
 {
     buf_printf(b, "\"%s\":{\"count\":%zu,", key, s->n);
@@ -223,6 +233,7 @@ static void put_summary(struct buf *b, const char *key, const struct summary *s)
     buf_putc(b, ',');
 }
 
+/* Outcomes with a count only. */
 static void put_outcomes(struct buf *b, const struct bench_results *r,
                          const struct bench_report *rep)
 {
@@ -248,6 +259,7 @@ static void put_outcomes(struct buf *b, const struct bench_results *r,
     buf_put_json(b, r->example, strlen(r->example));
 }
 
+/* Ranges of turns, because later turns have longer prompts. */
 static void put_ranges(struct buf *b, const struct bench_report *rep)
 {
     buf_puts(b, "\"turns\":[");
@@ -263,6 +275,7 @@ static void put_ranges(struct buf *b, const struct bench_report *rep)
     buf_puts(b, "],");
 }
 
+/* Every request, for plots and for comparing two runs request by request. */
 static void put_requests(struct buf *b, const struct bench_results *r)
 {
     buf_puts(b, ",\n\"requests\":[");
@@ -291,6 +304,7 @@ static void put_requests(struct buf *b, const struct bench_results *r)
     buf_puts(b, "\n]}\n");
 }
 
+/* The options are part of the output, so that a result describes itself. */
 enum status bench_report_json(const struct bench_options *o, const char *model,
                               const struct bench_results *r, const struct bench_report *rep,
                               struct err *err)

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Sends the requests and measures: one thread, one epoll set, and as many connections as
+ * requests are in flight. The client must not be what limits the server, so nothing is
+ * parsed that is not needed, and answers are not kept unless a later turn contains them. */
 #include "bench/load/run.h"
 
 #include "bench/load/events.h"
@@ -35,6 +38,7 @@ enum {
     MAX_EVENTS = 256,  // per epoll_wait
 };
 
+/* A connection and the request that it serves. Connections are kept alive and reused. */
 struct conn {
     struct run *run;
     struct conn *next; // in the list of idle connections
@@ -53,6 +57,7 @@ struct conn {
     struct buf history, answer;
 };
 
+/* The state of the run; times in ns since its start. */
 struct run {
     const struct bench_options *o;
     const struct bench_load *load;
@@ -79,6 +84,8 @@ static void start_turn(struct conn *c, int64_t due);
 
 /* ---- what arrives ---- */
 
+/* The clock was read when the bytes arrived, so all events of one packet have the same
+ * time. */
 static void on_text(void *arg)
 {
     struct conn *c = arg;
@@ -96,6 +103,7 @@ static void on_text(void *arg)
     c->rec->last = now;
 }
 
+/* The body of the first error is kept as an example. */
 static void on_body(void *arg, const char *bytes, size_t n_bytes)
 {
     struct conn *c = arg;
@@ -135,6 +143,7 @@ static void think(struct conn *c)
     run->n_thinking++;
 }
 
+/* A stream without [DONE] was cut off, even if the connection ended cleanly. */
 static enum outcome outcome_of_answer(const struct conn *c)
 {
     if (c->in.status != 200) {
@@ -146,6 +155,8 @@ static enum outcome outcome_of_answer(const struct conn *c)
     return c->events.done ? OUTCOME_OK : OUTCOME_INCOMPLETE;
 }
 
+/* The request's result. In a conversation the next turn follows after the time to think;
+ * otherwise the connection becomes idle, or is closed if it may be out of step. */
 static void finish(struct conn *c, enum outcome outcome)
 {
     struct run *run = c->run;
@@ -187,6 +198,7 @@ static void finish(struct conn *c, enum outcome outcome)
 
 /* ---- connections ---- */
 
+/* EPOLLOUT only while there is something to send, or epoll_wait would return at once. */
 static void watch(struct conn *c, bool wants_write)
 {
     if (c->wants_write == wants_write) {
@@ -197,6 +209,7 @@ static void watch(struct conn *c, bool wants_write)
     c->wants_write = wants_write;
 }
 
+/* Connecting does not wait; the request is sent when the socket is writable. */
 static bool open_fd(struct conn *c)
 {
     const struct addrinfo *a = c->run->address;
@@ -216,6 +229,7 @@ static bool open_fd(struct conn *c)
     return true;
 }
 
+/* Sends what the socket takes now. */
 static void send_some(struct conn *c)
 {
     while (c->n_sent < c->out.n_bytes) {
@@ -258,6 +272,8 @@ static void on_closed(struct conn *c)
     finish(c, connected ? OUTCOME_CLOSED : OUTCOME_CONNECT);
 }
 
+/* Reads what has arrived. Bytes without a request mean that the two sides are out of step.
+ */
 static void receive(struct conn *c)
 {
     static char bytes[READ_BYTES]; // one thread, and its contents are not needed after this call
@@ -279,6 +295,7 @@ static void receive(struct conn *c)
     }
 }
 
+/* An idle connection if there is one, as an SDK's pool does. */
 static struct conn *take_conn(struct run *run)
 {
     struct conn *c = run->idle;
@@ -302,6 +319,7 @@ static struct conn *take_conn(struct run *run)
     return c;
 }
 
+/* The request's head and body in one buffer, so that a small request is one packet. */
 static void put_request(struct conn *c)
 {
     const struct bench_options *o = c->run->o;
@@ -320,6 +338,8 @@ static void put_request(struct conn *c)
     buf_deinit(&body);
 }
 
+/* `due` is when the request should have been sent; latency counts from there, so that a
+ * slow client cannot hide a slow server. */
 static void start_turn(struct conn *c, int64_t due)
 {
     struct run *run = c->run;
@@ -349,6 +369,8 @@ static bool has_place(const struct run *run)
     return run->o->concurrency == 0 || run->n_in_flight + run->n_thinking < run->o->concurrency;
 }
 
+/* With a rate, arrivals are a Poisson process independent of the answers; without, the
+ * next request starts as soon as there is a place. */
 static void start_due(struct run *run)
 {
     const struct bench_options *o = run->o;
@@ -386,6 +408,7 @@ static void wake_thinkers(struct run *run)
     }
 }
 
+/* A timeout ends the connection as well, since its answer could still come. */
 static void check_timeouts(struct run *run)
 {
     for (int i = 0; i < run->n_conns; i++) {
@@ -396,6 +419,7 @@ static void check_timeouts(struct run *run)
     }
 }
 
+/* On one line, which is written over. */
 static void print_progress(struct run *run, bool last)
 {
     const int64_t total = run->o->n_requests * run->n_turns; // agents: an upper bound
@@ -415,6 +439,7 @@ static void print_progress(struct run *run, bool last)
     run->last_events = events;
 }
 
+/* Until the next arrival or the end of a pause; at most 200 ms, for the display. */
 static int wait_ms(const struct run *run)
 {
     const bool can_start =
@@ -433,6 +458,7 @@ static int wait_ms(const struct run *run)
     return ms > 200 ? 200 : (int)ms;
 }
 
+/* After an interrupt nothing new starts, and what runs is counted as interrupted. */
 static void loop(struct run *run)
 {
     const bool tty = isatty(2);
@@ -489,6 +515,7 @@ static enum status resolve(const struct bench_options *o, struct addrinfo **a, s
     return OK;
 }
 
+/* The limit on open files is raised to what the connections need. */
 enum status bench_run(const struct bench_options *o, const struct bench_load *load,
                       struct bench_results *r, struct err *err)
 {
@@ -544,6 +571,7 @@ static void append(void *arg, const char *bytes, size_t n_bytes)
     buf_put(arg, bytes, n_bytes);
 }
 
+/* A single request, with its own connection. */
 enum status bench_get(const struct bench_options *o, const char *path, struct buf *body,
                       struct err *err)
 {

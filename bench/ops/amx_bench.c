@@ -39,6 +39,7 @@ struct rows {
                               // rows
 };
 
+/* One way to run the product. */
 struct form {
     const char *name;
     enum { REGISTERS, NEAREST, PRODUCT } kind;
@@ -46,6 +47,8 @@ struct form {
     bool tiled, asks; // asks: prefetches the next weights into the L2 cache
 };
 
+/* The first two show the limits of the instruction and of the nearest cache; the others
+ * are complete products. */
 static const struct form forms[] = {
     {"registers alone", REGISTERS, 0, false, false},
     {"operands in the nearest cache", NEAREST, 0, false, false},
@@ -59,6 +62,7 @@ static const struct form forms[] = {
 
 enum { N_FORMS = sizeof forms / sizeof forms[0] };
 
+/* Shared by the threads; each has its own weights and sums, and a range of the results. */
 static struct bench {
     int32_t n_threads, n_inputs, n_outputs;
     struct rows plain, tiled;
@@ -71,6 +75,7 @@ static struct bench {
 
 /* ---- one block ---------------------------------------------------------------------------- */
 
+/* Eight tiles of 16 rows of 64 bytes, the largest that there are. */
 static void configure(void)
 {
     uint8_t c[64] = {1}; // the palette; row sizes from byte 16, row counts from byte 48
@@ -82,6 +87,8 @@ static void configure(void)
     _tile_loadconfig(c);
 }
 
+/* A step of 32 inputs for 32 rows and 32 outputs: four tiles of sums, two of rows and two
+ * of weights, which is all that eight registers hold. */
 static inline void four_products(const char *a, const char *a2, int64_t line, const char *w)
 {
     _tile_loadd(4, a, line);
@@ -94,6 +101,8 @@ static inline void four_products(const char *a, const char *a2, int64_t line, co
     _tile_dpbf16ps(3, 5, 7);
 }
 
+/* 32 rows times 32 outputs over n inputs. Sums of earlier stretches are loaded first and
+ * stored at the end. */
 static void block(const struct rows *rows, int32_t row, int32_t k, int32_t n, const char *w,
                   const char *next, float *c)
 {
@@ -128,6 +137,7 @@ static const char *weights_of(int32_t thread, int32_t tile, int32_t k)
     return (const char *)(b.weights[thread] + ((int64_t)tile * b.n_inputs + k) * BLOCK);
 }
 
+/* From the tiles' layout to rows. */
 static void store(const float *c, int32_t row, float *y)
 {
     int64_t width = (int64_t)b.n_threads * b.n_outputs;
@@ -138,6 +148,8 @@ static void store(const float *c, int32_t row, float *y)
     }
 }
 
+/* A group of tiles of weights stays in the L2 cache while all rows pass over it, stretch
+ * by stretch. */
 static void product(const struct form *f, int32_t thread)
 {
     const struct rows *rows = f->tiled ? &b.tiled : &b.plain;
@@ -162,6 +174,8 @@ static void product(const struct form *f, int32_t thread)
     }
 }
 
+/* `REGISTERS` runs the multiplications alone, `NEAREST` with operands that stay in the L1
+ * cache. */
 static void run_form(const struct form *f, int32_t thread)
 {
     int64_t n = (int64_t)ROWS / BLOCK * (b.n_outputs / BLOCK) * (b.n_inputs / STEP);
@@ -199,6 +213,7 @@ static float value(uint16_t x)
     return f;
 }
 
+/* 40 elements against a naive sum: enough to notice a wrong layout. */
 static void check_results(void)
 {
     int64_t width = (int64_t)b.n_threads * b.n_outputs;
@@ -219,6 +234,7 @@ static void check_results(void)
     memset(b.results, 0, (size_t)(ROWS * width) * sizeof *b.results);
 }
 
+/* Aligned to 2 MB, so that pages of that size can back it. */
 static void *take(size_t n_bytes)
 {
     void *p = aligned_alloc(1 << 21, (n_bytes + (1 << 21) - 1) >> 21 << 21);
@@ -230,6 +246,8 @@ static void *take(size_t n_bytes)
     return p;
 }
 
+/* The same numbers in both layouts of rows; lines of the plain one are 64 bytes longer, to
+ * avoid conflicts in the cache. */
 static void make_numbers(void)
 {
     uint32_t seed = 1;
@@ -261,6 +279,7 @@ static void make_numbers(void)
 
 /* ---- turns -------------------------------------------------------------------------------- */
 
+/* Forms take turns, so that a disturbance does not hit one of them alone. */
 static void *run_thread(void *arg)
 {
     int32_t thread = (int32_t)(intptr_t)arg;

@@ -2,6 +2,7 @@
 /* Attention against a naive fp32 version, over random passes. */
 #include "bench/ops/attention_scene.cuh"
 
+/* An element of any dtype as fp32. */
 __device__ float element(const void *p, enum dtype dt, int64_t i)
 {
     switch (dt) {
@@ -36,6 +37,7 @@ __device__ float stored_number(const struct kv_view &kv, const int32_t *table, i
             (is_v ? kv.v_offset + (int64_t)t * kv.v_token_stride : (int64_t)t * kv.head_dim_k));
 }
 
+/* Args of the naive kernel, which reads pages as the real ones do. */
 struct naive_args {
     const void *q;
     float *out;
@@ -51,6 +53,8 @@ struct naive_args {
     bool is_rounded;
 };
 
+/* One block per row and head. Scores of all keys lie in shared memory; no online softmax,
+ * no sharing of keys, so that an error of the fast kernels is not repeated here. */
 __global__ void naive_attention(struct naive_args a)
 {
     extern __shared__ float score[];
@@ -113,6 +117,8 @@ __global__ void naive_attention(struct naive_args a)
     }
 }
 
+/* Runs the scene's sequences from first_row on, as they are grouped, with `padding` rows
+ * more. */
 static std::vector<float> run(const struct scene &s, int first_row,
                               const std::vector<struct pass_seq> &seqs,
                               const std::vector<struct pass_group> &groups, int padding,
@@ -223,6 +229,8 @@ static bool same_alone(const struct scene &s, const std::vector<float> &all, str
     return true;
 }
 
+/* Shapes, pasts, trees, windows and groups at random, so that pairs occur that nobody
+ * would choose. */
 static struct scene random_scene(struct rng &r)
 {
     static const int dims[] = {16, 32, 64, 80, 96, 128, 128, 192, 256, 40, 112, 72};
@@ -404,6 +412,8 @@ struct few_case {
     }
 };
 
+/* The fused kernel for few rows against separate ops. The number of cases that it takes is
+ * counted, so that a kernel which refuses all is noticed. */
 static bool few_is_right(int seed, double *worst, int *n_taken)
 {
     struct rng r = {(uint64_t)seed + 5000};
@@ -433,6 +443,7 @@ static bool few_is_right(int seed, double *worst, int *n_taken)
     return good;
 }
 
+/* At least three of four cases must be taken. */
 static void check_few(int n_cases)
 {
     double worst = 0;
@@ -455,6 +466,8 @@ static const char *name_of(enum dtype t)
     }
 }
 
+/* A third of the passes run in deterministic mode, where rows computed alone must have the
+ * same bits. */
 void bench_attention_check(int n_cases)
 {
     int n_bits = 0, n_failed = 0;

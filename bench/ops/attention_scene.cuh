@@ -111,6 +111,7 @@ static __global__ void own_kernel(struct kv_view v, const int32_t *table, uint64
 
 /* ---- building a scene ---------------------------------------------------------------------- */
 
+/* Masks of rows that are no tree are filled with garbage: kernels must not read them. */
 static inline void add_seq(struct scene &s, int n_past, int n_rows, bool tree)
 {
     const struct pass_seq seq = {(int)s.seqs.size(), s.n_rows(), n_rows, n_past, tree};
@@ -211,6 +212,7 @@ static inline void destroy(struct scene &s)
     }
 }
 
+/* Limits as the engine would set them for this device. */
 static inline struct attention_limits limits_of(const struct scene &s, bool deterministic)
 {
     struct attention_limits l = {};
@@ -249,6 +251,7 @@ template <typename T> static T *keep(struct prepared &p, const std::vector<T> &v
     return d;
 }
 
+/* Everything on the device, ready to be launched many times. */
 static inline void prepare(struct prepared &p, const struct scene &s, int first_row,
                            const std::vector<struct pass_seq> &seqs,
                            const std::vector<struct pass_group> &groups, int padding,

@@ -2,6 +2,7 @@
 /* Attention timed: passes alone, shared prefixes, and in a step between a layer's products. */
 #include "bench/ops/attention_scene.cuh"
 
+/* The shape of Llama 3 8B, for comparison with published numbers. */
 static struct scene llama_8b(int block_tokens)
 {
     struct scene s = {};
@@ -32,6 +33,8 @@ static double token_bytes(const struct scene &s)
     return (double)n_bytes / s.block_tokens;
 }
 
+/* Prints the time, the bandwidth of keys and values that must be read at least once, and
+ * the rate of arithmetic. */
 static struct timing time_scene(struct scene &s, const char *name, bool grouped = true,
                                 bool deterministic = false)
 {
@@ -65,6 +68,7 @@ static struct timing time_scene(struct scene &s, const char *name, bool grouped 
     return t;
 }
 
+/* A format of the cache and its stored scale. */
 struct format_time {
     const char *name;
     enum kv_format format;
@@ -101,6 +105,7 @@ static void time_formats(const char *what)
     }
 }
 
+/* Sequences that are all alike. */
 static struct timing time_equal(const char *what, int n_seqs, int n_past, int n_rows,
                                 int block_tokens = 32, bool deterministic = false,
                                 bool tree = false)
@@ -119,6 +124,7 @@ static struct timing time_equal(const char *what, int n_seqs, int n_past, int n_
     return time_scene(s, name, true, deterministic);
 }
 
+/* Groups of sequences that share a prefix. */
 static struct scene shared_scene(int n_groups, int n_each, int n_shared, int n_own)
 {
     struct scene s = llama_8b(32);
@@ -131,6 +137,8 @@ static struct scene shared_scene(int n_groups, int n_each, int n_shared, int n_o
     return s;
 }
 
+/* The same keys, once with the prefix known as shared and once as if each sequence had its
+ * own. */
 static void time_shared(int n_groups, int n_each, int n_shared, int n_own)
 {
     char name[128];
@@ -258,6 +266,8 @@ static void time_in_step(int n_seqs, int n_past)
     destroy(s);
 }
 
+/* In a chain, launches overlap with their neighbours, which a kernel timed alone does not
+ * show. */
 void bench_attention_step()
 {
     printf("attention in a step: what a chain of qkv, rope, attention, o takes longer with it\n");
@@ -273,6 +283,7 @@ void bench_attention_step()
     time_in_step(1, 8191);
 }
 
+/* The environment picks a part: FORMATS, SHORT. */
 void bench_attention_time()
 {
     if (getenv("FORMATS")) {

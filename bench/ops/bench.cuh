@@ -43,6 +43,7 @@ struct rng {
     }
 };
 
+/* A hash of (seed, i), so that any thread can make any element. */
 __device__ inline float random_normal(uint64_t seed, uint64_t i)
 {
     uint64_t z = seed * 0x9e3779b97f4a7c15ull + i * 0xd1342543de82ef95ull + 1;
@@ -65,6 +66,7 @@ template <typename T> __global__ void fill_kernel(T *to, int64_t n, uint64_t see
     }
 }
 
+/* Normal numbers in any dtype. */
 static inline void fill(void *to, enum dtype dt, int64_t n, uint64_t seed, float scale)
 {
     if (dt == DT_F32) {
@@ -91,6 +93,7 @@ template <typename T> static T *device_copy(const std::vector<T> &v)
     return p;
 }
 
+/* Any dtype as fp32 on the host. */
 static inline std::vector<float> to_host(const void *p, enum dtype dt, size_t n)
 {
     std::vector<float> v(n);

@@ -18,6 +18,7 @@
 
 /* ---- timing ------------------------------------------------------------------------------- */
 
+/* bytes and flops are those that the op needs in any implementation. */
 struct figure {
     const char *name;
     enum status (*run)(struct bench *b, int32_t i); // i: index of the run, to vary the layer
@@ -121,6 +122,7 @@ static enum status time_of(struct bench *b, const struct figure *f, double *out)
     return OK;
 }
 
+/* Shares of the peaks measured in the same run; without peaks (GPU) only rates. */
 static void print_figure(const struct bench *b, const struct figure *f, double t, int32_t rows)
 {
     double gbs = f->bytes / t * 1e-9, gflops = f->flops / t * 1e-9;
@@ -216,6 +218,7 @@ static double processor_now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+/* One pass, of which the best time counts; `laps` are the times of its parts. */
 static enum status time_forward(struct bench *b, int32_t n_seqs, int32_t rows, int32_t past,
                                 struct pass_time *best)
 {
@@ -291,6 +294,8 @@ static enum status decode_ratios(struct bench *b)
 /* The fewest passes: with one or two, some part may never have run undisturbed. */
 enum { LEAST_PREFILLS = 3 };
 
+/* Prefill as a share of the peak of products, with the parts of the pass that keep it from
+ * 1. */
 static enum status prefill_ratio(struct bench *b)
 {
     const struct shape *s = &b->shape;
@@ -329,6 +334,7 @@ static enum status prefill_ratio(struct bench *b)
     return OK;
 }
 
+/* Peaks first, then ops, then whole passes. */
 static enum status run(struct bench *b, struct err *err)
 {
     struct backend_facts facts;
@@ -399,6 +405,7 @@ static int usage(int code)
     return code;
 }
 
+/* Every option has a value; unknown ones are errors. */
 static bool set_option(struct bench *b, const char *key, const char *value)
 {
     char *rest;

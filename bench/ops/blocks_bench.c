@@ -20,6 +20,7 @@ static const char *const names[] = {"bf16", "Q8_0", "Q6_K", "Q5_0",   "Q5_1", "Q
                                     "Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "MXFP4"};
 enum { N_NAMES = sizeof names / sizeof names[0] };
 
+/* A weight of each format with the same shape. */
 struct scene {
     struct backend *be;
     struct weight *weights[N_NAMES];
@@ -45,6 +46,8 @@ static struct weight_part make_part(const char *name, unsigned char **data, doub
     return weight_part_plain(*data, DT_BF16, N_OUT, N_IN, N_IN);
 }
 
+/* Made-up bytes as blocks; the values do not matter to the time.
+ */
 static enum status open_weight(struct scene *s, int32_t i, struct err *err)
 {
     unsigned char *data;
@@ -89,6 +92,7 @@ static enum status open_all(struct scene *s, int32_t threads, struct err *err)
     return s->be->ops->alloc(s->be, (size_t)MAX_ROWS * N_OUT * sizeof(float), &s->y.mem);
 }
 
+/* Formats alternate from run to run. */
 static enum status run(struct scene *s, int32_t n_rows)
 {
     for (int32_t i = 0; i < TURNS * N_NAMES; i++) {

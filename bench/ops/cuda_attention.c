@@ -2,6 +2,7 @@
 /* Measurements of attention. */
 #include "bench/ops/cuda_timing.h"
 
+/* A layer of Llama 3 8B, in turn with others. */
 static enum status issue_attention(struct bench *b, const struct line *l, int32_t i)
 {
     const struct attention_args a = {.q = b->qkv,
@@ -19,6 +20,8 @@ static enum status issue_attention(struct bench *b, const struct line *l, int32_
     return b->ops->attention(b->be, &a);
 }
 
+/* Decoding, shared prefixes and prefill in the proportions that matter; bytes are those of
+ * the keys and values that must be read. */
 static enum status plain_lines(struct bench *b, double element)
 {
     static const struct {

@@ -60,6 +60,8 @@ static enum status route_all(struct bench *b, const struct bench_moe *m)
     return b->ops->step_wait(b->be, 0, results, 4);
 }
 
+/* Bytes are those of the experts that are expected to be picked, operations those of all
+ * picks. */
 static enum status moe_lines(struct bench *b, const struct bench_moe *m, double element)
 {
     static const int32_t rows[] = {1, 8, 64, 256, 512, 1024, 2048, 4096, 8192};

@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 
+/* Copies half of the pool to the other half: its bytes are read and written. */
 static enum status issue_copy(struct bench *b, const struct line *l, int32_t i)
 {
     static struct block_copy copies[N_BLOCKS / 2];
@@ -39,6 +40,7 @@ static enum status measure_copy(struct bench *b)
     return OK;
 }
 
+/* cuBLASLt's best case: square, large, and in the pass's own type. */
 static enum status measure_product(struct bench *b)
 {
     const struct weight *w = b->w_square;

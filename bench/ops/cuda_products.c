@@ -2,6 +2,7 @@
 /* Measurements of products with a single weight. */
 #include "bench/ops/cuda_timing.h"
 
+/* Weights alternate between copies, so that no run finds its weight in the L2 cache. */
 enum status bench_issue_linear(struct bench *b, const struct line *l, int32_t i)
 {
     const struct linear_args a = {
@@ -12,6 +13,8 @@ enum status bench_issue_linear(struct bench *b, const struct line *l, int32_t i)
     return b->ops->linear(b->be, &a);
 }
 
+/* Each product of a layer at all batch sizes; from some size on, operations limit instead
+ * of bytes. */
 enum status bench_product_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 4, 8, 16, 32, 64, 128, 256, 1024, 8192};

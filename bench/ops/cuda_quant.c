@@ -17,6 +17,7 @@ static const struct {
     {"mxfp4", DT_E2M1, DT_E8M0, 0, 1, 32, 0.5 + 1.0 / 32},
 };
 
+/* The products of an 8B's layer. */
 static const struct {
     const char *name;
     int32_t n_out, n_in;
@@ -28,6 +29,7 @@ static const struct {
     {"down", HIDDEN, FFN, false},
 };
 
+/* Made of dummy numbers, with the scales and zero points that each format has. */
 enum status bench_make_quantised(struct bench *b, struct err *err)
 {
     for (int32_t f = 0; f < BENCH_FORMATS; f++) {
@@ -61,6 +63,7 @@ enum status bench_make_quantised(struct bench *b, struct err *err)
     return OK;
 }
 
+/* As in the engine: gated products are fused with the activation. */
 static enum status issue(struct bench *b, const struct line *l, int32_t i)
 {
     struct product_sums sums = {.n = 0}; // as in the engine, products may be left as partial sums
@@ -81,6 +84,8 @@ static enum status issue(struct bench *b, const struct line *l, int32_t i)
     return b->ops->linear(b->be, &a);
 }
 
+/* The bytes are the format's own, so a share of the bandwidth can be compared between
+ * formats. */
 enum status bench_quantised_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 8, 16, 32, 64, 128, 256, 1024, 8192};

@@ -3,6 +3,7 @@
 #include "bench/ops/cuda_timing.h"
 #include "engine/base/minmax.h"
 
+/* delta_scale is small, so that x does not grow from call to call. */
 static enum status issue_norm(struct bench *b, const struct line *l, int32_t i)
 {
     (void)i;
@@ -24,6 +25,7 @@ static enum status issue_embed(struct bench *b, const struct line *l, int32_t i)
     return b->ops->embed(b->be, &a);
 }
 
+/* Layers in turn, so that pages are not in the cache. */
 static enum status issue_rope(struct bench *b, const struct line *l, int32_t i)
 {
     const struct rope_store_args a = {.qkv = b->qkv,
@@ -48,6 +50,7 @@ static enum status issue_activation(struct bench *b, const struct line *l, int32
     return b->ops->activation(b->be, &a);
 }
 
+/* Row-wise ops are limited by the bytes of their rows. */
 enum status bench_row_lines(struct bench *b, double element)
 {
     static const int32_t rows[] = {1, 64, 256, 8192};

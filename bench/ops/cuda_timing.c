@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Blocks of each lane, scattered over the pool as in a server; shared: groups of 16 lanes
+ * have all but the last block in common. */
 enum status bench_give_blocks(struct bench *b, int32_t n_lanes, int32_t n_blocks, bool shared)
 {
     int32_t ids[LANE_BLOCKS];
@@ -26,6 +28,7 @@ enum status bench_give_blocks(struct bench *b, int32_t n_lanes, int32_t n_blocks
     return OK;
 }
 
+/* The same parameters for all lanes. */
 enum status bench_draw_by(struct bench *b, const struct sampling_params *params)
 {
     struct pass_results results[4];
@@ -37,6 +40,7 @@ enum status bench_draw_by(struct bench *b, const struct sampling_params *params)
     return b->ops->step_wait(b->be, 0, results, 4);
 }
 
+/* A pass with the line's rows: one sequence each, or all in one (PREFILL). */
 void bench_make_pass(struct bench *b, const struct line *l)
 {
     struct pass *p = &b->pass;
@@ -109,6 +113,8 @@ static enum status time_pass(struct bench *b, const struct line *l, int32_t n, d
     return OK;
 }
 
+/* Runs the line's op many times in one captured pass. What an empty pass takes is
+ * subtracted, so launches of the pass itself do not count. */
 enum status bench_run_line(struct bench *b, const struct line *l, double *us)
 {
     struct pass_results results[4];
@@ -139,6 +145,7 @@ enum status bench_run_line(struct bench *b, const struct line *l, double *us)
     return OK;
 }
 
+/* Lines are filtered by the text that would be printed. */
 enum status bench_print_line(struct bench *b, const struct line *l)
 {
     char what[80];

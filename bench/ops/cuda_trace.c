@@ -21,6 +21,7 @@ struct record {
     const char *name; // CUPTI keeps kernels' names
 };
 
+/* All records of the program; buffers arrive on CUPTI's thread. */
 static struct {
     pthread_mutex_t lock;
     struct record *all;
@@ -43,6 +44,7 @@ static const char *copy_name(uint8_t kind)
     }
 }
 
+/* If memory runs out, later records are lost and the summary covers what there is. */
 static void add(uint64_t start, uint64_t end, const char *name)
 {
     if (trace.n == trace.cap) {
@@ -57,6 +59,7 @@ static void add(uint64_t start, uint64_t end, const char *name)
     trace.all[trace.n++] = (struct record){start, end, name};
 }
 
+/* CUPTI returns a full buffer, which is freed here. */
 static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t size,
                                  size_t valid)
 {
@@ -111,6 +114,7 @@ static struct total *total_of(struct total *totals, size_t *n, const char *name)
     return &totals[(*n)++];
 }
 
+/* SLUICE_TRACE_FILE: every kernel in order, with times in us. */
 static void print_order(const struct record *r, size_t n)
 {
     const char *path = getenv("SLUICE_TRACE_FILE");
@@ -125,6 +129,8 @@ static void print_order(const struct record *r, size_t n)
     fclose(f);
 }
 
+/* Sums by kernel name, and a histogram of the gaps between kernels, over the last
+ * milliseconds only. */
 static void print_summary(void)
 {
     static struct total totals[MAX_NAMES];
@@ -197,6 +203,7 @@ static void print_summary(void)
 }
 
 int InitializeInjection(void);
+/* The driver calls this by name when it loads the library. */
 int InitializeInjection(void)
 {
     if (cuptiActivityRegisterCallbacks(give_buffer, take_buffer) != CUPTI_SUCCESS ||

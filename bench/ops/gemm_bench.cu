@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 
+/* One thread per output, additions in order of inputs. */
 template <typename T, typename Y> __global__ void naive_kernel(struct gemm_args a, float *out)
 {
     const int f = blockIdx.x * blockDim.x + threadIdx.x, r = blockIdx.y;
@@ -26,6 +27,7 @@ template <typename T, typename Y> __global__ void naive_kernel(struct gemm_args 
     }
 }
 
+/* The types that products may have. */
 static void naive(const struct gemm_args &a, float *out)
 {
     const dim3 grid((a.n_out + 127) / 128, a.n_rows);
@@ -69,6 +71,7 @@ static double rounding_of(enum dtype dt, double f16, double bf16)
     return dt == DT_F16 ? f16 : bf16;
 }
 
+/* Random shapes around the limits of gemm_small; padding of rows must be kept. */
 static void check_one(struct rng &r)
 {
     struct gemm_args a = {};
@@ -146,6 +149,7 @@ static void check_one(struct rng &r)
     }
 }
 
+/* The same for gemm_wide, with partial sums added up on the host. */
 static void check_wide(struct rng &r)
 {
     struct gemm_args a = {};
@@ -314,6 +318,8 @@ static void spoil_features(struct rng &r, void *w, const struct gemm_args &a)
     }
 }
 
+/* The bests of each band must be those of the logits that the same kernel wrote; of equal
+ * values the lowest id. */
 static bool same_bests(const struct gemm_args &a, const std::vector<float> &logits, int bands,
                        int stride, const std::vector<struct best_pair> &pairs)
 {
@@ -413,6 +419,7 @@ static void check_head(struct rng &r)
 
 enum { FIXED_MOST = 2048, FIXED_SUMS = 32 << 20 };
 
+/* The bits of a product in deterministic mode, with its parts added up. */
 static std::vector<uint16_t> fixed_bits(struct gemm_args a, int rows, struct sum_parts sums)
 {
     const int width = a.gated ? a.n_out / 2 : a.n_out;
@@ -496,6 +503,7 @@ static void check_fixed(struct rng &r)
     }
 }
 
+/* `only` names one kernel; without it all are checked. */
 bool bench_gemm_check(const char *only)
 {
     static const struct {

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cublasLt.h>
 
+/* A plan of cuBLASLt for one shape. */
 struct lt_product {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t w, x, y;
@@ -26,6 +27,7 @@ enum { LT_WORKSPACE = 32 << 20 };
         }                                                                                          \
     } while (0)
 
+/* The first of cuBLASLt's heuristics, as a program without tuning would take it. */
 static struct lt_product lt_open(int m, int n, int k)
 {
     struct lt_product p;
@@ -109,6 +111,7 @@ static void time_gated(const char *weights, size_t pool, char *x, char *y, char 
  */
 enum { FIXED_SUMS = 32 << 20 };
 
+/* The cost of a fixed order of additions. */
 static void time_fixed(const char *weights, size_t pool, char *x, char *y, void *workspace)
 {
     static const struct {
@@ -148,6 +151,8 @@ static void time_fixed(const char *weights, size_t pool, char *x, char *y, void 
     CHECK(cudaFree(sums));
 }
 
+/* Weights are taken in turn from a pool larger than the L2 cache, because a model's next
+ * layer has other weights. */
 void bench_gemm_time()
 {
     static const struct {

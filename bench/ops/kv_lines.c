@@ -50,6 +50,7 @@ struct set_times {
     double attention, whole; // seconds of one layer's attention, and of a pass
 };
 
+/* One measurement of a set: attention of all layers, then whole passes. */
 static enum status time_set(struct bench *b, int32_t n_seqs, struct set_times *best)
 {
     TRY(bench_begin(b, n_seqs, 1, b->context - 1));
@@ -81,6 +82,7 @@ static double token_bytes(struct bench *b, enum kv_format format)
     return (double)n_bytes / 16.0 * s->n_layers;
 }
 
+/* Sets alternate until the time is over; the best of each counts. */
 static enum status measure(struct bench *b, int32_t n_seqs)
 {
     struct set_times best[SETS];

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Shapes of Llama 3.2 1B, Llama 3.1 8B, and one for a quick test. */
 static const struct shape shapes[] = {
     {"1b", 2048, 16, 32, 8, 64, 8192, 128256},
     {"8b", 4096, 32, 32, 8, 128, 14336, 128256},
@@ -34,6 +35,7 @@ const struct shape *bench_shape(const char *name)
 
 /* ---- set-up ------------------------------------------------------------------------------- */
 
+/* The backend makes the values from a seed: each weight has another one. */
 static enum status open_weight(struct bench *b, enum weight_kind kind, int64_t n_out, int64_t n_in,
                                struct weight **out, struct err *err)
 {
@@ -55,6 +57,8 @@ static enum status open_weight(struct bench *b, enum weight_kind kind, int64_t n
     return b->ops->weight_open(b->be, &d, out, err);
 }
 
+/* A layer's weights in the engine's own fused form: q, k and v together, gate and up
+ * together. */
 static enum status open_weights(struct bench *b, struct err *err)
 {
     const struct shape *s = &b->shape;
@@ -86,6 +90,7 @@ static enum status matrix(struct bench *b, int64_t rows, int64_t width, enum dty
     return b->ops->alloc(b->be, (size_t)(rows * width) * dtype_bytes(dtype), &out->mem);
 }
 
+/* Set 0 is plain; the others are the quantised formats. */
 const struct kv_choice *bench_kv_format(int32_t set)
 {
     static const char *const names[BENCH_KV_SETS] = {"fp8", "int8", "int4"};
@@ -105,6 +110,7 @@ static enum status open_sets(struct bench *b, struct kv_set_desc desc, int32_t n
     return OK;
 }
 
+/* Enough blocks for all lanes at the longest context, and activations for the most rows. */
 static enum status open_memory(struct bench *b, struct err *err)
 {
     const struct shape *s = &b->shape;
@@ -175,6 +181,7 @@ static enum status open_backend(struct bench *b, struct err *err)
     return err_set(err, ERR_INVALID, "no such device: %s (cpu, scalar, cuda, cuda:N)", b->device);
 }
 
+/* Arrays of a pass, the backend and the model's memory. */
 enum status bench_open(struct bench *b, struct err *err)
 {
     b->rows = xcalloc((size_t)b->max_rows, sizeof *b->rows);
@@ -203,6 +210,8 @@ void bench_close(struct bench *b)
 
 /* ---- passes ------------------------------------------------------------------------------- */
 
+/* A step with one pass: blocks of each lane, sampling parameters, and rows at the end of
+ * `past` tokens. */
 enum status bench_begin(struct bench *b, int32_t n_seqs, int32_t rows, int32_t past)
 {
     int32_t next = 0, blocks = (past + rows) / BLOCK + 1;
@@ -390,6 +399,8 @@ static enum status narrow(struct bench *b, struct tensor *x, struct tensor *attn
     return b->ops->gather(b->be, &heads);
 }
 
+/* The same ops in the same order as a model of this shape has. With laps each one's time
+ * is noted. */
 enum status bench_forward(struct bench *b)
 {
     int32_t n = b->pass.n_rows;

@@ -34,12 +34,14 @@ enum { N_EVENTS = 512, N_STREAMS = 64, MAX_FDS = 1024, WANTED = 300000 };
 /* ---- the responder ----------------------------------------------------------------------------
  */
 
+/* The whole answer, made once; the responder only sends parts of it. */
 static struct answer {
     char *bytes;
     size_t ends[N_EVENTS + 3]; // ends of the pieces: the head, each event, the end
     int n_ends;
 } answer;
 
+/* A connection of the responder. */
 struct stream {
     bool open, answering;
     char head[2048];
@@ -100,6 +102,8 @@ static bool take_request(int fd, struct stream *s)
     return true;
 }
 
+/* One piece, or all that is left. EAGAIN is normal: the generator is the bottleneck that
+ * is measured. */
 static void send_some(int fd, struct stream *s, bool single)
 {
     const size_t all = answer.ends[answer.n_ends - 1], to = single ? answer.ends[s->piece] : all;
@@ -113,6 +117,7 @@ static void send_some(int fd, struct stream *s, bool single)
     s->answering = s->sent < all;
 }
 
+/* An epoll loop that never looks at more than the end of a request. */
 static void respond(int listener, bool single)
 {
     static struct stream streams[MAX_FDS];
@@ -150,6 +155,7 @@ static void respond(int listener, bool single)
 /* ---- a run ------------------------------------------------------------------------------------
  */
 
+/* In a process of its own, so that its CPU time does not count. */
 static pid_t start_responder(bool single, int *port)
 {
     const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -213,6 +219,7 @@ static double run(const char *program, bool single, int n_requests)
     return n_events / busy;
 }
 
+/* Exits with 1 if the generator is too slow. */
 int main(void)
 {
     char program[512];

@@ -21,6 +21,7 @@ static struct {
     struct side bare, sluice;
 } *shared;
 
+/* A process with memory of its own; results are in shared memory. */
 static void become(void (*run)(struct side *side, int max), struct side *side)
 {
     fflush(stdout);
@@ -31,6 +32,7 @@ static void become(void (*run)(struct side *side, int max), struct side *side)
     }
 }
 
+/* Waits until the streams are open on both sides. */
 static void set_streams(struct side *side, int n)
 {
     side->want_streams = n;
@@ -48,6 +50,7 @@ struct turn {
     double events_per_s, cpu_us;
 };
 
+/* Events per second, and CPU time per event, over ns nanoseconds. */
 static struct turn lockstep(struct side *side, long long ns)
 {
     side->pace = PACE_LOCKSTEP;
@@ -75,6 +78,8 @@ static double median(double *v, int n)
 
 static double sluice_rate; // of the last throughput run
 
+/* The two servers take turns, so that a change of the machine's speed affects both; the
+ * medians are compared. */
 static void throughput(int n_streams, int n_turns, double target)
 {
     long long ns = n_streams >= 1000 ? 1500000000 : 400000000;
@@ -112,6 +117,7 @@ struct ages {
     double p50_ms, p99_ms, max_ms, events_per_s, cpu_us;
 };
 
+/* Percentiles from the client's histogram. */
 static struct ages ages_of(const struct side *side, double seconds)
 {
     long long total = 0, sum = 0;
@@ -132,6 +138,7 @@ static struct ages ages_of(const struct side *side, double seconds)
     return a;
 }
 
+/* Counters at the beginning and at the end; the difference is what is measured. */
 static struct ages measure(struct side *side, double seconds)
 {
     long long cpu = side->cpu_ns, n = side->n_events;
@@ -148,6 +155,7 @@ static struct ages measure(struct side *side, double seconds)
     return a;
 }
 
+/* A token for every stream each period, as an engine gives them. */
 static struct ages paced(struct side *side, int n_streams, long long period_ns, double seconds)
 {
     set_streams(side, n_streams);
@@ -224,6 +232,7 @@ static void overload(int n_streams, double carried)
     fflush(stdout);
 }
 
+/* Resident memory per stream, in a server that has had no others. */
 static void memory(void)
 {
     struct side *side = &shared->sluice;
@@ -245,6 +254,7 @@ static void memory(void)
 
 /* --- Small requests --- */
 
+/* Pipelines nothing: each connection waits for its reply. */
 static double requests_per_s(int port, const char *path, double seconds)
 {
     pin(1);
@@ -288,6 +298,7 @@ static double requests_per_s(int port, const char *path, double seconds)
     return rate;
 }
 
+/* The difference of both numbers is the cost of handing a request to another thread. */
 static void small_requests(double seconds)
 {
     double sync = requests_per_s(shared->sluice.port, "/sync", seconds);
@@ -301,6 +312,7 @@ static void small_requests(double seconds)
 
 /* --- A long prompt beside other streams --- */
 
+/* A body of one megabyte over and over, as long prompts are. */
 static void post_megabytes(int port, double seconds)
 {
     size_t n_body = 1 << 20;
@@ -327,6 +339,7 @@ static void post_megabytes(int port, double seconds)
     free(request);
 }
 
+/* How much later a token arrives while long prompts are read. */
 static void long_prompts(double seconds)
 {
     enum { N_TURNS = 5 };
@@ -367,6 +380,7 @@ static void long_prompts(double seconds)
     fflush(stdout);
 }
 
+/* Server and client of one side. */
 static void start(struct side *side, void (*run)(struct side *side, int max), bool sleeps)
 {
     memset(side, 0, sizeof *side);
@@ -403,6 +417,7 @@ static bool wanted(int argc, char **argv, const char *part)
     return argc - 1 == n_modes || named(argc, argv, part);
 }
 
+/* `quick` for a short run; `asleep` lets the servers sleep between events. */
 int main(int argc, char **argv)
 {
     bool quick = named(argc, argv, "quick"), asleep = named(argc, argv, "asleep");

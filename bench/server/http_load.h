@@ -150,6 +150,7 @@ static inline void publish_cpu(struct side *side)
     side->cpu_ns = t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
+/* Resident pages from /proc. */
 static inline long rss_bytes(void)
 {
     long size = 0, rss = 0;
@@ -165,6 +166,7 @@ static inline long rss_bytes(void)
 
 /* --- The bare server: what an epoll loop can do that knows nothing but these bytes --- */
 
+/* A stream of the bare server. */
 struct bare_stream {
     int fd;
     bool blocked, open;
@@ -173,6 +175,7 @@ struct bare_stream {
     size_t n_rest;
 };
 
+/* Frees the place for the next connection. */
 static inline void bare_close(struct bare_stream *st, struct side *side)
 {
     if (st->open) {
@@ -183,6 +186,7 @@ static inline void bare_close(struct bare_stream *st, struct side *side)
     *st = (struct bare_stream){.fd = -1};
 }
 
+/* What does not fit the socket is kept until epoll says that there is room. */
 static inline void bare_send(struct bare_stream *st, int ep, const char *bytes, size_t n,
                              struct side *side)
 {
@@ -234,6 +238,7 @@ static inline void bare_wake(void *arg)
     (void)n;
 }
 
+/* The first bytes are the request; anything later is ignored. */
 static inline void bare_readable(struct bare_stream *st, struct steps *steps)
 {
     static const char reply[] =
@@ -250,6 +255,7 @@ static inline void bare_readable(struct bare_stream *st, struct steps *steps)
     }
 }
 
+/* Port 0: the kernel chooses, and the number goes to shared memory. */
 static inline int bare_listen(struct side *side)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
@@ -264,6 +270,7 @@ static inline int bare_listen(struct side *side)
     return fd;
 }
 
+/* All connections that wait. */
 static inline void bare_accept(int lfd, int ep, struct bare_stream *streams, int max)
 {
     for (;;) {
@@ -285,6 +292,7 @@ static inline void bare_accept(int lfd, int ep, struct bare_stream *streams, int
     }
 }
 
+/* One event of epoll. */
 static inline void bare_event(struct epoll_event *e, struct steps *steps, int ep)
 {
     struct bare_stream *st = e->data.ptr;
@@ -300,6 +308,7 @@ static inline void bare_event(struct epoll_event *e, struct steps *steps, int ep
     }
 }
 
+/* The loop: wakes per token step, sends to all streams. */
 static inline void bare_main(struct side *side, int max)
 {
     int wake = eventfd(0, EFD_NONBLOCK), ep = epoll_create1(0), lfd = bare_listen(side);
@@ -357,6 +366,7 @@ static inline void bare_main(struct side *side, int max)
  * too short. `sleeps` turns this off. */
 enum { LOOK_NS = 100000 };
 
+/* Blocking, since the client has nothing else to do. */
 static inline int client_connect(int port)
 {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -372,6 +382,8 @@ static inline int client_connect(int port)
     return fd;
 }
 
+/* Events contain the time of their making, 15 digits of nanoseconds, so that their age is
+ * known without matching them. */
 static inline void client_note(struct side *side, const char *bytes, size_t n)
 {
     static const char mark[] = "\"t\":";
@@ -394,6 +406,7 @@ static inline void client_note(struct side *side, const char *bytes, size_t n)
     side->n_seen += n_seen;
 }
 
+/* Opens or closes streams until there are as many as wanted. */
 static inline void client_set_streams(struct side *side, int ep, int *fds)
 {
     static const char request[] = "GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -413,6 +426,8 @@ static inline void client_set_streams(struct side *side, int ep, int *fds)
     side->have_streams = have;
 }
 
+/* A thread of its own on a processor of its own; a slack of 1 ns keeps epoll from waiting
+ * longer than it was told. */
 static inline void client_main(struct side *side, int max)
 {
     static char in[256 << 10];

@@ -25,6 +25,7 @@ struct pending { // a small request waiting for the engine
     bool ready;
 };
 
+/* The server under test and the simulated engine. */
 static struct bench_server {
     struct http_server *http;
     struct steps steps;
@@ -40,6 +41,7 @@ static void wake_http(void *arg)
     http_wake(arg);
 }
 
+/* The last slot takes the place of the one that is gone. */
 static void on_stream_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     (void)why;
@@ -54,6 +56,7 @@ static void on_stream_gone(struct http_request *req, enum http_gone why, void *a
     http_stream_end(req);
 }
 
+/* A stream begins with the next step. */
 static void get_stream(struct http_request *req, void *arg)
 {
     static const struct http_events events = {.on_gone = on_stream_gone};
@@ -65,6 +68,7 @@ static void get_stream(struct http_request *req, void *arg)
     bs.steps.side->n_streams++;
 }
 
+/* A stream that is more than 200 steps late skips some of them. */
 static int advance(struct slot *slot, long long n)
 {
     int n_events = 0;
@@ -80,6 +84,7 @@ static int advance(struct slot *slot, long long n)
     return n_events;
 }
 
+/* Replies of the engine's thread, on the loop's thread. */
 static void send_replies(void)
 {
     pthread_mutex_lock(&bs.lock);
@@ -97,6 +102,7 @@ static void send_replies(void)
     }
 }
 
+/* Called once for any number of steps, as an engine's wake is. */
 static void on_wake(void *arg)
 {
     (void)arg;
@@ -120,6 +126,7 @@ static void post_sync(struct http_request *req, void *arg)
     reply_text(req, 200, "{\"object\":\"text_completion\",\"choices\":[{\"text\":\"x\"}]}");
 }
 
+/* The request may be answered by the engine at the same time, hence the lock. */
 static void on_pending_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     (void)why;
@@ -130,6 +137,7 @@ static void on_pending_gone(struct http_request *req, enum http_gone why, void *
     reply_errorf(req, 503, "cancelled", NULL, "gone");
 }
 
+/* Wakes the engine only if it may be asleep. */
 static void post_engine(struct http_request *req, void *arg)
 {
     static const struct http_events events = {.on_gone = on_pending_gone};
@@ -204,6 +212,7 @@ static void post_prompt(struct http_request *req, void *arg)
     http_pool_run(bs.http, chew, chewed, req);
 }
 
+/* /sync answers at once, /engine by way of another thread. */
 static const struct http_route routes[] = {
     {"GET", "/stream", get_stream, 0, 0, 0},
     {"POST", "/sync", post_sync, 0, 0, HTTP_ROUTE_JSON},
@@ -212,6 +221,7 @@ static const struct http_route routes[] = {
     {0},
 };
 
+/* Ends the process when the bench says so. */
 static void *watch_main(void *arg)
 {
     struct side *side = arg;

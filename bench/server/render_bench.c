@@ -12,6 +12,7 @@
 
 enum { TURNS = 51, MAX_RESULTS = 512 };
 
+/* One template. */
 struct result {
     char name[128];
     double compile_ms, median_ms, worst_ms;
@@ -57,6 +58,7 @@ static void make_messages(struct buf *b, int n)
     buf_puts(b, "]");
 }
 
+/* The median and worst of TURNS renderings; compiling is timed apart. */
 static void measure(const char *path, const char *name, const struct buf *messages)
 {
     char *source;
@@ -98,6 +100,7 @@ static void measure(const char *path, const char *name, const struct buf *messag
     chat_template_free(t);
 }
 
+/* Templates that refuse the conversation are left out. */
 static int measure_folder(const char *folder, const struct buf *messages)
 {
     DIR *dir = opendir(folder);
@@ -122,6 +125,7 @@ static void print(const struct result *r)
            r->worst_ms, r->compile_ms, r->n_bytes);
 }
 
+/* Slow templates are counted; only finding none at all is a failure. */
 int main(int argc, char **argv)
 {
     int n = argc > 1 ? atoi(argv[1]) : 100, slow = 0;

@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(1024)
 }
 
 /* The one-shot version with one block per row. It issues all loads of a row at once, one round trip
- * to memory before the wait for the other ranks, and advances the shared state behind that wait. */
+ * to memory before the wait for the other ranks, and advances the shared state after that wait. */
 template <typename T, int NV>
 __global__ void __launch_bounds__(1024)
     reduce_norm_row_kernel(const __grid_constant__ struct peer_view peers, T *y,

@@ -9,6 +9,7 @@
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"
 
+/* A thread computes one 16-byte vector; blockIdx.x is the row. */
 template <typename T, int KIND, bool GATED>
 __global__ void activation_vec_kernel(const T *x, int64_t x_stride, const T *up, int64_t up_stride,
                                       T *out, int64_t out_stride, int32_t width,
@@ -35,6 +36,7 @@ __global__ void activation_vec_kernel(const T *x, int64_t x_stride, const T *up,
     y.store(out + blockIdx.x * out_stride + i);
 }
 
+/* The same for rows that are not aligned for vectors, one element per thread. */
 template <typename T, int KIND, bool GATED>
 __global__ void activation_plain_kernel(const T *x, int64_t x_stride, const T *up,
                                         int64_t up_stride, T *out, int64_t out_stride,
@@ -52,6 +54,7 @@ __global__ void activation_plain_kernel(const T *x, int64_t x_stride, const T *u
                             : act_plain<KIND>(f));
 }
 
+/* Vectors if all pointers and strides allow it. */
 template <typename T, int KIND, bool GATED>
 static cudaError_t activation(cudaStream_t stream, const struct activation_args *a)
 {
@@ -72,6 +75,7 @@ static cudaError_t activation(cudaStream_t stream, const struct activation_args 
                   a->shape);
 }
 
+/* Instantiated for each kind, so that the formula has no branch. */
 template <typename T>
 static cudaError_t activation_kind(cudaStream_t stream, const struct activation_args *a)
 {
@@ -92,6 +96,7 @@ extern "C" cudaError_t k_activation(cudaStream_t stream, const struct activation
 /* One block per row; its threads hold the whole row. */
 enum { CODES_THREADS = 512 };
 
+/* Kinds other than SiLU share one kernel here, to keep the number of instances small. */
 __device__ __forceinline__ float act_by_kind(enum activation kind, float gate, float up,
                                              const struct act_shape &shape)
 {
@@ -105,6 +110,8 @@ __device__ __forceinline__ float act_by_kind(enum activation kind, float gate, f
     }
 }
 
+/* A block computes a row twice wide in registers, finds its largest value and writes FP8
+ * codes with the scale, so that the row is not read again. */
 template <typename T, int NV, bool IS_SILU>
 __global__ void __launch_bounds__(CODES_THREADS)
     activation_codes_kernel(const T *x, int64_t x_stride, int32_t width, enum activation kind,
@@ -169,6 +176,7 @@ extern "C" cudaError_t k_activation_codes(cudaStream_t stream, const struct acti
                    : activation_codes<f16_t, false>(stream, a, codes);
 }
 
+/* One block per row: the dot product of x and weight, then the row of y times its sigmoid. */
 template <typename T>
 __global__ void row_gate_kernel(const T *x, int64_t x_stride, T *y, int64_t y_stride,
                                 const float *weight, int32_t x_width, int32_t y_width)
@@ -197,6 +205,7 @@ extern "C" cudaError_t k_row_gate(cudaStream_t stream, const struct row_gate_arg
     return cudaErrorInvalidValue;
 }
 
+/* One block per row. */
 template <typename T>
 __global__ void add_bias_kernel(T *y, int64_t stride, int32_t width, const float *bias)
 {
@@ -217,6 +226,7 @@ extern "C" cudaError_t k_add_bias(cudaStream_t stream, struct tensor y, int32_t 
     return cudaErrorInvalidValue;
 }
 
+/* One thread per logit. */
 __global__ void scale_logits_kernel(float *x, int64_t stride, int32_t n, float scale, float cap)
 {
     pdl_wait();
@@ -260,6 +270,7 @@ extern "C" cudaError_t k_spread_logits(cudaStream_t stream, const struct logits_
                   (int64_t)a->logits.stride, a->vocab, (const int32_t *)a->ids.p, a->n_ids);
 }
 
+/* Shards [rank][row][width] to rows [row][rank, width]; one thread per number. */
 __global__ void join_shards_kernel(const float *shards, float *out, int64_t out_stride,
                                    int32_t n_out, int32_t width)
 {

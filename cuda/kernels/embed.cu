@@ -6,6 +6,7 @@
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"
 
+/* One block per row. Ids out of range read row 0 instead of foreign memory. */
 template <typename W, typename T>
 __global__ void embed_kernel(const W *table, T *x, int32_t stride, int32_t hidden, float scale,
                              int64_t n_vocab, const int32_t *tokens)
@@ -34,6 +35,7 @@ extern "C" cudaError_t k_embed(cudaStream_t stream, const struct embed_args *a, 
     return cudaErrorInvalidValue;
 }
 
+/* One block per row; words are as wide as alignment allows. */
 template <typename W>
 __global__ void gather_kernel(const W *x, int64_t x_stride, W *out, int64_t out_stride, int32_t n,
                               const int32_t *out_rows)

@@ -9,6 +9,7 @@
 #include "cuda/kernels/device/sums.cuh"
 #include "cuda/kernels/kernels.h"
 
+/* Strides in elements; a row of x is written back if a delta is added. */
 struct norm_params {
     int32_t x_stride, delta_stride, out_stride, width;
     float eps, weight_offset, delta_scale, x_scale;
@@ -143,6 +144,7 @@ __global__ void norm_plain_kernel(X *x, const T *delta, T *out, const float *wei
     }
 }
 
+/* FP8 codes instead of numbers only from 16-bit types. */
 template <typename T, int NV>
 static cudaError_t norm_vecs(cudaStream_t stream, const dim3 &grid, const dim3 &block, T *x,
                              const T *delta, T *out, const float *weight, const float *bias,
@@ -158,6 +160,7 @@ static cudaError_t norm_vecs(cudaStream_t stream, const dim3 &grid, const dim3 &
                   bias, p);
 }
 
+/* As few vectors per thread as cover the row. */
 template <typename T>
 static cudaError_t norm_vec(cudaStream_t stream, const struct norm_args *a, const float *weight,
                             const float *bias, const struct norm_params &p)

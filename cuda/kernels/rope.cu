@@ -62,6 +62,7 @@ __device__ __forceinline__ float rotated(const float *head, int i, const struct 
     return second ? b * c + a * s : a * c - b * s;
 }
 
+/* What is the same for all rows and heads. */
 struct rope_params {
     int32_t stride, n_heads, n_kv_heads, head_dim;
     enum qk_norm qk_norm;
@@ -94,6 +95,8 @@ __device__ void warp_stats(const X &x, int n, bool layer, float eps, float *mean
     *scale = 1.0f / sqrtf(warp_sum(sum) / (float)n + eps);
 }
 
+/* The general kernel: one warp per head and row, any width, with the head in shared memory
+ * between norm and rotation. */
 template <typename T, typename C>
 __global__ void rope_store_kernel(T *qkv, struct rope_params p, struct rope_view rope,
                                   const float *q_norm, const float *k_norm, struct kv_view kv,
@@ -384,6 +387,7 @@ static int32_t vec_group_shift(const struct rope_params &p, const struct rope_vi
     return serves ? shift : -1;
 }
 
+/* NORM_FIRST, NORM_LAST and NO_NORM are instances of their own. */
 template <typename T, bool CODES> static auto vec_kernel(norm_when norm)
 {
     switch (norm) {
@@ -393,6 +397,7 @@ template <typename T, bool CODES> static auto vec_kernel(norm_when norm)
     }
 }
 
+/* A thread has one vector of a head; 2^shift threads share a head. */
 template <typename T>
 static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_args *a,
                                   const struct rope_params &p, const struct rope_view *rope,
@@ -413,6 +418,8 @@ static cudaError_t rope_store_vec(cudaStream_t stream, const struct rope_store_a
                   a->n_rows, shift, sums);
 }
 
+/* The fast kernel if widths and layout allow it. A norm over the whole width is a launch
+ * of its own before it. */
 template <typename T>
 static cudaError_t rope_store(cudaStream_t stream, const struct rope_store_args *a,
                               struct rope_params p, const struct rope_view *rope,
@@ -458,6 +465,7 @@ static bool takes_sums(const struct rope_store_args *a, const struct rope_params
            vec_group_shift<T>(p, rope, kv, (const T *)a->qkv.mem.p) >= 0;
 }
 
+/* Whether the fast kernel will run, which is the only one that adds partial sums. */
 extern "C" bool k_rope_takes_sums(const struct rope_store_args *a, const struct rope_view *rope,
                                   int32_t q_norm_n, int32_t k_norm_n, const struct kv_view *kv)
 {
@@ -484,6 +492,7 @@ extern "C" cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store
     return cudaErrorInvalidValue;
 }
 
+/* MLA's row: the latent, which is normed, and the part with positions, which is rotated. */
 struct mla_params {
     int32_t q_stride, q_head, q_rope_offset;
     int32_t out_stride, out_head, out_offset;

@@ -8,6 +8,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+/* One block per patch: words from the step's staging memory to where they belong. */
 __global__ void patch_kernel(const struct patch *patches, const uint32_t *data)
 {
     pdl_wait();
@@ -23,6 +24,8 @@ extern "C" cudaError_t k_patch(cudaStream_t stream, const struct patch *patches,
     return launch(patch_kernel, dim3(n), dim3(128), 0, stream, patches, data);
 }
 
+/* One thread per row: the row's token, from the pass or from the lane's history, to where
+ * the embedding reads it. */
 __global__ void pass_begin_kernel(struct pass_view pass)
 {
     pdl_wait();
@@ -122,6 +125,8 @@ __device__ void move_codes(const struct kv_view &kv, const struct slot_move *mov
     }
 }
 
+/* One block per layer and run of moves of a lane; the first move of a run does them in
+ * order, others return. */
 __global__ void move_slots_kernel(const struct kv_region *regions, const struct slot_move *moves,
                                   int32_t n, struct pass_view pass)
 {
@@ -148,6 +153,7 @@ extern "C" cudaError_t k_move_slots(cudaStream_t stream, const struct kv_region 
                   *pass);
 }
 
+/* One block per block and layer. */
 __global__ void poison_kernel(const struct kv_region *regions, const int32_t *blocks)
 {
     pdl_wait();

@@ -6,6 +6,7 @@
 #include "cuda/kernels/kernels.h"
 #include "engine/base/rng.h"
 
+/* At most 4096 blocks, which then take several elements each. */
 static unsigned grid_of(int64_t blocks)
 {
     if (blocks < 1) {
@@ -49,6 +50,7 @@ extern "C" cudaError_t k_fill_normal(cudaStream_t stream, void *to, enum dtype d
     return cudaErrorInvalidValue;
 }
 
+/* A grid-stride loop, so that any number of elements needs one launch. */
 template <typename F, typename T> __global__ void convert_kernel(T *to, const F *from, int64_t n)
 {
     pdl_wait();

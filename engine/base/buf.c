@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* See buf.h. `failed` is the only error, and n_lost counts failed allocations of the
+ * thread. */
 #include "engine/base/buf.h"
 
 #include "engine/base/minmax.h"
@@ -38,6 +40,7 @@ uint64_t buf_n_lost(void)
     return n_lost;
 }
 
+/* One byte more is always there for the NUL. Growth by half keeps appends amortised. */
 bool buf_reserve(struct buf *b, size_t more_bytes)
 {
     if (b->failed || more_bytes > b->max_bytes - b->n_bytes) {
@@ -63,6 +66,7 @@ bool buf_reserve(struct buf *b, size_t more_bytes)
     return true;
 }
 
+/* Nothing is appended unless all of it fits. */
 void buf_put(struct buf *b, const void *bytes, size_t n_bytes)
 {
     if (!buf_reserve(b, n_bytes)) {
@@ -100,6 +104,8 @@ void buf_printf(struct buf *b, const char *fmt, ...)
     va_end(again);
 }
 
+/* Digits from the last to the first; INT64_MIN has no positive counterpart, hence the
+ * unsigned number. */
 void buf_put_int(struct buf *b, int64_t v)
 {
     char digits[24];
@@ -115,6 +121,7 @@ void buf_put_int(struct buf *b, int64_t v)
     buf_put(b, p, (size_t)(digits + sizeof digits - p));
 }
 
+/* Characters that JSON needs escaped, with short forms where there are any. */
 static void put_escaped(struct buf *b, unsigned char c)
 {
     switch (c) {
@@ -141,6 +148,8 @@ static int other_line_end(const char *s, size_t n_bytes)
     return 0;
 }
 
+/* Runs without special bytes are copied whole. Line ends that JavaScript knows besides \n
+ * are escaped, so that a line of JSON stays one line everywhere. */
 void buf_put_json(struct buf *b, const char *s, size_t n_bytes)
 {
     buf_putc(b, '"');
@@ -174,6 +183,8 @@ void buf_put_json(struct buf *b, const char *s, size_t n_bytes)
     buf_putc(b, '"');
 }
 
+/* The shortest of 15 to 17 digits that reads back as the same number; JSON has no infinity
+ * or NaN. */
 void buf_put_double(struct buf *b, double v)
 {
     if (!isfinite(v)) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Whole files, maps, and what happens if a mapped file gets shorter while it is read. */
 #include "engine/base/file.h"
 #include "engine/base/minmax.h"
 #include "engine/base/write.h"
@@ -14,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* Only regular files have a size that can be trusted. */
 static enum status open_regular(const char *path, int *fd, size_t *n_bytes, struct err *err)
 {
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // O_NONBLOCK: opening a pipe must not wait
@@ -79,12 +81,16 @@ bool file_exists(const char *path)
  * is freed. */
 enum { MAX_NAMED_MAPS = 1024, MAX_MAP_NAME = 256 };
 
+/* Maps by address, for the signal handler; it may take no lock, hence the atomics. A size
+ * of 0 hides an entry that is being written or removed. */
 static struct named_map {
     _Atomic uintptr_t data;
     _Atomic size_t n_bytes;
     char path[MAX_MAP_NAME];
 } named_maps[MAX_NAMED_MAPS];
 
+/* The end of a long path is kept, since it names the file. If all entries are taken, the
+ * map has no name. */
 static void name_map(const char *path, const struct file_map *map)
 {
     for (int i = 0; i < MAX_NAMED_MAPS; i++) {
@@ -99,6 +105,7 @@ static void name_map(const char *path, const struct file_map *map)
     }
 }
 
+/* The size goes first, so that the handler never sees an address with another map's size. */
 static void forget_map(const struct file_map *map)
 {
     for (int i = 0; i < MAX_NAMED_MAPS; i++) {
@@ -110,6 +117,7 @@ static void forget_map(const struct file_map *map)
     }
 }
 
+/* SIGBUS within a map: the file was cut. Other causes go on to the default action. */
 static void on_bus_error(int signal_number, siginfo_t *info, void *context)
 {
     (void)context;
@@ -133,6 +141,7 @@ void file_maps_explain(void)
     sigaction(SIGBUS, &action, NULL);
 }
 
+/* The descriptor is closed at once; the map keeps the file. */
 enum status file_map_open(const char *path, struct file_map *map, struct err *err)
 {
     int fd;

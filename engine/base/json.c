@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* JSON trees: cJSON after a scan that checks what cJSON does not. */
 #include "engine/base/json.h"
 
 #include "engine/base/file.h"
@@ -53,6 +54,7 @@ static enum status check_escapes(const struct json_scan *sc, struct err *err)
     return OK;
 }
 
+/* Depth, number of values, UTF-8 and NULs are checked before cJSON allocates anything. */
 static enum status pre_scan(const char *text, size_t n_bytes, const struct json_limits *limits,
                             struct err *err)
 {
@@ -77,6 +79,7 @@ static enum status pre_scan(const char *text, size_t n_bytes, const struct json_
     }
 }
 
+/* A tree of untrusted text is bounded by `limits`. */
 enum status json_parse(const char *text, size_t n_bytes, const struct json_limits *limits,
                        struct json **root, struct err *err)
 {
@@ -137,6 +140,7 @@ bool json_is(const struct json *node, enum json_type type)
     return node && json_type(node) == type;
 }
 
+/* Of repeated keys the last one counts, as in most parsers. */
 const struct json *json_get(const struct json *object, const char *key)
 {
     const struct json *found = NULL;
@@ -150,6 +154,7 @@ const struct json *json_get(const struct json *object, const char *key)
     return found;
 }
 
+/* Members that are missing are copied; those that exist stay. */
 void json_add_missing(struct json *object, const struct json *from)
 {
     for (const struct json *c = json_first(from); c; c = json_next(c)) {
@@ -170,6 +175,7 @@ void json_remove(struct json *object, const char *key)
     }
 }
 
+/* Replaces a member of the same name. */
 void json_put(struct json *object, const struct json *member)
 {
     cJSON *copy = cJSON_Duplicate(item(member), true);
@@ -179,6 +185,7 @@ void json_put(struct json *object, const struct json *member)
     }
 }
 
+/* Nothing happens if the new name is taken. */
 void json_rename(struct json *object, const char *from, const char *to)
 {
     const cJSON *member = item(json_get(object, from));
@@ -244,6 +251,7 @@ bool json_bool(const struct json *node, bool otherwise)
     return otherwise;
 }
 
+/* Only whole numbers that a double holds exactly: up to 2^53. */
 bool json_int64(const struct json *node, int64_t *v)
 {
     if (!json_is(node, JSON_NUMBER)) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* A state machine: `state` says what may come next, and one bit per level whether it is an
+ * object. */
 #include "engine/base/json_scan.h"
 
 #include "engine/base/assert.h"
@@ -41,6 +43,7 @@ static bool in_object(const struct json_scan *sc)
     return d >= 0 && (sc->in_object[d / 64] >> (d % 64) & 1);
 }
 
+/* The new level's bit tells at its end which bracket must close it. */
 static enum json_token open_container(struct json_scan *sc, bool object)
 {
     if (sc->depth == sc->max_depth) {
@@ -55,6 +58,7 @@ static enum json_token open_container(struct json_scan *sc, bool object)
     return object ? JSON_TOKEN_OBJECT : JSON_TOKEN_ARRAY;
 }
 
+/* After the outermost value only white space may follow. */
 static enum json_token close_container(struct json_scan *sc, bool object)
 {
     sc->depth--;
@@ -71,6 +75,7 @@ static bool is_hex(char c)
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
 }
 
+/* Bytes of a string that need no look: printable ASCII without quotes and backslashes. */
 static size_t plain_run(const char *p, size_t n)
 {
     size_t i = 0;
@@ -137,6 +142,7 @@ static size_t digits(const struct json_scan *sc, size_t i)
     return i - start;
 }
 
+/* RFC 8259: no leading zeros, digits on both sides of the point, and in the exponent. */
 static bool scan_number(struct json_scan *sc)
 {
     size_t i = sc->at;
@@ -189,6 +195,7 @@ static enum json_token scalar(struct json_scan *sc, enum json_token token)
     return token;
 }
 
+/* The text of a scalar is only marked; it is converted when a caller wants it. */
 static enum json_token scan_value(struct json_scan *sc)
 {
     char c = sc->s[sc->at];
@@ -236,6 +243,7 @@ static enum json_token scan_key(struct json_scan *sc)
     return JSON_TOKEN_KEY;
 }
 
+/* One token. Errors are final: the state is FAILED from then on. */
 enum json_token json_scan_next(struct json_scan *sc)
 {
     if (sc->state == FAILED) {
@@ -276,6 +284,7 @@ enum json_token json_scan_next(struct json_scan *sc)
     return scan_value(sc);
 }
 
+/* The rest of the value whose first token was just read, or the next value. */
 bool json_scan_skip(struct json_scan *sc)
 {
     bool inside = sc->state == WANT_FIRST_KEY || sc->state == WANT_FIRST_VALUE;
@@ -338,6 +347,7 @@ static size_t unescape_unicode(const char *p, size_t n_bytes, struct buf *out)
     return used;
 }
 
+/* The scan has checked all escapes, so they are not checked again. */
 void json_scan_unescape(const struct json_scan *sc, struct buf *out)
 {
     const char *p = sc->text;
@@ -360,6 +370,8 @@ void json_scan_unescape(const struct json_scan *sc, struct buf *out)
     }
 }
 
+/* Exact for the whole range, unlike a conversion by double; a point or an exponent is no
+ * integer. */
 bool json_scan_int64(const struct json_scan *sc, int64_t *v)
 {
     size_t i = 0;
@@ -379,6 +391,7 @@ bool json_scan_int64(const struct json_scan *sc, int64_t *v)
     return true;
 }
 
+/* strtod needs a NUL, so the text is copied. */
 double json_scan_double(const struct json_scan *sc)
 {
     char text[64];

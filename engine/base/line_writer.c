@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Two buffers that change roles: callers fill one while the thread writes the other. */
 #include "engine/base/line_writer.h"
 #include "engine/base/mem.h"
 #include "engine/base/thread.h"
@@ -64,6 +65,7 @@ static void write_batch(struct line_writer *w)
     }
 }
 
+/* Ends when it was told to and all lines are written. */
 static void *writer_main(void *arg)
 {
     struct line_writer *w = arg;
@@ -92,6 +94,7 @@ static void release(struct line_writer *w)
     free(w);
 }
 
+/* `told` writes the line that reports lost lines; it is called by the writing thread. */
 struct line_writer *line_writer_open(int fd, const char *name, size_t max_waiting_bytes,
                                      size_t (*told)(uint64_t n_lost, char *line, size_t n_bytes))
 {
@@ -124,6 +127,7 @@ struct line_writer *line_writer_open(int fd, const char *name, size_t max_waitin
     return w;
 }
 
+/* A line that does not fit is dropped whole, and counted. */
 void line_writer_put(struct line_writer *w, const char *lines, size_t n_bytes)
 {
     pthread_mutex_lock(&w->lock);
@@ -145,6 +149,8 @@ uint64_t line_writer_lost(struct line_writer *w)
     return n;
 }
 
+/* False if the thread could not finish in time; it then keeps its memory, because it may
+ * still write. */
 bool line_writer_close(struct line_writer *w, int timeout_ms)
 {
     struct timespec until;

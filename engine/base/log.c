@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Log lines: who writes them changes when the log's thread starts and ends (`owner`),
+ * under owner_lock. */
 #include "engine/base/log.h"
 #include "engine/base/line_writer.h"
 #include "engine/base/write.h"
@@ -39,6 +41,7 @@ void log_mute(bool mute)
     muted = mute;
 }
 
+/* Time in UTC with milliseconds, then the level. */
 static size_t begin_line(char line[MAX_LINE_BYTES], enum log_level level)
 {
     static const char *const names[] = {"debug", "info", "warn", "error"};
@@ -52,6 +55,7 @@ static size_t begin_line(char line[MAX_LINE_BYTES], enum log_level level)
     return n;
 }
 
+/* The line that reports how many were lost. */
 static size_t lost_line(uint64_t n_lost, char *line, size_t n_bytes)
 {
     char text[MAX_LINE_BYTES];
@@ -77,6 +81,7 @@ void log_open(void)
     pthread_mutex_unlock(&owner_lock);
 }
 
+/* Later lines are written by their callers, who wait only briefly. */
 void log_close(int timeout_ms)
 {
     pthread_mutex_lock(&owner_lock);
@@ -100,6 +105,8 @@ uint64_t log_lost(void)
     return n;
 }
 
+/* A line is formatted before the lock is taken. Text that does not fit is cut, but the
+ * line end is kept. */
 void log_line(enum log_level level, const char *fmt, ...)
 {
     if (level < log_get_level() || muted) {

@@ -33,6 +33,7 @@ static void store_big(unsigned char *p, uint32_t x)
     }
 }
 
+/* FIPS 180-4, section 6.2.2. */
 static void mix_block(uint32_t h[8], const unsigned char *block)
 {
     uint32_t w[64], v[8];
@@ -69,6 +70,7 @@ void sha256_begin(struct sha256 *s)
     memcpy(s->h, first, sizeof first);
 }
 
+/* Whole blocks are read in place; only what is left over is copied. */
 void sha256_add(struct sha256 *s, const void *bytes, size_t n_bytes)
 {
     const unsigned char *p = bytes; // may be NULL if n_bytes is 0
@@ -109,6 +111,7 @@ void sha256_end(struct sha256 *s, unsigned char out[SHA256_BYTES])
     }
 }
 
+/* The key's two pads are hashed once, so a message costs no extra blocks for them. */
 void hmac_sha256_key(struct hmac_sha256 *m, const void *key, size_t n_bytes)
 {
     unsigned char block[SHA256_BLOCK_BYTES] = {0};
@@ -144,6 +147,8 @@ void hmac_sha256_end(struct hmac_sha256 *m, unsigned char out[SHA256_BYTES])
     sha256_end(&m->outer, out);
 }
 
+/* The time does not depend on where the difference is, since one of the two may be an
+ * attacker's guess. */
 bool sha256_equal(const unsigned char a[SHA256_BYTES], const unsigned char b[SHA256_BYTES])
 {
     unsigned char differ = 0;

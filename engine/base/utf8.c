@@ -114,6 +114,7 @@ size_t utf8_encode(uint32_t cp, char out[4])
     return 4;
 }
 
+/* Eight ASCII bytes at a time; returns where the first invalid byte is. */
 size_t utf8_check(const char *s, size_t n_bytes)
 {
     size_t i = 0;

@@ -62,6 +62,8 @@ static int bind_to(const struct addrinfo *a)
     return fd;
 }
 
+/* Without a host all addresses of IPv6 and, through it, IPv4. Port 0 takes a free one,
+ * which is returned. */
 enum status wire_listen(const char *host, int32_t port, int *out, int32_t *bound_port,
                         struct err *err)
 {
@@ -94,6 +96,8 @@ enum status wire_listen(const char *host, int32_t port, int *out, int32_t *bound
     return OK;
 }
 
+/* Connections that broke before they were accepted are skipped; running out of descriptors
+ * is an error. */
 enum status wire_accept(int listener, int64_t deadline_ns, int *fd, char *from, size_t from_bytes)
 {
     struct sockaddr_storage a;
@@ -118,6 +122,7 @@ enum status wire_accept(int listener, int64_t deadline_ns, int *fd, char *from, 
     }
 }
 
+/* Connecting takes as long as the deadline allows; the result is read from the socket. */
 static int connect_to(const struct addrinfo *a, int64_t deadline_ns)
 {
     int fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -144,6 +149,7 @@ static int connect_to(const struct addrinfo *a, int64_t deadline_ns)
     return fd;
 }
 
+/* All addresses of the name are tried in turn. */
 enum status wire_connect(const char *host, int32_t port, int64_t deadline_ns, int *fd,
                          struct err *err)
 {
@@ -170,6 +176,7 @@ enum status wire_connect(const char *host, int32_t port, int64_t deadline_ns, in
     return err_set(err, ERR_IO, "%s port %d: %s", host, port, strerror(why));
 }
 
+/* SIGPIPE is off for this call, so a broken stream is an error and not a signal. */
 enum status wire_send(int fd, const void *bytes, size_t n_bytes, int64_t deadline_ns)
 {
     const char *p = bytes;
@@ -187,6 +194,7 @@ enum status wire_send(int fd, const void *bytes, size_t n_bytes, int64_t deadlin
     return OK;
 }
 
+/* What is there, without waiting; 0 bytes mean "nothing yet". */
 enum status wire_read_some(int fd, void *bytes, size_t n_bytes, size_t *got)
 {
     *got = 0;
@@ -214,6 +222,8 @@ enum status wire_recv(int fd, void *bytes, size_t n_bytes, int64_t deadline_ns)
     return OK;
 }
 
+/* Sends what is pending, then reads until the other side closes, so that data in flight is
+ * not lost by a reset. */
 void wire_finish(int fd, int64_t deadline_ns)
 {
     char unread[4096];

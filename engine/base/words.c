@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Lists of words, and ids that clients choose. */
 #include "engine/base/words.h"
 
 #include <string.h>
@@ -16,6 +17,8 @@ int words_find(const char *list, const char *word)
     return -1;
 }
 
+/* Letters, digits and "._:-" only, so that an id can be part of a log line, a path or a
+ * header. */
 bool words_is_id(const char *id, size_t n_bytes)
 {
     for (size_t i = 0; i < n_bytes; i++) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The set of nodes: opening, the watcher thread, and what is exchanged between them.
+ * call_lock is taken before lock. */
 #include "engine/cluster/nodes_private.h"
 
 #include "engine/base/assert.h"
@@ -22,6 +24,8 @@ static int64_t seconds_from_now(int64_t s)
 
 /* ---- the watcher -------------------------------------------------------------------------- */
 
+/* The callback runs with call_lock held, so that nodes_watch returns only when no earlier
+ * callback is running. */
 static void tell_owner(struct nodes *n)
 {
     pthread_mutex_lock(&n->call_lock);
@@ -45,6 +49,8 @@ static bool is_stopping(struct nodes *n)
     return stopping;
 }
 
+/* The watcher reads all streams, sends heartbeats, and on node 0 admits nodes. It wakes at
+ * least ten times a second. */
 static void *watcher_main(void *arg)
 {
     struct nodes *n = arg;
@@ -93,6 +99,7 @@ static bool wait_changed(struct nodes *n, int64_t deadline_ns)
     return pthread_cond_timedwait(&n->changed, &n->lock, &t) == 0 || clock_now_ns() < deadline_ns;
 }
 
+/* The message names one node that is missing; on failure the caller closes the set. */
 static enum status wait_for_all(struct nodes *n, struct err *err)
 {
     int64_t end = seconds_from_now(n->place.join_timeout_s);
@@ -116,6 +123,7 @@ static enum status wait_for_all(struct nodes *n, struct err *err)
     return OK;
 }
 
+/* Waits on the condition use the monotonic clock, as all deadlines do. */
 static void init(struct nodes *n, const struct node_place *place, const char *identity)
 {
     *n = (struct nodes){.place = *place, .listener = -1};
@@ -136,6 +144,7 @@ static void init(struct nodes *n, const struct node_place *place, const char *id
     }
 }
 
+/* Returns when all nodes have joined, or with the reason why they have not. */
 enum status nodes_open(const struct node_place *place, const char *identity, struct nodes **out,
                        struct err *err)
 {
@@ -177,6 +186,7 @@ enum status nodes_open(const struct node_place *place, const char *identity, str
     return OK;
 }
 
+/* Says that the end is intended, so that other nodes exit without an error. */
 void nodes_goodbye(struct nodes *n)
 {
     if (n->place.node > 0 || atomic_exchange(&n->ending, true) || n->lost) {
@@ -189,6 +199,7 @@ void nodes_goodbye(struct nodes *n)
     }
 }
 
+/* The watcher ends before its streams are closed. Node 0 lets what it has sent arrive. */
 void nodes_close(struct nodes *n)
 {
     if (!n) {
@@ -289,6 +300,7 @@ static enum status expect(struct nodes *n, struct peer *p, enum frame_kind kind,
     return OK;
 }
 
+/* To every other node; a stream that cannot take it in time loses the whole set. */
 static enum status send_all(struct nodes *n, enum frame_kind kind, const void *bytes,
                             size_t n_bytes)
 {
@@ -302,6 +314,8 @@ static enum status send_all(struct nodes *n, enum frame_kind kind, const void *b
     return OK;
 }
 
+/* Node 0's bytes arrive in the same order on all nodes, since every node makes the same
+ * calls. */
 enum status nodes_share(struct nodes *n, void *bytes, size_t n_bytes, struct err *err)
 {
     if (n->place.node > 0) {
@@ -313,6 +327,7 @@ enum status nodes_share(struct nodes *n, void *bytes, size_t n_bytes, struct err
     return OK;
 }
 
+/* Each node sends its value; node 0 computes the least one and returns it to all. */
 enum status nodes_least(struct nodes *n, int64_t *value, struct err *err)
 {
     if (n->place.node > 0) {
@@ -336,6 +351,7 @@ enum status nodes_send_step(struct nodes *n, const void *bytes, size_t n_bytes)
     return send_all(n, FRAME_STEP, bytes, n_bytes);
 }
 
+/* The frame's memory stays valid until the next call. */
 enum status nodes_next_step(struct nodes *n, const void **bytes, size_t *n_bytes)
 {
     ASSERT(n->place.node > 0);
@@ -356,6 +372,7 @@ enum status nodes_next_step(struct nodes *n, const void **bytes, size_t *n_bytes
 
 /* ---- any thread ----------------------------------------------------------------------------- */
 
+/* Called by whoever fails first: other nodes learn the reason instead of a broken stream. */
 void nodes_fail(struct nodes *n, const char *why)
 {
     bool was_lost = nodes_lost(n, NULL);
@@ -387,6 +404,7 @@ int32_t nodes_alive(struct nodes *n)
     return alive;
 }
 
+/* If the set is already lost, the watcher calls soon. */
 void nodes_watch(struct nodes *n, void (*on_lost)(void *arg), void *arg)
 {
     pthread_mutex_lock(&n->call_lock);

@@ -25,6 +25,7 @@ static uint64_t rotate(uint64_t x, int n)
     return x << n | x >> (64 - n);
 }
 
+/* A round of SipHash. */
 static void sip_round(uint64_t v[4])
 {
     v[0] += v[1];
@@ -253,6 +254,8 @@ static int32_t make_room(struct nodes *n)
     return oldest;
 }
 
+/* Without waiting: at most as many new connections per call as there may be pending ones.
+ * A newcomer may take the place of the oldest one. */
 void nodes_admit(struct nodes *n)
 {
     int fd;
@@ -280,6 +283,8 @@ void nodes_admit(struct nodes *n)
 
 /* ---- another node ------------------------------------------------------------------------- */
 
+/* The node's half of the greeting. Both sides prove that they know the token; neither
+ * sends it. */
 static enum status talk(struct nodes *n, int fd, struct stream_nonces *nonces, struct err *err)
 {
     int64_t deadline = clock_now_ns() + NODE_TALK_S * 1000000000LL;
@@ -323,6 +328,8 @@ static enum status talk(struct nodes *n, int fd, struct stream_nonces *nonces, s
     return OK;
 }
 
+/* Node 0 may start later, so connecting is repeated until the deadline; a rejection is
+ * final. */
 enum status nodes_join(struct nodes *n, struct err *err)
 {
     int64_t end = clock_now_ns() + n->place.join_timeout_s * 1000000000LL;

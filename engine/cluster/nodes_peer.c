@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The first reason is kept, since later ones are usually its consequences. */
 void nodes_lose(struct nodes *n, const char *what, const char *text, int32_t node)
 {
     pthread_mutex_lock(&n->lock);
@@ -57,6 +58,7 @@ static void prove(const struct hmac_sha256 *key, uint64_t n_before, const struct
     hmac_sha256_end(&m, proof);
 }
 
+/* Each direction has a key of its own, so that no frame can be sent back to its sender. */
 void nodes_set_peer(struct nodes *n, int32_t index, int32_t node, int fd,
                     const struct stream_nonces *nonces)
 {
@@ -88,6 +90,7 @@ static enum status send_frame(struct peer *p, enum frame_kind kind, const void *
     return st;
 }
 
+/* Frames of several threads must not mix in the stream. */
 enum status nodes_send_frame(struct peer *p, enum frame_kind kind, const void *bytes,
                              size_t n_bytes, int64_t deadline_ns)
 {
@@ -215,6 +218,8 @@ static void peer_gone(struct nodes *n, struct peer *p, const char *how)
     nodes_lose(n, how, "", p->node);
 }
 
+/* One look at a peer: what arrived, whether it is silent, and whether it is time for a
+ * heartbeat. */
 void nodes_watch_peer(struct nodes *n, struct peer *p, bool readable)
 {
     int64_t now = clock_now_ns();

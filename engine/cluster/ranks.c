@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Runs the same work on all ranks of this process: threads that wait for the next round. */
 #include "engine/cluster/ranks.h"
 
 #include "engine/base/assert.h"
@@ -51,6 +52,8 @@ static enum status run_work(struct ranks *rs, struct rank *r,
     return st;
 }
 
+/* A worker's loop. It wakes from time to time while it waits, to notice a device that was
+ * lost. */
 static void *worker(void *p)
 {
     struct rank *r = p;
@@ -84,6 +87,7 @@ static void *worker(void *p)
     return NULL;
 }
 
+/* The caller's thread is the first rank, so one rank needs no thread. */
 enum status ranks_start(struct ranks *rs, int32_t first, int32_t n, struct err *err)
 {
     ASSERT(n >= 1 && n <= MAX_RANKS);
@@ -130,6 +134,8 @@ static bool wait_for_workers(struct ranks *rs)
     return true;
 }
 
+/* Rounds: all ranks get the work, and the call returns when all have done it. A rank that
+ * never returns makes the whole object unusable (stuck). */
 enum status ranks_run(struct ranks *rs, enum status (*work)(struct rank *r, void *arg), void *arg)
 {
     if (rs->stuck) {

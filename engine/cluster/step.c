@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* A step's memory, allocated once for the largest step that the limits allow. */
 #include "engine/cluster/step.h"
 
 #include "engine/base/mem.h"

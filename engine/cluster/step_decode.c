@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The wire format of a step: int32s in memory layout and a fixed order , with lists as a
+ * count and its items. A whole step is: slot, kind, begun, news unless begun (lanes,
+ * copies, state copies, moves), what is wanted, draft passes, the target's pass. A level
+ * has one pass instead; draws have masks and the tree only. The tree's mask has words of 8
+ * bytes, which may be padded; everything else needs 4. */
 #include "engine/cluster/step_wire.h"
 
 #include <string.h>
@@ -18,6 +23,7 @@ static void refuse(struct reader *r, const char *what)
     }
 }
 
+/* NULL after the first error; callers need no check of their own until the end. */
 static const void *take(struct reader *r, size_t n_bytes)
 {
     if (r->bad || n_bytes > r->left) {
@@ -108,6 +114,8 @@ static void get_params(struct reader *r, struct sampling_params *p)
     }
 }
 
+/* Blocks must fit into the lane's table, and prompt and answer into its length.
+ */
 static void get_lane(struct reader *r, struct lane_update *u)
 {
     const struct scheduler_limits *l = r->sizes->limits;
@@ -132,6 +140,7 @@ static int64_t last_pos(const struct reader *r)
     return (int64_t)r->sizes->limits->max_len + MAX_TREE_NODES - 1;
 }
 
+/* A token of -1 is taken from the lane's history on the device. */
 static void get_rows(struct reader *r, struct pass *p, struct pass_row *rows)
 {
     const struct scheduler_limits *l = r->sizes->limits;
@@ -159,6 +168,7 @@ static void get_seqs(struct reader *r, struct pass *p, struct pass_seq *seqs)
     check(r, next, p->n_rows, p->n_rows, "a sequence's rows");
 }
 
+/* Flags that no writer sets are an error, too. */
 static void get_draws(struct reader *r, struct pass *p, struct pass_draw *draws)
 {
     for (int32_t i = 0; i < p->n_draws && !r->bad; i++) {
@@ -202,6 +212,7 @@ static int32_t get_boundary(struct reader *r)
     return pos;
 }
 
+/* States are kept at block boundaries, in slots after those of lanes. */
 static void get_keeps(struct reader *r, struct pass *p, struct state_keep *keeps, int32_t most)
 {
     const struct scheduler_limits *l = r->sizes->limits;
@@ -242,6 +253,8 @@ static void get_tree(struct reader *r, struct pass *p)
     }
 }
 
+/* Every count is checked against the room of the pass, so a forged message cannot write
+ * outside. */
 static void get_pass(struct reader *r, struct pass *p, const struct pass_room *room)
 {
     static const uint64_t present;
@@ -410,6 +423,7 @@ static void get_rest(struct reader *r, struct step *st)
     }
 }
 
+/* A message is used only if it was read to its end without an error. */
 enum status step_decode(struct step *st, struct tree_moves *moves, enum step_frame *frame,
                         const struct step_sizes *sizes, const void *bytes, size_t n_bytes,
                         struct err *err)

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Executes a step's parts in their fixed order. Node 0 and the others run the same code,
+ * so their backends get the same calls. */
 #include "engine/cluster/step_run.h"
 
+/* A lane with a new sequence gets its parameters and tokens before its blocks. */
 static enum status update_lane(struct backend *be, const struct lane_update *u)
 {
     if (u->fresh) {
@@ -16,6 +19,8 @@ static enum status update_lane(struct backend *be, const struct lane_update *u)
     return OK;
 }
 
+/* With a graph that is replayed, the pass is complete without issuing its ops
+ * (shape->issue). */
 static enum status run_forward(const struct pass *pass, struct model *m, struct model_outputs want,
                                struct pass_shape *shape)
 {
@@ -27,6 +32,8 @@ static enum status run_forward(const struct pass *pass, struct model *m, struct 
     return OK;
 }
 
+/* Masks, noise and the rest of the sampler come with the pass; here only the logits are
+ * named. */
 static enum status run_draws(struct model *m, const struct pass_shape *shape, int32_t n_vocab_used)
 {
     struct sample_args sample = {.logits = m->logits,
@@ -40,6 +47,7 @@ static enum status run_draws(struct model *m, const struct pass_shape *shape, in
     return OK;
 }
 
+/* The target's pass with its draws at once: nothing on the host is needed in between. */
 enum status step_run_pass(const struct pass *pass, struct model *m, struct model_outputs want,
                           int32_t n_vocab_used)
 {
@@ -66,6 +74,8 @@ static enum status move_paths(const struct tree_moves *m, struct backend *be)
     return OK;
 }
 
+/* Paths of accepted drafts move first; blocks are copied when the tables are new.
+ */
 static enum status begin_lanes(const struct step *st, struct backend *be)
 {
     const struct backend_ops *ops = be->ops;
@@ -104,6 +114,8 @@ static enum status run_without_draws(const struct step *st, struct rank *r)
     return ops->pass_pause ? ops->pass_pause(r->be) : OK;
 }
 
+/* Draft passes, then the target's. If the draws wait for masks, the host computes them
+ * while the pass runs. */
 enum status step_execute(const struct step *st, struct rank *r, int32_t n_vocab_used)
 {
     struct backend *be = r->be;
@@ -123,6 +135,7 @@ enum status step_execute(const struct step *st, struct rank *r, int32_t n_vocab_
     return be->ops->step_end(be);
 }
 
+/* The second half of a step whose draws waited; masks have arrived by now. */
 enum status step_execute_draws(struct rank *r, int32_t n_vocab_used)
 {
     struct backend *be = r->be;
@@ -136,6 +149,8 @@ enum status step_execute_draws(struct rank *r, int32_t n_vocab_used)
 
 /* ---- ahead of the step -------------------------------------------------------------------- */
 
+/* Draft passes that run before the step is sent as a whole, because the tree's shape
+ * depends on their results. */
 struct ahead {
     const struct step *st;
     const struct draft_pass *passes;

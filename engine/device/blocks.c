@@ -136,6 +136,8 @@ static struct block_scale scale_q6_k(const unsigned char *block, int32_t part)
 
 /* ---- the table ---------------------------------------------------------------------------- */
 
+/* Columns: name, type of a code, elements and bytes per block, elements per scale, zero,
+ * whether there is an offset, and the type of units. */
 static const struct block_format formats[] = {
     {"Q4_0", DT_U4, 32, 18, 32, 8, false, false, DT_F16, codes_q4_0, scale_alone},
     {"Q4_1", DT_U4, 32, 20, 32, 0, true, false, DT_F16, codes_q4_1, scale_and_least},

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Reads any element of any stored format, one by one. It is the definition that faster
+ * readers are compared with; see codec.h. */
 #include "engine/device/codec.h"
 
 #include "engine/base/assert.h"
@@ -39,6 +41,7 @@ static float value_unsigned(uint32_t bits)
     return (float)bits;
 }
 
+/* Four bits of exponent, three of fraction; no infinity, and one NaN of each sign. */
 static float value_e4m3(uint32_t bits)
 {
     uint32_t sign = (bits & 0x80u) << 24, exponent = bits >> 3 & 15u, fraction = bits & 7u;
@@ -52,6 +55,7 @@ static float value_e4m3(uint32_t bits)
     return value_f32(sign | (exponent + 120u) << 23 | fraction << 20);
 }
 
+/* An exponent alone: powers of two, and NaN. */
 static float value_e8m0(uint32_t bits)
 {
     if (bits == 255) {
@@ -74,6 +78,7 @@ static float value_nl4(uint32_t bits)
     return values[bits & 15u];
 }
 
+/* Types by enum dtype. */
 static const struct {
     const char *name;
     int32_t bits;
@@ -105,6 +110,7 @@ float dtype_value(enum dtype t, uint32_t bits)
 /* Field of each of AWQ's eight successive outputs: its kernels unpack the even ones first. */
 static const uint8_t awq_fields[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
+/* How codes are packed into units, and in which order fields of a unit are counted. */
 static const struct {
     int32_t unit_bytes;    // 0: each element by itself
     bool down;             // successive rows share a unit, rather than columns
@@ -123,6 +129,7 @@ static uint32_t load_unit(const void *data, int64_t at, int32_t n_bytes)
     return unit;
 }
 
+/* The unit that holds the element, then its bits. */
 static uint32_t bits_at(const struct number_grid *g, int64_t row, int64_t col)
 {
     int32_t bits = types[g->dtype].bits;
@@ -161,6 +168,7 @@ static float scale_of(const struct weight_codec *c, int64_t block_row, int64_t b
     return weight_codec_scale(c, number_get(&c->scales, block_row, block_col));
 }
 
+/* A stored zero comes in addition to the format's own. */
 static float zero_of(const struct weight_codec *c, int64_t block_row, int64_t block_col)
 {
     float zero = (float)c->zero;
@@ -170,6 +178,7 @@ static float zero_of(const struct weight_codec *c, int64_t block_row, int64_t bl
     return zero;
 }
 
+/* GPTQ's g_idx gives each input a group; other formats count blocks. */
 static int64_t block_col_of(const struct weight_codec *c, int64_t col)
 {
     if (!c->groups) {
@@ -200,6 +209,7 @@ static uint32_t block_code_at(const struct weight_codec *c, int64_t row, int64_t
     return codes[col % c->blocks->n];
 }
 
+/* Formats with an offset add it after scaling. */
 static float block_value(const struct block_format *f, uint32_t code, struct block_scale s)
 {
     float value = (dtype_value(f->code, code) - (float)f->zero) * block_scale_value(s);
@@ -224,6 +234,7 @@ static float codec_get(const struct weight_codec *c, int64_t row, int64_t col)
 
 /* ---- parts -------------------------------------------------------------------------------- */
 
+/* A plain matrix in memory, as tests and dummies have it. */
 struct weight_part weight_part_plain(const void *data, enum dtype dtype, int64_t n_rows,
                                      int64_t n_cols, int64_t row_stride)
 {
@@ -249,6 +260,8 @@ struct weight_part weight_part_blocks(const void *data, const struct block_forma
     return p;
 }
 
+/* No data moves: the part's origin and extents change. A transposed part has its axes
+ * exchanged. */
 struct weight_part weight_part_slice(struct weight_part p, int64_t first_row, int64_t n_rows,
                                      int64_t first_col, int64_t n_cols)
 {
@@ -287,6 +300,7 @@ static struct place place_of(const struct weight_part *p, int64_t row, int64_t c
     return (struct place){p->first_row + down * p->row_step, p->first_col + across * p->col_step};
 }
 
+/* Without data (dummy weights) all values are 0. */
 float weight_part_get(const struct weight_part *p, int64_t row, int64_t col)
 {
     if (!p->codec.values.data) {
@@ -356,6 +370,7 @@ static int64_t plain_at(const struct weight_part *p, int64_t row, int64_t col)
     return at.row * p->codec.values.row_stride + at.col * p->codec.values.col_stride;
 }
 
+/* A row that can be copied as it is, or NULL. */
 const void *weight_part_stored(const struct weight_part *p, enum dtype dtype, int64_t row)
 {
     const struct number_grid *g = &p->codec.values;
@@ -365,6 +380,7 @@ const void *weight_part_stored(const struct weight_part *p, enum dtype dtype, in
     return (const char *)g->data + (size_t)plain_at(p, row, 0) * dtype_bytes(dtype);
 }
 
+/* Rows of plain numbers, also with a step between elements. */
 static void read_plain(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
                        float *out)
 {
@@ -463,6 +479,7 @@ static void read_in_blocks(const struct weight_part *p, int64_t row, int64_t fir
     }
 }
 
+/* Block formats unpack several codes at once. */
 void weight_part_codes(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
                        uint8_t *out)
 {
@@ -476,6 +493,7 @@ void weight_part_codes(const struct weight_part *p, int64_t row, int64_t first, 
     }
 }
 
+/* The fastest reader that fits the part's layout; all give the same numbers. */
 void weight_part_read(const struct weight_part *p, int64_t row, int64_t first, int64_t n,
                       float *out)
 {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Sampling parameters: defaults, and the limits that the samplers of all backends rely on. */
 #include "engine/device/params.h"
 
 #include <math.h>
@@ -14,6 +15,7 @@ struct sampling_params sampling_params_default(void)
     };
 }
 
+/* Ids are checked here once, so that samplers may use them as indices. */
 static enum status check_ids(const char *name, const int32_t *ids, int32_t n, int32_t max_n,
                              int32_t vocab, struct err *err)
 {
@@ -29,6 +31,7 @@ static enum status check_ids(const char *name, const int32_t *ids, int32_t n, in
     return OK;
 }
 
+/* Written so that NaN is out of range, too. */
 static enum status check_range(const char *name, double v, double low, double high, struct err *err)
 {
     if (!(v >= low && v <= high)) {
@@ -62,6 +65,7 @@ static enum status check_lists(const struct sampling_params *p, int32_t vocab, s
     return check_ids("bad_words", p->bad_word_tokens, n_tokens, MAX_BAD_TOKENS, vocab, err);
 }
 
+/* The message names the parameter as clients write it. */
 enum status sampling_params_check(const struct sampling_params *p, int32_t vocab, struct err *err)
 {
     TRY(check_range("temperature", (double)p->temperature, 0.0, (double)MAX_TEMPERATURE, err));

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Reads files of a model by name, from a folder or made from a GGUF file's keys, so that
+ * readers need not know which. */
 #include "engine/gguf/folder.h"
 
 #include "engine/base/file.h"
@@ -52,6 +54,7 @@ static enum status make(const char *model, const struct row *row, size_t max_byt
     return OK;
 }
 
+/* A generation config exists only if the file has something to put into it. */
 bool folder_has(const char *model, const char *name)
 {
     char path[PATH_MAX];
@@ -67,6 +70,7 @@ bool folder_has(const char *model, const char *name)
     return has;
 }
 
+/* The caller frees *data. */
 enum status folder_read(const char *model, const char *name, size_t max_bytes, char **data,
                         size_t *n_bytes, struct err *err)
 {

@@ -108,7 +108,7 @@ static enum status bad(const struct reader *r, const char *why, struct err *err)
 {
     if (r->cut) {
         return err_set(err, ERR_FORMAT,
-                       "%s: cut short, or no GGUF file: its head goes on behind "
+                       "%s: cut short, or no GGUF file: its header goes on after "
                        "its end",
                        r->file);
     }

@@ -83,6 +83,8 @@ static bool has_name(const struct gguf_pre *p, const char *name, size_t n)
     return false;
 }
 
+/* Without a name the file's writer used the default splitter. An unknown name is refused,
+ * because text would be split differently from training. */
 enum status gguf_find_pre(const char *name, size_t n_bytes, const struct gguf_pre **out,
                           struct err *err)
 {

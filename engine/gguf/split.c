@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Models that were split into several GGUF files: NAME-00001-of-00003.gguf. */
 #include "engine/gguf/split.h"
 
 #include "engine/base/mem.h"
@@ -50,6 +51,7 @@ static size_t parse_name(const char *path, int *no, int *count)
     return 0;
 }
 
+/* All files are mapped at once, since tensors lie in any of them. */
 static enum status map_all(struct split_file *files, size_t n_files, struct err *err)
 {
     for (size_t i = 0; i < n_files; i++) {
@@ -64,6 +66,7 @@ static enum status map_all(struct split_file *files, size_t n_files, struct err 
     return OK;
 }
 
+/* Any of the files may be named; the others are derived from its name. */
 enum status split_open(const char *path, struct split_file **files, size_t *n_files,
                        struct err *err)
 {

@@ -29,6 +29,7 @@ static enum status beside(const struct gguf *g, const char *key, size_t n, const
     return OK;
 }
 
+/* Three parallel lists of the file: texts, kinds and scores. */
 static enum status fill(struct gguf_vocab *v, struct gguf_walk texts, struct gguf_walk kinds,
                         struct gguf_walk scores, struct err *err)
 {
@@ -49,6 +50,7 @@ static enum status fill(struct gguf_vocab *v, struct gguf_walk texts, struct ggu
     return OK;
 }
 
+/* The kinds and scores are optional, but as long as the texts if they are there. */
 enum status gguf_vocab_open(const struct gguf *g, struct gguf_vocab *out, struct err *err)
 {
     enum { MAX_TOKENS = 1 << 24 };
@@ -135,6 +137,7 @@ static bool ends_parts_alone(const struct gguf_vocab *v)
     return found;
 }
 
+/* Ids that end an answer: those of the keys, and tokens that are known by their names. */
 size_t gguf_end_ids(const struct gguf *g, const struct gguf_vocab *v, int64_t *out, size_t max)
 {
     static const char *const keys[] = {KEY("eos_token_id"), KEY("eot_token_id"),
@@ -301,6 +304,8 @@ static enum status find_model(const struct gguf *g, const struct model_row **out
                    (int)lesser(n, 40), name);
 }
 
+/* The tokenizer.json of this vocabulary, as Hugging Face's converter would have written
+ * it. */
 enum status gguf_make_tokenizer(const struct gguf *g, struct buf *out, struct err *err)
 {
     const struct model_row *model = NULL;
@@ -332,6 +337,7 @@ static bool put_named(const struct gguf *g, const struct gguf_vocab *v, const ch
     return found;
 }
 
+/* The file's own key wins; otherwise the pre-tokenizer's model decides. */
 static bool adds_bos(const struct gguf *g, bool is_llama)
 {
     const char *name = NULL;

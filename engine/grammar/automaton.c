@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* States of a grammar: sets of items, made on demand and interned, with a row of
+ * successors for each. Stacks are shared, since most states differ only in what is on top. */
 #include "engine/grammar/automaton.h"
 
 #include "engine/base/hash.h"
@@ -94,6 +96,7 @@ static void items_deinit(struct items *s)
     }
 }
 
+/* Small sets live in the struct; larger ones move to the heap. */
 static void items_put(struct items *s, uint32_t e, uint32_t stack)
 {
     if (s->n == s->cap) {
@@ -147,6 +150,7 @@ void automaton_deinit(struct automaton *a)
     *a = (struct automaton){0};
 }
 
+/* The interned kernel's number is the state's. */
 static uint32_t state_new(struct automaton *a)
 {
     if (a->kernels.n > a->cap_v) {
@@ -158,6 +162,8 @@ static uint32_t state_new(struct automaton *a)
     return a->kernels.n - 1;
 }
 
+/* Forgets everything except the compiled rules. The empty stack and the dead state have
+ * fixed numbers. */
 void automaton_reset(struct automaton *a)
 {
     struct automaton fresh = {
@@ -233,6 +239,7 @@ static uint32_t intern_state(struct automaton *a, struct items *s)
     return id;
 }
 
+/* The state of these items, of which equal ones are merged. */
 uint32_t automaton_state(struct automaton *a, const struct item *items, size_t n)
 {
     struct items s;
@@ -247,6 +254,7 @@ uint32_t automaton_state(struct automaton *a, const struct item *items, size_t n
 
 /* ---- rules that are called ---- */
 
+/* Calls that wait to be expanded into items of the called rule. */
 struct pending {
     struct waiting {
         uint32_t rule, rest, stack;
@@ -254,6 +262,7 @@ struct pending {
     size_t n, cap;
 };
 
+/* Calls that an item may begin with; the item then waits on the stack. */
 static void add_calls(struct automaton *a, struct item it, struct pending *p)
 {
     if (!expr_is(a->x, it.e, XF_CALL_FIRST)) {
@@ -323,6 +332,8 @@ static struct item take_first(struct automaton *a, struct pending *p)
     return it;
 }
 
+/* A state's items with those of all rules that it may begin with. Computed when the state
+ * is first left, not when it is made: most states that masks touch are never left. */
 const struct item *automaton_items(struct automaton *a, uint32_t state, size_t *n)
 {
     if (!a->v[state].is_closed) {
@@ -381,6 +392,8 @@ static void start_row(struct automaton *a, uint32_t state)
     a->row_bytes += n_classes * sizeof *row;
 }
 
+/* The successor by a byte; bytes of one class share it. Row entries are the state plus 1,
+ * 0 for unknown. */
 uint32_t automaton_step(struct automaton *a, uint32_t state, uint8_t byte)
 {
     uint8_t c = a->x->class_of[byte];

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Sets of characters as ranges of code points, and their expression over UTF-8 bytes. */
 #include "engine/grammar/charset.h"
 
 #include "engine/base/mem.h"
@@ -37,6 +38,7 @@ static int by_lo(const void *p, const void *q)
     return a->lo < b->lo ? -1 : a->lo > b->lo;
 }
 
+/* Sorts and merges ranges that overlap or touch; the other functions need that. */
 void charset_sort(struct charset *s)
 {
     if (s->n > 1) {
@@ -53,6 +55,7 @@ void charset_sort(struct charset *s)
     s->n = n;
 }
 
+/* The complement within all code points. */
 void charset_invert(struct charset *s)
 {
     charset_sort(s);
@@ -71,6 +74,7 @@ void charset_invert(struct charset *s)
     *s = out;
 }
 
+/* Only ASCII letters have two cases here. */
 void charset_add_cases(struct charset *s)
 {
     for (size_t i = 0, n = s->n; i < n; i++) {
@@ -129,6 +133,7 @@ static void add_products(struct exprs *x, uint32_t lo, uint32_t hi, struct piece
     out->v[out->n++] = product(x, a, b, n);
 }
 
+/* Cuts a range at the lengths of UTF-8 and at surrogates, which no valid text contains. */
 static void add_range(struct exprs *x, uint32_t lo, uint32_t hi, struct pieces *out)
 {
     static const uint32_t last_of[] = {0x7f, 0x7ff, SURROGATE_LO - 1, SURROGATE_HI, 0xffff, LAST};
@@ -170,6 +175,7 @@ static struct {
     pthread_once_t once;
 } categories = {.once = PTHREAD_ONCE_INIT};
 
+/* Runs of equal categories over all code points; made once per process, from utf8proc. */
 static void make_categories(void)
 {
     for (uint32_t c = 0; c <= LAST; c++) {
@@ -223,6 +229,7 @@ static void add_unicode_word(struct charset *s)
     }
 }
 
+/* White space of the expression languages; Unicode counts one more. */
 static void add_space(struct charset *s, bool unicode)
 {
     static const struct char_range both[] = {
@@ -237,6 +244,8 @@ static void add_space(struct charset *s, bool unicode)
     }
 }
 
+/* \d, \w, \s and their complements. ASCII meanings differ from Unicode's; where languages
+ * disagree, the smaller set is taken. */
 bool charset_add_escape(struct charset *s, char letter, bool unicode)
 {
     struct charset of = {0};
@@ -287,6 +296,7 @@ static const struct {
     {"punct", "P"},
 };
 
+/* \p{...}: a category's short or long name, or its first letter. */
 bool charset_add_category(struct charset *s, const char *name, size_t n)
 {
     static const char *const known = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc "

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Decimal numbers exactly, as digits before and after the point, for bounds of numbers in
+ * schemas. */
 #include "engine/grammar/decimal.h"
 
 #include <string.h>
@@ -39,6 +41,8 @@ static bool split(const char *s, size_t n, char *digits, long *n_digits, long *p
     return true;
 }
 
+/* False if the number has more digits than DECIMAL_MAX on either side. Exponents move the
+ * point. */
 bool decimal_read(struct decimal *d, const char *s, size_t n)
 {
     char digits[2 * DECIMAL_MAX + 1];
@@ -73,6 +77,7 @@ bool decimal_read(struct decimal *d, const char *s, size_t n)
     return true;
 }
 
+/* By sign, length and digits; whole parts have no leading zeros. */
 int decimal_compare(const struct decimal *a, const struct decimal *b)
 {
     if (a->negative != b->negative) {
@@ -96,6 +101,7 @@ bool decimal_is_whole(const struct decimal *d)
     return d->n_part == 0;
 }
 
+/* Adds 1 to the whole part of the magnitude. */
 void decimal_add_one(struct decimal *d)
 {
     int i = d->n_whole - 1; // below 0 if there are no digits, which means 0
@@ -111,6 +117,7 @@ void decimal_add_one(struct decimal *d)
     d->n_whole++;
 }
 
+/* Takes 1 from the whole part of the magnitude, which is not 0. */
 void decimal_take_one(struct decimal *d)
 {
     int i = d->n_whole - 1;
@@ -125,6 +132,7 @@ void decimal_take_one(struct decimal *d)
     d->negative = d->negative && d->whole[0] != '0';
 }
 
+/* To the next whole number upwards or downwards. */
 void decimal_round(struct decimal *d, bool up)
 {
     bool had_part = d->n_part > 0;

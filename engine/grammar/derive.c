@@ -72,6 +72,7 @@ static void branches_put(struct branches *b, uint32_t e)
     b->v[b->n++] = e;
 }
 
+/* Few branches are the rule, so they need no allocation. */
 static uint32_t branches_end(struct exprs *x, struct branches *b)
 {
     uint32_t e = b->n == 0 ? (uint32_t)EXPR_NONE : b->v[0];
@@ -91,6 +92,8 @@ static void branches_init(struct branches *b)
     b->cap = sizeof b->some / sizeof *b->some;
 }
 
+/* (ab)' = a'b, and b' as well where a may be empty; a loop over the chain instead of
+ * recursion. */
 static uint32_t derive_seq(struct exprs *x, uint32_t e, uint8_t byte)
 {
     struct branches out;
@@ -228,6 +231,7 @@ uint32_t expr_derive(struct exprs *x, uint32_t e, uint8_t byte)
 
 /* ---- dead branches ---- */
 
+/* A depth-first search with its path, in a table of seen expressions. */
 struct search {
     struct visit {
         uint32_t e, parent;
@@ -322,6 +326,7 @@ static bool search_match(struct exprs *x, uint32_t e)
     return found != UINT32_MAX;
 }
 
+/* An alternative without its dead branches. */
 static uint32_t clean_alt(struct exprs *x, struct expr e)
 {
     struct branches out;
@@ -352,6 +357,8 @@ static uint32_t clean_seq(struct exprs *x, uint32_t e)
     return rest;
 }
 
+/* Removes what matches nothing. Only doubtful expressions (intersections, complements)
+ * need the search for a match; results are kept in the node. */
 uint32_t expr_clean(struct exprs *x, uint32_t id)
 {
     struct expr e = x->v[id];
@@ -391,6 +398,7 @@ static void calls_put(struct expr_calls *out, uint32_t rule, uint32_t rest)
     out->v[out->n++] = (struct expr_first){rule, rest};
 }
 
+/* Calls at the beginning of an expression, each with what follows it in that expression. */
 void expr_first_calls(struct exprs *x, uint32_t id, struct expr_calls *out)
 {
     struct expr e = x->v[id];

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* A grammar's text as the content of a JSON string: every rule and expression gets an
+ * escaped copy. */
 #include "engine/grammar/escape.h"
 
 #include "engine/base/mem.h"
@@ -9,6 +11,8 @@
 
 enum { DEPTH_MAX = 2000 };
 
+/* Copies are made once for each rule and expression; `todo` holds rules whose copy is not
+ * made yet. */
 struct escape {
     struct exprs *x;
     struct rules *rules;
@@ -52,6 +56,7 @@ static uint32_t call(struct escape *s, uint32_t rule)
 
 static uint32_t expression(struct escape *s, uint32_t e);
 
+/* Alternatives and intersections, child by child. */
 static uint32_t list(struct escape *s, struct expr p)
 {
     uint32_t *part = xcalloc(p.b + 1, sizeof *part);
@@ -120,6 +125,8 @@ static uint32_t expression(struct escape *s, uint32_t e)
     return to;
 }
 
+/* A language without calls becomes one text node, which escapes as it goes; only rules
+ * need the copies. */
 bool escape_json(struct exprs *x, struct rules *rules, uint32_t e, uint32_t *out)
 {
     uint32_t quote = expr_byte(x, '"');

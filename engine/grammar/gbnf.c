@@ -398,7 +398,7 @@ static enum status parse_rule(struct gbnf *g)
     uint32_t id = take_name(g, n);
     skip_space(g);
     if (!take(g, "::=")) {
-        return fail(g, "\"::=\" should stand behind the name \"%.*s\"", (int)lesser(n, 60),
+        return fail(g, "\"::=\" should follow the name \"%.*s\"", (int)lesser(n, 60),
                     g->names.v[id].s);
     }
     if (g->defined[id]) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The interface of grammars: compile, states, masks, and what happens when tables are
+ * full. */
 #include "engine/grammar/grammar.h"
 
 #include "engine/base/mem.h"
@@ -14,6 +16,8 @@
 
 const char *const grammar_kind_names[GRAMMAR_N_KINDS] = {"schema", "regex", "gbnf", "lark", "tags"};
 
+/* A compiled grammar: what compiling has made ends at `mark`; expressions and states
+ * beyond it are made while the grammar is used, and may be forgotten. */
 struct grammar {
     struct exprs x;
     struct rules rules;
@@ -105,6 +109,7 @@ static enum status parse(struct compile *c, uint32_t *start)
     return rules_finish(c->x, c->rules, start, c->err);
 }
 
+/* Compiles within limits of memory and work, since sources come from requests. */
 enum status grammar_compile(const struct grammar_source *source,
                             const struct grammar_limits *limits, const struct grammar_vocab *vocab,
                             struct grammar **out, struct err *err)
@@ -166,6 +171,8 @@ void grammar_free(struct grammar *g)
 
 /* ---- states ---- */
 
+/* Everything that was made during use is dropped, and states of the old epoch become
+ * invalid. */
 static void empty_tables(struct grammar *g)
 {
     if (g->has_masks) {
@@ -208,6 +215,7 @@ static uint32_t start_state(struct grammar *g)
     return automaton_state(&g->a, &it, 1);
 }
 
+/* May empty the tables, so callers that hold states must compare epochs. */
 struct grammar_state grammar_start(struct grammar *g)
 {
     begin(g);
@@ -220,6 +228,7 @@ struct grammar_state grammar_start(struct grammar *g)
     return (struct grammar_state){id, g->epoch};
 }
 
+/* *id changes only if all bytes are allowed. */
 static enum status advance(struct grammar *g, uint32_t *id, const char *bytes, size_t n)
 {
     uint32_t to = *id;
@@ -246,6 +255,8 @@ enum status grammar_advance(struct grammar *g, struct grammar_state *state, cons
     return advance(g, &state->id, bytes, n_bytes);
 }
 
+/* Two tries: if the tables fill up on the way, the second begins with empty ones. If they
+ * do not suffice either, the text is too complex. */
 enum status grammar_fold(struct grammar *g, const char *bytes, size_t n_bytes,
                          struct grammar_state *state)
 {
@@ -280,6 +291,7 @@ static bool token_of(const struct grammar *g, int32_t id, const char **bytes, si
     return true;
 }
 
+/* Special tokens without text in this vocabulary are never allowed. */
 enum status grammar_advance_token(struct grammar *g, struct grammar_state *state, int32_t id)
 {
     const char *bytes;
@@ -290,6 +302,7 @@ enum status grammar_advance_token(struct grammar *g, struct grammar_state *state
     return ERR_INVALID;
 }
 
+/* As grammar_fold, by tokens: special ones have marks as their bytes. */
 enum status grammar_fold_tokens(struct grammar *g, const int32_t *ids, size_t n_ids,
                                 struct grammar_state *state)
 {
@@ -322,6 +335,7 @@ const char *grammar_token_bytes(const struct grammar_vocab *v, int32_t id, size_
     return known ? v->text + v->text_at[id] : NULL;
 }
 
+/* Ends are no text: they are allowed where the text may end. */
 bool grammar_is_end(const struct grammar *g, int32_t id)
 {
     const struct grammar_vocab *v = grammar_vocabulary(g);
@@ -338,6 +352,7 @@ bool grammar_may_end(struct grammar *g, struct grammar_state state)
     return state.epoch == g->epoch && automaton_may_end(&g->a, state.id);
 }
 
+/* One bit for each id; all zeros on any error, so that nothing is allowed by mistake. */
 enum status grammar_mask(struct grammar *g, struct grammar_state state, uint32_t *words)
 {
     if (!g->has_masks) {
@@ -360,6 +375,7 @@ enum status grammar_mask(struct grammar *g, struct grammar_state state, uint32_t
     return OK;
 }
 
+/* One token, without computing the mask: through the automaton byte by byte. */
 enum status grammar_allows(struct grammar *g, struct grammar_state state, int32_t id, bool *allowed)
 {
     *allowed = false;
@@ -408,6 +424,7 @@ static int only_byte(struct grammar *g, uint32_t id)
     return -1;
 }
 
+/* Bytes that are the only possibility, up to a choice or a possible end. */
 size_t grammar_forced(struct grammar *g, struct grammar_state state, char *bytes, size_t max)
 {
     size_t n = 0;
@@ -430,6 +447,7 @@ size_t grammar_forced(struct grammar *g, struct grammar_state state, char *bytes
     return n;
 }
 
+/* Forced text as tokens, if there is enough of it to be worth a draft. */
 size_t grammar_forced_tokens(struct grammar *g, struct grammar_state state, size_t min_bytes,
                              int32_t *ids, size_t max)
 {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Terminals that Lark grammars import from `common`, as regular expressions. */
 #include "engine/grammar/lark_common.h"
 
 #include <string.h>

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Words of a Lark grammar. A line ends a rule, unless brackets are open or the next line
+ * begins with '|'. */
 #include "engine/grammar/lark_lex.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
+/* The message names the line of the current word. */
 enum status lark_fail(const struct lark_lex *l, const char *fmt, ...)
 {
     char text[256];
@@ -60,7 +63,7 @@ static bool skip(struct lark_lex *l)
     return line;
 }
 
-/* A string or a regular expression with the flags behind it. A "/" inside a class of a regular
+/* A string or a regular expression with the flags after it. A "/" inside a class of a regular
  * expression does not end it. */
 static enum status quoted(struct lark_lex *l, char quote)
 {
@@ -82,6 +85,7 @@ static enum status quoted(struct lark_lex *l, char quote)
     return OK;
 }
 
+/* Names in upper case are terminals, others rules. */
 static void name(struct lark_lex *l)
 {
     size_t from = l->at;
@@ -118,6 +122,7 @@ static void mark(struct lark_lex *l)
     l->at += n;
 }
 
+/* The next word; LARK_LINE for a line end that matters. */
 enum status lark_next(struct lark_lex *l)
 {
     bool line = skip(l);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Literals of Lark grammars: strings, expressions with flags, ranges, and special tokens. */
 #include "engine/grammar/lark_literal.h"
 
 #include "engine/base/mem.h"
@@ -116,8 +117,7 @@ enum status lark_range(struct lark_lex *lex, struct exprs *x, struct lark_word f
     TRY(parse_string(lex, to, hi, &m, &ignore_case));
     if (n != 1 || m != 1 || lo[0] > hi[0]) {
         return lark_fail(
-            lex,
-            "a range is between two strings of one character, the first not behind the second");
+            lex, "a range is between two strings of one character, the first not above the second");
     }
     struct charset set = {0};
     charset_add(&set, lo[0], hi[0]);

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Parameters of rules, an extension of Lark by llguidance: a 64-bit value that conditions
+ * test and calls change. */
 #include "engine/grammar/lark_param.h"
 #include "engine/base/minmax.h"
 
@@ -47,6 +49,7 @@ static enum status bit_range(struct lark_lex *l, uint64_t *mask, unsigned *shift
     return expect(l, "]");
 }
 
+/* The mask of bit k. */
 static enum status bit(struct lark_lex *l, uint64_t *mask)
 {
     uint64_t k = 0;
@@ -89,6 +92,7 @@ static enum status change(struct lark_lex *l, struct lark_word what, uint64_t va
     return OK;
 }
 
+/* The value that a call hands on: a number, the rule's own, or a changed one. */
 enum status lark_parameter(struct lark_lex *l, bool has_value, uint64_t value, uint64_t *to)
 {
     struct lark_word what = l->word;
@@ -144,6 +148,8 @@ static enum status joined(struct lark_lex *l, const char *name, uint64_t value, 
     return OK;
 }
 
+/* A condition is decided while compiling, for each value that a rule is called with.
+ * `depth` limits the recursion of and, or, not. */
 enum status lark_condition(struct lark_lex *l, bool has_value, uint64_t value, bool *holds,
                            int depth)
 {

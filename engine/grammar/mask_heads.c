@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Tokens that the head of an item allows, computed once for all items that begin with it:
+ * strings, repetitions and the like. */
 #include "engine/grammar/mask_heads.h"
 
 #include "engine/grammar/mask_inside.h"
@@ -15,6 +17,8 @@ static size_t head_bytes(const struct masks *m, const struct head *h)
            h->n_ends * sizeof *h->ends;
 }
 
+/* Heads refer to the vocabulary's trie, not to states, so they outlive masks but not the
+ * tables. */
 void heads_free(struct masks *m)
 {
     for (uint32_t i = 0; i < m->n_heads; i++) {
@@ -28,7 +32,7 @@ void heads_free(struct masks *m)
 
 /* ---- any head ---- */
 
-/* The same walk, which notes where the head may end with more of a token behind it. */
+/* The same walk, which notes where the head may end with more of a token after it. */
 static void fill_head(struct masks *m, struct head *h)
 {
     const struct grammar_vocab *v = m->vocab;
@@ -92,6 +96,7 @@ static void take_ends(struct beside *b, uint32_t from, uint32_t before)
     }
 }
 
+/* Forbids the tokens of a subtree of the trie. */
 static void forbid_below(struct beside *b, uint32_t at)
 {
     const struct grammar_vocab *v = b->m->vocab;
@@ -201,6 +206,8 @@ static void drop_heads(struct masks *m)
     } // they may have been of heads
 }
 
+/* The head's tokens, from the cache if it is there. When the cache is full all heads are
+ * dropped: few grammars have many. */
 const struct head *heads_get(struct masks *m, uint32_t e)
 {
     for (uint32_t i = 0; i < m->n_heads; i++) {

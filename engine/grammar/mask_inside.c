@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Tokens inside of JSON strings that are free or only limited in length: the vocabulary
+ * has them ready. */
 #include "engine/grammar/mask_inside.h"
 
+/* Whether an expression is such a string, and its limits in characters. */
 bool inside_is(const struct masks *m, uint32_t e, struct inside *in)
 {
     const struct exprs *x = m->a->x;
@@ -26,6 +29,8 @@ static void allow_counted(const struct text_token *v, uint32_t n, const struct i
     }
 }
 
+/* Words of masks for short limits are ready for each of them; longer tokens are checked
+ * one by one. */
 void inside_allow(struct masks *m, const struct inside *in, struct found *f)
 {
     const struct vocab_text *t = m->vocab->in_string;
@@ -74,6 +79,8 @@ static void walk_tails(struct masks *m, const struct text_tails *t, const struct
     exprs_spend(m->a->x, t->n / 64);
 }
 
+/* Allows the tokens inside, and those that close the string and continue with what follows
+ * it. */
 bool inside_add(struct masks *m, uint32_t e, uint32_t rest, uint32_t stack, struct found *f)
 {
     struct inside in;

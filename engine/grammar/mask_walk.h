@@ -48,7 +48,7 @@ struct masks {
         uint32_t *words; // tokens that stay in it, or end with it; or
         int32_t *ids;    // the same where they are few
         uint32_t n_ids;
-        uint32_t *ends; // nodes with more behind them
+        uint32_t *ends; // nodes with more after them
         uint32_t n_ends;
     } *heads;
     uint32_t n_heads, cap_heads;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Masks of states, cached with the least recently used dropped first. */
 #include "engine/grammar/masks.h"
 
 #include "engine/grammar/mask_heads.h"
@@ -51,7 +52,7 @@ size_t masks_bytes(const struct masks *m)
 
 /* ---- a state's mask ---- */
 
-/* Cuts an expression into a head and the rest, where it has one. A single byte behind a repetition
+/* Cuts an expression into a head and the rest, where it has one. A single byte after a repetition
  * belongs to the head: what ends at a quote ends in few tokens. */
 static bool split_head(struct exprs *x, uint32_t e, uint32_t *head, uint32_t *rest)
 {
@@ -160,6 +161,8 @@ static void add_branches(struct masks *m, uint32_t e, uint32_t stack, struct fou
     free(left);
 }
 
+/* One item's tokens. Heads and strings take their short cuts; what is left needs a walk
+ * (`plain`). */
 static void add_item(struct masks *m, struct item it, struct found *f, struct plain *plain)
 {
     struct exprs *x = m->a->x;
@@ -221,6 +224,7 @@ static size_t slot_bytes(const struct masks *m, const struct mask_slot *p)
     return p->n_ids * sizeof *p->ids;
 }
 
+/* The state forgets its mask, and the slot is free. */
 static void drop_oldest(struct masks *m)
 {
     uint32_t s = m->oldest - 1;
@@ -264,6 +268,7 @@ static void keep(struct masks *m, uint32_t state, const struct found *f)
     m->a->v[state].mask = s;
 }
 
+/* A slot is a whole mask, or up to two shared ones and a list of ids. */
 static void write_slot(const struct mask_slot *p, uint32_t *words, size_t n_words)
 {
     const uint32_t *first = p->words ? p->words : p->bases.words[0];
@@ -280,6 +285,7 @@ static void write_slot(const struct mask_slot *p, uint32_t *words, size_t n_word
     }
 }
 
+/* Computed into the caller's words, then kept in the shorter of the two forms. */
 void masks_get(struct masks *m, uint32_t state, uint32_t *words)
 {
     size_t n_words = m->vocab->n_words;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Masks over the vocabulary: the trie of tokens walked with the states of the automaton.
- *
- * What a state allows is the union of what its items allow, and an item that begins with a
- * long-lived part (the inside of a string, a repetition) allows, whatever comes behind, all tokens
- * that stay in this part: these are found once for the part (a head), with the nodes of the trie at
- * which it ends; from there on the walk goes on with what follows.
- * Thread: one owner. */
+ * * What a state allows is the union of what its items allow, and an item that begins with
+ * a long-lived part (the inside of a string, a repetition) allows, whatever comes after
+ * it, all tokens that stay in this part: these are found once for the part (a head), with
+ * the nodes of the trie at which it ends; from there on the walk goes on with what
+ * follows. Thread: one owner. */
 #ifndef SLUICE_ENGINE_GRAMMAR_MASKS_H
 #define SLUICE_ENGINE_GRAMMAR_MASKS_H
 

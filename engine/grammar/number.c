@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Numbers of JSON within bounds, and multiples of a number, as expressions over digits. */
 #include "engine/grammar/number.h"
 
 #include <string.h>
 
 enum { MODULUS_MAX = 2000000000, BOUNDED_MODULUS_MAX = 10000, SCALE_MAX = 18 };
 
+/* Keeps the tighter lower bound; an excluded one is tighter than the same number included. */
 void number_above(struct number_bounds *b, const struct decimal *v, bool excluded)
 {
     int c = b->has_min ? decimal_compare(v, &b->min) : 1;
@@ -135,6 +137,8 @@ static struct decimal least_whole(struct decimal v, bool excluded)
     return v;
 }
 
+/* Integers: positive and negative ranges apart, since the digits of negative ones run the
+ * other way. */
 uint32_t number_integer(struct exprs *x, const struct number_bounds *b)
 {
     struct decimal lo = least_whole(b->min, b->min_excluded);
@@ -228,6 +232,8 @@ static uint32_t magnitudes(struct exprs *x, const struct decimal *lo, bool lo_ex
     return expr_clean(x, expr_and2(x, least, magnitude(x, hi, false, hi_excluded)));
 }
 
+/* Without bounds any spelling of JSON, with exponent; with bounds plain decimals only,
+ * since exponents would make ranges infinite unions. */
 uint32_t number_any(struct exprs *x, const struct number_bounds *b)
 {
     uint32_t minus = expr_byte(x, '-');
@@ -297,6 +303,7 @@ static bool modulus_of(const struct decimal *of, uint64_t *modulus)
     return *modulus > 0 && *modulus <= MODULUS_MAX;
 }
 
+/* modulus without the factors that `power` has in common with it. */
 static uint64_t without_factor(uint64_t modulus, uint64_t power)
 {
     uint64_t a = modulus, b = power;
@@ -308,6 +315,7 @@ static uint64_t without_factor(uint64_t modulus, uint64_t power)
     return modulus / a;
 }
 
+/* Digits modulo `of`: an automaton over the rest so far. False: the modulus is too large. */
 bool number_multiple(struct exprs *x, const struct number_bounds *b, const struct decimal *of,
                      bool whole, uint32_t *e)
 {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Objects as one compact node: a position in the list of properties, the number of pairs
+ * so far, and a place in a trie of all names. */
 #include "engine/grammar/object.h"
 
 #include "engine/base/mem.h"
@@ -88,6 +90,8 @@ static uint32_t trie_child(const struct expr_object *o, uint32_t at, uint8_t byt
     return c;
 }
 
+/* The child by this byte, made if it is not there. Bytes of names are told apart, so they
+ * get classes of their own. */
 static uint32_t trie_step(struct exprs *x, struct expr_object *o, uint32_t at, uint8_t byte)
 {
     uint32_t c = trie_child(o, at, byte);
@@ -153,6 +157,8 @@ static void add_name(struct exprs *x, struct expr_object *o, uint32_t property, 
     free(text);
 }
 
+/* For each position the next required property and the number of required ones from there,
+ * so that steps take constant time. */
 void object_finish(struct exprs *x, struct expr_object *o)
 {
     o->next_required = xcalloc(o->n + 1, sizeof *o->next_required);
@@ -212,6 +218,7 @@ static bool counts_fit(const struct expr_object *o, uint32_t next, uint32_t pair
     return (uint64_t)pairs + o->n_required[next] <= o->max && pairs + room(o, next) >= o->min;
 }
 
+/* Whether any object satisfies the limits at all. */
 bool object_has_room(const struct expr_object *o)
 {
     uint64_t required = 0;
@@ -261,6 +268,8 @@ static uint32_t others(struct exprs *x, const struct expr_object *o, uint32_t pa
     return expr_seq3(x, o->other, expr_rep(x, again, lo, hi), end);
 }
 
+/* What may follow a pair: another one with a later property, an unnamed one, or the end if
+ * nothing required is left. */
 uint32_t object_expand(struct exprs *x, uint32_t e)
 {
     uint32_t id = x->v[e].a, next = x->v[e].b, pairs = x->v[e].c;
@@ -288,6 +297,7 @@ void object_first_of_key(struct exprs *x, uint32_t e, struct byte_set *out)
     }
 }
 
+/* A byte of a name: down the trie, or at its end the property's value. */
 uint32_t object_derive_key(struct exprs *x, uint32_t e, uint8_t byte)
 {
     uint32_t id = x->v[e].a, next = x->v[e].b, pairs = x->v[e].c;

@@ -13,6 +13,8 @@
  * parsed. */
 enum node_kind { R_EXPR, R_START, R_END, R_SEQ, R_ALT, R_REP };
 
+/* A node of the parsed expression. Anchors are resolved later, since what they mean
+ * depends on the place. */
 struct node {
     enum node_kind kind;
     uint32_t e;        // R_EXPR
@@ -20,6 +22,8 @@ struct node {
     uint32_t lo, hi;   // R_REP
 };
 
+/* `of_node` and `of_rest` cache results for the four combinations of being at the text's
+ * start and end. */
 struct parser {
     struct exprs *x;
     struct regex_source in;
@@ -127,6 +131,7 @@ static bool take(struct parser *p, const char *word)
     return is;
 }
 
+/* Names of groups have no meaning here, but must be well formed. */
 static enum status parse_name(struct parser *p, struct err *err)
 {
     size_t from = p->in.at;
@@ -369,6 +374,7 @@ static enum status parse_sequence(struct parser *p, uint32_t *node, struct err *
     return OK;
 }
 
+/* Alternatives of a group or of the whole. */
 static enum status parse_alternatives(struct parser *p, uint32_t *node, struct err *err)
 {
     struct children c = {0};
@@ -487,6 +493,8 @@ static uint32_t match(struct parser *p, uint32_t node, bool start, bool end, str
     return *memo ? *memo - 1 : (uint32_t)EXPR_NONE;
 }
 
+/* A search: the match may be anywhere, so anchors are tried for each combination of text
+ * before and after it. */
 static uint32_t match_anywhere(struct parser *p, uint32_t node, struct err *err)
 {
     struct exprs *x = p->x;
@@ -503,6 +511,7 @@ static uint32_t match_anywhere(struct parser *p, uint32_t node, struct err *err)
     return expr_alt(x, e, 4);
 }
 
+/* Parses, then resolves anchors; the result is an expression over UTF-8 bytes. */
 enum status regex_language(struct exprs *x, const char *s, size_t n, unsigned flags,
                            struct regex_limits limits, uint32_t *out, struct err *err)
 {

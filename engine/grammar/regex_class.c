@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Character classes and escapes of regular expressions. */
 #include "engine/grammar/regex_class.h"
 
 #include "engine/base/minmax.h"
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Errors name the byte where the parser stands. */
 enum status regex_wrong(const struct regex_source *in, struct err *err, const char *fmt, ...)
 {
     char text[256];
@@ -297,6 +299,7 @@ static enum status parse_class(struct regex_source *in, bool ignore_case, struct
     return OK;
 }
 
+/* One character, an escape, a class in brackets, or '.'. */
 enum status regex_parse_set(struct regex_source *in, bool dot_all, bool ignore_case,
                             struct charset *out, struct err *err)
 {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* JSON schemas to expressions. The unit of compilation is a set: all schemas that apply to
+ * the same value, whose keywords are combined. */
 #include "engine/grammar/schema.h"
 
 #include "engine/base/hash.h"
@@ -15,6 +17,7 @@ enum {
 
 /* ---- sets ---- */
 
+/* A schema is in a set once for each combination of flags. */
 void set_add(struct set *set, const struct tree_value *schema, uint32_t flags, uint32_t at)
 {
     for (uint32_t i = 0; i < set->n; i++) {
@@ -145,6 +148,7 @@ static bool equal_sets(const struct set *a, const struct set *b)
     return equal;
 }
 
+/* Equal sets compile to the same rule; this also ends recursion. */
 static uint32_t *slot_of(struct schema *s, const struct set *key, uint64_t hash)
 {
     size_t i = hash & (s->table_size - 1);
@@ -191,6 +195,7 @@ static uint32_t entry_of(struct schema *s, const struct set *set)
 
 /* ---- one set ---- */
 
+/* null, true or false, unless the set excludes the value. */
 static uint32_t literal(struct schema *s, const struct set *set, enum json_type type, bool truth)
 {
     const struct tree_value value = {.type = type, .truth = truth};
@@ -234,6 +239,7 @@ static enum status each_type(struct schema *s, const struct set *set, uint32_t t
     return OK;
 }
 
+/* anyOf and oneOf first, then values that are listed, then each possible type. */
 static enum status compile_set(struct schema *s, const struct set *set, uint32_t *e)
 {
     bool found;
@@ -280,6 +286,8 @@ static enum status gathered_set(struct schema *s, const struct set *set, uint32_
     return OK;
 }
 
+/* The set with more members; references are replaced by what they refer to, and `dead`
+ * means that a member is false. */
 enum status schema_set_with(struct schema *s, const struct set *set, const struct set *more,
                             uint32_t *e)
 {
@@ -308,6 +316,7 @@ enum status schema_set(struct schema *s, const struct set *set, uint32_t *e)
 
 /* ---- entry point ---- */
 
+/* The draft decides what some keywords mean; the latest one if none is named. */
 static int draft_of(const struct tree_value *root)
 {
     static const struct {
@@ -354,6 +363,7 @@ static enum status read_space(struct schema *s)
     return OK;
 }
 
+/* The root's place depends on the style: an outermost object may have its own notation. */
 static enum status compile_root(struct schema *s, uint32_t *start)
 {
     if (!schema_is(s->root)) {
@@ -370,6 +380,7 @@ static enum status compile_root(struct schema *s, uint32_t *start)
     return st;
 }
 
+/* For schemas that stand inside of other documents (tags). */
 enum status schema_parse_at(struct compile *c, struct tree *tree, const struct tree_value *root,
                             uint32_t *start)
 {
@@ -384,6 +395,7 @@ enum status schema_parse_at(struct compile *c, struct tree *tree, const struct t
     return st;
 }
 
+/* The tree may grow to twice its size, because some keywords are expanded into others. */
 enum status schema_parse(struct compile *c, uint32_t *start)
 {
     struct tree tree = {0};

@@ -9,6 +9,7 @@
 
 enum { UNIQUE_MAX = 8 }; // values of an enum with unique items: every subset of them needs a state
 
+/* An array's items: leading ones by position, and all later ones. */
 struct array {
     struct schema *s;
     const struct set *set;
@@ -173,6 +174,7 @@ static uint32_t tail(struct array *a)
     return e;
 }
 
+/* Without contains and uniqueItems: a list with limits on its length. */
 static uint32_t plain(struct array *a)
 {
     struct exprs *x = a->s->x;
@@ -281,6 +283,7 @@ static enum status unique(struct array *a, uint32_t *e)
     return OK;
 }
 
+/* Combines the keywords of all members, then chooses the construction. */
 static enum status array_items(struct array *a, uint32_t *e)
 {
     for (uint32_t i = 0; i < a->set->n; i++) {
@@ -301,6 +304,7 @@ static enum status array_items(struct array *a, uint32_t *e)
     return OK;
 }
 
+/* Styles that write elements have no brackets. */
 enum status schema_array(struct schema *s, const struct set *set, uint32_t *e)
 {
     struct array a = {.s = s, .set = set, .hi = EXPR_INF};

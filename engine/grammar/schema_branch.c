@@ -63,6 +63,7 @@ static enum status check_one_of(struct schema *s, const struct set *set, uint32_
     return OK;
 }
 
+/* Each branch is compiled together with the rest of the set. */
 static enum status choose(struct schema *s, const struct set *set, uint32_t i,
                           enum member_flag done, const struct tree_value *list, uint32_t *e)
 {
@@ -88,6 +89,8 @@ static bool is_compared(const struct set *set)
     return false;
 }
 
+/* The first choice of the set; its flag marks it as done, so that the recursion goes on to
+ * the others. */
 enum status schema_branch(struct schema *s, const struct set *set, bool *chosen, uint32_t *e)
 {
     static const struct {

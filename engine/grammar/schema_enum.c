@@ -29,6 +29,7 @@ static bool is_in(struct exprs *x, uint32_t text, uint32_t of)
     return !x->failed && expr_is(x, of, XF_NULLABLE);
 }
 
+/* Numbers without a fraction are integers, whatever their spelling. */
 static uint32_t type_of(const struct tree_value *v)
 {
     struct decimal d;
@@ -64,6 +65,7 @@ static uint32_t number_text(struct exprs *x, const struct tree_value *v)
     return e;
 }
 
+/* As JSON, or bare where the style writes strings without quotes. */
 static uint32_t string_text(struct schema *s, const struct set *set, const struct tree_value *v)
 {
     struct exprs *x = s->x;
@@ -122,6 +124,7 @@ static const struct tree_value *as_schema(struct schema *s, const struct tree_va
     return ok ? o : NULL;
 }
 
+/* Values are checked against the rest of the set, which is compiled at most once per type. */
 struct candidates {
     struct schema *s;
     const struct set *set;
@@ -231,6 +234,7 @@ static enum status first_list(struct schema *s, const struct set *set,
     return OK;
 }
 
+/* Listed values that all other members of the set accept. */
 enum status schema_enum(struct schema *s, const struct set *set, uint32_t types, bool *found,
                         uint32_t *e)
 {

@@ -53,6 +53,7 @@ static const struct {
     {"uri", URI},
 };
 
+/* The pattern of a format, NULL for unknown ones, which are annotations. */
 const char *schema_format(const char *name, size_t n)
 {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {

@@ -27,6 +27,7 @@ static struct tree_value *with(struct schema *s, const char *keyword, const stru
     return put(s, o, keyword, v) ? o : NULL;
 }
 
+/* A new string node that refers to the schema's own text. */
 static struct tree_value *text(struct schema *s, const char *value, size_t n,
                                const struct tree_value *where)
 {
@@ -76,6 +77,7 @@ static bool all_scalars(const struct tree_value *list)
     return all;
 }
 
+/* not (A and B) is (not A) or (not B). */
 static const struct tree_value *negate_each(struct schema *s, const struct tree_value *list,
                                             const char *keyword, int depth)
 {
@@ -183,6 +185,7 @@ static const struct tree_value *negate_keyword(struct schema *s, const struct tr
     return NULL;
 }
 
+/* Keywords without effect on validity; they do not make a schema more than it is. */
 static bool is_annotation(const struct tree_value *v)
 {
     static const char *const names[] = {"title",    "description", "default", "examples",
@@ -250,6 +253,7 @@ static bool is_simple_not(const struct tree_value *v)
            (tree_is_string(&key, "enum") && all_scalars(k));
 }
 
+/* Values that a simple `not` excludes are removed one by one, which is exact and cheap. */
 bool schema_excluded(const struct set *set, const struct tree_value *value)
 {
     for (uint32_t i = 0; i < set->n; i++) {
@@ -269,6 +273,7 @@ bool schema_excluded(const struct set *set, const struct tree_value *value)
 
 /* ---- what a schema implies ---- */
 
+/* Other negations are expanded if every keyword inside can be negated. */
 static enum status imply_not(struct schema *s, const struct tree_value *schema,
                              struct tree_value *all)
 {
@@ -344,6 +349,7 @@ static enum status imply_dependents(struct schema *s, const struct tree_value *s
     return OK;
 }
 
+/* The expansion of a schema is a tree of its own, kept for the next time. */
 enum status schema_implied(struct schema *s, const struct tree_value *schema,
                            const struct tree_value **implied)
 {

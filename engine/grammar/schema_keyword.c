@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Errors name the place in the schema as a JSON pointer. */
 enum status schema_fail(struct schema *s, enum status st, const struct tree_value *at,
                         const char *fmt, ...)
 {
@@ -21,6 +22,7 @@ enum status schema_fail(struct schema *s, enum status st, const struct tree_valu
     return err_set(s->c->err, st, "%s: %s", path, text);
 }
 
+/* A keyword's value, which must be of this type. */
 enum status schema_typed(struct schema *s, const struct tree_value *schema, const char *keyword,
                          enum json_type type, const struct tree_value **value)
 {
@@ -32,6 +34,7 @@ enum status schema_typed(struct schema *s, const struct tree_value *schema, cons
     return OK;
 }
 
+/* A whole number that is not negative. A very large maximum means no limit. */
 enum status schema_count(struct schema *s, const struct tree_value *schema, const char *keyword,
                          bool *found, uint32_t *count)
 {
@@ -75,6 +78,8 @@ static const struct {
     {"dependentSchemas", 2019, 2020},
 };
 
+/* Unsupported keywords are refused, unless they have no effect; a named draft must have
+ * the keywords that are used. */
 enum status schema_check_keywords(struct schema *s, const struct tree_value *schema)
 {
     for (size_t i = 0; s->names_draft && i < sizeof of_drafts / sizeof *of_drafts; i++) {
@@ -118,6 +123,7 @@ static enum status one_type(struct schema *s, const struct tree_value *schema,
                        is_text ? name->text : json_type_name(name->type));
 }
 
+/* The types that all members allow. */
 enum status schema_types(struct schema *s, const struct set *set, uint32_t *types)
 {
     *types = T_ALL;

@@ -14,6 +14,7 @@
 
 enum { PATTERN_SETS_MAX = 64 }; // combinations of patterns that a name can match
 
+/* What the members of a set say about an object, collected before the node is built. */
 struct builder {
     struct schema *s;
     const struct set *set;
@@ -62,6 +63,7 @@ static void say(struct builder *b, uint32_t name, uint32_t member, const struct 
     b->first_said[name] = b->n_said;
 }
 
+/* A name may have schemas from several members; all apply. */
 static enum status add_names(struct builder *b, uint32_t member)
 {
     const struct tree_value *v;
@@ -75,6 +77,7 @@ static enum status add_names(struct builder *b, uint32_t member)
     return OK;
 }
 
+/* collect: adds the names; otherwise only marks which are required. */
 static enum status add_required(struct builder *b, const struct tree_value *schema, bool collect)
 {
     const struct tree_value *v = tree_get(schema, "required"), *no = tree_get(schema, "not");
@@ -102,6 +105,7 @@ static enum status add_required(struct builder *b, const struct tree_value *sche
     return OK;
 }
 
+/* patternProperties apply to declared names as well, if these match. */
 static enum status add_patterns(struct builder *b, const struct tree_value *schema, uint32_t member)
 {
     const struct tree_value *v;
@@ -122,6 +126,7 @@ static enum status add_patterns(struct builder *b, const struct tree_value *sche
     return OK;
 }
 
+/* propertyNames limits the names themselves. */
 static enum status add_name_schema(struct builder *b, struct member m)
 {
     const struct tree_value *v = tree_get(m.schema, "propertyNames");
@@ -220,6 +225,7 @@ static enum status add_all_names(struct builder *b)
     return st;
 }
 
+/* An object is closed unless something says that other names may occur; see open_objects. */
 static enum status read_members(struct builder *b)
 {
     bool named = false, said = b->s->c->source->open_objects;
@@ -323,6 +329,8 @@ static enum status value_set(struct builder *b, uint32_t name, const bool *match
     return OK;
 }
 
+/* The schema of a property's value: all that is said about its name, directly or by
+ * patterns. */
 static enum status value_of(struct builder *b, uint32_t name, const bool *matched, uint32_t *e)
 {
     struct set set = {0};
@@ -347,6 +355,7 @@ static enum status value_of(struct builder *b, uint32_t name, const bool *matche
     return st;
 }
 
+/* Properties in the order in which they were first mentioned. */
 static enum status add_properties(struct builder *b)
 {
     bool *matched = xcalloc(b->n_patterns + 1, 1);
@@ -427,6 +436,7 @@ static enum status add_others(struct builder *b, uint32_t names, uint32_t p, boo
     return OK;
 }
 
+/* Names that are not declared: the rest of each combination of patterns. */
 static enum status add_other_names(struct builder *b)
 {
     struct exprs *x = b->s->x;
@@ -489,6 +499,7 @@ static enum status lay_out(struct builder *b, uint32_t *open)
     return st;
 }
 
+/* An object whose limits cannot be met matches nothing. */
 static enum status build(struct builder *b, uint32_t *e)
 {
     struct exprs *x = b->s->x;

@@ -39,6 +39,7 @@ static size_t unescape(char *s, size_t n)
     return out;
 }
 
+/* An object's member or an array's item. */
 static const struct tree_value *child(const struct tree_value *v, const char *part, size_t n)
 {
     if (v->type == JSON_OBJECT) {
@@ -61,6 +62,7 @@ static const struct tree_value *child(const struct tree_value *v, const char *pa
     return c;
 }
 
+/* A JSON pointer; ~0, ~1 and percent escapes are decoded in place. */
 static const struct tree_value *follow_pointer(const struct tree_value *v, char *pointer, size_t n)
 {
     size_t at = 0;
@@ -138,6 +140,7 @@ static const struct tree_value *base_of(const struct schema *s, const struct tre
     return s->root;
 }
 
+/* Resolves by pointer, anchor or $id within the document. */
 enum status schema_resolve(struct schema *s, const struct tree_value *ref,
                            const struct tree_value **to)
 {

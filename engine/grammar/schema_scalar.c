@@ -22,6 +22,7 @@ static void put(struct contents *c, uint32_t e)
     c->v[c->n++] = e;
 }
 
+/* A pattern may match anywhere in the text, a format must match all of it. */
 static enum status add_regex(struct schema *s, const struct tree_value *schema, const char *text,
                              size_t n, bool search, struct contents *out)
 {
@@ -36,6 +37,7 @@ static enum status add_regex(struct schema *s, const struct tree_value *schema, 
     return OK;
 }
 
+/* minLength and maxLength count characters. */
 static enum status add_lengths(struct schema *s, const struct set *set, struct contents *out)
 {
     uint32_t lo = 0, hi = EXPR_INF;
@@ -77,6 +79,7 @@ static void add_excluded(struct schema *s, const struct set *set, struct content
     free(texts.v);
 }
 
+/* Everything that is said about a string's content, to be intersected. */
 static enum status gather_contents(struct schema *s, const struct set *set, struct contents *out)
 {
     for (uint32_t i = 0; i < set->n; i++) {
@@ -99,6 +102,7 @@ static enum status gather_contents(struct schema *s, const struct set *set, stru
     return OK;
 }
 
+/* The language of a string's content, over characters; escaping comes later. */
 enum status schema_content(struct schema *s, const struct set *set, uint32_t *e)
 {
     struct contents all = {0};
@@ -217,6 +221,7 @@ static enum status exclude_numbers(struct schema *s, const struct set *set, bool
     return OK;
 }
 
+/* Bounds of all members, then multipleOf, then values that are excluded. */
 enum status schema_number(struct schema *s, const struct set *set, bool whole, uint32_t *e)
 {
     struct number_bounds b = {0};

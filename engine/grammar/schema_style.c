@@ -42,6 +42,8 @@ uint32_t schema_style_content(struct schema *s, uint32_t content)
     return content;
 }
 
+/* Bare, in the style's quotes, or as JSON. With quotes of its own, a string may not
+ * contain them. */
 uint32_t schema_style_string(struct schema *s, const struct set *set, uint32_t content)
 {
     struct exprs *x = s->x;
@@ -100,6 +102,7 @@ static void read_list(const struct tree_value *list, struct reading *r)
     }
 }
 
+/* What a parameter may be, as far as its schema says without being compiled. */
 static enum status read_schema(struct schema *s, const struct tree_value *schema, int depth,
                                struct reading *r)
 {
@@ -132,6 +135,7 @@ static enum status read_schema(struct schema *s, const struct tree_value *schema
     return OK;
 }
 
+/* Whether a parameter's value is written bare, in quotes or as JSON. */
 enum status schema_style_place(struct schema *s, const struct tree_value *first, enum place *place)
 {
     struct reading text = {.type = "string"};

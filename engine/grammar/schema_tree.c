@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* A schema as a tree that keeps the text of numbers and the order of members, with a limit
+ * on its size. */
 #include "engine/grammar/schema_tree.h"
 
 #include "engine/base/json_scan.h"
@@ -11,6 +13,7 @@
 
 enum { ARENA_BYTES = 64 << 20 };
 
+/* Nodes are numbered; NULL beyond the limit. */
 struct tree_value *tree_new(struct tree *t, enum json_type type, const struct tree_value *where)
 {
     struct tree_value *v =
@@ -31,6 +34,7 @@ static void link_child(struct tree_value *parent, struct tree_value *v)
     parent->n++;
 }
 
+/* Puts a copy of v under a parent, with a key. */
 struct tree_value *tree_put(struct tree *t, struct tree_value *to, const char *key, size_t n_key,
                             const struct tree_value *v)
 {
@@ -71,6 +75,7 @@ static bool has_lone_surrogate(const char *s, size_t n)
     return false;
 }
 
+/* U+0000 is allowed; half of a surrogate pair is not, since no text could match it. */
 static enum status read_string(struct tree *t, const struct json_scan *sc, const char **text,
                                size_t *n, struct err *err)
 {
@@ -125,6 +130,7 @@ static enum status read_value(struct tree *t, struct json_scan *sc, enum json_to
     return OK;
 }
 
+/* Iterative, so the depth is limited by the scanner alone. */
 enum status tree_read(struct tree *t, const char *text, size_t n, int max_depth,
                       uint32_t max_values, struct err *err)
 {
@@ -176,6 +182,7 @@ void tree_deinit(struct tree *t)
 
 /* ---- access ---- */
 
+/* The last of equal keys, as in Python. */
 const struct tree_value *tree_get_n(const struct tree_value *object, const char *key, size_t n)
 {
     const struct tree_value *found = NULL;
@@ -208,6 +215,7 @@ static bool equal_numbers(const struct tree_value *a, const struct tree_value *b
     return a->n_text == b->n_text && memcmp(a->text, b->text, a->n_text) == 0;
 }
 
+/* Equality of JSON values: numbers by value, objects in any order. */
 bool tree_equal(const struct tree_value *a, const struct tree_value *b)
 {
     if (a->type != b->type || a->n != b->n) {
@@ -236,6 +244,7 @@ bool tree_equal(const struct tree_value *a, const struct tree_value *b)
     return true;
 }
 
+/* The path from the root, cut on the left if it is too long. */
 void tree_path(const struct tree_value *v, char *out, size_t n_bytes)
 {
     char text[256];

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Text of a grammar as bytes, in which names of special tokens become those tokens' marks. */
 #include "engine/grammar/spelling.h"
 
 #include "engine/base/optional.h"
@@ -6,6 +7,7 @@
 
 enum { SPELL_MAX_BYTES = 1 << 20 };
 
+/* A token that ends the text may not be named: it is allowed where the text may end. */
 enum status spell(const struct compile *c, const char *s, size_t n, struct buf *out)
 {
     for (size_t i = 0; i < n;) {

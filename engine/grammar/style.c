@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The ways in which model families write the arguments of a call. */
 #include "engine/grammar/style.h"
 
 #include <string.h>

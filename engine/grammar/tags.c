@@ -80,6 +80,7 @@ static void bar(struct tags *t, const struct tree_value *v, uint32_t *words)
     }
 }
 
+/* Text that contains none of the excluded words, of this format and of those around it. */
 static uint32_t free_text(struct tags *t, const struct bars *bars)
 {
     struct exprs *x = t->x;
@@ -98,6 +99,7 @@ static uint32_t free_text(struct tags *t, const struct bars *bars)
     return expr_clean(x, expr_and2(x, x->any_text, expr_not(x, has)));
 }
 
+/* Free text with limits on its words, its length and its beginning. */
 static enum status any_text(struct tags *t, const struct tree_value *node, const struct bars *bars,
                             uint32_t *e)
 {
@@ -156,6 +158,8 @@ struct dispatch {
     bool at_least; // at least one, and immediately
 };
 
+/* Free text with any number of tags in it. The text may not contain a trigger, since a
+ * trigger begins a tag. */
 static uint32_t dispatched(struct tags *t, const struct dispatch *d, const struct bars *bars)
 {
     struct exprs *x = t->x;
@@ -174,6 +178,7 @@ static uint32_t dispatched(struct tags *t, const struct dispatch *d, const struc
     return expr_seq(x, more, text);
 }
 
+/* Whether a tag begins with the trigger, as text or as a token. */
 static bool begins_with(const struct tree_value *begin, const struct tree_value *trigger)
 {
     const struct tree_value *name = begin;
@@ -187,6 +192,7 @@ static bool begins_with(const struct tree_value *begin, const struct tree_value 
            memcmp(trigger->text, name->text, trigger->n_text) == 0;
 }
 
+/* One of the tags; with triggers, each must begin with one. */
 static enum status tag_list(struct tags *t, const struct tree_value *node,
                             const struct tree_value *triggers, uint32_t *e)
 {
@@ -211,6 +217,7 @@ static enum status tag_list(struct tags *t, const struct tree_value *node,
     return tags_fail(t, ERR_INVALID, tags, "there must be a tag");
 }
 
+/* xgrammar's triggered_tags, by words or by tokens. */
 static enum status triggered(struct tags *t, const struct tree_value *node, const struct bars *bars,
                              uint32_t *e)
 {
@@ -268,6 +275,7 @@ static enum status dispatch(struct tags *t, const struct tree_value *node, const
     return OK;
 }
 
+/* Tags with a separator between them, and no other text. */
 static enum status separated(struct tags *t, const struct tree_value *node, const struct bars *bars,
                              uint32_t *e)
 {
@@ -292,6 +300,7 @@ static enum status separated(struct tags *t, const struct tree_value *node, cons
 
 /* ---- containers ---- */
 
+/* The content may not contain the end, or the tag would end early. */
 static enum status tag(struct tags *t, const struct tree_value *node, const struct bars *bars,
                        uint32_t *e)
 {
@@ -317,6 +326,7 @@ static enum status tag(struct tags *t, const struct tree_value *node, const stru
     return OK;
 }
 
+/* A sequence, or alternatives. */
 static enum status elements(struct tags *t, const struct tree_value *node, const struct bars *bars,
                             uint32_t *e)
 {
@@ -341,6 +351,7 @@ static enum status elements(struct tags *t, const struct tree_value *node, const
     return st;
 }
 
+/* optional, star, plus, repeat; max -1: no limit. */
 static enum status repeated(struct tags *t, const struct tree_value *node, const struct bars *bars,
                             uint32_t *e)
 {
@@ -485,6 +496,7 @@ static enum status nested(struct tags *t, const struct tree_value *node, const s
 
 /* ---- dispatch by type ---- */
 
+/* Formats by name; an unknown type is an error that names it. */
 enum status tags_format(struct tags *t, const struct tree_value *node, const struct bars *bars,
                         uint32_t *e)
 {
@@ -559,6 +571,7 @@ static enum status structures(struct tags *t, const struct tree_value *root, uin
     return OK;
 }
 
+/* The older form has "structures" and triggers at the root. */
 static enum status parse(struct tags *t, uint32_t *start)
 {
     const struct tree_value *root = t->tree->root;

@@ -44,6 +44,8 @@ static void tell_apart(struct byte_set *set)
     }
 }
 
+/* Marks bytes that have a meaning inside a string as different from others, once per
+ * grammar. */
 static uint32_t make(struct exprs *x, uint32_t a, uint32_t where)
 {
     if (a == EXPR_NONE) {
@@ -73,6 +75,7 @@ static int hex_digit(uint8_t c)
     return -1;
 }
 
+/* After a backslash. */
 static uint32_t derive_escape(struct exprs *x, uint32_t a, uint8_t byte)
 {
     if (byte == 'u') {
@@ -109,6 +112,7 @@ static int next_any(uint32_t where, int digit)
     }
 }
 
+/* \uXXXX in a free string: only surrogates must be followed in detail. */
 static uint32_t derive_any(struct exprs *x, uint32_t a, uint32_t where, uint8_t byte)
 {
     if (where == T_LOW_ESCAPE || where == T_LOW_U) {
@@ -162,6 +166,8 @@ static bool can_end(struct exprs *x, uint32_t a, uint32_t where)
             expr_derive(x, a, '/') != EXPR_NONE);
 }
 
+/* One byte of the string's inside: a quote ends it if the content may end, a backslash
+ * begins an escape, control characters are not allowed. */
 uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte)
 {
     uint32_t a = x->v[e].a, where = x->v[e].b, to;
@@ -193,6 +199,7 @@ uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte)
     return to;
 }
 
+/* First bytes of a text: those of its content, and quote and backslash. */
 void text_first(struct exprs *x, uint32_t e, const struct byte_set *inside, struct byte_set *out)
 {
     if (x->v[e].b != T_PLAIN) {
@@ -213,6 +220,7 @@ uint32_t text_clean(struct exprs *x, uint32_t e)
     return make(x, expr_clean(x, x->v[e].a), where);
 }
 
+/* The text as this library writes it: short escapes where JSON has them. */
 uint32_t text_literal(struct exprs *x, const char *s, size_t n)
 {
     uint32_t e = EXPR_EMPTY;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Vocabularies for masks: a trie over the bytes of all tokens, in pre-order, so that a
+ * subtree is a range. */
 #include "engine/grammar/vocab.h"
 
 #include "engine/base/mem.h"
@@ -11,12 +13,14 @@
 
 enum { TOKEN_MAX = 60000 };
 
+/* A token while the trie is built. */
 struct sorted {
     const char *s;
     uint32_t n;
     int32_t id;
 };
 
+/* In the order of the trie; equal tokens by id, so that one node has a list of ids. */
 static int by_bytes(const void *p, const void *q)
 {
     const struct sorted *a = p, *b = q;
@@ -92,6 +96,7 @@ static void keep_name(struct grammar_vocab *v, int32_t id, const struct grammar_
     v->names[v->n_special++] = name;
 }
 
+/* The longest name of a special token at this place; -1 if there is none. */
 int32_t vocab_special(const struct grammar_vocab *v, const char *s, size_t n, size_t *n_name,
                       bool *is_end)
 {
@@ -110,6 +115,7 @@ int32_t vocab_special(const struct grammar_vocab *v, const char *s, size_t n, si
 
 /* ---- all of them ---- */
 
+/* Limits that later code relies on: lengths fit their types. */
 static enum status check_sizes(struct grammar_vocab *v, const struct grammar_token *tokens,
                                const int32_t *end_ids, size_t *total, struct err *err)
 {
@@ -137,6 +143,7 @@ static enum status check_sizes(struct grammar_vocab *v, const struct grammar_tok
     return OK;
 }
 
+/* Collects tokens with text, and marks for special ones. */
 static enum status fill(struct grammar_vocab *v, const struct grammar_token *tokens,
                         const int32_t *end_ids, struct err *err)
 {
@@ -175,6 +182,7 @@ static enum status fill(struct grammar_vocab *v, const struct grammar_token *tok
     return OK;
 }
 
+/* Everything is immutable afterwards and may be shared by threads. */
 enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids,
                                const int32_t *end_ids, size_t n_end_ids, struct grammar_vocab **out,
                                struct err *err)
@@ -207,6 +215,7 @@ enum status grammar_vocab_make(const struct grammar_token *tokens, int32_t n_ids
     return OK;
 }
 
+/* The bytes of each token come from the tokenizer; ids beyond its vocabulary have none. */
 enum status grammar_vocab_open(const struct tokenizer *tok, int32_t n_ids, const int32_t *end_ids,
                                size_t n_end_ids, struct grammar_vocab **out, struct err *err)
 {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Splits forced text into tokens as the tokenizer would, so that drafts equal what the
+ * model would write. */
 #include "engine/grammar/vocab_split.h"
 #include "engine/base/minmax.h"
 
@@ -28,6 +30,8 @@ static int32_t longest(const struct grammar_vocab *v, const char *bytes, size_t 
     return found;
 }
 
+/* The longest token at each place: for marks, without a tokenizer, and where the
+ * tokenizer's own split does not give the text back. */
 static size_t split_longest(const struct grammar_vocab *v, const char *bytes, size_t n,
                             int32_t *ids, size_t max)
 {
@@ -84,6 +88,7 @@ static size_t split_text(const struct grammar_vocab *v, const char *bytes, size_
     return count;
 }
 
+/* Marks of special tokens separate texts, which are split on their own. */
 size_t vocab_split(const struct grammar_vocab *v, const char *bytes, size_t n, int32_t *ids,
                    size_t max)
 {

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* What a vocabulary can do inside a JSON string, computed once for all grammars: tokens
+ * that stay inside, by their number of characters, and tokens that close the string, by
+ * the text after the quote. */
 #include "engine/grammar/vocab_text.h"
 
 #include "engine/base/mem.h"
@@ -23,6 +26,7 @@ struct walk {
     uint32_t *before;  // characters before the second one's end, by depth
 };
 
+/* The walk's values at each depth of the trie. */
 static void walk_init(struct walk *w, const struct grammar_vocab *v, struct exprs *x,
                       struct rules *rules)
 {
@@ -48,6 +52,8 @@ static void walk_deinit(struct walk *w)
     automaton_deinit(&w->a);
 }
 
+/* Counts characters of the content: an escape is one, a byte that continues a character
+ * none. */
 static void count(struct walk *w, const struct vocab_node *node)
 {
     uint32_t d = node->depth;
@@ -72,6 +78,7 @@ static void put(struct text_token **list, uint32_t *n, uint32_t *cap, uint32_t c
 
 /* ---- tokens that close the string ---- */
 
+/* A token that closes the string. */
 struct closing {
     const char *tail;
     uint32_t n, chars;
@@ -96,6 +103,7 @@ static void put_closing(const struct grammar_vocab *v, uint32_t at, uint32_t cha
     }
 }
 
+/* Tokens with equal tails become neighbours. */
 static int by_tail(const void *p, const void *q)
 {
     const struct closing *a = p, *b = q;
@@ -106,6 +114,7 @@ static int by_tail(const void *p, const void *q)
     return c != 0 ? c : (a->id > b->id) - (a->id < b->id);
 }
 
+/* Tails as a trie in pre-order, with the tokens of each. */
 static void make_tails(struct text_tails *t, uint32_t max_depth, struct closings *c)
 {
     uint32_t *open = xcalloc(max_depth + 1, sizeof *open), depth = 0, cap = 0;
@@ -142,6 +151,7 @@ static void make_tails(struct text_tails *t, uint32_t max_depth, struct closings
     free(open);
 }
 
+/* Languages for which tokens are collected. */
 enum language {
     FREE,
     COUNTED,
@@ -235,6 +245,7 @@ static uint32_t *words_of(const struct grammar_vocab *v, const struct text_token
     return words;
 }
 
+/* Masks for each small limit are made from the sorted lists. */
 struct vocab_text *vocab_text_make(const struct grammar_vocab *v)
 {
     struct vocab_text *t = xcalloc(1, sizeof *t);

@@ -16,7 +16,7 @@ struct text_token {
     int32_t id;
 };
 
-/* Tokens that close the string, as a trie of what they have behind the quote: these tails are few,
+/* Tokens that close the string, as a trie of what they have after the quote: these tails are few,
  * whatever the tokens begin with. In the order of a walk; the root is the empty tail. */
 struct text_tails {
     struct text_tail {

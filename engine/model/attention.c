@@ -137,6 +137,8 @@ static enum status load_qk_norms(struct loader *l, int32_t layer, struct layer_w
     return part_vector(l, k, ".weight", each ? hd : lc->n_kv_heads * hd, &w->k_norm);
 }
 
+/* The output projection is cut by columns: each rank has the inputs that its heads
+ * produce, and ranks add up their results. */
 static enum status load_o(struct loader *l, int32_t layer, int64_t head_out,
                           struct layer_weights *w)
 {
@@ -154,6 +156,7 @@ static enum status load_o(struct loader *l, int32_t layer, int64_t head_out,
     return part_linear(l, &st, l->options->dtype, &w->o);
 }
 
+/* Each rank has the sinks of its own heads. */
 static enum status load_sinks(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     if (!l->c->sinks) {
@@ -286,6 +289,7 @@ static enum status load_kv_scales(struct loader *l, int32_t layer, struct layer_
     return OK;
 }
 
+/* Layers without a KV cache of their own (kv < 0) have no attention here. */
 enum status load_attention(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     if (l->c->layers[layer].kv < 0) {

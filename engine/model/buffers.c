@@ -121,6 +121,8 @@ static int32_t plan_buffers(struct model *m, int32_t max_rows, int32_t max_out,
 
 enum { MAX_BUFFERS = 31 }; // upper bound of the rows that plan_buffers fills, which are at most 30
 
+/* An upper bound for planning memory before anything is allocated; 256 bytes of alignment
+ * for each buffer. */
 size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_out)
 {
     struct model copy = *m;
@@ -134,6 +136,7 @@ size_t model_setup_bytes(const struct model *m, int32_t max_rows, int32_t max_ou
     return total;
 }
 
+/* Allocates the activations once, for the largest pass; a pass then allocates nothing. */
 enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, struct tensor logits,
                         struct tensor logits_local)
 {
@@ -164,6 +167,8 @@ enum status model_setup(struct model *m, int32_t max_rows, int32_t max_out, stru
     return OK;
 }
 
+/* What each layer keeps in the cache: heads of this rank, or MLA's latent, which all heads
+ * share. Layers that read another one's keys keep none. */
 void model_kv_layers(const struct model *m, struct kv_layer *layers)
 {
     const struct model_config *c = m->config;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Checks a checkpoint's weights while it is opened: values that are NaN or infinite, and
+ * checksums if the folder has them. */
 #include "engine/model/check.h"
 
 #include "engine/base/file.h"
@@ -25,6 +27,7 @@ enum {
     MAX_THREADS = 8,
 };
 
+/* How much is read: nothing, samples of every tensor, or all. */
 enum check_depth check_depth_of(const char *name)
 {
     if (name && strcmp(name, "off") == 0) {
@@ -127,6 +130,7 @@ static bool is_finite(const struct block_format *f, const unsigned char *block)
     return good;
 }
 
+/* A block's scale decides whether its values are finite, so only scales are looked at. */
 static enum status check_blocks(const struct checkpoint_tensor *t, int32_t n_pieces, bool full,
                                 struct err *err)
 {
@@ -187,6 +191,7 @@ struct sums {
     _Atomic size_t next;
 };
 
+/* A thread takes the next file until there is none. */
 static void *hash_files(void *arg)
 {
     struct sums *s = arg;
@@ -201,6 +206,7 @@ static void *hash_files(void *arg)
     return NULL;
 }
 
+/* As many threads as processors, the caller among them. */
 static void hash_all(struct sums *s)
 {
     pthread_t threads[MAX_THREADS];
@@ -271,6 +277,8 @@ static enum status check_sums(const struct checkpoint *ck, const char *path, con
     return st;
 }
 
+/* The number of samples per tensor shrinks with the number of tensors, so that opening
+ * takes about the same time for all models. */
 enum status checkpoint_check_weights(const struct checkpoint *ck, const char *dir,
                                      enum check_depth depth, struct err *err)
 {

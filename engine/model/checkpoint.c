@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Checkpoints: tensors by name from safetensors files or a GGUF file, mapped into memory.
+ * Everything that a file says about itself is checked before it is used. */
 #include "engine/model/checkpoint.h"
 
 #include "engine/base/file.h"
@@ -25,6 +27,8 @@ struct shard {
     struct file_map map;
 };
 
+/* The files stay mapped; tensors point into them. Names are found by a hash table of
+ * indices. */
 struct checkpoint {
     char *dir;
     char *where;       // see checkpoint_where
@@ -167,6 +171,7 @@ static enum status bad(const struct shard *s, const char *tensor, const char *wh
     return err_set(err, ERR_FORMAT, "%s: tensor %s: %s", s->path, tensor, why);
 }
 
+/* A tensor's entry in a file's header, while it is read. */
 struct entry {
     char dtype[16];
     int32_t n_dims;
@@ -272,6 +277,7 @@ static int by_data(const void *a, const void *b)
     return x->data < y->data ? -1 : x->data > y->data;
 }
 
+/* Two tensors that share bytes are a sign of a broken or malicious file. */
 static enum status check_overlap(const struct checkpoint *ck, size_t first, const struct shard *s,
                                  struct err *err)
 {
@@ -424,6 +430,7 @@ static enum status check_gguf(const char *path, struct err *err)
     return OK;
 }
 
+/* For a quick check before the engine loads: the files exist that the index names. */
 enum status checkpoint_check(const char *dir, struct err *err)
 {
     if (gguf_is(dir)) {
@@ -463,6 +470,7 @@ static enum status open_gguf(struct checkpoint *ck, const char *path, struct err
     return checkpoint_gguf_read(ck->gguf, &ck->tensors, &ck->n_tensors, err);
 }
 
+/* A folder or a GGUF file; both give the same list of tensors. */
 enum status checkpoint_open(const char *dir, struct checkpoint **out, struct err *err)
 {
     struct checkpoint *ck = xcalloc(1, sizeof *ck);
@@ -523,6 +531,7 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *ck, con
     return i >= 0 ? &ck->tensors[i] : NULL;
 }
 
+/* Towers of other modalities are not loaded, so their tensors are not reported as unused. */
 bool checkpoint_is_tower(const char *name)
 {
     static const char *const towers[] = {"visual",
@@ -550,6 +559,7 @@ bool checkpoint_is_tower(const char *name)
     return false;
 }
 
+/* The i-th file of the checkpoint, for checksums. */
 bool checkpoint_file(const struct checkpoint *ck, size_t i, struct checkpoint_file *out)
 {
     struct file_map map;

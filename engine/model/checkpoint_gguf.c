@@ -102,6 +102,7 @@ static bool parse(const char *name, struct parsed *out)
     return true;
 }
 
+/* The member of tensor_names that this GGUF name stands for, if the family has it. */
 static const struct role *find_role(const struct parsed *p, const struct tensor_names *names,
                                     const char **theirs)
 {
@@ -223,6 +224,8 @@ static enum status take(struct list *list, const struct gguf_tensor *g,
     return OK;
 }
 
+/* GGUF's names become those of a Hugging Face checkpoint, so that the loader needs no
+ * second set. */
 enum status checkpoint_gguf_read(const struct gguf *g, struct checkpoint_tensor **out, size_t *n,
                                  struct err *err)
 {

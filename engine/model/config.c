@@ -80,6 +80,7 @@ static const char *dtype_name(const struct json *j)
     return json_get_string(j, "torch_dtype");
 }
 
+/* The dtype may stand in the outer config, with or without "torch.". */
 static enum status read_dtype(const struct json *root, const struct json *j, struct model_config *c,
                               struct err *err)
 {
@@ -293,6 +294,7 @@ static void read_tied(const struct json *root, struct model_config *c)
     c->untied = !json_get_bool(root, key, true);
 }
 
+/* A number or a list of them; ids outside of the vocabulary and repeated ones are dropped. */
 static void add_eos(struct model_config *c, const struct json *node)
 {
     int64_t v;
@@ -521,6 +523,7 @@ static void drop_infinity(char *text, size_t n)
     }
 }
 
+/* Python writes infinite numbers as Infinity, which is no JSON; they are removed first. */
 enum status model_config_parse(const char *path, struct json **root, struct err *err)
 {
     char *text;
@@ -540,6 +543,8 @@ enum status model_config_load(const char *dir, struct model_config *c, struct er
     return model_config_load_over(dir, NULL, c, err);
 }
 
+/* Overrides are applied before anything is read, so they are checked like the file's own
+ * values. */
 enum status model_config_load_over(const char *dir, const char *overrides, struct model_config *c,
                                    struct err *err)
 {

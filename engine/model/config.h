@@ -47,7 +47,7 @@ struct layer_config {
 /* Where norms stand around a sub-layer: f(norm(x)), norm(f(norm(x))), norm(f(x)). */
 enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
 
-/* Sigmoid gates of the heads' outputs: for each element, in q's tensor behind each head's queries,
+/* Sigmoid gates of the heads' outputs: for each element, in q's tensor after each head's queries,
  * or one for each head, a tensor of its own (MLA without q_lora). */
 enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_WIDE, ATTN_GATE_HEADS };
 
@@ -57,7 +57,7 @@ struct head_config {
     enum head_kind kind;      // HEAD_NONE: this is a model of its own
     int32_t index;            // MTP: which of the modules that draft one after the other
     int32_t module;           // MTP: the layer that a checkpoint counts it as
-    struct hidden_layers fed; // EAGLE-3: the target's layers behind which states are taken
+    struct hidden_layers fed; // EAGLE-3: the target's layers after which states are taken
     int32_t target_hidden;    // width of those
     int32_t n_ids;            // EAGLE-3: ids that it knows, of the target's
     bool norm_before_residual;
@@ -70,9 +70,10 @@ struct model_config {
     bool dtype_is_set; // else config.json does not say it, and model_stored_dtype does
 
     int32_t n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, max_pos;
-    int32_t n_draft_layers; // that a checkpoint has behind its last layer, for drafts: not loaded
+    int32_t n_draft_layers; // that a checkpoint has after its last layer, for drafts: not loaded
     struct layer_config layers[MAX_LAYERS];
-    /* While it is read: the family's, behind layer_types, for what follows from them; or NULL. */
+    /* While it is read: the family's, called after layer_types is read, for what follows from them;
+     * or NULL. */
     enum status (*read_layers)(const struct json *j, struct model_config *c, struct err *err);
     int32_t n_kv_layers, n_state_layers;
     int32_t last_store; // the last layer that has keys and values, or a state, of its own
@@ -169,7 +170,7 @@ enum experts_form {
 };
 
 /* A name without ".weight"; NULL: the family has no such tensor. "%d" is the expert, or in
- * q_norm and k_norm the head; layer names go behind "model.layers.N.". */
+ * q_norm and k_norm the head; layer names follow "model.layers.N.". */
 struct tensor_names {
     const char *embed, *final_norm, *head;
     const char *attn_norm, *attn_post_norm, *ffn_norm, *ffn_post_norm;

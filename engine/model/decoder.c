@@ -354,6 +354,8 @@ static enum status make_inputs(struct flow *f)
     return f->ops->norm(f->be, &join);
 }
 
+/* One pass. The flow carries what is pending between sub-layers, so that a norm, an
+ * addition and a reduction can be one op. */
 enum status model_forward(struct model *m, const struct pass_shape *shape,
                           struct model_outputs want)
 {

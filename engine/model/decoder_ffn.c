@@ -61,6 +61,7 @@ static struct mlp_args mlp_of(const struct flow *f, const struct weight *gate_up
     };
 }
 
+/* A pending norm is fused with the first product. */
 static enum status mlp(struct flow *f, const struct mlp_args *a)
 {
     if (f->m->config->ffn_gate_scale != 0.0f) {
@@ -253,6 +254,7 @@ static enum status mlp_and_experts(struct flow *f, int32_t layer, struct tensor 
     return flow_finish_delta(f, NULL, w->ffn_post_norm);
 }
 
+/* An MLP, experts, or both; the result stays pending in delta. */
 enum status decoder_ffn(struct flow *f, int32_t layer, struct tensor in)
 {
     struct model *m = f->m;

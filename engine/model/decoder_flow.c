@@ -2,6 +2,8 @@
 /* What a pass carries from one sub-layer to the next: x, and the delta not yet added to it. */
 #include "engine/model/decoder.h"
 
+/* Adds the pending delta to x and norms the sum, in one op. Without a norm the input is x
+ * itself. */
 enum status flow_join_norm(struct flow *f, const struct weight *weight, const struct weight *bias,
                            bool once, struct tensor *input)
 {
@@ -61,6 +63,8 @@ enum status flow_own_norm(struct flow *f, struct tensor in, const struct weight 
     return f->ops->norm(f->be, &a);
 }
 
+/* Leaves a sub-layer's result pending. Ranks' partial results are reduced here only if a
+ * norm of their own needs the sum at once. */
 enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
                               const struct weight *post_norm)
 {
@@ -85,6 +89,7 @@ enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
     return flow_own_norm(f, m->delta, post_norm, m->delta);
 }
 
+/* Where the next norm can add up partial sums, the product need not; NULL if it must. */
 struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *post_norm)
 {
     struct model *m = f->m;

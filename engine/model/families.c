@@ -24,6 +24,7 @@ const struct family *family_find(const char *model_type)
     return NULL;
 }
 
+/* Names for error messages, cut where the buffer ends. */
 void family_list(char *out, size_t n_bytes)
 {
     static const char rest[] = ", ...";

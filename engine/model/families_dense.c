@@ -161,6 +161,7 @@ static enum status read_cohere2(const struct json *j, struct model_config *c, st
     return OK;
 }
 
+/* Granite scales embeddings, residuals, attention and logits by constants of the config. */
 enum status family_granite(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_llama(j, c, err));
@@ -175,6 +176,7 @@ enum status family_granite(const struct json *j, struct model_config *c, struct 
     return OK;
 }
 
+/* Layers without rope may have a window; the others see the whole context. */
 static enum status read_smollm3(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_llama(j, c, err));
@@ -190,6 +192,7 @@ static enum status read_smollm3(const struct json *j, struct model_config *c, st
     return OK;
 }
 
+/* LayerNorm with biases, and an MLP without a gate. */
 static enum status read_starcoder2(const struct json *j, struct model_config *c, struct err *err)
 {
     (void)err;

@@ -54,6 +54,9 @@ static enum status refuse_two_ways(const struct json *j, struct err *err)
     return OK;
 }
 
+/* What Gemmas have in common: weights of norms are stored minus 1, and embeddings are
+ * scaled by the root of the width, rounded to the model's type. Later ones change some of
+ * it. */
 static enum status read_gemma(const struct json *j, struct model_config *c, struct err *err)
 {
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
@@ -70,6 +73,7 @@ static enum status read_gemma(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
+/* The first Gemma has norms before sub-layers only, and no soft caps. */
 static enum status read_gemma1(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_gemma(j, c, err));
@@ -89,6 +93,7 @@ static enum status read_gemma2(const struct json *j, struct model_config *c, str
     return OK;
 }
 
+/* Windows in all but every sixth layer, with a rope of their own. */
 static enum status read_gemma3(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_gemma(j, c, err));
@@ -218,6 +223,8 @@ static enum status read_gemma4_layers(const struct json *j, struct model_config 
     return OK;
 }
 
+/* Gemma 4 has norms on queries, keys and values, and a scale per layer; sizes may differ
+ * between layers. */
 static enum status read_gemma4(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_gemma(j, c, err));

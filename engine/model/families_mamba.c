@@ -196,6 +196,7 @@ static enum status read_granite_hybrid(const struct json *j, struct model_config
     return OK;
 }
 
+/* Half of each attention head is rotated. */
 static enum status read_bamba(const struct json *j, struct model_config *c, struct err *err)
 {
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);
@@ -275,6 +276,7 @@ static bool set_kind(struct layer_config *l, char letter)
     return l->no_ffn || letter == 'E' || letter == '-';
 }
 
+/* Kinds of layers as letters, as in Nemotron's pattern. */
 static char letter_of(const char *word)
 {
     static const struct {
@@ -382,6 +384,8 @@ static enum status read_lfm2_layers(const struct json *j, struct model_config *c
     return attention_at(j, "full_attn_idxs", c, err);
 }
 
+/* The MLP may have two thirds of the width that the config gives, times a factor, rounded
+ * up to a multiple. */
 static enum status read_lfm2(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(read_lfm2_layers(j, c, err));

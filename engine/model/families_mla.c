@@ -19,6 +19,8 @@ static const struct tensor_names deepseek_names = {BASE_NAMES,
                                                    .kv_a_norm = "self_attn.kv_a_layernorm",
                                                    .kv_b = "self_attn.kv_b_proj"};
 
+/* Latent attention: ranks of the projections, and the parts of a head with and without
+ * positions. YaRN's temperature goes into attn_scale, squared, as it applies to q and k. */
 enum status family_mla(const struct json *j, struct model_config *c, struct err *err)
 {
     int64_t kv_lora = json_get_int(j, "kv_lora_rank", 0);

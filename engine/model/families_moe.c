@@ -143,6 +143,8 @@ static enum status read_qwen3_moe(const struct json *j, struct model_config *c, 
     return OK;
 }
 
+/* Softmax over the picked experts, a clamped SwiGLU, biases everywhere, and attention
+ * sinks. */
 static enum status read_gpt_oss(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_experts(j, "num_local_experts", "intermediate_size", c, err));
@@ -157,6 +159,8 @@ static enum status read_gpt_oss(const struct json *j, struct model_config *c, st
     return OK;
 }
 
+/* Sigmoid scores with a correction that only decides the picks; norms over the whole width
+ * of q and k. */
 static enum status read_minimax_m2(const struct json *j, struct model_config *c, struct err *err)
 {
     TRY(family_experts(j, "num_local_experts", "intermediate_size", c, err));
@@ -314,6 +318,7 @@ static enum status llama4_experts(const struct json *j, struct model_config *c, 
     return OK;
 }
 
+/* Dense layers and experts differ in width, and q and k are normed after their rotation. */
 static enum status read_llama4(const struct json *j, struct model_config *c, struct err *err)
 {
     c->q_bias = c->o_bias = json_get_bool(j, "attention_bias", false);

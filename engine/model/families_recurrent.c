@@ -149,6 +149,7 @@ static enum status read_qwen3_next(const struct json *j, struct model_config *c,
     return OK;
 }
 
+/* Kimi's delta attention: keys and values of equal size, a decay per channel. */
 static void set_kda(struct model_config *c)
 {
     struct state_layer *g = &c->state.layer;

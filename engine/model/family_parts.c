@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Parts that several families share: reading sizes, windows, experts and their routing. */
 #include "engine/model/family_parts.h"
 
 #include "engine/base/json.h"
@@ -84,6 +85,7 @@ enum status family_exaone_attention(const struct json *j, struct model_config *c
     return OK;
 }
 
+/* The list has 1 for layers with rope; without it every n-th layer has none. */
 enum status family_no_rope_layers(const struct json *j, struct model_config *c, struct err *err)
 {
     const struct json *list = json_get(j, "no_rope_layers"), *item = json_first(list);
@@ -103,6 +105,7 @@ enum status family_no_rope_layers(const struct json *j, struct model_config *c, 
     return OK;
 }
 
+/* Sizes from a config are limited before anything is computed from them. */
 enum status family_positive(const char *key, int64_t v, int64_t max, struct err *err)
 {
     if (v < 1 || v > max) {
@@ -171,6 +174,7 @@ enum status family_shared_experts(const struct json *j, const char *key, struct 
     return OK;
 }
 
+/* Groups must divide the experts evenly. */
 enum status family_routing(const struct json *j, struct model_config *c, struct err *err)
 {
     c->routed_scale = (float)json_get_number(j, "routed_scaling_factor", 1.0);
@@ -184,6 +188,8 @@ enum status family_routing(const struct json *j, struct model_config *c, struct 
     return OK;
 }
 
+/* DeepSeek V3's routing: sigmoid scores, a correction for the picks, and weights that are
+ * normalised. */
 enum status family_routing_v3(const struct json *j, struct model_config *c, struct err *err)
 {
     c->scoring = MOE_SIGMOID;
@@ -199,6 +205,7 @@ enum status family_routing_v3(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
+/* The first layers are dense, then every freq-th has experts. */
 enum status family_every_freq(const struct json *j, struct model_config *c, struct err *err)
 {
     int64_t dense = json_get_int(j, "first_k_dense_replace", 0);
@@ -210,6 +217,7 @@ enum status family_every_freq(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
+/* mlp_layer_types wins over the number of dense layers. */
 enum status family_dense_layers(const struct json *j, int64_t n_dense, struct model_config *c,
                                 struct err *err)
 {

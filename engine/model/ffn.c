@@ -84,6 +84,8 @@ struct experts {
     int64_t n_out, n_in;
 };
 
+/* Experts as one quantised tensor, or one tensor of all; some checkpoints store it
+ * transposed. */
 static enum status open_experts(struct loader *l, const char *base, int64_t n_out, int64_t n_in,
                                 struct experts *out)
 {
@@ -378,6 +380,7 @@ static enum status load_moe(struct loader *l, int32_t layer, struct layer_weight
     return OK;
 }
 
+/* A layer without a feed-forward half has none of its weights. */
 enum status load_ffn(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     const struct model_config *c = l->c;

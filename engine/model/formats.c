@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Quantised weight formats of checkpoints: which tensors a module has, their shapes, and
+ * how they become a weight_codec. Nothing is converted; a codec says where each number
+ * lies. */
 #include "engine/model/formats.h"
 
 #include <math.h>
@@ -9,6 +12,7 @@ enum { MAX_NAME = 320 };
 
 /* ---- looking for tensors ------------------------------------------------------------------ */
 
+/* A tensor that was looked up counts as used. */
 const struct checkpoint_tensor *module_tensor(const struct module *m, const char *suffix)
 {
     char name[MAX_NAME];
@@ -69,6 +73,7 @@ static void print_dims(char *out, size_t n_bytes, int32_t n, const int64_t *dims
     }
 }
 
+/* The message has both shapes and the format that needs one of them. */
 static enum status need_dims(const struct module *m, const struct checkpoint_tensor *t, int32_t n,
                              const int64_t *dims)
 {
@@ -228,6 +233,8 @@ static enum status read_groups(const struct module *m, const char *suffix, int64
 
 /* ---- a whole number or a small float each ------------------------------------------------- */
 
+/* One value per byte; read_scales finds out from their shape how many values share a
+ * scale. */
 static enum status read_whole(const struct module *m, enum dtype dtype, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values, *scales;
@@ -343,6 +350,7 @@ static enum status read_groupwise(const struct module *m, enum dtype dtype,
     return OK;
 }
 
+/* AWQ packs eight outputs into a word, in an order of its own. */
 static enum status read_awq(const struct module *m, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values;
@@ -354,6 +362,8 @@ static enum status read_awq(const struct module *m, struct weight_codec *out)
     return read_groupwise(m, DT_U4, PACK_WORDS_AWQ, out);
 }
 
+/* GPTQ packs inputs into words, so its matrices lie transposed; g_idx may give inputs
+ * other groups. */
 static enum status read_gptq(const struct module *m, struct weight_codec *out)
 {
     const struct checkpoint_tensor *values;
@@ -504,6 +514,7 @@ const struct module_format *format_find(const char *name)
     return NULL;
 }
 
+/* Whether the module's values are stored in a quantised type. */
 bool module_is_quantised(const struct module *m, const struct checkpoint_tensor **which)
 {
     for (size_t i = 0; i < N_FORMATS; i++) {

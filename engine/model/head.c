@@ -30,6 +30,7 @@ static bool is_copy(const struct loader *l, const char *own, const char *targets
     return !x || (y && x->n_bytes == y->n_bytes && memcmp(x->data, y->data, x->n_bytes) == 0);
 }
 
+/* A draft head's output projection over its own vocabulary is not sharded. */
 static enum status own_head(struct loader *l, const char *base, int64_t n_rows)
 {
     struct stack head = {.pieces = {{base, n_rows, 0, n_rows}},
@@ -82,7 +83,7 @@ struct module_names {
     const char *fc, *embed_norm, *hidden_norm, *norm, *embed, *head;
 };
 
-/* Two layouts are in use: the module under "mtp.", or as one more layer behind the model's. */
+/* Two layouts are in use: the module under "mtp.", or as one more layer after the model's. */
 static enum status load_mtp(struct loader *l)
 {
     static const struct module_names outside = {
@@ -244,6 +245,7 @@ static enum status load_eagle3_ends(struct loader *l)
     return share_head(l);
 }
 
+/* EAGLE-3 checkpoints name their only layer in two ways. */
 static enum status load_eagle3(struct loader *l)
 {
     snprintf(l->layer_name, sizeof l->layer_name, "midlayer.");

@@ -27,6 +27,7 @@ static const struct layer_config *pattern(const struct model_config *target)
     return NULL;
 }
 
+/* A module has the shape of one of the target's layers. */
 enum status head_config_mtp(const struct model_config *target, int32_t index,
                             struct model_config *out, struct err *err)
 {
@@ -53,6 +54,7 @@ enum status head_config_mtp(const struct model_config *target, int32_t index,
 
 /* ---- EAGLE-3 ------------------------------------------------------------------------------ */
 
+/* Variants of EAGLE-3 that compute something else are refused. */
 static enum status refuse_variant(const struct json *j, struct err *err)
 {
     static const char *const keys[] = {"norm_before_fc", "fc_norm", "norm_output"};

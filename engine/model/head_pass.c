@@ -39,6 +39,8 @@ static enum status store(const struct model *head, struct tensor x, int32_t n_ro
     return head->be->ops->hidden_store(head->be, &a);
 }
 
+/* The head's input: its token's embedding and the target's state, each normed, side by
+ * side. */
 enum status head_enter(struct model *m, int32_t n_rows, struct tensor *input)
 {
     const struct model_config *c = m->config;
@@ -68,6 +70,7 @@ enum status head_leave(struct model *m, struct tensor x, struct tensor normed, i
     return store(m, m->config->head.kind == HEAD_EAGLE3 ? x : normed, n_out, true);
 }
 
+/* How many layers of the target feed its head; a pass counts down from it. */
 int32_t head_feeds(const struct model *target)
 {
     const struct model *head = target->drafter;
@@ -89,6 +92,8 @@ int32_t head_row_width(const struct model *target)
     return width;
 }
 
+/* Called after each layer of the target. EAGLE-3 projects several states and adds them up;
+ * the last one completes them. */
 enum status head_feed(struct model *target, int32_t layer, struct tensor x, int32_t n_rows,
                       bool *fed)
 {

@@ -315,6 +315,7 @@ static enum status refuse(const char *where, const struct key *k, struct err *er
     return err_set(err, ERR_FORMAT, "%s%s must be %s%s", where, k->name, kinds[k->kind], range);
 }
 
+/* Absent and null values are fine; the readers have defaults for them. */
 static enum status check(const struct json *object, const char *where, const struct key *keys,
                          size_t n, struct err *err)
 {
@@ -354,6 +355,7 @@ static enum status check_scaling(const struct json *rope, const char *where, str
     return OK;
 }
 
+/* Some configs have one rope for each kind of layer. */
 static enum status check_rope(const struct json *rope, const char *name, struct err *err)
 {
     char where[64];
@@ -365,6 +367,7 @@ static enum status check_rope(const struct json *rope, const char *name, struct 
     return check_scaling(json_get(rope, "sliding_attention"), where, err);
 }
 
+/* Both names of the rope's parameters are checked, although only one is read. */
 enum status model_keys_check(const struct json *config, struct err *err)
 {
     TRY(CHECK(config, "config.json: ", config_keys, err));

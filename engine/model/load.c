@@ -46,6 +46,7 @@ static enum status load_layer_input(struct loader *l, int32_t layer, struct laye
     return layer_norm(l, c->names->input_post_norm, layer, false, &w->input_post_norm, NULL);
 }
 
+/* A factor of the layer's output; dummy weights have 1. */
 static enum status load_layer_scale(struct loader *l, int32_t layer, struct layer_weights *w)
 {
     struct weight_part scale;
@@ -139,6 +140,7 @@ static enum status load_ends(struct loader *l)
     return part_linear(l, &head, l->options->dtype, &m->head);
 }
 
+/* Tables of angles are made on the device from these frequencies. */
 enum status model_open_ropes(struct model *m, struct err *err)
 {
     const struct model_config *c = m->config;
@@ -162,6 +164,7 @@ static bool layer_divides(const struct model_config *c, int32_t layer, int32_t n
             (replicated ? n_ranks % l->n_kv_heads == 0 : l->n_kv_heads % n_ranks == 0));
 }
 
+/* Whether this many ranks can share the model: every sharded size must be divisible. */
 enum status model_shard_of(const struct model_config *c, int32_t rank, int32_t n_ranks,
                            struct model_shard *out, struct err *err)
 {
@@ -291,6 +294,8 @@ static enum status load_weights(struct loader *l)
     return OK;
 }
 
+/* Loads everything in a fixed order; at the end tensors that were not used are reported,
+ * since an unused one may be a wrong name. */
 enum status model_load(const struct model_load_options *options, struct backend *be,
                        struct model *out, struct err *err)
 {

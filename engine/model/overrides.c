@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* --hf-overrides: a JSON object that replaces members of the config. */
 #include "engine/model/overrides.h"
 
 #include <string.h>

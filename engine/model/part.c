@@ -38,6 +38,8 @@ static const char *named(const struct loader *l, const char *name, char room[NAM
     return room;
 }
 
+/* Checkpoints differ in the prefixes of their names; the form found at the start applies
+ * to all. */
 static void full_name(const struct loader *l, const char *base, char out[NAME_BYTES])
 {
     char room[NAME_BYTES];
@@ -86,6 +88,8 @@ enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise)
     return otherwise;
 }
 
+/* The config's word counts unless the files contradict it: a head that differs from the
+ * embedding is used, and one that is missing is the embedding. */
 bool part_head_is_tied(struct loader *l)
 {
     char name[NAME_BYTES];
@@ -141,6 +145,8 @@ static enum purpose purpose_of(const struct loader *l, const char *name)
     return OF_THE_MODEL;
 }
 
+/* Tensors that nothing used, by what they are for. Those of the model itself are a
+ * warning: something may be missing. */
 void part_report_unused(const struct loader *l)
 {
     size_t n, unused[N_PURPOSES] = {0};
@@ -192,6 +198,7 @@ bool part_exists(const struct loader *l, const char *base)
     return l->quant && l->options->checkpoint && module_is_quantised(&m, &values);
 }
 
+/* Marks tensors as used that are deliberately not loaded. */
 void part_pass_over(struct loader *l, const char *base)
 {
     char full[NAME_BYTES];
@@ -212,6 +219,7 @@ bool part_has(const struct loader *l, const char *name)
     return part_find(l, name) != NULL;
 }
 
+/* The form of names under which a tensor is found that every model has. */
 void part_find_form(struct loader *l)
 {
     const struct tensor_names *names = l->c->names;
@@ -310,6 +318,7 @@ enum status part_of(struct loader *l, const char *name, const int64_t *dims, int
     return OK;
 }
 
+/* A scale of one element; 0 if there is none. */
 enum status part_number(struct loader *l, const char *name, float *out)
 {
     *out = 0.0f;
@@ -353,6 +362,7 @@ static enum status read_quantised(struct loader *l, const char *base, int64_t n_
     return OK;
 }
 
+/* A matrix, quantised or plain. */
 enum status part_matrix(struct loader *l, const char *base, int64_t n_out, int64_t n_in,
                         struct weight_part *out)
 {
@@ -384,6 +394,7 @@ void part_requantise(struct loader *l, struct weight_part *p)
     }
 }
 
+/* Says what can be done about a model that does not fit. */
 static enum status say_too_large(struct err *err)
 {
     const struct err first = *err;
@@ -395,6 +406,8 @@ static enum status say_too_large(struct err *err)
         first.text);
 }
 
+/* Every weight passes here on its way to the backend. The seed gives each dummy weight
+ * other values. */
 enum status part_open(struct loader *l, struct weight_desc *d, const struct weight **out)
 {
     struct weight *w;
@@ -422,6 +435,7 @@ void part_dummy_vector(struct loader *l, struct weight_part *p, bool one)
     }
 }
 
+/* Vectors are f32 on every backend. */
 enum status part_open_vector(struct loader *l, const char *name, const struct weight_part *p,
                              const struct weight **out)
 {
@@ -491,6 +505,8 @@ static enum status join_biases(struct loader *l, const struct piece *pieces, int
     return OK;
 }
 
+/* Pieces of one weight, such as q, k and v, are cut by rows; a tensor that several pieces
+ * come from is read once. */
 static enum status join_pieces(struct loader *l, const struct stack *s, const struct piece *pieces,
                                struct weight_part *parts)
 {
@@ -508,6 +524,7 @@ static enum status join_pieces(struct loader *l, const struct stack *s, const st
     return OK;
 }
 
+/* The pieces become one weight, so that one product computes all of them. */
 enum status part_linear(struct loader *l, const struct stack *s, enum dtype dtype,
                         const struct weight **out)
 {

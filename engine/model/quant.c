@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* How a checkpoint is quantised: rules from its config, applied to modules by name. */
 #include "engine/model/quant.h"
 
 #include "engine/base/file.h"
@@ -140,6 +141,8 @@ const char *quant_kv_cache(const struct quant *q)
     return NULL;
 }
 
+/* A module that is stored quantised must have a rule; guessing its format could give wrong
+ * numbers. */
 enum status quant_read(const struct quant *q, struct module *m, const char *other,
                        struct weight_part *out, bool *found)
 {

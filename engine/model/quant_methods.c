@@ -407,6 +407,7 @@ static enum status read_modelopt_layers(const struct json *j, struct quant_rules
     return OK;
 }
 
+/* Mixed precision has an algorithm for each layer. */
 static enum status read_modelopt(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     const char *algo = json_get_string(j, "quant_algo");

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Rules that map names of modules to formats; the first one that fits applies. */
 #include "engine/model/quant_rules.h"
 
 #include "engine/base/mem.h"
@@ -72,6 +73,7 @@ static bool has_part(const char *name, const char *text)
     return false;
 }
 
+/* A glob that fits a parent fits the module, too. */
 static bool fits_glob(const char *name, const char *glob)
 {
     char begin[512];
@@ -101,6 +103,7 @@ static bool fits(const struct rule *rule, const char *name)
     return false;
 }
 
+/* `other` is a second name of the same module. Without a rule a module stays plain. */
 const struct quant_scheme *quant_rules_find(const struct quant_rules *r, const char *name,
                                             const char *other)
 {

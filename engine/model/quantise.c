@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Writes a quantised copy of a model folder: shard by shard, with the config that other
+ * programs expect. */
 #include "engine/model/quantise.h"
 
 #include "engine/base/file.h"
@@ -41,6 +43,7 @@ struct output {
     size_t width, n_bytes, offset; // width: bytes per element
 };
 
+/* The whole job. Which shard a tensor goes to is decided before any is written. */
 struct job {
     const struct checkpoint_tensor *tensors;
     size_t n_tensors;
@@ -258,6 +261,7 @@ static bool put_at(FILE *f, size_t at, const void *data, size_t n_bytes)
     return fseeko(f, (off_t)at, SEEK_SET) == 0 && fwrite(data, 1, n_bytes, f) == n_bytes;
 }
 
+/* Rows of packed numbers end at the width of a storage word, so they are padded. */
 static bool put_packed(FILE *f, size_t at, const struct weight_part *p, const struct output *o)
 {
     const size_t from = (size_t)(p->n_cols + 1) / 2, to = (size_t)o->dims[1] * o->width;
@@ -499,6 +503,7 @@ static enum status write_config(const struct job *j, const char *dir)
     return st;
 }
 
+/* Everything is checked before the folder is made. */
 static enum status write_all_files(struct job *j, const char *dir)
 {
     TRY(check_tensors(j));
@@ -515,6 +520,7 @@ static enum status write_all_files(struct job *j, const char *dir)
     return write_config(j, dir);
 }
 
+/* Quantising what is quantised already would lose twice. */
 static enum status check_source(const char *dir, struct err *err)
 {
     struct quant *quant;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The files of a quantised folder other than weights. */
 #include "engine/model/quantise_files.h"
 
 #include "engine/base/file.h"
@@ -41,6 +42,7 @@ enum status quantise_write_text(const char *out, const char *name, const struct 
     return OK;
 }
 
+/* The folder must be new or empty, so that nothing is overwritten. */
 enum status quantise_make_folder(const char *out, struct err *err)
 {
     if (mkdir(out, 0777) == 0) {
@@ -72,6 +74,7 @@ static bool ends_with(const char *name, const char *end)
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
+/* Weights are written anew and the config is changed; everything else is copied. */
 static bool is_copied(const char *name)
 {
     static const char *const weights[] = {".safetensors", ".safetensors.index.json",

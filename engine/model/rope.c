@@ -10,6 +10,7 @@
 
 static const double PI = 3.14159265358979323846;
 
+/* What a config says about one rope. */
 struct rope_input {
     const struct json *params, *config;
     double theta, factor;
@@ -45,6 +46,7 @@ static enum status read_default(const struct rope_input *in, struct rope_config 
     return OK;
 }
 
+/* Positions are divided by the factor, which is the same as dividing the frequencies. */
 static enum status read_linear(const struct rope_input *in, struct rope_config *out,
                                struct err *err)
 {
@@ -168,6 +170,7 @@ static enum status read_yarn(const struct rope_input *in, struct rope_config *ou
     return OK;
 }
 
+/* longrope has a factor for each pair, in two lists: for short and for long contexts. */
 static enum status read_factors(const struct rope_input *in, const char *key, float *inv_freq,
                                 struct err *err)
 {
@@ -225,6 +228,7 @@ static enum status read_proportional(const struct rope_input *in, struct rope_co
     return OK;
 }
 
+/* By the name in "rope_type". */
 static const struct rope_row {
     const char *name;
     enum status (*read)(const struct rope_input *in, struct rope_config *out, struct err *err);
@@ -236,6 +240,7 @@ static const struct rope_row {
     {"su", read_longrope, false, false},     {"proportional", read_proportional, false, true},
 };
 
+/* The older key wins if it has any members, since files with both are converted ones. */
 const struct json *rope_params(const struct json *config)
 {
     const struct json *older = json_get(config, "rope_scaling");

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Waiting sequences by their front: the longest cached prefix of each. A hash table finds
+ * those that a new block extends, and a heap the one that should be next. */
 #include "engine/schedule/fronts.h"
 
 #include "engine/base/assert.h"
@@ -9,6 +11,7 @@
 
 /* ---- the heap ----------------------------------------------------------------------------- */
 
+/* Priority first, then the longer cached prefix, then the order of arrival. */
 static bool is_better(const struct sequence *a, const struct sequence *b)
 {
     if (a->priority != b->priority) {
@@ -57,6 +60,7 @@ static void heap_fix(struct fronts *f, int32_t at)
     heap_down(f, f->heap[at]->front.heap_at);
 }
 
+/* The last one takes the gap, and may have to move either way. */
 static void heap_remove(struct fronts *f, int32_t at)
 {
     struct sequence *last = f->heap[--f->n_heap];
@@ -69,6 +73,7 @@ static void heap_remove(struct fronts *f, int32_t at)
 
 /* ---- filing ------------------------------------------------------------------------------- */
 
+/* Under the block that the sequence lacks next, so that its completion finds the sequence. */
 static void file(struct fronts *f, struct sequence *seq)
 {
     int32_t room[MAX_BLOCK_TOKENS];
@@ -88,6 +93,7 @@ static void file(struct fronts *f, struct sequence *seq)
     f->buckets[front->bucket] = seq;
 }
 
+/* The list is doubly linked, so this needs no search. */
 static void unfile(struct fronts *f, struct sequence *seq)
 {
     struct sequence_front *front = &seq->front;
@@ -105,6 +111,7 @@ static void unfile(struct fronts *f, struct sequence *seq)
     front->bucket = -1;
 }
 
+/* When the front grows, the sequence waits for another block and may move up in the heap. */
 static void set_front(struct fronts *f, struct sequence *seq, int32_t n_blocks, uint64_t chain)
 {
     unfile(f, seq);
@@ -143,6 +150,7 @@ static void on_valid(void *arg, int32_t block)
     }
 }
 
+/* The cache calls back when a block becomes valid. */
 void fronts_init(struct fronts *f, struct holdings *h, int32_t max_sequences)
 {
     *f = (struct fronts){.holdings = h, .n_buckets = 64};
@@ -162,6 +170,7 @@ void fronts_deinit(struct fronts *f)
     *f = (struct fronts){0};
 }
 
+/* A new sequence's front may already be long. */
 void fronts_add(struct fronts *f, struct sequence *seq)
 {
     struct cached_front found = holdings_match(f->holdings, seq);

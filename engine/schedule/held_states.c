@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Recurrent states of sequences: which boundaries get a snapshot, and when it is copied
+ * into or out of a lane. Nothing happens here for models without such layers. */
 #include "engine/schedule/holdings.h"
 
 #include "engine/base/assert.h"
@@ -14,6 +16,8 @@ void held_states_gone(struct holdings *h, int32_t block)
     }
 }
 
+/* A state's block is a multiple of the cache's, so that a snapshot belongs to exactly one
+ * block. */
 void held_states_init(struct holdings *h)
 {
     struct held_states *hs = &h->states;
@@ -113,6 +117,8 @@ static bool is_wanted(const struct holdings *h, const struct sequence *seq, int3
 
 /* ---- begin -------------------------------------------------------------------------------- */
 
+/* The longest matched front that has a snapshot at its end; rows after it are computed
+ * again. */
 void held_states_find(const struct holdings *h, struct cached_front *front)
 {
     const struct held_states *hs = &h->states;
@@ -130,6 +136,8 @@ void held_states_find(const struct holdings *h, struct cached_front *front)
     front->n_blocks = 0;
 }
 
+/* The node that ends at a boundary, so that a snapshot taken there later is filed under
+ * it. */
 void held_states_mark(struct holdings *h, const struct sequence *seq, int32_t i, int32_t node)
 {
     struct held_states *hs = &h->states;
@@ -153,6 +161,8 @@ static void learn_way(struct holdings *h, const struct cached_front *front)
     }
 }
 
+/* A restored sequence begins at a snapshot, which is copied into its lane. Where the cache
+ * knew more than could be restored, a snapshot is wanted. */
 void held_states_begin(struct holdings *h, struct sequence *seq, const struct cached_front *front)
 {
     struct held_states *hs = &h->states;
@@ -173,6 +183,7 @@ void held_states_begin(struct holdings *h, struct sequence *seq, const struct ca
     }
 }
 
+/* The same prefix, so the same marks. */
 void held_states_fork(struct holdings *h, const struct sequence *seq, const struct sequence *leader)
 {
     const struct held_states *hs = &h->states;
@@ -206,6 +217,8 @@ static bool has_record(const struct holdings *h, const struct sequence *seq, int
     return seq->n_computed < last_boundary(&h->states, n_sure) + kept * h->states.block;
 }
 
+/* Boundaries that this plan's rows pass are kept by the pass itself; the lane still has
+ * the last one. */
 void held_states_publish(struct holdings *h, struct plan *p, const struct plan_entry *entry)
 {
     struct held_states *hs = &h->states;
@@ -234,6 +247,8 @@ void held_states_publish(struct holdings *h, struct plan *p, const struct plan_e
     }
 }
 
+/* The host has learnt that tokens up to n_sure stand, so a boundary before them may be
+ * kept. */
 void held_states_reached(struct holdings *h, const struct sequence *seq, int32_t n_sure,
                          int32_t before)
 {
@@ -257,6 +272,7 @@ void held_states_leave(struct holdings *h, const struct sequence *seq, int32_t n
 
 /* ---- report to the plan ------------------------------------------------------------------- */
 
+/* The slot is released with the copy: later copies of the same plan come after it. */
 static void tell(struct holdings *h, struct plan *p, const struct pending_state *x, bool out)
 {
     int32_t slot = h->limits->max_lanes + x->slot;
@@ -292,6 +308,7 @@ void held_states_settle(struct holdings *h)
     }
 }
 
+/* A state that was on its way to this lane is not copied. */
 void held_states_drop(struct holdings *h, const struct sequence *seq)
 {
     struct held_states *hs = &h->states;
@@ -304,6 +321,7 @@ void held_states_drop(struct holdings *h, const struct sequence *seq)
     }
 }
 
+/* For tests: every slot is held as often as something refers to it. */
 void held_states_check(const struct holdings *h)
 {
     const struct held_states *hs = &h->states;

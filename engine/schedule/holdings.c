@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* What sequences hold: a lane, blocks of the cache, and with recurrent layers the states
+ * in them. The only file that changes blocks of a sequence; it tells the plan what the
+ * backend has to do for it. */
 #include "engine/schedule/holdings.h"
 
 #include "engine/base/assert.h"
@@ -15,6 +18,7 @@ static void on_gone(void *arg, int32_t block)
     held_states_gone(h, block);
 }
 
+/* Everything for the most sequences, so that planning allocates nothing. */
 void holdings_init(struct holdings *h, const struct scheduler_limits *limits)
 {
     *h = (struct holdings){.limits = limits};
@@ -66,6 +70,8 @@ int32_t holdings_available(const struct holdings *h)
     return kv_pool_available(&h->pool);
 }
 
+/* A block is reclaimed when all of its holders are among these sequences, so references
+ * are counted against those that the pool knows. */
 int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, int32_t n)
 {
     int32_t n_blocks = 0;
@@ -86,6 +92,7 @@ int32_t holdings_reclaimable(struct holdings *h, struct sequence *const *seqs, i
 
 /* ---- the cache ---------------------------------------------------------------------------- */
 
+/* A block may lie across prompt and answer; then it is copied into `room`. */
 const int32_t *holdings_block_tokens(const struct holdings *h, const struct sequence *seq,
                                      int32_t i, int32_t room[MAX_BLOCK_TOKENS])
 {
@@ -191,6 +198,8 @@ static bool produces(const struct holdings *h, const struct sequence *seq, int32
     return (n->state == NODE_PENDING || n->state == NODE_AGAIN) && n->producer == seq->index;
 }
 
+/* Called when a plan is complete: blocks that its rows fill may be found from now on,
+ * because later steps run after it. */
 void holdings_publish(struct holdings *h, struct plan *p)
 {
     int32_t size = h->limits->block_tokens;
@@ -245,6 +254,7 @@ static void take_lane(struct holdings *h, struct sequence *seq)
                                                  // already have
 }
 
+/* Idle blocks of a front are not free any more once it is taken, so they count as needed. */
 int32_t holdings_idle_among(const struct holdings *h, const struct cached_front *front)
 {
     int32_t n = 0;
@@ -254,6 +264,7 @@ int32_t holdings_idle_among(const struct holdings *h, const struct cached_front 
     return n;
 }
 
+/* Held while room is made, so that they are not reused for it. */
 void holdings_keep_front(struct holdings *h, const struct cached_front *front)
 {
     for (int32_t i = 0; i < front->n_blocks; i++) {
@@ -264,6 +275,7 @@ void holdings_keep_front(struct holdings *h, const struct cached_front *front)
     }
 }
 
+/* From the end, so that the beginning of a prefix stays longest. */
 void holdings_drop_front(struct holdings *h, const struct cached_front *front)
 {
     for (int32_t i = front->n_blocks - 1; i >= 0; i--) {
@@ -309,6 +321,8 @@ static void fill_table(struct holdings *h, struct sequence *seq, const struct ca
     }
 }
 
+/* The sequence gets a lane and its table: cached blocks, then new ones. Its chain goes on
+ * from the last cached block. */
 void holdings_begin(struct holdings *h, struct plan *p, struct sequence *seq,
                     const struct cached_front *front)
 {
@@ -337,6 +351,7 @@ bool holdings_can_fork(const struct holdings *h, const struct sequence *leader)
     return h->n_free_lanes > 0 && holdings_available(h) >= ends_inside_block(h, leader);
 }
 
+/* Full blocks are shared. The last one is copied, because both sequences will write to it. */
 void holdings_fork(struct holdings *h, struct plan *p, struct sequence *seq,
                    const struct sequence *leader)
 {
@@ -368,6 +383,7 @@ int32_t holdings_missing(const struct holdings *h, const struct sequence *seq, i
     return holdings_blocks_for(h, n_tokens) - seq->n_blocks;
 }
 
+/* Blocks for rows that come next. */
 void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int32_t n_blocks)
 {
     int32_t *blocks = holdings_blocks(h, seq);
@@ -379,6 +395,7 @@ void holdings_grow(struct holdings *h, struct plan *p, struct sequence *seq, int
 
 /* ---- leave -------------------------------------------------------------------------------- */
 
+/* Blocks that nobody will finish are forgotten, so that nobody waits for them. */
 static void drop_blocks(struct holdings *h, struct sequence *seq)
 {
     const int32_t *blocks = holdings_blocks(h, seq);
@@ -420,6 +437,7 @@ static int32_t pending_fork_of(const struct holdings *h, const struct sequence *
     return -1;
 }
 
+/* Copies that were not told yet go with the sequence. */
 static void drop_pending(struct holdings *h, const struct sequence *seq)
 {
     int32_t fork = pending_fork_of(h, seq);
@@ -429,6 +447,7 @@ static void drop_pending(struct holdings *h, const struct sequence *seq)
     held_states_drop(h, seq);
 }
 
+/* A fork with recurrent layers copies the whole state of the lane, too. */
 static void tell_fork(const struct holdings *h, struct plan *p, const struct pending_fork *f)
 {
     if (f->has_copy) {
@@ -440,6 +459,8 @@ static void tell_fork(const struct holdings *h, struct plan *p, const struct pen
     }
 }
 
+/* Copies are told a plan after the fork, when the rows that they copy have been stored.
+ * The order is: out of lanes, forks, into lanes. */
 void holdings_tell_copies(struct holdings *h, struct plan *p)
 {
     int32_t n = 0;
@@ -470,6 +491,8 @@ void holdings_leave(struct holdings *h, struct sequence *seq)
 
 /* ---- the draft models' KV ----------------------------------------------------------------- */
 
+/* Rows of the draft models' caches that this sequence has to compute: those in shared
+ * blocks may be computed by another one. */
 int32_t holdings_draft_rows(struct holdings *h, struct sequence *seq, int32_t end)
 {
     const int32_t *blocks = holdings_blocks(h, seq);
@@ -493,6 +516,7 @@ int32_t holdings_draft_rows(struct holdings *h, struct sequence *seq, int32_t en
     return end - seq->draft_computed;
 }
 
+/* Blocks whose draft KV is complete are marked, for all that share them. */
 void holdings_draft_fed(struct holdings *h, struct sequence *seq, int32_t end)
 {
     if (seq->lane < 0) {
@@ -511,6 +535,7 @@ void holdings_draft_fed(struct holdings *h, struct sequence *seq, int32_t end)
 
 /* ---- checks ------------------------------------------------------------------------------- */
 
+/* For tests: counts of references, lanes and marks agree with the sequences. */
 void holdings_check(const struct holdings *h, const struct sequence *order)
 {
     const struct scheduler_limits *l = h->limits;

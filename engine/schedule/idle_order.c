@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The order in which idle blocks are reused: by level, then by age. Rings by level and by
+ * user, with one head each; block ids are the links. */
 #include "engine/schedule/idle_order.h"
 
 #include "engine/base/assert.h"
@@ -8,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Rings of blocks; the heads are at indices from n_blocks on. */
 static struct idle_link *rings(int32_t n_blocks, int32_t n_heads)
 {
     struct idle_link *l = xcalloc((size_t)n_blocks + (size_t)n_heads, sizeof *l);
@@ -59,6 +62,8 @@ void idle_order_deinit(struct idle_order *o)
 
 /* ---- list membership ------------------------------------------------------------------------ */
 
+/* A user's ring has its ordinary blocks, which are the ones that a smaller share releases.
+ * Kept ones count, too. */
 static void unlist(struct idle_order *o, int32_t block)
 {
     int level = o->listed[block], user = o->user[block];
@@ -94,6 +99,8 @@ static void trim(struct idle_order *o, int32_t user)
     }
 }
 
+/* At the young end of its level. If its user has more than its share, the oldest of that
+ * user become released. */
 void idle_order_add(struct idle_order *o, int32_t block)
 {
     ASSERT(!idle_order_has(o, block));
@@ -102,6 +109,7 @@ void idle_order_add(struct idle_order *o, int32_t block)
     trim(o, o->user[block]);
 }
 
+/* Released blocks that are used again become ordinary. */
 void idle_order_remove(struct idle_order *o, int32_t block)
 {
     ASSERT(idle_order_has(o, block));
@@ -119,6 +127,7 @@ void idle_order_forget(struct idle_order *o, int32_t block)
     o->user[block] = 0;
 }
 
+/* No level below `lowest` has blocks, so the search only goes up. */
 int32_t idle_order_first(struct idle_order *o)
 {
     ASSERT(o->n > 0);
@@ -130,6 +139,7 @@ int32_t idle_order_first(struct idle_order *o)
 
 /* ---- levels of blocks ----------------------------------------------------------------------- */
 
+/* A block in a ring moves; one that is held only notes its level. */
 static void set_level(struct idle_order *o, int32_t block, int level, bool first)
 {
     o->level[block] = (uint8_t)level;
@@ -178,6 +188,7 @@ int32_t idle_order_older(const struct idle_order *o, int32_t block)
 
 /* ---- checks --------------------------------------------------------------------------------- */
 
+/* For tests: rings are consistent, and all counts are right. */
 void idle_order_check(const struct idle_order *o)
 {
     int32_t n = 0, n_ordinary = 0, of_users[IDLE_USERS] = {0};

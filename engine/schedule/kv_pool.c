@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Blocks: free, held (with a count), or idle, which means cached and held by nobody. Idle
+ * blocks are reused when no free ones are left. */
 #include "engine/schedule/kv_pool.h"
 
 #include "engine/base/assert.h"
@@ -31,6 +33,8 @@ void kv_pool_deinit(struct kv_pool *p)
     *p = (struct kv_pool){0};
 }
 
+/* Free blocks first, then the idle one that is least worth keeping, whose cache entry is
+ * forgotten. */
 int32_t kv_pool_alloc(struct kv_pool *p)
 {
     int32_t block;
@@ -48,6 +52,7 @@ int32_t kv_pool_alloc(struct kv_pool *p)
     return block;
 }
 
+/* A cached block that is idle becomes held again. */
 void kv_pool_retain(struct kv_pool *p, int32_t block)
 {
     if (p->refs[block] == 0) {
@@ -57,6 +62,7 @@ void kv_pool_retain(struct kv_pool *p, int32_t block)
     p->refs[block]++;
 }
 
+/* The last release makes a cached block idle and another one free. */
 void kv_pool_release(struct kv_pool *p, int32_t block)
 {
     ASSERT(p->refs[block] > 0);
@@ -70,6 +76,7 @@ void kv_pool_release(struct kv_pool *p, int32_t block)
     }
 }
 
+/* An idle block that leaves the cache is free. */
 void kv_pool_set_cached(struct kv_pool *p, int32_t block, bool cached)
 {
     if (p->cached[block] && !cached && p->refs[block] == 0) {
@@ -82,6 +89,7 @@ void kv_pool_set_cached(struct kv_pool *p, int32_t block, bool cached)
     }
 }
 
+/* Every block is in exactly one of the three states. For tests and the simulation. */
 void kv_pool_check(const struct kv_pool *p)
 {
     int32_t held = 0, idle = 0;

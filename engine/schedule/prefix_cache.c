@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The prefix cache: a hash table from (parent block, tokens) to block. A block's identity
+ * is its parent's uid and its own tokens, so a chain of them identifies a prefix without
+ * storing it. */
 #include "engine/schedule/prefix_cache.h"
 
 #include "engine/base/assert.h"
@@ -8,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* From the table; whoever depends on the block is told. */
 static void unlink_node(struct prefix_cache *c, int32_t block)
 {
     struct prefix_node *n = &c->nodes[block];
@@ -55,6 +59,8 @@ void prefix_cache_deinit(struct prefix_cache *c)
     *c = (struct prefix_cache){0};
 }
 
+/* A salt's chains begin at a root of its own. Only the last few salts are remembered; a
+ * root that was replaced gets a new uid, so its blocks are never found again. */
 uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt)
 {
     if (!salt || salt[0] == '\0') {
@@ -81,6 +87,7 @@ uint64_t prefix_cache_root(struct prefix_cache *c, const char *salt)
     return c->roots[oldest].uid;
 }
 
+/* A key of 0 makes all hashes equal, for tests of what happens then. */
 uint64_t prefix_cache_hash(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens)
 {
     if (c->key == 0) {
@@ -89,6 +96,7 @@ uint64_t prefix_cache_hash(const struct prefix_cache *c, uint64_t parent, const 
     return hash_bytes(tokens, (size_t)c->block_tokens * sizeof *tokens, c->key ^ hash_mix(parent));
 }
 
+/* The hash only selects candidates; parent and tokens are compared in full. */
 int32_t prefix_cache_find(const struct prefix_cache *c, uint64_t parent, const int32_t *tokens)
 {
     uint64_t hash = prefix_cache_hash(c, parent, tokens);
@@ -110,6 +118,7 @@ static void tell_if_valid(const struct prefix_cache *c, int32_t block)
     }
 }
 
+/* `state` says whether the block's KV is computed or a producer is still at it. */
 uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t parent,
                              const int32_t *tokens, enum node_state state, int32_t producer)
 {
@@ -131,6 +140,7 @@ uint64_t prefix_cache_insert(struct prefix_cache *c, int32_t block, uint64_t par
     return n->uid;
 }
 
+/* The block's KV is computed now, so others may use it. */
 void prefix_cache_validate(struct prefix_cache *c, int32_t block)
 {
     ASSERT(c->nodes[block].state != NODE_NONE);

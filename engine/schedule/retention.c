@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Which idle blocks are kept longer: hints of requests, and the share of the cache that
+ * each owner may have. */
 #include "engine/schedule/retention.h"
 
 #include "engine/base/assert.h"
@@ -10,6 +12,7 @@
 
 enum { LOOK_NS = 1000000000 }; // chosen: keeps expire with a precision of a second
 
+/* keeper: -1, or the owner whose hint keeps the block, until until_ns. */
 void retention_init(struct retention *r, struct idle_order *idle)
 {
     size_t n = (size_t)idle->n_blocks;
@@ -35,6 +38,7 @@ static bool is_vacant(const struct retention *r, int32_t i)
     return r->owners[i].n_blocks == 0 && r->owners[i].n_kept == 0;
 }
 
+/* 0 if there is no free place: such an owner has no share of its own. */
 static int32_t place_of(const struct retention *r, uint64_t id)
 {
     int32_t vacant = 0;
@@ -49,6 +53,7 @@ static int32_t place_of(const struct retention *r, uint64_t id)
     return vacant;
 }
 
+/* An owner's share is that of its latest request. */
 int32_t retention_owner(struct retention *r, const struct engine_request *q)
 {
     int32_t i = q->owner > 0 ? place_of(r, q->owner) : 0;
@@ -82,6 +87,7 @@ void retention_used(struct retention *r, int32_t block, int32_t owner)
 
 /* ---- keeping -------------------------------------------------------------------------------- */
 
+/* Called with a keeper; the block is ordinary again. */
 static void end_keep(struct retention *r, int32_t block)
 {
     r->owners[r->keeper[block]].n_kept--;
@@ -90,6 +96,7 @@ static void end_keep(struct retention *r, int32_t block)
     idle_order_end_keep(r->idle, block);
 }
 
+/* The block's content is gone, and with it the hint and its owner's count. */
 void retention_gone(struct retention *r, int32_t block)
 {
     if (r->keeper[block] >= 0) {
@@ -103,6 +110,7 @@ static bool may_keep(const struct retention *r, int32_t owner)
     return r->n_kept < r->idle->n_blocks / 2 && r->owners[owner].n_kept < r->owners[owner].most / 2;
 }
 
+/* Only the keeper may end a keep, and only the block's own user may release it. */
 static void release(struct retention *r, int32_t block, int32_t owner)
 {
     if (r->keeper[block] == owner) {
@@ -113,6 +121,7 @@ static void release(struct retention *r, int32_t block, int32_t owner)
     }
 }
 
+/* False if the owner may keep no more. An existing keep of another owner stays. */
 bool retention_ask(struct retention *r, int32_t block, int32_t owner, int32_t priority,
                    int64_t duration_ns)
 {
@@ -155,6 +164,7 @@ static void end_idle_keeps(struct retention *r)
     }
 }
 
+/* Ends keeps that are over, at most every LOOK_NS, because all blocks are looked at. */
 void retention_tick(struct retention *r, int64_t now_ns)
 {
     r->now_ns = now_ns;
@@ -176,6 +186,7 @@ void retention_tick(struct retention *r, int64_t now_ns)
 
 /* ---- checks --------------------------------------------------------------------------------- */
 
+/* For tests: no more than half of all blocks are kept. */
 void retention_check(const struct retention *r)
 {
     int32_t n_kept = 0, of_owners[IDLE_USERS] = {0};

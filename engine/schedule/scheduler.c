@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Plans steps: which sequences run, with how many rows. One total order over all sequences
+ * decides who gets rows, blocks and lanes, and who is preempted, so that some sequence
+ * always makes progress. */
 #include "engine/schedule/scheduler.h"
 
 #include "engine/schedule/admit.h"
@@ -44,6 +47,8 @@ void scheduler_deinit(struct scheduler *s)
 
 /* ---- arrival ------------------------------------------------------------------------------ */
 
+/* A list in the total order. A new sequence usually comes last, so the search begins
+ * there. */
 static void order_insert(struct scheduler *s, struct sequence *seq)
 {
     struct sequence *at = s->order.prev; // new ones usually belong at the end
@@ -56,6 +61,7 @@ static void order_insert(struct scheduler *s, struct sequence *seq)
     at->next = seq;
 }
 
+/* One sequence per sample. NULL if there are as many as there may be. */
 struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, int32_t sample)
 {
     if (s->n_free_sequences == 0) {
@@ -104,6 +110,7 @@ static int32_t out_rows(const struct sequence *seq, int32_t n_rows, int32_t n_dr
     return draws ? 1 + n_drafts : 0;
 }
 
+/* Rows, drafts and draws of a sequence in this plan, with their sums. */
 static void add_entry(struct scheduler *s, struct plan *p, struct sequence *seq, int32_t n_rows,
                       int32_t n_drafts)
 {
@@ -322,6 +329,8 @@ static void fail_head(struct scheduler *s, struct plan *p)
     }
 }
 
+/* Decoding rows first, because someone is reading their text; what is left of the budget
+ * goes to prompts. False: nothing can run. */
 bool scheduler_plan(struct scheduler *s, struct plan *p)
 {
     plan_clear(p);
@@ -340,6 +349,7 @@ bool scheduler_plan(struct scheduler *s, struct plan *p)
 
 /* ---- results ------------------------------------------------------------------------------ */
 
+/* The results of a step are known. Rows of rejected drafts count as not computed. */
 void scheduler_commit(struct scheduler *s, struct sequence *seq)
 {
     bool verified = seq->n_verifying > 0;
@@ -353,6 +363,7 @@ void scheduler_commit(struct scheduler *s, struct sequence *seq)
     holdings_reached(&s->holdings, seq, sequence_sure(seq));
 }
 
+/* Everything that it held goes back. */
 static void free_sequence(struct scheduler *s, struct sequence *seq)
 {
     if (seq->lane >= 0) {
@@ -367,6 +378,7 @@ static void free_sequence(struct scheduler *s, struct sequence *seq)
     s->free_sequences[s->n_free_sequences++] = seq;
 }
 
+/* A sequence in a step that runs is freed when that step is over. True: freed at once. */
 bool scheduler_retire(struct scheduler *s, struct sequence *seq)
 {
     ASSERT(seq->state == SEQ_WAITING || seq->state == SEQ_RUNNING);
@@ -386,6 +398,7 @@ bool scheduler_retire(struct scheduler *s, struct sequence *seq)
     return true;
 }
 
+/* True when the last step that had rows of it is over. */
 bool scheduler_step_over(struct scheduler *s, struct sequence *seq)
 {
     ASSERT(seq->n_inflight > 0);
@@ -399,6 +412,7 @@ bool scheduler_step_over(struct scheduler *s, struct sequence *seq)
 
 /* ---- checks ------------------------------------------------------------------------------- */
 
+/* For tests and the simulation: lists, counts and states agree. */
 void scheduler_check(const struct scheduler *s)
 {
     int32_t n_running = 0, n_waiting = 0, n_live = 0, n_new = 0;

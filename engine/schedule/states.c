@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Snapshots of recurrent states: a fixed number of slots, and which one is given up for a
+ * new one. A snapshot's value is how many tokens it saves and how likely it is to be used,
+ * which is learnt for each reason to take one. */
 #include "engine/schedule/states.h"
 
 #include "engine/base/assert.h"
@@ -6,6 +9,7 @@
 
 #include <stdlib.h>
 
+/* Low slots first. */
 void states_init(struct states *s, int32_t n, int32_t n_blocks)
 {
     *s = (struct states){.n = n, .n_free = n};
@@ -45,6 +49,7 @@ static double chance_of(const struct states *s, int32_t reason)
            ((double)s->n_taken[reason] + TRUST);
 }
 
+/* Halving both counts lets old experience fade. */
 static void count(struct states *s, int32_t reason, bool used)
 {
     if (used) {
@@ -78,6 +83,7 @@ static int32_t least(const struct states *s, double than)
 
 /* ---- slots -------------------------------------------------------------------------------- */
 
+/* The snapshots after it on the same prefix save its tokens, too, from now on. */
 static void detach(struct states *s, int32_t slot)
 {
     struct snapshot *x = &s->slots[slot];
@@ -93,6 +99,7 @@ static void detach(struct states *s, int32_t slot)
     }
 }
 
+/* -1 if everything that exists is worth more, or is held. */
 int32_t states_take(struct states *s, int32_t block, int32_t pos, int32_t above,
                     enum state_reason reason)
 {
@@ -125,6 +132,7 @@ void states_hold(struct states *s, int32_t slot)
     s->slots[slot].holds++;
 }
 
+/* A slot whose block is gone is free when nobody reads or writes it any more. */
 void states_release(struct states *s, int32_t slot)
 {
     struct snapshot *x = &s->slots[slot];
@@ -134,6 +142,7 @@ void states_release(struct states *s, int32_t slot)
     }
 }
 
+/* The first use counts as a success of its reason. */
 void states_use(struct states *s, int32_t slot)
 {
     struct snapshot *x = &s->slots[slot];
@@ -161,6 +170,7 @@ void states_forget(struct states *s, int32_t block)
     }
 }
 
+/* For tests. */
 void states_check(const struct states *s, int32_t n_blocks)
 {
     int32_t taken = 0;

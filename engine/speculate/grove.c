@@ -123,6 +123,8 @@ static int32_t worth_feeding(const struct spec *sp, const struct spec_grove *g, 
     return best;
 }
 
+/* Which nodes of all trees are fed to the draft model next: the likeliest, as long as they
+ * pay for their time. */
 int32_t grove_frontier(const struct spec *sp, struct spec_grove *g, int32_t level)
 {
     float tokens, seconds = 0.0f;
@@ -176,6 +178,7 @@ static void number_path(struct spec_tree *t)
     }
 }
 
+/* The rows of the target's pass: the best nodes of all trees, within the budget. */
 void grove_choose(const struct spec *sp, struct spec_grove *g)
 {
     float tokens, seconds = 0.0f;

@@ -35,6 +35,7 @@ static const struct {
 
 enum { N_KEYS = sizeof keys / sizeof keys[0] };
 
+/* A type of JSON, or one of two of our own. */
 static bool has_type(const struct json *j, int type)
 {
     int64_t v;
@@ -57,6 +58,8 @@ static const char *type_name(int type)
     }
 }
 
+/* Unknown keys are refused, since an option that has no effect would be taken for one that
+ * has. */
 enum status spec_options_check(const struct json *j, struct err *err)
 {
     if (!json_is(j, JSON_OBJECT)) {
@@ -79,6 +82,8 @@ enum status spec_options_check(const struct json *j, struct err *err)
     return OK;
 }
 
+/* Values are checked against each other, too: for instance the n-gram's shortest and
+ * longest length. */
 enum status spec_options_read(struct spec_options *o, const struct json *j, struct err *err)
 {
     int64_t k = json_get_int(j, "num_speculative_tokens", 4);

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Speculation as the engine sees it: options, the proposer, and how many tokens each
+ * sequence should draft now, from what was measured and learnt. */
 #include "engine/speculate/spec.h"
 
 #include "engine/base/json.h"
@@ -13,6 +15,7 @@ static const struct proposer *const proposers[] = {&proposer_ngram, &proposer_dr
 
 /* ---- opening ------------------------------------------------------------------------------ */
 
+/* Methods have more than one name in vLLM. */
 static bool is_called(const struct proposer *p, const char *name)
 {
     bool is = strcmp(p->name, name) == 0;
@@ -27,6 +30,7 @@ static bool shapes_trees(const struct json *j)
     return json_get(j, "expansion") || json_get(j, "tree_width") || json_get(j, "tree_nodes");
 }
 
+/* Options that only trees have choose the proposer with trees. */
 static const struct proposer *find_proposer(const char *name, const struct json *j)
 {
     for (size_t i = 0; name && i < sizeof proposers / sizeof proposers[0]; i++) {
@@ -41,6 +45,7 @@ static const struct proposer *find_proposer(const char *name, const struct json 
     return NULL;
 }
 
+/* The message has the list of those that exist. */
 static enum status refuse_method(const char *name, struct err *err)
 {
     char known[256] = "";
@@ -53,6 +58,7 @@ static enum status refuse_method(const char *name, struct err *err)
                    name ? name : "(missing)", known);
 }
 
+/* A model without a method is a draft model, as in vLLM. */
 static enum status read_config(struct spec *sp, const struct json *j, struct err *err)
 {
     TRY(spec_options_check(j, err));
@@ -71,6 +77,7 @@ static enum status read_config(struct spec *sp, const struct json *j, struct err
     return spec_options_read_rejection(&sp->options, j, sp->proposer->trees, err);
 }
 
+/* Without a config there is no proposer and nothing costs anything. */
 enum status spec_init(struct spec *sp, const char *config, struct err *err)
 {
     *sp = (struct spec){0};
@@ -109,6 +116,7 @@ bool spec_has_trees(const struct spec *sp)
     return sp->proposer && sp->proposer->trees;
 }
 
+/* Bounds for what a step's arrays hold. */
 int32_t spec_max_drafts(const struct spec *sp, int32_t n_sequences)
 {
     const struct spec_options *o = &sp->options;
@@ -125,6 +133,7 @@ int32_t spec_max_passes(const struct spec *sp)
     return sp->options.n_models > 0 ? sp->options.k : 0;
 }
 
+/* Laws of drafts take a row of the vocabulary each, so their number is limited. */
 int32_t spec_max_laws(const struct spec *sp, int32_t max_lanes)
 {
     const int32_t most = 256; // of trees; chosen: 130 MB with a large vocabulary
@@ -196,6 +205,7 @@ static void pause(struct spec_trust *trust, bool busy)
     trust->doubt *= trust->pause == 1 ? 0.7f : 1.0f;
 }
 
+/* The depth whose expected gain pays for its rows. */
 static void consider(const struct spec *sp, const struct spec_view *v, struct spec_candidate *c)
 {
     c->most = sp->busy ? 0 : allowed(sp, v, c->seq);
@@ -240,6 +250,8 @@ enum spec_passes spec_passes(const struct spec *sp)
     return SPEC_NO_PASSES;
 }
 
+/* A draft stands if the target drew the same token; with synthetic acceptance a number
+ * decides. */
 bool spec_stands(const struct spec *sp, const struct sequence *seq, int32_t draft, int32_t drawn)
 {
     if (sp->options.rejection != REJECT_SYNTHETIC) {

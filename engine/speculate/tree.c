@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Token trees: candidates by likelihood, the nodes that are fed to the draft model, and
+ * the rows of the target's pass. A node has an index of each kind, since not every
+ * candidate becomes one. */
 #include "engine/speculate/tree.h"
 
 #include "engine/base/assert.h"
@@ -10,6 +13,7 @@
 
 /* ---- nodes --------------------------------------------------------------------------------- */
 
+/* The root is the newest token, which is a row in any case. */
 void tree_begin(struct spec_tree *t, const struct sequence *seq, int32_t token)
 {
     t->seq = seq;
@@ -21,6 +25,7 @@ void tree_begin(struct spec_tree *t, const struct sequence *seq, int32_t token)
     t->by_fed[0] = t->by_row[0] = 0;
 }
 
+/* A token below the same parent exists once, with its best likelihood. */
 int32_t tree_add(struct spec_tree *t, int32_t parent, int32_t token, float logp)
 {
     for (int32_t i = parent + 1; i < t->n_nodes; i++) {
@@ -53,6 +58,7 @@ struct guesses {
     float p[MAX_IDS * MAX_DRAFT_MODELS];
 };
 
+/* Several draft models may name the same token; their probabilities add up. */
 static void guess(struct guesses *g, int32_t token, float p)
 {
     for (int32_t i = 0; i < g->n; i++) {
@@ -103,6 +109,7 @@ static void guess_from(struct guesses *g, const struct draw_result *r, const str
     }
 }
 
+/* The k likeliest children, from the average of the draft models' distributions. */
 void tree_expand(struct spec_tree *t, int32_t node, const struct draw_result *const *drawn,
                  int32_t n_drawn, int32_t k)
 {
@@ -127,6 +134,8 @@ void tree_expand(struct spec_tree *t, int32_t node, const struct draw_result *co
     }
 }
 
+/* When tokens are drawn the tree must not depend on the draw, or the law of the answer
+ * would change. */
 void tree_expand_drawn(struct spec_tree *t, int32_t node, const struct draw_result *drawn)
 {
     float logp = t->nodes[node].logp; // not the draw's probability: the drawn token must not decide
@@ -139,6 +148,7 @@ void tree_expand_drawn(struct spec_tree *t, int32_t node, const struct draw_resu
 
 /* ---- combs -------------------------------------------------------------------------------- */
 
+/* A node whose token the device will draw. */
 static int32_t lay_node(struct spec_tree *t, int32_t parent, bool spine)
 {
     int32_t k = t->n_nodes++;
@@ -152,6 +162,8 @@ static int32_t lay_node(struct spec_tree *t, int32_t parent, bool spine)
     return k;
 }
 
+/* A spine of the likeliest tokens with siblings beside it, laid out before anything is
+ * drawn. */
 void tree_lay_comb(struct spec_tree *t, int32_t depth)
 {
     t->planned = true;
@@ -182,6 +194,7 @@ void tree_name_comb(struct spec_tree *t, int32_t d, const struct draw_result *dr
 
 /* ---- walks --------------------------------------------------------------------------------- */
 
+/* How far all candidates agree: the part that is no tree yet. */
 int32_t tree_trunk(const struct spec_tree *t)
 {
     int32_t trunk = 1;
@@ -197,6 +210,7 @@ int32_t tree_trunk(const struct spec_tree *t)
     return trunk;
 }
 
+/* From the node up to the root. */
 int32_t tree_path_tokens(const struct spec_tree *t, int32_t node, int32_t tokens[MAX_DRAFTS])
 {
     int32_t depth = t->nodes[node].depth;
@@ -206,6 +220,7 @@ int32_t tree_path_tokens(const struct spec_tree *t, int32_t node, int32_t tokens
     return depth;
 }
 
+/* The child of a row that has this token; -1: the tree ends here. */
 int32_t tree_next(const struct spec_tree *t, int32_t row, int32_t token)
 {
     for (int32_t r = row + 1; r < t->n_rows; r++) {

@@ -27,6 +27,7 @@ static bool is_html_name(const char *s, size_t n)
     return false;
 }
 
+/* Such strings are treated as control tokens although the file does not call them special. */
 static bool looks_like_markup(const char *s, size_t n)
 {
     bool angle = n > 2 && s[0] == '<' && s[n - 1] == '>';
@@ -50,6 +51,7 @@ static int32_t new_id(struct tokenizer *tok, const char *text, size_t n)
     return id;
 }
 
+/* An id that the model has for this text, or a new one. */
 static int32_t append(struct tokenizer *tok, const struct added *token)
 {
     if (tok->n_added == tok->cap_added) {
@@ -63,6 +65,7 @@ static int32_t append(struct tokenizer *tok, const struct added *token)
     return at;
 }
 
+/* A later entry for the same text changes its flags. */
 enum status added_put(struct tokenizer *tok, const struct added *token, struct err *err)
 {
     if (token->n_bytes == 0) {
@@ -95,6 +98,8 @@ static void note_first(uint64_t bits[4], const char *s)
     bits[c / 64] |= 1ULL << (c % 64);
 }
 
+/* Tokens marked as normalized are searched in normalised text, so theirs is normalised
+ * once here. */
 static enum status normalize_text(struct tokenizer *tok, struct added *a, struct err *err)
 {
     struct scratch *sc = scratch_take(tok);
@@ -215,6 +220,7 @@ static int32_t longest(struct added_search *a, size_t at, size_t *end)
     return best;
 }
 
+/* Skips bytes that begin no added token, which is most of a text. */
 static size_t skip_to_candidate(const struct added_search *a, size_t at)
 {
     while (at < a->n) {
@@ -227,6 +233,8 @@ static size_t skip_to_candidate(const struct added_search *a, size_t at)
     return at;
 }
 
+/* The next added token from the left, the longest at its place. White space next to it
+ * belongs to it if the token says so. */
 bool added_search_next(struct added_search *a, struct range *match, int32_t *index)
 {
     for (;;) {

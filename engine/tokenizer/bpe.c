@@ -21,6 +21,7 @@ static int32_t find_byte_token(const struct tokenizer *tok, int byte)
     return string_table_find(&tok->by_text, name, 6);
 }
 
+/* Symbols of single bytes, so that the common case needs no search. */
 enum status bpe_load(struct tokenizer *tok)
 {
     struct bpe *bpe = &tok->bpe;
@@ -44,6 +45,7 @@ enum status bpe_load(struct tokenizer *tok)
     return OK;
 }
 
+/* Merges of two bytes in a table of their own: the first step of nearly every piece. */
 static enum status make_byte_pairs(const struct bpe *bpe, struct merge_rules *rules,
                                    struct err *err)
 {
@@ -112,6 +114,7 @@ void bpe_deinit(struct bpe *bpe)
 
 enum { CACHE_BITS = 14, KEY_BYTES = 31, VALUE_IDS = 7 };
 
+/* A piece and its ids; both have fixed sizes, so a slot is one read. */
 struct cache_slot {
     uint64_t key[4]; // the bytes, zero-padded; the last byte holds the length and a tag
     int32_t n;       // 0: empty
@@ -125,6 +128,8 @@ struct piece_cache {
     uint64_t secret[2];
 };
 
+/* Each scratch has a cache, so threads do not share it. The secrets keep clients from
+ * choosing texts that collide. */
 static struct piece_cache *cache_new(void)
 {
     struct piece_cache *c = xcalloc(1, sizeof *c);
@@ -171,6 +176,7 @@ static inline uint64_t load_tail(const char *s, size_t n)
            (uint64_t)(unsigned char)s[n - 1] << (8 * (n - 1));
 }
 
+/* The tag separates text of users from text of templates, whose merges may differ. */
 static inline void make_key(const char *s, size_t n, unsigned tag, uint64_t key[4])
 {
     size_t i = 0, left = n;
@@ -285,6 +291,7 @@ static enum status encode_new(const struct tokenizer *tok, struct scratch *sc, c
     return bpe_merge_piece(tok, sc, s, n);
 }
 
+/* From the cache, or merged and then kept if the result is short enough. */
 enum status bpe_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n)
 {
     if (!sc->cache && !(sc->cache = cache_new())) {

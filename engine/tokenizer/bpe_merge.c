@@ -23,6 +23,7 @@ static const struct merge_rules *rules_for(const struct tokenizer *tok, const st
 
 /* ---- symbols ---- */
 
+/* A list in an array, linked by indices; a merged symbol's right neighbour is unlinked. */
 struct symbol {
     int32_t id, merged; // merged: the id that this and the next symbol merge to
     uint32_t rank;      // rank of that merge; UINT32_MAX: they do not merge
@@ -177,6 +178,7 @@ static void look_up(const struct merge_rules *rules, struct symbol *a, const str
 
 /* ---- few symbols: scan for the minimum ---- */
 
+/* For pieces of a few symbols: arrays that are searched as a whole beat a heap. */
 struct small {
     int32_t id[SMALL], merged[SMALL];
     uint32_t rank[SMALL]; // of merging symbols i and i + 1
@@ -299,6 +301,8 @@ static uint64_t heap_pop(struct scratch *sc)
     return top;
 }
 
+/* The symbol's merge with its right neighbour, if there is one, goes to the heap. The key
+ * orders merges by rank, then from left to right. */
 static bool offer(const struct merge_rules *rules, struct scratch *sc, uint32_t at)
 {
     struct symbol *a = &sc->symbols[at];
@@ -349,6 +353,7 @@ static bool merge_many(const struct merge_rules *rules, struct scratch *sc, size
 
 /* ---- one piece ---- */
 
+/* Three ways to the same ids: small pieces of bytes, small pieces, and a heap. */
 enum status bpe_merge_piece(const struct tokenizer *tok, struct scratch *sc, const char *s,
                             size_t n)
 {

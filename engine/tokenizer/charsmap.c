@@ -52,6 +52,7 @@ static uint32_t read_u32(const unsigned char *p)
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
+/* NULL if the data is malformed; offsets are checked again whenever they are used. */
 struct charsmap *charsmap_load(const char *base64, size_t n_bytes)
 {
     unsigned char *raw = xmalloc(n_bytes + 4);
@@ -144,6 +145,8 @@ static size_t grapheme(const char *s, size_t n)
     return i;
 }
 
+/* A whole grapheme may have a replacement, otherwise each of its characters may, as in
+ * SentencePiece. */
 void charsmap_apply(const struct charsmap *map, const char *s, size_t n, struct buf *out)
 {
     for (size_t i = 0; i < n;) {

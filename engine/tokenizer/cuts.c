@@ -150,6 +150,7 @@ static bool is_byte_token(const struct tokenizer *tok, int32_t id)
     return !tok->byte_level && s && n == 6 && memcmp(s, "<0x", 3) == 0;
 }
 
+/* NULL if this tokenizer's pieces cannot be cut safely. */
 struct cuts *cuts_make(const struct tokenizer *tok)
 {
     const struct merge_table *merges = &tok->bpe.merges.table;
@@ -198,6 +199,7 @@ static bool joined_by_parts(const struct cuts *c, const char *a, size_t n_a, con
     return false;
 }
 
+/* The next place after `from` where cutting changes nothing; n if there is none. */
 size_t cuts_next(const struct cuts *cuts, const char *s, size_t n, size_t from)
 {
     uint32_t a, b;

@@ -63,6 +63,7 @@ static enum status load_details(struct decoder *d, const struct json *node, cons
     return err_set(err, ERR_UNSUPPORTED, "the decoder \"%s\" is not supported", type);
 }
 
+/* A sequence of decoders is flattened into the tokenizer's list. */
 enum status decoders_load(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const char *type = json_get_string(node, "type");
@@ -102,6 +103,7 @@ void decoder_deinit(struct decoder *d)
 
 /* ---- a list of strings ---- */
 
+/* Strings one after another in one buffer, so that steps need few allocations. */
 struct list {
     struct buf bytes;
     size_t *end; // end offset of each string
@@ -138,6 +140,7 @@ static void list_clear(struct list *l)
 
 /* ---- the decoders ---- */
 
+/* One U+FFFD for each maximal invalid part, as Rust's from_utf8_lossy makes them. */
 static void put_lossy(struct buf *out, const char *s, size_t n)
 {
     for (size_t i = 0; i < n;) {
@@ -151,6 +154,7 @@ static void put_lossy(struct buf *out, const char *s, size_t n)
     }
 }
 
+/* False if a character stands for no byte. */
 bool spelled_as_bytes(const char *s, size_t n, struct buf *out)
 {
     buf_clear(out);
@@ -236,6 +240,8 @@ static int byte_of_token(const char *s, size_t n)
     return (int)strtol(two, NULL, 16);
 }
 
+/* A run of byte tokens is text if it is valid as a whole; otherwise each byte becomes
+ * U+FFFD, as in the library. */
 static void flush_bytes(struct buf *run, struct list *out)
 {
     if (run->n_bytes == 0) {
@@ -421,6 +427,7 @@ static bool is_skipped(const struct tokenizer *tok, int32_t id)
     return at >= 0 && tok->added[at].special;
 }
 
+/* Two lists take turns as input and output of the decoders. */
 void tokenizer_decode(const struct tokenizer *tok, const int32_t *ids, size_t n_ids,
                       bool skip_special, struct buf *out)
 {
@@ -506,6 +513,7 @@ static void put_piece(const struct tokenizer *tok, struct scratch *sc, const cha
     buf_deinit(&b);
 }
 
+/* The text of each token in a stream, computed once, so that streaming needs no decoders. */
 enum status decoders_make_pieces(struct tokenizer *tok, struct err *err)
 {
     struct scratch *sc = scratch_take(tok);

@@ -37,6 +37,7 @@ static size_t finish_pending(struct detok *d, const char *s, size_t n, struct bu
     return used;
 }
 
+/* At most three bytes are held back: the beginning of a character. */
 void detok_push(struct detok *d, int32_t id, struct buf *out)
 {
     size_t n;

@@ -41,6 +41,7 @@ bool ids_put(struct ids *ids, int32_t id)
     return true;
 }
 
+/* A full list is an error of the request, a failed allocation one of the server. */
 enum status emit(struct scratch *sc, int32_t id)
 {
     if (!ids_put(sc->out, id)) {

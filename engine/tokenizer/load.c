@@ -270,6 +270,7 @@ static enum status finish_model(struct loader *l)
 
 typedef enum status section_reader(const struct json *node, struct tokenizer *tok, struct err *err);
 
+/* The small sections are parsed after the vocabulary, because they refer to its ids. */
 static enum status read_section(struct loader *l, const struct section *s, const char *name,
                                 section_reader *read)
 {

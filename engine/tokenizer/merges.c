@@ -31,6 +31,7 @@ static bool table_init(struct merge_table *t, size_t expected)
 static bool table_put(struct merge_table *t, int32_t left, int32_t right, uint32_t rank,
                       int32_t id);
 
+/* Rehashes into twice as many slots. */
 static bool table_grow(struct merge_table *t)
 {
     struct merge_table bigger;
@@ -72,6 +73,8 @@ static bool table_put(struct merge_table *t, int32_t left, int32_t right, uint32
 
 enum { BATCH = 64, LEFT = 0, RIGHT = 1, JOINED = 2 };
 
+/* A merge on its way through the batch: first its strings, then their hashes, then their
+ * ids. */
 struct merge_text {
     size_t at[3], n[3]; // left, right, and the result: offsets in the reader's bytes
     uint64_t hash[3];
@@ -94,6 +97,7 @@ static enum status broken(struct reader *r, const char *what)
     return err_set(r->err, ERR_FORMAT, "%s (near byte %zu)", what, r->scan->at);
 }
 
+/* Parts and results must be in the vocabulary; the error names the merge by its rank. */
 static enum status check_parts(struct reader *r, size_t k)
 {
     const struct merge_text *m = &r->batch[k];
@@ -238,6 +242,7 @@ static enum status read_all(struct reader *r)
     }
 }
 
+/* The list may hold strings ("a b") or pairs. */
 enum status merges_read(struct tokenizer *tok, struct json_scan *scan, struct err *err)
 {
     if (json_scan_next(scan) != JSON_TOKEN_ARRAY) {

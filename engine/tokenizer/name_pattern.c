@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Regular expressions over names of modules, in configs of quantised checkpoints. */
 #include "engine/tokenizer/name_pattern.h"
 
 #include "engine/base/mem.h"
@@ -39,6 +40,7 @@ void name_pattern_free(struct name_pattern *p)
     }
 }
 
+/* Limited, since the pattern comes from a file. */
 bool name_pattern_matches(const struct name_pattern *p, const char *name)
 {
     pcre2_match_data *data = pcre2_match_data_create(1, NULL);

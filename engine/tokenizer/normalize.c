@@ -27,6 +27,7 @@ static const struct {
     {"ByteLevel", NORMALIZE_BYTE_LEVEL},
 };
 
+/* Members of the kinds that have any. */
 static enum status load_details(struct normalizer *op, const char *type, const struct json *node,
                                 struct err *err)
 {
@@ -77,6 +78,7 @@ static enum status load_details(struct normalizer *op, const char *type, const s
     return err_set(err, ERR_UNSUPPORTED, "the normalizer \"%s\" is not supported", type);
 }
 
+/* A sequence is flattened into the tokenizer's list. */
 enum status normalizer_load(const struct json *node, struct tokenizer *tok, struct err *err)
 {
     const char *type = json_get_string(node, "type");
@@ -151,6 +153,8 @@ static void order_marks(int32_t *cp, size_t n, int32_t *tmp)
     memcpy(cp, tmp, n * sizeof *cp);
 }
 
+/* Marks that follow one base are sorted by their class, as Unicode's canonical ordering
+ * says. */
 static void order_all(int32_t *cp, size_t n, int32_t *tmp)
 {
     for (size_t i = 0; i < n;) {
@@ -313,6 +317,8 @@ static bool begins_afresh(const char *s)
     return k > 0 && k <= 18 && !(unicode_flags((uint32_t)first[0]) & U_NFC_UNSAFE);
 }
 
+/* NFD, NFKC and NFKD; ASCII is copied, and a piece includes the character before it, which
+ * marks may combine with. */
 static bool apply_form(enum normalizer_kind form, const char *s, size_t n, struct buf *out,
                        bool *changed)
 {
@@ -343,6 +349,7 @@ static bool apply_form(enum normalizer_kind form, const char *s, size_t n, struc
 
 /* ---- the other steps ---- */
 
+/* A character may become two. */
 static void apply_lowercase(const char *s, size_t n, struct buf *out)
 {
     for (size_t i = 0; i < n;) {
@@ -383,6 +390,8 @@ static bool nmt_is_space(uint32_t c)
            c == 0xFEFF || c == 0xFFFD;
 }
 
+/* NMT's rules: controls go, and all kinds of white space become a space. `head`: the first
+ * character is gone. */
 static void apply_nmt(const char *s, size_t n, struct buf *out, bool *head)
 {
     for (size_t i = 0; i < n;) {
@@ -430,6 +439,7 @@ static void bert_clean(const struct normalizer *op, const char *s, size_t n, str
     }
 }
 
+/* BERT's normaliser: clean, strip accents, lower-case, in this order. */
 static bool apply_bert(const struct normalizer *op, const char *s, size_t n, struct buf *out,
                        bool *head)
 {
@@ -482,6 +492,7 @@ static void replace_spaces(const char *s, size_t n, const char *by, size_t by_by
     *p = '\0';
 }
 
+/* Replacing single spaces is so common that it has a path of its own. */
 static bool apply_replace(const struct normalizer *op, struct scratch *sc, const char *s, size_t n,
                           struct buf *out, bool *head)
 {
@@ -553,6 +564,7 @@ static bool apply_one(const struct normalizer *op, struct scratch *sc, const cha
     return true;
 }
 
+/* Each step writes to one of two buffers, and reads what the last one wrote. */
 bool normalizer_apply(const struct tokenizer *tok, struct scratch *sc, const char **s, size_t *n,
                       bool *dropped_head)
 {

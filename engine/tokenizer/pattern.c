@@ -101,6 +101,7 @@ static enum status read_shorthand(struct translator *t, struct buf *items, bool 
 
 /* ---- single characters ---- */
 
+/* Hexadecimal digits of an escape; surrogates are no characters. */
 static bool read_hex(struct translator *t, size_t from, size_t max_digits, uint32_t *cp,
                      size_t *digits)
 {
@@ -161,6 +162,8 @@ struct class_text {
     struct buf more;  // "|X|Y": further expressions for one character
 };
 
+/* What fits between brackets goes to `items`; the rest are alternatives in `more`, each
+ * after a "|". */
 static void put_class(struct buf *out, const struct class_text *c, bool negated)
 {
     const char *items = or_empty(c->items.data);
@@ -225,6 +228,8 @@ static enum status read_posix(struct translator *t, struct class_text *c, bool *
     return OK;
 }
 
+/* A negated shorthand cannot stand between brackets with other items, so it becomes an
+ * alternative. */
 static enum status read_class_shorthand(struct translator *t, struct class_text *c, bool *is)
 {
     struct class_text inner = {0};
@@ -317,6 +322,7 @@ static enum status read_class_items(struct translator *t, struct class_text *c, 
     return refuse(t, "a class that does not end");
 }
 
+/* a&&b means that a character must be in both: lookaheads in front of the last class. */
 static enum status read_operands(struct translator *t, struct buf *out, bool negated)
 {
     struct class_text c = {0};
@@ -461,6 +467,7 @@ static enum status read_flags(struct translator *t)
     return OK;
 }
 
+/* Options in a group hold until its end, so the state is kept per group. */
 static enum status open_group(struct translator *t)
 {
     if (t->n_groups == MAX_GROUPS) {
@@ -553,6 +560,8 @@ static void read_braces(struct translator *t)
     }
 }
 
+/* Two letters that fold to one character, such as "ss" for a sharp s, match differently in
+ * both libraries. */
 static enum status read_literal(struct translator *t)
 {
     uint32_t cp;

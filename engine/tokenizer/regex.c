@@ -16,6 +16,7 @@ enum {
     JIT_STACK_MAX = 64 << 20, // chosen: enough for a backtracking pattern over a megabyte of text
 };
 
+/* Newlines are LF only and ^ matches at every line, as in Ruby. */
 static enum status compile_pcre(struct regex *re, const char *translated, struct err *err)
 {
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
@@ -39,6 +40,7 @@ static enum status compile_pcre(struct regex *re, const char *translated, struct
     return OK;
 }
 
+/* Known patterns have a splitter of ours (split.c). */
 enum status regex_compile(const char *pattern, struct regex **out, struct err *err)
 {
     splitter_fn *splitter = splitter_of(pattern);
@@ -76,6 +78,7 @@ void regex_free(struct regex *re)
     }
 }
 
+/* Made at the scratch's first match, and kept. */
 static bool prepare_match(struct scratch *sc)
 {
     if (sc->match_data) {
@@ -102,6 +105,7 @@ void regex_scratch_free(struct scratch *sc)
     pcre2_jit_stack_free(sc->jit_stack);
 }
 
+/* Texts that need more than the JIT's stack are matched without it, which uses the heap. */
 int regex_find_pcre(const struct regex *re, struct scratch *sc, const char *s, size_t n,
                     size_t from, size_t *start, size_t *end)
 {
@@ -157,6 +161,7 @@ static const char *find_literal(const struct pattern *p, const char *s, size_t n
     return NULL;
 }
 
+/* An empty match directly after the last match is skipped. */
 static int walk_next(struct regex_walk *w, struct scratch *sc, size_t *start, size_t *end)
 {
     while (w->from <= w->n) {
@@ -180,6 +185,7 @@ static int walk_next(struct regex_walk *w, struct scratch *sc, size_t *start, si
     return 0;
 }
 
+/* {"Regex": ...} or {"String": ...}, as in tokenizer.json. */
 enum status pattern_load(const struct json *object, struct pattern *p, struct err *err)
 {
     const char *regex = json_get_string(object, "Regex");

@@ -22,6 +22,7 @@ static struct scratch *scratch_new(void)
     return sc;
 }
 
+/* Everything that a call may have allocated. */
 void scratch_free(struct scratch *sc)
 {
     if (!sc) {
@@ -42,6 +43,7 @@ void scratch_free(struct scratch *sc)
     free(sc);
 }
 
+/* An idle one from the tokenizer's slots, or a new one. */
 struct scratch *scratch_take(const struct tokenizer *tok)
 {
     struct tokenizer *shared = (struct tokenizer *)tok; // only the slots of idle scratches change
@@ -86,6 +88,7 @@ static void scratch_trim(struct scratch *sc)
     }
 }
 
+/* Large buffers are released first. If all slots are taken the scratch is freed. */
 void scratch_give(const struct tokenizer *tok, struct scratch *sc)
 {
     struct tokenizer *shared = (struct tokenizer *)tok;

@@ -54,6 +54,7 @@ static inline enum kind kind_at(const char *s, size_t i, uint32_t letters, size_
     return flags & U_SPACE ? SPACE : OTHER;
 }
 
+/* A run of one kind, as `+` matches it. */
 static inline size_t run_of(enum kind kind, uint32_t letters, const char *s, size_t n, size_t i)
 {
     while (i < n) {
@@ -120,6 +121,7 @@ static inline size_t newlines_end(const char *s, size_t n, size_t i)
     return i;
 }
 
+/* \p{N}{1,most} */
 static inline size_t numbers_end(const char *s, size_t n, size_t i, size_t most)
 {
     for (size_t k = 0; k < most && i < n; k++) {

@@ -317,6 +317,8 @@ static enum status run_fast(struct cutter *c, splitter_fn *next, size_t n)
     return OK;
 }
 
+/* The text between matches is passed on, too. The last stage of a BPE with a splitter of
+ * ours takes a path without walking. */
 static enum status run_split(struct cutter *c, const struct stage *st, size_t n)
 {
     const struct tokenizer *tok = c->tok;
@@ -344,6 +346,7 @@ static enum status run_split(struct cutter *c, const struct stage *st, size_t n)
     return cutter_flush(c);
 }
 
+/* Splits at single characters of some kinds, such as digits or punctuation. */
 static enum status run_class(struct cutter *c, const struct stage *st, size_t n)
 {
     size_t covered = 0;
@@ -370,6 +373,7 @@ static uint32_t word_kind(uint32_t cp)
     return unicode_flags(cp) & (U_RUST_WORD | U_SPACE);
 }
 
+/* Words and runs of punctuation, without the white space between them. */
 static enum status run_words(struct cutter *c, size_t n)
 {
     for (size_t i = 0; i < n;) {
@@ -391,6 +395,7 @@ static enum status run_words(struct cutter *c, size_t n)
     return OK;
 }
 
+/* Pieces of a fixed number of characters. */
 static enum status run_fixed(struct cutter *c, const struct stage *st, size_t n)
 {
     size_t start = 0, count = 0;
@@ -413,6 +418,8 @@ static void map_bytes(const char *s, size_t n, struct buf *out)
     }
 }
 
+/* Metaspace: spaces become the replacement, and one may be prepended, except where the
+ * text already begins with it. */
 static void map_spaces(const struct stage *st, const char *s, size_t n, bool first, struct buf *out)
 {
     bool begins =
@@ -456,6 +463,7 @@ static enum status run_rewrite(const struct tokenizer *tok, struct scratch *sc, 
     return run(tok, sc, k + 1, out->data, out->n_bytes, first);
 }
 
+/* Stage k; each stage passes its pieces on to the next one, and the last to the model. */
 static enum status run(const struct tokenizer *tok, struct scratch *sc, size_t k, const char *s,
                        size_t n, bool first)
 {

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Ids may be given in any order and with gaps; UINT32_MAX marks those that are not there. */
 static bool strings_grow(struct strings *s, int32_t id)
 {
     int32_t cap = s->cap ? s->cap : 1024;
@@ -30,6 +31,8 @@ static bool strings_grow(struct strings *s, int32_t id)
     return true;
 }
 
+/* Texts lie one after another in one buffer, found by their offsets, since pointers would
+ * change when it grows. */
 bool strings_set(struct strings *s, int32_t id, const char *text, size_t n_bytes)
 {
     if (id < 0 || id > MAX_TOKEN_ID || (id >= s->cap && !strings_grow(s, id))) {
@@ -114,6 +117,7 @@ static struct string_slot *slot_of(const struct string_table *t, const char *tex
     }
 }
 
+/* At most half full, so that probes are short. */
 static bool table_grow(struct string_table *t)
 {
     struct string_table bigger = *t;
@@ -131,6 +135,8 @@ static bool table_grow(struct string_table *t)
     return true;
 }
 
+/* A text that is already there gets the new id. Part of the hash is kept in the slot, so
+ * that most probes need no comparison. */
 bool string_table_put(struct string_table *t, int32_t id)
 {
     if (t->n * 2 >= t->mask && !table_grow(t)) {
@@ -177,6 +183,7 @@ int32_t string_table_find_hashed(const struct string_table *t, const char *text,
     return slot_of(t, text, n_bytes, hash)->id;
 }
 
+/* Edges of all nodes are in one hash table, keyed by node and byte; node 0 is the root. */
 bool trie_init(struct trie *t)
 {
     *t = (struct trie){.mask = 255, .cap_nodes = 64, .n_nodes = 1};

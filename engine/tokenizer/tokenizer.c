@@ -13,6 +13,7 @@
 
 /* ---- the joined text ---- */
 
+/* One call's text, after its spans were joined. */
 struct job {
     const struct tokenizer *tok;
     struct scratch *sc;
@@ -23,6 +24,7 @@ struct job {
     size_t n_input, cap_input, next_input;
 };
 
+/* Adjacent ranges become one, since pieces may cross them. */
 static void add_input(struct job *job, size_t start, size_t end)
 {
     if (start == end) {
@@ -73,6 +75,8 @@ static bool repair(struct job *job)
     return !fixed.failed;
 }
 
+/* A single span is used in place. Ranges of user input are kept, because added tokens are
+ * not recognised in them. */
 static enum status join(struct job *job, const struct text_span *spans, size_t n_spans)
 {
     struct buf *joined = &job->sc->joined;
@@ -197,6 +201,7 @@ static enum status encode_normalized(struct job *job, struct range stretch, cons
     return st;
 }
 
+/* The text between added tokens. `first` is true only for the text's own beginning. */
 static enum status encode_stretch(struct job *job, struct range stretch)
 {
     const char *s = job->s + stretch.start;
@@ -213,6 +218,8 @@ static enum status encode_stretch(struct job *job, struct range stretch)
     return stages_run(job->tok, job->sc, s, n, first);
 }
 
+/* Added tokens are cut out first, in the text as it is; those that are marked as
+ * normalized come later. */
 static enum status encode_text(struct job *job)
 {
     struct added_search search = {.tok = job->tok,
@@ -257,6 +264,7 @@ static enum status encode_job(struct job *job, const struct text_span *spans, si
     return OK;
 }
 
+/* A scratch belongs to one call at a time, so calls from several threads need no lock. */
 enum status tokenizer_encode(const struct tokenizer *tok, const struct text_span *spans,
                              size_t n_spans, struct tokenizer_flags flags, struct ids *out,
                              struct err *err)

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Unicode properties and case, by search in the generated tables. */
 #include "engine/tokenizer/unicode.h"
 
 size_t unicode_space_prefix(const char *s, size_t n_bytes)
@@ -29,6 +30,7 @@ size_t unicode_space_suffix(const char *s, size_t n_bytes)
     return n_bytes - end;
 }
 
+/* Full mapping, without the rules that depend on the language or on neighbours. */
 size_t unicode_to_lower(uint32_t cp, uint32_t out[2])
 {
     if (cp < 0x80) {
@@ -63,6 +65,8 @@ static bool prints(unsigned b)
     return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
 }
 
+/* GPT-2's alphabet: bytes that do not print become characters from U+0100 on, in their
+ * order. */
 uint32_t unicode_byte_symbol(unsigned char byte)
 {
     unsigned b = byte;
@@ -89,6 +93,7 @@ int unicode_symbol_byte(uint32_t cp)
     return cp == 0x143 ? 0xAD : -1;
 }
 
+/* Whether normalisation may change the character, or combine it with another one. */
 bool unicode_has_forms(uint32_t cp)
 {
     size_t low = 0, high = unicode_n_unformed;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A place between two bytes of the text. */
 struct unigram_node {
     double score;   // of the best path ending here
     uint32_t start; // start of its last piece; UINT32_MAX: no path ends here
@@ -91,6 +92,8 @@ static void turn_round(struct unigram_node *nodes, size_t n)
     }
 }
 
+/* Viterbi: for each place the best path that ends there, from left to right; then back
+ * from the end. */
 enum status unigram_encode(const struct tokenizer *tok, struct scratch *sc, const char *s, size_t n)
 {
     const struct unigram *u = &tok->unigram;
@@ -173,6 +176,7 @@ static enum status wordpiece(const struct tokenizer *tok, struct scratch *sc, co
     return emit(sc, wp->unk);
 }
 
+/* WordPiece and WordLevel differ only in whether words may be cut. */
 enum status wordpiece_encode(const struct tokenizer *tok, struct scratch *sc, const char *s,
                              size_t n)
 {

@@ -108,7 +108,7 @@ def release(rng, folder, values, family):
         RELEASED[family](rng, folder, values)
 
 
-# ---- behind all that transformers computes ----
+# ---- after all that transformers computes ----
 
 
 def wrapped_names(rng, tensors):

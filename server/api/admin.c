@@ -30,6 +30,8 @@ static void put_nodes(struct api *a, struct buf *b)
     }
 }
 
+/* The body says more than the status: how far loading is, or for how long no step has
+ * ended. */
 static void reply_health(struct api *a, struct http_request *req, bool good, enum api_health health)
 {
     struct buf b;
@@ -68,6 +70,8 @@ void api_get_live(struct http_request *req, void *arg)
     reply_health(a, req, h != HEALTH_DEAD, h);
 }
 
+/* Readiness is for load balancers: it fails while the queue is full, although the server
+ * is healthy. */
 void api_get_ready(struct http_request *req, void *arg)
 {
     struct api *a = arg;
@@ -84,6 +88,7 @@ void api_get_ready(struct http_request *req, void *arg)
     reply_health(a, req, h == HEALTH_OK, h);
 }
 
+/* For balancers that choose by load; without a model all counts are 0. */
 void api_get_load(struct http_request *req, void *arg)
 {
     struct api *a = arg;
@@ -113,6 +118,8 @@ static void put_start_time(const struct api *a, struct http_request *req, int64_
     http_reply_header(req, "Process-Start-Time-Unix", seconds);
 }
 
+/* Prometheus text. Everything that is not counted as it happens (engine, connections,
+ * batches) is read now, on the loop thread. */
 void api_get_metrics(struct http_request *req, void *arg)
 {
     struct api *a = arg;
@@ -159,6 +166,7 @@ void api_get_metrics(struct http_request *req, void *arg)
     http_reply_buf(req, 200, "text/plain; version=0.0.4; charset=utf-8", &out);
 }
 
+/* The effective configuration without secrets, and the model's facts once it is loaded. */
 void api_get_server_info(struct http_request *req, void *arg)
 {
     struct api *a = arg;
@@ -198,6 +206,7 @@ static const char *phase_of(const struct call *c)
     return c->first_token ? "decode" : "waiting";
 }
 
+/* A running call: ages and counts, never text. */
 static void put_call(struct buf *b, const struct call *c, int64_t now_ns)
 {
     int64_t taken = 0, prompt = 0;
@@ -239,6 +248,7 @@ void api_get_requests(struct http_request *req, void *arg)
     reply_json(req, 200, &b);
 }
 
+/* SIGUSR1: a report in the log, for when HTTP itself does not answer. Long lists are cut. */
 void api_on_report(void *arg)
 {
     enum { MOST = 200 }; // lines of requests: a log is no database
@@ -266,6 +276,8 @@ void api_on_report(void *arg)
     buf_deinit(&b);
 }
 
+/* Refused while sequences run, unless forced: their blocks stay in the cache and could be
+ * found again. */
 void api_reset_prefix_cache(struct http_request *req, void *arg)
 {
     struct api *a = arg;
@@ -292,6 +304,7 @@ void api_reset_prefix_cache(struct http_request *req, void *arg)
     reply_json(req, 200, &b);
 }
 
+/* Answers first: a drain refuses what comes after. */
 void api_drain(struct http_request *req, void *arg)
 {
     struct api *a = arg;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The server's state and the hooks of the HTTP front end: authorisation, wakes, reload,
+ * drain, and the end of each request. All of it runs on the loop thread. */
 #include "server/api/api.h"
 
 #include "engine/base/clock.h"
@@ -14,6 +16,7 @@
 #include <string.h>
 #include <strings.h>
 
+/* Requests without keys share one tenant, so limits hold for all of them together. */
 void api_init(struct api *a, const struct config *config, const char *config_text)
 {
     *a = (struct api){.config = config, .config_text = config_text, .health = HEALTH_LOADING};
@@ -28,6 +31,7 @@ static void wake(void *arg)
     http_wake(((struct api *)arg)->http);
 }
 
+/* Batches exist only with a store. */
 void api_set_store(struct api *a, struct store *store)
 {
     struct batches_options o = {.store = store,
@@ -41,6 +45,7 @@ void api_set_store(struct api *a, struct store *store)
     a->batches = batches_open(&o);
 }
 
+/* Called once loading has succeeded; only then do stored batches continue. */
 void api_set_ready(struct api *a)
 {
     a->ready = true;
@@ -52,6 +57,7 @@ void api_set_ready(struct api *a)
     }
 }
 
+/* Batches are closed first, because their calls need the server. */
 void api_deinit(struct api *a)
 {
     batches_close(a->batches);
@@ -63,6 +69,7 @@ void api_deinit(struct api *a)
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
+/* The two messages of OpenAI's API. */
 static bool unauthorized(struct http_request *req, bool missing)
 {
     struct call_error e = {0};
@@ -163,6 +170,7 @@ bool api_authorize(struct http_request *req, const struct http_route *route, voi
     return true;
 }
 
+/* SIGHUP: keys of the file are read again; on a mistake in it the old keys stay valid. */
 void api_on_reload(void *arg)
 {
     struct api *a = arg;
@@ -189,6 +197,7 @@ void api_on_wake(void *arg)
     }
 }
 
+/* Batches stop taking lines at once; what runs may end. */
 void api_on_drain(void *arg)
 {
     struct api *a = arg;
@@ -199,6 +208,7 @@ void api_on_drain(void *arg)
     log_info("draining: %lld requests in flight", (long long)a->calls.n_calls);
 }
 
+/* The drain's deadline ends all calls with an error that clients may retry. */
 void api_on_drain_deadline(void *arg)
 {
     struct api *a = arg;
@@ -208,6 +218,7 @@ void api_on_drain_deadline(void *arg)
     call_abort_all(&a->calls, &e);
 }
 
+/* The last event of a request: metrics, and the tenant's reference. */
 void api_on_done(const struct http_record *record, const void *room, void *arg)
 {
     struct api *a = arg;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Calls of HTTP requests: what links a call to its request, and the headers about rate
+ * limits. */
 #include "server/api/api_call.h"
 
 #include "engine/base/clock.h"
@@ -21,6 +23,7 @@ static void print_duration(char *to, size_t size, int64_t ns)
     }
 }
 
+/* limit, remaining and reset, as OpenAI names them; nothing without a limit. */
 static void put_rate(struct http_request *req, const char *of_what, struct tenant_rate rate)
 {
     char name[48], text[32];
@@ -45,6 +48,8 @@ void api_call_put_rates(struct http_request *req, struct tenant *t)
     put_rate(req, "tokens", tenant_token_rate(t, now_ns));
 }
 
+/* Ends the link between call and request: what the request's log line needs is copied,
+ * since the call may live on. */
 struct http_request *api_call_take_request(struct call *c)
 {
     struct http_request *req = api_call_of(c)->req;

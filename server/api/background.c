@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Responses in the background: the client gets the id at once and reads the result, or
+ * follows the events, later. A call keeps its events; each reader is a listener with its
+ * own position in them. */
 #include "server/api/background.h"
 
 #include "engine/base/mem.h"
@@ -33,6 +36,7 @@ static struct background *background_of(const struct call *c)
 
 /* ---- listeners ------------------------------------------------------------------------------- */
 
+/* Unlinks a listener in O(1); its request must have been answered. */
 static void forget(struct listener *l)
 {
     *l->link = l->next;
@@ -42,6 +46,8 @@ static void forget(struct listener *l)
     free(l);
 }
 
+/* The bytes of the first *n_events events, which end with an empty line; *n_events becomes
+ * what is left to skip. */
 size_t background_skip(const char *text, size_t n_bytes, int64_t *n_events)
 {
     size_t at = 0;
@@ -63,6 +69,8 @@ static size_t piece_end(const char *events, size_t from, size_t n_bytes)
     return end ? (size_t)(end - events) + 2 : n_bytes;
 }
 
+/* Sends what a listener has not seen, in pieces, as far as its socket has room. The last
+ * piece of a call goes out regardless, because the events will be gone. */
 static void feed(struct listener *l, bool is_last)
 {
     size_t n;
@@ -75,6 +83,7 @@ static void feed(struct listener *l, bool is_last)
     }
 }
 
+/* A reader's leaving does not end the response. */
 static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     struct listener *l = arg;
@@ -95,6 +104,7 @@ static void on_writable(struct http_request *req, void *arg)
 
 static const struct http_events events = {on_gone, on_writable};
 
+/* wants_end: answered once, with the result. */
 static struct listener *listen_to(struct call *c, struct http_request *req, bool wants_end)
 {
     struct background *b = background_of(c);
@@ -133,6 +143,8 @@ static void begin(struct call *c)
     (void)c; // the client that started it is answered once it is stored
 }
 
+/* The response was stored, so it can be read under its id from now on; the first reader is
+ * the request that created it. */
 static void kept(struct call *c)
 {
     struct http_request *req = api_call_take_request(c);
@@ -171,6 +183,7 @@ static bool is_begun(const struct call *c)
     return c->kept;
 }
 
+/* Every listener gets its end; the call is gone after this. */
 static void end(struct call *c, bool done)
 {
     (void)done;
@@ -211,6 +224,7 @@ static void over(struct call *c)
     api_call_over(c);
 }
 
+/* The sink of a call without a client. */
 const struct call_sink background_sink = {
     .id = id,
     .kept = kept,
@@ -232,6 +246,7 @@ void background_take(struct call *c)
 
 /* ---- from handlers --------------------------------------------------------------------------- */
 
+/* Responses of other owners are not found. */
 struct call *background_find(struct api *a, const char *owner, const char *id)
 {
     for (struct call *c = a->calls.calls; c; c = c->next) {

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Seconds: the completion window of 24 hours, and the limits of a file's lifetime in
+ * OpenAI's API. */
 enum {
     ARENA_BYTES = 1 << 20,
     WINDOW_S = 86400,
@@ -19,6 +21,7 @@ enum {
 
 /* ---- a batch in the API ---------------------------------------------------------------------- */
 
+/* Absent values are null, not left out, as in OpenAI's object. */
 static void put_text(struct buf *b, const char *key, const char *v)
 {
     buf_printf(b, ",\"%s\":", key);
@@ -34,6 +37,7 @@ static void put_json(struct buf *b, const char *key, const char *json)
     buf_printf(b, ",\"%s\":%s", key, json && *json ? json : "null");
 }
 
+/* Seconds since 1970, or null. */
 static void put_time(struct buf *b, const char *key, int64_t at)
 {
     if (at > 0) {
@@ -54,6 +58,7 @@ static void put_usage(struct buf *b, const struct stored_batch *s)
         (long long)s->input_tokens + s->output_tokens);
 }
 
+/* A batch as OpenAI shows it, with the time of each state that it was in. */
 static void put_batch(struct buf *b, const struct stored_batch *s)
 {
     static const struct {
@@ -87,6 +92,7 @@ static void put_batch(struct buf *b, const struct stored_batch *s)
 
 /* ---- create ---------------------------------------------------------------------------------- */
 
+/* How long result files are kept; without it, the server's default. */
 static bool read_output_life(struct body *b, int64_t *seconds)
 {
     const struct json *v = NULL;
@@ -111,6 +117,8 @@ static bool required(struct body *b, const char *key, const char **v)
     return body_string(b, key, v) || (b->error->status == 0 && call_error_missing(b->error, key));
 }
 
+/* Checks everything that needs no file; the lines themselves are read later, in the
+ * background. */
 static bool read_batch(struct body *b, struct stored_batch *s, struct buf *metadata)
 {
     const char *file = NULL, *endpoint = NULL, *window = NULL;
@@ -135,6 +143,7 @@ static bool read_batch(struct body *b, struct stored_batch *s, struct buf *metad
     return true;
 }
 
+/* The input file must be the owner's own, with purpose "batch". */
 static bool check_file(struct api_work *w, const char *id)
 {
     struct stored_file f;
@@ -153,6 +162,7 @@ static bool check_file(struct api_work *w, const char *id)
                           "The file's purpose is not 'batch'.");
 }
 
+/* The batch begins as "validating"; lines are checked later. */
 static void make_batch(struct api_work *w, struct stored_batch *s)
 {
     struct err err = {""};
@@ -171,6 +181,7 @@ static void make_batch(struct api_work *w, struct stored_batch *s)
     put_batch(&w->reply, s);
 }
 
+/* Runs on the pool, like all functions of api_work: the store may block. */
 static void create(struct api_work *w)
 {
     struct body b = {0};

@@ -37,6 +37,7 @@ static void on_due(struct http_timer *timer, void *arg)
     call_on_deadline(arg);
 }
 
+/* A call has one timer; a negative delay stops it. */
 static void set_deadline(struct call *c, int64_t delay_ms)
 {
     struct http_server *http = api_of(c->server)->http;
@@ -64,6 +65,7 @@ static const char *id(struct call *c, const char *asked)
     return http_request_id(api_call_of(c)->req);
 }
 
+/* The body is not needed any more, and frees its memory while the engine works. */
 static void prepared(struct call *c)
 {
     http_body_free(api_call_of(c)->req);
@@ -148,6 +150,7 @@ static void error(struct call *c, const struct call_error *e)
     }
 }
 
+/* The client has gone; the reply only ends the request for the front end. */
 static void drop(struct call *c)
 {
     struct http_request *req = api_call_take_request(c);
@@ -158,6 +161,7 @@ static void drop(struct call *c)
     }
 }
 
+/* The sink of an answer over HTTP. */
 static const struct call_sink sink = {
     .id = id,
     .prepared = prepared,
@@ -191,6 +195,7 @@ static const struct call_sink line_sink = {
 
 /* ---- from a handler -------------------------------------------------------------------------- */
 
+/* Why the client went decides under which count the call is recorded. */
 static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     static const enum call_abort causes[] = {
@@ -231,6 +236,7 @@ static bool refuse(struct api *a, struct call_error *e)
     return false;
 }
 
+/* A header with seconds, up to ten days; 0 if it is missing or nonsense. */
 static double positive_header(const struct http_request *req, const char *name)
 {
     const char *text = http_header(req, name);
@@ -241,6 +247,7 @@ static double positive_header(const struct http_request *req, const char *name)
     return 0;
 }
 
+/* Retries of OpenAI's SDKs: many of them are a sign of overload. */
 static void note_retry(struct api *a, struct http_request *req)
 {
     const char *retries = http_header(req, "x-stainless-retry-count");
@@ -250,6 +257,8 @@ static void note_retry(struct api *a, struct http_request *req)
     }
 }
 
+/* Refusals come in order of their cost: the server's state, the tenant's limits, and only
+ * then the body is read. */
 void api_start(struct api *a, struct http_request *req, enum request_kind kind)
 {
     struct call_error e = {0};

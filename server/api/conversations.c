@@ -42,6 +42,7 @@ static void failed(struct api_work *w, enum status st, const struct err *err, co
     }
 }
 
+/* 0: kept without limit. */
 static int64_t expires_at(const struct api_work *w)
 {
     const int64_t life = w->api->data_retention_s;
@@ -53,6 +54,7 @@ static int64_t expires_at(const struct api_work *w)
 
 /* ---- bodies ---------------------------------------------------------------------------------- */
 
+/* What a body has asked for; items own their texts. */
 struct asked {
     struct buf metadata; // "": none
     struct stored_item *items;
@@ -79,6 +81,8 @@ static bool read_items(struct body *b, struct asked *a, bool required)
 /* Processes the parsed body; errors go to w->error. */
 typedef void use_body(struct api_work *w, const struct asked *a);
 
+/* Reads the members that a route takes and passes them on; a missing body is an empty
+ * object. */
 static void with_body(struct api_work *w, bool has_metadata, bool has_items, use_body *use)
 {
     struct body b = {0};
@@ -189,6 +193,7 @@ void api_conversation_delete(struct http_request *req, void *arg)
 
 /* ---- items ----------------------------------------------------------------------------------- */
 
+/* An appended conversation lives for another full period. */
 static void append(struct api_work *w, const struct asked *a)
 {
     struct err err = {""};

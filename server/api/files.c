@@ -17,6 +17,7 @@ enum {
     MOST_LISTED = 10000,
 };
 
+/* The object as OpenAI describes it. */
 static void put_file(struct buf *b, const struct stored_file *f)
 {
     buf_printf(b, "{\"id\":\"%s\",\"object\":\"file\",\"bytes\":%lld,\"created_at\":%lld", f->id,
@@ -49,6 +50,8 @@ static bool is(const struct multipart_part *p, const char *text)
     return p->n_bytes == strlen(text) && memcmp(p->bytes, text, p->n_bytes) == 0;
 }
 
+/* The parts of the form; unknown ones are ignored, as in OpenAI's API. They point into the
+ * body. */
 static bool read_form(struct api_work *w, struct form *form)
 {
     struct multipart m;
@@ -84,6 +87,7 @@ static bool read_form(struct api_work *w, struct form *form)
     return st == OK || call_error_set(&w->error, 400, "invalid_multipart", NULL, "%s", err.text);
 }
 
+/* expires_after: both parts or none, within the limits. */
 static bool read_life(struct api_work *w, const struct form *form, int64_t *seconds)
 {
     char text[24] = "";
@@ -108,6 +112,7 @@ static bool read_life(struct api_work *w, const struct form *form, int64_t *seco
     return true;
 }
 
+/* Which members must be there, and that the purpose is one that this server has. */
 static bool check_form(struct api_work *w, const struct form *form)
 {
     if (!has(&form->file)) {
@@ -138,6 +143,8 @@ static void copy_name(char *to, size_t room, const char *name)
     to[n] = '\0';
 }
 
+/* The content is written in turns, so that a large upload does not hold the store for
+ * long. */
 static enum status store_file(struct api_work *w, const struct form *form, struct stored_file *file,
                               struct err *err)
 {
@@ -158,6 +165,7 @@ static enum status store_file(struct api_work *w, const struct form *form, struc
     return store_upload_end(u, w->owner, file, err);
 }
 
+/* The file is written in pieces, so that other handlers get their turn. */
 static void create(struct api_work *w)
 {
     struct form form = {0};
@@ -213,6 +221,7 @@ void api_files_list(struct http_request *req, void *arg)
     api_work_start_list(arg, req, list, MOST_LISTED, MOST_LISTED);
 }
 
+/* False with an error: not found, or the store failed. */
 static bool find(struct api_work *w, struct stored_file *f)
 {
     struct err err = {""};
@@ -241,6 +250,7 @@ void api_file_get(struct http_request *req, void *arg)
     api_work_start(arg, req, get, NULL);
 }
 
+/* As bytes: a file's type is not known. */
 static void get_content(struct api_work *w)
 {
     struct stored_file f;
@@ -260,6 +270,7 @@ void api_file_content(struct http_request *req, void *arg)
     api_work_start(arg, req, get_content, NULL);
 }
 
+/* A file that a running batch reads cannot be deleted. */
 static void delete_one(struct api_work *w)
 {
     struct err err = {""};

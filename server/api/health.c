@@ -46,6 +46,8 @@ enum api_health api_check_health(struct api *a, int64_t now_ns)
     return a->health = h;
 }
 
+/* Twice a second. A dead engine ends all calls; if it stays dead, the process exits, so
+ * that its supervisor starts another. */
 static void on_tick(struct http_timer *timer, void *arg)
 {
     struct api *a = arg;

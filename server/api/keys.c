@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* API keys: from options and from a file, each with scopes and a tenant. A file can be
+ * read again while the server runs. */
 #include "server/api/keys.h"
 
 #include "engine/base/file.h"
@@ -11,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* `name` appears in logs in place of the key. */
 struct key {
     char *text, *name;
     unsigned scopes;
@@ -23,6 +26,7 @@ struct keys {
     size_t n;
 };
 
+/* Tenants are counted: running requests keep theirs. */
 static void clear(struct key *list, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -40,6 +44,7 @@ static void add(struct keys *k, const char *text, const char *name, unsigned sco
     k->list[k->n++] = (struct key){xstrdup(text), xstrdup(name), scopes, tenant_new(limits)};
 }
 
+/* A list of names with commas between them. */
 static enum status read_scopes(const char *text, unsigned *scopes, struct err *err)
 {
     static const char *const names[] = {"inference", "admin", "metrics", "all"};
@@ -101,6 +106,8 @@ static enum status read_line(struct keys *k, char *line, struct err *err)
     return OK;
 }
 
+/* A line per key; the message of a mistake names the line. The text is erased, since it
+ * holds secrets. */
 static enum status read_file(struct keys *k, struct err *err)
 {
     char *text;
@@ -124,6 +131,7 @@ static enum status read_file(struct keys *k, struct err *err)
     return OK;
 }
 
+/* Keys of options have all scopes. */
 static enum status load(struct keys *k, struct err *err)
 {
     const struct string_list *given = &k->config->api_key;
@@ -181,6 +189,8 @@ static void keep_tenants(struct keys *fresh, const struct keys *old)
     }
 }
 
+/* All or nothing. Keys that stay keep their tenants, and with them their counts and rate
+ * limits. */
 enum status keys_reload(struct keys *keys, struct err *err)
 {
     struct keys fresh = {.config = keys->config};
@@ -207,6 +217,8 @@ static bool equal(const char *a, const char *b)
     return differ == 0;
 }
 
+/* Compares with every key, also after a match, so that the time does not tell which one
+ * was nearly right. */
 unsigned keys_find(const struct keys *keys, const char *key, const char **name,
                    struct tenant **tenant)
 {

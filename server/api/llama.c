@@ -28,6 +28,7 @@ static bool refuse(const struct api *a, struct http_request *req)
     return !a->ready;
 }
 
+/* Defaults under llama.cpp's names; -1 means unlimited or random there. */
 static void put_defaults(struct buf *b, const struct call_model *m)
 {
     const struct sampling_params *p = &m->defaults;
@@ -51,6 +52,7 @@ static void put_defaults(struct buf *b, const struct call_model *m)
     buf_puts(b, ",\"stop\":[]}}");
 }
 
+/* Without prompts or paths, unlike llama.cpp's own answer. */
 void api_props(struct http_request *req, void *arg)
 {
     struct api *a = arg;
@@ -79,6 +81,7 @@ void api_props(struct http_request *req, void *arg)
     reply_json(req, 200, &b);
 }
 
+/* A running sample takes the place of a slot. */
 static void put_slot(struct buf *b, const struct api *a, int32_t id, const struct call_choice *ch)
 {
     const struct engine_info *i = a->calls.model.info;

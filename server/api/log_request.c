@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* One JSON line for each request. Text of prompts and answers is never logged. */
 #include "server/api/log_request.h"
 #include "engine/base/minmax.h"
 #include "engine/base/optional.h"
@@ -10,6 +11,7 @@
 
 enum { MAX_PATH_BYTES = 512 };
 
+/* Empty values are left out; long ones are cut. */
 static void put_string(struct buf *b, const char *key, const char *value)
 {
     if (value && *value) {
@@ -34,6 +36,7 @@ static void put_ms(struct buf *b, const char *key, int64_t ns)
     }
 }
 
+/* The room that the front end reserves with each request; it is zeroed. */
 struct api_log *api_log(struct http_request *req)
 {
     struct api_log *log = http_room(req);
@@ -74,6 +77,7 @@ static void put_head(struct buf *b, const struct http_record *r, int64_t wall_ns
     put_ms(b, "head_ms", r->head_ns > 0 ? r->head_ns - r->arrived_ns : -1);
 }
 
+/* Members that do not apply to a request are left out, so lines of cheap routes are short. */
 void log_request_format(struct buf *b, const struct http_record *r, const void *room,
                         int64_t wall_ns)
 {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Counts and histograms in Prometheus' text format, under vLLM's names where vLLM has
+ * them. Observed on the loop thread only, so nothing here is locked. */
 #include "server/api/metrics.h"
 #include "engine/base/log.h"
 
@@ -63,6 +65,7 @@ static const struct {
                    {.001, .005, .01, .05, .1, .5, 1, 5, 10, 60, 600}},
 };
 
+/* The bucket of the smallest bound that is not below v; the last bucket has all above. */
 void metrics_observe(struct metrics *m, int h, double v)
 {
     int i = 0;
@@ -74,6 +77,7 @@ void metrics_observe(struct metrics *m, int h, double v)
     m->hist[h].sum += v;
 }
 
+/* The engine counts step sizes itself, in buckets with the same bounds. */
 void metrics_take_steps(struct metrics *m, const struct engine_stats *s)
 {
     struct metric_series *steps = &m->hist[HIST_ITERATION_TOKENS];
@@ -84,6 +88,8 @@ void metrics_take_steps(struct metrics *m, const struct engine_stats *s)
     steps->sum = (double)s->step_tokens;
 }
 
+/* A series for each route, method and status. Routes come from the table, so clients
+ * cannot create series. */
 void metrics_http(struct metrics *m, const struct http_record *record)
 {
     const char *route = record->route ? record->route : "none";
@@ -129,6 +135,7 @@ static void labels(struct buf *b, const struct metrics_source *s)
     buf_puts(b, "\",engine=\"0\"");
 }
 
+/* One line of a metric, with the labels that all lines have. */
 static void sample(struct buf *b, const struct metrics_source *s, const char *name,
                    const char *more, double v)
 {
@@ -146,6 +153,8 @@ static void one(struct buf *b, const struct metrics_source *s, const char *name,
     sample(b, s, name, "", v);
 }
 
+/* Buckets are cumulative in this format. Whole bounds are written as Prometheus' own
+ * client does ("1.0"). */
 static void print_histogram(const struct metrics *m, int h, const char *name,
                             const struct metrics_source *s, struct buf *b)
 {
@@ -174,6 +183,7 @@ static void print_histogram(const struct metrics *m, int h, const char *name,
     sample(b, s, full, "", (double)n);
 }
 
+/* The engine's figures. Counters only grow; gauges are as of now. */
 static void print_engine(const struct metrics_source *s, struct buf *b)
 {
     const struct engine_stats *e = s->stats;
@@ -210,7 +220,7 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
            (double)e->prefix_hits);
     if (s->info->state_bytes > 0) {
         one(b, s, "sluice_prefix_cache_recomputed_total", "counter",
-            "Tokens found in the cache, but for the recurrent state behind them.",
+            "Tokens found in the cache without the recurrent state after them.",
             (double)e->prefix_recomputed);
         one(b, s, "sluice_state_snapshots", "gauge",
             "Snapshots of recurrent state that there can be.", s->info->n_snapshots);
@@ -242,6 +252,7 @@ static void print_engine(const struct metrics_source *s, struct buf *b)
     one(b, s, "sluice_engine_rows_total", "counter", "Rows of all steps.", (double)e->n_rows);
 }
 
+/* Facts that do not change are labels of a gauge that is 1. */
 static void print_info(const struct metrics_source *s, struct buf *b)
 {
     char label[256];
@@ -264,6 +275,7 @@ static void print_info(const struct metrics_source *s, struct buf *b)
     sample(b, s, "vllm:engine_sleep_state", "sleep_state=\"discard_all\"", 0);
 }
 
+/* A counter with one label. */
 static void print_labelled(struct buf *b, const struct metrics_source *s, const char *name,
                            const char *key, const char *const *values, const uint64_t *counts,
                            int n, const char *help)
@@ -276,6 +288,7 @@ static void print_labelled(struct buf *b, const struct metrics_source *s, const 
     }
 }
 
+/* Requests by route, then connections and times of the front end. */
 static void print_http(const struct metrics *m, const struct http_stats *h, struct buf *b)
 {
     head(b, "http_requests_total", "counter", "Requests by method, status and route.");
@@ -312,6 +325,7 @@ static void print_http(const struct metrics *m, const struct http_stats *h, stru
     }
 }
 
+/* Batches by status, and the work that is left. */
 static void print_batches(const struct metrics_source *s, struct buf *b)
 {
     const struct batches_counts *c = s->batches;
@@ -336,6 +350,7 @@ static void print_batches(const struct metrics_source *s, struct buf *b)
         (double)c->output_tokens);
 }
 
+/* Of this process, under the names of Prometheus' client libraries. */
 static void print_process(struct buf *b)
 {
     FILE *f = fopen("/proc/self/statm", "r");
@@ -377,6 +392,7 @@ void metrics_to_openmetrics(const struct buf *text, struct buf *out)
     buf_puts(out, "# EOF\n");
 }
 
+/* Sections that have no source (no model yet, no store) are left out. */
 void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out)
 {
     static const char *const finished[] = {"stop", "length", "abort", "error"};

@@ -37,6 +37,7 @@ static void put_list(struct buf *b, const char *key, const char *const *items, s
     buf_putc(b, ']');
 }
 
+/* The state of the engine goes into a header, for balancers that poll this route. */
 static bool refuse(const struct api *a, struct http_request *req)
 {
     http_reply_header(req, "x-engine-state", api_health_names[a->health]);
@@ -54,6 +55,7 @@ static bool refuse(const struct api *a, struct http_request *req)
     return true;
 }
 
+/* All names that the model is served under. */
 void api_models(struct http_request *req, void *arg)
 {
     const struct api *a = arg;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Reads multipart/form-data in place: parts point into the body, names are copied. */
 #include "server/api/multipart.h"
 #include "engine/base/minmax.h"
 
@@ -94,6 +95,7 @@ static bool find_parameter(const char *p, const char *end, const char *key, char
 
 /* ---- parts ----------------------------------------------------------------------------------- */
 
+/* The characters that RFC 2046 allows, at most 70, no space at the end. */
 static bool is_boundary(const char *b)
 {
     static const char others[] = "'()+_,-./:=? ";
@@ -107,6 +109,8 @@ static bool is_boundary(const char *b)
     return n > 0 && n <= 70 && b[n - 1] != ' ';
 }
 
+/* The delimiter is the boundary with its line end and dashes, so content needs no
+ * escaping. */
 enum status multipart_open(struct multipart *m, const char *content_type, const char *body,
                            size_t n_bytes, struct err *err)
 {
@@ -145,6 +149,7 @@ static enum status end_boundary(struct multipart *m, struct err *err)
     return OK;
 }
 
+/* Only Content-Disposition matters; other headers are ignored. */
 static enum status take_header(struct multipart_part *part, const char *line, const char *end,
                                struct err *err)
 {
@@ -186,6 +191,8 @@ static enum status take_head(struct multipart *m, struct multipart_part *part, s
     }
 }
 
+/* The next part, or `over` after the closing delimiter. Bounds on parts and on a head
+ * limit the work per body. */
 enum status multipart_next(struct multipart *m, struct multipart_part *part, struct err *err)
 {
     *part = (struct multipart_part){.bytes = ""};

@@ -20,6 +20,7 @@ static bool refuse(const struct api *a, struct http_request *req)
     return true;
 }
 
+/* RFC 3339, as Go prints it. */
 static void put_time(struct buf *b, int64_t seconds)
 {
     char text[32];
@@ -45,6 +46,7 @@ static void put_name(struct buf *b, const char *name)
     put_text(b, text);
 }
 
+/* Ollama's description of weights; there is only safetensors' precision to report. */
 static void put_details(struct buf *b, const struct engine_info *i)
 {
     static const char *const levels[] = {[DT_F32] = "F32", [DT_BF16] = "BF16", [DT_F16] = "F16"};
@@ -80,6 +82,7 @@ static void put_model(struct buf *b, const struct api *a, const char *name, bool
     buf_putc(b, '}');
 }
 
+/* running: /api/ps, which has only one entry. */
 static void reply_models(struct api *a, struct http_request *req, bool running)
 {
     struct buf b;
@@ -118,6 +121,7 @@ void api_ollama_version(struct http_request *req, void *arg)
 /* ---- one model
  * ----------------------------------------------------------------------------------- */
 
+/* What the model can do, by what its template and head offer. */
 static void put_capabilities(struct buf *b, const struct call_model *m)
 {
     const char *between = "";
@@ -157,6 +161,7 @@ static void put_shown(struct buf *b, const struct api *a)
     buf_putc(b, '}');
 }
 
+/* The body's "model" must be one of the served names. */
 void api_ollama_show(struct http_request *req, void *arg)
 {
     const struct api *a = arg;

@@ -188,6 +188,7 @@ static bool may_be_bare(const struct about *about)
     return strcmp(about->schema, "ConversationRequest") == 0;
 }
 
+/* Every route must have a row, which openapi_test checks. */
 static const struct about *find_about(const struct http_route *route)
 {
     for (size_t i = 0; i < sizeof abouts / sizeof abouts[0]; i++) {
@@ -226,6 +227,7 @@ static void put_operation_id(struct buf *b, const struct http_route *route)
     buf_putc(b, '"');
 }
 
+/* What each form of answer is declared as; keys and errors are the same for all. */
 static void put_responses(struct buf *b, const struct about *about, enum reply_form form)
 {
     static const char *const forms[] = {
@@ -273,6 +275,7 @@ static bool put_path_parameters(struct buf *b, const char *path)
     return any;
 }
 
+/* Parameters in the path are found in its braces, those of the query are in a table. */
 static void put_parameters(struct buf *b, const struct http_route *route)
 {
     struct buf all;
@@ -296,6 +299,7 @@ static void put_parameters(struct buf *b, const struct http_route *route)
     buf_deinit(&all);
 }
 
+/* Security depends on this server's keys and on the route's scope. */
 static void put_operation(struct buf *b, const struct http_route *route,
                           const struct openapi_facts *facts)
 {

@@ -104,7 +104,7 @@ static void put_ids(struct buf *b, const struct openapi_facts *facts)
     buf_putc(b, '}');
 }
 
-/* A list of at most so many, whose items begin behind this. */
+/* A list with a maximum length; the schema of its items follows. */
 static void put_list(struct buf *b, int64_t most)
 {
     put_json(b, ",{'type':'array','minItems':1,'maxItems':");
@@ -126,6 +126,7 @@ static void put_mixed(struct buf *b, int64_t most, const char *text)
     put_json(b, "]}}]}}");
 }
 
+/* A prompt is text, ids, or a list of either. */
 static void put_prompts(struct buf *b, const struct member *m, int64_t most,
                         const struct openapi_facts *facts)
 {
@@ -163,6 +164,7 @@ static void put_range(struct buf *b, const struct member *m)
     }
 }
 
+/* The type, range and choices of a member. A nullable member may also be null. */
 static void put_value(struct buf *b, const struct member *m, const struct openapi_facts *facts)
 {
     static const char *const types[] = {
@@ -217,6 +219,8 @@ static void put_value(struct buf *b, const struct member *m, const struct openap
     }
 }
 
+/* Refused members are listed with the values that are accepted because they ask for
+ * nothing. */
 static void put_member(struct buf *b, const struct member *m, const struct openapi_facts *facts)
 {
     static const char *const before[] = {
@@ -295,6 +299,7 @@ static void put_required(struct buf *b, unsigned form)
     put_stand_ins(b, form);
 }
 
+/* The schema of a body: every row of members[] that has its form. */
 static void put_body(struct buf *b, unsigned form, const struct openapi_facts *facts)
 {
     bool first = true;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Requests from browsers to a server without keys: pages of other origins must not use it,
+ * or any web page could reach a local server. */
 #include "server/api/origin.h"
 
 #include <string.h>
@@ -19,6 +21,7 @@ static bool is_host(const char *host, size_t n, const char *known)
     return strlen(known) == n && strncasecmp(host, known, n) == 0;
 }
 
+/* All listeners must be local. */
 static bool listens_on_loopback(const struct api *a)
 {
     const char *address;

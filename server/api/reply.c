@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Replies that every endpoint has: errors in the form of the API that the path belongs to,
+ * and events of a stream. */
 #include "server/api/reply.h"
 
 #include "server/api/log_request.h"
@@ -18,6 +20,7 @@ static const char *put_error(struct buf *b, int status, const char *code, const 
     return "application/json";
 }
 
+/* A request's room holds its log; the front end calls back for its own errors. */
 void reply_set_options(struct http_options *o)
 {
     o->n_room = sizeof(struct api_log);
@@ -26,6 +29,7 @@ void reply_set_options(struct http_options *o)
     o->on_head = log_request_head;
 }
 
+/* A form holds for a path and everything below it. Every other path is OpenAI's. */
 enum reply_form reply_form_of(const struct http_route *route)
 {
     static const struct {
@@ -63,6 +67,7 @@ void reply_note_route(struct http_request *req, const struct http_route *route)
     api_log(req)->form = (unsigned char)reply_form_of(route);
 }
 
+/* Once per reply, for Anthropic's clients only. */
 void reply_tell_id(struct http_request *req)
 {
     struct api_log *log = api_log(req);
@@ -82,6 +87,7 @@ static enum call_error_names names_of(struct http_request *req)
     return names[api_log(req)->form];
 }
 
+/* The same error in the words of each API. */
 static void put_form(struct buf *b, struct http_request *req, const struct call_error *e)
 {
     switch (api_log(req)->form) {
@@ -91,6 +97,7 @@ static void put_form(struct buf *b, struct http_request *req, const struct call_
     }
 }
 
+/* retry-after for all clients; OpenAI's and Anthropic's also read milliseconds. */
 void reply_error(struct http_request *req, const struct call_error *e)
 {
     if (e->retry_after_s > 0) {
@@ -111,6 +118,7 @@ void reply_error(struct http_request *req, const struct call_error *e)
     http_reply_buf(req, e->status, "application/json", &b);
 }
 
+/* For errors that are made in a handler; calls have theirs already. */
 void reply_errorf(struct http_request *req, int status, const char *code, const char *param,
                   const char *fmt, ...)
 {
@@ -140,6 +148,7 @@ static char *append(char *to, const void *bytes, size_t n_bytes)
     return to + n_bytes;
 }
 
+/* Server-sent events, written directly into the connection's buffer. */
 void reply_event(struct http_request *req, const char *json, size_t n_bytes)
 {
     size_t n = n_bytes + 8;
@@ -157,6 +166,7 @@ void reply_line(struct http_request *req, const char *json, size_t n_bytes)
     http_stream_commit(req, n_bytes + 1);
 }
 
+/* Anthropic's and the Responses API's events have a name, too. */
 void reply_named_event(struct http_request *req, const char *name, const char *json, size_t n_bytes)
 {
     size_t n_name = strlen(name), n = n_name + n_bytes + 16;
@@ -169,6 +179,7 @@ void reply_named_event(struct http_request *req, const char *name, const char *j
     http_stream_commit(req, n);
 }
 
+/* An error after the head cannot change the status any more, so it becomes an event. */
 void reply_stream_end(struct http_request *req, const struct call_error *e, bool done)
 {
     if (e && !http_stream_head_sent(req)) {

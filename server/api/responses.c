@@ -94,6 +94,8 @@ static struct call *find_running(struct api *a, struct http_request *req)
     return background_find(a, api_log(req)->owner, http_param(req));
 }
 
+/* A response that is still running can be followed as a stream, beginning after an event
+ * that the client has seen. */
 void api_response_get(struct http_request *req, void *arg)
 {
     const char *stream = http_query(req, "stream");
@@ -127,6 +129,7 @@ static void delete_one(struct api_work *w)
     }
 }
 
+/* A running response would be stored again at its end. */
 void api_response_delete(struct http_request *req, void *arg)
 {
     if (find_running(arg, req)) {
@@ -153,6 +156,7 @@ static void cancel(struct api_work *w)
     stored_response_deinit(&r);
 }
 
+/* A response that runs in the background, or one that has ended already. */
 void api_response_cancel(struct http_request *req, void *arg)
 {
     struct call *c = find_running(arg, req);
@@ -177,6 +181,7 @@ static void name_item(char id[32], const struct json *item, size_t index)
     }
 }
 
+/* Items of the input get the ids under which they are listed. */
 static void put_named(struct buf *b, const struct json *item, const char *id)
 {
     buf_puts(b, "{\"id\":");
@@ -221,6 +226,7 @@ static void put_page(struct api_work *w, const struct json *const *items, size_t
     api_put_page_end(&w->reply, n_put ? first : NULL, n_put ? end : NULL, more);
 }
 
+/* The stored input is the inside of a list. */
 static void list_items(struct api_work *w)
 {
     const struct json_limits limits = {.max_depth = 256};

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Handlers that use the store: the database waits for the disk, so they run on the pool's
+ * threads, and reply on the loop's. */
 #include "server/api/work.h"
 
 #include "engine/base/log.h"
@@ -23,6 +25,7 @@ static void do_work(void *arg)
     w->work(w);
 }
 
+/* On the loop's thread again. after_work is for what only this thread may do. */
 static void work_done(void *arg)
 {
     struct api_work *w = arg;
@@ -54,6 +57,8 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 
 static const struct http_events events = {on_gone, NULL};
 
+/* Everything from the request that a handler needs is copied here, because other threads
+ * must not touch the request. */
 static struct api_work *make(struct api *a, struct http_request *req,
                              void (*work)(struct api_work *w))
 {
@@ -94,6 +99,7 @@ void api_work_start(struct api *a, struct http_request *req, void (*work)(struct
     }
 }
 
+/* limit, order and after, as OpenAI's lists have them. */
 static bool read_page(struct api_work *w, int64_t otherwise, int64_t most)
 {
     const char *limit = http_query(w->req, "limit"), *order = http_query(w->req, "order");
@@ -120,6 +126,7 @@ static bool read_page(struct api_work *w, int64_t otherwise, int64_t most)
     return true;
 }
 
+/* Wrong parameters are refused before anything is queued. */
 void api_work_start_list(struct api *a, struct http_request *req, void (*work)(struct api_work *w),
                          int64_t otherwise, int64_t most)
 {
@@ -136,6 +143,7 @@ void api_work_start_list(struct api *a, struct http_request *req, void (*work)(s
     free(w);
 }
 
+/* The ends of a page, for clients that ask for the next one. */
 static void put_id(struct buf *b, const char *key, const char *id)
 {
     buf_printf(b, ",\"%s\":", key);
@@ -154,6 +162,7 @@ void api_put_page_end(struct buf *b, const char *first, const char *last, bool h
     buf_printf(b, ",\"has_more\":%s}", bool_word(has_more));
 }
 
+/* A full disk is 507: trying again at once would not help. */
 void api_work_fail(struct api_work *w, enum status st, const struct err *err)
 {
     if (st == ERR_LIMIT) {
@@ -174,6 +183,7 @@ void api_work_missing(struct api_work *w, const char *object)
     call_error_set(&w->error, 404, "not_found", "id", "No such %s object: %.80s", object, w->id);
 }
 
+/* At most 16 pairs of strings, with OpenAI's limits. */
 bool api_read_metadata(struct body *b, struct buf *out)
 {
     const struct json *v = NULL;

@@ -91,6 +91,9 @@ static void record(void *arg)
     }
 }
 
+/* Back on the loop thread after the first record of a background response was written:
+ * without it the response could never be read, so the call fails instead of running
+ * unseen. */
 static void on_recorded(void *arg)
 {
     struct call *c = arg;
@@ -114,6 +117,7 @@ static void on_recorded(void *arg)
     }
 }
 
+/* The store blocks, so it is written on the pool; without a pool (tests, jobs) at once. */
 static void start_record(struct call *c)
 {
     c->saving = true;
@@ -125,7 +129,7 @@ static void start_record(struct call *c)
     }
 }
 
-/* To the engine, or behind those that wait for it. False: *e says why not. */
+/* To the engine, or to the end of the calls that wait for it. False: *e says why not. */
 static bool submit(struct call *c, struct call_error *e)
 {
     if (!call_make_requests(c, e)) {
@@ -139,6 +143,8 @@ static bool submit(struct call *c, struct call_error *e)
     return st == OK;
 }
 
+/* Calls leave the queue in order, until the engine is full again. One that has ended
+ * meanwhile is only unlinked. */
 void call_submit_queued(struct call_server *s)
 {
     while (s->queue) {
@@ -161,6 +167,8 @@ void call_submit_queued(struct call_server *s)
     }
 }
 
+/* A prepared call: refused, answered without the engine (counting tokens), submitted, or
+ * queued. A tenant's waiting samples count from here. */
 static void take_prepared(struct call *c)
 {
     struct call_error e = c->request.error;
@@ -197,6 +205,7 @@ static void take_prepared(struct call *c)
     call_fail(c, &e);
 }
 
+/* Back on the loop thread. The client may have gone while the body was read. */
 static void on_prepared(void *arg)
 {
     struct call *c = arg;
@@ -225,6 +234,8 @@ static void on_prepared(void *arg)
     take_prepared(c);
 }
 
+/* On the pool: of the server, only its constants and the store may be used here. A buffer
+ * that lost bytes makes the whole request fail. */
 static void prepare(void *arg)
 {
     struct request *r = &((struct call *)arg)->request;
@@ -236,6 +247,8 @@ static void prepare(void *arg)
     }
 }
 
+/* The seed of a request without one differs from call to call, so equal requests may get
+ * different answers. */
 void call_start(struct call_server *s, struct call *c)
 {
     c->server = s;

@@ -52,6 +52,9 @@ static void forget(struct call *c)
     c->sink->over(c);
 }
 
+/* A call is freed when nothing refers to it any more: no pool job, no queue, no request in
+ * the engine. During a drain of the engine it is only marked, since the loop over its
+ * events holds it. */
 void call_release(struct call *c)
 {
     if (c->answered && !c->preparing && !c->saving && !c->queued && c->n_done == c->n_submitted) {
@@ -64,6 +67,7 @@ void call_release(struct call *c)
     }
 }
 
+/* The calls that ended in the drain before. */
 void call_forget_dead(struct call_server *s)
 {
     for (struct call *c = s->calls, *next; c && s->n_dead > 0; c = next) {
@@ -128,6 +132,7 @@ static void on_saved(void *arg)
     call_let_go(c);
 }
 
+/* A response that is stored ends only after that; its deadline no longer applies. */
 static void start_save(struct call *c)
 {
     c->saving = true;
@@ -140,6 +145,8 @@ static void start_save(struct call *c)
     }
 }
 
+/* The end of a response that is kept although its client may have gone: what there is of
+ * it is stored with its status. */
 void call_end_kept(struct call *c)
 {
     if (c->saving) {
@@ -170,6 +177,8 @@ void call_cancel(struct call *c)
     }
 }
 
+/* The one way to fail: the error goes to the client as a status or, in a stream, as an
+ * event, and the engine's work is cancelled. A second failure has no effect. */
 void call_fail(struct call *c, const struct call_error *e)
 {
     if (c->answered || c->closed) {
@@ -211,6 +220,8 @@ void call_watch_memory(struct call_server *s)
     s->n_lost = buf_n_lost();
 }
 
+/* Checked before anything is sent: a buffer that ran out of memory means that part of the
+ * answer is missing. */
 bool call_lacks_memory(struct call *c)
 {
     if (buf_n_lost() == c->server->n_lost) {
@@ -239,6 +250,7 @@ void call_gone(struct call *c, enum call_abort why)
     }
 }
 
+/* Complete when every sample has ended; prompts that are pooled have no samples. */
 void call_finish_if_complete(struct call *c)
 {
     bool complete;
@@ -274,6 +286,7 @@ void call_finish_if_complete(struct call *c)
 /* ---- deadlines --------------------------------------------------------------------------------
  */
 
+/* A request that waits for its first token fails with 503, one that runs with 504. */
 void call_on_deadline(struct call *c)
 {
     struct call_error e = {0};
@@ -293,6 +306,8 @@ void call_on_deadline(struct call *c)
     call_fail(c, &e);
 }
 
+/* The deadline until the first token, if one is configured, then that of the whole; the
+ * client's own timeout counts if it is shorter. */
 void call_start_deadline(struct call *c)
 {
     const struct config *config = c->server->config;

@@ -7,6 +7,8 @@
 #include "server/call/format.h"
 #include "server/call/tenant.h"
 
+/* The engine's status as an HTTP error: what the client caused, what the model caused, and
+ * what the device did. */
 static void fail_with_engine(struct call *c, const struct engine_request *r)
 {
     struct call_error e = {0};
@@ -29,6 +31,7 @@ static void fail_with_engine(struct call *c, const struct engine_request *r)
     call_fail(c, &e);
 }
 
+/* Times are relative to the request's arrival, so they include reading and queueing. */
 static void note_first_token(struct call *c, const struct engine_request *r, int64_t now_ns)
 {
     struct call_record *record = &c->record;
@@ -146,6 +149,8 @@ static bool is_told(const struct call *c, const struct engine_request *r)
     return true;
 }
 
+/* Called for each request of the engine that has news. A call has several requests if it
+ * has several prompts. */
 static void on_event(struct engine_request *r, void *arg)
 {
     struct call *c = r->user;
@@ -175,6 +180,8 @@ static void on_event(struct engine_request *r, void *arg)
     }
 }
 
+/* The loop thread's share of a step: events first, then dead calls are freed, then those
+ * that wait get their turn. */
 void call_on_wake(struct call_server *s)
 {
     int64_t now_ns = clock_now_ns();
@@ -187,6 +194,7 @@ void call_on_wake(struct call_server *s)
     }
 }
 
+/* The client's socket has room again: what was held back is written now. */
 void call_on_room(struct call *c)
 {
     struct call_server *s = c->server;

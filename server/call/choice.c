@@ -34,6 +34,7 @@ static void on_text(void *arg, const char *text, size_t n_bytes)
     buf_put(&ch->content, text, n_bytes);
 }
 
+/* Reasoning that the client does not want is dropped, but its tokens are counted. */
 static void on_reasoning(void *arg, const char *text, size_t n_bytes)
 {
     struct call_choice *ch = arg;
@@ -72,6 +73,7 @@ static void make_call_id(struct call_choice *ch, const char *name, char *id, siz
     }
 }
 
+/* A call begins. parallel_tool_calls false: later calls of the same answer are skipped. */
 static void on_call(void *arg, const char *name, const char *id)
 {
     struct call_choice *ch = arg;
@@ -90,6 +92,8 @@ static void on_call(void *arg, const char *name, const char *id)
     }
 }
 
+/* Arguments of custom tools are collected, since they are text inside JSON that must be
+ * decoded as a whole. */
 static void on_arguments(void *arg, const char *text, size_t n_bytes)
 {
     struct call_choice *ch = arg;
@@ -106,6 +110,7 @@ static void on_arguments(void *arg, const char *text, size_t n_bytes)
 
 static const struct tool_sink SINK = {on_text, on_reasoning, on_call, on_arguments, NULL};
 
+/* Every buffer has a limit, so that an endless answer fails instead of filling the memory. */
 void call_choice_init(struct call_choice *ch, struct call *c, int32_t index,
                       struct engine_request *r, int32_t sample)
 {
@@ -192,6 +197,7 @@ static bool take(struct call_choice *ch, int32_t i)
     return r->output.tok && !output_token(&ch->output, id);
 }
 
+/* Why the sample ended, in OpenAI's words. */
 static const char *reason_of(struct call_choice *ch, int32_t finish)
 {
     if (finish == FINISH_LENGTH) {
@@ -273,6 +279,9 @@ static bool take_some(struct call_choice *ch, int32_t n)
     return stopped;
 }
 
+/* Takes the tokens that are new. The engine's thread writes tokens, then their number, then
+ * `finish`; they are read in the opposite order, so that a finished sample has all of its tokens.
+ */
 bool call_choice_progress(struct call_choice *ch, int64_t now_ns)
 {
     struct engine_output *out = &ch->request->outputs[ch->sample];

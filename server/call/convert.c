@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Converts items and tools of other APIs to those of a chat, as JSON text, which is what
+ * templates get. */
 #include "server/call/convert.h"
 
 #include "engine/base/words.h"
@@ -10,6 +12,7 @@ void convert_text(struct buf *out, const char *text)
     buf_put_json(out, text, strlen(text));
 }
 
+/* Children of an array or object. */
 static void put_children(struct buf *out, const struct json *node, bool keys)
 {
     if (keys) {
@@ -55,6 +58,8 @@ static void put_field(struct buf *out, const struct json *v, const char *key, bo
     }
 }
 
+/* A tool as OpenAI's chat has it; schema_key is the member that holds its parameters in
+ * the other API. */
 void convert_tool(struct buf *out, const struct json *tool, size_t index, const char *schema_key)
 {
     bool first = true;
@@ -116,6 +121,7 @@ void convert_item_but_id(struct buf *out, const struct json *item)
     put_item(out, item, false);
 }
 
+/* The text lives as long as the request. */
 static bool keep(struct request *r, const struct buf *array, const char **text, size_t *n_bytes)
 {
     if (array->failed) {
@@ -133,6 +139,7 @@ bool convert_keep_messages(struct request *r, struct buf *array)
     return keep(r, array, &r->messages, &r->messages_bytes);
 }
 
+/* Tools are needed as text (for the template) and as a tree (for parsers). */
 bool convert_keep_tools(struct request *r, const struct buf *array)
 {
     if (!keep(r, array, &r->tools, &r->tools_bytes)) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Custom tools, whose argument is a text: models write it as the only string of a JSON
+ * object. */
 #include "server/call/custom.h"
 
 #include "engine/base/json_scan.h"
@@ -34,6 +36,8 @@ static bool read_text(const char *s, size_t n, struct buf *out)
     return found;
 }
 
+/* The text as far as it can be decoded; an answer that was cut off ends in the middle of
+ * the JSON. */
 void custom_text(const struct buf *arguments, struct buf *out)
 {
     enum { ESCAPE_BYTES = 12 }; // of a pair of \u escapes: up to this much may be truncated

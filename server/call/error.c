@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Errors of the API: set once, then written in the words of OpenAI, vLLM, Anthropic or
+ * Ollama. */
 #include "server/call/error.h"
 #include "engine/base/optional.h"
 
@@ -7,6 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Returns false, so that a reader can `return call_error_set(...)`. The first error wins:
+ * later ones follow from it. */
 bool call_error_set(struct call_error *e, int status, const char *code, const char *param,
                     const char *fmt, ...)
 {
@@ -148,6 +152,7 @@ static const char *name_of(int status, enum call_error_names names)
     return NULL;
 }
 
+/* Each API has names of its own for errors of the client and of the server. */
 static const char *type_of(const struct call_error *e, enum call_error_names names)
 {
     static const char *const below_500[CALL_ERROR_N_NAMES] = {
@@ -168,6 +173,7 @@ static const char *type_of(const struct call_error *e, enum call_error_names nam
     return e->status < 500 ? below_500[names] : others[names];
 }
 
+/* OpenAI's object. A prompt that is too long also says how long it is and what fits. */
 void call_error_put(struct buf *b, const struct call_error *e, enum call_error_names names)
 {
     buf_puts(b, "{\"error\":{\"message\":");
@@ -204,6 +210,7 @@ static void put_too_long(struct buf *b, const struct call_error *e)
     buf_put_json(b, text, strlen(text));
 }
 
+/* Anthropic's object. */
 void call_error_put_typed(struct buf *b, const struct call_error *e, const char *request_id)
 {
     buf_printf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":",

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The tokens of fill-in-the-middle prompts, which every family names differently. */
 #include "server/call/fim.h"
 
 #include <string.h>
@@ -34,6 +35,8 @@ static int32_t find_any(const struct tokenizer *tok, const char *const *texts, s
     return id;
 }
 
+/* A model is taken to fill in if it has a prefix, a suffix and a middle token; the others
+ * (files, repositories) are optional. */
 void fim_open(struct fim *f, const struct tokenizer *tok)
 {
     static const char *const repositories[] = {"<|repo_name|>", "<repo_name>", "<reponame>"};

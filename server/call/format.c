@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Sums over a call's prompts. Tokens after a stop string are neither returned nor counted. */
 struct call_usage call_usage_of(const struct call *c)
 {
     struct call_usage u = {.recomputed = -1};
@@ -29,7 +30,7 @@ struct call_usage call_usage_of(const struct call *c)
         u.completion += c->choices[i].n_taken;
         u.reasoning += c->choices[i].output.n_reasoning_tokens;
     }
-    if (u.accepted > u.completion) { // behind a stop string nothing is returned or counted
+    if (u.accepted > u.completion) { // after a stop string nothing is returned or counted
         u.accepted = u.completion;
     }
     return u;
@@ -65,6 +66,7 @@ void call_put_usage(struct buf *b, const struct call *c)
     buf_puts(b, ",\"audio_tokens\":0}}");
 }
 
+/* JSON has no -inf: what is impossible is written as -9999, as vLLM does. */
 void call_put_logprob(struct buf *b, float logprob)
 {
     char text[32];
@@ -76,6 +78,8 @@ void call_put_logprob(struct buf *b, float logprob)
     buf_puts(b, text);
 }
 
+/* Characters of the token's own text, for offsets in the answer; special tokens that are
+ * not shown have none. */
 size_t call_token_characters(const struct call *c, int32_t token)
 {
     const struct output_options *o = &c->request.output;
@@ -126,6 +130,7 @@ void call_put_token_text(struct buf *b, const struct call *c, int32_t token)
     put_token_text(b, c, token, true);
 }
 
+/* Bytes of the token, since it may end inside a character. */
 static void put_token_bytes(struct buf *b, const struct call *c, int32_t token)
 {
     size_t n = 0;
@@ -150,6 +155,7 @@ static void put_token(struct buf *b, const struct call *c, int32_t token, float 
     put_token_bytes(b, c, token);
 }
 
+/* OpenAI's log-probability of a token, with its alternatives. */
 void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                        size_t n_chars_before)
 {
@@ -180,6 +186,7 @@ static void put_native(struct buf *b, const struct call *c, int32_t token, float
     put_token(b, c, token, logprob);
 }
 
+/* llama.cpp's form of the same. */
 void call_native_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp)
 {
     struct buf *b = &ch->logprobs;
@@ -198,6 +205,7 @@ void call_native_logprob(struct call_choice *ch, int32_t token, const struct tok
     buf_puts(b, "]}");
 }
 
+/* llama.cpp's shape, with the token's bytes for texts that are no UTF-8 alone. */
 static void put_native_prob(struct buf *b, const struct call *c, int32_t token, double prob)
 {
     buf_printf(b, "{\"id\":%d,\"token\":", token);
@@ -207,6 +215,7 @@ static void put_native_prob(struct buf *b, const struct call *c, int32_t token, 
     put_token_bytes(b, c, token);
 }
 
+/* After the samplers: probabilities among the tokens that could have been drawn. */
 void call_native_prob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp)
 {
     struct buf *b = &ch->logprobs;
@@ -240,6 +249,7 @@ void call_put_ids(struct buf *b, const int32_t *ids, int32_t n)
     buf_putc(b, ']');
 }
 
+/* vLLM's extension: the stop string or the stop token that ended the sample. */
 void call_put_stop_reason(struct buf *b, const struct call_choice *ch)
 {
     const struct output *o = &ch->output;
@@ -253,6 +263,7 @@ void call_put_stop_reason(struct buf *b, const struct call_choice *ch)
     }
 }
 
+/* The beginning that all chunks of an answer share; it is made once. */
 void call_put_head(struct buf *b, const struct call *c, const char *object)
 {
     buf_puts(b, "{\"id\":");
@@ -264,6 +275,7 @@ void call_put_head(struct buf *b, const struct call *c, const char *object)
     buf_printf(b, ",\"system_fingerprint\":\"%s\",\"choices\":", c->request.model->fingerprint);
 }
 
+/* Ids that the client asked for; in a stream, those of this chunk. */
 void call_put_token_ids(struct buf *b, struct call_choice *ch)
 {
     if (ch->call->request.return_token_ids) {
@@ -276,6 +288,7 @@ void call_put_token_ids(struct buf *b, struct call_choice *ch)
     }
 }
 
+/* Without ids it is null in a whole answer and left out of a stream, as in vLLM. */
 void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engine_request *r)
 {
     if (c->request.return_token_ids) {
@@ -308,6 +321,7 @@ static void lack_memory(struct call *c, struct call_error *e)
     c->record.finish = "error";
 }
 
+/* Every answer as a whole passes here, so this is where lost memory is noticed. */
 void call_whole(struct call *c, struct buf *json)
 {
     struct call_error e = {0};
@@ -320,6 +334,7 @@ void call_whole(struct call *c, struct buf *json)
     c->sink->error(c, &e);
 }
 
+/* The same for streams: once events were sent, an error is an event. */
 void call_end_stream(struct call *c, bool done)
 {
     struct call_error e = {0};
@@ -336,6 +351,7 @@ void call_end_stream(struct call *c, bool done)
     }
 }
 
+/* The head, the choices and, if it was asked for, usage. */
 void call_send_chunk(struct call *c, struct buf *b)
 {
     if (c->request.continuous_usage) {
@@ -348,6 +364,7 @@ void call_send_chunk(struct call *c, struct buf *b)
     call_event(c, NULL, b);
 }
 
+/* The last chunk has no choices. */
 void call_send_usage(struct call *c, const char *tail)
 {
     struct buf *b = &c->server->scratch;
@@ -362,6 +379,7 @@ void call_send_usage(struct call *c, const char *tail)
     }
 }
 
+/* vLLM's form: {"ID":{"logprob":...,"rank":...,"decoded_token":...}}. rank 0: not known. */
 static void put_ranked(struct buf *b, const struct call *c, int32_t token, float logprob,
                        int32_t rank, bool first)
 {
@@ -375,6 +393,7 @@ static void put_ranked(struct buf *b, const struct call *c, int32_t token, float
     buf_putc(b, '}');
 }
 
+/* The first token of a prompt has no predecessor, hence null. */
 void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct engine_request *r)
 {
     if (!body_has(&c->request.body, "prompt_logprobs")) {
@@ -398,6 +417,7 @@ void call_put_prompt_logprobs(struct buf *b, const struct call *c, const struct 
     buf_putc(b, ']');
 }
 
+/* Ids of calls need only be unique; they are made from a counter and the random seed. */
 void call_make_id(struct call *c, const char *prefix, char out[40])
 {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";

@@ -71,7 +71,7 @@ void call_chat_logprob(struct call_choice *ch, int32_t token, const struct token
                        size_t n_chars_before);
 /* The same with the token's id, as llama.cpp has it. */
 void call_native_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp);
-/* The same of the distribution behind the samplers (post_sampling.h): "prob" and "top_probs". */
+/* The same of the distribution after the samplers (post_sampling.h): "prob" and "top_probs". */
 void call_native_prob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp);
 /* llama.cpp's {"prompt_n":..,"predicted_ms":..} of a request of the engine (format_native.c). */
 void call_put_timings(struct buf *b, const struct call *c, const struct engine_request *q);
@@ -96,7 +96,7 @@ void call_put_prompt_ids(struct buf *b, const struct call *c, const struct engin
 void call_event(struct call *c, const char *name, const struct buf *json);
 void call_whole(struct call *c, struct buf *json);
 void call_end_stream(struct call *c, bool done);
-/* Ends a chunk behind its choices, with the usage that the client wants in each, and sends it. */
+/* Ends a chunk after its choices, with the usage that the client wants in each, and sends it. */
 void call_send_chunk(struct call *c, struct buf *b);
 /* If it was asked for: the chunk that has usage and no choice. `tail` ends chunk_head's list. */
 void call_send_usage(struct call *c, const char *tail);

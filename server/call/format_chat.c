@@ -21,6 +21,7 @@ static struct buf *open_chunk(struct call_choice *ch)
     return b;
 }
 
+/* Ends the delta of a chunk and adds what stands beside it. */
 static void close_chunk(struct call_choice *ch, struct buf *b, const char *finish)
 {
     buf_puts(b, "},\"logprobs\":");
@@ -47,6 +48,7 @@ static void end_chunk(struct call_choice *ch, struct buf *b)
     call_send_chunk(ch->call, b);
 }
 
+/* The first chunk has the role and no text, as in OpenAI's streams. */
 static void start_stream(struct call_choice *ch)
 {
     struct buf *b = open_chunk(ch);
@@ -156,6 +158,7 @@ static void start(struct call_choice *ch)
     }
 }
 
+/* The head of a call in either API: tool_calls, or the deprecated function_call. */
 static void put_call_head(struct buf *b, const struct call_choice *ch, const char *name,
                           const char *id)
 {
@@ -177,6 +180,7 @@ static void put_call_head(struct buf *b, const struct call_choice *ch, const cha
     }
 }
 
+/* A call's name is sent in a chunk of its own; arguments follow as they come. */
 static void call(struct call_choice *ch, const char *name, const char *id)
 {
     if (!ch->call->request.stream) {
@@ -201,6 +205,7 @@ static void call(struct call_choice *ch, const char *name, const char *id)
     end_chunk(ch, b);
 }
 
+/* A whole answer collects calls as text; a stream has sent them. */
 static void call_end(struct call_choice *ch)
 {
     if (!ch->call->request.stream) {
@@ -215,6 +220,7 @@ static void call_end(struct call_choice *ch)
     }
 }
 
+/* The last chunk of a choice has the rest of its text and its reason. */
 static void finish(struct call_choice *ch)
 {
     struct buf *b = open_chunk(ch);
@@ -231,6 +237,7 @@ static void finish(struct call_choice *ch)
 /* ---- the whole object -------------------------------------------------------------------------
  */
 
+/* content is null beside calls, unless the client named the tool. */
 static void put_message(struct buf *b, struct call_choice *ch)
 {
     const struct buf *calls = &ch->calls;
@@ -287,6 +294,7 @@ static void put_choice(struct buf *b, struct call_choice *ch)
     buf_putc(b, '}');
 }
 
+/* Usage comes after all choices, in a chunk without any. */
 static void end(struct call *c)
 {
     if (c->request.stream) {

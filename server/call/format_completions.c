@@ -21,6 +21,8 @@ static void put_top(struct buf *b, const struct call *c, int32_t token, float lo
     call_put_logprob(b, logprob);
 }
 
+/* Three parallel arrays (tokens, log-probabilities, alternatives) and offsets, as OpenAI's
+ * legacy API has them. */
 static void add_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                         size_t offset)
 {
@@ -93,6 +95,7 @@ static void start(struct call_choice *ch)
     }
 }
 
+/* In a stream, those of this chunk. */
 static void put_logprobs(struct buf *b, struct call_choice *ch)
 {
     static const char *const names[] = {"token_logprobs", "top_logprobs", "text_offset"};
@@ -176,6 +179,7 @@ static void put_chunk(struct call_choice *ch)
     call_send_chunk(c, b);
 }
 
+/* return_progress: how far the prompt has been computed, in chunks without text. */
 static void tell_prompt(struct call_choice *ch)
 {
     struct buf *b = &ch->call->server->scratch;
@@ -217,6 +221,7 @@ static void finish(struct call_choice *ch)
     put_chunk(ch);
 }
 
+/* With echo the prompt's text comes first. */
 static void end(struct call *c)
 {
     if (c->request.stream) {

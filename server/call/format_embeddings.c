@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Little-endian f32, as OpenAI's clients decode it. */
 static void put_base64(struct buf *b, const float *v, size_t n)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -34,6 +35,7 @@ static void put_floats(struct buf *b, const float *v, size_t n)
     buf_putc(b, ']');
 }
 
+/* In double, so that the length is 1 to f32's precision. */
 static void normalise(float *v, size_t n)
 {
     double sum = 0;

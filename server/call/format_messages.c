@@ -12,6 +12,7 @@
 
 enum block { BLOCK_NONE, BLOCK_THINKING, BLOCK_TEXT, BLOCK_TOOL };
 
+/* The state of an answer: blocks of one kind follow each other, and one is open at a time. */
 struct message {
     enum block open;
     int32_t n_blocks; // begun
@@ -89,6 +90,7 @@ static void put_stop(struct buf *b, const struct call_choice *ch)
     }
 }
 
+/* The message as it is at the end, or empty at the start of a stream. */
 static void put_message(struct buf *b, struct call *c)
 {
     const struct message *m = state(c);
@@ -179,6 +181,7 @@ static struct buf *block_event(struct call *c, const char *type)
     return b;
 }
 
+/* A piece of the open block. */
 static void send_delta(struct call *c, const struct buf *text)
 {
     static const char *const names[] = {
@@ -205,6 +208,7 @@ static void send_signature(struct call *c)
 /* ---- blocks
  * -------------------------------------------------------------------------------------- */
 
+/* A block begins with content_block_start; its index is the number of blocks before it. */
 static void open_block(struct call *c, enum block kind)
 {
     struct message *m = state(c);
@@ -219,6 +223,7 @@ static void open_block(struct call *c, enum block kind)
     }
 }
 
+/* A thinking block needs a signature; ours is empty, since we do not verify it. */
 static void close_block(struct call *c)
 {
     struct message *m = state(c);
@@ -259,6 +264,7 @@ static void add(struct call *c, enum block kind, struct buf *text)
     buf_clear(text);
 }
 
+/* Text of another kind than the open block's closes that block. */
 static void pending(struct call_choice *ch)
 {
     if (ch->pending == PENDING_TEXT) {
@@ -287,6 +293,7 @@ static void call_end(struct call_choice *ch)
 /* ---- the whole
  * ----------------------------------------------------------------------------------- */
 
+/* message_start has the usage of the prompt; a ping follows, as in Anthropic's streams. */
 static void start(struct call_choice *ch)
 {
     struct call *c = ch->call;
@@ -304,6 +311,7 @@ static void finish(struct call_choice *ch)
     (void)ch; // the end says it
 }
 
+/* The reason and the usage come in message_delta, before message_stop. */
 static void end(struct call *c)
 {
     close_block(c);

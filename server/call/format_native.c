@@ -79,6 +79,7 @@ static void put_prompt(struct buf *b, const struct call_choice *ch)
     buf_deinit(&text);
 }
 
+/* llama.cpp's names for the reason. */
 static const char *stop_type(const struct call_choice *ch)
 {
     if (ch->output.stopped) {
@@ -131,6 +132,7 @@ static bool has_line(const struct call_choice *ch)
     return ch->n_lines > 0;
 }
 
+/* All members of llama.cpp's last event; response_fields may select among them. */
 void call_put_native(struct buf *b, struct call_choice *ch)
 {
     const char *word = "";
@@ -185,6 +187,7 @@ static void send_event(struct call_choice *ch, struct buf *b)
     call_event(c, NULL, b);
 }
 
+/* An event for each piece of text; with probabilities, one for each token. */
 static void pending(struct call_choice *ch)
 {
     struct call *c = ch->call;
@@ -288,6 +291,7 @@ static void put_answer(struct buf *b, struct call_choice *ch)
     buf_deinit(&object);
 }
 
+/* Several prompts give an array. */
 static void end(struct call *c)
 {
     if (c->request.stream) {
@@ -326,7 +330,7 @@ const struct call_format call_native_format = {
 /* ---- embeddings and templates
  * -------------------------------------------------------------------- */
 
-/* A list of vectors for each input: one, as there is one behind a pooling. */
+/* A list of vectors for each input: one, as pooling gives one. */
 static void end_embedding(struct call *c)
 {
     struct buf b;

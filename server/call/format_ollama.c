@@ -108,6 +108,7 @@ static void pending(struct call_choice *ch)
     }
 }
 
+/* Ollama's calls have no id, and arguments as an object. */
 static void call(struct call_choice *ch, const char *name, const char *id)
 {
     (void)id;
@@ -144,6 +145,7 @@ static void finish(struct call_choice *ch)
 /* ---- the end
  * ------------------------------------------------------------------------------------- */
 
+/* The last line has the figures: durations in nanoseconds, and counts. */
 static void end(struct call *c)
 {
     struct call_choice *ch = &c->choices[0];

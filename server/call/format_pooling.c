@@ -24,6 +24,7 @@ static void put_class(struct buf *b, struct call *c, size_t prompt)
     buf_puts(b, "],\"num_classes\":1");
 }
 
+/* A vector, or the score of a classifier. */
 static void put_pool(struct buf *b, struct call *c, size_t prompt)
 {
     buf_puts(b, ",\"object\":\"pooling\",\"data\":");
@@ -111,6 +112,7 @@ static void put_vector(struct buf *b, struct call *c, size_t prompt, enum vector
     }
 }
 
+/* Each type that was asked for, in Cohere's order; types are a bit set. */
 static void put_vectors(struct buf *b, struct call *c)
 {
     static const char *const names[N_VECTOR_TYPES] = {"float", "binary", "ubinary", "base64"};

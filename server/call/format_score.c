@@ -36,6 +36,7 @@ double call_judged(const struct call *c, size_t pair)
     return lead;
 }
 
+/* 0 for a vector of zeros. */
 static double cosine(const float *a, const float *b, size_t n)
 {
     double ab = 0, aa = 0, bb = 0;
@@ -50,6 +51,8 @@ static double cosine(const float *a, const float *b, size_t n)
     return 0;
 }
 
+/* By a classifier or reranker, which judges each pair, or by the cosine of two embeddings.
+ * One query stands for all documents. */
 static double score_of(const struct call *c, size_t document)
 {
     const struct request *r = &c->request;
@@ -133,6 +136,7 @@ static double label_score(const struct call *c, size_t item)
     return exp((double)lp[0]);
 }
 
+/* Probabilities of the label tokens, of all tokens or among the labels. */
 static void end_labels(struct call *c)
 {
     struct buf b;
@@ -209,6 +213,7 @@ static void put_rank(struct buf *b, const struct request *r, const struct rank *
     buf_putc(b, '}');
 }
 
+/* The best documents first; equal scores keep their order. */
 static void end_rerank(struct call *c)
 {
     const struct request *r = &c->request;

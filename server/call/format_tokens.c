@@ -66,6 +66,7 @@ static void put_sampling(struct buf *b, const struct request *r)
     buf_putc(b, '}');
 }
 
+/* What another server needs to generate: ids, sampling parameters, and features. */
 static void put_rendered(struct buf *b, const struct call *c, size_t i)
 {
     const struct request *r = &c->request;
@@ -103,6 +104,7 @@ static void reply_rendered_chat(struct call *c)
     call_whole(c, &body);
 }
 
+/* One object per prompt. */
 static void reply_rendered_prompts(struct call *c)
 {
     struct buf body;
@@ -127,6 +129,7 @@ const struct call_format call_render_format = {.id_prefix = "cmpl-",
 /* ---- generate ---------------------------------------------------------------------------------
  */
 
+/* Ids since the last chunk, with their log-probabilities. */
 static void put_choice(struct buf *b, struct call_choice *ch)
 {
     buf_puts(b, "{\"index\":");
@@ -163,6 +166,7 @@ static void begin(struct call *c)
     put_head(&c->chunk_head, c);
 }
 
+/* Chunks share a buffer, since only one is made at a time. */
 static void put_chunk(struct call_choice *ch)
 {
     struct call *c = ch->call;

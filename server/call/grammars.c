@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Compiled grammars, shared by requests with equal sources. Those in use are kept; idle
+ * ones are evicted in the order of their last use. */
 #include "server/call/grammars.h"
 
 #include "engine/base/hash.h"
@@ -13,6 +15,8 @@ enum {
     MAX_IDLE = 1024,
 };
 
+/* The grammar itself is used by the engine's thread and by requests; the entry belongs to
+ * the cache's lock. */
 struct entry {
     struct kept_grammar kept;  // must be first
     struct entry *prev, *next; // by last use, most recent first
@@ -22,6 +26,8 @@ struct entry {
     size_t n_bytes; // its memory, while not in use
 };
 
+/* Compilation takes long, so it happens without `lock`; two requests may then compile the
+ * same source, and the second result is dropped. */
 struct grammars {
     pthread_mutex_t lock;
     pthread_mutex_t vocab_lock;  // held while the vocabulary is built
@@ -131,6 +137,7 @@ static void trim(struct grammars *g)
 /* ---- take and give
  * ---------------------------------------------------------------------------- */
 
+/* Built from the tokenizer by the first request that needs it, while others wait. */
 static enum status get_vocab(struct grammars *g, const struct tokenizer *tok,
                              const struct engine_info *info, struct err *err)
 {
@@ -151,6 +158,7 @@ static char *copy_text(const char *text, size_t n)
     return copy;
 }
 
+/* The source is copied, since the request's body will be freed. */
 static struct entry *make_entry(const struct grammar_source *source, struct grammar *grammar,
                                 uint64_t hash)
 {
@@ -166,6 +174,7 @@ static struct entry *make_entry(const struct grammar_source *source, struct gram
     return e;
 }
 
+/* Called on the pool, from several threads. */
 enum status grammars_take(struct grammars *g, const struct tokenizer *tok,
                           const struct engine_info *info, const struct grammar_source *source,
                           struct kept_grammar **out, struct err *err)
@@ -192,6 +201,7 @@ enum status grammars_take(struct grammars *g, const struct tokenizer *tok,
     return OK;
 }
 
+/* Counts the memory of an idle grammar, and evicts others if there is too much. */
 void grammars_give(struct grammars *g, struct kept_grammar *k)
 {
     if (!k) {

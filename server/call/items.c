@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Items of conversations: checking them, and splitting them into single texts with ids, as
+ * the store keeps them. */
 #include "server/call/items.h"
 
 #include "engine/base/mem.h"
@@ -19,6 +21,7 @@ static const char *kind_of(const struct json *item)
     return type ? type : "message";
 }
 
+/* A message's role and content; other kinds of items have rows below. */
 static bool message_check(const struct json *item, const char *place, struct call_error *e)
 {
     const char *role = json_get_string(item, "role");
@@ -37,6 +40,7 @@ static bool message_check(const struct json *item, const char *place, struct cal
     return true;
 }
 
+/* The first item that is invalid is named by its index. */
 bool items_check(const struct json *array, const char *param, struct call_error *e)
 {
     char place[64];
@@ -66,6 +70,8 @@ bool items_check(const struct json *array, const char *param, struct call_error 
     return true;
 }
 
+/* A client's own id is kept if it fits; otherwise one is made with the prefix of the
+ * item's kind. */
 static void name(char id[STORE_ITEM_ID_BYTES], const struct json *item)
 {
     static const char *const prefixes[] = {"msg_", "fc_", "fco_", "ctc_", "ctco_", "rs_"};
@@ -108,6 +114,7 @@ bool items_take(const struct json *array, struct stored_item **items, size_t *n)
     return good;
 }
 
+/* The input and output of a response are kept as text without brackets. */
 bool items_take_text(const char *joined, size_t n_bytes, struct stored_item **items, size_t *n)
 {
     const struct json_limits limits = {.max_depth = 256};

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A choice is stored as a bool (the second of two words) or as its word. */
 static bool keep_choice(struct request *r, const struct member *m, void *at)
 {
     int index;
@@ -21,6 +22,7 @@ static bool keep_choice(struct request *r, const struct member *m, void *at)
     return true;
 }
 
+/* The upper bound may be an option of this server. */
 static bool keep_int(struct request *r, const struct member *m, void *at)
 {
     int64_t v;
@@ -75,6 +77,7 @@ static bool keep_value(struct request *r, const struct member *m)
     }
 }
 
+/* Values of `off` are compared by meaning: 0 equals 0.0. */
 static bool equals(const struct body_member *v, const char *json, size_t n_bytes)
 {
     switch (json_type(v->node)) {
@@ -108,6 +111,7 @@ static bool refuse(struct request *r, const struct member *m)
                           m->why);
 }
 
+/* A member is read by its own function, or stored; a refused one may only ask for nothing. */
 static bool read_member(struct request *r, const struct member *m)
 {
     if (!(m->forms & r->form) || m->with) {

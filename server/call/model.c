@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The model as requests see it: names, tokenizer, chat template, default parameters, and
+ * which parsers and grammars its output needs. */
 #include "server/call/model.h"
 
 #include "server/call/grammars.h"
@@ -81,6 +83,7 @@ static void make_names(struct call_model *m, const struct config *config)
     m->n_names = n;
 }
 
+/* An empty or unknown name is the first one if the server accepts any. */
 const char *call_model_name(const struct call_model *m, const char *name)
 {
     for (size_t i = 0; name && i < m->n_names; i++) {
@@ -94,6 +97,7 @@ const char *call_model_name(const struct call_model *m, const char *name)
     return m->names[0];
 }
 
+/* Ollama's clients add a tag to names. */
 const char *call_model_tagged_name(const struct call_model *m, const char *name)
 {
     static const char tag[] = ":latest";
@@ -122,6 +126,8 @@ static enum status load_template(struct call_model *m, const struct config *conf
     return chat_template_load(model, &m->template, err);
 }
 
+/* --chat-template is a file or a template's text; otherwise the model's folder has one.
+ * Parsers for reasoning and calls follow from its words, unless options name them. */
 static enum status open_template(struct call_model *m, const struct config *config, struct err *err)
 {
     struct buf text;
@@ -202,6 +208,7 @@ static enum status set_count(const struct json *o, const char *key, int32_t *v, 
     return OK;
 }
 
+/* Values must be numbers; null leaves the default. */
 static enum status set_defaults(struct call_model *m, const struct json *o, struct err *err)
 {
     struct sampling_params *p = &m->defaults;
@@ -252,6 +259,7 @@ static enum status check_keys(const struct json *o, struct err *err)
     return OK;
 }
 
+/* --override-generation-config: only keys that mean something here. */
 static enum status override_defaults(struct call_model *m, const char *text, struct err *err)
 {
     struct json *root = NULL;
@@ -269,6 +277,7 @@ static enum status override_defaults(struct call_model *m, const char *text, str
     return OK;
 }
 
+/* --generation-config: "auto" (the model's folder), "vllm" (none), or a folder. */
 static enum status open_defaults(struct call_model *m, const struct config *config, struct err *err)
 {
     const char *from = config->generation_config;
@@ -370,6 +379,8 @@ static void read_model_pooling(struct call_model *m, const char *dir)
     free(text);
 }
 
+/* A pooler configuration, or one of the names; models say in files of their own which
+ * pooling they were trained with. */
 static enum status open_pooling(struct call_model *m, const struct config *config, struct err *err)
 {
     const char *text = config->pooler_config ? config->pooler_config : "auto";
@@ -388,6 +399,8 @@ static enum status open_pooling(struct call_model *m, const struct config *confi
 /* ---- what clients may ask about the tokenizer -------------------------------------------------
  */
 
+/* Made once at start: vLLM's /tokenizer_info is the file's content with a few members
+ * added. */
 static void make_tokenizer_info(struct call_model *m, const char *dir)
 {
     size_t n_bytes = 0;
@@ -444,6 +457,7 @@ static const char *text_source(const struct config *config)
     return config->engine.model;
 }
 
+/* Checked before the engine loads, which may take minutes. */
 enum status call_model_check(const struct config *config, struct err *err)
 {
     const char *from = text_source(config);
@@ -475,6 +489,7 @@ static const char *begin(struct call_model *m, const struct config *config,
     return from;
 }
 
+/* Order matters: the template decides the parsers, and these need the tokenizer. */
 enum status call_model_open(struct call_model *m, const struct config *config,
                             const struct engine_info *info, struct err *err)
 {
@@ -504,6 +519,7 @@ enum status call_model_open(struct call_model *m, const struct config *config,
     return OK;
 }
 
+/* For commands that only need ids; text is then refused by name. */
 enum status call_model_open_prompts(struct call_model *m, const struct config *config,
                                     const struct engine_info *info, struct err *err)
 {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Probabilities after the samplers, computed from the logged alternatives, for the
+ * settings for which these suffice. */
 #include "server/call/post_sampling.h"
 
 #include <math.h>
@@ -21,6 +23,7 @@ static bool is_raw(const struct sampling_params *p)
            p->n_bad_words == 0 && p->min_tokens == 0;
 }
 
+/* What cannot be computed exactly from the alternatives is refused. */
 bool post_sampling_check(const struct sampling_params *p, bool constrained, struct call_error *e)
 {
     bool known = is_greedy(p) || is_few(p) ||
@@ -79,6 +82,7 @@ static double narrow(const struct sampling_params *p, const struct token_logprob
     return total;
 }
 
+/* The distribution that the sampler drew from, among the alternatives. */
 void post_sampling_of(const struct sampling_params *p, const struct token_logprobs *lp,
                       int32_t token, struct post_sampling *out)
 {

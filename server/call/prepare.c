@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Prepares a request on the pool: body, members, template, tokens, grammar. It works on
+ * the request alone, so requests are prepared in parallel. */
 #include "server/call/prepare.h"
 
 #include "engine/base/minmax.h"
@@ -11,7 +13,7 @@
 enum { ARENA_MAX_BYTES = 256 << 20 }; // chosen: 16 times the default --max-body-bytes
 
 /* What an endpoint asks for: what its request holds before the members are read, what completes it
- * behind them, the members that text and messages come from, and what its prompts are for. Those
+ * after them, the members that text and messages come from, and what its prompts are for. Those
  * that neither generate nor pool only want their token ids. */
 static const struct kind {
     void (*begin)(struct request *r); // may be NULL
@@ -79,6 +81,7 @@ static bool choose_kind(struct request *r)
     return call_error_missing(&r->error, signs[0].key);
 }
 
+/* Some routes serve two APIs; which one it is follows from a member. */
 static bool read_body(struct request *r)
 {
     if (!body_open(&r->body, r->text, r->n_bytes, &r->arena, &r->error)) {
@@ -131,6 +134,7 @@ static bool is_hopeless(struct request *r, size_t n_bytes)
     return true;
 }
 
+/* One prompt's spans become ids at the end of the list. */
 static bool encode(struct request *r, const struct text_span *spans, size_t n_spans,
                    bool parse_special)
 {
@@ -158,6 +162,8 @@ static bool no_tokenizer(struct request *r)
                           *why ? " (" : "", why, *why ? ")" : "", prompt_key(r));
 }
 
+/* Ids of all prompts share one list, which may move while it grows, so positions are kept
+ * and turned into pointers at the end. */
 static bool tokenise(struct request *r)
 {
     size_t *from = arena_alloc(&r->arena, r->n_prompts + 1, sizeof from[0]);
@@ -197,7 +203,7 @@ static bool template_failed(struct request *r, enum status st, const struct err 
     return call_error_set(&r->error, 500, "internal_error", NULL, "The chat template failed.");
 }
 
-/* A conversation's prompt, whose ids come behind those of the prompts before it. */
+/* A conversation's prompt, whose ids follow those of the prompts before it. */
 static bool render_chat(struct request *r, const struct chat_template *t,
                         const struct request_chat *chat, struct request_prompt *p)
 {
@@ -232,6 +238,7 @@ static bool render_chat(struct request *r, const struct chat_template *t,
     return good;
 }
 
+/* One conversation, or several of a batch. */
 static bool render_all(struct request *r, const struct chat_template *t)
 {
     const struct body_member *m = body_get(&r->body, "messages");
@@ -258,6 +265,7 @@ static bool render_all(struct request *r, const struct chat_template *t)
     return true;
 }
 
+/* A template in the request is compiled for this request only. */
 static bool render(struct request *r)
 {
     struct err err = {""};
@@ -282,6 +290,7 @@ static bool render(struct request *r)
     return good;
 }
 
+/* Ids from the client; those of texts come from the tokenizer. */
 static bool check_ids(struct request *r, const struct request_prompt *p)
 {
     for (int32_t i = 0; i < p->n && !p->text; i++) {
@@ -294,6 +303,7 @@ static bool check_ids(struct request *r, const struct request_prompt *p)
     return true;
 }
 
+/* Keeps the end of the prompt, or its beginning, to make it fit. */
 static void truncate_prompt(const struct request *r, struct request_prompt *p, int64_t context)
 {
     int64_t keep;
@@ -350,6 +360,7 @@ static bool fit(struct request *r, struct request_prompt *p)
     return true;
 }
 
+/* Stops at the first error. Grammars come last, because they cost the most. */
 void prepare_request(struct request *r)
 {
     r->pooling = r->model->pooling;

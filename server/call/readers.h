@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What the rows of members_*.c call: readers of members that are no plain values, and checks of
  * values that were kept. Each gives false when r->error is set. And how a request of each endpoint
- * begins before its members are read, and is completed behind them.
+ * begins before its members are read, and is completed after them.
  * Thread: the request's owner. */
 #ifndef SLUICE_SERVER_CALL_READERS_H
 #define SLUICE_SERVER_CALL_READERS_H
@@ -135,8 +135,8 @@ bool read_label_query(struct request *r);
 bool read_label_items(struct request *r);
 bool read_labels(struct request *r);
 
-/* Each of these tokens is drawn behind each prompt, and nothing but its log probability is looked
- * at (request_score.c). */
+/* Each of these tokens is drawn after each prompt, for its log probability alone (request_score.c).
+ */
 void request_ask_each(struct request *r, const int32_t *answers, int32_t n);
 
 /* Ids in, ids out (request_tokens.c). */
@@ -147,7 +147,7 @@ bool tokens_end(struct request *r);
 bool read_token_ids(struct request *r);
 bool read_detokenize(struct request *r);
 
-/* A text behind the answer (request_fim.c): the prompts become those of a hole. */
+/* A text after the answer (request_fim.c): the prompts become those of a hole. */
 bool read_suffix(struct request *r);
 bool request_fill_hole(struct request *r);
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Members that several bodies have: the model, stop strings and ids, penalties, streaming;
+ * and the beginning and end of a request. */
 #include "server/call/readers.h"
 
 #include "engine/base/minmax.h"
@@ -17,6 +19,7 @@ bool request_too_large(struct request *r)
     return call_error_set(&r->error, 413, "request_too_large", NULL, "Request too large.");
 }
 
+/* OpenAI's limit, for tools of all APIs. */
 bool request_check_n_tools(struct request *r, const char *key, size_t n)
 {
     enum { MAX_TOOLS = 128 }; // OpenAI's limit
@@ -29,6 +32,7 @@ bool request_check_n_tools(struct request *r, const char *key, size_t n)
                           key, MAX_TOOLS, n);
 }
 
+/* The model's name is looked up before anything else is read. */
 bool read_model(struct request *r)
 {
     const char *name = NULL;
@@ -65,6 +69,7 @@ bool check_seed(struct request *r)
     return true;
 }
 
+/* An empty string would end every answer at once. */
 static bool put_stop(struct request *r, const char *key, const char **stops, size_t *lengths,
                      const char *text)
 {
@@ -88,6 +93,7 @@ static bool put_stop(struct request *r, const char *key, const char **stops, siz
     return true;
 }
 
+/* A string or an array of them, limited in number and length. */
 static bool read_stops(struct request *r, const char *key)
 {
     const struct body_member *m = body_get(&r->body, key);
@@ -180,6 +186,7 @@ static bool read_ids(struct request *r, const char *key, size_t extra, int32_t *
     return true;
 }
 
+/* The model's own end tokens are added, unless ignore_eos. */
 bool read_stop_ids(struct request *r)
 {
     const struct engine_info *info = r->model->info;
@@ -276,6 +283,8 @@ bool read_repeat_window(struct request *r)
                           "may only be -1.");
 }
 
+/* llama.cpp can leave line ends out of penalties; here that is only possible where there
+ * are none. */
 bool read_penalize_nl(struct request *r)
 {
     bool v;
@@ -320,6 +329,7 @@ bool read_num_predict(struct request *r)
     return read_predict(r, "num_predict");
 }
 
+/* Other values would need answers that are thrown away. */
 bool check_best_of(struct request *r)
 {
     if (r->best_of == 1 || r->best_of == r->n) {
@@ -355,6 +365,7 @@ static bool read_flag(struct request *r, const struct json *object, const char *
     return true;
 }
 
+/* stream_options without stream is an error, as in OpenAI's API. */
 bool read_stream_options(struct request *r)
 {
     const struct json *options = NULL;
@@ -404,6 +415,7 @@ bool check_salt(struct request *r)
                           "Invalid 'cache_salt': expected 1 to %d bytes.", MAX_SALT_BYTES);
 }
 
+/* Defaults, before the members are read. */
 void request_begin(struct request *r)
 {
     r->n = 1;
@@ -420,6 +432,7 @@ void request_begin(struct request *r)
     r->verbose = r->model->config->verbose;
 }
 
+/* A top_p of 0 is what some clients send for "greedy". */
 void request_end(struct request *r)
 {
     if (r->params.top_p <= 0) { // only the most likely token
@@ -429,6 +442,7 @@ void request_end(struct request *r)
     r->output.min_tokens = r->params.min_tokens;
 }
 
+/* Grammars are shared by requests, so they are given back. */
 void request_deinit(struct request *r)
 {
     if (r->grammar) {

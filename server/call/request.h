@@ -165,7 +165,7 @@ struct request {
     bool echo, logprobs, return_token_ids, tokens_as_ids, parallel_tool_calls, include_reasoning;
     int32_t n_top; // top_logprobs, or completions' logprobs
     const char *suffix,
-        *prefix; // of a text with a hole; NULL: none. The prompt is behind the prefix
+        *prefix; // of a text with a hole; NULL: none. The prompt follows the prefix
     size_t suffix_bytes, prefix_bytes;
     struct fim_file *files;
     size_t n_files;
@@ -206,7 +206,7 @@ struct request {
     struct grammar_source
         constraint;               // of the answer; what is compiled may be more (request_turn.c)
     struct kept_grammar *grammar; // compiled; NULL: none
-    const char *constraint_after; // the text, one token, that it begins behind; NULL: at once
+    const char *constraint_after; // the text, one token, after which it begins; NULL: at once
     int32_t constraint_after_id;
 
     /* Chat, responses and messages. */

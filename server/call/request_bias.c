@@ -55,6 +55,7 @@ static bool put_text(struct biases *b, const char *text, double value)
     return good;
 }
 
+/* false: never drawn (llama.cpp). */
 static bool read_value(struct request *r, const struct json *v, double *value)
 {
     bool never =
@@ -110,7 +111,7 @@ static bool read_pair(struct biases *b, const struct json *pair)
     return read_value(b->r, v, &value) && put(b, (int32_t)id, value);
 }
 
-/* With llama.cpp's ignore_eos the end tokens are not drawn, where others go on behind them. */
+/* With llama.cpp's ignore_eos the end tokens are not drawn, where others go on after them. */
 bool request_ban_ends(struct request *r)
 {
     const struct engine_info *info = r->model->info;
@@ -131,6 +132,7 @@ bool request_ban_ends(struct request *r)
     return true;
 }
 
+/* At most MAX_BIAS tokens in either form. */
 bool read_bias(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "logit_bias");

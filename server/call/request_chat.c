@@ -29,6 +29,8 @@ static bool no_string(struct request *r, const struct json *object, const char *
     return body_wrong_type(&r->error, where, "a string", v);
 }
 
+/* A part of a message's content: text only. Images and the like are refused by their
+ * type's name. */
 static bool check_part(struct request *r, const struct json *part, size_t index, size_t k)
 {
     char where[80];
@@ -55,6 +57,7 @@ static bool check_part(struct request *r, const struct json *part, size_t index,
     return true;
 }
 
+/* content may be null only beside calls or reasoning. */
 static bool check_content(struct request *r, const struct json *m, const char *role, size_t index)
 {
     char where[64];
@@ -86,6 +89,8 @@ static bool check_content(struct request *r, const struct json *m, const char *r
     return true;
 }
 
+/* Arguments are text or an object; that they are valid JSON is not required, since a model
+ * wrote them. */
 static bool check_call(struct request *r, const struct json *call, size_t index, size_t k)
 {
     char where[80];
@@ -115,6 +120,7 @@ static bool check_call(struct request *r, const struct json *call, size_t index,
     return true;
 }
 
+/* Earlier calls must be well-formed, because templates read them without checks. */
 static bool check_calls(struct request *r, const struct json *m, size_t index)
 {
     char where[64];
@@ -142,6 +148,7 @@ bool chat_is_role(const char *role)
     return n > 0 && role[n] == '\0';
 }
 
+/* The list of roles that all templates know. */
 static bool bad_role(struct request *r, size_t index, const char *role)
 {
     char where[64];
@@ -168,6 +175,7 @@ bool chat_check_roles(struct request *r, const struct json *messages, const char
     return true;
 }
 
+/* Every error names the message by its index. */
 static bool check_messages(struct request *r, const struct json *messages)
 {
     size_t n = json_count(messages), i = 0;
@@ -209,6 +217,7 @@ static bool check_messages(struct request *r, const struct json *messages)
     return true;
 }
 
+/* The text of the list is kept as it is, since the template reads it. */
 bool read_messages(struct request *r)
 {
     const struct json *messages = NULL;
@@ -244,6 +253,7 @@ static bool keep_chat(struct request *r, const struct json *messages)
     return copy || request_too_large(r);
 }
 
+/* vLLM's batch: a list of conversations, each with an answer of its own. */
 bool read_chats(struct request *r)
 {
     const struct json *list = NULL;
@@ -335,6 +345,8 @@ bool read_reasoning(struct request *r)
     return true;
 }
 
+/* Anthropic's and other servers' switch for thinking; a budget cannot be enforced here, so
+ * it is refused. */
 bool read_thinking(struct request *r)
 {
     const struct json *thinking = NULL;
@@ -373,6 +385,8 @@ static const char *mapped_effort(struct request *r)
     return word ? word : r->effort;
 }
 
+/* The template's variables as JSON text: the server's defaults, what follows from
+ * reasoning members, documents, and the client's own. Later ones win. */
 bool read_template_variables(struct request *r)
 {
     const struct json *own = NULL;
@@ -434,6 +448,7 @@ bool read_template_variables(struct request *r)
     return request_too_large(r);
 }
 
+/* A template from a client is code that runs here, so the server must have allowed it. */
 bool read_chat_template(struct request *r)
 {
     const struct body_member *own = body_get(&r->body, "chat_template");
@@ -447,6 +462,7 @@ bool read_chat_template(struct request *r)
     return true;
 }
 
+/* Both would put two ends on the prompt. */
 bool check_continue(struct request *r)
 {
     if (r->continue_final_message && r->add_generation_prompt) {
@@ -475,6 +491,7 @@ bool read_modalities(struct request *r)
     return r->error.status == 0;
 }
 
+/* As OpenAI has it. */
 bool check_top_logprobs(struct request *r)
 {
     if (r->logprobs || r->n_top == 0) {

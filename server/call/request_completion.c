@@ -25,6 +25,7 @@ static bool next_text(struct request *r, struct json_scan *sc, struct request_pr
     return p->text || request_too_large(r);
 }
 
+/* A text, ids, or a list of either. Ids stay where the body was scanned into. */
 bool request_read_prompts(struct request *r, const char *key, size_t max_prompts)
 {
     const struct body_member *m = body_get(&r->body, key);
@@ -101,6 +102,7 @@ bool request_refuse_empty(struct request *r, const char *key)
 /* ---- completions ------------------------------------------------------------------------------
  */
 
+/* false is as good as absent: clients send it. */
 bool read_completion_logprobs(struct request *r)
 {
     int64_t v;
@@ -115,6 +117,7 @@ bool read_completion_logprobs(struct request *r)
     return true;
 }
 
+/* null: as many tokens as fit. */
 bool read_completion_max(struct request *r)
 {
     const struct body_member *max = NULL;
@@ -136,6 +139,7 @@ bool read_prompt(struct request *r)
     return request_read_prompts(r, "prompt", (size_t)r->model->config->max_prompts);
 }
 
+/* OpenAI's default of 16 tokens, unless the model's configuration has one. */
 void completion_begin(struct request *r)
 {
     if (r->model->has_default_max_tokens) {
@@ -147,6 +151,7 @@ void completion_begin(struct request *r)
     r->add_special = true;
 }
 
+/* echo with logprobs asks for the prompt's as well. */
 bool completion_end(struct request *r)
 {
     r->params.logprobs = r->logprobs;
@@ -240,6 +245,7 @@ bool read_add_special(struct request *r)
     return true;
 }
 
+/* Two APIs share the route; the member's name tells which. */
 void tokenize_begin(struct request *r)
 {
     if (body_has(&r->body, "messages")) {

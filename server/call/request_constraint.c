@@ -124,6 +124,7 @@ static bool read_format(struct request *r, const struct json *format, const char
     return constrain_at(r, param, GRAMMAR_SCHEMA, key, schema_path);
 }
 
+/* OpenAI's response_format, with the types of other servers. */
 bool read_response_format(struct request *r)
 {
     const struct json *format = NULL;
@@ -145,6 +146,7 @@ bool read_response_format(struct request *r)
                        json_get(inner, "schema"), "json_schema/schema");
 }
 
+/* The same of the Responses API, which is nested differently. */
 bool read_text_format(struct request *r)
 {
     const struct json *text = NULL;
@@ -233,6 +235,7 @@ static bool read_json(struct request *r, const char *key, const char *path, cons
     return constrain_at(r, key, kind, key, path);
 }
 
+/* vLLM's structured_outputs: exactly one of its members. */
 bool read_structured_outputs(struct request *r)
 {
     static const char key[] = "structured_outputs";

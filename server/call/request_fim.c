@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+/* The prompt under construction. */
 struct hole {
     struct request *r;
     struct ids ids;
@@ -89,6 +90,7 @@ static void put_suffix(struct hole *h)
     put_text(h, h->r->suffix, h->r->suffix_bytes);
 }
 
+/* Prefix first or suffix first: the order in which the family was trained. */
 static bool wrap(struct request *r, struct request_prompt *p)
 {
     const struct fim *f = &r->model->fim;
@@ -135,6 +137,7 @@ static bool add_ends(struct request *r)
     return true;
 }
 
+/* Every prompt of the request gets the same suffix. */
 bool request_fill_hole(struct request *r)
 {
     if (!r->model->fim.there) {

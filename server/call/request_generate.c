@@ -108,6 +108,7 @@ bool read_pool(struct request *r)
     return true;
 }
 
+/* Defaults differ from the server's so that runs can be repeated. */
 void generate_begin(struct request *r)
 {
     r->params.seed = r->model->defaults.seed; // the same in each run

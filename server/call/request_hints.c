@@ -12,6 +12,7 @@
  * set to MAX_KEPT_S: a client that never returns must not occupy memory for days. */
 enum { MAX_ACTIONS = 16, MAX_DIRECTIVES = 128, MAX_DURATION_S = 30 * 86400, MAX_KEPT_S = 3600 };
 
+/* Directives of all actions go into one list. */
 struct hints {
     struct request *r;
     struct cache_hint *list; // [MAX_DIRECTIVES]
@@ -32,6 +33,7 @@ static bool is_given(const struct json *object, const char *key)
 
 /* ---- a directive ---------------------------------------------------------------------------- */
 
+/* An unknown member could mean anything, so the directive is refused. */
 static bool knows_members(const struct json *d)
 {
     static const char *const known[] = {"start", "end", "priority", "duration", "covers_output"};
@@ -59,6 +61,7 @@ static bool read_position(const struct json *d, const char *key, int64_t least, 
     return true;
 }
 
+/* Either a range of the prompt or the output. */
 static bool read_range(struct hints *h, const struct json *d, struct cache_hint *hint)
 {
     const struct json *covers = json_get(d, "covers_output");
@@ -80,6 +83,7 @@ static bool read_range(struct hints *h, const struct json *d, struct cache_hint 
     return true;
 }
 
+/* Durations are limited to an hour, whatever the client asks for. */
 static bool read_duration(struct hints *h, const struct json *d, struct cache_hint *hint)
 {
     double s = MAX_KEPT_S;

@@ -89,6 +89,7 @@ static bool keep_history(struct request *r, struct buf *items)
     return r->history || request_too_large(r);
 }
 
+/* Follows the chain of responses back to its beginning. */
 bool read_previous(struct request *r)
 {
     const char *id = NULL;
@@ -109,6 +110,7 @@ bool read_previous(struct request *r)
     return good;
 }
 
+/* A conversation by id, alone or in an object. */
 static bool conversation_id(struct request *r, const char **id)
 {
     const struct body_member *m = body_get(&r->body, "conversation");
@@ -124,6 +126,7 @@ static bool conversation_id(struct request *r, const char **id)
            body_wrong_type(&r->error, "conversation", "an id, or an object with one", m->node);
 }
 
+/* Items of a conversation come before the input. */
 bool read_conversation(struct request *r)
 {
     const char *id = NULL;

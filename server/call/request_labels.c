@@ -28,7 +28,7 @@ static bool put_ids(struct request *r, const struct request_prompt *p, bool add_
            request_too_large(r);
 }
 
-/* The query goes in front of each item, or with item_first behind it. */
+/* The query goes in front of each item, or with item_first after it. */
 static bool join(struct request *r, const struct request_prompt *query, struct request_prompt *item)
 {
     struct ids ids;
@@ -48,6 +48,7 @@ static bool join(struct request *r, const struct request_prompt *query, struct r
     return good;
 }
 
+/* The query is one prompt; items follow. */
 bool read_label_query(struct request *r)
 {
     if (!request_read_prompts(r, "query", 1) || !request_refuse_empty(r, "query")) {
@@ -64,6 +65,7 @@ bool read_label_items(struct request *r)
     return request_read_prompts(r, "items", MAX_INPUTS);
 }
 
+/* Ids of the labels, whose probabilities are compared. */
 bool read_labels(struct request *r)
 {
     struct id_list *lists;
@@ -102,6 +104,7 @@ void labels_begin(struct request *r)
     r->add_special = r->activates = true;
 }
 
+/* Each item is joined with the query here, so that the cache finds the common part. */
 bool labels_end(struct request *r)
 {
     for (size_t i = 0; i < r->n_prompts; i++) {

@@ -13,6 +13,7 @@
 
 enum { MAX_PROMPT_IDS = 16 << 20 };
 
+/* A prompt of texts and ids, read directly from the body's text. */
 struct mixed {
     struct request *r;
     const char *key;
@@ -162,6 +163,7 @@ static bool put_list(struct mixed *m)
     return true;
 }
 
+/* A list of prompts, each a text, ids, or a mix. */
 static bool put_prompts(struct mixed *m, size_t most)
 {
     for (enum json_token t; (t = json_scan_next(&m->sc)) != JSON_TOKEN_ARRAY_END;) {
@@ -187,6 +189,7 @@ static size_t count_commas(const struct body_member *v)
     return n;
 }
 
+/* Plain prompts take the common path; the mixed form needs the scanner. */
 bool request_read_mixed(struct request *r, const char *key, size_t most)
 {
     const struct body_member *v = body_get(&r->body, key);
@@ -263,6 +266,7 @@ void native_begin(struct request *r)
     }
 }
 
+/* For probabilities after the samplers, all alternatives that matter must be logged. */
 bool native_end(struct request *r)
 {
     r->params.logprobs = r->logprobs;
@@ -312,6 +316,7 @@ static bool read_files(struct request *r)
     return true;
 }
 
+/* Both sides of the gap are required, but may be empty. */
 bool read_hole(struct request *r)
 {
     const char *prefix = NULL, *suffix = NULL;

@@ -12,6 +12,7 @@
 
 enum { MAX_BYTES = 64 << 20, MAX_MESSAGES = 4096 };
 
+/* The messages as JSON text in the form of a chat. */
 struct ollama {
     struct request *r;
     struct buf out;
@@ -105,6 +106,7 @@ static bool put_result(struct ollama *o, const struct json *m)
     return true;
 }
 
+/* Results of tools are matched to calls by their order, since Ollama has no ids. */
 static bool put_message(struct ollama *o, const struct json *m)
 {
     struct call_error *e = &o->r->error;

@@ -11,6 +11,8 @@
 
 enum { MAX_BYTES = 64 << 20 };
 
+/* Items on their way to chat messages. Several items may become one assistant message: its
+ * reasoning, text and calls. */
 struct messages {
     struct request *r;
     struct buf out;       // text of the array
@@ -22,6 +24,7 @@ struct messages {
     char place[64];       // its path, for errors
 };
 
+/* Messages are written one after another into the array. */
 static void open_message(struct messages *m, const char *role)
 {
     if (m->out.n_bytes > 1) {
@@ -32,6 +35,7 @@ static void open_message(struct messages *m, const char *role)
     convert_text(&m->out, role);
 }
 
+/* Once, with the first part of the message that it belongs to. */
 static void put_reasoning(struct messages *m)
 {
     if (m->reasoning.n_bytes > 0) {
@@ -114,6 +118,7 @@ static bool put_content(struct messages *m, const struct json *content, const ch
     return true;
 }
 
+/* The role decides which kinds of content are allowed. */
 static bool put_message(struct messages *m, const struct json *item)
 {
     const char *role = json_get_string(item, "role");
@@ -173,6 +178,7 @@ static bool put_call(struct messages *m, const struct json *item)
     return true;
 }
 
+/* A tool's output ends the assistant's turn. */
 static bool put_output(struct messages *m, const struct json *item)
 {
     const char *id = json_get_string(item, "call_id");
@@ -189,6 +195,7 @@ static bool put_output(struct messages *m, const struct json *item)
     return good;
 }
 
+/* Kept until the message that it belongs to is written. */
 static void keep_reasoning(struct messages *m, const struct json *item)
 {
     const struct json *parts = json_get(item, "content");
@@ -206,6 +213,8 @@ static void keep_reasoning(struct messages *m, const struct json *item)
     }
 }
 
+/* Items of kinds that this server does not have are refused, because leaving one out would
+ * change the conversation. */
 static bool put_item(struct messages *m, const struct json *item)
 {
     const char *type = json_get_string(item, "type");
@@ -246,6 +255,7 @@ static void continue_last(struct messages *m, const struct json *items)
     m->r->add_generation_prompt = !goes_on;
 }
 
+/* A string is one message of the user. */
 static bool put_input(struct messages *m)
 {
     const struct body_member *input = body_get(&m->r->body, "input");
@@ -334,6 +344,7 @@ static bool keep_items(struct messages *m)
     return r->items || request_too_large(r);
 }
 
+/* The result takes the place of "messages" and is read like those of a chat. */
 bool read_items(struct request *r)
 {
     struct messages m = {.r = r};
@@ -358,6 +369,7 @@ bool read_items(struct request *r)
     return good;
 }
 
+/* Truncation would need to know which items may go. */
 bool read_truncation(struct request *r)
 {
     int choice = 1;
@@ -370,6 +382,7 @@ bool read_truncation(struct request *r)
     return r->error.status == 0;
 }
 
+/* Other values ask for what this server does not have, or always sends. */
 bool read_include(struct request *r)
 {
     const struct json *include = NULL;
@@ -437,6 +450,7 @@ static bool make_echo(struct request *r)
     return r->repeated || request_too_large(r);
 }
 
+/* Defaults in which responses differ from chats. */
 void responses_begin(struct request *r)
 {
     r->has_max_tokens = r->model->has_default_max_tokens;
@@ -446,6 +460,7 @@ void responses_begin(struct request *r)
     r->stores = r->store != NULL;
 }
 
+/* Rules between members, when all have been read. */
 bool responses_end(struct request *r)
 {
     if (r->n != 1) {

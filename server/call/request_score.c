@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The bodies of /v1/score and /v1/rerank: pairs of texts. A model that judges gets each pair as one
- * prompt, and both of its answers are drawn from the row behind it; else each text becomes a
+ * prompt, and both of its answers are drawn from the row after it; else each text becomes a
  * vector. */
 #include "engine/base/optional.h"
 #include "engine/base/words.h"
@@ -53,6 +53,7 @@ static bool keep_parts(struct request *r, struct scored_text *t, const struct js
     return request_too_large(r);
 }
 
+/* A text, or an object with one. */
 static bool keep_text(struct request *r, struct scored_text *t, const struct json *node,
                       const char *key)
 {
@@ -126,6 +127,7 @@ static bool only_these(struct request *r, const char *all, const char *these)
     return true;
 }
 
+/* One query; the documents are compared with it. */
 bool read_documents(struct request *r)
 {
     struct texts query = {NULL, 0}, documents = {NULL, 0};
@@ -206,6 +208,7 @@ static bool cut(struct request *r, struct scored_text *t, int64_t most)
     return good;
 }
 
+/* Texts are cut by tokens, before they are put into a prompt. */
 static bool cut_all(struct request *r)
 {
     for (size_t i = 0; i < r->n_queries && r->max_query_tokens > 0; i++) {
@@ -258,6 +261,7 @@ static bool render_pair(struct request *r, const char *messages, size_t n_bytes,
     return (text && spans) || request_too_large(r);
 }
 
+/* A prompt per pair, by the model's template. */
 static bool make_pairs(struct request *r)
 {
     struct buf messages;
@@ -281,6 +285,7 @@ static bool make_pairs(struct request *r)
     return good;
 }
 
+/* Vectors of texts need no template. */
 static bool put_prompt(struct request *r, const struct scored_text *t, const char *key)
 {
     if (t->n_bytes == 0) {
@@ -308,6 +313,8 @@ static bool make_texts(struct request *r)
     return true;
 }
 
+/* A draw per answer from the same row, each allowed one token only, gives both
+ * log-probabilities. */
 void request_ask_each(struct request *r, const int32_t *answers, int32_t n)
 {
     r->params = sampling_params_default();

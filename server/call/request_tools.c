@@ -104,6 +104,7 @@ static void put_custom(struct buf *out, const struct json *custom)
 /* ---- one tool ---------------------------------------------------------------------------------
  */
 
+/* A list of tools in one of the shapes that APIs have. */
 struct reader {
     struct request *r;
     const struct shape *shape;
@@ -112,6 +113,7 @@ struct reader {
     bool has_custom;
 };
 
+/* The message names the tool by its place in the list. */
 static bool bad_type(struct reader *t, const char *type)
 {
     char place[48];
@@ -186,6 +188,7 @@ static bool read_function(struct reader *t, const struct json *function, struct 
     return true;
 }
 
+/* Checks the tool and writes it in the template's shape. */
 static bool read_tool(struct reader *t, const struct json *tool, struct slice text,
                       struct request_tool *to)
 {
@@ -231,6 +234,7 @@ static bool read_tool(struct reader *t, const struct json *tool, struct slice te
 /* ---- all of them ------------------------------------------------------------------------------
  */
 
+/* All tools, then their names are compared with each other. */
 static bool read_shape(struct request *r, const struct shape *shape)
 {
     const struct body_member *m = body_get(&r->body, shape->key);
@@ -307,6 +311,7 @@ bool read_schema_tools(struct request *r)
 /* ---- the choice -------------------------------------------------------------------------------
  */
 
+/* NULL for names that are not in the list, too. */
 static struct request_tool *find_tool(struct request *r, const char *name)
 {
     for (size_t i = 0; name && i < r->n_tool_list; i++) {
@@ -354,6 +359,7 @@ static void allow_none(struct request *r)
     }
 }
 
+/* A choice among some tools: the others may not be called. */
 static bool allow_list(struct request *r, const char *key, const struct json *choice)
 {
     const struct json *inner = json_get(choice, "allowed_tools");
@@ -383,6 +389,7 @@ static bool allow_list(struct request *r, const char *key, const struct json *ch
     return true;
 }
 
+/* A named tool must be called, and no other call beside it. */
 static bool allow_one(struct request *r, const char *key, const char *name)
 {
     struct request_tool *tool = find_tool(r, name);
@@ -396,6 +403,7 @@ static bool allow_one(struct request *r, const char *key, const char *name)
     return true;
 }
 
+/* A word, or an object that names a tool or a list. */
 static bool choose(struct request *r, const char *key, const struct json *v)
 {
     const char *word = json_string(v), *type = json_get_string(v, "type");
@@ -433,6 +441,7 @@ static bool choose(struct request *r, const char *key, const struct json *v)
     return allow_one(r, key, name_of(v));
 }
 
+/* Without a tool that may be called there is nothing to parse. */
 static bool use_tools(struct request *r)
 {
     if (r->tool_mode == TOOLS_OFF && r->model->config->exclude_tools_when_tool_choice_none &&
@@ -449,6 +458,7 @@ static bool use_tools(struct request *r)
     return r->error.status == 0;
 }
 
+/* function_call is the old name. */
 bool read_tool_choice(struct request *r)
 {
     const char *key;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* How a model judges pairs: the two tokens that it answers with. */
 #include "server/call/scoring.h"
 
 #include "engine/base/json.h"
@@ -25,6 +26,7 @@ static bool is_for_pairs(const char *text)
            strstr(text, "== \"query\"") || strstr(text, "== 'query'");
 }
 
+/* An answer must be a single token. */
 static enum status answer_id(const struct tokenizer *tok, const char *text, int32_t *id,
                              struct err *err)
 {
@@ -75,6 +77,7 @@ static bool is_named_reranker(const struct config *config)
     return strcasestr(last ? last + 1 : name, "reranker") != NULL;
 }
 
+/* A reranker is recognised by its name; other models judge only if they are configured to. */
 enum status scoring_open(struct scoring *s, const struct config *config,
                          const struct tokenizer *tok, const struct chat_template *template,
                          bool headless, struct err *err)

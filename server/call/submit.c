@@ -89,6 +89,7 @@ static bool make_prompt_logprobs(struct call *c, struct engine_request *r, struc
     return true;
 }
 
+/* One engine request per prompt, all with the same parameters. */
 static bool make_requests(struct call *c, struct call_error *e)
 {
     const struct request *r = &c->request;
@@ -225,6 +226,7 @@ static enum status refused(struct call *c, enum status st, const struct err *why
     return st;
 }
 
+/* A call that the engine has no room for is continued later from where it stopped. */
 enum status call_submit(struct call *c, struct call_error *e)
 {
     while (c->n_submitted < c->n_requests) {

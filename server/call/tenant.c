@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Tenants: what a key may use, its buckets of requests and tokens per minute, and its part
+ * of the cache. All on the loop's thread. */
 #include "server/call/tenant.h"
 
 #include "engine/base/hash.h"
@@ -17,6 +19,7 @@
 
 /* ---- limits --------------------------------------------------------------------------------- */
 
+/* Limits of a key that the key file does not give. */
 struct tenant_limits tenant_limits_default(const struct config *c)
 {
     return (struct tenant_limits){
@@ -52,6 +55,7 @@ static const struct {
 };
 enum { N_SETTINGS = sizeof settings / sizeof settings[0] };
 
+/* strtoll with all its errors; negative limits make no sense. */
 static bool set_integer(void *to, enum setting_type type, const char *text)
 {
     char *end;
@@ -81,6 +85,7 @@ static bool set_bool(bool *to, const char *text)
     return *to || strcmp(text, "false") == 0;
 }
 
+/* By the setting's type. */
 static bool set_value(void *to, enum setting_type type, const char *text)
 {
     switch (type) {
@@ -90,6 +95,7 @@ static bool set_value(void *to, enum setting_type type, const char *text)
     }
 }
 
+/* "name=value", as in the key file. */
 enum status tenant_limits_set(struct tenant_limits *l, const char *setting, struct err *err)
 {
     size_t n = strcspn(setting, "="), i = 0;
@@ -145,6 +151,7 @@ static int64_t wait_ns(const struct tenant_bucket *b, int64_t per_minute, double
     return 0;
 }
 
+/* For the headers that tell clients what is left. */
 static struct tenant_rate rate_of(struct tenant_bucket *b, int64_t per_minute, int64_t now_ns)
 {
     struct tenant_rate r = {.limit = per_minute};
@@ -168,6 +175,7 @@ struct tenant_rate tenant_token_rate(struct tenant *t, int64_t now_ns)
 
 /* ---- tenants -------------------------------------------------------------------------------- */
 
+/* Random, so that no client can guess another one's cache. */
 static void draw_salt(char *to, size_t size)
 {
     uint64_t bits[2];
@@ -180,6 +188,7 @@ static void draw_salt(char *to, size_t size)
     snprintf(to, size, "%016" PRIx64 "%016" PRIx64, bits[0], bits[1]);
 }
 
+/* The tenant's salt in front of the client's own, so that tenants never share a prefix. */
 const char *tenant_cache_salt(const struct tenant *t, const char *asked, char **made)
 {
     *made = NULL;
@@ -192,6 +201,7 @@ const char *tenant_cache_salt(const struct tenant *t, const char *asked, char **
     return *made;
 }
 
+/* Buckets are full at first. */
 struct tenant *tenant_new(const struct tenant_limits *limits)
 {
     static uint64_t last_id;
@@ -243,6 +253,7 @@ static bool refuse(struct call_error *e, const char *type, int64_t after_ns, con
                           limit, what, e->retry_after_s);
 }
 
+/* Counts a call, unless there are too many at once or in this minute. */
 bool tenant_enter(struct tenant *t, int64_t now_ns, struct call_error *e)
 {
     const struct tenant_limits *l = &t->limits;
@@ -266,6 +277,7 @@ void tenant_leave(struct tenant *t)
     t->n_calls--;
 }
 
+/* Called when the prompt's length is known. */
 bool tenant_admits(struct tenant *t, int64_t prompt_tokens, int64_t sequences, int64_t queued,
                    int64_t max_queued, int64_t now_ns, struct call_error *e)
 {
@@ -286,6 +298,7 @@ bool tenant_admits(struct tenant *t, int64_t prompt_tokens, int64_t sequences, i
     return true;
 }
 
+/* Clients that ask for no priority get the nearest one that the key allows. */
 bool tenant_check_priority(const struct tenant *t, int32_t *priority, struct call_error *e)
 {
     int32_t least = t->limits.min_priority, most = t->limits.max_priority;

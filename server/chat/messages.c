@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Adapts the messages of a request to a template. What the template can take is found out
+ * once, by rendering small conversations with it (probes), and stored as its traits; each
+ * request is then converted accordingly. */
 #include "server/chat/messages.h"
 
 #include "server/chat/jinja/json.h"
@@ -7,6 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
+/* A member of a message, for reading or replacing; NULL if the value is no object or lacks
+ * it. */
 static struct jv *field(struct jrt *rt, struct jv object, const char *key)
 {
     struct jentry *e = NULL;
@@ -24,6 +29,8 @@ static bool field_is(struct jrt *rt, struct jv object, const char *key, const ch
 
 /* ---- provenance ---- */
 
+/* Roles that the API defines may form markers ('<|' + role + '|>'); others are text of the
+ * user. */
 static bool is_known_role(const struct jstr *s)
 {
     static const char *const roles[] = {"system",    "developer", "user",
@@ -75,6 +82,8 @@ static bool trust_message(struct jrt *rt, struct jv message, bool trust_assistan
            trust_all(rt, &message, 0);
 }
 
+/* Only roles, and assistant messages if asked, become the template's own text; everything
+ * else keeps its provenance. */
 bool chat_trust_roles(struct jrt *rt, struct jv messages, bool trust_assistant)
 {
     for (size_t i = 0; messages.type == JV_LIST && i < messages.u.list->n; i++) {
@@ -126,6 +135,7 @@ static bool all_text_parts(struct jrt *rt, struct jv content)
     return true;
 }
 
+/* Parts become one string with line ends between them, which count as input. */
 static bool flatten(struct jrt *rt, struct jv *content)
 {
     if (!all_text_parts(rt, *content)) {
@@ -143,6 +153,7 @@ static bool flatten(struct jrt *rt, struct jv *content)
     return content->u.s != NULL;
 }
 
+/* A string becomes a list of one text part. */
 static bool wrap(struct jrt *rt, struct jv *content)
 {
     struct jdict *part = jd_new(rt);
@@ -157,6 +168,7 @@ static bool wrap(struct jrt *rt, struct jv *content)
     return true;
 }
 
+/* Content in the form that the template prints: string or parts, and null or "". */
 static bool shape_content(struct jrt *rt, struct jv message, const struct chat_traits *traits)
 {
     struct jv *content = field(rt, message, "content");
@@ -188,6 +200,8 @@ static bool is_blank(const struct jstr *s)
     return true;
 }
 
+/* Arguments in the form that the template prints well: an object or JSON text. A text that
+ * is not JSON stays as it is, because a model may have written it. */
 static bool shape_arguments(struct jrt *rt, struct jv *arguments, const struct chat_traits *traits)
 {
     if (arguments->type == JV_STR && is_blank(arguments->u.s)) { // a call without parameters
@@ -303,6 +317,7 @@ static bool shape_message(struct jrt *rt, struct jv message, const struct chat_t
            shape_calls(rt, message, traits);
 }
 
+/* Messages are changed in place: they belong to this render. */
 bool chat_shape(struct jrt *rt, struct jv messages, const struct chat_traits *traits,
                 bool trust_assistant)
 {
@@ -343,6 +358,8 @@ enum {
     HAS_NONE = 32,
 };
 
+/* Renders one conversation and returns what its output contains, as bits. The word is one
+ * that no template has; a probe that fails returns 0. */
 static int look(const struct probe *p, const char *messages, const char *tools)
 {
     static const struct {
@@ -383,6 +400,7 @@ static int look(const struct probe *p, const char *messages, const char *tools)
     return seen;
 }
 
+/* A template takes parts if it prints their text without their structure. */
 static void probe_content(const struct probe *p, struct chat_traits *traits)
 {
     int string = look(p, "[{\"role\":\"user\",\"content\":\"" WORD "\"}]", NULL);
@@ -394,6 +412,7 @@ static void probe_content(const struct probe *p, struct chat_traits *traits)
     traits->wrap_strings = takes_parts && !takes_string;
 }
 
+/* Whether arguments must be text: if an object is printed as Python's repr, or not at all. */
 static void probe_arguments(const struct probe *p, struct chat_traits *traits)
 {
     int object = look(p, CALL("\"content\":\"\",", "{\"pkey\":\"" WORD "\"}"), NULL);
@@ -407,6 +426,7 @@ static void probe_arguments(const struct probe *p, struct chat_traits *traits)
     traits->string_arguments = only_text || text_is_json;
 }
 
+/* True for templates that fail on null content or print "None" for it. */
 static void probe_null(const struct probe *p, struct chat_traits *traits)
 {
     bool as_text = traits->string_arguments;

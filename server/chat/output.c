@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* From tokens to what the client sees: detokenizing, stop strings, then reasoning and tool
+ * calls. Text is held back only as long as it may become part of a stop string or a
+ * marker. */
 #include "server/chat/output.h"
 #include "engine/base/minmax.h"
 
@@ -26,6 +29,8 @@ static void put_reasoning(void *arg, const char *text, size_t n_bytes)
     o->sink.on_reasoning(o->sink.arg, text, n_bytes);
 }
 
+/* Models whose format has reasoning of its own (Harmony) need their parser for that, even
+ * without tools. */
 void output_init(struct output *o, const struct output_options *options,
                  const struct tool_sink *sink)
 {
@@ -133,6 +138,7 @@ static bool search(struct output *o, bool final)
     return true;
 }
 
+/* Returns false once a stop string was found: the caller ends the sample. */
 bool output_text(struct output *o, const char *text, size_t n_bytes)
 {
     if (o->stopped) {
@@ -168,6 +174,9 @@ static bool is_marker(const struct output *o, const char *text)
     return find_marker(o, text) >= 0 || reasoning_is_marker(o->options->reasoning, text);
 }
 
+/* Special tokens are not shown, except those that are markers for a parser. For exact
+ * parsers a marker becomes one byte, so that the same words in ordinary tokens are not
+ * taken for it. */
 bool output_token(struct output *o, int32_t id)
 {
     if (o->stopped) {
@@ -196,6 +205,7 @@ bool output_token(struct output *o, int32_t id)
     return go_on;
 }
 
+/* What was held is content now, since no more text comes. */
 void output_finish(struct output *o)
 {
     if (!o->stopped && o->options->tok) {

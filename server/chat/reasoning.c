@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Separates reasoning from the answer. The splitter sees text in pieces of any size, and
+ * holds what may become a marker. */
 #include "server/chat/reasoning.h"
 #include "engine/base/minmax.h"
 
@@ -127,6 +129,8 @@ static bool has_one(const char *text, const char *const *words)
     return false;
 }
 
+/* The first kind whose markers the template contains; more specific kinds come first in
+ * the table. */
 enum reasoning_kind reasoning_for_template(const char *chat_template)
 {
     for (int k = REASONING_NONE + 1; chat_template && k < N_KINDS; k++) {
@@ -141,6 +145,8 @@ enum reasoning_kind reasoning_for_template(const char *chat_template)
     return REASONING_NONE;
 }
 
+/* Whether the prompt ends in the opening marker, so that the answer begins inside of
+ * reasoning. */
 static bool ends_with(const char *text, size_t n_bytes, const char *const *words)
 {
     while (n_bytes > 0 && is_space(text[n_bytes - 1])) {
@@ -170,6 +176,8 @@ const struct reasoning_marks *reasoning_marks(enum reasoning_kind kind)
     return &kinds[kind].marks;
 }
 
+/* The one word that ends reasoning, for grammars that begin after it; NULL if there are
+ * several. */
 const char *reasoning_end(enum reasoning_kind kind)
 {
     const struct kind *k = &kinds[kind];
@@ -360,6 +368,7 @@ static bool inside(struct reasoning_split *r, bool final)
     return true;
 }
 
+/* The answer's own closing marker is dropped, with white space before it. */
 static bool in_answer(struct reasoning_split *r, bool final)
 {
     static const char *const none[] = {NULL};
@@ -394,6 +403,7 @@ static bool closed(struct reasoning_split *r, bool final)
     return at_answer(r, 0, final);
 }
 
+/* One transition; true if another may follow from the text that is held. */
 static bool step(struct reasoning_split *r, bool final)
 {
     switch (r->state) {
@@ -409,6 +419,7 @@ static bool step(struct reasoning_split *r, bool final)
     }
 }
 
+/* After the answer has begun, text passes through without being copied. */
 void reasoning_split_text(struct reasoning_split *r, const char *text, size_t n_bytes, bool final)
 {
     if (r->state == REST && r->held.n_bytes == 0) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Finds a model's chat template and special tokens, and renders requests with it. */
 #include "server/chat/template.h"
 
 #include "engine/base/buf.h"
@@ -35,6 +36,7 @@ struct chat_template {
 
 /* ---- loading ---- */
 
+/* The first MAX_TOKENS names; a later value of a name replaces the earlier one. */
 static void set_token(struct chat_template *t, const char *name, const char *text)
 {
     for (size_t i = 0; i < t->n_tokens; i++) {
@@ -62,6 +64,8 @@ static void take_token(struct chat_template *t, const struct json *node, const c
     }
 }
 
+/* The named special tokens of a config, and any that it adds; templates use them as
+ * variables. */
 static void take_tokens(struct chat_template *t, const struct json *config)
 {
     static const char *const names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
@@ -77,6 +81,7 @@ static void take_tokens(struct chat_template *t, const struct json *config)
     }
 }
 
+/* Texts of all sources are kept, for parsers that are chosen by what a template mentions. */
 static enum status compile_into(struct chat_template *t, struct compiled *c, const char *text,
                                 size_t n_bytes, const char *where, struct err *err)
 {
@@ -180,6 +185,8 @@ static struct chat_template *new_template(void)
     return t;
 }
 
+/* *out stays NULL if the folder has no template, which is no error: such models serve
+ * completions. */
 enum status chat_template_load(const char *model_dir, struct chat_template **out, struct err *err)
 {
     struct chat_template *t = new_template();
@@ -198,6 +205,8 @@ enum status chat_template_load(const char *model_dir, struct chat_template **out
     return OK;
 }
 
+/* A template given by an operator or a request; special tokens still come from the model's
+ * folder. */
 enum status chat_template_compile(const char *text, size_t n_bytes, const char *model_dir,
                                   struct chat_template **out, struct err *err)
 {
@@ -237,6 +246,7 @@ const char *chat_template_text(const struct chat_template *t)
     return or_empty(t->text.data);
 }
 
+/* Local time as if it were UTC, in microseconds: templates print dates without a zone. */
 int64_t chat_clock_us(void)
 {
     struct timespec ts;
@@ -367,6 +377,7 @@ static bool set_kwargs(struct jrt *rt, const struct chat_input *in)
     return true;
 }
 
+/* Later assignments win: the template's tokens, then the request's variables. */
 static bool set_variables(struct jrt *rt, const struct chat_template *t,
                           const struct chat_input *in, const struct chat_traits *traits,
                           struct jstr **final)
@@ -398,6 +409,7 @@ static bool set_variables(struct jrt *rt, const struct chat_template *t,
     return set_kwargs(rt, in);
 }
 
+/* Copies the result out of the arena, with one span for each run of equal provenance. */
 static void copy_out(const struct jstr *s, struct chat_output *out)
 {
     size_t n = s->prov == PROV_MIXED ? s->n_runs : s->n_bytes > 0;
@@ -437,6 +449,7 @@ static enum status render_once(const struct chat_template *t, const struct compi
     return st;
 }
 
+/* An empty list counts as no tools. */
 static bool has_tools(const struct chat_input *in)
 {
     size_t i = 0;
@@ -446,6 +459,7 @@ static bool has_tools(const struct chat_input *in)
     return in->tools_json && in->tools_bytes - i >= 3 && in->tools_json[i] == '[';
 }
 
+/* Renders once, and again with null content as "" if that fails. */
 enum status chat_template_render(const struct chat_template *t, const struct chat_input *in,
                                  struct chat_output *out, struct err *err)
 {

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The grammar of an assistant's turn: reasoning, answer and tool calls in the model's own
+ * format, as a structural tag. Used when an answer must have a form but the text around it
+ * has markers. */
 #include "server/chat/turn.h"
 
 #include <string.h>
 
+/* The first way of writing calls whose tokens the vocabulary has. */
 const struct tool_writing *turn_writing(const struct tool_parser *parser,
                                         const struct tokenizer *tok)
 {
@@ -55,6 +59,7 @@ static void put_text_without(struct buf *out, const char *const *words, const ch
 /* ---- the answer -------------------------------------------------------------------------------
  */
 
+/* What the answer may be: the request's grammar, or text in which calls may occur. */
 static void put_answer(struct buf *out, const struct turn *t)
 {
     if (t->answer) {
@@ -85,6 +90,7 @@ static void put_marked(struct buf *out, const struct turn *t, const struct reaso
     buf_puts(out, "]}");
 }
 
+/* Calls, or an answer with or without its own markers. */
 static void put_body(struct buf *out, const struct turn *t, const struct reasoning_marks *m)
 {
     if (t->must_call) {
@@ -120,6 +126,8 @@ static void put_reasoning(struct buf *out, const struct turn *t, const struct re
     buf_puts(out, "]}]}");
 }
 
+/* The beginning depends on where the prompt ends: inside of reasoning, after it, or before
+ * it. */
 static void put_start(struct buf *out, const struct turn *t, const struct reasoning_marks *m)
 {
     if (t->opened) {
@@ -176,6 +184,7 @@ static void put_harmony(struct buf *out, const struct turn *t)
     buf_puts(out, "]}]}");
 }
 
+/* Definitions first, then the format that refers to them. */
 void turn_put(struct buf *out, const struct turn *t)
 {
     const struct reasoning_marks *m = reasoning_marks(t->reasoning);

@@ -33,6 +33,8 @@ struct message {
     bool of_user;
 };
 
+/* The state of the program: one conversation, the server that answers it, and the user's
+ * input. Signal handlers only set `interrupted`. */
 struct chat {
     struct chat_options options;
     struct chat_server server;
@@ -95,6 +97,7 @@ static void add_message(struct chat *c, char *json, bool of_user)
     c->messages[c->n_messages++] = (struct message){json, of_user};
 }
 
+/* A message of the request; call_id only for results of tools. */
 static void put_message(struct buf *b, const char *role, const char *call_id, const char *text)
 {
     buf_printf(b, "{\"role\":\"%s\",", role);
@@ -125,6 +128,7 @@ static void ask(struct chat *c, const char *text)
     add_text(c, "user", NULL, text);
 }
 
+/* The request with the whole conversation so far: the server keeps none of it. */
 static void put_body(const struct chat *c, struct buf *b)
 {
     buf_puts(b, "{\"model\":");
@@ -150,6 +154,8 @@ static void put_body(const struct chat *c, struct buf *b)
 /* ---- an answer ----------------------------------------------------------------------------------
  */
 
+/* Streams one answer. An interrupt ends the request by closing its connection, which frees
+ * the engine. */
 static enum status request_answer(struct chat *c, struct chat_answer *a, struct err *err)
 {
     struct buf body;
@@ -264,6 +270,7 @@ static void do_system(struct chat *c, const char *arg)
     puts(*arg ? "The system prompt is set." : "There is no system prompt now.");
 }
 
+/* /set NAME VALUE changes a sampling setting for the following answers. */
 static void do_set(struct chat *c, const char *arg)
 {
     char name[64], value[64];
@@ -284,6 +291,8 @@ static void do_set(struct chat *c, const char *arg)
     buf_deinit(&text);
 }
 
+/* /retry drops the last answer with everything after the last question, and asks that
+ * again. */
 static void do_retry(struct chat *c, const char *arg)
 {
     (void)arg;
@@ -332,6 +341,7 @@ static void do_help(struct chat *c, const char *arg)
         "message.\nCtrl-C stops an answer; a second one, with nothing typed, leaves.\n");
 }
 
+/* A line that begins with '/' is a command; an unknown one names the nearest. */
 static void run_command(struct chat *c, const char *line)
 {
     const size_t n = strcspn(line, " \t\n");
@@ -417,6 +427,7 @@ static void on_interrupted_input(struct chat *c, bool empty)
     }
 }
 
+/* One message, which may have several lines. Input that is too long is dropped as a whole. */
 static enum line_result read_input(struct chat *c, const char *prompt)
 {
     struct buf line;
@@ -439,6 +450,8 @@ static enum line_result read_input(struct chat *c, const char *prompt)
 /* ---- the whole ----------------------------------------------------------------------------------
  */
 
+/* Until the input ends or a command ends the chat. Blank lines ask nothing.
+ */
 static void converse(struct chat *c)
 {
     if (c->terminal) {
@@ -458,6 +471,8 @@ static void converse(struct chat *c)
     }
 }
 
+/* The file is what a request's `tools` would hold; it is checked here, so that a mistake
+ * shows before the first question. */
 static enum status read_tools(struct chat *c, struct err *err)
 {
     size_t n;
@@ -498,6 +513,7 @@ static void close_chat(struct chat *c)
     chat_options_deinit(&c->options);
 }
 
+/* Exit status: 0, 1 for an error, and 128 + the signal's number as shells expect it. */
 int cmd_chat(int argc, char **argv)
 {
     struct chat c = {.shows_colours = isatty(STDOUT_FILENO), .server.log = -1};

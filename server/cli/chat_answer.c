@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* One answer while it arrives: server-sent events become text on the terminal, reasoning
+ * in another colour, tool calls, and figures at the end. */
 #include "server/cli/chat_answer.h"
 
 #include "engine/base/clock.h"
@@ -99,6 +101,8 @@ static void show_as(struct chat_answer *a, int kind, const char *s)
 /* ---- events -------------------------------------------------------------------------------------
  */
 
+/* Calls arrive in pieces, numbered by index; a new index must be the next one, so that a
+ * server cannot make the list grow without limit. */
 static struct chat_tool_call *call_at(struct chat_answer *a, int64_t index)
 {
     if (index < 0 || index > a->n_calls || index >= CHAT_MAX_CALLS) {
@@ -122,6 +126,7 @@ static void put_string(struct buf *to, const struct json *object, const char *ke
     }
 }
 
+/* Each piece appends to the call's id, name or arguments. */
 static void take_calls(struct chat_answer *a, const struct json *list)
 {
     for (const struct json *j = json_first(list); j; j = json_next(j)) {
@@ -135,6 +140,7 @@ static void take_calls(struct chat_answer *a, const struct json *list)
     }
 }
 
+/* Reasoning has two names in use; both are shown. */
 static void take_delta(struct chat_answer *a, const struct json *delta)
 {
     const char *reasoning = json_get_string(delta, "reasoning");
@@ -175,6 +181,7 @@ static bool take_error(struct chat_answer *a, const struct json *root)
     return message != NULL;
 }
 
+/* One event. Data that is no JSON, or an error object, is kept for the message at the end. */
 static void on_data(void *arg, const char *data, size_t n_bytes)
 {
     struct chat_answer *a = arg;
@@ -222,6 +229,7 @@ static void settle_error(struct chat_answer *a)
     }
 }
 
+/* Calls are not executed: they are shown, and the user may answer them. */
 static void show_calls(struct chat_answer *a)
 {
     for (int i = 0; i < a->n_calls; i++) {
@@ -247,6 +255,7 @@ static void show_figures(const struct chat_answer *a)
            strcmp(a->finish, "length") == 0 ? ", cut at the token limit" : "");
 }
 
+/* Ends what is open on the terminal. Figures are shown to people only. */
 void chat_answer_end(struct chat_answer *a)
 {
     if (a->shown == SHOWN_REASONING) {
@@ -266,6 +275,7 @@ static void put_text(struct buf *out, const struct buf *text)
     buf_put_json(out, or_empty(text->data), text->n_bytes);
 }
 
+/* The answer as a message of the next request; false if there is nothing to keep. */
 bool chat_answer_put(const struct chat_answer *a, struct buf *message)
 {
     if (a->text.n_bytes == 0 && a->n_calls == 0) {

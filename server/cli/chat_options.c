@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Options of `sluice chat`: sampling settings, which are also /set's, and those of the
+ * connection. Options that neither knows are the server's, and are passed on to it. */
 #include "server/cli/chat_options.h"
 
 #include "engine/base/mem.h"
@@ -26,6 +28,7 @@ static const struct {
     {"seed", -1e15, 1e15, true, "N  the same seed draws the same answer"},
 };
 
+/* Options whose value is a text, which are kept as given. */
 static const struct {
     const char *name;
     size_t offset;
@@ -41,6 +44,7 @@ static const struct {
 
 enum { N_TEXTS = sizeof texts / sizeof texts[0] };
 
+/* "-" and "_" are the same in names. */
 static bool same_name(const char *a, const char *b, size_t n_b)
 {
     size_t i = 0;
@@ -60,6 +64,7 @@ static int find_setting(const char *name, size_t n)
     return -1;
 }
 
+/* Sets a value, or returns it to the server's choice with "default". */
 enum status chat_settings_set(struct chat_settings *s, const char *name, const char *value,
                               struct err *err)
 {
@@ -90,6 +95,7 @@ enum status chat_settings_set(struct chat_settings *s, const char *name, const c
     return OK;
 }
 
+/* For /set without arguments. */
 void chat_settings_print(const struct chat_settings *s, struct buf *out)
 {
     const size_t begin = out->n_bytes;
@@ -104,6 +110,7 @@ void chat_settings_print(const struct chat_settings *s, struct buf *out)
     }
 }
 
+/* As members of a request; those that are not set are left to the server. */
 void chat_settings_put(const struct chat_settings *s, struct buf *out)
 {
     for (int i = 0; i < N_CHAT_SETTINGS; i++) {
@@ -116,6 +123,7 @@ void chat_settings_put(const struct chat_settings *s, struct buf *out)
 /* ---- the command line ---------------------------------------------------------------------------
  */
 
+/* *known false: not one of chat's own options. */
 static enum status take_option(struct chat_options *o, const char *name, size_t n_name,
                                const char *value, bool *known, struct err *err)
 {
@@ -154,7 +162,7 @@ static enum status check_rest(const struct chat_options *o, struct err *err)
     }
     if (o->rest[0][0] != '-') {
         return err_set(err, ERR_INVALID,
-                       "'%.200s' stands behind an option: the model or URL comes "
+                       "'%.200s' stands after an option: the model or URL comes "
                        "first, as in: sluice chat %.200s ...",
                        o->rest[0], o->rest[0]);
     }
@@ -167,6 +175,7 @@ static enum status check_rest(const struct chat_options *o, struct err *err)
     return OK;
 }
 
+/* The first argument may be a model or URL without a dash. */
 enum status chat_options_parse(int argc, char **argv, struct chat_options *o, struct err *err)
 {
     *o = (struct chat_options){.api_key = getenv("OPENAI_API_KEY")};

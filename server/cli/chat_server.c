@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The server that `sluice chat` talks to: one that runs, by URL, or a child process that
+ * serves a model on a Unix socket for as long as the chat lasts. */
 #include "server/cli/chat_server.h"
 
 #include "engine/base/clock.h"
@@ -140,6 +142,8 @@ static void become_server(const struct chat_server *s, const struct chat_options
     _exit(127);
 }
 
+/* The socket is in a folder of its own with mode 0700, so that no other user can connect.
+ * Paths of sockets are limited to about 100 bytes, hence the limit on TMPDIR. */
 static enum status start(struct chat_server *s, const struct chat_options *o, const char *model,
                          struct err *err)
 {
@@ -190,6 +194,7 @@ static void last_words(const struct chat_server *s, char *text, size_t n_text)
     snprintf(text, n_text, "%s", *line ? line : "it said nothing");
 }
 
+/* Whether the child has ended; its last words in the log become the error. */
 bool chat_server_is_lost(struct chat_server *s, int patience_ms, struct err *err)
 {
     char words[480];
@@ -209,6 +214,7 @@ bool chat_server_is_lost(struct chat_server *s, int patience_ms, struct err *err
     return true;
 }
 
+/* Ready, not merely alive: the model is loaded. */
 static bool is_ready(const struct chat_server *s)
 {
     const struct client_request request = {
@@ -222,6 +228,7 @@ static bool is_ready(const struct chat_server *s)
     return st == OK && status == 200;
 }
 
+/* Polls until the model is loaded, the child ends, or the user interrupts. */
 static enum status await_ready(struct chat_server *s, bool terminal,
                                const volatile sig_atomic_t *interrupt, struct err *err)
 {
@@ -274,6 +281,8 @@ static enum status use_nearest(struct chat_server *s, const struct chat_options 
     return use_model(s, o, demo, terminal, interrupt, err);
 }
 
+/* No target: a server on the usual port if there is one, else the demo model. A target
+ * with "://" is a URL, anything else a model. */
 enum status chat_server_open(struct chat_server *s, const struct chat_options *o, bool terminal,
                              const volatile sig_atomic_t *interrupt, struct err *err)
 {
@@ -308,6 +317,7 @@ static void end_child(pid_t child)
     }
 }
 
+/* The child is asked to end, and its socket and folder are removed. */
 void chat_server_close(struct chat_server *s)
 {
     if (s->child > 0) {

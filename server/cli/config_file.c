@@ -44,6 +44,7 @@ static enum status bad_quotes(const struct option_row *row, struct err *err)
                    row->name);
 }
 
+/* A list may be written on the line itself, [a, b], or in the lines after it. */
 static enum status set_line(struct loading *l, const struct option_row *row, char *value,
                             struct err *err)
 {
@@ -87,6 +88,7 @@ static bool is_null(const char *value)
     return *value == '\0' || strcmp(value, "null") == 0 || strcmp(value, "~") == 0;
 }
 
+/* An option may occur once; a null value leaves its default. */
 static enum status read_option_line(struct loading *l, const struct option_row *row, char *text,
                                     struct err *err)
 {
@@ -105,6 +107,7 @@ static enum status read_option_line(struct loading *l, const struct option_row *
     return OK;
 }
 
+/* One line. A "- item" belongs to the last option that was a list. */
 static enum status read_line(struct loading *l, char *line, struct err *err)
 {
     bool indented = *line == ' ' || *line == '\t' || *line == '-';
@@ -138,6 +141,7 @@ static enum status read_line(struct loading *l, char *line, struct err *err)
     return loading_take_flag(l, l->flag_list, value ? value : colon + 1, SOURCE_FILE, err);
 }
 
+/* Errors get the file's name and line. A byte order mark of Windows editors is skipped. */
 enum status loading_read_file(struct loading *l, struct err *err)
 {
     char *text;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Loads a configuration: defaults, then file, environment and flags, where a later source
+ * overrides an earlier one whatever their order of reading. */
 #include "server/cli/config_load.h"
 
 #include "engine/base/log.h"
@@ -75,6 +77,8 @@ static enum status read_vllm_env(struct loading *l, char **env, struct err *err)
     return st;
 }
 
+/* SLUICE_* variables that name an option; others belong to tests and tools. vLLM's key
+ * counts only where no other is given. */
 static enum status read_env(struct loading *l, char **env, struct err *err)
 {
     if (!env) {
@@ -96,6 +100,7 @@ static bool is_origin(const char *text)
     return plain || words_find("*|null|loopback", text) >= 0;
 }
 
+/* What depends on several options, or on more of a value than its type. */
 static enum status check(const struct config *c, struct err *err)
 {
     for (size_t i = 0; i < c->allowed_origins.n; i++) {
@@ -141,6 +146,8 @@ static void trim_slashes(const char **folder)
     }
 }
 
+/* The file is named by a flag or variable, so these are read first; `source` remembers for
+ * each option where its value comes from. */
 enum status config_load(struct config *c, int argc, char **argv, char **env, struct err *err)
 {
     *c = (struct config){0};

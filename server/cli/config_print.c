@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+/* Compared as printed text, since values are pointers. */
 static bool is_default(const struct config *c, const struct option_row *row)
 {
     struct buf now;
@@ -50,6 +51,7 @@ static void put_choices(const char *choices, struct buf *out)
     buf_putc(out, ')');
 }
 
+/* From the table: sections, names with their values, and what vLLM's users need to know. */
 void config_help(struct buf *out)
 {
     buf_puts(out,
@@ -76,6 +78,8 @@ void config_help(struct buf *out)
     }
 }
 
+/* The output is a configuration file. Secrets are replaced, and options that name an
+ * action (help) left out. */
 void config_print(const struct config *c, bool only_set, struct buf *out)
 {
     for (size_t i = 0; i < n_option_rows; i++) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Names of options in all spellings, and the precedence of sources. */
 #include "server/cli/config_source.h"
 
 #include "engine/base/log.h"
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <strings.h>
 
+/* An underscore in the key matches a dash in the name. */
 bool loading_is_name(const char *name, const char *key, size_t n_bytes)
 {
     for (size_t i = 0; i < n_bytes; i++) {
@@ -21,6 +23,7 @@ bool loading_is_name(const char *name, const char *key, size_t n_bytes)
     return name[n_bytes] == '\0';
 }
 
+/* By name or alias. */
 const struct option_row *loading_find_row(const char *key, size_t n_bytes)
 {
     for (size_t i = 0; i < n_option_aliases; i++) {
@@ -50,6 +53,8 @@ const struct vllm_flag *loading_find_flag(const char *key, size_t n_bytes)
     return NULL;
 }
 
+/* The error for an unknown key, with the nearest name among options, aliases and vLLM's
+ * flags. */
 enum status loading_unknown(const char *key, size_t n_bytes, struct err *err)
 {
     const size_t n_dashes = n_bytes > 2 && strncmp(key, "--", 2) == 0 ? 2 : 0; // of a flag
@@ -92,6 +97,7 @@ enum status loading_set(struct loading *l, const struct option_row *row, const c
     return OK;
 }
 
+/* "option.member" of an option that is a JSON object; *member points into the key. */
 const struct option_row *loading_find_member(const char *key, size_t n_bytes, const char **member)
 {
     const char *dot = memchr(key, '.', n_bytes);
@@ -106,6 +112,7 @@ const struct option_row *loading_find_member(const char *key, size_t n_bytes, co
     return NULL;
 }
 
+/* Sets a member, unless a source that takes precedence has set the option. */
 enum status loading_set_member(struct loading *l, const struct option_row *row, const char *member,
                                size_t n_bytes, const char *value, enum source source,
                                struct err *err)
@@ -119,6 +126,8 @@ enum status loading_set_member(struct loading *l, const struct option_row *row, 
     return st;
 }
 
+/* A flag of vLLM that is no option here: refused with a reason, without effect (which is
+ * logged), or translated. */
 enum status loading_take_flag(struct loading *l, const struct vllm_flag *flag, const char *value,
                               enum source source, struct err *err)
 {

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The table of all options: name, type, place in struct config, default, range and help.
+ * The help, the configuration file, environment variables, and what nodes must agree on
+ * all come from it. */
 #include "server/cli/config_table.h"
 
 #include "engine/device/params.h"
@@ -325,6 +328,7 @@ const struct option_row option_rows[] = {
 };
 const size_t n_option_rows = sizeof option_rows / sizeof option_rows[0];
 
+/* Names of other servers and short forms. */
 const struct option_alias option_aliases[] = {
     {"h", "help"},
     {"m", "model"},

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Reading and printing a value according to its row: units, ranges, choices, lists and
+ * JSON. Values are written through the row's offset. */
 #include "server/cli/config_value.h"
 
 #include "engine/base/json.h"
@@ -22,6 +24,7 @@ static const void *const_field(const struct config *c, const struct option_row *
     return (const char *)c + row->offset;
 }
 
+/* Integers of two sizes share one kind of row. */
 static int64_t get_int(const struct config *c, const struct option_row *row)
 {
     const void *at = const_field(c, row);
@@ -52,6 +55,7 @@ static bool is_one_of(const char *word, const char *const *words)
     return false;
 }
 
+/* The words of YAML, too. */
 static bool read_bool(const char *text, bool *out)
 {
     static const char *const yes[] = {"true", "1", "yes", "on", NULL};
@@ -84,6 +88,7 @@ static double unit_of(const char *suffix, bool bytes)
     return 0;
 }
 
+/* Seconds of a unit; 0: unknown. */
 static double seconds_of(const char *suffix)
 {
     static const struct {
@@ -108,6 +113,7 @@ static double unit_of_type(enum option_type type, const char *suffix)
     }
 }
 
+/* For error messages: what a value should look like. */
 static const char *number_form(enum option_type type)
 {
     switch (type) {
@@ -118,6 +124,7 @@ static const char *number_form(enum option_type type)
     }
 }
 
+/* A number with a unit, in the row's range. 0 stands for "auto" where that is the default. */
 static enum status read_number(const struct option_row *row, const char *text, double *out,
                                struct err *err)
 {
@@ -151,6 +158,7 @@ static enum status read_number(const struct option_row *row, const char *text, d
     return OK;
 }
 
+/* Text of JSON is checked here and parsed where it is used. */
 static enum status check_json(const struct option_row *row, const char *text, struct err *err)
 {
     struct json *root;
@@ -165,6 +173,7 @@ static enum status check_json(const struct option_row *row, const char *text, st
     return OK;
 }
 
+/* Empty items are left out, so that a trailing comma does no harm. */
 static void list_add(struct string_list *list, const char *item, size_t n_bytes)
 {
     if (n_bytes > 0) {
@@ -187,6 +196,7 @@ static bool list_add_array(struct string_list *list, const char *text)
     return is_array;
 }
 
+/* A JSON array, or words with commas between them. */
 static void list_add_text(struct string_list *list, const char *text)
 {
     if (list_add_array(list, text)) {
@@ -213,6 +223,7 @@ static char *choice_of(const struct option_row *row, const char *word)
     return xstrdup(word);
 }
 
+/* Strings are owned by the configuration: the old value is freed. */
 static enum status set_text(struct config *c, const struct option_row *row, const char *text,
                             struct err *err)
 {
@@ -231,6 +242,8 @@ static enum status set_text(struct config *c, const struct option_row *row, cons
     return OK;
 }
 
+/* One function for all sources, so that a value means the same in a file, a variable and a
+ * flag. */
 enum status config_value_set(struct config *c, const struct option_row *row, const char *text,
                              struct err *err)
 {
@@ -295,6 +308,8 @@ static void put_member(struct buf *out, const char *key, const char *text)
     }
 }
 
+/* Adds a member to an option that is an object; a member that is there already is an
+ * error, since the order of sources would decide silently. */
 enum status config_value_set_member(struct config *c, const struct option_row *row, const char *key,
                                     const char *text, struct err *err)
 {
@@ -332,6 +347,7 @@ enum status config_value_set_member(struct config *c, const struct option_row *r
     return st;
 }
 
+/* Back to nothing, before a source of higher precedence sets a list anew. */
 void config_value_clear(struct config *c, const struct option_row *row)
 {
     struct string_list *list;
@@ -358,6 +374,7 @@ void config_value_clear(struct config *c, const struct option_row *row)
     }
 }
 
+/* Quoted if YAML would read the text as something else. */
 static void print_text(const char *s, struct buf *out)
 {
     bool plain = *s && !strpbrk(s, "#'\"[]{},&*!|>%@`") && !strstr(s, ": ") && *s != ' ' &&
@@ -387,6 +404,7 @@ static void print_list(const struct string_list *list, struct buf *out)
     }
 }
 
+/* The opposite of config_value_set: reading the text gives the value again. */
 void config_value_print(const struct config *c, const struct option_row *row, struct buf *out)
 {
     const void *at = const_field(c, row);

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Chooses the backend: CUDA if a device is there, else the CPU, and the communicator for
+ * several ranks. */
 #include "server/cli/devices.h"
 
 #include "cpu/cpu.h"
@@ -35,6 +37,7 @@ static enum status open_cpu(const struct backend_options *options, struct backen
     return cpu_open(options, out, err);
 }
 
+/* All CPU ranks are threads of this process, or of one process on each node. */
 static enum status choose_cpu(struct engine_options *options, struct err *err)
 {
     struct comm_place place = place_of(options);
@@ -54,6 +57,7 @@ static enum status open_cuda(const struct backend_options *options, struct backe
     return cuda_open(options, out, err);
 }
 
+/* One device for each local rank. */
 static enum status choose_cuda(struct engine_options *options, struct err *err)
 {
     struct comm_place place = place_of(options);
@@ -98,6 +102,8 @@ enum status devices_choose(const char *name, struct engine_options *options, str
     return choose_cpu(options, err);
 }
 
+/* The communicator and the connections between nodes outlive the engine, so they are
+ * released after it. */
 void devices_release(struct engine_options *options)
 {
     struct comm *comm = options->backend.comm;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* From the configuration to the engine's options, checking what can be known before
+ * anything is loaded. */
 #include "server/cli/engine_config.h"
 
 #include "engine/base/json.h"
@@ -20,6 +22,7 @@ static const char *method_of(const struct json *config, const char *key)
     return json_get_string(json_get(config, key), "quant_method");
 }
 
+/* How the checkpoint says it is quantised; older tools wrote files of their own. */
 static const char *method_in(const char *dir, const struct json *config)
 {
     static const char *const files[][2] = {{"hf_quant_config.json", "modelopt"},
@@ -99,6 +102,7 @@ enum status engine_config_check(const struct config *c, struct err *err)
     return engine_check(&c->engine, err);
 }
 
+/* Nodes meet here, before loading, so that a wrong address or version shows in seconds. */
 enum status engine_config(const struct config *c, struct engine_options *out, struct err *err)
 {
     TRY(engine_config_check(c, err));

@@ -17,6 +17,8 @@
 #include <string.h>
 #include <unistd.h>
 
+/* The program's state. `jobs` keeps the order of input, although requests end in any
+ * order. */
 struct generate {
     struct local_engine local;
     struct generate_job **jobs; // in input order
@@ -66,6 +68,7 @@ static void wait_for_room(struct generate *g)
     }
 }
 
+/* Reads ahead only as far as the engine's queue has room. */
 static void add_line(struct generate *g, const char *line, size_t n_bytes)
 {
     struct generate_job *job = xcalloc(1, sizeof *job);
@@ -85,6 +88,8 @@ struct input {
     bool ended;
 };
 
+/* One read, when poll has said that there is input; EAGAIN and EINTR are no end of it.
+ */
 static void read_more(struct input *in)
 {
     enum { LEAST = 1 << 16 };
@@ -99,6 +104,8 @@ static void read_more(struct input *in)
     in->ended = n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN);
 }
 
+/* Complete lines become requests; the rest stays in the buffer, which is searched only
+ * from where the last search ended. */
 static void take_lines(struct generate *g, struct input *in, size_t n_old)
 {
     size_t from = 0, look = n_old;
@@ -128,6 +135,7 @@ static bool has_input(void)
     return poll(&fd, 1, 0) > 0;
 }
 
+/* Input, engine and output take turns on one thread. */
 static void run_lines(struct generate *g)
 {
     struct input in = {0};
@@ -143,6 +151,7 @@ static void run_lines(struct generate *g)
     free(in.bytes);
 }
 
+/* The prompt becomes a JSON line like any other, so both forms share the code from here on. */
 static int run_prompt(struct generate *g, const char *prompt, const char *max_tokens)
 {
     struct buf line;
@@ -164,6 +173,7 @@ static int run_prompt(struct generate *g, const char *prompt, const char *max_to
 
 /* ---- the command line ---------------------------------------------------------------------- */
 
+/* Arguments of generate itself; the rest goes to the table of options. */
 struct arguments {
     bool json, help;
     const char *prompt, *max_tokens;
@@ -189,6 +199,7 @@ static void usage(void)
     buf_deinit(&options);
 }
 
+/* A word that follows an unknown --option without '=' is taken for its value. */
 static void split_arguments(int argc, char **argv, struct arguments *a)
 {
     int n_plain = 0;
@@ -216,7 +227,7 @@ static void split_arguments(int argc, char **argv, struct arguments *a)
 static enum status no_prompt(struct err *err)
 {
     return err_set(err, ERR_INVALID,
-                   "no prompt: write it behind the model or into standard input, "
+                   "no prompt: write it after the model or into standard input, "
                    "or give --json and a line of JSON for each request");
 }
 
@@ -255,6 +266,7 @@ static char *read_stdin(void)
     return xstrdup("");
 }
 
+/* Exit status 1 if the prompt is empty or its request failed. */
 static int run(struct generate *g, const struct arguments *a)
 {
     if (a->json) {

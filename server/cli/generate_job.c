@@ -37,6 +37,7 @@ static void refuse(struct generate_job *job, const char *text)
     generate_line_put_error(&job->answer, text);
 }
 
+/* Answers of lines are kept until their turn to be printed. */
 static void whole(struct call *c, struct buf *json)
 {
     keep_unknown(of(c));
@@ -108,6 +109,7 @@ static void tell(struct call *c, const struct call_error *e)
     fprintf(stderr, "%ssluice: %s\n", of(c)->has_begun ? "\n" : "", e->message);
 }
 
+/* For a person: text as it comes, errors on standard error. */
 static const struct call_sink person_sink = {
     .id = id,
     .begin = begin,
@@ -121,6 +123,7 @@ static const struct call_sink person_sink = {
     .over = over,
 };
 
+/* The line is copied, since the request refers to its text. */
 void generate_job_start(struct generate_job *job, struct call_server *s, const char *line,
                         size_t n_bytes, bool to_person)
 {

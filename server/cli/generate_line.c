@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The answer lines of `sluice generate --json`: ids, text, log-probabilities, pooled
+ * states, and usage. */
 #include "server/cli/generate_line.h"
 #include "engine/base/optional.h"
 
@@ -14,6 +16,7 @@ static void put_logprob(struct buf *out, float v)
     buf_printf(out, "%.9g", v > -9999.0f ? (double)v : -9999.0);
 }
 
+/* [[id, log-probability], ...], best first. */
 static void put_top(struct buf *out, const struct token_logprobs *l)
 {
     buf_putc(out, '[');
@@ -58,6 +61,7 @@ static void put_logprobs(struct buf *out, const char *key, const char *top_key,
     buf_puts(out, "], ");
 }
 
+/* A sample: ids as the engine made them, and text as the detokenizer shows it. */
 static void put_output(struct buf *out, struct call_choice *ch)
 {
     const struct call *c = ch->call;
@@ -91,6 +95,7 @@ static void put_embedding(struct buf *out, const float *v, int32_t n)
     buf_puts(out, "], ");
 }
 
+/* Figures that tests read: cached and recomputed tokens, drafts, preemptions. */
 static void put_usage(struct buf *out, const struct call *c)
 {
     const struct engine_request *r = &c->requests[0];
@@ -111,6 +116,7 @@ static void put_usage(struct buf *out, const struct call *c)
     buf_puts(out, "}}\n");
 }
 
+/* The whole line is written at the end; only text for a person is streamed. */
 static void end(struct call *c)
 {
     const struct engine_request *r = &c->requests[0];

@@ -23,6 +23,7 @@ struct model {
     uint32_t *words; // a mask
 };
 
+/* One line of input. Buffers are reused for all lines. */
 struct line {
     struct grammar_source source;
     struct buf text, space, prefix;
@@ -91,6 +92,7 @@ static enum status read_flag(struct json_scan *sc, const char *name, bool *flag,
     return OK;
 }
 
+/* A NUL at the end makes the text usable as a C string. */
 static enum status read_text(struct json_scan *sc, const char *name, struct buf *out,
                              struct err *err)
 {
@@ -106,6 +108,7 @@ static enum status read_text(struct json_scan *sc, const char *name, struct buf 
     return OK;
 }
 
+/* In place: two digits become one byte. A prefix may contain any byte. */
 static enum status unhex(struct buf *b, struct err *err)
 {
     size_t n = 0;
@@ -120,6 +123,7 @@ static enum status unhex(struct buf *b, struct err *err)
     return OK;
 }
 
+/* Members in any order; what is missing is checked after the line. */
 static enum status read_member(struct json_scan *sc, struct line *l, struct err *err)
 {
     for (int k = 0; k < GRAMMAR_N_KINDS; k++) {
@@ -165,6 +169,7 @@ static enum status read_member(struct json_scan *sc, struct line *l, struct err 
     return OK;
 }
 
+/* A grammar is required, texts and a prefix are optional. */
 static enum status read_line(struct line *l, const char *s, size_t n, struct err *err)
 {
     struct json_scan sc;
@@ -208,6 +213,7 @@ struct verdict {
     size_t n_good;
 };
 
+/* Folds the text at once; if that fails, byte by byte, to find how far it is right. */
 static struct verdict judge(struct grammar *g, const char *s, size_t n)
 {
     struct verdict v = {0};
@@ -224,6 +230,7 @@ static struct verdict judge(struct grammar *g, const char *s, size_t n)
     return v;
 }
 
+/* For people with the place where the text went wrong, for programs as true or false. */
 static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t n, bool json)
 {
     if (json) {
@@ -250,6 +257,7 @@ static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t
     buf_putc(out, '\n');
 }
 
+/* A verdict for each string of the line's array. */
 static enum status put_strings(struct grammar *g, const struct line *l, bool json, struct buf *out,
                                struct err *err)
 {
@@ -283,6 +291,7 @@ static enum status put_strings(struct grammar *g, const struct line *l, bool jso
     return OK;
 }
 
+/* Ids as JSON, or the first few tokens as text. */
 static void put_allowed(const struct model *m, bool may_end, bool json, struct buf *out)
 {
     size_t n = 0, left = SHOWN_TOKENS;
@@ -315,6 +324,7 @@ static void put_allowed(const struct model *m, bool may_end, bool json, struct b
     }
 }
 
+/* The mask after the prefix, as the engine would compute it for the next token. */
 static enum status put_mask(struct grammar *g, const struct model *m, const struct line *l,
                             bool json, struct buf *out, struct err *err)
 {
@@ -332,6 +342,7 @@ static enum status put_mask(struct grammar *g, const struct model *m, const stru
     return OK;
 }
 
+/* Compiles the grammar once for all of the line's texts. */
 static enum status answer(const struct model *m, struct line *l, bool json, struct buf *out,
                           struct err *err)
 {
@@ -359,6 +370,7 @@ static enum status answer(const struct model *m, struct line *l, bool json, stru
     return st;
 }
 
+/* A line with an error gets an error as its answer; the others are not affected. */
 static int run(const struct model *m, bool json)
 {
     struct line line = {0};
@@ -406,6 +418,7 @@ static int run(const struct model *m, bool json)
     return ferror(stdout) ? 1 : 0;
 }
 
+/* A model only gives its tokens; weights are not read. */
 static enum status open_model(const char *path, struct model *m, struct err *err)
 {
     TRY(tokenizer_load(path, &m->tok, err));

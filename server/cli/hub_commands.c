@@ -45,6 +45,7 @@ static bool read_arguments(int argc, char **argv, const char *what, struct hub_n
     return true;
 }
 
+/* Only the folder goes to standard output, so that scripts can use it. */
 int cmd_pull(int argc, char **argv)
 {
     static const char what[] =
@@ -65,6 +66,7 @@ int cmd_pull(int argc, char **argv)
     return 0;
 }
 
+/* Files that other revisions share stay. */
 int cmd_remove(int argc, char **argv)
 {
     static const char what[] =
@@ -88,6 +90,7 @@ int cmd_remove(int argc, char **argv)
 
 /* ---- list ------------------------------------------------------------------------------------ */
 
+/* The header line is printed with the first entry. */
 static void print_entry(const struct hub_entry *e, void *arg)
 {
     int *n = arg;
@@ -103,6 +106,7 @@ static void print_entry(const struct hub_entry *e, void *arg)
            e->complete ? "complete" : "incomplete", e->used_sec ? used : "-");
 }
 
+/* One line per revision, with its size. */
 int cmd_list(int argc, char **argv)
 {
     struct hub_settings settings;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Reading lines: with editing where libedit and a terminal are there, plainly otherwise. */
 #include "server/cli/line.h"
 
 #ifndef SLUICE_LIBEDIT

@@ -46,6 +46,7 @@ static bool fill(struct plain *p)
     return n > 0;
 }
 
+/* Up to a line end; the last line of a pipe may lack one. */
 static enum line_result read_plain(struct line_reader *r, const char *prompt, struct buf *out)
 {
     struct plain *p = (struct plain *)r;

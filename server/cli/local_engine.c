@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* An engine in the program's own process, for commands without a server. Its thread wakes
+ * the program by a byte in a pipe. */
 #include "server/cli/local_engine.h"
 
 #include "engine/base/log.h"
@@ -29,6 +31,8 @@ void local_engine_wake(struct local_engine *l)
     }
 }
 
+/* True if the engine has news. The flag is cleared after the byte was read, so that a wake
+ * between the two is not lost. */
 bool local_engine_wait(struct local_engine *l, int fd, int timeout_ms)
 {
     struct pollfd fds[] = {{.fd = l->out, .events = POLLIN}, {.fd = fd, .events = POLLIN}};
@@ -54,6 +58,8 @@ static enum status open_pipe(struct local_engine *l, struct err *err)
     return OK;
 }
 
+/* The order in which `sluice serve` does it, too: model, options, engine, tokenizer and
+ * template. */
 static enum status open_engine(struct local_engine *l, const char *command,
                                enum status (*open_model)(struct call_model *, const struct config *,
                                                          const struct engine_info *, struct err *),
@@ -78,6 +84,7 @@ static enum status open_engine(struct local_engine *l, const char *command,
     return OK;
 }
 
+/* Logs are limited to warnings, since standard error belongs to the command. */
 enum status local_engine_open(struct local_engine *l, int argc, char **argv, const char *command,
                               enum status (*open_model)(struct call_model *, const struct config *,
                                                         const struct engine_info *, struct err *),
@@ -96,6 +103,7 @@ enum status local_engine_open(struct local_engine *l, int argc, char **argv, con
     return st;
 }
 
+/* A failed engine changes the exit status even if all answers were complete. */
 int local_engine_close(struct local_engine *l, int rc)
 {
     if (l->calls.engine) {

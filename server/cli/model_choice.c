@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Which model: from the command line, by a question if nobody named one, and from a name
+ * to a folder, downloading if necessary. */
 #include "server/cli/model_choice.h"
 
 #include "engine/base/file.h"
@@ -73,6 +75,7 @@ static void offer_cached(const struct hub_entry *e, void *arg)
     }
 }
 
+/* The bundled model and those in the cache. */
 static void find_offers(struct offers *o)
 {
     char demo[PATH_MAX];
@@ -120,6 +123,7 @@ static enum status read_choice(const struct offers *o, const char **model, struc
     return st;
 }
 
+/* On standard error, since standard output may be a pipe. */
 static enum status ask(const struct offers *o, const char **model, struct err *err)
 {
     fprintf(stderr, "Which model?\n\n");
@@ -136,6 +140,7 @@ static enum status ask(const struct offers *o, const char **model, struct err *e
     return read_choice(o, model, err);
 }
 
+/* Asks only if there is a person at both ends. */
 enum status model_choose(struct config *c, bool may_ask, struct err *err)
 {
     if (c->engine.model) {
@@ -277,6 +282,8 @@ static void add_names(struct config *c, const struct hub_name *name)
     names->items[names->n++] = xstrdup(strchr(name->id, '/') + 1);
 }
 
+/* A folder or GGUF file is used as it is; a name with one slash that is no path is looked
+ * up in the cache and downloaded. */
 enum status model_find(struct config *c, struct err *err)
 {
     const char *model = c->engine.model;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Whether a path is a model, and which one is meant if it is not. */
 #include "server/cli/model_folder.h"
 
 #include "engine/base/file.h"
@@ -40,6 +41,7 @@ static bool find_inside(const char *folder, char *out, size_t n_out)
     return found;
 }
 
+/* A common mistake is to name the folder above the model's. */
 enum status model_folder_check(const char *model, struct err *err)
 {
     char inside[PATH_MAX];

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Several processes that share a model: their number and ranks from options or from the
+ * launcher's environment, and a digest of everything they must agree on. */
 #include "server/cli/nodes_config.h"
 
 #include "engine/base/file.h"
@@ -83,6 +85,8 @@ static bool all_local(char **env, int32_t size)
     return env_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", &local, &ignored, NULL) && local == size;
 }
 
+/* Variables of one launcher (MPI, Slurm, torchrun, ...); they count only if both size and
+ * rank are there. */
 static enum status read_launcher(char **env, const struct launcher *l, struct nodes_setting *out,
                                  bool *found, struct err *err)
 {
@@ -108,6 +112,7 @@ static enum status read_launcher(char **env, const struct launcher *l, struct no
     return OK;
 }
 
+/* The first launcher whose variables are there. */
 static enum status read_env(const struct config *c, char **env, struct nodes_setting *out,
                             struct err *err)
 {
@@ -132,6 +137,7 @@ static bool is_loopback(const char *host)
            strcmp(host, "::1") == 0;
 }
 
+/* Options win over the environment; --nnodes 1 ignores it. */
 enum status nodes_setting_read(const struct config *c, char **env, struct nodes_setting *out,
                                struct err *err)
 {
@@ -234,6 +240,8 @@ static int is_weights(const struct dirent *e)
     return n > m && e->d_name[0] != '.' && strcmp(e->d_name + n - m, ".safetensors") == 0;
 }
 
+/* A hash over samples of all weight files, in the order of their names; hashing hundreds
+ * of gigabytes would take minutes. */
 static enum status put_weights(struct buf *out, const char *label, const char *dir, struct err *err)
 {
     struct dirent **files = NULL;
@@ -276,6 +284,7 @@ static enum status put_gguf(struct buf *out, const char *label, const char *path
     return st;
 }
 
+/* Weights are compared unless they are invented (dummy). */
 static enum status put_model(const struct config *c, struct buf *out, const char *config_label,
                              const char *weights_label, const char *dir, struct err *err)
 {
@@ -315,6 +324,8 @@ static enum status put_draft(const struct config *c, struct buf *out, struct err
     return st;
 }
 
+/* "label: value" lines, so that a difference can be reported by its label. Options that
+ * may differ between nodes are marked in their rows. */
 enum status nodes_identity(const struct config *c, struct buf *out, struct err *err)
 {
     if (!c->engine.model) {

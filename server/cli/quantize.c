@@ -48,7 +48,7 @@ static int read_arguments(int argc, char **argv, struct arguments *a)
         if (is_format || strcmp(argv[i], "--max-shard-size") == 0) {
             const char *value = i + 1 < argc ? argv[++i] : NULL;
             if (!value) {
-                return wrong("a value is missing behind ", argv[i]);
+                return wrong("a value is missing after ", argv[i]);
             }
             if (is_format) {
                 a->format = value;

@@ -23,8 +23,9 @@ static const char help[] =
     "  --spans            add \"spans\": [[text, is it input?], ...]\n"
     "  --trust-assistant  what the assistant said is not input\n\n"
     "The key strftime_now fixes the clock: \"2025-06-15 12:34:56\", or seconds since 1970.\n"
-    "The key continue_final_message cuts the text behind the last message (not with --raw).\n";
+    "The key continue_final_message cuts the text after the last message (not with --raw).\n";
 
+/* The template, or why there is none, which each line then reports. */
 struct render {
     struct chat_template *t;
     struct err err; // if the template is not available
@@ -39,6 +40,7 @@ struct slice {
     size_t n_bytes;
 };
 
+/* A line: slices of it, which the template's input refers to. */
 struct rendered {
     struct slice messages, tools, clock;
     struct buf kwargs;
@@ -50,6 +52,7 @@ static bool slice_is(struct slice s, const char *word)
     return s.n_bytes == strlen(word) && memcmp(s.s, word, s.n_bytes) == 0;
 }
 
+/* Members that are no message become keyword arguments of the template. */
 static void keep(struct rendered *rq, const char *key, size_t n_key, struct slice value)
 {
     if (rq->kwargs.n_bytes > 1) {
@@ -62,6 +65,7 @@ static void keep(struct rendered *rq, const char *key, size_t n_key, struct slic
     buf_put(&rq->kwargs, value.s, value.n_bytes);
 }
 
+/* Which members are the conversation and which are arguments; --raw passes all on. */
 static void take_member(const struct render *r, struct rendered *rq, const struct json_scan *key,
                         struct slice value)
 {
@@ -81,6 +85,7 @@ static void take_member(const struct render *r, struct rendered *rq, const struc
     }
 }
 
+/* One line of input. */
 static enum status read_request(const struct render *r, const char *line, size_t n_bytes,
                                 struct rendered *rq, struct err *err)
 {
@@ -145,6 +150,7 @@ static void put_error(struct buf *out, const char *text)
     buf_puts(out, "}\n");
 }
 
+/* With --spans also which parts of the text come from the user. */
 static void put_result(const struct render *r, const struct chat_output *o, struct buf *out)
 {
     buf_puts(out, "{\"text\":");
@@ -206,6 +212,8 @@ static void render_line(const struct render *r, const char *line, size_t n_bytes
     buf_deinit(&rq.kwargs);
 }
 
+/* Until the end of input. An error is the answer to its line; the exit status is that of
+ * reading and writing. */
 static int render_lines(const struct render *r)
 {
     char *line = NULL;
@@ -241,6 +249,7 @@ static int usage_error(const char *what)
     return 2;
 }
 
+/* A template from a file, or that of a model's folder. */
 static int load(const char *dir, const char *file, struct render *r)
 {
     enum status st;

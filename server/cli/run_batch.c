@@ -15,6 +15,7 @@
 
 enum { MAX_LINES = 1 << 28, PLAN_THREADS = 4 };
 
+/* Options of this command; the others go to the common table. */
 struct arguments {
     const char *input, *output;
     bool ordered, resume, help;
@@ -23,6 +24,7 @@ struct arguments {
     int n_rest;
 };
 
+/* Everything of one run, in the order in which it is opened. */
 struct run_batch {
     struct local_engine local;
     struct arguments arguments;
@@ -62,6 +64,7 @@ static void usage(void)
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
+/* Names as in --help. */
 static enum status read_order(const char *name, enum job_order *order, struct err *err)
 {
     for (int i = 0; i < N_JOB_ORDERS; i++) {
@@ -152,6 +155,7 @@ static enum status check_lines(struct run_batch *b, struct err *err)
     return OK;
 }
 
+/* What is missing can be made up with --resume, so the message says so. */
 static enum status finish(struct run_batch *b, const struct job *j, struct err *err)
 {
     struct job_progress p;
@@ -165,6 +169,8 @@ static enum status finish(struct run_batch *b, const struct job *j, struct err *
                    why ? why->text : "the job was stopped", p.n_lines - p.n_answered, p.n_lines);
 }
 
+/* The loop of the job: it ends when the job does, or was stopped by a signal and has
+ * ended. */
 static enum status run(struct run_batch *b, struct err *err)
 {
     struct job_options o = {.calls = &b->local.calls,
@@ -203,6 +209,7 @@ static enum status run(struct run_batch *b, struct err *err)
     return st;
 }
 
+/* Lines are checked before the output is opened, so that a bad input overwrites nothing. */
 static enum status run_files(struct run_batch *b, struct err *err)
 {
     const struct arguments *a = &b->arguments;
@@ -215,6 +222,7 @@ static enum status run_files(struct run_batch *b, struct err *err)
     return st == OK ? closed : st;
 }
 
+/* The exit status is 0 only if every line has an answer. */
 int cmd_run_batch(int argc, char **argv)
 {
     struct err err = {""};

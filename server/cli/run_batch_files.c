@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Files of a batch run: the input, which must be seekable, and the output, which can be
+ * continued. */
 #include "server/cli/run_batch.h"
 
 #include "engine/base/json.h"
@@ -12,6 +14,7 @@
 
 /* ---- the input ------------------------------------------------------------------------------- */
 
+/* pread, so that threads can read at the same time. */
 static enum status read_at(void *arg, int64_t offset, size_t max_bytes, struct buf *out,
                            struct err *err)
 {
@@ -38,6 +41,7 @@ static enum status read_at(void *arg, int64_t offset, size_t max_bytes, struct b
     return OK;
 }
 
+/* A pipe is copied to a file without a name, since lines are read more than once. */
 static enum status copy_input(int from, int *to, struct err *err)
 {
     FILE *copy = tmpfile();
@@ -59,6 +63,7 @@ static enum status copy_input(int from, int *to, struct err *err)
     return *to < 0 ? ERR_IO : OK;
 }
 
+/* The descriptor is the caller's to close. */
 enum status batch_input_open(const char *path, int *fd, struct job_input *in, struct err *err)
 {
     *in = (struct job_input){read_at, fd};
@@ -87,6 +92,7 @@ static int compare_ids(const void *a, const void *b, void *arg)
     return strcmp(job_line_id(l, *(const int32_t *)a), job_line_id(l, *(const int32_t *)b));
 }
 
+/* Binary search by id; ids that are not in the input are ignored. */
 static void mark(struct job_lines *l, const int32_t *sorted, const char *id)
 {
     int32_t low = 0, high = l->n;
@@ -172,6 +178,8 @@ static enum status take_up(FILE *file, struct job_lines *l, struct err *err)
 
 /* ---- the output ------------------------------------------------------------------------------ */
 
+/* With `resume` the lines that the output has are marked as answered, and a line that was
+ * cut off is removed. */
 enum status batch_output_open(struct batch_output *o, const char *path, bool ordered, bool resume,
                               struct job_lines *lines, struct err *err)
 {
@@ -217,6 +225,7 @@ static void put_held(struct batch_output *o)
     }
 }
 
+/* In the order of the input, answers wait until all before them are there. */
 enum status batch_output_put(struct batch_output *o, const struct batch_answer *answers, size_t n,
                              struct err *err)
 {
@@ -237,6 +246,8 @@ enum status batch_output_put(struct batch_output *o, const struct batch_answer *
     return OK;
 }
 
+/* Answers that are still held are not written; a later run with --resume makes up for
+ * them. */
 enum status batch_output_close(struct batch_output *o, struct err *err)
 {
     enum status st = OK;

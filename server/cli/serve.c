@@ -28,6 +28,7 @@ enum {
     LAST_RESORT_S = 4 // for a device that hangs in the driver
 };
 
+/* Everything of the server. The loop's thread owns it, except while `load` runs. */
 struct serve {
     struct config config;
     struct buf config_text; // for /server_info
@@ -63,6 +64,8 @@ static void tell_nodes(struct serve *s)
     }
 }
 
+/* On a pool thread; health checks are answered meanwhile. Other nodes are told of a
+ * failure, because they wait. */
 static void load(void *arg)
 {
     struct serve *s = arg;
@@ -87,6 +90,7 @@ static void load(void *arg)
     }
 }
 
+/* Back on the loop's thread: from now on calls are accepted. */
 static void loaded(void *arg)
 {
     struct serve *s = arg;
@@ -117,6 +121,7 @@ static bool is_healthy(void *arg)
     return ((struct api *)arg)->health != HEALTH_DEAD;
 }
 
+/* IPv6 addresses need brackets before the port. */
 static void address_of(const struct config *c, char *out, size_t n_bytes)
 {
     if (c->uds) {
@@ -143,6 +148,7 @@ static char *join(const struct string_list *list)
 
 enum { NEVER_S = 1000000 }; // longer than any stream is silent
 
+/* Milliseconds with a bound, for options in seconds. */
 static unsigned ms(double seconds)
 {
     if (seconds * 1000 > 4e9) {
@@ -167,6 +173,8 @@ static enum status say_taken(const struct config *c, struct err *err)
                    first.text, (int)c->port);
 }
 
+/* Before the model is loaded, so that clients see "loading" instead of a refused
+ * connection. */
 static enum status listen_now(struct serve *s, struct err *err)
 {
     const struct config *c = &s->config;
@@ -218,6 +226,7 @@ static enum status listen_now(struct serve *s, struct err *err)
     return st;
 }
 
+/* What an operator needs to know about this run, in the log. */
 static void announce(const struct serve *s)
 {
     struct buf text;
@@ -267,6 +276,7 @@ static enum status prepare(struct serve *s, struct err *err)
     return listen_now(s, err);
 }
 
+/* Parts are closed in the opposite order. */
 static int run(struct serve *s)
 {
     struct err err = {""};
@@ -329,6 +339,7 @@ static int find_model(struct config *c)
     return rc;
 }
 
+/* Options are checked here, with the usage error's own exit status. */
 int cmd_serve(int argc, char **argv)
 {
     static struct serve s; // too large for the stack, and used until the process ends

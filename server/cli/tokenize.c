@@ -14,6 +14,7 @@
 
 enum { LINE_MAX_BYTES = 1 << 30, IDS_MAX = 1 << 28, DEPTH_MAX = 64 };
 
+/* One line of input, with buffers that are used again. */
 struct line {
     struct buf text; // unescaped
     struct ids ids;
@@ -72,6 +73,7 @@ static enum status read_flag(struct json_scan *sc, const char *name, bool *flag,
     return OK;
 }
 
+/* Unknown members are skipped, so that files of other tools can be used. */
 static enum status read_member(struct json_scan *sc, struct line *line, struct err *err)
 {
     if (json_scan_is(sc, "text")) {
@@ -133,6 +135,7 @@ static enum status read_line(struct line *line, const char *s, size_t n, struct 
 
 /* ---- answering it ---- */
 
+/* The text is no user input here: special tokens are recognised if parse_special is true. */
 static enum status encode_line(const struct tokenizer *tok, struct line *line, struct buf *out,
                                struct err *err)
 {
@@ -186,6 +189,7 @@ static void put_delta(struct line *line, struct buf *out)
     buf_clear(&line->text);
 }
 
+/* The text as a stream gives it, piece by piece: what --decode gives at once. */
 static enum status stream_line(const struct tokenizer *tok, struct line *line, struct buf *out,
                                struct err *err)
 {
@@ -213,6 +217,7 @@ static enum status stream_line(const struct tokenizer *tok, struct line *line, s
 typedef enum status answer_fn(const struct tokenizer *tok, struct line *line, struct buf *out,
                               struct err *err);
 
+/* An error is the answer to its line; later lines are still read. */
 static int run(const struct tokenizer *tok, answer_fn *answer)
 {
     struct line line = {0};

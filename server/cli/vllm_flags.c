@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Options of vLLM that this program does not have, and what is done about each: ignored
+ * where it makes no difference, refused where it would. */
 #include "server/cli/vllm_flags.h"
 
 #include "engine/base/words.h"
@@ -372,6 +374,7 @@ const struct vllm_flag vllm_flags[] = {
 };
 const size_t n_vllm_flags = sizeof vllm_flags / sizeof vllm_flags[0];
 
+/* Values that mean "off" are harmless for all of them. */
 enum status vllm_flag_check(const struct vllm_flag *flag, const char *value, struct err *err)
 {
     bool unset = *value == '\0' || strcmp(value, "None") == 0 || strcmp(value, "null") == 0;

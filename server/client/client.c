@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* A client for one request; see client.h. */
 #include "server/client/client.h"
 
 #include "engine/base/buf.h"
@@ -69,6 +70,7 @@ static enum status open_one(int family, const struct sockaddr *address, socklen_
     return st;
 }
 
+/* All addresses of the host in turn. */
 static enum status open_socket(const struct client_peer *peer, const struct client_request *request,
                                int *fd, struct err *err)
 {
@@ -92,6 +94,7 @@ static enum status open_socket(const struct client_peer *peer, const struct clie
     return st;
 }
 
+/* One buffer with head and body, so that small requests are one packet. */
 static void put_request(const struct client_peer *peer, const struct client_request *request,
                         struct buf *out)
 {
@@ -134,6 +137,7 @@ static enum status send_all(int fd, const struct client_request *request, const 
     return OK;
 }
 
+/* Without a length the body ends with the connection. */
 static enum status receive_all(int fd, const struct client_request *request, struct http_in *in,
                                struct err *err)
 {

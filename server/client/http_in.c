@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* A parser for replies of HTTP/1.1, fed with bytes as they come. The state says what the
+ * next byte belongs to. */
 #include "server/client/http_in.h"
 
 #include <stdlib.h>
@@ -22,6 +24,7 @@ void http_in_deinit(struct http_in *in)
     buf_deinit(&in->line);
 }
 
+/* For the next reply on the same connection. */
 void http_in_reset(struct http_in *in)
 {
     in->state = AT_STATUS;
@@ -34,6 +37,8 @@ void http_in_reset(struct http_in *in)
     buf_clear(&in->line);
 }
 
+/* Numbers above 2^48 are refused, so that sums cannot overflow. A chunk's size may be
+ * followed by an extension. */
 static bool take_number(const char *s, int base, uint64_t *v)
 {
     char *end;
@@ -45,6 +50,7 @@ static bool take_number(const char *s, int base, uint64_t *v)
     return (*end == '\0' || (base == 16 && *end == ';')) && *v < (uint64_t)1 << 48;
 }
 
+/* Only fields that decide how long the body is, and whether the connection stays open. */
 static bool take_header(struct http_in *in, const char *line)
 {
     const char *colon = strchr(line, ':');
@@ -67,6 +73,7 @@ static bool take_header(struct http_in *in, const char *line)
     return true;
 }
 
+/* Interim replies are skipped; some statuses never have a body. */
 static void end_head(struct http_in *in)
 {
     if (in->status < 200) { // after 100 Continue and the like, the real head follows
@@ -115,6 +122,7 @@ static bool take_line(struct http_in *in, const char *line)
     }
 }
 
+/* A line may arrive in pieces; it is collected up to its end. */
 static bool feed_line(struct http_in *in, const char **bytes, size_t *n_bytes)
 {
     const char *nl = memchr(*bytes, '\n', *n_bytes);
@@ -143,6 +151,7 @@ static bool feed_line(struct http_in *in, const char **bytes, size_t *n_bytes)
     return good;
 }
 
+/* Bodies are passed on without a copy. */
 enum http_in_result http_in_feed(struct http_in *in, const char *bytes, size_t n_bytes)
 {
     while (n_bytes > 0 && in->state != AT_END) {

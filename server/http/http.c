@@ -18,6 +18,8 @@
 
 /* --- What wakes the loop --- */
 
+/* libmicrohttpd has descriptors of its own, which are in one epoll set; that set is
+ * watched by the loop. */
 static void on_watch(uv_poll_t *poll, int status, int events)
 {
     struct http_server *s = poll->data;
@@ -28,6 +30,7 @@ static void on_watch(uv_poll_t *poll, int status, int events)
     http_settle(s);
 }
 
+/* Another thread has something for this loop. Several wakes may become one call. */
 static void on_wake(uv_async_t *wake)
 {
     struct http_server *s = wake->data;
@@ -43,6 +46,7 @@ void http_wake(struct http_server *s)
     uv_async_send(&s->wake);
 }
 
+/* Daemons with an old certificate end when their last connection does. */
 static void retire_daemons(struct http_server *s)
 {
     for (struct http_daemon *d = s->daemons, *next; d; d = next) {
@@ -53,6 +57,7 @@ static void retire_daemons(struct http_server *s)
     }
 }
 
+/* Once per TICK_MS: time limits, logs, and how late the loop is. */
 static void on_tick(uv_timer_t *tick)
 {
     struct http_server *s = tick->data;
@@ -77,6 +82,7 @@ static void on_stop_due(struct http_timer *timer, void *arg)
     http_server_stop(arg);
 }
 
+/* What runs now is cut off, with a grace for the message to arrive. */
 static void on_drain_deadline(struct http_timer *timer, void *arg)
 {
     struct http_server *s = arg;
@@ -95,6 +101,7 @@ static bool has_input(int fd)
     return ioctl(fd, FIONREAD, &n) == 0 && n > 0;
 }
 
+/* Load balancers have had time to notice; idle connections are closed from now on. */
 static void on_delay_over(struct http_timer *timer, void *arg)
 {
     struct http_server *s = arg;
@@ -127,6 +134,8 @@ static bool somebody_looks(const struct http_server *s)
     return delay_ns > 0 && (s->stats.n_connections > 0 || was_there);
 }
 
+/* Health checks fail at once, and the listeners stay open for a while, because a balancer
+ * notices late. */
 void http_server_drain(struct http_server *s)
 {
     if (s->state != HTTP_RUNNING) {
@@ -145,6 +154,7 @@ void http_server_drain(struct http_server *s)
     }
 }
 
+/* At once: what runs is cancelled. */
 void http_server_stop(struct http_server *s)
 {
     if (s->stopping) {
@@ -164,6 +174,8 @@ void http_server_stop(struct http_server *s)
     http_check_drained(s);
 }
 
+/* The first signal drains, the second one stops. SIGHUP reads keys and certificates again,
+ * SIGUSR1 asks for a report. */
 static void on_signal(uv_signal_t *signal, int number)
 {
     struct http_server *s = signal->data;
@@ -204,6 +216,7 @@ static void on_signal(uv_signal_t *signal, int number)
 
 #define DEFAULT(field, value) o->field = o->field ? o->field : (value)
 
+/* A value of 0 stands for the default. */
 static void fill_defaults(struct http_options *o)
 {
     DEFAULT(max_body_bytes, 16u << 20);
@@ -231,6 +244,7 @@ static char *copy_or_null(const char *s)
     return NULL;
 }
 
+/* Strings are copied, because the caller's configuration may be replaced. */
 static void copy_options(struct http_server *s, const struct http_options *options)
 {
     s->options = *options;
@@ -294,6 +308,7 @@ static void init_handles(struct http_server *s)
     s->sigterm.data = s->sigint.data = s->sighup.data = s->sigusr1.data = s;
 }
 
+/* Sockets that systemd has passed begin at descriptor 3. */
 static enum status open_listeners(struct http_server *s, const struct http_options *options,
                                   struct err *err)
 {
@@ -310,6 +325,7 @@ static enum status open_listeners(struct http_server *s, const struct http_optio
     return OK;
 }
 
+/* In an order in which each part finds those that it needs. */
 static enum status open_parts(struct http_server *s, const struct http_options *options,
                               struct err *err)
 {
@@ -327,6 +343,7 @@ static enum status open_parts(struct http_server *s, const struct http_options *
     return open_listeners(s, options, err);
 }
 
+/* The loop does not run yet; nothing is accepted before http_server_begin. */
 enum status http_server_open(const struct http_options *options, struct http_server **server,
                              struct err *err)
 {
@@ -381,6 +398,7 @@ static void close_connections(struct http_server *s)
     }
 }
 
+/* For programs that run the loop themselves. */
 void http_server_begin(struct http_server *s)
 {
     s->now_ns = clock_now_ns();
@@ -394,6 +412,7 @@ void http_server_begin(struct http_server *s)
     }
 }
 
+/* Returns when everything has ended: connections, work of the pool, and the log. */
 int http_server_run(struct http_server *s)
 {
     http_sched_prefer_short_slices();
@@ -418,6 +437,7 @@ static void close_handle(uv_handle_t *handle, void *arg)
     }
 }
 
+/* Handles are closed by the loop, so it runs once more. */
 void http_server_close(struct http_server *s)
 {
     if (!s) {

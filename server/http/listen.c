@@ -21,6 +21,7 @@ enum {
     N_CUT = 64, // connections closed to free slots that libmicrohttpd has not closed yet
 };
 
+/* As users write it: host and port, with brackets for IPv6. */
 static void format_address(const struct sockaddr *sa, char *text, size_t n_text)
 {
     char host[INET6_ADDRSTRLEN] = "";
@@ -102,6 +103,7 @@ static enum status bind_status(int error)
     return error == EADDRINUSE ? ERR_BUSY : ERR_IO;
 }
 
+/* A socket's file that a dead server has left is replaced. */
 static enum status listen_unix(struct http_server *s, const char *path, struct err *err)
 {
     struct sockaddr_un un = {.sun_family = AF_UNIX};
@@ -124,6 +126,7 @@ static enum status listen_unix(struct http_server *s, const char *path, struct e
     return add_listener(s, fd, false, path, err);
 }
 
+/* Without the IPv6-only option, so that "::" serves IPv4, too. */
 static enum status listen_address(struct http_server *s, const struct addrinfo *a, const char *spec,
                                   struct err *err)
 {
@@ -144,6 +147,7 @@ static enum status listen_address(struct http_server *s, const struct addrinfo *
     return add_listener(s, fd, false, NULL, err);
 }
 
+/* The port comes after the last colon, since IPv6 addresses have colons. */
 static enum status listen_tcp(struct http_server *s, const char *spec, struct err *err)
 {
     char host[256];
@@ -184,6 +188,7 @@ static enum status listen_tcp(struct http_server *s, const char *spec, struct er
     return s->n_listeners > before ? OK : first;
 }
 
+/* TCP, a Unix socket, or a descriptor that the parent has opened. */
 enum status http_listen_open(struct http_server *s, const char *spec, struct err *err)
 {
     if (strncmp(spec, "unix:", 5) == 0) {
@@ -242,6 +247,8 @@ static void refuse(struct http_server *s, int fd, bool tls)
     s->linger[oldest].due_ns = s->now_ns + 1000000000;
 }
 
+/* Sockets that were refused stay open until the client has read its answer: closing with
+ * unread data would reset the connection. */
 static void linger_tick(struct http_server *s, bool all)
 {
     for (size_t i = 0; i < N_LINGER; i++) {
@@ -277,6 +284,8 @@ static void out_of_descriptors(struct http_server *s, struct http_listener *l)
     pause_listeners(s, true);
 }
 
+/* A reserve above the limit is accepted, so that those requests get a proper error; beyond
+ * it connections are refused at once. */
 static void take(struct http_server *s, struct http_listener *l, int fd,
                  const struct sockaddr_storage *sa, socklen_t n_sa)
 {
@@ -312,6 +321,7 @@ static void take(struct http_server *s, struct http_listener *l, int fd,
     s->accepting = NULL;
 }
 
+/* A bounded number per turn, so that running requests get their time. */
 static void on_listener(uv_poll_t *poll, int status, int events)
 {
     struct http_listener *l = poll->data;
@@ -336,6 +346,7 @@ static void on_listener(uv_poll_t *poll, int status, int events)
     http_settle(s);
 }
 
+/* When descriptors run out, listeners rest; polling on would spin. */
 static void pause_listeners(struct http_server *s, bool pause)
 {
     for (size_t i = 0; i < s->n_listeners; i++) {
@@ -370,6 +381,7 @@ void http_listen_tick(struct http_server *s)
     }
 }
 
+/* Files of Unix sockets are removed. */
 void http_listen_close(struct http_server *s)
 {
     for (size_t i = 0; i < s->n_listeners; i++) {

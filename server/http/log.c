@@ -15,6 +15,7 @@ static int64_t wall_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* The record as callbacks and the log see it, once the reply has ended. */
 static void fill(struct http_request *req)
 {
     struct http_record *r = &req->record;
@@ -35,6 +36,7 @@ static void fill(struct http_request *req)
     }
 }
 
+/* Quiet routes, such as health checks, are not logged unless that was asked for. */
 void http_log_request(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -56,6 +58,7 @@ void http_log_request(struct http_request *req)
     }
 }
 
+/* Lines that were lost are reported in the log of messages. */
 void http_log_tick(struct http_server *s)
 {
     if (s->log_lines.n_bytes == 0) {
@@ -80,6 +83,7 @@ void http_log_open(struct http_server *s)
     }
 }
 
+/* Waits a bounded time for the writer. */
 void http_log_close(struct http_server *s)
 {
     http_log_tick(s);

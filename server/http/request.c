@@ -9,6 +9,8 @@
 #include <string.h>
 #include <strings.h>
 
+/* Everything that a request may own. Counters go down here, so that limits include
+ * requests that are being ended. */
 static void free_request(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -32,6 +34,7 @@ static void free_request(struct http_request *req)
     http_check_drained(s);
 }
 
+/* Freed by whoever comes last: libmicrohttpd, the handler, or a list that it is still in. */
 void http_request_release(struct http_request *req)
 {
     bool mine = !req->handed || req->terminal;
@@ -61,6 +64,8 @@ void http_request_resume(struct http_request *req)
     s->resume_tail = &req->next_resume;
 }
 
+/* The handler is told later, from the loop, so that it is never called within one of its
+ * own calls. */
 void http_request_gone(struct http_request *req, enum http_gone why)
 {
     struct http_server *s = req->server;
@@ -83,6 +88,7 @@ void http_request_gone(struct http_request *req, enum http_gone why)
 
 /* --- The head --- */
 
+/* Ids appear in logs and replies; they need to be distinct, not secret. */
 static void make_id(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -100,6 +106,7 @@ static void make_id(struct http_request *req)
     req->id[32] = '\0';
 }
 
+/* The options' room is zeroed memory for the server's own use. */
 static struct http_request *new_request(struct http_conn *c)
 {
     struct http_server *s = c->server;
@@ -181,6 +188,7 @@ static void refuse_size(struct http_request *req)
     http_refusef(req, 413, "request_too_large", "Request body exceeds %zu bytes.", req->max_body);
 }
 
+/* 405 lists the methods that the path has, as RFC 9110 demands. */
 static void refuse_target(struct http_request *req, const struct buf *allow)
 {
     if (allow->n_bytes > 0) {
@@ -241,6 +249,8 @@ static enum MHD_Result after_refusal(struct http_request *req)
     return MHD_YES;
 }
 
+/* Everything that can be refused without the body is refused here, before a client sends
+ * it. */
 static enum MHD_Result on_head(struct http_request *req, const char *method, const char *version)
 {
     struct http_server *s = req->server;
@@ -273,6 +283,7 @@ static enum MHD_Result on_head(struct http_request *req, const char *method, con
 
 /* --- The body --- */
 
+/* Doubles, but never beyond the announced length; all bodies together have a limit, too. */
 static bool grow_body(struct http_request *req, size_t need)
 {
     struct http_server *s = req->server;
@@ -300,6 +311,7 @@ static bool grow_body(struct http_request *req, size_t need)
     return true;
 }
 
+/* The limit holds for bytes that came, whatever the header announced. */
 static void take_body(struct http_request *req, const char *data, size_t n_data)
 {
     if (n_data > req->max_body - req->n_body) {
@@ -341,6 +353,7 @@ static enum MHD_Result on_body(struct http_request *req, const char *data, size_
 
 /* --- Handler and reply --- */
 
+/* From here on libmicrohttpd sends the reply, or asks for a stream's bytes. */
 static enum MHD_Result queue(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -369,6 +382,8 @@ static bool body_begins_like_json(const struct http_request *req)
     return !p || p[strspn(p, " \t\r\n")] == '{';
 }
 
+/* JSON without a content type is accepted if it looks like JSON, because many clients
+ * leave it out. */
 static void call_handler(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -386,6 +401,7 @@ static void call_handler(struct http_request *req)
     ASSERT(req->terminal || req->deferred);
 }
 
+/* The connection sleeps until the handler replies. */
 static void suspend(struct http_request *req)
 {
     MHD_suspend_connection(req->conn->mhd);
@@ -416,6 +432,7 @@ static enum MHD_Result on_whole(struct http_request *req)
     return MHD_YES;
 }
 
+/* libmicrohttpd calls this for the head, for parts of the body, and once more at its end. */
 enum MHD_Result http_handle(void *arg, struct MHD_Connection *mhd, const char *url,
                             const char *method, const char *version, const char *data,
                             size_t *n_data, void **context)
@@ -445,6 +462,7 @@ static void have_it_closed(struct http_conn *c)
     c->daemon->ready = true;
 }
 
+/* The last call for a request, also if the client has gone. */
 void http_completed(void *arg, struct MHD_Connection *mhd, void **context,
                     enum MHD_RequestTerminationCode code)
 {

@@ -37,6 +37,7 @@ static bool takes_scratch(const struct http_request *req)
     return req->stream.open && !req->gone && !req->stream.ended && req->stream.out.n_bytes == 0;
 }
 
+/* HTTP/1.1 without TLS is written directly; anything else by libmicrohttpd. */
 void http_stream_begin(struct http_request *req, const char *content_type)
 {
     struct http_server *s = req->server;
@@ -58,6 +59,8 @@ bool http_stream_head_sent(const struct http_request *req)
     return req->stream.started;
 }
 
+/* The head is sent with the first event, so that an error before it can still have its
+ * status. */
 static void start(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -69,6 +72,8 @@ static void start(struct http_request *req)
     http_timer_start(s, &req->stream.timer, s->options.keep_alive_ms, http_stream_timer, req);
 }
 
+/* A comment is sent when nothing was for a while, so that proxies do not close the
+ * connection. */
 void http_stream_timer(struct http_timer *timer, void *arg)
 {
     struct http_request *req = arg;
@@ -94,6 +99,8 @@ void http_stream_timer(struct http_timer *timer, void *arg)
     }
 }
 
+/* Four hexadecimal digits, always, so that the place of the data is known before its
+ * length. */
 static void chunk_head(char *to, size_t n_bytes)
 {
     static const char digits[] = "0123456789abcdef";
@@ -144,6 +151,7 @@ static void keep(struct http_request *req, const char *bytes, size_t n_bytes)
     st->full = st->full || unsent(req) >= s->options.stream_soft_bytes;
 }
 
+/* Streams with something to send are flushed together, after the loop's other work. */
 static void push_flush(struct http_request *req)
 {
     struct http_server *s = req->server;
@@ -155,6 +163,8 @@ static void push_flush(struct http_request *req)
     }
 }
 
+/* A client that reads too slowly is cut off when it is beyond the hard limit; up to there
+ * its events are kept. */
 static void keep_event(struct http_request *req, const char *bytes, size_t n_bytes)
 {
     struct stream *st = &req->stream;
@@ -186,6 +196,8 @@ static void keep_event(struct http_request *req, const char *bytes, size_t n_byt
     }
 }
 
+/* Where the next event may be written: in the shared scratch, from which it is sent
+ * without a copy, or in spare room, from which it is copied. */
 char *http_stream_reserve(struct http_request *req, size_t n_bytes)
 {
     struct http_server *s = req->server;
@@ -213,6 +225,7 @@ char *http_stream_reserve(struct http_request *req, size_t n_bytes)
     return s->spare_room;
 }
 
+/* Completes the last reservation. */
 void http_stream_commit(struct http_request *req, size_t n_bytes)
 {
     struct http_server *s = req->server;
@@ -254,6 +267,7 @@ static ssize_t send_some(struct http_request *req, const char *bytes, size_t n_b
     return n;
 }
 
+/* One send for all events of a turn; what does not fit the socket is kept. */
 void http_flush_scratch(struct http_server *s)
 {
     struct http_request *req = s->scratch_req;
@@ -271,6 +285,7 @@ void http_flush_scratch(struct http_server *s)
     }
 }
 
+/* At half of the soft limit, so that the handler is not called for every event. */
 static void tell_writable(struct http_request *req)
 {
     if (req->stream.full && unsent(req) <= req->server->options.stream_soft_bytes / 2) {
@@ -281,6 +296,7 @@ static void tell_writable(struct http_request *req)
     }
 }
 
+/* Buffers of slow streams may be large, so they are freed and not kept. */
 static void reset_out(struct http_request *req)
 {
     struct stream *st = &req->stream;
@@ -335,6 +351,7 @@ void http_stream_drop(struct http_request *req)
     reset_out(req);
 }
 
+/* The head is out; the connection is taken from libmicrohttpd, and given back for the end. */
 static ssize_t read_direct(struct http_request *req)
 {
     struct stream *st = &req->stream;
@@ -408,6 +425,7 @@ void http_stream_opened(struct http_request *req)
     }
 }
 
+/* What is still waiting is sent, then the last chunk. */
 void http_stream_end(struct http_request *req)
 {
     struct http_server *s = req->server;

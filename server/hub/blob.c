@@ -41,6 +41,8 @@ bool blob_exists(const char *path, int64_t n_bytes)
     return stat(path, &info) == 0 && S_ISREG(info.st_mode) && info.st_size == n_bytes;
 }
 
+/* Bytes on disk that a download would not have to allocate again. The incomplete file has
+ * holes, so its blocks count, not its length. */
 int64_t blob_allocated(const char *path, int64_t n_bytes)
 {
     char incomplete[PATH_MAX];
@@ -56,6 +58,7 @@ int64_t blob_allocated(const char *path, int64_t n_bytes)
     return lesser(there, n_bytes);
 }
 
+/* One process at a time downloads a blob; ERR_BUSY: another one does. */
 static enum status take_lock(struct blob *b, const char *lock, struct err *err)
 {
     b->lock_fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0664);
@@ -99,6 +102,7 @@ static bool read_trailer(struct blob *b)
     return fits;
 }
 
+/* A full disk is an error of its own, since the user can do something about it. */
 static enum status write_at(const struct blob *b, const void *bytes, size_t n_bytes, int64_t at,
                             struct err *err)
 {
@@ -128,6 +132,8 @@ enum status blob_start_over(struct blob *b, bool whole, struct err *err)
     return write_at(b, head, sizeof head, b->n_bytes, err);
 }
 
+/* Opens what an earlier attempt left, with the number of bytes that each part has, which
+ * are kept after the end of the data in the same file. */
 enum status blob_open(struct blob *b, const char *path, const char *lock, const char *hash,
                       int64_t n_bytes, struct err *err)
 {
@@ -181,6 +187,8 @@ int64_t blob_got(const struct blob *b)
     return sum;
 }
 
+/* Appends to a part. The count is written after the bytes, so that after a crash it never
+ * promises more than there is. */
 enum status blob_write(struct blob *b, int32_t part, const void *bytes, size_t n_bytes,
                        struct err *err)
 {
@@ -195,6 +203,8 @@ enum status blob_write(struct blob *b, int32_t part, const void *bytes, size_t n
 
 /* ---- the check ------------------------------------------------------------------------------- */
 
+/* On a thread of its own: hashing gigabytes would hold up the other downloads. The data is
+ * synced before the blob gets its name. */
 static void *check(void *arg)
 {
     struct blob *b = arg;

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+/* Formats a path; too long a one is an error, never cut. */
 enum status hub_path(char out[PATH_MAX], struct err *err, const char *fmt, ...)
 {
     va_list args;
@@ -47,6 +48,7 @@ enum status hub_locks_path(const struct hub_settings *s, const char *id, char ou
     return folder_of(under, id, out, err);
 }
 
+/* Creates missing folders below root, which exists. */
 enum status hub_make_folders(const char *root, const char *folder, struct err *err)
 {
     char path[PATH_MAX];
@@ -68,6 +70,7 @@ enum status hub_make_folders(const char *root, const char *folder, struct err *e
     return OK;
 }
 
+/* The commit of a branch or tag as the cache knows it, without the network. */
 bool hub_commit_of(const char *repo, const char *revision, char commit[41])
 {
     if (hub_is_commit(revision)) {
@@ -100,6 +103,8 @@ static enum status put_in_place(const char *made, const char *path, struct err *
     return st;
 }
 
+/* A snapshot's file is a relative link to its blob, as in huggingface_hub's cache. A link
+ * is made under another name and renamed, so it is whole at any time. */
 enum status hub_link_file(const char *repo, const char *commit, const char *path, const char *hash,
                           struct err *err)
 {
@@ -130,6 +135,7 @@ enum status hub_link_file(const char *repo, const char *commit, const char *path
     return put_in_place(made, at, err);
 }
 
+/* O_NOFOLLOW: a link in the cache must not lead elsewhere. */
 static enum status write_text(const char *path, const char *text, struct err *err)
 {
     const size_t n_bytes = strlen(text);
@@ -145,6 +151,7 @@ static enum status write_text(const char *path, const char *text, struct err *er
     return OK;
 }
 
+/* Written last, when everything that the commit needs is there. */
 enum status hub_write_ref(const char *repo, const char *revision, const char *commit,
                           struct err *err)
 {

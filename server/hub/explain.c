@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Gated models need an account that was granted access, and its token. */
 static enum status explain_gated(struct pull *p)
 {
     const struct hub_settings *s = p->settings;
@@ -31,6 +32,7 @@ static enum status explain_missing(struct pull *p)
                                : ": then set HF_TOKEN to a token that may read it");
 }
 
+/* Which part of the address does not exist: the file, the revision or the model. */
 static enum status explain_404(struct pull *p, const struct net_request *r, const char *what)
 {
     const struct hub_name *n = p->name;
@@ -55,6 +57,7 @@ static enum status explain_404(struct pull *p, const struct net_request *r, cons
     return explain_missing(p);
 }
 
+/* The hub's error code says more than the status, if there is one. */
 static enum status explain_answer(struct pull *p, const struct net_request *r, const char *what)
 {
     const struct net_answer *a = &r->answer;
@@ -94,6 +97,7 @@ static enum status explain_answer(struct pull *p, const struct net_request *r, c
                    id, a->status, what ? what : "its list of files");
 }
 
+/* Failures before any answer: names, connections, certificates, timeouts. */
 static enum status explain_failure(struct pull *p, const struct net_request *r, const char *what)
 {
     const char *endpoint = p->settings->endpoint, *id = p->name->id;
@@ -126,6 +130,7 @@ static enum status explain_failure(struct pull *p, const struct net_request *r, 
     }
 }
 
+/* The first error of a download is kept. */
 enum status pull_explain(struct pull *p, const struct net_request *r, const char *what)
 {
     if (p->st == OK) {

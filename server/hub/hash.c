@@ -15,6 +15,8 @@
 
 enum { CHUNK_BYTES = 1 << 20 };
 
+/* Adds the first n_bytes of the file, in pieces; a file that ends earlier is an error.
+ */
 static enum status add_file(gnutls_hash_hd_t hash, int fd, int64_t n_bytes, struct err *err)
 {
     unsigned char *chunk = xmalloc(CHUNK_BYTES);
@@ -36,6 +38,7 @@ static enum status add_file(gnutls_hash_hd_t hash, int fd, int64_t n_bytes, stru
     return st;
 }
 
+/* The kind of hash follows from the length of the expected one. */
 enum status hub_hash(int fd, int64_t n_bytes, const char *like, char out[65], struct err *err)
 {
     const bool git = strlen(like) == 40;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* A model by name: from the cache, or downloaded. */
 #include "server/hub/private.h"
 
 #include <fcntl.h>
@@ -14,6 +15,7 @@ static void note_use(const char *folder)
     }
 }
 
+/* Only complete models are found; what is missing of others would fail while loading. */
 static bool find(const struct hub_settings *s, const struct hub_name *name, char folder[PATH_MAX])
 {
     char repo[PATH_MAX], commit[41];
@@ -26,6 +28,8 @@ static bool find(const struct hub_settings *s, const struct hub_name *name, char
     return true;
 }
 
+/* Without `newest` a model in the cache is used without asking the hub whether there is a
+ * newer one. */
 enum status hub_get(const struct hub_settings *s, const struct hub_name *name, bool newest,
                     char folder[PATH_MAX], struct err *err)
 {

@@ -114,6 +114,7 @@ static void add_use(const char *path, struct hub_entry *e)
     }
 }
 
+/* A commit is shown by the branch or tag that points to it, "main" before others. */
 static void name_revision(const char *repo, struct hub_entry *e)
 {
     char folder[PATH_MAX], commit[41];
@@ -132,6 +133,7 @@ static void name_revision(const char *repo, struct hub_entry *e)
     hub_paths_free(&refs);
 }
 
+/* One line of the list: a revision with the size of its blobs, and whether it is complete. */
 static void tell_revision(const char *repo, const char *id, const char *commit,
                           void (*each)(const struct hub_entry *, void *), void *arg)
 {
@@ -184,6 +186,7 @@ static void tell_parts(const char *repo, const char *id,
     }
 }
 
+/* Models in the order of their names. */
 enum status hub_list(const struct hub_settings *s,
                      void (*each)(const struct hub_entry *entry, void *arg), void *arg,
                      struct err *err)
@@ -263,6 +266,7 @@ static enum status delete_tree(const char *path, struct err *err)
     return OK;
 }
 
+/* Blobs are shared by revisions, so they are counted once. */
 static int64_t size_of_blobs(const char *repo)
 {
     char path[PATH_MAX];
@@ -313,6 +317,7 @@ static enum status delete_refs(const char *repo, const char *commit, struct err 
     return OK;
 }
 
+/* Deletes the snapshot, then the blobs that no other snapshot links to. */
 static enum status remove_revision(const char *repo, const char *commit, struct err *err)
 {
     char folder[PATH_MAX], path[PATH_MAX];
@@ -360,6 +365,7 @@ static enum status remove_locked(const struct hub_name *name, const char *repo, 
     return remove_revision(repo, commit, err);
 }
 
+/* All locks of the model are taken, so that no download is in progress. */
 enum status hub_remove(const struct hub_settings *s, const struct hub_name *name,
                        int64_t *freed_bytes, struct err *err)
 {

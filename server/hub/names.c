@@ -61,6 +61,7 @@ static bool is_revision(const char *text)
            !strstr(text, "..");
 }
 
+/* ORG/NAME, perhaps with @REVISION. */
 bool hub_name_read(const char *text, struct hub_name *name)
 {
     const char *slash = strchr(text, '/'), *at = strchr(text, '@');
@@ -105,6 +106,7 @@ bool hub_is_hash(const char *text)
     return is_hex(text, 40) || is_hex(text, 64);
 }
 
+/* Three significant digits. */
 const char *hub_size_text(int64_t n_bytes, char out[32])
 {
     static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB", "EB"};

@@ -28,6 +28,7 @@ static const char *const needed[] = {
     HUB_INDEX,
 };
 
+/* A pattern has at most one star. */
 static bool matches(const char *pattern, const char *path)
 {
     const char *star = strchr(pattern, '*');
@@ -60,6 +61,7 @@ bool hub_paths_has(const struct hub_paths *paths, const char *path)
     return false;
 }
 
+/* A set in the order of insertion; lists are short. */
 void hub_paths_add(struct hub_paths *paths, const char *path)
 {
     if (hub_paths_has(paths, path)) {
@@ -81,6 +83,7 @@ void hub_paths_free(struct hub_paths *paths)
     *paths = (struct hub_paths){0};
 }
 
+/* The weights of a sharded model are those that its index names. */
 enum status hub_read_index(const char *file, const char *where, struct hub_paths *out,
                            struct err *err)
 {
@@ -109,6 +112,7 @@ static bool folder_has(const char *folder, const char *path)
     return hub_path(at, NULL, "%s/%s", folder, path) == OK && file_exists(at);
 }
 
+/* Whether all shards of the index are in the folder. */
 static bool has_all_of_index(const char *folder)
 {
     char index[PATH_MAX];
@@ -136,6 +140,7 @@ static bool has_some_weights(const char *folder)
     return found;
 }
 
+/* A model that can be loaded: its config and its weights in one of the known forms. */
 bool hub_is_complete(const char *folder)
 {
     if (!folder_has(folder, "config.json")) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Requests to the hub with libcurl, several at a time, with retries. One thread;
+ * everything happens in net_turn. */
 #include "server/hub/net.h"
 
 #include "engine/base/clock.h"
@@ -17,6 +19,8 @@ enum { MAX_HOPS = 6, MAX_TRIES = 5, CONNECT_S = 15 };
 #define FIRST_WAIT_NS (250 * MS)
 #define LONGEST_WAIT_NS (300000 * MS) // limit of all waits of one request together
 
+/* `active` are given to libcurl; `queue` wait for a place or for the time of their next
+ * attempt. */
 struct net {
     const struct hub_settings *settings;
     void (*tell)(const char *line, void *arg);
@@ -57,6 +61,7 @@ static bool same_origin(const char *a, const char *b)
 
 /* ---- one try --------------------------------------------------------------------------------- */
 
+/* The value of a header line, without leading white space. */
 static bool header_is(const char *line, size_t n_bytes, const char *name, const char **value)
 {
     const size_t n = strlen(name);
@@ -92,6 +97,8 @@ static void keep_range(const char *value, struct net_answer *a)
     }
 }
 
+/* The hub's own headers name the hash and size of a large file, whose address redirects to
+ * other storage. */
 static void read_header(const char *line, size_t n_bytes, struct net_answer *a)
 {
     const char *value;
@@ -110,6 +117,7 @@ static void read_header(const char *line, size_t n_bytes, struct net_answer *a)
     }
 }
 
+/* A response begins with its status line; redirects and retries begin anew. */
 static size_t on_header(char *bytes, size_t one, size_t n_bytes, void *arg)
 {
     (void)one;
@@ -124,6 +132,7 @@ static size_t on_header(char *bytes, size_t one, size_t n_bytes, void *arg)
     return n_bytes;
 }
 
+/* Bodies of errors are not given to the request. */
 static size_t on_body(char *bytes, size_t one, size_t n_bytes, void *arg)
 {
     (void)one;
@@ -163,6 +172,7 @@ static void set_options(const struct net *net, CURL *easy)
     }
 }
 
+/* The token is sent to the hub only, never to the storage that it redirects to. */
 static void set_request(const struct net *net, struct net_request *r, const char *url)
 {
     if (net->settings->token[0] && same_origin(url, net->settings->endpoint)) {
@@ -184,6 +194,7 @@ static void set_request(const struct net *net, struct net_request *r, const char
     }
 }
 
+/* Starts a request, or a retry from where it ended. */
 static void start(struct net *net, struct net_request *r)
 {
     if (!r->at && r->prepare) {
@@ -204,6 +215,7 @@ static void start(struct net *net, struct net_request *r)
     net->active[net->n_active++] = r;
 }
 
+/* Takes a request away from libcurl; its state stays. */
 static void put_aside(struct net *net, struct net_request *r)
 {
     curl_multi_remove_handle(net->multi, r->easy);
@@ -275,6 +287,8 @@ static bool follow(struct net *net, struct net_request *r, const char *where)
     return true;
 }
 
+/* Whether another attempt may help: overload, timeouts, and broken connections, but no
+ * refusal. */
 static bool is_passing(const struct net_request *r)
 {
     if (r->end == NET_ANSWERED) {
@@ -355,6 +369,7 @@ static void read_result(struct net_request *r, CURLcode code, char **where)
     }
 }
 
+/* One response: follow its redirect, try again, or report. */
 static void finish(struct net *net, struct net_request *r, CURLcode code)
 {
     char *where;
@@ -393,6 +408,7 @@ static const char *find_certificates(void)
     return NULL;
 }
 
+/* curl_global_init is called before any thread may use libcurl. */
 enum status net_open(const struct hub_settings *s, void (*tell)(const char *line, void *arg),
                      void *arg, struct net **out, struct err *err)
 {
@@ -445,6 +461,7 @@ size_t net_pending(const struct net *net)
     return net->n_active + net->n_queued;
 }
 
+/* Retries wait for their time; the others start in order. */
 static void start_due(struct net *net)
 {
     const int64_t now = clock_now_ns();
@@ -460,6 +477,7 @@ static void start_due(struct net *net)
     }
 }
 
+/* A turn of the loop: starts, moves data, and reports what has ended. */
 void net_turn(struct net *net, int timeout_ms)
 {
     int n_running, n_left;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Progress of a download: a bar on a terminal, a line now and then elsewhere. */
 #include "server/hub/progress.h"
 
 #include "engine/base/clock.h"
@@ -33,6 +34,7 @@ void progress_note(struct progress *p, const char *line)
     log_info("%s: %s", p->what, line);
 }
 
+/* first_bytes: there before, so that the speed is that of this download. */
 void progress_begin(struct progress *p, size_t n_files, int64_t total_bytes, int64_t first_bytes)
 {
     char total[32], first[32], line[160];
@@ -81,6 +83,7 @@ static void draw(struct progress *p, int64_t n_bytes, const char *text)
     p->drawn = true;
 }
 
+/* Called often; draws at most a few times per second. */
 void progress_at(struct progress *p, int64_t n_bytes)
 {
     const int64_t now = clock_now_ns();

@@ -34,6 +34,7 @@ static bool list_take(struct net_request *r, const void *bytes, size_t n_bytes)
     return !l->text.failed;
 }
 
+/* The end of the list's request. */
 static void list_done(struct net_request *r)
 {
     struct list *l = r->arg;
@@ -45,6 +46,7 @@ static void list_done(struct net_request *r)
     }
 }
 
+/* Paths come from the network and become paths on disk, so each is checked. */
 static enum status read_siblings(struct pull *p, const struct json *list)
 {
     for (const struct json *c = json_first(list); c; c = json_next(c)) {
@@ -68,6 +70,8 @@ static enum status read_siblings(struct pull *p, const struct json *list)
     return err_set(p->err, ERR_LIMIT, "%s has more than %d files", p->name->id, MAX_FILES);
 }
 
+/* The list names the commit, so all later requests are for one revision even if the branch
+ * moves. */
 static enum status read_list(struct pull *p, const struct buf *text)
 {
     struct json *root;
@@ -106,6 +110,7 @@ static enum status list_files(struct pull *p)
 
 /* ---- what is needed of it -------------------------------------------------------------------- */
 
+/* Files are allocated one by one, since requests point to them. */
 static struct pull_file *add_file(struct pull *p, const char *path)
 {
     if (p->n_files == p->cap) {
@@ -120,6 +125,7 @@ static struct pull_file *add_file(struct pull *p, const char *path)
     return f;
 }
 
+/* What the engine reads besides weights. */
 static enum status add_small(struct pull *p)
 {
     if (!hub_paths_has(&p->listed, "config.json")) {
@@ -136,6 +142,7 @@ static enum status add_small(struct pull *p)
     return OK;
 }
 
+/* The shards that the index names must be in the list. */
 static enum status add_shards(struct pull *p, const char *index_hash)
 {
     char index[PATH_MAX];
@@ -246,6 +253,8 @@ static enum status get_small(struct pull *p)
     return link_files(p, 0);
 }
 
+/* Weights: their sizes are asked for first, so that the disk's space is checked before
+ * hours of download. */
 static enum status get_weights(struct pull *p)
 {
     const size_t first = p->n_files;
@@ -274,6 +283,7 @@ static enum status pull_all(struct pull *p)
     return hub_write_ref(p->repo, p->name->revision, p->commit, p->err);
 }
 
+/* The network is closed before the files that its requests refer to. */
 enum status hub_pull(const struct hub_settings *s, const struct hub_name *name,
                      char folder[PATH_MAX], struct err *err)
 {

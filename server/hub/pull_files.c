@@ -16,6 +16,8 @@ enum { TURN_MS = 100, MAX_REFUSED = 4, MAX_WRONG = 2 };
 #define LOCK_AGAIN_NS 500000000LL
 #define MAX_FILE_BYTES (1LL << 50)
 
+/* A slot for one request. Parts of the first files come first, so that files complete one
+ * after another. */
 struct worker {
     struct net_request request;
     struct pull_file *file; // NULL: idle
@@ -25,6 +27,7 @@ struct worker {
 
 /* ---- what each file is ----------------------------------------------------------------------- */
 
+/* The answer to HEAD: the hash names the blob, the size divides it into parts. */
 static void described(struct net_request *r)
 {
     struct pull_file *f = r->arg;
@@ -74,6 +77,8 @@ enum status pull_describe(struct pull *p)
 
 /* ---- a part ---------------------------------------------------------------------------------- */
 
+/* Sets the range from where the part ended before. A server without ranges sends the whole
+ * file. */
 static void prepare_part(struct net_request *r)
 {
     struct worker *w = r->arg;
@@ -96,6 +101,8 @@ static void prepare_part(struct net_request *r)
     }
 }
 
+/* The first bytes tell whether the range was respected; a wrong range would corrupt the
+ * file. */
 static bool take_bytes(struct net_request *r, const void *bytes, size_t n_bytes)
 {
     struct worker *w = r->arg;
@@ -143,6 +150,8 @@ static void refused(struct worker *w)
     }
 }
 
+/* An address of a redirect is remembered for the next parts, and forgotten if it fails,
+ * since it expires. */
 static void part_done(struct net_request *r)
 {
     struct worker *w = r->arg;
@@ -211,6 +220,7 @@ static void file_done(struct pull_file *f)
     f->state = FILE_DONE;
 }
 
+/* Takes the file's lock. If another process downloads it, looks again later. */
 static enum status open_file(struct pull_file *f)
 {
     struct pull *p = f->pull;
@@ -245,6 +255,7 @@ static enum status open_file(struct pull_file *f)
     return OK;
 }
 
+/* Wrong bytes are downloaded once more, then reported. */
 static enum status wrong_bytes(struct pull_file *f)
 {
     struct pull *p = f->pull;
@@ -262,6 +273,7 @@ static enum status wrong_bytes(struct pull_file *f)
                    p->name->id, f->path, f->blob.found, f->hash);
 }
 
+/* The result of the thread that hashes; a good file is renamed to its blob. */
 static enum status see_check(struct pull_file *f)
 {
     struct blob *b = &f->blob;
@@ -281,6 +293,7 @@ static enum status see_check(struct pull_file *f)
     return OK;
 }
 
+/* The states of a file: waiting, loading, checking, done. */
 static enum status advance(struct pull_file *f)
 {
     struct blob *b = &f->blob;
@@ -350,6 +363,7 @@ static int64_t bytes_here(const struct pull *p)
     return sum;
 }
 
+/* Gives work to idle workers, advances files, and lets the network run. */
 static enum status turn(struct pull *p, struct worker *workers, bool *all_done)
 {
     for (size_t i = 0; i < NET_MAX_ACTIVE; i++) {
@@ -372,6 +386,7 @@ static enum status turn(struct pull *p, struct worker *workers, bool *all_done)
     return p->st;
 }
 
+/* On an error the network is closed at once, since requests point into the workers. */
 enum status pull_download(struct pull *p)
 {
     struct worker *workers = xcalloc(NET_MAX_ACTIVE, sizeof *workers);

@@ -21,6 +21,7 @@ static const char *variable(const char *name)
     return NULL;
 }
 
+/* As huggingface_hub reads truth. */
 static bool is_true(const char *value)
 {
     static const char *const words[] = {"1", "on", "yes", "true"};
@@ -45,6 +46,7 @@ static enum status join(char *out, const char *dir, const char *more, struct err
     return hub_path(out, err, "%s%s%s", at_home ? home : "", dir + at_home, more);
 }
 
+/* HF_HOME, else the user's cache. */
 static enum status read_home(char home[PATH_MAX], struct err *err)
 {
     const char *given = variable("HF_HOME"), *caches = variable("XDG_CACHE_HOME");
@@ -94,6 +96,7 @@ static enum status set_token(struct hub_settings *s, const char *text, const cha
     return OK;
 }
 
+/* From the environment, else from the file that huggingface_hub's login writes. */
 static enum status read_token(struct hub_settings *s, const char *home, struct err *err)
 {
     static const char *const names[] = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"};
@@ -116,6 +119,7 @@ static enum status read_token(struct hub_settings *s, const char *home, struct e
     return st;
 }
 
+/* Without a slash at the end; http is allowed for mirrors in a local network. */
 static enum status read_endpoint(struct hub_settings *s, struct err *err)
 {
     const char *given = variable("HF_ENDPOINT");

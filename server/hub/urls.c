@@ -16,6 +16,7 @@ static void put_escaped(struct buf *b, const char *text, size_t n_bytes)
     curl_free(escaped);
 }
 
+/* The address of a file at the commit of the list. */
 char *pull_file_url(const struct pull *p, const char *path)
 {
     struct buf url;

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Seconds. */
 enum {
     RETRY_S = 5,  // after an error of the store
     LOOK_S = 5,   // between updates of the store's size
@@ -24,6 +25,8 @@ struct waiting {
     struct waiting *next;
 };
 
+/* One batch runs at a time, in stages: it is loaded on the pool, runs on the loop thread,
+ * and ends on the pool. While `working`, the pool owns the members named below. */
 struct batches {
     struct batches_options options;
     struct waiting *first, **last;
@@ -77,6 +80,7 @@ void batches_add(struct batches *b, const char *id)
     wake(b);
 }
 
+/* Removes a batch that waits; false if it is not among them. */
 static bool take_waiting(struct batches *b, const char *id)
 {
     for (struct waiting **at = &b->first; *at; at = &(*at)->next) {
@@ -119,6 +123,8 @@ static enum status fail_batch(struct batches *b, struct err *err)
     return st;
 }
 
+/* Lines with an answer in the store need none, so a restart continues where the last
+ * process ended. */
 static enum status mark_answered(struct batches *b, struct err *err)
 {
     int32_t n = b->lines.n;
@@ -131,6 +137,8 @@ static enum status mark_answered(struct batches *b, struct err *err)
     return st;
 }
 
+/* On the pool: reads the batch and its lines. `end` other than COMPLETED: there is nothing
+ * to run. */
 static enum status load(struct batches *b, const char *id, struct err *err)
 {
     struct store *store = b->options.store;
@@ -162,6 +170,7 @@ static enum status load(struct batches *b, const char *id, struct err *err)
     return mark_answered(b, err);
 }
 
+/* Makes the place free for the next batch. */
 static void forget(struct batches *b)
 {
     stored_batch_deinit(&b->batch);
@@ -196,6 +205,7 @@ static enum status keep(void *arg, const struct batch_answer *answers, size_t n,
     return store_batch_answer(b->options.store, b->batch.id, answers, n, err);
 }
 
+/* The order by ratio of output to prompt, which keeps the engine busy to the end. */
 static void start_job(struct batches *b)
 {
     struct job_options o = {.calls = b->options.calls,
@@ -226,6 +236,7 @@ static void check_job(struct batches *b)
     }
 }
 
+/* Back on the loop thread. A store that failed is tried again later. */
 static void loaded(void *arg)
 {
     struct batches *b = arg;
@@ -251,6 +262,7 @@ static void start_load(struct batches *b)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
+/* The request's choice, else the server's retention; 0: for ever. */
 static int64_t files_expire_at(const struct batches *b)
 {
     int64_t after;
@@ -265,6 +277,8 @@ static int64_t files_expire_at(const struct batches *b)
     return 0;
 }
 
+/* On the pool. Moving to FINALIZING first makes sure that no cancellation comes in
+ * between. */
 static void end_work(void *arg)
 {
     struct batches *b = arg;

@@ -13,6 +13,7 @@ enum {
 
 /* ---- work on the pool ------------------------------------------------------------------------ */
 
+/* On the pool's thread: which requests come next, in which order. */
 static void plan_work(void *arg)
 {
     struct job *j = arg;
@@ -25,6 +26,7 @@ static void plan_work(void *arg)
         job_plan_next(&j->plan, &o, &j->options.input, j->options.lines, &j->work_error);
 }
 
+/* Back on the loop's thread. Calls of the last part no longer belong to a group. */
 static void planned(void *arg)
 {
     struct job *j = arg;
@@ -46,6 +48,7 @@ static void planned(void *arg)
     job_wake(j);
 }
 
+/* Reads the bodies of some lines ahead of their submission. */
 static void fetch_work(void *arg)
 {
     struct job *j = arg;
@@ -59,6 +62,7 @@ static void fetch_work(void *arg)
     }
 }
 
+/* On the loop's thread; the next turn submits them. */
 static void fetched(void *arg)
 {
     struct job *j = arg;
@@ -80,6 +84,8 @@ static void refuse_fetched(struct job *j, struct fetched *f)
     job_refuse_line(j, f->member.line, new_id, &e);
 }
 
+/* As many as the engine has room for; a line that cannot be read becomes an answer with an
+ * error. */
 static void submit(struct job *j)
 {
     while (j->i_fetched < j->n_fetched && !j->lost && j->pending.n < MAX_PENDING) {
@@ -140,6 +146,8 @@ static void fill(struct job *j)
     }
 }
 
+/* One step of the state machine: submit, fetch, plan or end. Called again whenever
+ * something has changed. */
 static void step(struct job *j)
 {
     if (j->lost) {
@@ -159,6 +167,7 @@ static void step(struct job *j)
     job_keep_answers(j);
 }
 
+/* Nothing runs, nothing waits to be written, and nothing is left to do. */
 static bool is_over(const struct job *j)
 {
     bool has_more = !j->stopping && (!j->planned_all || j->i_fetched < j->n_fetched);
@@ -167,6 +176,7 @@ static bool is_over(const struct job *j)
            j->pending.n == 0 && j->kept.n == 0;
 }
 
+/* A callback within a step asks for another one instead of nesting. */
 bool job_turn(struct job *j)
 {
     if (j->in_turn) {
@@ -184,6 +194,7 @@ bool job_turn(struct job *j)
 
 /* ---- interface ------------------------------------------------------------------------------- */
 
+/* Lines that already have an answer count as done. */
 struct job *job_open(const struct job_options *options)
 {
     struct job *j = xcalloc(1, sizeof *j);
@@ -196,6 +207,8 @@ struct job *job_open(const struct job_options *options)
     return j;
 }
 
+/* Calls that run are cancelled, planning threads are told; the job ends when all have
+ * ended. */
 void job_stop(struct job *j, const char *code, const char *message)
 {
     if (j->stopping) {
@@ -227,6 +240,7 @@ void job_progress(const struct job *j, struct job_progress *out)
     out->n_running = j->n_live;
 }
 
+/* Only after the last call has ended. */
 void job_close(struct job *j)
 {
     if (j) {

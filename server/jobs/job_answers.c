@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Answers on their way to the output: `pending` is filled by the loop's thread, `kept` is
+ * written by the pool's. They change roles when a write has ended. */
 #include "server/jobs/job_private.h"
 
 #include "engine/base/log.h"
@@ -56,6 +58,7 @@ static void keep_work(void *arg)
     j->keep_status = j->options.keep(j->options.arg, j->kept.list, j->kept.n, &j->keep_error);
 }
 
+/* A failure keeps the answers, and the job stops. */
 static void kept(void *arg)
 {
     struct job *j = arg;
@@ -67,6 +70,7 @@ static void kept(void *arg)
     job_wake(j);
 }
 
+/* One write at a time, with all answers that have come meanwhile. */
 void job_keep_answers(struct job *j)
 {
     if (j->keeping || j->keep_failed || (j->kept.n == 0 && j->pending.n == 0)) {
@@ -97,6 +101,7 @@ void job_keep_again(struct job *j)
     }
 }
 
+/* For a job that was deleted: nobody wants the answers. */
 void job_drop_answers(struct job *j)
 {
     if (!j->keeping) {
@@ -115,6 +120,7 @@ static void keep_last(struct job *j, const struct answers *a)
     }
 }
 
+/* Answers that still wait are written; those that cannot be will be computed again. */
 void job_answers_deinit(struct job *j)
 {
     keep_last(j, &j->kept);

@@ -27,6 +27,7 @@ static const struct {
     {"/v1/responses", KIND_RESPONSES},
 };
 
+/* The endpoints that a batch may use. */
 bool job_endpoint_kind(const char *url, enum request_kind *kind)
 {
     for (size_t i = 0; i < sizeof endpoints / sizeof endpoints[0]; i++) {
@@ -46,6 +47,7 @@ struct id_table {
     size_t n_slots; // a power of two
 };
 
+/* Open addressing; slots hold the line's index plus 1. */
 static uint32_t *find_slot(const struct id_table *t, const struct job_lines *l, const char *id)
 {
     size_t at = hash_bytes(id, strlen(id), hash_process_key()) & (t->n_slots - 1);
@@ -55,6 +57,7 @@ static uint32_t *find_slot(const struct id_table *t, const struct job_lines *l, 
     return &t->slots[at];
 }
 
+/* At most half full. Slots are rebuilt from the lines, so none is copied. */
 static void grow_table(struct id_table *t, const struct job_lines *l)
 {
     if ((size_t)l->n * 2 < t->n_slots) {
@@ -70,6 +73,7 @@ static void grow_table(struct id_table *t, const struct job_lines *l)
 
 /* ---- a line ---------------------------------------------------------------------------------- */
 
+/* The state of one pass over the file. */
 struct reader {
     const struct job_lines_limits *limits;
     struct job_lines *out;
@@ -77,6 +81,8 @@ struct reader {
     int64_t number; // of the line, from 1; counts blank ones
 };
 
+/* The first JOB_MAX_ERRORS are kept in full, later ones counted, so that a file with only
+ * errors stays small in memory. */
 static void PRINTF_LIKE(4, 5)
     refuse(struct reader *r, const char *code, const char *param, const char *fmt, ...)
 {
@@ -108,6 +114,7 @@ static const char *string_of(struct reader *r, const struct body *b, const char 
     return v;
 }
 
+/* All lines of a batch must use the batch's endpoint. */
 static bool check_url(struct reader *r, const char *url, enum request_kind *kind)
 {
     const char *endpoint = r->limits->endpoint;
@@ -142,6 +149,7 @@ static const struct body_member *check_body(struct reader *r, const struct body 
     return m;
 }
 
+/* Ids connect answers with lines, so they must be unique. */
 static bool check_id(struct reader *r, const char *id)
 {
     size_t n = strlen(id);
@@ -159,6 +167,7 @@ static bool check_id(struct reader *r, const char *id)
     return true;
 }
 
+/* Where the body lies in the file; bodies are read again when their turn comes. */
 static void add(struct reader *r, const char *id, int64_t body_at, int32_t body_bytes,
                 enum request_kind kind)
 {
@@ -174,6 +183,7 @@ static void add(struct reader *r, const char *id, int64_t body_at, int32_t body_
     l->n++;
 }
 
+/* Stops at a line's first error. */
 static void check_line(struct reader *r, const struct body *b, const char *text, int64_t at)
 {
     enum request_kind kind = KIND_CHAT;
@@ -256,6 +266,7 @@ static size_t take_lines(struct reader *r, struct buf *text, int64_t at, bool en
     return from;
 }
 
+/* Reads in large pieces; a line that is not complete moves to the front of the buffer. */
 static enum status read_all(struct reader *r, const struct job_input *in, struct err *err)
 {
     struct buf text;
@@ -311,6 +322,7 @@ void job_lines_deinit(struct job_lines *l)
     *l = (struct job_lines){0};
 }
 
+/* As OpenAI gives them in a batch's "errors". */
 void job_lines_put_errors(const struct job_lines *l, struct buf *out)
 {
     buf_puts(out, "{\"object\":\"list\",\"data\":[");

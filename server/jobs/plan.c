@@ -30,6 +30,7 @@ struct prepared {
 
 /* ---- preparing ------------------------------------------------------------------------------- */
 
+/* Only the ids of the first prompt and the salt are needed, to group requests by prefix. */
 static void take_request(struct prepared *p, const struct request *r)
 {
     if (r->n_prompts == 0 || r->prompts[0].n <= 0) {
@@ -57,6 +58,7 @@ static void take_request(struct prepared *p, const struct request *r)
     p->max_output *= r->n > 0 ? r->n : 1;
 }
 
+/* Reads and prepares a line as a request would be, without submitting it. */
 static enum status prepare_line(struct prepared *p, const struct call_model *model,
                                 const struct job_input *in, const struct job_lines *lines,
                                 struct err *err)
@@ -99,6 +101,7 @@ static bool is_given_up(const atomic_bool *flag)
     return flag && atomic_load(flag);
 }
 
+/* A thread takes the next line of the slice. */
 static void *prepare_some(void *arg)
 {
     struct slice *s = arg;
@@ -114,6 +117,7 @@ static void *prepare_some(void *arg)
     return NULL;
 }
 
+/* If no thread can be made, this one does all. */
 static enum status prepare_slice(struct slice *s, int n_threads)
 {
     pthread_t threads[MAX_THREADS];
@@ -144,6 +148,7 @@ static void part_free(struct part *part)
     free(part->items);
 }
 
+/* Until all lines are prepared, or their ids take as much memory as a part may. */
 static enum status prepare_part(struct job_plan *p, const struct job_plan_options *o,
                                 const struct job_input *in, const struct job_lines *lines,
                                 struct part *part, struct err *err)
@@ -175,6 +180,7 @@ static enum status prepare_part(struct job_plan *p, const struct job_plan_option
 
 /* ---- ordering -------------------------------------------------------------------------------- */
 
+/* By salt, then by ids, so that equal prefixes are adjacent. */
 static int compare_prompts(const void *a, const void *b)
 {
     const struct prepared *x = a, *y = b;
@@ -203,6 +209,7 @@ static struct job_member member_of(const struct prepared *q, int32_t group, int3
                                .n_samples = q->n_samples > 0 ? q->n_samples : 1};
 }
 
+/* Without groups every line is a group of its own. */
 static void take_groups(struct job_plan *p, const struct part *part,
                         const struct prefix_groups *groups, bool in_groups)
 {
@@ -224,6 +231,8 @@ static void take_groups(struct job_plan *p, const struct part *part,
     p->n_groups = groups->n_groups;
 }
 
+/* Groups are made in any case, because they tell how many tokens will be computed; the
+ * order may ignore them. */
 static void order_part(struct job_plan *p, const struct job_plan_options *o, struct part *part)
 {
     struct group_prompt *prompts = xcalloc((size_t)part->n + 1, sizeof *prompts);
@@ -247,6 +256,7 @@ static void order_part(struct job_plan *p, const struct job_plan_options *o, str
     free(prompts);
 }
 
+/* One part of the input. The caller takes its members before it asks for the next one. */
 enum status job_plan_next(struct job_plan *p, const struct job_plan_options *options,
                           const struct job_input *in, const struct job_lines *lines,
                           struct err *err)

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Batches in the database: their states, the answers of their lines, and the files made of
+ * them. */
 #include "server/store/private.h"
 
 #include "engine/base/mem.h"
@@ -37,6 +39,7 @@ static void copy_text(char *to, size_t n_bytes, struct db_rows *rows, int column
     snprintf(to, n_bytes, "%s", db_text(rows, column));
 }
 
+/* A row in the order of BATCH_COLUMNS; returns its number. */
 static int64_t take_batch(struct db_rows *rows, struct stored_batch *b)
 {
     *b = (struct stored_batch){.status = (enum batch_status)db_int(rows, 10)};
@@ -62,6 +65,7 @@ static int64_t take_batch(struct db_rows *rows, struct stored_batch *b)
     return db_int(rows, 20);
 }
 
+/* When the batch entered each of its states. */
 static enum status take_times(struct store *s, int64_t row, struct stored_batch *b, struct err *err)
 {
     struct db_rows *rows;
@@ -78,6 +82,7 @@ static enum status take_times(struct store *s, int64_t row, struct stored_batch 
 
 /* ---- creating and finding ----------------------------------------------------------------- */
 
+/* The id is made here, so that it is unique before anyone knows it. */
 static enum status create_batch(struct store *s, struct stored_batch *b, struct err *err)
 {
     store_make_id(b->id, "batch_");
@@ -100,6 +105,7 @@ enum status store_batch_create(struct store *s, struct stored_batch *b, struct e
     return st;
 }
 
+/* One row more than the limit is read, to know whether there is another page. */
 static enum status list_batches(struct store *s, struct db_rows *rows, int64_t limit,
                                 struct stored_batch **batches, size_t *n, bool *has_more,
                                 struct err *err)
@@ -127,6 +133,7 @@ static enum status list_batches(struct store *s, struct db_rows *rows, int64_t l
     return st;
 }
 
+/* owner NULL: any, for the worker. */
 bool store_batch_find(struct store *s, const char *owner, const char *id, struct stored_batch *out,
                       enum status *st, struct err *err)
 {
@@ -150,6 +157,7 @@ bool store_batch_find(struct store *s, const char *owner, const char *id, struct
     return n == 1 && *st == OK;
 }
 
+/* Pages go by row, which grows with time. */
 enum status store_batch_list(struct store *s, const char *owner, const struct store_page *page,
                              struct stored_batch **batches, size_t *n, bool *has_more,
                              struct err *err)
@@ -172,6 +180,7 @@ enum status store_batch_list(struct store *s, const char *owner, const struct st
     return st;
 }
 
+/* Batches that a restart has to continue. */
 enum status store_batch_unfinished(struct store *s, struct stored_batch **batches, size_t *n,
                                    struct err *err)
 {
@@ -204,6 +213,7 @@ static enum status set_status(struct store *s, const char *id, enum batch_status
                   "iit", (int64_t)to, now, id);
 }
 
+/* A change of state that is only allowed from some states. */
 struct move {
     const char *id;
     unsigned from;
@@ -212,6 +222,8 @@ struct move {
     bool moved;
 };
 
+/* Reading and writing are one transaction, so a cancellation and an end cannot both
+ * succeed. */
 static enum status move_batch(struct store *s, void *arg, struct err *err)
 {
     struct move *m = arg;
@@ -238,6 +250,7 @@ struct begin {
     int64_t n_total, now;
 };
 
+/* From validating to in progress, with the counts that are known now. */
 static enum status begin_batch(struct store *s, void *arg, struct err *err)
 {
     const struct begin *b = arg;
@@ -276,12 +289,14 @@ enum status store_batch_fail(struct store *s, const char *id, const char *errors
 
 /* ---- answers ------------------------------------------------------------------------------ */
 
+/* Answers that are stored together. */
 struct answering {
     const char *id;
     const struct batch_answer *answers;
     size_t n;
 };
 
+/* Other tables refer to a batch by its row. */
 static enum status find_row(struct store *s, const char *id, int64_t *row, struct err *err)
 {
     struct db_rows *rows;
@@ -295,6 +310,8 @@ static enum status find_row(struct store *s, const char *id, int64_t *row, struc
     return OK;
 }
 
+/* INSERT OR IGNORE: an answer that is there already stays, and is not counted again. So a
+ * job may repeat answers after a crash. */
 static enum status put_answers(struct store *s, void *arg, struct err *err)
 {
     const struct answering *a = arg;
@@ -329,6 +346,7 @@ enum status store_batch_answer(struct store *s, const char *id, const struct bat
     return store_change(s, put_answers, &a, err);
 }
 
+/* A bit for each line that has an answer. */
 enum status store_batch_answered(struct store *s, const char *id, uint8_t *bits, int64_t n_lines,
                                  struct err *err)
 {
@@ -355,6 +373,7 @@ enum status store_batch_answered(struct store *s, const char *id, uint8_t *bits,
 
 /* ---- the end ------------------------------------------------------------------------------ */
 
+/* What is written in one transaction when a batch ends. */
 struct finish {
     const char *id;
     enum batch_status end;
@@ -398,6 +417,8 @@ static enum status write_answers(struct store *s, int64_t row, bool failed, cons
     return st;
 }
 
+/* Answers become files, their rows are deleted, and the batch ends, all in one
+ * transaction. */
 static enum status finish_batch(struct store *s, void *arg, struct err *err)
 {
     const struct finish *f = arg;

@@ -50,6 +50,7 @@ static enum status find_row(struct store *s, const char *owner, const char *id, 
     return db_end(rows, err);
 }
 
+/* Adds items and the bytes that they take; the oldest conversations make room first. */
 static enum status add_to(struct store *s, int64_t row, const struct stored_item *items, size_t n,
                           int64_t expires_at, struct err *err)
 {
@@ -71,6 +72,8 @@ static enum status add_to(struct store *s, int64_t row, const struct stored_item
                   "iii", expires_at, row, row);
 }
 
+/* For the end of a response, inside its transaction. A conversation that was deleted
+ * meanwhile is not found, which is no error. */
 enum status store_conversation_append(struct store *s, const char *owner, const char *id,
                                       const struct stored_item *items, size_t n, int64_t expires_at,
                                       bool *found, struct err *err)
@@ -84,6 +87,7 @@ enum status store_conversation_append(struct store *s, const char *owner, const 
     return OK;
 }
 
+/* What a transaction adds; `created`: with the conversation itself. */
 struct addition {
     const char *owner, *id;
     struct stored_conversation *created; // or NULL
@@ -100,6 +104,7 @@ static enum status add(struct store *s, void *arg, struct err *err)
                                      err);
 }
 
+/* Creation and items in one transaction. */
 static enum status create(struct store *s, void *arg, struct err *err)
 {
     struct addition *a = arg;
@@ -125,6 +130,7 @@ enum status store_conversation_create(struct store *s, const char *owner,
     return store_change(s, create, &a, err);
 }
 
+/* False without an error: there is no such conversation. */
 bool store_conversation_add(struct store *s, const char *owner, const char *id,
                             const struct stored_item *items, size_t n, int64_t expires_at,
                             enum status *st, struct err *err)
@@ -135,6 +141,7 @@ bool store_conversation_add(struct store *s, const char *owner, const char *id,
     return a.found && *st == OK;
 }
 
+/* Owner and id together, so that no owner can find out another one's ids. */
 bool store_conversation_find(struct store *s, const char *owner, const char *id,
                              struct stored_conversation *out, enum status *st, struct err *err)
 {
@@ -167,6 +174,7 @@ static bool changed(struct store *s, enum status *st)
     return found;
 }
 
+/* Only the metadata can be changed. */
 bool store_conversation_describe(struct store *s, const char *owner, const char *id,
                                  const char *metadata, enum status *st, struct err *err)
 {
@@ -181,6 +189,7 @@ struct deletion {
     bool found;
 };
 
+/* Items are found by the row's number, which is read before the conversation is deleted. */
 static enum status delete_all(struct store *s, void *arg, struct err *err)
 {
     struct deletion *d = arg;
@@ -201,6 +210,7 @@ bool store_conversation_delete(struct store *s, const char *owner, const char *i
 
 /* ---- items ----------------------------------------------------------------------------------- */
 
+/* The text is copied, since the row's memory ends with the query. */
 static void take_item(struct db_rows *rows, struct stored_item *item)
 {
     size_t n;
@@ -229,6 +239,7 @@ static enum status find_start(struct store *s, int64_t row, const struct store_p
     return db_end(rows, err);
 }
 
+/* A page, in either order, beginning after the cursor's item. */
 static enum status list(struct store *s, int64_t row, const struct store_page *page,
                         struct stored_item *items, size_t *n, bool *has_more, struct err *err)
 {
@@ -252,6 +263,7 @@ static enum status list(struct store *s, int64_t row, const struct store_page *p
     return db_end(rows, err);
 }
 
+/* False without an error if there is no such conversation. */
 bool store_conversation_items(struct store *s, const char *owner, const char *id,
                               const struct store_page *page, struct stored_item **items, size_t *n,
                               bool *has_more, enum status *st, struct err *err)
@@ -277,6 +289,7 @@ void stored_items_free(struct stored_item *items, size_t n)
     free(items);
 }
 
+/* All items as JSON text with commas between them. */
 static enum status read_all(struct store *s, int64_t row, struct buf *out, struct err *err)
 {
     struct db_rows *rows;
@@ -293,6 +306,7 @@ static enum status read_all(struct store *s, int64_t row, struct buf *out, struc
     return db_end(rows, err);
 }
 
+/* All items, in order, as the inside of a JSON list. */
 bool store_conversation_read(struct store *s, const char *owner, const char *id, struct buf *out,
                              enum status *st, struct err *err)
 {
@@ -306,6 +320,8 @@ bool store_conversation_read(struct store *s, const char *owner, const char *id,
     return row != 0 && *st == OK;
 }
 
+/* The conversation is checked with the item, so that ids of other owners' items are of no
+ * use. */
 bool store_conversation_item(struct store *s, const char *owner, const char *id, const char *item,
                              struct stored_item *out, enum status *st, struct err *err)
 {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* SQLite: opening, prepared statements, values, transactions, and what happens when the
+ * disk is full. */
 #include "server/store/db.h"
 
 #include "engine/base/mem.h"
@@ -40,6 +42,7 @@ struct db {
     size_t n_kept;
 };
 
+/* The rows of a query; the statement is busy until db_end. */
 struct db_rows {
     struct db *db;
     sqlite3_stmt *statement;
@@ -52,6 +55,7 @@ static bool is_quota(struct db *db, int code)
     return error == EDQUOT || error == EFBIG;
 }
 
+/* Full disks and quotas are one kind of error, on which the caller may make room. */
 static enum status fail(struct db *db, int code, struct err *err)
 {
     enum status st = ERR_IO;
@@ -119,6 +123,8 @@ static void open_reserve(struct db *db, const char *path)
     reserve_take(&db->reserve);
 }
 
+/* A database without a path is in memory. max_bytes limits its pages, so an upload cannot
+ * fill the disk. */
 enum status db_open(const char *path, int64_t max_bytes, struct db **out, struct err *err)
 {
     struct db *db = xcalloc(1, sizeof *db);
@@ -162,6 +168,7 @@ void db_close(struct db *db)
 
 /* ---- a full disk -------------------------------------------------------------------------- */
 
+/* For pragmas, whose failure is answered as 0. */
 static int64_t read_number(struct db *db, const char *sql)
 {
     sqlite3_stmt *s = NULL;
@@ -196,6 +203,8 @@ static void take_reserve(struct db *db)
     }
 }
 
+/* Called after an error: true if the operation should be tried again, with the reserve
+ * given up for it. */
 bool db_make_room(struct db *db)
 {
     if (!db->is_full || !db->reserve.path || db->room_is_given) {
@@ -222,6 +231,7 @@ void db_keep_room(struct db *db)
 
 /* ---- statements --------------------------------------------------------------------------- */
 
+/* Statements are prepared once and found by the address of their text, which is a literal. */
 static enum status find_statement(struct db *db, const char *sql, sqlite3_stmt **out,
                                   struct err *err)
 {
@@ -284,6 +294,8 @@ static enum status step_once(struct db *db, sqlite3_stmt *s, struct err *err)
     return st;
 }
 
+/* types: one letter for each value, i, t or b. Outside of a transaction a full disk is
+ * handled here. */
 enum status db_run(struct db *db, struct err *err, const char *sql, const char *types, ...)
 {
     sqlite3_stmt *s;
@@ -377,6 +389,7 @@ void db_abort(struct db *db)
     }
 }
 
+/* Without pages that are free inside the file. */
 int64_t db_size_bytes(struct db *db)
 {
     struct db_rows *rows;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Files in chunks of fixed size, so that parts can be read and large files need no large
+ * allocation. */
 #include "server/store/private.h"
 
 #include "engine/base/mem.h"
@@ -10,6 +12,8 @@
 
 /* ---- content in chunks -------------------------------------------------------------------- */
 
+/* The file's row exists from the start, but is not `ready`, so an upload that is cut off
+ * is never seen. */
 enum status chunks_begin(struct chunk_writer *w, struct store *s, struct err *err)
 {
     *w = (struct chunk_writer){.store = s};
@@ -31,6 +35,7 @@ static enum status write_chunk(struct chunk_writer *w, struct err *err)
     return st;
 }
 
+/* Collects bytes into chunks; called within a transaction or with the lock held. */
 enum status chunks_write(struct chunk_writer *w, const void *bytes, size_t n_bytes, struct err *err)
 {
     const char *at = bytes;
@@ -50,6 +55,7 @@ enum status chunks_write(struct chunk_writer *w, const void *bytes, size_t n_byt
     return OK;
 }
 
+/* The file becomes visible. */
 enum status chunks_end(struct chunk_writer *w, const char *owner, struct stored_file *file,
                        struct err *err)
 {
@@ -86,6 +92,8 @@ enum status store_upload_begin(struct store *s, struct store_upload **out, struc
     return st;
 }
 
+/* The lock is taken for each piece, not for the upload, so that others may use the store
+ * in between. */
 enum status store_upload_write(struct store_upload *u, const void *bytes, size_t n_bytes,
                                struct err *err)
 {
@@ -174,6 +182,7 @@ struct deletion {
     bool found;
 };
 
+/* A file that a batch still reads is not deleted (NOT_USED). */
 static enum status delete_file(struct store *s, void *arg, struct err *err)
 {
     struct deletion *d = arg;
@@ -234,6 +243,7 @@ enum status store_file_list(struct store *s, const char *owner, const struct sto
     return st;
 }
 
+/* Reads whole chunks from the one that contains the offset. */
 enum status store_file_read(struct store *s, const char *id, int64_t offset, size_t max_bytes,
                             struct buf *out, struct err *err)
 {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* A file that keeps some space of the disk, so that deletions, which need space in the
+ * journal, remain possible on a full one. */
 #include "server/store/reserve.h"
 
 #include "engine/base/mem.h"
@@ -21,6 +23,7 @@ void reserve_deinit(struct reserve *r)
     r->path = NULL;
 }
 
+/* As much as there is, down to a part of it. */
 bool reserve_take(struct reserve *r)
 {
     struct stat st;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Stored responses, with what is needed to continue from them. */
 #include "server/store/private.h"
 
 #include "engine/base/mem.h"
@@ -36,6 +37,7 @@ struct putting {
     const struct stored_response *response;
 };
 
+/* Replaces a response of the same id; the oldest ones make room. */
 static enum status put(struct store *s, void *arg, struct err *err)
 {
     const char *owner = ((struct putting *)arg)->owner;
@@ -66,6 +68,7 @@ enum status store_response_put(struct store *s, const char *owner, const struct 
     return store_change(s, put, &p, err);
 }
 
+/* The row's memory ends with the query. */
 static void take_bytes(struct db_rows *rows, int column, struct buf *out)
 {
     size_t n;
@@ -74,6 +77,8 @@ static void take_bytes(struct db_rows *rows, int column, struct buf *out)
     buf_put(out, bytes, n);
 }
 
+/* `lost`: the response of a process that ended while it ran, so that its reader learns of
+ * the failure. */
 bool store_response_find(struct store *s, const char *owner, const char *id,
                          struct stored_response *out, enum status *st, struct err *err)
 {
@@ -110,6 +115,7 @@ bool store_response_find(struct store *s, const char *owner, const char *id,
     return found && *st == OK;
 }
 
+/* The events of a response that ran in the background, for clients that come back. */
 bool store_response_events(struct store *s, const char *owner, const char *id, struct buf *out,
                            enum status *st, struct err *err)
 {
@@ -130,6 +136,7 @@ bool store_response_events(struct store *s, const char *owner, const char *id, s
     return found && *st == OK;
 }
 
+/* Whether there was one. */
 bool store_response_delete(struct store *s, const char *owner, const char *id, enum status *st,
                            struct err *err)
 {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The store: one database with one lock. Every function may block on the disk, so the
+ * server calls them on its pool. */
 #include "server/store/private.h"
 
 #include "engine/base/mem.h"
@@ -45,6 +47,7 @@ static const char schema[] =
     "DELETE FROM chunks WHERE file IN (SELECT row FROM files WHERE ready = 0);"
     "DELETE FROM files WHERE ready = 0;";
 
+/* 96 random bits: ids cannot be guessed, and need no counter. */
 void store_make_id(char id[STORE_ID_BYTES], const char *prefix)
 {
     unsigned char random[12];
@@ -56,6 +59,7 @@ void store_make_id(char id[STORE_ID_BYTES], const char *prefix)
     }
 }
 
+/* One transaction; it is rolled back unless it was committed. */
 static enum status attempt(struct store *s,
                            enum status (*change)(struct store *, void *, struct err *), void *arg,
                            struct err *err)
@@ -71,6 +75,8 @@ static enum status attempt(struct store *s,
     return st;
 }
 
+/* A change, repeated with more room if the disk was full. After success the reserve is
+ * taken again. */
 enum status store_change(struct store *s,
                          enum status (*change)(struct store *, void *, struct err *), void *arg,
                          struct err *err)
@@ -137,6 +143,7 @@ static enum status make_folder(const char *dir, struct err *err)
     return OK;
 }
 
+/* The folder has a lock, so two servers cannot share it. */
 static enum status open_folder(struct store *s, const char *dir, struct err *err)
 {
     char path[4096];
@@ -153,6 +160,7 @@ static enum status open_folder(struct store *s, const char *dir, struct err *err
     return st;
 }
 
+/* Without a folder everything is in memory and ends with the process. */
 enum status store_open(const struct store_options *options, struct store **out, struct err *err)
 {
     struct store *s = xcalloc(1, sizeof *s);
@@ -222,6 +230,7 @@ struct expiry {
     int64_t now, ended_before;
 };
 
+/* Deletes what has expired: files, batches, responses and conversations. */
 static enum status expire(struct store *s, void *arg, struct err *err)
 {
     const struct expiry *e = arg;

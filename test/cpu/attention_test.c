@@ -7,6 +7,7 @@
 
 enum { LANES = 4, LEN = 1400 };
 
+/* A layer's shape; sizes that are no multiple of a vector are among the cases. */
 struct geometry {
     int32_t n_heads, n_kv_heads, dim, block_tokens, window;
     float softcap;
@@ -50,6 +51,7 @@ static int32_t value_dim(const struct geometry *g)
     return g->dim_v > 0 ? g->dim_v : g->dim;
 }
 
+/* Blocks in random order, all poisoned first; the last three belong to no lane. */
 static void give_blocks(struct world *w)
 {
     int32_t per_lane = LEN / w->g.block_tokens + 1, n = 0, n_blocks = w->n_blocks;
@@ -73,6 +75,7 @@ static void give_blocks(struct world *w)
     free(table);
 }
 
+/* Layer 1 is used, so that offsets of a layer matter. */
 static void open_world(struct world *w, const char *backend, const struct geometry *g,
                        const struct storage *storage)
 {
@@ -123,6 +126,7 @@ static void close_world(struct world *w)
     op_close(&w->rig);
 }
 
+/* The definition of which keys a row sees: causal, the window, and the path of a tree. */
 static bool sees(const struct world *w, const struct pass_seq *s, int32_t row, int32_t key)
 {
     const struct pass_row *rows = w->pass.rows;
@@ -151,6 +155,7 @@ static bool rounds(const struct world *w)
            w->g.block_tokens % PANEL == 0;
 }
 
+/* Softmax in double precision, with the sink's term in the sum if there is one. */
 static void naive_row(const struct world *w, const struct pass_seq *s, int32_t row, int32_t head,
                       const float *q, double *out)
 {
@@ -286,6 +291,7 @@ static float *run_pass(struct world *w, const float *qkv)
     return op_fetch(&w->rig, out, n, out_width);
 }
 
+/* Compares every `every`-th row, since the reference is slow. */
 static void check_pass(struct world *w, int32_t every)
 {
     const struct geometry *g = &w->g;
@@ -334,6 +340,7 @@ static void add_tree(struct world *w, int32_t lane, int32_t n_past, int32_t n)
     }
 }
 
+/* A long prompt, a lane that begins, decoding rows and trees together. */
 static void try_geometry(const char *backend, const struct geometry *g,
                          const struct storage *storage)
 {
@@ -355,6 +362,8 @@ static void try_geometry(const char *backend, const struct geometry *g,
     free(w);
 }
 
+/* Columns: heads, KV heads, width, block, window, soft cap, sinks, dtype, width of MLA's
+ * values, steep, chunk. */
 OP_TEST(attention_equals_a_naive_softmax)
 {
     static const struct geometry cases[] = {
@@ -384,6 +393,7 @@ OP_TEST(attention_equals_a_naive_softmax)
     }
 }
 
+/* The reference uses the decoded numbers, so the tolerance is that of plain numbers. */
 OP_TEST(attention_reads_codes_as_they_were_stored)
 {
     static const struct geometry cases[] = {
@@ -447,6 +457,7 @@ static void check_invariance(const char *backend, const struct geometry *g,
     free(w);
 }
 
+/* One case for each path: window, MLA, quantised, chunked. */
 OP_TEST(attention_has_the_same_bits_in_every_batch)
 {
     static const struct geometry cases[] = {

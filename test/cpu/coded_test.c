@@ -12,6 +12,7 @@ struct format {
     int32_t block_rows, block_cols; // 0: all
 };
 
+/* One per layout of codes and scales. */
 static const struct format formats[] = {
     {"int4", DT_U4, DT_F16, false, 8, TENSOR_SCALE_NONE, 1, 32},
     {"int4 of channels", DT_U4, DT_BF16, false, 8, TENSOR_SCALE_NONE, 1, 0},
@@ -144,6 +145,7 @@ static struct weight_part make_plain(const struct weight_part *p)
     return weight_part_plain(values, DT_F32, p->n_rows, p->n_cols, p->n_cols);
 }
 
+/* Several tensors as one weight, as q, k and v are. */
 static struct weight *open_parts(struct op_rig *r, const struct weight_part *parts, int32_t n,
                                  enum dtype dtype, int32_t segments)
 {
@@ -166,6 +168,7 @@ static struct weight *open_parts(struct op_rig *r, const struct weight_part *par
     return w;
 }
 
+/* Embedding tables are read by rows. */
 static struct weight *open_table(struct op_rig *r, const struct weight_part *part, enum dtype dtype)
 {
     struct weight_desc d = {.name = "test",
@@ -244,6 +247,7 @@ static void try_cut(const char *backend, const struct format *f, enum dtype dtyp
     try_tensors(backend, f->name, whole, dtype, cut);
 }
 
+/* Cuts that begin within a block of scales, and segments of K. */
 OP_TEST(products_of_codes_have_the_bits_of_numbers)
 {
     static const struct cut cuts[] = {

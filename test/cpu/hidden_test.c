@@ -14,6 +14,7 @@ static float value(int32_t lane, int32_t slot, int32_t d)
     return lane == 0 ? x : -x;
 }
 
+/* States whose value is a function of lane and position, so a row can be recognised. */
 static struct tensor rows_of(struct op_rig *rig, const struct op_pass *p)
 {
     float *x = xcalloc((size_t)p->pass.n_rows * WIDTH, sizeof *x);
@@ -72,6 +73,7 @@ static struct op_rig open_lanes(const char *backend, enum dtype dtype)
     return rig;
 }
 
+/* All dtypes, since states are stored in that of activations. */
 OP_TEST(a_row_reads_the_one_before_it)
 {
     static const enum dtype dtypes[] = {DT_F32, DT_BF16, DT_F16};
@@ -128,6 +130,7 @@ OP_TEST(in_a_tree_that_is_its_parent)
     op_close(&rig);
 }
 
+/* Only some rows give logits; their states must still go to their own slots. */
 OP_TEST(out_rows_store_where_they_stand)
 {
     struct op_rig rig = open_lanes(backend, DT_F32);
@@ -159,6 +162,7 @@ OP_TEST(out_rows_store_where_they_stand)
     op_close(&rig);
 }
 
+/* States are addressed by slot, like keys; whatever moves keys must move them. */
 OP_TEST(copies_moves_and_poison_take_them_along)
 {
     struct op_rig rig = open_lanes(backend, DT_BF16);
@@ -197,6 +201,8 @@ OP_TEST(copies_moves_and_poison_take_them_along)
     op_close(&rig);
 }
 
+/* Draft heads with a vocabulary of their own: other ids must be impossible, not merely
+ * unlikely. */
 OP_TEST(a_head_of_few_ids_leaves_the_others_none)
 {
     struct backend_limits limits = op_limits();

@@ -54,6 +54,7 @@ static float *inputs(float scale)
     return x;
 }
 
+/* Random numbers, and those half way between two codes. */
 TEST(stored_scales_of_e4m3)
 {
     struct input_rule rule = {.numbers = INPUT_E4M3, .n_inputs = N};
@@ -73,6 +74,7 @@ TEST(stored_scales_of_e4m3)
     free(x);
 }
 
+/* Scales from the row's largest number, and from each group's. */
 TEST(scales_of_rows_and_groups)
 {
     float *x = inputs(2.0f), y[N];
@@ -100,6 +102,7 @@ TEST(scales_of_rows_and_groups)
     free(x);
 }
 
+/* Symmetric codes are exact; asymmetric ones are within a step of the scale. */
 TEST(whole_numbers_of_eight_bits)
 {
     float *x = op_random(N, 3.0f), y[N];
@@ -123,6 +126,7 @@ TEST(whole_numbers_of_eight_bits)
     free(x);
 }
 
+/* Two scales: one per group, itself in e4m3, and one of the tensor. */
 TEST(four_bits_with_scales_of_e4m3)
 {
     float *x = inputs(2.0f), y[N], stored = 0.003f;
@@ -135,6 +139,7 @@ TEST(four_bits_with_scales_of_e4m3)
     free(x);
 }
 
+/* A row of zeros has no scale; division by it must not give NaN. */
 TEST(a_row_of_zeros_stays_one)
 {
     static const float zeros[N];

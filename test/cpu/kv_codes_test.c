@@ -7,6 +7,7 @@
 
 enum { N = 16, ROWS = 3 };
 
+/* Numbers for which codes and scales were worked out apart from this code. */
 static const float worked[ROWS][N] = {
     {1.171875f, 0.58203125f, -0.95703125f, -0.40625f, 1.921875f, 0.73828125f, 0.12890625f,
      -0.80078125f, -1.15625f, -0.96875f, -1.1796875f, 0.8046875f, 1.640625f, 0.365234375f,
@@ -18,6 +19,7 @@ static const float worked[ROWS][N] = {
      14.375f, -1.1015625f, -24.125f, 0.5703125f, -24.875f, 23.625f},
 };
 
+/* What each format makes of these rows. */
 static const struct worked_case {
     enum kv_format format;
     float stored;
@@ -62,6 +64,7 @@ static const struct worked_case {
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
+/* Codes, scales and zeros are exactly those worked out. */
 TEST(worked_values)
 {
     for (int32_t i = 0; i < N_CASES; i++) {
@@ -111,6 +114,7 @@ static void make_head(float *x, int32_t n)
     }
 }
 
+/* The bound is half a step of the scale that was chosen. */
 TEST(a_number_is_the_nearest_that_its_scale_allows)
 {
     static const enum dtype dtypes[] = {DT_F32, DT_BF16, DT_F16};
@@ -132,6 +136,8 @@ TEST(a_number_is_the_nearest_that_its_scale_allows)
     }
 }
 
+/* Equal numbers and zeros leave no range for a scale. A NaN must stay one, since it tells
+ * that something is broken. */
 TEST(odd_heads)
 {
     for (int32_t i = 0; i < N_CASES; i++) {
@@ -159,6 +165,7 @@ struct page {
     float (*want)[200]; // [tokens]
 };
 
+/* Writes one token through the kernel table, and keeps what it should read as. */
 static void put_token(struct page *page, const struct cpu_kernels *k, int32_t token, int32_t n)
 {
     float x[200];
@@ -181,6 +188,7 @@ static void put_token(struct page *page, const struct cpu_kernels *k, int32_t to
     }
 }
 
+/* Reads the whole page, with tokens in any order of writing. */
 static void check_page(const struct page *page, const struct cpu_kernels *k, int32_t n)
 {
     const struct kv_plane *p = &page->p;
@@ -202,6 +210,7 @@ static void check_page(const struct page *page, const struct cpu_kernels *k, int
     free(rounded);
 }
 
+/* Tokens share bytes with their neighbours in formats below eight bits. */
 OP_TEST(a_token_in_a_page_is_its_own)
 {
     static const int32_t sizes[][2] = {{16, 64}, {5, 20}, {1, 7}, {32, 80}, {48, 16}, {3, 33}};
@@ -233,7 +242,7 @@ OP_TEST(a_token_in_a_page_is_its_own)
             put_token(&page, k, op_int(0, tokens - 1), n);
             check_page(&page, k, n);
         }
-        for (size_t b = 0; b < 64; b++) { // nothing before and behind it was written
+        for (size_t b = 0; b < 64; b++) { // nothing before and after it was written
             CHECK_EQ(page.head[b], 0x5A);
             CHECK_EQ(page.head[64 + page.p.n_bytes + b], 0x5A);
         }
@@ -242,6 +251,8 @@ OP_TEST(a_token_in_a_page_is_its_own)
     }
 }
 
+/* Vectorised tables must have the bits of the scalar one, so that an answer does not
+ * depend on the processor. */
 OP_TEST(every_table_encodes_alike)
 {
     const struct cpu_kernels *k = op_kernels(backend);

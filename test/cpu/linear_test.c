@@ -3,12 +3,14 @@
 #include "engine/device/ops_default.h"
 #include "test/device/op_harness.h"
 
+/* A product; K may be cut into segments whose sums are rounded one after another. */
 struct shape {
     int32_t rows, n_out, n_in, segments;
     enum dtype dtype;
     bool bias, accumulate;
 };
 
+/* In double precision, with inputs rounded to the format first. */
 static void naive(const struct shape *s, const float *x, const float *w, const float *bias,
                   const float *before, double *y)
 {
@@ -25,6 +27,7 @@ static void naive(const struct shape *s, const float *x, const float *w, const f
     }
 }
 
+/* y has padding, which must stay as it is. */
 static void try_shape(const char *backend, const struct shape *s)
 {
     struct backend_limits limits = op_limits();
@@ -60,6 +63,7 @@ static void try_shape(const char *backend, const struct shape *s)
     op_close(&rig);
 }
 
+/* Rows around the sizes of register tiles. */
 OP_TEST(products_equal_a_naive_sum)
 {
     static const enum dtype types[] = {DT_F32, DT_BF16, DT_F16};
@@ -123,6 +127,8 @@ static void check_invariance(const char *backend, enum dtype dtype, int32_t n_in
     op_close(&rig);
 }
 
+/* Bits do not depend on which other rows are in the batch. The last shape needs more than
+ * one round over K. */
 OP_TEST(a_row_has_the_same_bits_in_every_batch)
 {
     check_invariance(backend, DT_F32, 1088, 1);
@@ -166,6 +172,7 @@ static void try_activation(const char *backend, int32_t rows, int32_t width, boo
     op_close(&rig);
 }
 
+/* Fusion must not change the rounding between the ops. */
 OP_TEST(an_activation_has_the_same_bits_fused_with_its_product)
 {
     static const int32_t rows[] = {1, 127, 128, 211, 1100};
@@ -220,6 +227,7 @@ static void try_mlp(const char *backend, int32_t rows, int32_t width, bool is_ga
     op_close(&rig);
 }
 
+/* The same for both products of an MLP with its activation. */
 OP_TEST(an_mlp_has_the_same_bits_as_its_three_ops)
 {
     static const int32_t rows[] = {1, 127, 128, 211, 2200};
@@ -300,6 +308,7 @@ static void try_norm_linear(const char *backend, int32_t rows, bool is_mlp)
     op_close(&rig);
 }
 
+/* The norm is computed row by row before the product's packing, with the same rounding. */
 OP_TEST(a_norm_joined_to_products_has_their_bits)
 {
     static const int32_t rows[] = {1, 127, 128, 211, 2100};
@@ -355,6 +364,7 @@ static void check_stored_anywhere(const char *backend, enum dtype from)
     op_close(&rig);
 }
 
+/* Tensors of a file are not aligned to their element's size. */
 OP_TEST(numbers_of_a_file_may_lie_anywhere)
 {
     check_stored_anywhere(backend, DT_F32);

@@ -44,6 +44,7 @@ OP_TEST(a_correction_is_of_the_choice_alone)
 
 /* ---- experts ------------------------------------------------------------------------------ */
 
+/* One case: sizes and what varies between families. */
 struct ffn {
     int32_t rows, experts, k, hidden, ffn, segments;
     enum dtype dtype;
@@ -53,6 +54,7 @@ struct ffn {
     bool weigh_inputs;
 };
 
+/* The activation's definition; GPT-OSS clamps and adds one. */
 static double swish(double g, double u, const struct ffn *f)
 {
     if (f->kind == ACT_SILU) {
@@ -88,6 +90,7 @@ static void expert_ref(const struct ffn *f, const float *x, const float *gu, con
     free(h);
 }
 
+/* The reference sums experts in the order of their ids, in double precision. */
 static void try_ffn(const char *backend, const struct ffn *f)
 {
     struct backend_limits limits = op_limits();
@@ -184,6 +187,7 @@ static void try_ffn(const char *backend, const struct ffn *f)
     op_close(&rig);
 }
 
+/* The order matters for the bits, which must not depend on the router's order. */
 OP_TEST(experts_sum_in_order_of_their_ids)
 {
     static const struct ffn cases[] = {

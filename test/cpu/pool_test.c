@@ -15,6 +15,7 @@ static void count_item(void *arg, int32_t item, int32_t thread)
     atomic_fetch_add_explicit(&seen[item], 1, memory_order_relaxed);
 }
 
+/* A counter per item finds those that ran twice or not at all. */
 static void check_items(int32_t n_threads, int32_t n_items)
 {
     struct pool *pool = pool_create(n_threads);

@@ -17,6 +17,7 @@ struct common {
     float picks[ROWS * K];
 };
 
+/* A rank is a thread; its outputs are compared afterwards. */
 struct rank {
     const struct common *c;
     int32_t rank;
@@ -24,6 +25,7 @@ struct rank {
     float *y, *logits, *moe;
 };
 
+/* Opens one rank's part of a weight. */
 static struct weight *open_part(struct op_rig *r, enum weight_kind kind, struct weight_desc d)
 {
     struct weight *w = NULL;
@@ -61,6 +63,7 @@ static void row_sharded(struct op_rig *r, struct rank *k)
     k->y = op_fetch(r, a.y, ROWS, N_OUT);
 }
 
+/* Vocabulary rows are cut over ranks; each rank must get all logits. */
 static void gathered(struct op_rig *r, struct rank *k)
 {
     const struct common *c = k->c;
@@ -142,6 +145,7 @@ static void experts(struct op_rig *r, struct rank *k)
     k->moe = op_fetch(r, a.y, ROWS, HIDDEN);
 }
 
+/* Ranks share the communicator and nothing else. */
 static struct op_rig open_rank(const struct rank *k)
 {
     struct backend_limits limits = op_limits();
@@ -161,6 +165,7 @@ static struct op_rig open_rank(const struct rank *k)
     return r;
 }
 
+/* All ranks make the same calls in the same order. */
 static void *rank_main(void *p)
 {
     struct rank *k = p;
@@ -172,6 +177,7 @@ static void *rank_main(void *p)
     return NULL;
 }
 
+/* One rank is the reference: without a communicator. */
 static void run_ranks(struct common *c, int32_t n, struct rank *ranks)
 {
     c->n_ranks = n;
@@ -193,6 +199,8 @@ static void free_rank(struct rank *k)
     free(k->moe);
 }
 
+/* A rank has SEGMENTS / n segments of K, so that the order of additions is the same for
+ * every number of ranks. */
 static void compare(enum dtype dtype)
 {
     struct common c = {.dtype = dtype,
@@ -234,6 +242,7 @@ TEST(ranks_give_the_bits_of_one)
     compare(DT_F32);
 }
 
+/* The other rank never comes to the collective. */
 static void *wait_alone(void *p)
 {
     struct rank *k = p;
@@ -245,6 +254,7 @@ static void *wait_alone(void *p)
     return NULL;
 }
 
+/* A missing rank must end the wait with an error, not hang the server. */
 TEST(a_rank_that_leaves_does_not_hang_the_others)
 {
     struct common c = {.dtype = DT_F32, .n_ranks = 2, .comm = cpu_comm_create(2)};

@@ -12,6 +12,7 @@ enum { MB = 1 << 20 };
 
 static char root[] = "/tmp/sluice_room_XXXXXX";
 
+/* Files of a tree in /tmp, which stands for /proc and /sys. */
 static void put(const char *path, const char *text)
 {
     char name[512];
@@ -27,6 +28,7 @@ static void put(const char *path, const char *text)
     fclose(f);
 }
 
+/* A new tree, with the memory of a machine and the groups of the process. */
 static void begin(const char *groups)
 {
     char command[64];
@@ -37,6 +39,7 @@ static void begin(const char *groups)
     put("/proc/self/cgroup", groups);
 }
 
+/* No control groups: what the kernel says of the machine. */
 TEST(without_groups_the_machine_says)
 {
     begin("");
@@ -62,6 +65,7 @@ TEST(a_group_of_version_2_at_its_own_path)
     CHECK_EQ(cpu_room(root), (size_t)30 * MB);
 }
 
+/* Version 1 has a path per controller; use beyond the limit leaves nothing. */
 TEST(a_group_of_version_1)
 {
     begin("5:devices:/\n4:cpu,memory:/docker/abc\n0::/\n");
@@ -86,6 +90,7 @@ TEST(a_container_in_the_hosts_namespace)
     CHECK_EQ(cpu_room(root), (size_t)50 * MB);
 }
 
+/* A group may be over its limit for a while. */
 TEST(nothing_is_left_where_more_is_used_than_allowed)
 {
     begin("0::/a\n");
@@ -94,6 +99,7 @@ TEST(nothing_is_left_where_more_is_used_than_allowed)
     CHECK_EQ(cpu_room(root), 0);
 }
 
+/* Lines that are not understood must not become a limit of 0. */
 TEST(what_says_nothing_is_no_limit)
 {
     begin("x\n0::\n4:memory\n3:memory:/none\n");
@@ -102,6 +108,7 @@ TEST(what_says_nothing_is_no_limit)
     CHECK_EQ(cpu_room(root), SIZE_MAX);
 }
 
+/* The tree is removed again, whatever the tests did. */
 int main(int argc, char **argv)
 {
     if (!mkdtemp(root)) {

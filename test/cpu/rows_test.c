@@ -3,6 +3,7 @@
 #include "engine/base/minmax.h"
 #include "test/device/op_harness.h"
 
+/* In double precision, in two passes over the row. */
 static double norm_ref(enum norm_kind kind, const float *x, int32_t n, double eps, double *mean)
 {
     double m = 0.0, square = 0.0;
@@ -16,6 +17,7 @@ static double norm_ref(enum norm_kind kind, const float *x, int32_t n, double ep
     return 1.0 / sqrt(square / n + eps);
 }
 
+/* Norms of the sum of x and delta, which is also written back to x. */
 static void try_norm(const char *backend, enum norm_kind kind, int32_t rows, int32_t width,
                      bool delta, bool bias, float offset)
 {
@@ -83,6 +85,7 @@ OP_TEST(norm_adds_scales_and_normalises)
     }
 }
 
+/* The activations' definitions. */
 static double act_ref(enum activation kind, struct act_shape s, double g, double u)
 {
     switch (kind) {
@@ -101,6 +104,7 @@ static double act_ref(enum activation kind, struct act_shape s, double g, double
     return NAN;
 }
 
+/* Includes large inputs, where exp would overflow. */
 OP_TEST(activations_follow_their_formulas)
 {
     struct backend_limits limits = op_limits();
@@ -142,6 +146,7 @@ OP_TEST(activations_follow_their_formulas)
 
 /* ---- rope --------------------------------------------------------------------------------- */
 
+/* What varies between models between the product and the cache. */
 struct rope_case {
     int32_t n_heads, n_kv_heads, dim, n_pairs;
     bool interleaved;
@@ -161,6 +166,7 @@ static double growth_ref(const struct query_growth *g, int32_t pos)
     return 1.0;
 }
 
+/* Both orders of pairs: interleaved, and halves. */
 static void rotate_ref(const struct rope_case *c, const float *inv, int32_t pos, double *x)
 {
     for (int32_t i = 0; i < c->n_pairs; i++) {
@@ -171,6 +177,7 @@ static void rotate_ref(const struct rope_case *c, const float *inv, int32_t pos,
     }
 }
 
+/* A norm over all heads together, as some models have it. */
 static void norm_all_ref(const struct rope_case *c, const float *w, int32_t width, double *x)
 {
     double mean = 0.0, sum = 0.0;
@@ -185,6 +192,7 @@ static void norm_all_ref(const struct rope_case *c, const float *w, int32_t widt
     }
 }
 
+/* Norm, rotation and growth in the order that the case says. */
 static void qk_ref(const struct rope_case *c, const float *x, const float *w, int32_t n_heads,
                    const float *inv, int32_t pos, double *out)
 {
@@ -312,6 +320,7 @@ static void try_rope(const char *backend, const struct rope_case *c)
     op_close(&rig);
 }
 
+/* Keys are read back through attention, since pages are private to the backend. */
 OP_TEST(rope_store_norms_rotates_and_stores)
 {
     static const struct rope_case cases[] = {
@@ -332,6 +341,7 @@ OP_TEST(rope_store_norms_rotates_and_stores)
 
 /* ---- MLA ---------------------------------------------------------------------------------- */
 
+/* The absorbed form must equal keys and values that are computed for each head. */
 OP_TEST(mla_stores_one_key_and_attends_with_absorbed_queries)
 {
     enum { ROWS = 40, HEADS = 5, LORA = 48, ROPE = 16, NOPE = 24, VALUE = 20, KEY = LORA + ROPE };
@@ -468,6 +478,7 @@ OP_TEST(mla_stores_one_key_and_attends_with_absorbed_queries)
 
 /* ---- the rest ----------------------------------------------------------------------------- */
 
+/* Small ops that share one rig. */
 OP_TEST(embed_gather_gate_logits_and_pool)
 {
     enum { VOCAB = 77, WIDTH = 50, ROWS = 6 };

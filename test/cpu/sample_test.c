@@ -7,6 +7,7 @@
 
 enum { VOCAB = 50 };
 
+/* A step with one draw. */
 static struct draw_result draw_once(struct sampler *s, const struct sampling_params *p, int32_t pos,
                                     int32_t n_prompt)
 {
@@ -34,6 +35,7 @@ static void drawn_set(struct sampler *s, struct sampling_params p, int32_t pos, 
     }
 }
 
+/* Equal logits are common with quantised weights; the choice must be the same everywhere. */
 OP_TEST(greedy_takes_the_lowest_of_equal_ids)
 {
     float logits[VOCAB] = {0};
@@ -46,6 +48,8 @@ OP_TEST(greedy_takes_the_lowest_of_equal_ids)
     op_close(&s.rig);
 }
 
+/* They come from broken weights or overflow: the draw says so, and still is a token of the
+ * vocabulary. */
 OP_TEST(logits_that_are_not_numbers_are_told)
 {
     static const struct {
@@ -87,6 +91,7 @@ static int32_t draw_masked(struct sampler *s, const struct sampling_params *p,
     return token;
 }
 
+/* A mask wins over everything else, because the grammar's text must stay valid. */
 OP_TEST(a_mask_is_kept_whatever_else_is_dropped)
 {
     float logits[VOCAB] = {[7] = 9.0f, [11] = 5.0f, [40] = 3.0f, [41] = 2.0f};
@@ -117,6 +122,8 @@ OP_TEST(a_mask_is_kept_whatever_else_is_dropped)
     op_close(&s.rig);
 }
 
+/* The order changes results: penalties, then bias, then bans.
+ */
 OP_TEST(penalties_bias_and_bans_in_their_order)
 {
     float logits[VOCAB] = {[1] = 4.0f, [2] = 3.9f, [3] = 3.5f, [4] = -1.0f, [5] = 3.0f};
@@ -181,6 +188,8 @@ OP_TEST(penalties_bias_and_bans_in_their_order)
     op_close(&s.rig);
 }
 
+/* Where all bans together leave no token, that of the stop ids (min_tokens) is dropped first.
+ */
 OP_TEST(of_bans_that_leave_nothing_that_of_stop_ids_goes_first)
 {
     float logits[VOCAB] = {[1] = 4.0f, [2] = 3.9f, [3] = 3.5f, [5] = 3.0f};
@@ -212,6 +221,7 @@ OP_TEST(of_bans_that_leave_nothing_that_of_stop_ids_goes_first)
     op_close(&s.rig);
 }
 
+/* Penalties of a tree's row count the tokens on its own path, not its siblings. */
 OP_TEST(a_tree_rows_path_counts_as_history)
 {
     float logits[VOCAB] = {[1] = 4.0f, [2] = 3.9f, [3] = 3.5f};
@@ -240,7 +250,7 @@ OP_TEST(a_tree_rows_path_counts_as_history)
         add_draw(&s, (struct pass_draw){.pos = s.pass.rows[i].pos, .n_prompt = 3, .tree_row = i});
     }
     const struct draw_result *r = run_draws(&s);
-    CHECK_EQ(r[0].token, 2); // 1 is behind it
+    CHECK_EQ(r[0].token, 2); // 1 comes second
     CHECK_EQ(r[1].token, 3); // 1 and 2
     CHECK_EQ(r[2].token, 2); // 1 and 3
     op_close(&s.rig);

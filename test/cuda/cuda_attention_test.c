@@ -5,6 +5,8 @@
 
 static const struct stored plain_numbers = {.format = KV_PLAIN};
 
+/* Ten sequences in one pass: prompts, decoding rows and trees, with pasts around the edges
+ * of blocks and tiles. */
 static void attention_case(enum dtype dtype, const struct shape *s, struct stored stored)
 {
     static const struct seq_spec specs[] = {
@@ -32,6 +34,8 @@ static void attention_case(enum dtype dtype, const struct shape *s, struct store
     pair_close(p);
 }
 
+/* Each shape is there for a path of its own: widths of heads, groups, windows, soft caps,
+ * sinks, interleaved rotation. */
 TEST(attention_agrees)
 {
     NEED_GPU();
@@ -69,6 +73,7 @@ TEST(attention_agrees)
     }
 }
 
+/* Quantised caches: both backends encode by the same rule, so they read the same numbers. */
 TEST(attention_to_codes_agrees)
 {
     NEED_GPU();
@@ -135,6 +140,7 @@ static void few_case(enum dtype dtype, const struct shape *s)
     pair_close(p);
 }
 
+/* Passes of decoding rows only, few enough for the kernel that cuts keys over many blocks. */
 TEST(few_decoding_rows_agree)
 {
     NEED_GPU();
@@ -216,6 +222,8 @@ TEST(a_product_is_read_right_by_the_rope_after_it)
     }
 }
 
+/* Absorbed queries against one latent key for all heads, whose first part is also the
+ * value. */
 static void mla_case(enum dtype dtype, struct stored stored)
 {
     struct pair p;
@@ -283,6 +291,7 @@ static void mla_case(enum dtype dtype, struct stored stored)
     pair_close(&p);
 }
 
+/* MLA with plain and quantised caches. */
 TEST(mla_agrees)
 {
     NEED_GPU();
@@ -392,6 +401,8 @@ static void path_case(enum dtype dtype, const struct shape *s, struct stored sto
     pair_close(p);
 }
 
+/* With --deterministic a row of a tree must have the bits that it would have without the
+ * tree. */
 TEST(deterministic_trees_have_the_bits_of_plain_runs)
 {
     NEED_GPU();
@@ -455,6 +466,8 @@ TEST(a_layer_reads_what_another_stored)
     }
 }
 
+/* What copied blocks and moved slots hold is seen through attention, since pages are
+ * private to a backend. */
 static void copy_case(enum dtype dtype, struct stored stored)
 {
     static const struct shape s = {
@@ -501,6 +514,7 @@ static void copy_case(enum dtype dtype, struct stored stored)
     pair_close(p);
 }
 
+/* Copies move codes together with their scales. */
 TEST(copied_blocks_and_moved_slots_read_alike)
 {
     NEED_GPU();

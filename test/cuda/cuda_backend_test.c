@@ -5,6 +5,7 @@
 
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
 
+/* Other programs use the message, so it must not be empty. */
 TEST(without_a_device_opening_says_why)
 {
     if (cuda_device_count() > 0) {
@@ -18,6 +19,7 @@ TEST(without_a_device_opening_says_why)
     CHECK(strlen(err.text) > 10);
 }
 
+/* Code runs on later minor versions of the same major one; "90a" on 90 only. */
 TEST(a_build_runs_on_the_devices_it_has_code_for)
 {
 #ifdef SLUICE_CUDA
@@ -37,6 +39,7 @@ TEST(a_build_runs_on_the_devices_it_has_code_for)
 #endif
 }
 
+/* The number is in the message, since it is usually a mistyped option. */
 TEST(a_device_that_is_not_there_is_refused)
 {
     NEED_GPU();
@@ -47,6 +50,8 @@ TEST(a_device_that_is_not_there_is_refused)
     CHECK(strstr(err.text, "99"));
 }
 
+/* Mistakes of the engine are refused before they reach the device, where they would be
+ * writes into other memory. */
 TEST(bad_calls_are_refused)
 {
     NEED_GPU();
@@ -178,6 +183,8 @@ struct toy {
     int32_t n_issued;
 };
 
+/* A model of one embedding and one product; with a graph of this size the ops are not
+ * issued again. */
 static void toy_pass(struct toy *m, int b, const struct pass *pass)
 {
     struct backend *be = m->p.be[b];
@@ -269,6 +276,8 @@ static void toy_decode(struct toy *m, int b, int32_t n_steps, int32_t n_each, in
     }
 }
 
+/* Steps of several sizes in two slots: graphs are replayed, and their results must be
+ * those of issued ops. */
 static void replay_case(int32_t n_each)
 {
     enum { STEPS = 40 };

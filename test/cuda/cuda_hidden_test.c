@@ -3,6 +3,7 @@
 #include "test/cuda/cuda_pair.h"
 #include "test/model/hidden.h"
 
+/* float32 and deterministic, since bits are compared. */
 static struct backend *open_gpu(void)
 {
     const struct backend_options o = {.n_ranks = 1, .dtype = DT_F32, .deterministic = true};

@@ -10,6 +10,7 @@
 
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
 
+/* A layer of attention; numbers in the tests' tables are in this order. */
 struct shape {
     int32_t n_heads, n_kv_heads, head_dim;
     int32_t n_pairs;
@@ -26,6 +27,7 @@ struct shape {
     int32_t chunk; // 0: none
 };
 
+/* One layer on both backends. */
 struct setup {
     struct pair p;
     struct shape s;
@@ -57,6 +59,7 @@ static inline double stored_tolerance(const struct pair *p, enum kv_format forma
     return greater(codes, exact);
 }
 
+/* Layer 1 of two, so that offsets of layers matter. */
 static inline bool open_setup_of(struct setup *u, enum dtype dtype, bool deterministic,
                                  const struct shape *s, struct stored stored)
 {
@@ -165,6 +168,8 @@ static inline struct attention_args attention_args(const struct setup *u, int32_
     };
 }
 
+/* Runs attention on both and compares the outputs; poison shows rows that were not
+ * written. */
 static inline void attend(struct setup *u, const struct pair_tensor *qkv, const char *what)
 {
     struct pair *p = &u->p;

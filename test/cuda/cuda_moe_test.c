@@ -5,6 +5,7 @@
 
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
 
+/* A mixture; `picks` sets how unevenly rows choose their experts. */
 struct moe_case {
     int32_t n_rows, n_experts, k, hidden, ffn;
     enum moe_scoring scoring;
@@ -71,6 +72,8 @@ static void route(struct pair *p, const struct moe_case *c, const struct pair_te
     }
 }
 
+/* The product on both backends with the picks of `route`; a partial one is completed by
+ * reduce, which adds the experts' biases. */
 static void moe_case_of(enum dtype dtype, const struct moe_case *c, bool partial,
                         struct act_shape shape, bool weigh_inputs, bool plain)
 {
@@ -121,6 +124,7 @@ static void moe_case_of(enum dtype dtype, const struct moe_case *c, bool partial
     pair_close(&p);
 }
 
+/* A case with each variation that its activation allows. */
 static void moe_case(enum dtype dtype, const struct moe_case *c, bool partial)
 {
     moe_case_of(dtype, c, partial, ACT_SHAPE_PUBLISHED, false, false);
@@ -153,6 +157,7 @@ TEST(experts_without_a_gate_agree)
     }
 }
 
+/* Sizes that are no multiples of a tile, one row, and more rows than experts. */
 TEST(experts_agree)
 {
     NEED_GPU();
@@ -202,6 +207,7 @@ TEST(many_rows_agree)
 /* ---- all of a mixture in one op ---------------------------------------------------------------
  */
 
+/* A mixture with the shared experts and its router as models have them. */
 struct mixture_case {
     int32_t n_rows, n_experts, k, hidden, ffn, shared;
     bool gate, bias;
@@ -210,6 +216,7 @@ struct mixture_case {
     enum activation kind;
 };
 
+/* The args of both backends. */
 struct mixture {
     struct moe_route_args route[2];
     struct moe_ffn_args ffn[2];
@@ -224,6 +231,7 @@ static struct pair_weight matrix(struct pair *p, int32_t n_out, int32_t n_in)
                        1.0f / sqrtf((float)n_in));
 }
 
+/* The shared experts have weights of their own and may have a gate per row. */
 static void add_shared(struct pair *p, const struct mixture_case *c, struct mixture *m,
                        const struct pair_tensor *x)
 {
@@ -257,6 +265,7 @@ static void add_shared(struct pair *p, const struct mixture_case *c, struct mixt
     }
 }
 
+/* Everything that ops_moe needs, on both backends. */
 static void make_mixture(struct pair *p, const struct mixture_case *c, struct mixture *m)
 {
     const struct pair_weight up = weight_make(p, WEIGHT_EXPERTS, p->dtype, c->n_experts, 2 * c->ffn,
@@ -309,6 +318,7 @@ static void make_mixture(struct pair *p, const struct mixture_case *c, struct mi
     }
 }
 
+/* The fused op against separate ops of the scalar backend. */
 static void mixture_case_of(enum dtype dtype, const struct mixture_case *c, bool partial)
 {
     struct pair p;
@@ -429,6 +439,7 @@ static struct moe_ffn_args random_layer(struct pair *p, int32_t n_rows)
     return a;
 }
 
+/* Uneven picks, so that some experts have many rows and others none. */
 static void random_picks(struct pair *p, const struct moe_ffn_args *a, uint64_t seed)
 {
     const int32_t n = a->n_rows * a->k;
@@ -471,6 +482,7 @@ static void check_bits(enum dtype dtype, bool deterministic, int32_t n_rows,
     pair_close(&p);
 }
 
+/* For each range of sizes that one set of kernels computes, a row has the same bits. */
 TEST(a_row_does_not_depend_on_its_batch)
 {
     NEED_GPU();

@@ -6,6 +6,7 @@
 static const int32_t odd_widths[] = {1, 7, 40, 96, 257, 1000, 4096, 5000};
 #define COUNT(a) (int32_t)(sizeof(a) / sizeof((a)[0]))
 
+/* With and without a delta, an output of its own, a bias and padding between rows. */
 static void norm_case(struct pair *p, int32_t n_rows, int32_t width, int32_t pad,
                       enum norm_kind kind, bool delta, bool out, bool bias)
 {
@@ -31,6 +32,7 @@ static void norm_case(struct pair *p, int32_t n_rows, int32_t width, int32_t pad
     }
 }
 
+/* Odd widths do not fill the last vector of loads. */
 TEST(norms_agree)
 {
     NEED_GPU();
@@ -48,6 +50,7 @@ TEST(norms_agree)
     }
 }
 
+/* Poison in the padding and in y shows writes outside and missing ones. */
 static void linear_case(struct pair *p, int32_t n_rows, int32_t n_out, int32_t n_in, int32_t pad,
                         bool bias, bool accumulate, bool fp32_out)
 {
@@ -69,6 +72,7 @@ static void linear_case(struct pair *p, int32_t n_rows, int32_t n_out, int32_t n
     check_tensor(p, what, &y, n_out, pair_tolerance(p));
 }
 
+/* Rows around the edges of what the kernels for few, some and many rows take. */
 static void linear_cases(bool deterministic)
 {
     static const int32_t rows[] = {1, 2, 7, 16, 17, 33, 64, 130};
@@ -99,6 +103,7 @@ TEST(linear_agrees_in_deterministic_mode)
     linear_cases(true);
 }
 
+/* Enough features that all multiprocessors have a tile, which chooses other kernels. */
 TEST(products_of_many_rows_and_features_agree)
 {
     NEED_GPU();
@@ -158,6 +163,7 @@ static void linear_norm_case(struct pair *p, int32_t n_rows, int32_t n_out, int3
     check_tensor(p, what, &out, n_out, 2 * pair_tolerance(p));
 }
 
+/* A product may leave partial sums that the norm adds up; both ways must agree. */
 TEST(a_product_is_read_right_by_the_norm_after_it)
 {
     NEED_GPU();
@@ -202,6 +208,8 @@ TEST(a_product_is_read_right_by_any_op)
     pair_close(&p);
 }
 
+/* The activation is computed from the unrounded product, so the fused op is at least as
+ * near to the reference. */
 static void linear_act_case(struct pair *p, int32_t n_rows, int32_t width, int32_t n_in,
                             enum activation kind, bool gated, bool bias)
 {
@@ -229,6 +237,7 @@ static void linear_act_case(struct pair *p, int32_t n_rows, int32_t width, int32
     check_tensor(p, what, &y, width, 2 * pair_tolerance(p));
 }
 
+/* All activations, gated and not, and odd numbers of rows. */
 TEST(a_product_with_its_activation_agrees)
 {
     NEED_GPU();
@@ -282,6 +291,7 @@ TEST(a_product_of_many_rows_with_its_activation_agrees)
     }
 }
 
+/* A product per head: MLA's absorbed projections. */
 TEST(linear_heads_agrees)
 {
     NEED_GPU();
@@ -311,6 +321,7 @@ TEST(linear_heads_agrees)
 
 enum fixed_kind { FIXED_PLAIN, FIXED_NORM, FIXED_GATED, FIXED_LOGITS };
 
+/* Products with a fixed order of sums. */
 struct fixed_case {
     enum fixed_kind kind;
     int32_t n_out, n_in;
@@ -360,6 +371,7 @@ static float *fixed_rows(struct pair *p, const struct fixed_case *c, int32_t n_r
     return tensor_get(p, direct ? &y : &out, GPU);
 }
 
+/* The same row in passes of any size has the same bits. */
 static void check_fixed(struct pair *p, const struct fixed_case *c)
 {
     static const int32_t rows[] = {1, 2, 7, 16, 33, 64, 100, 129, 256, 512, 2048};
@@ -435,6 +447,7 @@ TEST(products_of_parts_agree)
     }
 }
 
+/* Gated and not, in rows with padding. */
 TEST(activations_agree)
 {
     NEED_GPU();
@@ -466,6 +479,7 @@ TEST(activations_agree)
     }
 }
 
+/* Small ops that share one rig. */
 TEST(row_gate_reduce_and_logits_agree)
 {
     NEED_GPU();
@@ -516,6 +530,7 @@ TEST(row_gate_reduce_and_logits_agree)
     }
 }
 
+/* Ids that repeat, rows that are not in order, and pools over several passes. */
 TEST(embed_gather_and_pool_agree)
 {
     NEED_GPU();

@@ -21,12 +21,14 @@ static const struct attention_limits limits = {.max_rows = N_ROWS,
                                                .max_paths = 64,
                                                .shapes = {{8, 2, 128}, {8, 2, 128}}};
 
+/* The plan as a kernel sees it: one block of memory with offsets. */
 struct plan {
     struct attention_plan_head *head;
     const struct attention_path *paths;
     const struct attention_item *items;
 };
 
+/* The size that attention_plan_bytes names must suffice. */
 static struct plan make_plan(const struct attention_limits *l, const struct pass *pass)
 {
     const size_t n_bytes = attention_plan_bytes(l, l->max_rows);
@@ -97,6 +99,7 @@ static void check_row(const struct test_pass *t, const struct plan *p, const str
     CHECK_FAIL("row %d sees %d keys of %d", row, next, s->n_past + n);
 }
 
+/* Random trees with pasts around block edges; no row may be in two tiles or miss a key. */
 TEST(every_row_of_a_tree_finds_the_keys_of_a_plain_run)
 {
     static struct test_pass t;
@@ -153,6 +156,8 @@ static int32_t most_tiles(const struct plan *p, int32_t n_blocks, int32_t n_kv_h
     return most;
 }
 
+/* A causal prompt's rows have different numbers of keys, so equal shares of rows would be
+ * unequal work. */
 TEST(the_units_of_a_prompt_even_out)
 {
     struct attention_limits l = {.max_rows = 1024,
@@ -180,6 +185,7 @@ TEST(the_units_of_a_prompt_even_out)
     }
 }
 
+/* One row over many keys is cut into pieces, and each needs a slot for its partial result. */
 TEST(a_row_in_pieces_has_slots_to_join)
 {
     const struct attention_limits l = {.max_rows = 1,

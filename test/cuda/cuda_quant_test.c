@@ -66,6 +66,8 @@ struct format {
     bool stays;                     // quantised on the device
 };
 
+/* One per way in which codes, scales and zeros are laid out; the last field says whether
+ * it stays quantised on the device. */
 static const struct format formats[] = {
     {"fp8", DT_E4M3, DT_F32, false, 0, TENSOR_SCALE_NONE, 0, 0, false, true},
     {"fp8 of channels", DT_E4M3, DT_BF16, false, 0, TENSOR_SCALE_NONE, 1, 0, false, true},
@@ -121,6 +123,7 @@ static void *random_scales(enum dtype dtype, size_t n)
     return bytes;
 }
 
+/* Groups in random order, as GPTQ's act-order gives them. */
 static void *random_order(int32_t n_in, int32_t group)
 {
     int32_t *order = xmalloc((size_t)n_in * sizeof *order);
@@ -166,6 +169,7 @@ static struct weight_part make_tensor(const struct format *f, int32_t n_out, int
     return p;
 }
 
+/* The tests own what the parts point to. */
 static void free_tensor(struct weight_part *p)
 {
     free((void *)(uintptr_t)p->codec.values.data);
@@ -228,6 +232,7 @@ static double tolerance_of(const struct pair *p, const struct weight *w, int32_t
     return p->dtype == DT_BF16 ? 3e-3 : 4e-4;
 }
 
+/* Compared with fp32 products of the decoded numbers; poison in the padding. */
 static void product_case(struct pair *p, const char *name, const struct pair_weight *w,
                          int32_t n_rows, bool accumulate, enum dtype y_dtype)
 {
@@ -258,6 +263,7 @@ static const struct shape shapes[] = {
     {272, 4096, 16, 256, 0, 4096}, {300, 1088, 0, 300, 0, 1088},
 };
 
+/* Shapes whose parts begin in the middle of a scale's block are among them. */
 static void try_format(const struct format *f, enum dtype dtype, bool deterministic)
 {
     static const int32_t rows[] = {1, 2, 7, 8, 9, 16, 17, 31, 33, 64, 65, 130, 300};
@@ -295,6 +301,7 @@ static void try_format(const struct format *f, enum dtype dtype, bool determinis
     pair_close(&p);
 }
 
+/* bf16 and fp16 activations have different paths for decoding. */
 TEST(products_with_quantised_weights_agree)
 {
     NEED_GPU();
@@ -304,6 +311,7 @@ TEST(products_with_quantised_weights_agree)
     }
 }
 
+/* With float32 activations weights are decoded at load. */
 TEST(quantised_weights_are_numbers_in_float32)
 {
     NEED_GPU();
@@ -354,6 +362,7 @@ TEST(rows_of_quantised_products_do_not_depend_on_others)
     }
 }
 
+/* The gate's and the other half's weights are two tensors that become one. */
 TEST(gated_products_agree)
 {
     NEED_GPU();
@@ -414,6 +423,7 @@ static float nearest_e4m3(float x)
     return best;
 }
 
+/* The reference for rounded inputs, as slow and plain as possible. */
 static void round_some(float *x, int32_t n, const struct input_rule *rule)
 {
     float largest = 0.0f;
@@ -452,6 +462,7 @@ struct inputs_case {
     struct input_rule rule;
 };
 
+/* Products of codes by codes: inputs are rounded first, by the format's rule. */
 static void inputs_case(const struct inputs_case *c, enum dtype dtype, bool deterministic)
 {
     enum { N_IN = 1088, STRIDE = N_IN + 16 };
@@ -488,6 +499,7 @@ static void inputs_case(const struct inputs_case *c, enum dtype dtype, bool dete
     pair_close(&p);
 }
 
+/* Scales that are stored, per row and per group of 128. */
 TEST(products_with_rounded_inputs_agree)
 {
     NEED_GPU();
@@ -523,6 +535,7 @@ static struct pair_weight open_rounded(struct pair *p, const struct inputs_case 
     return w;
 }
 
+/* Ops that need lanes or buffers of a pass. */
 static void set_up_pair(struct pair *p)
 {
     const struct backend_limits limits = pair_limits();
@@ -532,6 +545,7 @@ static void set_up_pair(struct pair *p)
     }
 }
 
+/* Norms and activations that round their output for the next product. */
 static const struct inputs_case fused_cases[] = {
     {1, {.from_row = true}},
     {1, {.scale = 0.01f}},
@@ -620,6 +634,7 @@ TEST(activations_leave_the_codes_that_rounding_makes)
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
+/* One tensor per expert, opened as one weight. */
 static struct pair_weight open_experts(struct pair *p, const struct format *f, int32_t n_experts,
                                        int32_t n_out, int32_t n_in, bool bias)
 {
@@ -635,12 +650,14 @@ static struct pair_weight open_experts(struct pair *p, const struct format *f, i
     return w;
 }
 
+/* Formats of both products may differ. */
 struct experts_case {
     int32_t up, down; // formats
     int32_t n_rows, n_experts, k, hidden, ffn;
     enum activation kind;
 };
 
+/* The same picks for both backends, as in cuda_moe_test.c. */
 static void experts_case(const struct experts_case *c, enum dtype dtype, bool weigh_inputs)
 {
     struct pair p;
@@ -687,6 +704,7 @@ static void experts_case(const struct experts_case *c, enum dtype dtype, bool we
     pair_close(&p);
 }
 
+/* Formats that models with experts are published in. */
 TEST(quantised_experts_agree)
 {
     NEED_GPU();

@@ -11,6 +11,7 @@
 
 enum { RANKS = 2, WIDTH = 1024, ROWS = 300, CALLS = 120, VOCAB = 16384 };
 
+/* A rank is a thread with a backend of its own. */
 struct rank {
     struct comm *comm;
     int32_t index;
@@ -36,6 +37,7 @@ static struct tensor tensor_of(struct rank *r, int32_t width)
     return tensor_in(r, ROWS, width, r->dtype);
 }
 
+/* Equal seeds give equal numbers on all ranks, so that each can compute the whole sum. */
 static void put(struct rank *r, struct tensor t, uint64_t seed, int32_t n_rows, void *host)
 {
     const int64_t n = (int64_t)n_rows * t.stride;
@@ -57,6 +59,7 @@ static void put(struct rank *r, struct tensor t, uint64_t seed, int32_t n_rows, 
     CHECK_EQ(r->be->ops->write(r->be, t.mem, host, (size_t)n * dtype_bytes(r->dtype)), OK);
 }
 
+/* FNV-1a over all bytes, so that ranks can be compared without keeping their tensors. */
 static uint64_t digest(struct rank *r, struct tensor t, int32_t n_rows, void *host)
 {
     const size_t n = (size_t)n_rows * (size_t)t.stride * dtype_bytes(r->dtype);
@@ -75,6 +78,7 @@ static int32_t rows_of(int32_t i)
     return rows[i % 10];
 }
 
+/* The number of an element in the backend's dtype. */
 static float value(const struct rank *r, const void *host, int64_t i)
 {
     uint32_t u = 0;
@@ -150,6 +154,7 @@ static void *compare(void *arg)
     return NULL;
 }
 
+/* Zeros with a sign, which a gather must not lose. */
 static float logit(int32_t rank, int32_t i)
 {
     if (i % 17 == 5) {
@@ -185,6 +190,7 @@ static void *join_logits(void *arg)
     return NULL;
 }
 
+/* All ranks open at the same time, because they wait for each other. */
 static void *open_rank(void *arg)
 {
     struct rank *r = arg;
@@ -213,6 +219,7 @@ static void *open_rank(void *arg)
     return NULL;
 }
 
+/* Work that contains a collective must run on all ranks at once. */
 static void on_all(struct rank *ranks, void *(*work)(void *arg))
 {
     for (int32_t i = 0; i < RANKS; i++) {
@@ -243,6 +250,7 @@ static bool open_all(struct rank *ranks, enum dtype dtype, bool deterministic)
     return ranks[0].st == OK && ranks[1].st == OK;
 }
 
+/* The communicator belongs to all; it goes last. */
 static void close_all(struct rank *ranks)
 {
     for (int32_t i = 0; i < RANKS; i++) {
@@ -252,6 +260,8 @@ static void close_all(struct rank *ranks)
     cuda_comm_destroy(ranks[0].comm);
 }
 
+/* Both ranks' digests of each call must be equal, and equal to those of separate ops (in
+ * `compare`). */
 static bool compare_sums(enum dtype dtype, bool deterministic)
 {
     struct rank ranks[RANKS];

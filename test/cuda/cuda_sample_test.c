@@ -65,6 +65,7 @@ static void set_params(struct pair *p, int32_t i, const struct sampling_params *
     }
 }
 
+/* With `ties` many logits are equal, so the lowest id must win on both. */
 static struct pair_tensor make_logits(struct pair *p, int32_t n_rows, int32_t vocab, float scale,
                                       bool ties)
 {
@@ -80,6 +81,7 @@ static struct pair_tensor make_logits(struct pair *p, int32_t n_rows, int32_t vo
     return t;
 }
 
+/* Tokens must be equal, log-probabilities nearly so. */
 static void compare_draws(const struct pass_results *r, const char *what)
 {
     CHECK_EQ(r[CPU].n_draws, r[GPU].n_draws);
@@ -115,6 +117,8 @@ static const uint32_t *make_masks(int32_t vocab)
     return words;
 }
 
+/* A lane for each combination of parameters: penalties, bans, bias, top-k, top-p, min-p,
+ * masks. */
 static void sample_case(int32_t vocab, int32_t used, float scale, bool ties, enum draw_kind kind)
 {
     static struct test_pass t;
@@ -191,6 +195,7 @@ static void sample_case(int32_t vocab, int32_t used, float scale, bool ties, enu
     pair_close(&p);
 }
 
+/* Vocabularies around the sizes at which the kernel works differently. */
 TEST(draws_agree)
 {
     NEED_GPU();
@@ -359,6 +364,7 @@ static void sibling_case(int32_t vocab, int32_t used, float scale, float likenes
     pair_close(&p);
 }
 
+/* Drafts that are siblings in a tree are drawn without replacement. */
 TEST(laws_of_siblings_and_their_trials_agree)
 {
     NEED_GPU();
@@ -368,6 +374,7 @@ TEST(laws_of_siblings_and_their_trials_agree)
     sibling_case(128256, 128256, 3.0f, 0.7f);
 }
 
+/* Laws of drafts, and the decisions about them. */
 TEST(laws_and_judgements_agree)
 {
     NEED_GPU();
@@ -377,6 +384,7 @@ TEST(laws_and_judgements_agree)
     law_case(128256, 128256, 2.0f, 0.95f);
 }
 
+/* If every token is banned the bans are dropped; NaN must not win an arg-max. */
 TEST(bans_of_everything_are_dropped_and_nan_is_never_drawn)
 {
     NEED_GPU();
@@ -469,6 +477,7 @@ static struct pair_tensor head_input(struct pair *p, int32_t n_rows, int32_t wid
 
 enum { HEAD_WIDTH = 96 };
 
+/* Draws from the bests of the head must be those from all logits. */
 static void head_draws(struct test_pass *t, int32_t n_out)
 {
     struct seq_spec specs[N_LANES] = {{0}};

@@ -14,6 +14,7 @@ enum { LANES = 6, SNAPSHOTS = 3, MOST = 400, DRAFTS = 100000 };
 
 enum way { FUSED, FUSED_WITHOUT_GATE, ONE_BY_ONE };
 
+/* A layer's shape and what varies between families. */
 struct state_case {
     struct state_layer g;
     int32_t block, max_ahead;
@@ -40,6 +41,7 @@ static int32_t pick(struct scene *s, int32_t low, int32_t high)
     return low + (int32_t)(rng_bits(s->p.seed++, 0, RNG_TEST, 3) % (uint32_t)(high - low + 1));
 }
 
+/* Both backends with the same weights and inputs. */
 static bool open_scene(struct scene *s, enum dtype dtype, bool deterministic,
                        const struct state_case *c, enum way way)
 {
@@ -102,6 +104,7 @@ static void add(struct scene *s, int32_t lane, int32_t n_past, const int32_t *id
     pass->n_rows += n;
 }
 
+/* Rows [from, to) of a text, whose inputs are functions of their position. */
 static void add_text(struct scene *s, int32_t lane, int32_t from, int32_t to)
 {
     int32_t ids[MOST];
@@ -129,6 +132,7 @@ static void put(struct scene *s, struct pair_tensor *t, int32_t width, float sca
     free(values);
 }
 
+/* In the scene's way: separate ops or fused ones. */
 static void run_ops(struct scene *s, int b)
 {
     const struct state_case *c = &s->c;
@@ -203,6 +207,7 @@ static double tolerance(const struct scene *s)
     return (s->p.dtype == DT_F32 ? 3 : 2.5) * pair_tolerance(&s->p);
 }
 
+/* Compares outputs; the text names everything that is needed to repeat the case. */
 static void check(struct scene *s, const char *what)
 {
     const struct state_layer *g = &s->c.g;
@@ -217,6 +222,7 @@ static void check(struct scene *s, const char *what)
     check_tensor(&s->p, text, &rows, s->values, tolerance(s));
 }
 
+/* One for each kind of state, with sizes that are no multiple of a tile. */
 static const struct state_case cases[] = {
     {{STATE_DELTA, 4, 2, 24, 40, false, 0, 4}, 32, 0, 0.0f, false, false, 1, false, false},
     {{STATE_DELTA, 3, 1, 17, 33, false, 0, 4}, 16, 5, 0.0f, true, false, 1, false, false},
@@ -250,6 +256,7 @@ static void pieces(struct scene *s)
     }
 }
 
+/* A text in one pass or in many must give the same outputs. */
 TEST(texts_in_pieces_agree)
 {
     NEED_GPU();
@@ -266,6 +273,7 @@ TEST(texts_in_pieces_agree)
 /* ---- drafts, trees, snapshots ------------------------------------------------------------------
  */
 
+/* Rows of drafts, of which a test keeps some. */
 static void draft(struct scene *s, int32_t lane, int32_t known)
 {
     int32_t ids[32], n = 1 + pick(s, 0, lesser(s->c.max_ahead, 31));
@@ -279,6 +287,7 @@ static void draft(struct scene *s, int32_t lane, int32_t known)
     check(s, "drafts");
 }
 
+/* After a rejected draft the state must be that of the tokens that were kept. */
 TEST(drafts_that_are_taken_back_agree)
 {
     NEED_GPU();
@@ -295,7 +304,7 @@ TEST(drafts_that_are_taken_back_agree)
                 begin(&s);
                 add_text(&s, 1, at, at + n);
                 run(&s);
-                check(&s, "behind drafts");
+                check(&s, "after drafts");
                 at += n;
             }
         }
@@ -347,6 +356,7 @@ static void grow(struct scene *s, int32_t lane, int32_t known, int32_t depth)
     step_end(&s->p, NULL);
 }
 
+/* Each path of a tree has a state of its own; the accepted path's is kept. */
 TEST(trees_and_the_paths_of_them_agree)
 {
     NEED_GPU();
@@ -365,7 +375,7 @@ TEST(trees_and_the_paths_of_them_agree)
                 begin(&s);
                 add_text(&s, 2, at, at + n);
                 run(&s);
-                check(&s, "behind trees");
+                check(&s, "after trees");
                 at += n;
                 continue;
             }
@@ -376,6 +386,7 @@ TEST(trees_and_the_paths_of_them_agree)
     }
 }
 
+/* Between lanes and snapshots. */
 static void copy(struct scene *s, int32_t from, int32_t to, int32_t pos)
 {
     const struct state_copy c = {from, to, pos};
@@ -445,9 +456,10 @@ static void few_rows(struct scene *s)
     }
     copy(s, LANES, 2, 2 * block);
     feed(s, 2, 2 * block, 2 * block + 3, "few rows from a snapshot");
-    feed(s, 1, at[0], at[0] + 70, "more rows behind few");
+    feed(s, 1, at[0], at[0] + 70, "more rows after few");
 }
 
+/* Passes of a few rows per sequence, which have a kernel of their own for keys of 128. */
 TEST(few_rows_agree)
 {
     NEED_GPU();
@@ -464,6 +476,7 @@ TEST(few_rows_agree)
 /* ---- the same bits ----------------------------------------------------------------------------
  */
 
+/* Rows of the GPU's output, to compare bits. */
 static void take(struct scene *s, float *to, int32_t first_row, int32_t pos, int32_t n)
 {
     float *rows = tensor_get(&s->p, &s->out, GPU);
@@ -475,6 +488,7 @@ static void take(struct scene *s, float *to, int32_t first_row, int32_t pos, int
     free(rows);
 }
 
+/* Pieces of random length, with other lanes beside them. */
 TEST(deterministic_rows_have_the_same_bits_in_any_pieces)
 {
     NEED_GPU();
@@ -508,6 +522,7 @@ TEST(deterministic_rows_have_the_same_bits_in_any_pieces)
 /* ---- convolutions alone, gates ------------------------------------------------------------------
  */
 
+/* Kernels of several lengths, without a state beside the inputs. */
 TEST(short_convolutions_agree)
 {
     NEED_GPU();
@@ -549,6 +564,7 @@ TEST(short_convolutions_agree)
     }
 }
 
+/* Gates before and after the norm, in groups and per element, at any alignment. */
 TEST(gates_agree)
 {
     NEED_GPU();

@@ -33,7 +33,7 @@ def user(text):
 
 
 def about_one_text(seed):
-    """Two questions, and a third behind the first and its answer."""
+    """Two questions, and a third after the first and its answer."""
     rng = random.Random(f"text {seed}")
     text, found = contexts.context(rng, rng.randint(60, 300))
     (_, first, told), (_, second, other), (_, third, last) = (found * 3)[:3]

@@ -25,6 +25,7 @@ struct bed {
 
 static struct test_request requests[MAX_REQUESTS];
 
+/* Dummy weights and no thread: a test takes turns itself, so it is deterministic. */
 static inline struct engine_options options_of(struct bed *b, int32_t block, int32_t n_blocks)
 {
     return (struct engine_options){.model = "test/golden/llama-3",

@@ -3,8 +3,11 @@
  * before it gives, whatever happens to the sequence. */
 #include "test/engine/bed.h"
 
+/* Ids 0 to 255 are single bytes, 256 and up the words below, and two ids end a text. */
 enum { END = 380, OTHER_END = 382, N_WORDS = VOCAB / 32 };
 
+/* A vocabulary whose tokens are known by their text; `without` lists bytes that no token
+ * spells. */
 static struct grammar_vocab *make_vocab(const char *without)
 {
     static const char *const words[] = {"{\"",  "\":",  "true", "ab", "ba",
@@ -26,6 +29,7 @@ static struct grammar_vocab *make_vocab(const char *without)
     return v;
 }
 
+/* A small table limit makes masks be computed when they are needed instead of in advance. */
 static struct grammar *compile(const struct grammar_vocab *v, enum grammar_kind kind,
                                const char *text, size_t max_table_bytes)
 {
@@ -75,7 +79,9 @@ static const struct source sources[] = {
 };
 enum { N_SOURCES = sizeof sources / sizeof sources[0] };
 
-/* Three of four requests have a grammar, and those of one source share it. */
+/* Three of four requests have a grammar, and those of one source share it. The expected
+ * texts come from `own`, compiled without a limit on its tables, so that a limit on the
+ * shared one may not change anything. `sometimes`: the fourth request has no grammar. */
 static void run_mixed(const struct engine_options *o, struct bed *b, size_t max_table_bytes,
                       bool sometimes)
 {
@@ -122,6 +128,8 @@ static void run_mixed(const struct engine_options *o, struct bed *b, size_t max_
     grammar_vocab_free(v);
 }
 
+/* With plenty of blocks nothing is preempted. n_waited counts passes that started before
+ * their masks were there: constrained rows must not make the engine wait for the mask. */
 TEST(all_texts_are_in_their_languages)
 {
     struct bed b = {0};
@@ -130,6 +138,8 @@ TEST(all_texts_are_in_their_languages)
     CHECK(b.control.n_waited > 40); // they run as deep as free ones
 }
 
+/* 14 blocks for 12 sequences: sequences are preempted and recomputed, so that grammar
+ * states must be restored to the right place. */
 TEST(preemption_and_chunks_change_nothing)
 {
     struct bed b = {0};
@@ -140,6 +150,8 @@ TEST(preemption_and_chunks_change_nothing)
     run_mixed(&o, &b, 0, true);
 }
 
+/* Lookup copies text of the prompt, which the grammar often forbids; drafts must be cut
+ * where they leave the language, and some must still be accepted. */
 TEST(drafts_of_lookup_stay_inside)
 {
     struct bed b = {0};
@@ -156,6 +168,8 @@ TEST(drafts_of_lookup_stay_inside)
     CHECK(accepted > 0);
 }
 
+/* 90 KiB is too little for the tables of these grammars: they are emptied and rebuilt
+ * while requests hold states in them. The epoch counts that; it must have moved. */
 TEST(tables_that_are_emptied_change_nothing)
 {
     struct bed b = {0};
@@ -186,6 +200,8 @@ static void run_forced(const char *speculative, int64_t most_wrong)
     grammar_vocab_free(v);
 }
 
+/* At most two tokens are possible in the first place and at the branch, one elsewhere. The
+ * limits on wrong drafts grow with the number of drafts a method proposes at such places. */
 TEST(forced_text_is_drafted)
 {
     run_forced("{\"method\":\"ngram\",\"num_speculative_tokens\":5,\"fixed\":true}", 0);
@@ -211,6 +227,9 @@ static void check_drafts(void)
     CHECK(right[0] * 2 > n[0]);
 }
 
+/* A draft model's tokens are masked on the device along its own path; `perfect` is off, so
+ * at least half of the drafts being accepted shows that the mask is applied while
+ * drafting. */
 TEST(drafts_of_the_device_stay_inside)
 {
     struct bed b = {0};
@@ -221,6 +240,8 @@ TEST(drafts_of_the_device_stay_inside)
     check_drafts();
 }
 
+/* Fixed combs (one branch a level), fans, trees grown by probability, and lookup beside a
+ * tree: each branch needs a grammar state of its own. */
 TEST(combs_and_grown_trees_stay_inside)
 {
 #define TREE "{\"method\":\"tree\",\"model\":\"test/golden/llama-3\",\"num_speculative_tokens\":3"
@@ -298,6 +319,8 @@ static void run_after(const char *speculative)
     grammar_vocab_free(v);
 }
 
+/* The marker is either one special id (300) or two tokens that spell it; the text before
+ * it is free and equals the unconstrained one. */
 TEST(a_grammar_may_begin_behind_a_marker)
 {
     run_after(NULL);
@@ -305,6 +328,8 @@ TEST(a_grammar_may_begin_behind_a_marker)
               "\"prompt_lookup_min\":1}");
 }
 
+/* No token of this vocabulary spells z: after "ab" nothing is allowed. The request fails
+ * with a message, and its neighbour is answered as if alone. */
 TEST(where_nothing_is_allowed_the_request_ends)
 {
     struct bed b = {0};
@@ -328,6 +353,8 @@ TEST(where_nothing_is_allowed_the_request_ends)
     grammar_vocab_free(v);
 }
 
+/* min_tokens forbids end tokens, but after "ab" the grammar allows nothing else. Without
+ * precedence for the grammar the mask would be empty. */
 TEST(min_tokens_yield_to_a_text_that_is_complete)
 {
     struct bed b = {0};
@@ -352,6 +379,8 @@ TEST(min_tokens_yield_to_a_text_that_is_complete)
     grammar_vocab_free(v);
 }
 
+/* Masks have one bit for each id, so a grammar compiled for one token cannot constrain a
+ * model with 384. */
 TEST(a_grammar_of_another_vocabulary_is_refused)
 {
     struct bed b = {0};

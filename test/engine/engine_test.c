@@ -8,6 +8,8 @@
 
 #include <pthread.h>
 
+/* The message must have both lengths, since a client can only shorten its prompt if it
+ * knows them. */
 TEST(a_prompt_that_can_never_fit_is_refused_with_both_lengths)
 {
     struct bed b = {0};
@@ -54,6 +56,8 @@ TEST(more_samples_than_there_is_room_for_are_refused)
     stop(&b);
 }
 
+/* Without waiting for a prefix that another one computes, each would compute it: the count
+ * of rows shows it. */
 TEST(many_requests_with_one_unseen_prefix_compute_it_once)
 {
     struct bed b = {0};
@@ -72,6 +76,7 @@ TEST(many_requests_with_one_unseen_prefix_compute_it_once)
     stop(&b);
 }
 
+/* An answer's blocks must enter the cache under the same identity as a prompt's. */
 TEST(a_second_turn_hits_the_first_ones_prompt_and_answer)
 {
     struct bed b = {0};
@@ -105,6 +110,7 @@ TEST(a_block_whose_last_token_was_not_computed_is_not_found)
     stop(&b);
 }
 
+/* The last token's logits are needed, so one block is computed even if all are cached. */
 TEST(a_full_hit_still_computes_one_block)
 {
     struct bed b = {0};
@@ -120,6 +126,7 @@ TEST(a_full_hit_still_computes_one_block)
     stop(&b);
 }
 
+/* Salts keep tenants from finding out each other's prompts by the time to the first token. */
 TEST(two_salts_never_share)
 {
     struct bed b = {0};
@@ -219,6 +226,7 @@ struct hasty {
     _Atomic bool sent;
 };
 
+/* A cancel may reach the engine before its thread has seen the request. */
 static void *submit_and_cancel(void *arg)
 {
     struct hasty *h = arg;
@@ -230,6 +238,7 @@ static void *submit_and_cancel(void *arg)
     return NULL;
 }
 
+/* Many rounds, since the order of two messages is what matters. */
 TEST(a_cancel_right_behind_its_submit_is_never_lost)
 {
     enum { ROUNDS = 300, N = 16 };
@@ -254,6 +263,7 @@ TEST(a_cancel_right_behind_its_submit_is_never_lost)
     stop(&b);
 }
 
+/* Memory is the prompt's blocks once and the answers' blocks for each sibling. */
 TEST(siblings_store_the_prompt_once_and_draw_each_their_own)
 {
     struct bed b = {0};
@@ -280,6 +290,7 @@ TEST(siblings_store_the_prompt_once_and_draw_each_their_own)
     stop(&b);
 }
 
+/* Without mixing, a long prompt would stop others' decoding for its whole duration. */
 TEST(prompt_chunks_and_decodes_share_steps)
 {
     struct bed b = {0};
@@ -305,6 +316,7 @@ TEST(prompt_chunks_and_decodes_share_steps)
     stop(&b);
 }
 
+/* Accepted drafts are counted by position, too; both counts must agree. */
 TEST(a_full_accept_gives_the_bonus_token)
 {
     struct bed b = {0};
@@ -359,6 +371,7 @@ TEST(with_synthetic_acceptance_the_bonus_token_is_all_the_gain)
     CHECK_NEAR(synthetic_rate(SYNTHETIC ",\"synthetic_bonus\":false}"), 1.0, 0.0);
 }
 
+/* Synthetic acceptance gives wrong text on purpose, so it is only for dummy weights. */
 TEST(synthetic_acceptance_is_refused_where_text_is_served)
 {
     struct bed b = {0};
@@ -377,6 +390,7 @@ TEST(synthetic_acceptance_is_refused_where_text_is_served)
     CHECK(engine_open(&o, &b.e, &err) == ERR_INVALID);
 }
 
+/* Operators see this message at their first start with a new model. */
 TEST(weights_that_do_not_fit_say_what_would_help)
 {
     struct bed b = {.control.no_memory = true};
@@ -392,6 +406,7 @@ struct cost {
     int64_t n_steps, n_rows, n_drafts;
 };
 
+/* The cost of eight requests that ask for this many drafts (-1: as configured). */
 static struct cost cost_of(const char *config, int32_t asked)
 {
     struct bed b = {0};
@@ -422,6 +437,7 @@ static struct cost cost_of(const char *config, int32_t asked)
     return c;
 }
 
+/* A draft model's passes must not run either, not even to fill its cache. */
 TEST(speculation_that_a_request_turns_off_costs_nothing)
 {
     static const char *const configs[] = {
@@ -447,6 +463,7 @@ struct shapes {
     int32_t chains, combs, grown;
 };
 
+/* Costs are set instead of measured. The answer must be right with every shape. */
 static struct shapes shapes_of(bool perfect, float grow_seconds)
 {
     struct bed b = {.control = {.perfect = perfect}};
@@ -487,6 +504,7 @@ static struct shapes shapes_of(bool perfect, float grow_seconds)
     return n;
 }
 
+/* The measured times decide between shapes, so the test sets them. */
 TEST(a_tree_is_a_chain_a_comb_or_grown_by_what_is_measured)
 {
     struct shapes sure = shapes_of(true, 0.1f); // siblings of the first guess gain nothing
@@ -525,6 +543,7 @@ static void check_allocations(const struct engine_options *o, struct bed *b)
     stop(b);
 }
 
+/* The engine's thread must not wait for malloc, and memory must not grow with time. */
 TEST(nothing_is_allocated_after_the_start)
 {
     if (!counts_allocations) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The ops of the fake backend. Each asserts what the interface promises to a backend, so a
+ * test fails where a promise is broken, not where its consequence shows. */
 #include "test/engine/fake_backend.h"
 #include "test/engine/fake_state.h"
 
@@ -19,6 +21,7 @@ struct slot {
 
 enum { MAX_PASSES = 50, SETS = 4 };
 
+/* Memory as a real backend has it: per KV set, per lane, and per slot of a step. */
 struct fake {
     struct backend base;
     struct fake_control *control;
@@ -42,6 +45,7 @@ struct fake {
     int dummy;
 };
 
+/* The hash of a prefix is its identity: any other token or order changes it. */
 static uint64_t prefix_hash(const int32_t *tokens, int32_t n)
 {
     uint64_t h = FAKE_EMPTY;
@@ -58,6 +62,8 @@ static int32_t pick(uint64_t h, uint64_t seed, int32_t vocab)
     return (int32_t)(hash_mix(h ^ seed * 0x9e3779b97f4a7c15ULL) % n);
 }
 
+/* The answer under a mask: the first allowed id in an order that depends on the unmasked
+ * answer. A mask of all ids changes nothing. */
 int32_t fake_allowed(int32_t token, const uint32_t *mask, int32_t vocab)
 {
     bool all = true;
@@ -96,6 +102,7 @@ static struct fake *fake_of(struct backend *be)
     return (struct fake *)be;
 }
 
+/* Small blocks, so that short tests cross their edges. */
 static enum status fake_facts(struct backend *be, struct backend_facts *out)
 {
     (void)be;
@@ -141,6 +148,7 @@ static enum status fake_kv_bytes(struct backend *be, const struct kv_set_desc *d
     return OK;
 }
 
+/* All slots begin as poison, so a read before a write is seen. */
 static enum status fake_setup(struct backend *be, const struct backend_limits *limits,
                               struct err *err)
 {
@@ -202,6 +210,7 @@ static enum status fake_state_set(struct backend *be, int32_t set,
     return OK;
 }
 
+/* Everything that setup and the ops took. */
 static void fake_close(struct backend *be)
 {
     struct fake *f = fake_of(be);
@@ -225,6 +234,7 @@ static void fake_close(struct backend *be)
     free(f);
 }
 
+/* Fails at the step that the test has chosen. */
 static enum status fake_step_begin(struct backend *be, int32_t slot)
 {
     struct fake *f = fake_of(be);
@@ -264,6 +274,7 @@ static enum status fake_lane_params(struct backend *be, int32_t lane,
     return OK;
 }
 
+/* All KV sets have the same blocks, so a copy is one for each of them. */
 static enum status fake_copy_blocks(struct backend *be, int32_t n, const struct block_copy *copies)
 {
     struct fake *f = fake_of(be);
@@ -276,6 +287,7 @@ static enum status fake_copy_blocks(struct backend *be, int32_t n, const struct 
     return OK;
 }
 
+/* A test may lose one copy, to see that the check of states notices. */
 static enum status fake_copy_states(struct backend *be, int32_t set, int32_t n,
                                     const struct state_copy *copies)
 {
@@ -297,6 +309,7 @@ static struct slot *slot_in(struct fake *f, int32_t set, int32_t lane, int32_t p
     return &f->slots[set][block * size + pos % size];
 }
 
+/* Moves go downwards and in order, so none overwrites the source of a later one. */
 static enum status fake_move_slots(struct backend *be, int32_t n, const struct slot_move *moves,
                                    int32_t kv_set)
 {
@@ -315,6 +328,7 @@ static enum status fake_move_slots(struct backend *be, int32_t n, const struct s
     return OK;
 }
 
+/* Blocks that were given back: reading them must give a wrong answer. */
 static enum status fake_poison_blocks(struct backend *be, int32_t n, const int32_t *blocks)
 {
     struct fake *f = fake_of(be);
@@ -347,6 +361,7 @@ static int32_t padded(int32_t n, int32_t limit)
     return lesser(n + 7, limit);
 }
 
+/* The limits of a pass, and whether draws come with it. */
 static enum status fake_pass_begin(struct backend *be, const struct pass *pass,
                                    struct pass_shape *shape)
 {
@@ -372,6 +387,7 @@ static int32_t history_token(void *arg, int32_t lane, int32_t pos)
     return *history_at(arg, lane, pos);
 }
 
+/* A token of -1 is read from the lane's history, as a device reads a draft. */
 static enum status fake_recurrence(struct backend *be, const struct recurrence_args *a)
 {
     struct fake *f = fake_of(be);
@@ -455,6 +471,8 @@ static uint64_t hash_path(struct fake *f, const struct pass_seq *q, int32_t row,
     return h;
 }
 
+/* Layer 0 stands for all layers: it reads the slots of each row's history through the
+ * lane's table and hashes them. Later layers would read the same. */
 static enum status fake_attention(struct backend *be, const struct attention_args *a)
 {
     struct fake *f = fake_of(be);
@@ -547,6 +565,8 @@ static void fill_more(struct fake *f, struct draw_result *r, const struct pass_d
     }
 }
 
+/* The answer of each draw is a function of the row's hash, so it does not depend on the
+ * batch. */
 static enum status fake_sample(struct backend *be, const struct sample_args *a)
 {
     struct fake *f = fake_of(be);
@@ -593,6 +613,7 @@ static enum status fake_sample(struct backend *be, const struct sample_args *a)
     return OK;
 }
 
+/* The sum over a lane's rows may come in several passes. */
 static enum status fake_pool(struct backend *be, const struct pool_args *a)
 {
     (void)a;
@@ -619,6 +640,7 @@ static enum status fake_pass_pause(struct backend *be)
     return OK;
 }
 
+/* Called once per pass that waits for its draws, after the pause. */
 static enum status fake_pass_draws(struct backend *be, struct pass_shape *shape)
 {
     struct fake *f = fake_of(be);
@@ -643,6 +665,7 @@ static enum status fake_step_end(struct backend *be)
     return OK;
 }
 
+/* Results were complete when the op ran; a wait only hands them over. */
 static enum status fake_step_wait(struct backend *be, int32_t slot, struct pass_results *results,
                                   int32_t max_passes)
 {
@@ -707,6 +730,7 @@ static enum status fake_read(struct backend *be, void *to, struct dmem from, siz
     return OK;
 }
 
+/* Ops without arithmetic of interest only count. */
 static const struct backend_ops fake_ops = {
     .facts = fake_facts,
     .alloc = fake_alloc,

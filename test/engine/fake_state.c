@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Recurrent state without arithmetic; see the header. */
 #include "test/engine/fake_state.h"
 
 #include "engine/base/assert.h"
@@ -10,16 +11,21 @@
 
 enum { TAIL = 3 }; // inputs of a convolution before a row's own
 
+/* A row that a record does not cover yet, or an input of a convolution. */
 struct raw {
     int32_t token, pos;
 };
 
+/* The state after all tokens before `pos`. */
 struct record {
     int32_t pos; // 0: none
     uint64_t hash;
     int32_t tail[TAIL];
 };
 
+/* Places are those of a real backend: two records of a lane in turn if it runs ahead of
+ * what is committed (one otherwise), pages for the open block and for rows ahead, and a
+ * ring of inputs that is just long enough for the convolution and the rows ahead. */
 struct fake_state {
     int32_t n_lanes, n_snapshots, block, n_records, n_pages, ring;
     struct record *records;   // [n_lanes, n_records]
@@ -83,6 +89,7 @@ static struct raw *input_at(struct fake_state *s, int32_t lane, int32_t slot)
 
 /* ---- copies ------------------------------------------------------------------------------- */
 
+/* A lane takes over another's complete state, as a sibling does when it forks. */
 static void copy_lane(struct fake_state *s, int32_t from, int32_t to)
 {
     size_t rows = (size_t)s->n_pages * (size_t)s->block, ring = (size_t)s->ring;
@@ -92,6 +99,8 @@ static void copy_lane(struct fake_state *s, int32_t from, int32_t to)
     memcpy(s->inputs + t * ring, s->inputs + f * ring, ring * sizeof *s->inputs);
 }
 
+/* From a snapshot a lane gets one record and the inputs before it. Everything else is
+ * cleared, so that a row which reads more than a snapshot holds is noticed. */
 static void restore(struct fake_state *s, const struct record *from, int32_t lane)
 {
     memset(s->records + lane * s->n_records, 0, (size_t)s->n_records * sizeof *s->records);
@@ -104,6 +113,7 @@ static void restore(struct fake_state *s, const struct record *from, int32_t lan
     }
 }
 
+/* Returns how many copies were of a record of another position. */
 int32_t fake_state_copy(struct fake_state *s, int32_t n, const struct state_copy *copies)
 {
     int32_t n_wrong = 0;
@@ -128,6 +138,7 @@ int32_t fake_state_copy(struct fake_state *s, int32_t n, const struct state_copy
     return n_wrong;
 }
 
+/* Accepted rows of a tree move to the slots of their final positions. */
 void fake_state_move(struct fake_state *s, int32_t n, const struct slot_move *moves)
 {
     for (int32_t i = 0; s && i < n; i++) {
@@ -204,6 +215,8 @@ static uint64_t hash_row(const struct job *j, const struct pass_seq *q, int32_t 
     return right ? h : 0;
 }
 
+/* A row that ends a block: its record goes to the lane, and to each snapshot that asked
+ * for it in this pass. */
 static void pass_boundary(const struct job *j, const struct pass_seq *q, int32_t row, uint64_t h)
 {
     struct fake_state *s = j->s;
@@ -220,6 +233,8 @@ static void pass_boundary(const struct job *j, const struct pass_seq *q, int32_t
     }
 }
 
+/* Keeps are valid: each lies within the rows of a sequence of this pass, and no snapshot
+ * is written twice. */
 static void check_keeps(const struct fake_state *s, const struct pass *p)
 {
     for (int32_t i = 0; i < p->n_keeps; i++) {
@@ -236,6 +251,9 @@ static void check_keeps(const struct fake_state *s, const struct pass *p)
     }
 }
 
+/* Trees may not extend over the end of a block: a record belongs to one path, so only the
+ * root may pass a boundary. Inputs are written after all rows were hashed, because sibling
+ * nodes read the same ones. */
 static void run_sequence(const struct job *j, const struct pass_seq *q, uint64_t *hashes)
 {
     struct fake_state *s = j->s;

@@ -44,6 +44,7 @@ static void traffic(uint64_t owner, double share, const struct cache_hint *hint)
     }
 }
 
+/* How much of a prompt is still cached after others' traffic that fills the cache. */
 static int32_t cached_behind_traffic(const struct cache_hint *hint)
 {
     if (!begin()) {
@@ -56,6 +57,7 @@ static int32_t cached_behind_traffic(const struct cache_hint *hint)
     return n;
 }
 
+/* Cases: no hint, the whole prompt, its front, and a hint that has expired. */
 TEST(a_kept_prompt_is_found_behind_others_traffic)
 {
     struct cache_hint all = {.end = INT32_MAX, .priority = 1, .duration_ns = minute_ns};
@@ -67,6 +69,7 @@ TEST(a_kept_prompt_is_found_behind_others_traffic)
     CHECK_EQ(cached_behind_traffic(&ended), 0);
 }
 
+/* With priority 0 a prompt's blocks are reused first, although they are the latest. */
 TEST(a_released_prompt_makes_room_before_older_ones)
 {
     struct cache_hint release = {.end = INT32_MAX, .priority = 0};
@@ -81,6 +84,7 @@ TEST(a_released_prompt_makes_room_before_older_ones)
     }
 }
 
+/* HINT_OUTPUT begins with the first block that has no token of the prompt. */
 TEST(the_answer_is_kept_or_released_apart_from_the_prompt)
 {
     struct cache_hint output = {
@@ -115,6 +119,7 @@ TEST(keeping_takes_nobody_the_room_to_run)
     stop(&b);
 }
 
+/* One client must not be able to keep the whole cache. */
 TEST(keeping_leaves_others_half_of_the_cache)
 {
     REQUIRE(begin());
@@ -126,6 +131,7 @@ TEST(keeping_leaves_others_half_of_the_cache)
     stop(&b);
 }
 
+/* A share limits what one owner's idle blocks take from others. */
 TEST(a_share_of_the_cache_protects_the_others)
 {
     for (int i = 0; i < 2; i++) {

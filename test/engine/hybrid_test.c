@@ -3,8 +3,11 @@
  * sequence continues from a wrong state. The fake backend knows each state from the tokens. */
 #include "test/engine/bed.h"
 
+/* Tokens: of a KV block, of a block of states, and the distance of regular snapshots in a
+ * prompt. */
 enum { BLOCK = 16, STATE = 64, EVERY = 512 };
 
+/* A configuration with recurrent and attention layers. */
 static struct engine_options hybrid_options(struct bed *b, int32_t n_blocks)
 {
     struct engine_options o = options_of(b, BLOCK, n_blocks);
@@ -43,6 +46,8 @@ static int32_t last_boundary(int32_t n)
 
 /* ---- what is found ------------------------------------------------------------------------ */
 
+/* Keys are found in blocks of 16, but a state exists only at multiples of 64: the rest up
+ * to the found keys is recomputed. The lengths lie on, before and after the boundaries. */
 TEST(the_same_prompt_goes_on_from_its_last_boundary)
 {
     struct bed b = {0};
@@ -61,6 +66,8 @@ TEST(the_same_prompt_goes_on_from_its_last_boundary)
     finish(&b);
 }
 
+/* Eight turns of a chat: the state at the last boundary of the previous answer is kept, so
+ * a turn recomputes less than one block of states. */
 TEST(a_conversation_goes_on_from_where_the_answer_ended)
 {
     struct bed b = {0};
@@ -85,6 +92,9 @@ TEST(a_conversation_goes_on_from_where_the_answer_ended)
     finish(&b);
 }
 
+/* Four prompts that part after 1,300 tokens. The second finds the regular snapshot at
+ * 1,024 and computes the branch point, where a snapshot is kept (1,280), and the rest
+ * continue from there. */
 TEST(a_branch_is_computed_once_and_then_kept)
 {
     struct bed b = {0};
@@ -104,6 +114,8 @@ TEST(a_branch_is_computed_once_and_then_kept)
     finish(&b);
 }
 
+/* Prompts that part at 49 different places from one cached prompt: each continues from a
+ * snapshot at most 512 tokens before the place. */
 TEST(wherever_a_prompt_parts_at_most_512_tokens_are_computed_again)
 {
     struct bed b = {0};
@@ -146,6 +158,9 @@ static int32_t hits_of(int32_t shared)
     return hits;
 }
 
+/* The number of hits must not depend on how the common prefix lies relative to snapshots:
+ * before it is known where prompts part, the second user of a prefix makes the snapshot
+ * the others need. */
 TEST(a_shift_of_the_common_beginning_costs_no_hits)
 {
     CHECK_EQ(hits_of(1600), 52);
@@ -153,6 +168,8 @@ TEST(a_shift_of_the_common_beginning_costs_no_hits)
     CHECK_EQ(hits_of(1537), 52);
 }
 
+/* The salt separates tenants and a reset forgets: neither keys nor states are found, and
+ * the reset returns the snapshots' memory. */
 TEST(other_salts_and_a_reset_find_nothing)
 {
     struct bed b = {0};
@@ -181,6 +198,8 @@ TEST(other_salts_and_a_reset_find_nothing)
 
 /* ---- where memory is short ---------------------------------------------------------------- */
 
+/* Four snapshots only. The one at the branch, used three times, is kept in preference to
+ * those of nine long prompts that were used once. */
 TEST(a_branch_outlives_prompts_that_come_once)
 {
     struct bed b = {0};
@@ -213,7 +232,7 @@ TEST(blocks_that_were_computed_again_are_as_young_as_what_lies_behind)
     struct engine_options o = hybrid_options(&b, 44);
     REQUIRE(start(&b, &o));
     make(0, 0, 112, 1);
-    ask(&b, 0); // 7 blocks, state behind 4
+    ask(&b, 0); // 7 blocks, state after 4
     make(1, 0, 330, 1);
     CHECK_EQ(ask(&b, 1)->r.n_cached, 64);
     CHECK_EQ(requests[1].r.n_recomputed, 48);
@@ -250,12 +269,16 @@ static int64_t rows_with(int32_t snapshots)
     return b.control.n_rows - before;
 }
 
+/* Without snapshots (-1) the preempted sequence recomputes its prompt (over 750 rows); with the
+ * default number (0) it resumes from its last boundary. */
 TEST(who_was_preempted_goes_on_from_where_it_was)
 {
     CHECK(rows_with(-1) > 750);
     CHECK(rows_with(0) < 20 + 5 + STATE + 100);
 }
 
+/* mamba_cache_mode none: no snapshot is taken or restored, and no keys are used without
+ * their state. */
 TEST(no_snapshots_no_hits)
 {
     struct bed b = {0};
@@ -273,6 +296,8 @@ TEST(no_snapshots_no_hits)
 
 /* ---- siblings, and what would be wrong ----------------------------------------------------- */
 
+/* n = 5: four siblings copy the leader's state after the prompt, wherever the prompt ends
+ * relative to a block of states (60 to 300 tokens). */
 TEST(siblings_go_on_from_their_leader)
 {
     struct bed b = {0};
@@ -311,6 +336,7 @@ TEST(a_lost_copy_shows)
 
 /* ---- options ------------------------------------------------------------------------------ */
 
+/* Options that cannot work with recurrent state are refused with the reason. */
 static void refuses(const struct engine_options *o, const char *text)
 {
     struct engine *e;
@@ -321,6 +347,8 @@ static void refuses(const struct engine_options *o, const char *text)
     }
 }
 
+/* Messages name the option and the value; a draft model's recurrent state is not
+ * implemented. */
 TEST(what_does_not_fit_is_refused_by_name)
 {
     struct bed b = {0};
@@ -335,6 +363,9 @@ TEST(what_does_not_fit_is_refused_by_name)
     refuses(&o, "a draft model with recurrent state (qwen3_5_text) is not supported");
 }
 
+/* Recurrent state is memory per sequence whatever its length: the default number of
+ * sequences leaves at least three quarters for the cache, an explicit one is respected as
+ * long as the cache still fits. */
 TEST(sequences_are_as_many_as_their_states_leave_room_for)
 {
     struct bed b = {.control.lane_bytes = (size_t)10 << 20};
@@ -352,6 +383,7 @@ TEST(sequences_are_as_many_as_their_states_leave_room_for)
     refuses(&o, "no memory for the KV cache");
 }
 
+/* -1: "not applicable", unlike 0. */
 TEST(a_model_without_state_has_none)
 {
     struct bed b = {0};

@@ -2,6 +2,7 @@
 /* Who gets blocks, lanes and rows: the total order, preemption, restores, and no starvation. */
 #include "test/engine/bed.h"
 
+/* Both hold blocks that the other one needs: without a total order neither would end. */
 TEST(two_requests_that_do_not_fit_together_both_end)
 {
     struct bed b = {0};
@@ -17,6 +18,7 @@ TEST(two_requests_that_do_not_fit_together_both_end)
     stop(&b);
 }
 
+/* Each preemption recomputes; the turns are counted, so a livelock fails. */
 TEST(requests_that_preempt_each_other_again_and_again_all_end)
 {
     struct bed b = {0};
@@ -55,6 +57,7 @@ static void preempt_all(struct bed *b, int32_t i, int32_t n_prompt)
     check_answer(i);
 }
 
+/* A preempted sequence may be longer than one step's budget, so its restore takes several. */
 TEST(a_restore_longer_than_the_budget_completes)
 {
     enum { BUDGET = 8, PROMPT = 20, OUT = 60 };
@@ -122,6 +125,7 @@ static int64_t rows_of_siblings(bool preempted, int64_t *again)
     return n_rows;
 }
 
+/* Only those that still run need their blocks back after a preemption. */
 TEST(siblings_that_have_finished_are_not_restored)
 {
     int64_t again = 0, rows = rows_of_siblings(false, &again);
@@ -227,6 +231,8 @@ TEST(nobody_is_preempted_for_blocks_that_others_hold_too)
     stop(&b);
 }
 
+/* Requests that share a cached prefix need few blocks, so they would pass the head for
+ * ever. */
 TEST(the_head_of_the_queue_is_not_starved_by_sharers)
 {
     struct bed b = {0};
@@ -265,6 +271,7 @@ TEST(a_large_request_is_not_starved_by_small_ones_that_came_later)
     stop(&b);
 }
 
+/* Both resources can be the one that is missing. */
 TEST(an_urgent_request_takes_blocks_or_a_lane_at_once)
 {
     for (int32_t lanes = 1; lanes < 3; lanes++) { // one: the lane is short, two: the blocks are
@@ -347,6 +354,7 @@ static int32_t turns_beside_drafts(int32_t n_prompt, int32_t n_beside)
     return turn;
 }
 
+/* Drafts fill a step only as far as nobody more urgent needs its rows. */
 TEST(drafts_leave_rows_to_an_urgent_prompt)
 {
     CHECK(turns_beside_drafts(40, 3) < 20);
@@ -356,6 +364,8 @@ TEST(drafts_leave_rows_to_an_urgent_prompt)
     }
 }
 
+/* Without chunks a prompt needs a step with room for all of it, which short ones would
+ * always take. */
 TEST(without_chunks_a_long_prompt_is_not_starved_by_short_ones)
 {
     struct bed b = {0};
@@ -424,6 +434,7 @@ static int32_t turns_beside_urgent_ones(struct bed *b, int32_t id, int64_t age_s
     return turn;
 }
 
+/* An older request's advantage grows with time, so that it is served some day. */
 TEST(a_stream_of_better_priority_puts_nobody_off_for_good)
 {
     static const struct {
@@ -446,6 +457,8 @@ TEST(a_stream_of_better_priority_puts_nobody_off_for_good)
     }
 }
 
+/* The value is monotonic in the priority and within bounds, so that times and priorities
+ * can be added. */
 TEST(what_a_priority_is_worth_grows_and_is_bounded)
 {
     static const int32_t priorities[] = {INT32_MIN, -1000000, -100, -2, -1,       0,

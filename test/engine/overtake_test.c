@@ -31,6 +31,7 @@ static void make_groups(uint32_t seed)
     }
 }
 
+/* Tokens that were computed, which is what a good order saves. */
 static int64_t computed(void)
 {
     int64_t n = 0;
@@ -52,6 +53,7 @@ static bool start_small(struct bed *b, int64_t overtake_tokens)
     return start(b, &o);
 }
 
+/* Returns how many tokens all groups computed. */
 static int64_t run_groups(int64_t overtake_tokens, uint32_t seed)
 {
     struct bed b = {0};
@@ -70,6 +72,8 @@ static int64_t run_groups(int64_t overtake_tokens, uint32_t seed)
     return computed();
 }
 
+/* With a large bound each prefix is computed once; in the order of arrival it is evicted
+ * before its next use. */
 TEST(a_prefix_serves_all_that_wait_for_it)
 {
     int64_t once = GROUPS * PREFIX + N * OWN;
@@ -92,6 +96,7 @@ static int32_t index_of(const struct engine_request *r)
     return -1;
 }
 
+/* Called after each turn. A sequence that slipped was moved ahead of others. */
 static void note_admissions(const struct scheduler *s)
 {
     for (const struct sequence *q = s->order.next; q != &s->order; q = q->next) {
@@ -117,6 +122,7 @@ static int64_t overtaken_by(int32_t i)
     return sum;
 }
 
+/* Several bounds and many random orders; 0 means first come, first served. */
 TEST(nobody_is_overtaken_by_more_than_the_bound)
 {
     static const int64_t bounds[] = {0, 1, 50, 200, 1000};

@@ -20,10 +20,12 @@ struct fault {
     _Atomic bool idle;
 };
 
+/* The faulty rank has a copy of the CPU backend's table with three functions replaced. */
 static struct fault fault;
 static struct backend_ops faulty;
 static const struct backend_ops *real;
 
+/* Fails at the chosen call, counted over all ranks. */
 static enum status attention(struct backend *be, const struct attention_args *a)
 {
     bool fails = atomic_fetch_add(&fault.n_attention, 1) + 1 == fault.at_attention;
@@ -33,6 +35,7 @@ static enum status attention(struct backend *be, const struct attention_args *a)
     return real->attention(be, a);
 }
 
+/* Fails before anything of the step is done. */
 static enum status step_begin(struct backend *be, int32_t slot)
 {
     bool fails = atomic_fetch_add(&fault.n_steps, 1) + 1 == fault.at_step;
@@ -48,6 +51,7 @@ static enum status alive(struct backend *be)
     return fault.idle ? ERR_DEVICE : OK;
 }
 
+/* Wraps the CPU backend of one rank with ops that fail on demand. */
 static enum status open(const struct backend_options *o, struct backend **out, struct err *err,
                         void *arg)
 {
@@ -75,6 +79,7 @@ struct bed {
 
 static const int32_t prompt[] = {5, 6, 7, 8, 9};
 
+/* A fresh engine and a fault whose counters start at 0. */
 static void start(struct bed *b, int32_t n_ranks, struct fault f)
 {
     struct err err = {""};
@@ -131,6 +136,8 @@ static void stop(struct bed *b)
     cpu_comm_destroy(b->o.backend.comm);
 }
 
+/* The request ends within 10 s with the device's error, and the engine refuses the next
+ * one: after a failure the ranks' states differ, so nothing may run until a restart. */
 static void expect_failure(struct bed *b)
 {
     struct err err;
@@ -145,6 +152,8 @@ static void expect_failure(struct bed *b)
     CHECK_EQ(engine_submit(b->e, &b->r, &err), ERR_DEVICE); // sticky
 }
 
+/* The control: without a fault these wrappers change nothing, so the failures below are
+ * the faults'. */
 TEST(without_a_fault_the_request_completes)
 {
     struct bed b;
@@ -156,6 +165,8 @@ TEST(without_a_fault_the_request_completes)
     stop(&b);
 }
 
+/* Attention calls 1, 5 and 9 of rank 1: rank 0 already waits in the collective after that
+ * layer, and only abort_ranks can wake it. */
 TEST(a_rank_that_fails_between_collectives_does_not_hang_the_others)
 {
     for (int32_t at = 1; at <= 9; at += 4) {
@@ -166,6 +177,8 @@ TEST(a_rank_that_fails_between_collectives_does_not_hang_the_others)
     }
 }
 
+/* Rank 0 has no thread of its own, but runs on the engine's: its failure must reach the threads of
+ * the others. */
 TEST(the_first_rank_failing_ends_the_rest_too)
 {
     struct bed b;
@@ -174,6 +187,8 @@ TEST(the_first_rank_failing_ends_the_rest_too)
     stop(&b);
 }
 
+/* The rank fails before it has queued anything, while its peers are in the step's first
+ * collective. */
 TEST(a_rank_that_fails_before_its_step_does_not_hang_the_others)
 {
     struct bed b;
@@ -182,6 +197,8 @@ TEST(a_rank_that_fails_before_its_step_does_not_hang_the_others)
     stop(&b);
 }
 
+/* An idle engine has no step to fail in; it must poll `alive`, or a lost GPU would go
+ * unnoticed until the next request. */
 TEST(a_device_found_lost_between_steps_fails_the_engine)
 {
     for (int32_t n_ranks = 1; n_ranks <= 2; n_ranks++) {

@@ -11,6 +11,7 @@
 
 enum { MAX_REQUESTS = 12, MAX_N = 4, MAX_OUT = 40, MAX_PROMPT = 60, VOCAB = 384, HIDDEN = 64 };
 
+/* A request and when things happen to it, in turns. */
 struct sim_request {
     struct engine_request r;
     struct engine_output outputs[MAX_N];
@@ -24,6 +25,7 @@ struct sim_request {
     bool submitted, refused, cancelled, stopped, done;
 };
 
+/* One run. Everything is drawn from `seed`, so a failure can be repeated with SIM_SEED. */
 struct sim {
     uint64_t seed;
     uint32_t n_drawn;
@@ -55,6 +57,7 @@ static void draw_state(struct sim *s, struct engine_options *o)
     o->state_snapshots = snapshots[draw(s, sizeof snapshots / sizeof snapshots[0])];
 }
 
+/* Tiny pools and budgets make preemption and eviction common. */
 static struct engine_options options_of(struct sim *s)
 {
     static const int32_t tokens[] = {112, 160, 300, 900};
@@ -99,6 +102,7 @@ static struct engine_options options_of(struct sim *s)
     return o;
 }
 
+/* Stop ids among the tokens that the fake backend gives often. */
 static void draw_stops(struct sim *s, struct sim_request *q)
 {
     struct sampling_params *p = &q->r.params;
@@ -140,6 +144,7 @@ static void draw_hints(struct sim *s, struct sim_request *q)
     }
 }
 
+/* Prompts have few different tokens, so that prefixes are shared. */
 static void make_request(struct sim *s, int32_t index)
 {
     struct sim_request *q = &s->requests[index];
@@ -197,6 +202,7 @@ static void make_request(struct sim *s, int32_t index)
     }
 }
 
+/* `done` is reported once; after it the owner may free the request. */
 static void on_event(struct engine_request *r, void *arg)
 {
     struct sim *s = arg;
@@ -208,6 +214,8 @@ static void on_event(struct engine_request *r, void *arg)
     }
 }
 
+/* The answer is recomputed token by token; it must be equal up to where it ended, whatever
+ * happened in between. */
 static void check_output(const struct sim_request *q, int32_t sample, bool failed)
 {
     const struct engine_output *o = &q->outputs[sample];
@@ -234,6 +242,7 @@ static void check_output(const struct sim_request *q, int32_t sample, bool faile
     CHECK(finish != FINISH_ERROR || failed);
 }
 
+/* Counts of tokens and the reason of the end agree with what was done to the request. */
 static void check_request(const struct sim_request *q, bool failed)
 {
     const struct engine_request *r = &q->r;
@@ -253,6 +262,7 @@ static void check_request(const struct sim_request *q, bool failed)
     }
 }
 
+/* A queue that is full is no failure: the request comes again. */
 static void submit_or_message(struct sim *s, struct sim_request *q, int32_t turn)
 {
     struct err err;
@@ -306,6 +316,7 @@ static void pass_time(struct sim *s)
     }
 }
 
+/* Messages, then a turn of the engine, then a check of all its tables. */
 static void take_turn(struct sim *s, int32_t turn)
 {
     for (int32_t i = 0; i < s->n_requests; i++) {
@@ -321,6 +332,7 @@ static void take_turn(struct sim *s, int32_t turn)
     engine_drain(s->e, on_event, s);
 }
 
+/* Runs until all requests have ended; the number of turns is bounded. */
 static void run_once(uint64_t seed, bool faults)
 {
     static struct sim s;
@@ -372,6 +384,7 @@ static void run_once(uint64_t seed, bool faults)
     engine_close(s.e);
 }
 
+/* SIM_RUNS and SIM_SEED choose how many and which. */
 static void run_many(bool faults)
 {
     const char *runs = getenv("SIM_RUNS"), *from = getenv("SIM_SEED");

@@ -8,6 +8,7 @@
 
 enum { VOCAB = 384, MAX_PROMPT = 200, MAX_OUT = 128, N_REQUESTS = 8 };
 
+/* One draft model, and two that vote on each tree. */
 #define TREE(more) "{\"method\":\"tree\",\"model\":\"test/golden/llama-tied\"," more "}"
 #define TWO(more)                                                                                  \
     "{\"method\":\"tree\",\"model\":[\"test/golden/llama-tied\",\"test/golden/llama-3\"]," more "}"
@@ -26,6 +27,7 @@ struct bed {
     int32_t n_done;
 };
 
+/* A bed in static memory with perfect drafts; tests that need wrong ones say so. */
 static struct bed *start(const char *config, int32_t n_blocks)
 {
     static struct bed bed;
@@ -57,6 +59,7 @@ static void on_event(struct engine_request *r, void *arg)
     b->n_done += r->done;
 }
 
+/* Prompts repeat after 50 ids, so lookup has something to find. */
 static struct test_request *submit(struct bed *b, int32_t i, int32_t n_prompt, int32_t max_tokens)
 {
     struct test_request *q = &b->requests[i];
@@ -113,6 +116,8 @@ static void stop(struct bed *b)
     engine_close(b->e);
 }
 
+/* With perfect drafts each step emits depth + 1 tokens: 20 steps for 100 tokens after the
+ * first, whatever the width of the tree and the number of models. */
 TEST(a_draft_that_equals_the_target_gives_depth_plus_one_tokens_a_step)
 {
     static const char *const configs[] = {TREE("\"expansion\":[1,1,1,1],\"fixed\":true"),
@@ -131,7 +136,9 @@ TEST(a_draft_that_equals_the_target_gives_depth_plus_one_tokens_a_step)
     }
 }
 
-/* A comb is laid out before drafting: its siblings are right where the spine is wrong. */
+/* A comb is laid out before drafting, so that all its passes are in one submission: its
+ * siblings are right where the spine is wrong. With an imperfect draft the accepted path
+ * leaves the spine, and its rows must be moved to their final slots. */
 TEST(a_comb_is_drafted_without_a_look_at_it)
 {
     for (int32_t perfect = 0; perfect < 2; perfect++) {
@@ -164,6 +171,8 @@ TEST(a_comb_is_drafted_without_a_look_at_it)
     }
 }
 
+/* Bookkeeping: tokens emitted = accepted drafts + one for each step, and the histogram of
+ * accepted positions sums to the accepted drafts. The /metrics counters come from these. */
 TEST(emitted_tokens_are_accepted_ones_and_one_a_step)
 {
     struct bed *b =
@@ -208,6 +217,8 @@ TEST(a_wider_tree_accepts_more_than_a_chain)
     CHECK(accepted[1] > accepted[0]);
 }
 
+/* For each of the first 12 positions, its token is made the stop id: it is found inside
+ * the accepted path, and later accepted tokens are dropped. */
 TEST(a_stop_id_inside_the_path_cuts_there)
 {
     for (int32_t at = 0; at < 12; at++) {
@@ -237,6 +248,8 @@ TEST(a_stop_id_inside_the_path_cuts_there)
     }
 }
 
+/* Depth is limited by the tokens a request may still emit; no work is spent on tokens
+ * beyond. */
 TEST(a_tree_never_reaches_beyond_max_tokens)
 {
     for (int32_t n = 1; n < 14; n++) {
@@ -251,6 +264,7 @@ TEST(a_tree_never_reaches_beyond_max_tokens)
     }
 }
 
+/* The server's depth is the maximum; a request that asks for more gets that maximum. */
 TEST(a_request_may_only_lower_the_depth)
 {
     static const int32_t asked[] = {0, 1, 2, 50}, want[] = {0, 1, 2, 3};
@@ -269,6 +283,8 @@ TEST(a_request_may_only_lower_the_depth)
     }
 }
 
+/* Steps mix decode trees, prompt chunks and sequences restored after preemption; 30 blocks
+ * of 4 tokens for up to four sequences force all three. */
 TEST(prompts_restores_and_trees_share_steps)
 {
     struct bed *b =
@@ -297,6 +313,8 @@ TEST(prompts_restores_and_trees_share_steps)
     stop(b);
 }
 
+/* tree_nodes limits the nodes of all trees of a step together, not of each: otherwise the
+ * step would exceed its rows. */
 TEST(the_budget_is_that_of_the_step)
 {
     struct bed *b =
@@ -324,6 +342,8 @@ TEST(the_budget_is_that_of_the_step)
     stop(b);
 }
 
+/* Rejected branches write keys too. The next prompt, which is the first one's text, finds
+ * exactly the whole blocks of committed tokens, and its answer continues as the first did. */
 TEST(only_what_is_committed_is_found_in_the_cache)
 {
     struct bed *b = start(TREE("\"expansion\":[3,3,1],\"fixed\":true"), 200);
@@ -353,6 +373,8 @@ TEST(only_what_is_committed_is_found_in_the_cache)
     stop(b);
 }
 
+/* The draft model's context is shorter than the target's: after 40 tokens the answer goes
+ * on without drafts instead of ending. */
 TEST(beyond_the_drafts_own_length_the_answer_goes_on_without_trees)
 {
     struct bed *b = start(TREE("\"num_speculative_tokens\":4,\"fixed\":true"), 100);
@@ -365,6 +387,8 @@ TEST(beyond_the_drafts_own_length_the_answer_goes_on_without_trees)
     stop(b);
 }
 
+/* A tree of 100 nodes needs slots beyond the last position; near max_model_len they must
+ * exist, or the tree must shrink. The answer still fills the context to the end. */
 TEST(near_the_longest_text_there_is_room_for_a_trees_slots)
 {
     struct bed *b = start(TREE("\"num_speculative_tokens\":5,\"tree_nodes\":100,\"tree_width\":8,"
@@ -379,6 +403,8 @@ TEST(near_the_longest_text_there_is_room_for_a_trees_slots)
     stop(b);
 }
 
+/* Steady state is free of malloc: everything a tree needs is allocated when the engine
+ * opens. */
 TEST(growing_trees_allocates_nothing)
 {
     if (!counts_allocations) {

@@ -7,6 +7,8 @@
 #include "engine/tokenizer/tokenizer.h"
 #include "test/fuzz/replay.h"
 
+/* A tokenizer that was made from the file must encode any text without an error of the
+ * sanitizers. */
 static void use_tokenizer(const struct buf *json, const struct buf *config)
 {
     static const char text[] = "Hello  world's <s>\n\tx=1234; \xC3\xA9\xE4\xB8\xAD aaaaaaaaaaaa";
@@ -31,6 +33,7 @@ static void use_tokenizer(const struct buf *json, const struct buf *config)
     tokenizer_free(tok);
 }
 
+/* Files of a model folder, made from the file's keys as the server makes them. */
 static void use_words(const struct gguf *g)
 {
     struct err err = {""};
@@ -77,6 +80,7 @@ static float use_tensors(const struct gguf *g)
     return sum;
 }
 
+/* From memory, since a fuzzer has no files. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     struct gguf *g;

@@ -12,6 +12,7 @@
 
 enum { GRAMMAR_FUZZ_STEPS = 8, GRAMMAR_FUZZ_IDS = 280 };
 
+/* Every byte as a token, and some longer ones that cross boundaries of JSON. */
 static const struct grammar_vocab *grammar_fuzz_vocab(void)
 {
     static struct grammar_vocab *v;
@@ -61,6 +62,7 @@ static int32_t grammar_fuzz_draw(struct grammar *g, struct grammar_state s, cons
     return -1;
 }
 
+/* Writes a random text that the masks allow, and checks the state at each step. */
 static void grammar_fuzz_walk(struct grammar *g)
 {
     const struct grammar_vocab *v = grammar_fuzz_vocab();
@@ -98,6 +100,7 @@ static void grammar_fuzz_walk(struct grammar *g)
     }
 }
 
+/* Small limits, so that no input takes long. */
 static void grammar_fuzz(enum grammar_kind kind, const uint8_t *data, size_t size)
 {
     const struct grammar_limits limits = {.max_compile_work = 200000,

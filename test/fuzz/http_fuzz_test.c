@@ -46,6 +46,7 @@ static void answer(struct http_request *req, void *arg)
     reply_text(req, 200, "{}");
 }
 
+/* On the pool's thread: reads every byte, so that a body which was freed is noticed. */
 static void work(void *arg)
 {
     size_t n, sum = 0;
@@ -62,6 +63,7 @@ static void worked(void *arg)
     reply_text(arg, 200, "{}");
 }
 
+/* A handler whose reply comes later, from the pool. */
 static void defer(struct http_request *req, void *arg)
 {
     static const struct http_events events = {NULL, NULL};
@@ -71,6 +73,7 @@ static void defer(struct http_request *req, void *arg)
     http_pool_run(server, work, worked, req);
 }
 
+/* A reply of several events. */
 static void stream(struct http_request *req, void *arg)
 {
     (void)arg;
@@ -81,6 +84,7 @@ static void stream(struct http_request *req, void *arg)
     http_stream_end(req);
 }
 
+/* One route for each way to reply and each option of a route. */
 static const struct http_route routes[] = {
     {"GET", "/", answer, 0, 0, 0},
     {"POST", "/echo", answer, 0, 0, HTTP_ROUTE_JSON},
@@ -91,6 +95,7 @@ static const struct http_route routes[] = {
     {NULL, NULL, NULL, 0, 0, 0},
 };
 
+/* A socket in /tmp with the process's number, so that several may run at once. */
 static void open_server(void)
 {
     snprintf(socket_path, sizeof socket_path, "/tmp/http_fuzz.%d", (int)getpid());
@@ -126,6 +131,7 @@ struct text {
     const char *at, *end;
 };
 
+/* Lines end in CR LF only; anything else is what request smuggling is made of. */
 static bool take_line(struct text *t, struct text *line)
 {
     const char *cr = memmem(t->at, (size_t)(t->end - t->at), "\r\n", 2);
@@ -137,6 +143,7 @@ static bool take_line(struct text *t, struct text *line)
     return true;
 }
 
+/* RFC 9110, 5.6.2. */
 static bool is_token(const char *s, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -147,6 +154,7 @@ static bool is_token(const char *s, size_t n)
     return n > 0;
 }
 
+/* RFC 9110, 5.5: no control characters but tabs. */
 static bool is_field_text(const char *s, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -158,12 +166,14 @@ static bool is_field_text(const char *s, size_t n)
     return true;
 }
 
+/* What a strict reader knows about a request after its header. */
 struct strict_head {
     bool http10, close, chunked;
     int n_lengths, n_codings, n_hosts;
     size_t length;
 };
 
+/* Method, target, version and single spaces between them. */
 static bool read_request_line(struct text line, struct strict_head *h)
 {
     size_t n = (size_t)(line.end - line.at);
@@ -185,6 +195,8 @@ static bool read_request_line(struct text line, struct strict_head *h)
     return true;
 }
 
+/* Fields that decide where the request ends; two lengths, or a length and a coding, are an
+ * error. */
 static bool read_field(struct text line, struct strict_head *h)
 {
     const char *colon = memchr(line.at, ':', (size_t)(line.end - line.at));
@@ -226,7 +238,7 @@ static bool read_field(struct text line, struct strict_head *h)
 }
 
 /* A head. Chunks are not read: a body that is cut elsewhere still belongs to one request, and
- * nothing may be executed behind it. */
+ * nothing may be executed after it. */
 static bool read_head(struct text *t, struct strict_head *h)
 {
     struct text line;
@@ -253,6 +265,7 @@ static bool read_head(struct text *t, struct strict_head *h)
            h->n_hosts <= 1 && (h->http10 ? h->n_codings == 0 : h->n_hosts == 1);
 }
 
+/* The requests that a strict reader finds before the first error. */
 static struct reading read_strictly(const char *bytes, size_t n)
 {
     struct reading r = {0};
@@ -274,6 +287,7 @@ static struct reading read_strictly(const char *bytes, size_t n)
 
 /* --- What came back --- */
 
+/* Every reply is complete and well-formed, up to the end of the connection. */
 static void check_replies(const char *bytes, size_t n)
 {
     struct text t = {bytes, bytes + n}, line;
@@ -318,6 +332,7 @@ static void check_replies(const char *bytes, size_t n)
 
 /* --- One connection --- */
 
+/* Reads all that has arrived; `closed` when the server has closed. */
 static bool takes_all(int fd, char *reply, size_t *n_reply, bool *closed)
 {
     bool news = false;
@@ -333,6 +348,7 @@ static bool takes_all(int fd, char *reply, size_t *n_reply, bool *closed)
     }
 }
 
+/* Runs the loop until nothing more comes, with time for the pool's thread. */
 static void turn(int fd, char *reply, size_t *n_reply, bool *closed)
 {
     for (int quiet = 0; quiet < 3 && !*closed; quiet++) {
@@ -343,6 +359,7 @@ static void turn(int fd, char *reply, size_t *n_reply, bool *closed)
     }
 }
 
+/* Not blocking, since client and server are one thread. */
 static int connect_client(void)
 {
     struct sockaddr_un un = {.sun_family = AF_UNIX};
@@ -381,6 +398,7 @@ static bool is_blind_spot(const char *bytes, size_t n)
            (memchr(bytes, '\0', n) || memmem(bytes, n, "\n:", 2) || memmem(bytes, n, "\r:", 2));
 }
 
+/* The input in readable form. */
 static void show(const char *bytes, size_t n, int n_strict)
 {
     fprintf(stderr, "%d executed of %d:\n", executed.n, n_strict);
@@ -391,6 +409,7 @@ static void show(const char *bytes, size_t n, int n_strict)
     fputc('\n', stderr);
 }
 
+/* In pieces, because a parser's state between reads is where errors hide. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static char reply[MAX_REPLY];
@@ -446,6 +465,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 }
 
 #ifndef LIBFUZZER
+/* The first two bytes of each seed choose the pieces. */
 int main(void)
 {
     static const char *const seeds[] = {

@@ -28,7 +28,7 @@ static void check_parts(const char *type, const char *body, size_t n_bytes)
     ASSERT(st == OK || err.text[0]);
 }
 
-/* A line for the type, and the body behind it. */
+/* A line for the type, and the body after it. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     const uint8_t *end = memchr(data, '\n', size);

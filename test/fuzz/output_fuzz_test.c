@@ -13,12 +13,14 @@ static const char tools_text[] =
     "\"o\":{\"type\":\"object\"},\"b\":{\"type\":[\"boolean\",\"null\"]},\"s\":{\"anyOf\":[{"
     "\"type\":\"string\"},{\"type\":\"null\"}]}}}}},{\"function\":{\"name\":\"g\"}}]";
 
+/* All calls of the sink, as text that can be compared. */
 struct result {
     struct buf text;
     bool in_call;
     char last;
 };
 
+/* Adjacent pieces of one kind are joined, so that only the content counts. */
 static void put(struct result *r, char kind, const char *s, size_t n)
 {
     if (r->last != kind || kind == 'C') {
@@ -52,6 +54,7 @@ static void on_arguments(void *arg, const char *s, size_t n)
     put(arg, 'A', s, n);
 }
 
+/* `piece` is the number of bytes per call. */
 static void parse(const struct output_options *opt, const char *s, size_t n, size_t piece,
                   struct result *r)
 {
@@ -67,6 +70,7 @@ static void parse(const struct output_options *opt, const char *s, size_t n, siz
     output_deinit(&o);
 }
 
+/* Whole, byte by byte and in other pieces: the results must be equal. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const names[] = {
@@ -111,6 +115,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 }
 
 #ifndef LIBFUZZER
+/* The first three bytes of each seed choose the parser and options. */
 int main(void)
 {
     static const char cut_name[] = "e00<tool_call>\n<function=\0\0f>\n<parameter=\0>\n5\n"

@@ -14,6 +14,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
+/* The number of files, or -1 without the folder. */
 static inline int fuzz_replay_folder(const char *folder)
 {
     DIR *dir = opendir(folder);
@@ -44,6 +45,7 @@ static inline int fuzz_replay_folder(const char *folder)
     return n_files;
 }
 
+/* Prints what check_main does, so that scripts read both. */
 static inline int fuzz_replay(const char *name, int argc, char **argv)
 {
     char folder[4096];

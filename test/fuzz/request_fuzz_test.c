@@ -11,6 +11,7 @@ static struct config config;
 static struct call_model model;
 static struct engine_info info = {.hidden = 8, .max_model_len = 64, .n_eos = 1, .eos = {2}};
 
+/* The demo model's configuration and template; no engine. */
 static void open_model(void)
 {
     const char *argv[] = {"serve", "models/demo"};
@@ -30,6 +31,7 @@ static bool has_prompts(enum request_kind kind)
     return kind != KIND_DETOKENIZE && kind != KIND_OLLAMA_LOAD && kind != KIND_APPLY_TEMPLATE;
 }
 
+/* What the engine assumes of a request that it is given. */
 static void check_runs(const struct request *r)
 {
     ASSERT(r->n_prompts > 0 && r->n >= 1);
@@ -43,6 +45,7 @@ static void check_runs(const struct request *r)
     }
 }
 
+/* The text ends in a NUL that belongs to no JSON, as a body from HTTP does. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (!model.names) {
@@ -71,6 +74,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 }
 
 #ifndef LIBFUZZER
+/* The first byte is the kind of request in octal. */
 int main(void)
 {
     static const char *const seeds[] = {

@@ -25,6 +25,7 @@ static void check_output(const struct chat_output *out)
     }
 }
 
+/* Compiled, and rendered if that succeeds; limits of the renderer end loops. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
     const char *text = (const char *)data;
@@ -50,6 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 }
 
 #ifndef SLUICE_FUZZER
+/* Inputs that fuzzers have found, and one per feature. */
 TEST(the_corpus_neither_crashes_nor_hangs)
 {
     DIR *dir = opendir("test/corpus/template");

@@ -4,6 +4,7 @@
 #include "engine/tokenizer/tokenizer.h"
 #include "test/fuzz/replay.h"
 
+/* Half of the text is user input, and half is not. */
 static void use(const struct tokenizer *tok)
 {
     static const char text[] = "Hello  world's <s>\n\tx=1234; \xC3\xA9\xE4\xB8\xAD\xE6\x96\x87 "
@@ -31,6 +32,7 @@ static void use(const struct tokenizer *tok)
     ids_deinit(&ids);
 }
 
+/* The file alone, then as all three files that a tokenizer may have. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     struct tokenizer_files files = {.json = (const char *)data, .json_bytes = n};

@@ -27,6 +27,7 @@ static const struct {
     {"wordpiece", false}, {"han-apart", true}, {"starcoder", true}, {"qwen35", false}};
 enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
 
+/* Loaded once per process. */
 static const struct tokenizer *load(size_t i)
 {
     static struct tokenizer *loaded[N_KINDS];
@@ -42,6 +43,7 @@ static const struct tokenizer *load(size_t i)
     return loaded[i];
 }
 
+/* The text as a tokenizer gives it back: invalid parts as U+FFFD. */
 static void put_repaired(struct buf *out, const char *s, size_t n)
 {
     for (size_t i = 0; i < n;) {
@@ -51,6 +53,7 @@ static void put_repaired(struct buf *out, const char *s, size_t n)
     }
 }
 
+/* Token by token, and as a stream: both must give the text. */
 static void check_back(const struct tokenizer *tok, const struct ids *ids, const char *s, size_t n,
                        bool lossless)
 {
@@ -78,6 +81,7 @@ static void check_back(const struct tokenizer *tok, const struct ids *ids, const
     buf_deinit(&whole);
 }
 
+/* The same text as one span and in several. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     if (n < 2) {

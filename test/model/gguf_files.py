@@ -210,7 +210,7 @@ for shared in ("shared_expert", "shared_experts"):
     for half in ("gate", "up", "down"):
         PARTS["mlp.%s.%s_proj" % (shared, half)] = "ffn_%s_shexp" % half
 EXPERT = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-SANDWICH = ("gemma2", "gemma3_text", "olmo2", "gpt_oss")  # where that norm stands behind attention
+SANDWICH = ("gemma2", "gemma3_text", "olmo2", "gpt_oss")  # where that norm stands after attention
 
 
 def permute(x, heads):

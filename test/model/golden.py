@@ -104,7 +104,7 @@ def check_exact_unscored(family, tolerance=1e-3, *flags, but=()):
 
 
 def check_rounded_unscored(family, *flags):
-    """As check_rounded, but each prompt's token is drawn behind those before it, which are the request's prompt; nothing else
+    """As check_rounded, but each prompt's token is drawn after those before it, which are the request's prompt; nothing else
     may be drawn, and its log-probability is the model's own."""
     ours = theirs = 0.0
     asked = [(case, i) for case in expected(family)["cases"] for i in range(1, len(case["prompt"]))]

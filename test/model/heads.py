@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints with random draft heads for tests, and what such a head drafts, in numpy: a plain Llama, a multi-token prediction
-module behind its last layer, and an EAGLE-3 head."""
+module after its last layer, and an EAGLE-3 head."""
 import json
 import os
 import struct
@@ -146,7 +146,7 @@ def rope(x, theta):
 
 
 def layer(w, prefix, c, x, read):
-    """x of all rows behind the layer; q, k and v read `read`."""
+    """x of all rows after the layer; q, k and v read `read`."""
     hd, n_q, n_kv = c["head_dim"], c["num_attention_heads"], c["num_key_value_heads"]
     theta, n = c.get("rope_theta") or c["rope_parameters"]["rope_theta"], len(x)
 
@@ -174,7 +174,7 @@ class Target:
         return self.w["model.embed_tokens.weight"][tokens]
 
     def states(self, tokens):
-        """x behind each layer, and the last one normed."""
+        """x after each layer, and the last one normed."""
         x, out = self.embed(tokens), []
         for i in range(self.c["num_hidden_layers"]):
             p = f"model.layers.{i}."
@@ -251,7 +251,7 @@ class Eagle3:
 
 
 def chain(head, tokens, fed, k, allowed):
-    """k drafts behind these tokens; fed: the target's states of their rows."""
+    """k drafts after these tokens; fed: the target's states of their rows."""
     if isinstance(head, Modules):
         return head.chain(tokens, fed, k, allowed)
     before = numpy.concatenate([numpy.zeros((1, fed.shape[1])), fed[:len(tokens) - 1]])  # of the row before

@@ -12,6 +12,7 @@
 
 enum { HIDDEN_ROWS = 9, HIDDEN_LEN = 64, HIDDEN_BLOCK = 16 };
 
+/* A backend and the out rows of one run. */
 struct hidden_case {
     const char *dir;
     struct backend *(*open)(void);
@@ -19,6 +20,7 @@ struct hidden_case {
     int32_t n_out;
 };
 
+/* A model on one backend. */
 struct hidden_bed {
     struct model_config config;
     struct checkpoint *checkpoint;
@@ -107,6 +109,7 @@ static inline void hidden_close(struct hidden_bed *b)
     checkpoint_close(b->checkpoint);
 }
 
+/* One pass over a few rows in scattered blocks. */
 static inline enum status hidden_run(struct hidden_bed *b, const struct hidden_case *c,
                                      struct hidden_layers asked)
 {
@@ -199,7 +202,7 @@ static inline void hidden_check(const struct hidden_case *c)
     hidden_close(&whole);
 }
 
-/* Families whose residual streams differ: pre-norm, norms behind the sub-layers, both sub-layers at
+/* Families whose residual streams differ: pre-norm, norms after the sub-layers, both sub-layers at
  * once, MLA with experts; few rows and all of them. */
 static inline void hidden_check_families(struct backend *(*open)(void))
 {

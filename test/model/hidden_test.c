@@ -3,6 +3,7 @@
 #include "cpu/cpu.h"
 #include "test/model/hidden.h"
 
+/* float32, since bits are compared. */
 static struct backend *open_cpu(void)
 {
     const struct backend_options o = {.n_ranks = 1, .dtype = DT_F32, .threads = 2};

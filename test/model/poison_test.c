@@ -13,6 +13,7 @@
 
 enum { N = 6, MAX_N = 2, MAX_PROMPT = 80, MAX_OUT = 40, BLOCK = 8, N_BLOCKS = 18 };
 
+/* An engine, its requests, and for each slot of a set whether it may be read. */
 struct bed {
     struct engine *e;
     struct engine_request r[N];
@@ -33,6 +34,7 @@ static enum status open_cpu(const struct backend_options *options, struct backen
 
 /* ---- what is right ------------------------------------------------------------------------ */
 
+/* Slots of the positions [first, end) of a sequence. */
 static void keep_slots(struct bed *b, int32_t set, const struct sequence *q, int32_t first,
                        int32_t end)
 {
@@ -50,6 +52,8 @@ static void keep_block(struct bed *b, int32_t set, int32_t block)
     memset(b->keep[set] + block * size, 1, (size_t)size);
 }
 
+/* Slots that must keep their content: valid blocks of the cache, computed positions of
+ * sequences, and sources of copies and moves of the next step. */
 static void find_kept(struct bed *b, int32_t n_sets)
 {
     struct scheduler *s = &b->e->scheduler;
@@ -88,6 +92,8 @@ static void find_kept(struct bed *b, int32_t n_sets)
     }
 }
 
+/* Writes NaN to every other slot of this rank. Pages are bf16, with K by dimension and V
+ * by token. */
 static void poison(struct bed *b, int32_t rank, int32_t n_sets)
 {
     struct cpu_backend *cpu = cpu_of(b->e->ranks.rank[rank].be);
@@ -117,6 +123,7 @@ static void poison(struct bed *b, int32_t rank, int32_t n_sets)
 
 /* ---- a run -------------------------------------------------------------------------------- */
 
+/* Common prefixes, so that blocks are shared between sequences. */
 static void make_request(struct bed *b, int32_t i)
 {
     struct engine_request *r = &b->r[i];
@@ -137,6 +144,7 @@ static void make_request(struct bed *b, int32_t i)
     }
 }
 
+/* Accepted drafts are counted, because without them the test would prove less. */
 static void on_event(struct engine_request *r, void *arg)
 {
     struct bed *b = arg;
@@ -146,6 +154,7 @@ static void on_event(struct engine_request *r, void *arg)
     }
 }
 
+/* Poisons after every turn. A NaN that is read reaches the logits and changes the answer. */
 static struct bed *run(const char *config, int32_t n_ranks, bool poisoned)
 {
     struct bed *b = xcalloc(1, sizeof *b);
@@ -206,6 +215,7 @@ static void finish(struct bed *b)
     free(b);
 }
 
+/* Each kind of speculation leaves different slots unused. */
 TEST(nan_in_every_slot_that_holds_nothing_changes_no_answer)
 {
     static const char *const configs[] = {

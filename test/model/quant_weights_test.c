@@ -24,6 +24,8 @@ static void shape_of(const struct json *j, int64_t *n_experts, int64_t *n_out, i
     *n_in = (int64_t)json_number(dims[2], 0);
 }
 
+/* Decodes the tensor by rows and by elements, which must agree, and compares the digest of
+ * its f32 values. */
 static void check_tensor(const struct checkpoint *ck, const struct quant *q, const struct json *j)
 {
     char name[256];
@@ -68,6 +70,7 @@ static void check_tensor(const struct checkpoint *ck, const struct quant *q, con
     free(row);
 }
 
+/* Every tensor that weights.json lists. */
 static void check_folder(const char *dir)
 {
     char path[600];
@@ -90,6 +93,7 @@ static void check_folder(const char *dir)
     json_free(sums);
 }
 
+/* Every folder below root; false if there is no such folder. */
 static bool check_root(const char *root)
 {
     DIR *d = opendir(root);
@@ -114,6 +118,7 @@ TEST(sums_of_weights_are_those_stored)
     CHECK(check_root("test/golden-quant"));
 }
 
+/* More folders, which are not in the repository. */
 TEST(sums_of_weights_of_other_folders_are_those_stored)
 {
     char root[300];

@@ -10,6 +10,7 @@ enum { MAX_ROWS = 300, MAX_COLS = 400 };
 
 static float w[MAX_ROWS * MAX_COLS];
 
+/* Random values whose range grows from row to row (seven sizes), so scales differ. */
 static void fill(int64_t rows, int64_t cols)
 {
     uint32_t x = 12345;
@@ -49,6 +50,7 @@ static float bound(enum requantise_kind kind, float value, float scale)
     return scale * (value / scale > 7 ? 0.55f : 0.5001f);
 }
 
+/* Every value of the matrix is within the bound after decoding. */
 static void check_values(int kind, int64_t rows, int64_t cols)
 {
     struct requantise q = {.kind = kinds[kind].kind, .blocks = kinds[kind].blocks};
@@ -67,6 +69,7 @@ static void check_values(int kind, int64_t rows, int64_t cols)
     requantise_deinit(&q);
 }
 
+/* Shapes below, at and above a block or group, also with a remainder. */
 TEST(values_move_by_half_a_step_at_most)
 {
     static const int64_t shapes[][2] = {{1, 1}, {3, 7}, {5, 32}, {129, 128}, {300, 129}, {2, 400}};
@@ -77,6 +80,8 @@ TEST(values_move_by_half_a_step_at_most)
     }
 }
 
+/* The first row's largest value, -2.0, determines its scale: it becomes the type's largest number
+ * (448, 127); int4's scale is 2 / 7.5 rounded to bf16. */
 TEST(scales_are_those_of_the_largest)
 {
     fill(4, 8);
@@ -96,6 +101,7 @@ TEST(scales_are_those_of_the_largest)
     }
 }
 
+/* The number of inputs that share a scale. */
 TEST(groups_are_of_128_else_32_else_all)
 {
     static const struct {
@@ -111,6 +117,7 @@ TEST(groups_are_of_128_else_32_else_all)
     }
 }
 
+/* Kernels read these bytes: the layout is part of the format. */
 TEST(codes_of_int4_lie_two_to_a_byte_the_first_low)
 {
     static const float row[5] = {-7.5f, 7.0f, 0.0f, 1.0f, -1.0f}; // a scale of 1
@@ -124,6 +131,7 @@ TEST(codes_of_int4_lie_two_to_a_byte_the_first_low)
     requantise_deinit(&q);
 }
 
+/* A scale of 0 would give NaN on division; rows of zeros must stay zero. */
 TEST(zeros_stay_zeros_and_have_a_scale)
 {
     for (int k = 0; k < N_KINDS; k++) {
@@ -140,6 +148,7 @@ TEST(zeros_stay_zeros_and_have_a_scale)
     }
 }
 
+/* A part that is quantised already, or with REQUANTISE_NOT, keeps its data. */
 TEST(what_is_quantised_stays_as_it_is)
 {
     struct requantise q = {.kind = REQUANTISE_INT8}, none = {.kind = REQUANTISE_NOT};

@@ -845,7 +845,7 @@ def test_what_a_sample_passes_over_a_full_look_finds(tmp_path):
     ck = Checkpoint(tmp_path / "m")
     n = math.prod(ck.header[HEAD]["shape"])
     assert n > 16 * 64 * 2  # most of it is in no sample
-    poke(ck, HEAD, 100, "inf")  # behind the first piece
+    poke(ck, HEAD, 100, "inf")  # after the first piece
     ck.write()
     assert f"tensor {HEAD}: element 100" in run(ck.folder, "--check-weights", "full").stderr
     assert "tensor" not in run(ck.folder).stderr

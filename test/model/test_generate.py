@@ -206,7 +206,7 @@ def test_an_answer_does_not_wait_for_the_end_of_the_input():
 
 
 def test_a_pool_fits_the_limit_of_the_address_space():
-    """Without a size said, the KV pool is cut to what RLIMIT_AS leaves behind the program's libraries."""
+    """Without a size said, the KV pool is cut to what RLIMIT_AS leaves after the program's libraries."""
     libraries = re.findall(r"=> (/\S+)", subprocess.run(["ldd", golden.SLUICE], capture_output=True, text=True).stdout)
     most = (900 << 20) + sum(os.path.getsize(path) for path in libraries)
 

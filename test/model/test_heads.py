@@ -128,7 +128,7 @@ def shaped(how, head, **more):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A dense model, and one of MLA and experts with a module as a layer behind its last."""
+    """A dense model, and one of MLA and experts with a module as a layer after its last."""
     at = tmp_path_factory.mktemp("heads")
     v3 = golden.config("deepseek-v3")
     dense = heads.with_tensors("llama-2", at / "llama-2", heads.mtp_tensors(golden.config("llama-2")))
@@ -175,7 +175,7 @@ def test_nothing_that_goes_on_changes_a_request(tmp_path, folders, family):
 
 @pytest.mark.parametrize("family", ["llama-2", "deepseek-v3"])
 def test_nothing_that_goes_on_changes_a_request_of_several_modules(tmp_path, family):
-    """As layers of one name, and as layers behind the last with heads of their own; the second time on two ranks."""
+    """As layers of one name, and as layers after the last with heads of their own; the second time on two ranks."""
     c, n = golden.config(family), 3
     if family == "llama-2":
         tensors, key = heads.mtp_tensors(c, n=n), "mtp_num_hidden_layers"

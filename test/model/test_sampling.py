@@ -26,7 +26,7 @@ def run(requests, *flags):
 
 
 def raw_logprobs(prefix):
-    """Of each id behind the prefix: it is scored as the last of a prompt."""
+    """Of each id after the prefix: it is scored as the last of a prompt."""
     requests = [{"prompt_token_ids": prefix + [i], "max_tokens": 0, "prompt_logprobs": True} for i in range(VOCAB)]
     return [answer["prompt_logprobs"][-1] for answer in run(requests)]
 

@@ -97,7 +97,7 @@ def test_a_draft_that_is_the_target_gives_k_plus_one_tokens_a_step():
 
 @pytest.mark.parametrize("how", PROPOSERS)
 def test_a_stop_inside_an_accepted_run_cuts_there(how):
-    """An end at each place of a run: nothing behind it is returned or counted, and none is left out."""
+    """An end at each place of a run: nothing after it is returned or counted, and none is left out."""
     request = {"prompt_token_ids": [7, 8, 9, 7, 8, 9, 7, 8], "temperature": 0, "max_tokens": 24, "ignore_eos": True}
     whole = golden.generate(TARGET, [request])[0]["outputs"][0]["token_ids"]
     asks = [{**request, "stop_token_ids": [t]} for t in whole[:16]]
@@ -121,7 +121,7 @@ def test_a_seed_gives_its_text_alone_and_among_64(how):
 @pytest.mark.parametrize("length, lanes", [(1, 64), (2, 32), (9, 8), (15, 8)])
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "tree"])
 def test_what_passes_cost_is_measured_within_the_shortest_context(method, length, lanes):
-    """Many rows over few lanes would lie behind its end."""
+    """Many rows over few lanes would lie after its end."""
     keys = {"method": method, **({} if method == "ngram" else {"model": OWN})}
     done = subprocess.run([*golden.RUN, OWN, "--json", "--max-model-len", str(length), "--max-num-seqs", str(lanes),
                            "--speculative-config", json.dumps(keys)], input='{"prompt_token_ids": [5], "max_tokens": 0}\n', capture_output=True, text=True)

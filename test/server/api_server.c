@@ -25,6 +25,8 @@
 
 enum { MAX_REQUESTS = 8192, MAX_SCRIPTS = 256, SEED_HANG = 1001, SEED_DIE, SEED_FAIL };
 
+/* A request in the engine; slots before `n` are in use. `news`: engine_drain has something
+ * to report. */
 struct slot {
     struct engine_request *r;
     bool cancelled, stopped[1024], ended, news;
@@ -35,6 +37,7 @@ struct script {
     int32_t n;
 };
 
+/* An engine without a model: requests in slots, one thread, tokens from scripts. */
 struct engine {
     struct engine_options options;
     struct engine_info info;
@@ -59,6 +62,7 @@ static int number(const char *name, int otherwise)
     return otherwise;
 }
 
+/* A line of ids per seed. */
 static void read_scripts(struct engine *e, const char *path)
 {
     FILE *f = fopen(path, "r");
@@ -78,6 +82,7 @@ static void read_scripts(struct engine *e, const char *path)
     }
 }
 
+/* Log-probabilities that tests can predict: -0.5 for the token, -1 less for each place. */
 static void put_logprobs(struct token_logprobs *lp, int32_t n_top, int32_t id)
 {
     lp->logprob = -0.5f;
@@ -88,6 +93,7 @@ static void put_logprobs(struct token_logprobs *lp, int32_t n_top, int32_t id)
     }
 }
 
+/* Without a script the prompt is repeated. */
 static int32_t next_token(const struct engine *e, const struct engine_request *r, int32_t t)
 {
     if (r->params.seed < (uint64_t)e->n_scripts) {
@@ -145,6 +151,7 @@ static bool advance(struct engine *e, struct slot *s, int32_t k)
     return finish == FINISH_NONE;
 }
 
+/* As a device that is lost fails. */
 static void fail(struct slot *s)
 {
     s->r->error = ERR_DEVICE;
@@ -154,6 +161,8 @@ static void fail(struct slot *s)
     }
 }
 
+/* One step for a request: usage that tests can predict (half of the prompt counts as
+ * cached), then tokens or a failure. */
 static void step(struct engine *e, struct slot *s)
 {
     struct engine_request *r = s->r;
@@ -192,6 +201,8 @@ static void step(struct engine *e, struct slot *s)
     r->t_done_ns = now_ns;
 }
 
+/* The engine thread. The lock is not held while the step's time passes, so requests can be
+ * submitted and cancelled. */
 static void *run(void *arg)
 {
     struct engine *e = arg;
@@ -230,6 +241,8 @@ enum status engine_check(const struct engine_options *options, struct err *err)
     return OK;
 }
 
+/* Loading reports its progress in steps of 10 ms, for tests of /health while a model
+ * loads. */
 enum status engine_open(const struct engine_options *options, struct engine **out, struct err *err)
 {
     struct engine *e = xcalloc(1, sizeof *e);
@@ -283,9 +296,10 @@ const struct engine_info *engine_info(const struct engine *e)
 
 void engine_add_eos(struct engine *e, int32_t id)
 {
-    (void)e, (void)id; // answers go on behind the tokenizer's
+    (void)e, (void)id; // answers go on after the tokenizer's
 }
 
+/* The queue's limit is the test's. */
 enum status engine_submit(struct engine *e, struct engine_request *r, struct err *err)
 {
     (void)err;
@@ -322,6 +336,7 @@ void engine_cancel(struct engine *e, struct engine_request *r)
     pthread_mutex_unlock(&e->lock);
 }
 
+/* Only one sample of the request. */
 void engine_stop(struct engine *e, struct engine_request *r, int32_t sample)
 {
     pthread_mutex_lock(&e->lock);
@@ -332,6 +347,8 @@ void engine_stop(struct engine *e, struct engine_request *r, int32_t sample)
     pthread_mutex_unlock(&e->lock);
 }
 
+/* Events are collected under the lock and reported without it, since callbacks submit and
+ * cancel. */
 void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, void *arg),
                   void *arg)
 {
@@ -355,6 +372,7 @@ void engine_drain(struct engine *e, void (*on_event)(struct engine_request *r, v
     }
 }
 
+/* Numbers as metrics and the load page need them. */
 void engine_stats(struct engine *e, struct engine_stats *out)
 {
     pthread_mutex_lock(&e->lock);
@@ -378,6 +396,7 @@ void engine_reset_prefix_cache(struct engine *e)
     (void)e;
 }
 
+/* Every unfinished request ends as cancelled. */
 void engine_stop_all(struct engine *e)
 {
     pthread_mutex_lock(&e->lock);

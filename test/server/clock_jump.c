@@ -10,6 +10,7 @@
 #include <sys/time.h>
 #include <time.h>
 
+/* Mapped once; the file's writer changes the time of all processes at once. */
 static int64_t offset_s(void)
 {
     static const volatile int64_t *offset;
@@ -28,6 +29,7 @@ static int64_t offset_s(void)
     return *offset;
 }
 
+/* Only the wall clock is shifted; time limits use the monotonic one. */
 int clock_gettime(clockid_t id, struct timespec *out)
 {
     static int (*real)(clockid_t, struct timespec *);

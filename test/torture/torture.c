@@ -37,6 +37,7 @@
 
 enum { MAX_RANGES = 64, N_SLOTS = 1 << 20 };
 
+/* Addresses of code. */
 struct range {
     uintptr_t from, to;
 };
@@ -49,6 +50,7 @@ static const char *failed = "nothing";
 static uintptr_t failed_at;
 static _Atomic bool ready;
 
+/* Whether an address lies in one of the ranges. */
 static bool is_in(const struct range *r, int n, uintptr_t at)
 {
     for (int i = 0; i < n; i++) {
@@ -61,6 +63,8 @@ static bool is_in(const struct range *r, int n, uintptr_t at)
 
 static void report(bool all);
 
+/* True if this call is the one that fails. It is reported before it fails, since the
+ * program may crash in consequence. */
 static bool is_due(_Atomic long *n, long which, const char *name, const void *caller)
 {
     uintptr_t at = (uintptr_t)caller;
@@ -76,6 +80,8 @@ static bool is_due(_Atomic long *n, long which, const char *name, const void *ca
 /* ---- what the program has allocated -----------------------------------------------------------
  */
 
+/* A hash table with open addresses of the program's live blocks; `by`: the caller. It
+ * never allocates. */
 static struct {
     _Atomic uintptr_t block; // 0: never used; 1: was freed
     uintptr_t by;
@@ -86,6 +92,8 @@ static size_t hash(uintptr_t p)
     return (size_t)(p >> 4) * 0x9e3779b97f4a7c15u >> 44;
 }
 
+/* A lock-free table, since any thread may allocate. 0 is a free slot, 1 one that is free
+ * again. */
 static void remember(void *p, const void *caller)
 {
     uintptr_t at = (uintptr_t)caller;
@@ -101,6 +109,7 @@ static void remember(void *p, const void *caller)
     }
 }
 
+/* Blocks of others are not found, and stop at the first free slot. */
 static void forget(void *p)
 {
     for (size_t i = hash((uintptr_t)p), n = 0; p && n < N_SLOTS; i = (i + 1) % N_SLOTS, n++) {
@@ -120,6 +129,7 @@ void *__libc_realloc(void *p, size_t n);
 void *__libc_memalign(size_t alignment, size_t n);
 void __libc_free(void *p);
 
+/* Only calls from counted code, outside of exempt functions. */
 static bool allocation_fails(const void *caller)
 {
     if (is_in(exempt, n_exempt, (uintptr_t)caller) ||
@@ -146,6 +156,7 @@ void *calloc(size_t n, size_t size)
     return p;
 }
 
+/* A failing realloc leaves the old block, as C says. */
 void *realloc(void *old, size_t n)
 {
     if (allocation_fails(CALLER)) {
@@ -173,6 +184,7 @@ void free(void *p)
 /* ---- the report -------------------------------------------------------------------------------
  */
 
+/* Only system calls and snprintf, since allocation may be what fails. */
 static void report(bool all)
 {
     char text[256];
@@ -200,6 +212,7 @@ static void report_all(void)
     report(true);
 }
 
+/* For the script, which asks for a report at a place of its choice. */
 static void on_signal(int number)
 {
     (void)number;
@@ -209,6 +222,8 @@ static void on_signal(int number)
     ready = true;
 }
 
+/* Called for the program first, then for each library: their executable segments become
+ * counted ranges. */
 static int add_module(struct dl_phdr_info *info, size_t size, void *arg)
 {
     const char *from = getenv("TORTURE_FROM");
@@ -236,6 +251,7 @@ static int add_module(struct dl_phdr_info *info, size_t size, void *arg)
     return 0;
 }
 
+/* Runs before main; without TORTURE_FAIL nothing is counted. */
 __attribute__((constructor)) static void begin(void)
 {
     int n_seen = 0;

@@ -13,6 +13,8 @@
 
 enum { N_WARPS = 8, BLOCK_ROWS = 64, N_STAGES = 2, MAX_DIM_K = 576 };
 
+/* Shared memory: queries, then keys and values of one tile, probabilities, and row
+ * statistics. */
 struct mma_layout {
     int32_t k_pitch, v_pitch, p_pitch; // elements; odd multiples of 16 bytes, to avoid bank
                                        // conflicts
@@ -525,6 +527,8 @@ template <typename T, int KEYS, int NP, bool CODES> struct mma_block {
     }
 };
 
+/* One block per multiprocessor or two, each taking units in turn. Bound by tensor cores
+ * for prompts, by reading keys for decoding rows. */
 template <typename T, int KEYS, int NP, bool CODES>
 __global__ void __launch_bounds__(N_WARPS * 32, NP == 1 ? 2 : 1)
     attention_mma_kernel(const __grid_constant__ struct attention_params p)
@@ -562,6 +566,8 @@ static int most_shared(int sm)
     return (sm >= 90 && sm < 120 ? 227 : 99) << 10;
 }
 
+/* Everything from sm_80 on whose tile fits into shared memory and whose rows are whole
+ * vectors. */
 bool attention_mma_takes(const struct attention_launch *a)
 {
     const struct kv_view *kv = &a->kv;
@@ -576,6 +582,7 @@ bool attention_mma_takes(const struct attention_launch *a)
            a->scale > 0.0f;
 }
 
+/* A kernel needs permission for more than 48 KiB of shared memory. */
 template <typename T, int KEYS, int NP>
 static cudaError_t launch_mma(cudaStream_t stream, const struct attention_params &p, int n_sms)
 {
@@ -589,6 +596,7 @@ static cudaError_t launch_mma(cudaStream_t stream, const struct attention_params
                                      smem, stream, p);
 }
 
+/* Small heads take tiles of 64 keys; wide values are cut into 2 or 4 parts. */
 template <typename T>
 static cudaError_t launch_by_dims(cudaStream_t stream, const struct attention_params &p, int n_sms)
 {

@@ -85,6 +85,7 @@ __global__ void moe_plan_kernel(const int32_t *ids, struct plan_params p, struct
 
 /* ---- grouped products on the tensor cores -------------------------------------------------- */
 
+/* What is the same for all experts. */
 struct group_params {
     int32_t k, ffn, hidden;
     int64_t x_stride;
@@ -95,6 +96,7 @@ struct group_params {
 
 enum { NO_GATE = -1 }; // template value that replaces an activation kind
 
+/* Activations of experts that have no gate. */
 __device__ static float act_of(int32_t kind, float x)
 {
     switch (kind) {
@@ -112,6 +114,7 @@ template <int KIND> __device__ __forceinline__ int64_t first_rows(const struct g
     return KIND == NO_GATE ? p.ffn : 2 * (int64_t)p.ffn;
 }
 
+/* NO_GATE is a constant, so neither kind has a branch. */
 template <int KIND>
 __device__ __forceinline__ float expert_act(const struct group_params &p, float gate, float up)
 {
@@ -238,6 +241,7 @@ template <typename T, typename W> __device__ float warp_dot(const T *x, const W 
     return warp_sum(sum);
 }
 
+/* One warp per pick and feature: for types and widths without tensor cores. */
 template <typename T, typename W, int KIND>
 __global__ void moe_gate_up_plain_kernel(const T *x, const W *gate_up, const float *bias,
                                          const int32_t *ids, struct group_params p, T *act)
@@ -281,6 +285,7 @@ __global__ void moe_act_kernel(T *act, int64_t n, struct group_params p, struct 
     }
 }
 
+/* The second product, into one fp32 row per pick. */
 template <typename T, typename W>
 __global__ void moe_down_plain_kernel(const T *act, const W *down, const float *bias,
                                       const int32_t *ids, struct group_params p, float *out)
@@ -300,6 +305,8 @@ __global__ void moe_down_plain_kernel(const T *act, const W *down, const float *
 
 /* ---- the sum over a row's picks ------------------------------------------------------------ */
 
+/* One block per row. Picks are added in order of expert id, so that the sum does not
+ * depend on the router's order. */
 template <typename T>
 __global__ void moe_combine_kernel(T *y, int64_t y_stride, const float *out, const int32_t *ids,
                                    const float *weights, int32_t k, int32_t hidden, bool accumulate,
@@ -359,6 +366,7 @@ static struct coded_args coded_of(const struct moe_ffn_args *a, const struct moe
     return c;
 }
 
+/* The first product with quantised experts, over rows sorted by expert. */
 template <typename T>
 static cudaError_t coded_gate_up(cudaStream_t stream, const struct moe_ffn_args *a,
                                  const struct moe_weights *w, const struct moe_scratch *s,
@@ -387,6 +395,7 @@ static cudaError_t coded_gate_up(cudaStream_t stream, const struct moe_ffn_args 
                   dim3(THREADS), 0, stream, (T *)s->act, n, p, *s, a->n_experts);
 }
 
+/* The second one writes rows back in the order of picks. */
 static cudaError_t coded_down(cudaStream_t stream, const struct moe_ffn_args *a,
                               const struct moe_weights *w, const struct moe_scratch *s, int tile)
 {
@@ -401,6 +410,7 @@ static cudaError_t coded_down(cudaStream_t stream, const struct moe_ffn_args *a,
     return gemm_coded(stream, w->down_coded, &c);
 }
 
+/* Both products on tensor cores; the tile's sizes are template arguments. */
 template <typename T, int KIND, int BM, int BN, int BK, int WM, int WN, int STAGES>
 static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
                            const struct moe_weights *w, const struct moe_scratch *s,
@@ -433,6 +443,7 @@ static cudaError_t grouped(cudaStream_t stream, const struct moe_ffn_args *a,
                         (const T *)w->down, a->partial ? (const float *)0 : w->down_bias, p, *s);
 }
 
+/* Without tensor cores. */
 template <typename T, typename W, int KIND>
 static cudaError_t plain(cudaStream_t stream, const struct moe_ffn_args *a,
                          const struct moe_weights *w, const struct moe_scratch *s,
@@ -467,6 +478,7 @@ static int tile_of(const struct moe_ffn_args *a, const struct moe_weights *w)
     return few || !fit ? SMALL_TILE : CODED_TILE;
 }
 
+/* The way depends on the weights' format and on how many rows an expert has. */
 template <typename T, int KIND>
 static cudaError_t products(cudaStream_t stream, const struct moe_ffn_args *a,
                             const struct moe_weights *w, const struct moe_scratch *s,

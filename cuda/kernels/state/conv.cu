@@ -10,6 +10,7 @@
 
 enum { CHANNELS = 128, MOST_TAPS = 16 };
 
+/* Args of the kernel in one struct, since all instances share them. */
 struct conv_params {
     struct state_view state;
     struct pass_view pass;
@@ -37,6 +38,8 @@ __device__ static void gather_inputs(const struct conv_params &p, const struct p
     }
 }
 
+/* The inputs before a boundary are part of the record, so that a sequence can go on from
+ * there. */
 template <typename T>
 __device__ static void keep_tail(const struct conv_params &p, const struct pass_seq &seq,
                                  int32_t boundary, int32_t channel, const float *in)
@@ -52,6 +55,8 @@ __device__ static void keep_tail(const struct conv_params &p, const struct pass_
     }
 }
 
+/* One thread per channel; blockIdx.y takes sequences in turn. The last inputs are kept in
+ * registers. */
 template <typename T> __global__ void short_conv_kernel(struct conv_params p)
 {
     const struct state_layer &g = p.state.geometry;
@@ -112,6 +117,7 @@ extern "C" cudaError_t k_short_conv(cudaStream_t stream, const struct state_rows
 /* ---- gates: a block is one group of a row -----------------------------------------------------
  */
 
+/* As for conv_params. */
 struct gate_params {
     const void *x, *gate;
     void *out;
@@ -135,6 +141,7 @@ __device__ __forceinline__ float opened_by(const struct gate_params &p, int32_t 
     return opened(p, to_float(gate[p.per_group ? blockIdx.y : blockIdx.y * p.group + i]));
 }
 
+/* One block per row and group: the norm needs the group's sum of squares. */
 template <typename T> __global__ void gate_kernel(struct gate_params p)
 {
     extern __shared__ __align__(16) char memory[];
@@ -162,6 +169,8 @@ template <typename T> __global__ void gate_kernel(struct gate_params p)
 /* A warp takes a group; a lane has 2 * N adjacent bytes of it. */
 enum { GATE_WARPS = 8 };
 
+/* One warp per group, N elements per lane, several groups per block: for groups of 64, 128
+ * and 256. */
 template <typename T, int N>
 __global__ void __launch_bounds__(GATE_WARPS * 32)
     gate_groups_kernel(struct gate_params p, int64_t n, int32_t per_row)
@@ -199,6 +208,7 @@ __global__ void __launch_bounds__(GATE_WARPS * 32)
     *(struct run *)((T *)p.out + row * p.out_stride + first) = made;
 }
 
+/* A warp for each group of the row. */
 template <typename T, int N>
 static cudaError_t gate_groups(cudaStream_t stream, const struct gate_params &p, int32_t n_rows,
                                int32_t width)

@@ -20,6 +20,7 @@ __device__ __forceinline__ W *row_of(const struct hidden_words<W> &h, const stru
     return h.base + ((int64_t)page * h.block_tokens + slot % h.block_tokens) * h.stride;
 }
 
+/* One block per row; padding rows are skipped. */
 template <typename W>
 __global__ void hidden_store_kernel(const W *x, int64_t stride, struct hidden_words<W> h,
                                     struct pass_view pass, bool out_rows)
@@ -53,6 +54,8 @@ __device__ int32_t slot_before(const struct pass_view &pass, int32_t r)
     return before >= 0 ? pass.rows[before].slot_pos : seq.n_past - 1;
 }
 
+/* One block per row. Thread 0 finds the slot, because a tree's row has to search for its
+ * parent. */
 template <typename W>
 __global__ void hidden_load_kernel(W *x, int64_t stride, struct hidden_words<W> h,
                                    struct pass_view pass)
@@ -79,6 +82,7 @@ static hidden_words<W> words_of(const struct hidden_args *a, const struct kv_vie
             rows->block_tokens};
 }
 
+/* `per` elements are one word of type W. */
 template <typename W>
 static cudaError_t store(cudaStream_t stream, const struct hidden_args *a,
                          const struct kv_view *rows, const struct pass_view *pass, int32_t per)

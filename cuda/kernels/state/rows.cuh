@@ -5,6 +5,7 @@
 
 #include "cuda/kernels/state/state.cuh"
 
+/* Both kernels get the same args; unused ones are 0. */
 struct rows_params {
     struct state_view state;
     struct pass_view pass;
@@ -19,6 +20,8 @@ struct rows_params {
     bool gate_first, per_group, silu, few_alone;
 };
 
+/* With a fused convolution rows come from its input, and with a gate they go to its
+ * output. */
 static inline struct rows_params rows_params_of(const struct state_rows_launch *l)
 {
     const struct recurrence_args *a = l->a;

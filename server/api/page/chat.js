@@ -207,7 +207,7 @@ function answer() {
 
 /* ---- what a person does ---- */
 
-/* Ends the log's boxes behind the last question, and the messages that they are of. */
+/* Ends the log's boxes after the last question, and the messages that they are of. */
 function dropAnswer() {
   while (talk.length && talk[talk.length - 1].role !== "user") talk.pop();
   var question = talk.length ? talk[talk.length - 1].box : null;

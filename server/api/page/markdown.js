@@ -166,7 +166,7 @@ function beginsBlock(lines, i) {
     ITEM.test(line) || isTable(lines, i);
 }
 
-/* Each of these takes the block at line i and returns the line behind it. */
+/* Each of these takes the block at line i and returns the line after it. */
 
 function takeFence(parent, lines, i) {
   var open = FENCE.exec(lines[i]), text = [], mark = open[1];

@@ -16,6 +16,8 @@ static bool resolve_index(int64_t i, size_t n, size_t *at)
     return i >= 0 && (size_t)i < n;
 }
 
+/* Python's indexing of a sequence. A character is found by counting, which is charged as
+ * work on long strings. */
 static bool item_of_sequence(struct jrt *rt, struct jv obj, int64_t i, bool *found, struct jv *out)
 {
     size_t n, at;
@@ -73,6 +75,7 @@ static bool subscript(struct jrt *rt, struct jv obj, struct jv index, bool *foun
     }
 }
 
+/* Methods exist as values, so that a template may pass them on or compare them. */
 static bool bind_method(struct jrt *rt, struct jv obj, const struct jinja_method *m, struct jv *out)
 {
     struct jmethod *bound = jrt_alloc(rt, 1, sizeof *bound);
@@ -84,6 +87,7 @@ static bool bind_method(struct jrt *rt, struct jv obj, const struct jinja_method
     return true;
 }
 
+/* Attributes of macros that Jinja2 documents. */
 static bool macro_attr(struct jrt *rt, const struct jmacro *m, struct jstr *name, bool *found,
                        struct jv *out)
 {
@@ -207,6 +211,8 @@ static bool get_attr(struct jrt *rt, struct jv obj, struct jstr *name,
     return true;
 }
 
+/* As obj.name in Jinja2: attribute first, then item, then an undefined that remembers
+ * both. */
 bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name,
                 const struct jinja_method *methods, struct jv *out)
 {
@@ -220,6 +226,8 @@ bool jinja_attr(struct jrt *rt, struct jv obj, struct jstr *name,
     return found || jv_undefined(rt, obj, jv_str(name), out);
 }
 
+/* obj[index] for an index known at compile time, whose methods were looked up there: item
+ * first, then attribute. */
 bool jinja_item_known(struct jrt *rt, struct jv obj, struct jv index,
                       const struct jinja_method *methods, struct jv *out)
 {
@@ -238,6 +246,8 @@ bool jinja_item_known(struct jrt *rt, struct jv obj, struct jv index,
     return found || jv_undefined(rt, obj, index, out);
 }
 
+/* The same for a computed index. Its text may come from the request, but it can only reach
+ * attributes that the sandbox allows. */
 bool jinja_item(struct jrt *rt, struct jv obj, struct jv index, struct jv *out)
 {
     const struct jinja_method *methods = NULL;
@@ -250,11 +260,13 @@ bool jinja_item(struct jrt *rt, struct jv obj, struct jv index, struct jv *out)
     return jinja_item_known(rt, obj, index, methods, out);
 }
 
+/* Of a slice of n items: `count` items from `start` in steps of `step`. */
 struct bounds {
     int64_t start, stop, step;
     size_t count;
 };
 
+/* A bound of a slice; `otherwise` where it is left out or none. */
 static bool slice_part(struct jrt *rt, struct jv v, int64_t otherwise, int64_t *i)
 {
     if (v.type == JV_NONE || v.type == JV_MISSING) {
@@ -309,6 +321,8 @@ static bool slice_bounds(struct jrt *rt, const struct jv part[3], size_t n_items
     return true;
 }
 
+/* Whole characters, each with its provenance; the offsets of characters are needed only
+ * for text with multi-byte ones. */
 static struct jstr *slice_text(struct jrt *rt, struct jstr *s, const struct bounds *b)
 {
     if (b->step == 1) {
@@ -341,6 +355,7 @@ static struct jstr *slice_text(struct jrt *rt, struct jstr *s, const struct boun
     return jsb_done(&sb);
 }
 
+/* A slice of a list with step 1 shares its items, which are immutable. */
 bool jinja_slice(struct jrt *rt, struct jv obj, const struct jv part[3], struct jv *out)
 {
     size_t n;

@@ -11,6 +11,8 @@
 /* Schoolbook arithmetic: numbers in templates are small, and the bound keeps the rest cheap. */
 enum { BASE = 1000000000, MAX_LIMBS = 1000, SMALL_LIMBS = 3 };
 
+/* `small` has the limbs of an int64_t; d points to them or to those of a JV_BIG. A struct
+ * is not copied, since d would then point into the original. */
 /* An operand of any integer type. */
 struct limbs {
     bool negative;
@@ -19,6 +21,7 @@ struct limbs {
     uint32_t small[SMALL_LIMBS];
 };
 
+/* The magnitude of INT64_MIN does not fit int64_t, hence the negation as unsigned. */
 static void load(struct jv v, struct limbs *l)
 {
     if (v.type == JV_BIG) {
@@ -35,6 +38,7 @@ static void load(struct jv v, struct limbs *l)
     l->d = l->small;
 }
 
+/* Limbs are zeroed by the arena. 1,000 limbs are 9,000 digits. */
 static struct jbig *make(struct jrt *rt, int n)
 {
     if (n > MAX_LIMBS) {
@@ -93,6 +97,8 @@ int jbig_compare(struct jv a, struct jv b)
     return x.negative ? -c : c;
 }
 
+/* Signed addition by magnitudes: equal signs add, different signs subtract the smaller
+ * from the larger. */
 bool jbig_add(struct jrt *rt, struct jv a, struct jv b, bool subtract, struct jv *out)
 {
     struct limbs x, y;
@@ -127,6 +133,8 @@ bool jbig_add(struct jrt *rt, struct jv a, struct jv b, bool subtract, struct jv
     return true;
 }
 
+/* The work is charged before it is done: a product of two large numbers costs x.n * y.n
+ * operations. */
 bool jbig_mul(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
 {
     struct limbs x, y;
@@ -169,6 +177,8 @@ static void subtract_limbs(uint32_t *a, const uint32_t *b, int n)
     }
 }
 
+/* The value of n limbs as a double; only four are passed, whose rounding error stays below
+ * one unit of the quotient. */
 static double leading(const uint32_t *d, int n)
 {
     double f = 0;
@@ -203,6 +213,8 @@ static uint32_t divide_step(uint32_t *r, const uint32_t *y, uint32_t *product, i
     return q;
 }
 
+/* Long division limb by limb, then from truncated to floored division: with a remainder
+ * and different signs the quotient is one less, and the remainder gets the divisor's sign. */
 bool jbig_divmod(struct jrt *rt, struct jv a, struct jv b, struct jv *quotient, struct jv *rest)
 {
     struct limbs x, y;
@@ -231,6 +243,7 @@ bool jbig_divmod(struct jrt *rt, struct jv a, struct jv b, struct jv *quotient, 
     return true;
 }
 
+/* Through text, so that strtod rounds correctly once. */
 double jbig_double(const struct jbig *b)
 {
     char text[MAX_LIMBS * 9 + 16];

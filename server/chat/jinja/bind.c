@@ -32,6 +32,8 @@ static int count_params(const char *params)
     return n;
 }
 
+/* Positional arguments first, then named ones; `out` has a value for each parameter,
+ * MISSING where none was given. */
 bool jargs_bind(struct jrt *rt, const char *what, const struct jargs *args, const char *params,
                 int n_required, struct jv *out)
 {

@@ -19,6 +19,7 @@ struct place {
     bool no_loop_target; // in the target of a for: `loop` must not be assigned
 };
 
+/* Mutually recursive with the functions below; depth is limited by MAX_TREE. */
 static bool check_node(struct check *c, const struct jnode *n, struct place at);
 
 static bool check_list(struct check *c, struct jnode *const *v, int n, struct place at)
@@ -46,6 +47,7 @@ static bool check_call(struct check *c, const struct jcall_node *call, struct pl
            (!call->star2 || check_node(c, call->star2, at));
 }
 
+/* A loop's target may not be named `loop`, directly or in a tuple. */
 static bool check_target(struct check *c, const struct jnode *n, struct place at)
 {
     if (n->kind == N_TUPLE) {
@@ -64,6 +66,7 @@ static bool check_target(struct check *c, const struct jnode *n, struct place at
 
 /* ---- which special names a body reads ---- */
 
+/* A search for special names in a body. */
 struct wanted {
     const int *syms; // names to look for
     bool *found;     // which of them were read
@@ -71,6 +74,8 @@ struct wanted {
     int n, depth;
 };
 
+/* Follows the order of evaluation closely enough to decide whether a name is read before
+ * it is assigned. */
 static void scan(const struct jnode *n, struct wanted *w);
 
 static void scan_list(struct jnode *const *v, int n, struct wanted *w)
@@ -110,6 +115,7 @@ static void scan_call(const struct jcall_node *call, struct wanted *w)
     }
 }
 
+/* Assignments have targets instead of reads; `with` alternates targets and values. */
 static void scan_inner(const struct jnode *n, struct wanted *w)
 {
     bool target = n->kind == N_SET || n->kind == N_SET_BLOCK || n->kind == N_FOR;
@@ -151,6 +157,7 @@ static void scan(const struct jnode *n, struct wanted *w)
     w->depth--;
 }
 
+/* Whether the body reads `loop`, so that only such loops create the object. */
 static bool uses_loop(const struct check *c, const struct jnode *n)
 {
     bool found = false, stored = false;
@@ -159,6 +166,7 @@ static bool uses_loop(const struct check *c, const struct jnode *n)
     return found;
 }
 
+/* Fills in the signature: which special arguments a macro accepts follows from its body. */
 static void find_specials(const struct check *c, const struct jnode *n)
 {
     const int syms[] = {c->t->sym_caller, c->t->sym_kwargs, c->t->sym_varargs};
@@ -177,6 +185,7 @@ static void find_specials(const struct check *c, const struct jnode *n)
     sig->uses_caller &= !sig->explicit_caller;
 }
 
+/* `caller` as a parameter needs a default, because call blocks pass it by name. */
 static bool check_macro(struct check *c, const struct jnode *n, struct place at)
 {
     find_specials(c, n);
@@ -193,6 +202,8 @@ static bool check_macro(struct check *c, const struct jnode *n, struct place at)
            check_list(c, n->kids, n->n_kids, inner);
 }
 
+/* The test of a loop and its else are outside of its body: no break, and other rules for
+ * `loop`. */
 static bool check_for(struct check *c, struct jnode *n, struct place at)
 {
     struct place body = {.in_loop = true, .no_loop_target = true};
@@ -203,6 +214,8 @@ static bool check_for(struct check *c, struct jnode *n, struct place at)
            check_list(c, n->kids, n->n_kids, body) && check_list(c, n->more, n->n_more, other);
 }
 
+/* What a statement changes for the nodes below it. An `if` makes unknown filters soft:
+ * they fail when they run, not at load, as in Jinja2. */
 static bool check_statement(struct check *c, const struct jnode *n, struct place at)
 {
     struct place inner = {.in_loop = at.in_loop, .no_loop_target = at.no_loop_target};

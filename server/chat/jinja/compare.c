@@ -50,6 +50,8 @@ static bool compare_lists(struct jrt *rt, const struct jlist *a, const struct jl
     return true;
 }
 
+/* Sequences compare by their first unequal items, numbers across types; other pairs are an
+ * error with Python's message. */
 static bool compare_nested(struct jrt *rt, struct jv a, struct jv b, enum jv_order op, int nest,
                            bool *out)
 {

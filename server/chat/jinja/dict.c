@@ -10,6 +10,7 @@ enum { SMALL_DICT = 8 }; // most entries for a linear search
 
 /* ---- equality ---- */
 
+/* Identity, or what is certain to be equal without a comparison. */
 bool jv_same(struct jv a, struct jv b)
 {
     if (a.type != b.type) {
@@ -81,6 +82,8 @@ static bool equal_views(struct jrt *rt, const struct jview *a, const struct jvie
     return rt->st == OK;
 }
 
+/* Numbers compare across types; nested NaN equals itself, since Python checks identity in
+ * containers first. */
 bool jv_equal_nested(struct jrt *rt, struct jv a, struct jv b, int nest, bool *equal)
 {
     if (nest > JINJA_MAX_NEST) {
@@ -132,6 +135,8 @@ bool jv_equal(struct jrt *rt, struct jv a, struct jv b, bool *equal)
 
 /* ---- hashes ---- */
 
+/* All equal numbers need equal hashes, so they are hashed as doubles; hash_process_key
+ * makes the order of slots unpredictable to clients. */
 static uint64_t hash_number(double f)
 {
     uint64_t bits;
@@ -158,6 +163,7 @@ static bool hash_tuple(struct jrt *rt, const struct jlist *l, int nest, uint64_t
     return true;
 }
 
+/* False without an error: the value has no hash, as a list in Python. */
 static bool hash_nested(struct jrt *rt, struct jv v, int nest, uint64_t *hash)
 {
     if (nest > JINJA_MAX_NEST) {
@@ -202,6 +208,7 @@ struct jdict *jd_new(struct jrt *rt)
     return jrt_alloc(rt, 1, sizeof(struct jdict));
 }
 
+/* Linear probing; the table always has a free slot. */
 static void put_slot(struct jdict *d, size_t entry)
 {
     size_t slot = d->e[entry].hash & (d->n_slots - 1);
@@ -232,6 +239,7 @@ static bool reindex(struct jrt *rt, struct jdict *d)
     return true;
 }
 
+/* Strings are compared by bytes; other keys by identity or equality. */
 static bool same_key(struct jrt *rt, struct jv a, struct jv b)
 {
     if (a.type == JV_STR && b.type == JV_STR) {
@@ -256,6 +264,7 @@ static struct jentry *find_hashed(struct jrt *rt, const struct jdict *d, struct 
     return NULL;
 }
 
+/* Small dictionaries with string keys are searched without hashing. */
 struct jentry *jd_find(struct jrt *rt, const struct jdict *d, struct jv key, bool *hashable)
 {
     uint64_t hash = 0;
@@ -284,6 +293,8 @@ struct jentry *jd_find_text(struct jrt *rt, const struct jdict *d, const char *s
     return jd_find(rt, d, jv_str(&key), &hashable);
 }
 
+/* Insertion order is kept: an existing key changes its value only. The index begins with
+ * the ninth entry. */
 bool jd_set(struct jrt *rt, struct jdict *d, struct jv key, struct jv value)
 {
     bool hashable;

@@ -6,6 +6,9 @@
 
 #include <string.h>
 
+/* A frame binds the names of one scope: the body of a loop, a macro, a block. Frames have
+ * few bindings, so a search from the innermost frame outwards is faster than a table, and
+ * names are compared by symbol. */
 /* ---- scopes ---- */
 
 struct jframe *jframe_new(struct jrt *rt, struct jframe *parent)
@@ -17,6 +20,7 @@ struct jframe *jframe_new(struct jrt *rt, struct jframe *parent)
     return f;
 }
 
+/* f NULL: the variables of the render, one slot for each symbol. */
 bool jframe_set(struct jrt *rt, struct jframe *f, int sym, struct jv v)
 {
     if (!f) {
@@ -45,6 +49,8 @@ bool jframe_set(struct jrt *rt, struct jframe *f, int sym, struct jv v)
     return true;
 }
 
+/* Binds the names that scope.c found hidden to undefined values, so that a lookup does not
+ * go on to outer scopes. */
 bool jframe_hide(struct jrt *rt, struct jframe *f, const struct jhidden *hidden)
 {
     for (int i = 0; i < hidden->n; i++) {
@@ -58,6 +64,7 @@ bool jframe_hide(struct jrt *rt, struct jframe *f, const struct jhidden *hidden)
     return true;
 }
 
+/* MISSING bindings do not count: such a name is looked up further out. */
 struct jv jscope_get(const struct jrt *rt, int sym)
 {
     for (const struct jframe *f = rt->frame; f; f = f->parent) {
@@ -72,6 +79,7 @@ struct jv jscope_get(const struct jrt *rt, int sym)
 
 /* ---- expressions ---- */
 
+/* A name without a value is no error yet: Jinja2 fails only when an undefined is used. */
 static bool eval_name(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     *out = jscope_get(rt, n->sym);
@@ -110,6 +118,7 @@ static bool eval_dict(struct jrt *rt, const struct jnode *n, struct jv *out)
     return true;
 }
 
+/* a if b else c; without an else, an undefined whose message says so. */
 static bool eval_cond(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jv test;
@@ -128,6 +137,8 @@ static bool eval_cond(struct jrt *rt, const struct jnode *n, struct jv *out)
                              out);
 }
 
+/* The ~ operator over all its operands. With autoescape the result is Markup, and operands
+ * that are not are escaped. */
 static bool eval_concat(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jstr *s = NULL;
@@ -195,6 +206,8 @@ static bool compare_text(struct jv a, struct jv b, bool *equal)
     return x->n_bytes != y->n_bytes || (x->s && y->s && x->n_bytes < 256);
 }
 
+/* A chain such as a < b < c evaluates each operand once and stops at the first false
+ * comparison. */
 static bool eval_compare(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jv left, right;
@@ -239,6 +252,7 @@ static bool eval_sign(struct jrt *rt, const struct jnode *n, struct jv *out)
     return true;
 }
 
+/* kids: start, stop, step; NULL where the source leaves one out. */
 static bool eval_slice(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jv obj, part[3];
@@ -256,6 +270,9 @@ static bool eval_slice(struct jrt *rt, const struct jnode *n, struct jv *out)
 
 /* ---- calls (call.c), filters, tests ---- */
 
+/* obj.method(args) is looked up and called directly, without a bound method in between.
+ * Methods that change their object are left to jinja_attr, whose result says that they are
+ * forbidden. */
 static bool eval_call(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jargs args;
@@ -318,6 +335,7 @@ static bool eval_test(struct jrt *rt, const struct jnode *n, struct jv *out)
     return true;
 }
 
+/* `and` and `or` give an operand, not a bool. */
 static bool eval_logic(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     if (!jinja_eval(rt, n->a, out)) {
@@ -329,6 +347,7 @@ static bool eval_logic(struct jrt *rt, const struct jnode *n, struct jv *out)
     return jinja_eval(rt, n->b, out);
 }
 
+/* One node, whose depth jinja_eval has counted. */
 static bool eval_inner(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     struct jv a, b;
@@ -368,6 +387,7 @@ static bool eval_inner(struct jrt *rt, const struct jnode *n, struct jv *out)
     }
 }
 
+/* Constants and names are leaves, and need no counting of depth; every node costs a step. */
 bool jinja_eval(struct jrt *rt, const struct jnode *n, struct jv *out)
 {
     if (n->kind == N_CONST) {

@@ -6,6 +6,7 @@
 
 static enum jflow exec_one(struct jrt *rt, const struct jnode *n);
 
+/* Runs statements until one breaks out of the loop, continues it, or fails. */
 enum jflow jinja_exec(struct jrt *rt, struct jnode *const *body, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -26,6 +27,7 @@ static enum jflow next_if(bool ok)
 
 static bool assign(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v);
 
+/* Unpacks like Python: the number of items must match exactly. */
 static bool assign_tuple(struct jrt *rt, struct jframe *frame, const struct jnode *target,
                          struct jv v)
 {
@@ -54,6 +56,8 @@ static bool assign_tuple(struct jrt *rt, struct jframe *frame, const struct jnod
     return true;
 }
 
+/* target: a name, a tuple of targets, or an attribute of a namespace, the only object that
+ * assignment may change. */
 static bool assign(struct jrt *rt, struct jframe *frame, const struct jnode *target, struct jv v)
 {
     if (target->kind == N_NAME) {
@@ -112,6 +116,9 @@ static bool set_item(struct jrt *rt, struct jframe *frame, const struct jnode *t
     return true;
 }
 
+/* Each iteration begins with an empty frame, so nothing assigned in the body survives it,
+ * as in Jinja2. `loop` is bound only if the body uses it (n->op). `else` runs if no body
+ * ran to its end: also after a break in the first one. */
 static enum jflow run_loop(struct jrt *rt, const struct jnode *n, struct jloop *l)
 {
     struct jframe *outer = rt->frame;
@@ -156,6 +163,7 @@ static enum jflow run_loop(struct jrt *rt, const struct jnode *n, struct jloop *
     return flow;
 }
 
+/* depth0: the number of enclosing calls of a recursive loop. */
 static bool start_loop(struct jrt *rt, const struct jnode *n, struct jv over, int64_t depth0,
                        struct jloop **out)
 {
@@ -225,12 +233,14 @@ static enum jflow exec_macro(struct jrt *rt, const struct jnode *n)
 
 static bool print_value(struct jrt *rt, struct jv v)
 {
+    // Output goes through the escaping of autoescape, if that is on.
     if (rt->autoescape && !jinja_escape(rt, v, &v)) {
         return false;
     }
     return jv_put_str(rt->out, v);
 }
 
+/* {% call f(args) %}: the body becomes a macro, which f gets as its argument `caller`. */
 static enum jflow exec_call_block(struct jrt *rt, const struct jnode *n)
 {
     struct jv caller, callee, result;
@@ -325,6 +335,7 @@ static enum jflow exec_set_block(struct jrt *rt, const struct jnode *n)
     return next_if((!n->b || apply_filters(rt, n->b, v, &v)) && assign(rt, rt->frame, n->a, v));
 }
 
+/* {% with a = 1, b = a %}: b's value is that of the outer a. */
 static enum jflow exec_with(struct jrt *rt, const struct jnode *n)
 {
     struct jframe *outer = rt->frame, *frame = jframe_new(rt, outer);
@@ -343,6 +354,7 @@ static enum jflow exec_with(struct jrt *rt, const struct jnode *n)
     return flow;
 }
 
+/* The setting applies while the body runs, also to macros called in it. */
 static enum jflow exec_autoescape(struct jrt *rt, const struct jnode *n)
 {
     struct jv v;
@@ -368,6 +380,7 @@ static enum jflow exec_block(struct jrt *rt, const struct jnode *n)
     return flow;
 }
 
+/* {% generation %} marks assistant text for training; here it is printed as it is. */
 static enum jflow exec_generation(struct jrt *rt, const struct jnode *n)
 {
     struct jv v;
@@ -399,6 +412,8 @@ static enum jflow exec_if(struct jrt *rt, const struct jnode *n)
     }
 }
 
+/* One statement, whose depth exec_one has counted. Statements that need a loader fail
+ * here. */
 static enum jflow exec_inner(struct jrt *rt, const struct jnode *n)
 {
     struct jv v;

@@ -24,6 +24,7 @@ static bool describe(struct jrt *rt, struct jv v, const char **text)
     return !b.failed;
 }
 
+/* Jinja2's message: the hint, or what was looked up in which type of object. */
 bool jv_fail_undefined(struct jrt *rt, struct jv undefined)
 {
     const struct jundef *u = undefined.u.undef;
@@ -53,6 +54,7 @@ bool jv_fail_undefined(struct jrt *rt, struct jv undefined)
     return jrt_fail(rt, kind, "%s has no element %.*s", object, n, name->s);
 }
 
+/* Big integers are clamped: every use has bounds far below. */
 bool jv_as_index(struct jrt *rt, struct jv v, int64_t *i)
 {
     if (v.type == JV_BIG) {

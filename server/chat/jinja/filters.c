@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The table of filters: names, parameters as Jinja2 declares them, and how many are
+ * required. Sorted by name for the reader; lookups happen once, when a template is
+ * compiled. */
 #include "server/chat/jinja/filters.h"
 
 const struct jinja_filter jinja_filters[] = {

@@ -29,6 +29,7 @@ FILTER(jf_slice)
     return jv_as_index(rt, a[0], &out->u.iter->size);
 }
 
+/* map(attribute=..., default=...). */
 static bool map_by_attribute(struct jrt *rt, struct jiter *it)
 {
     struct jv attribute = jv_missing();
@@ -47,6 +48,7 @@ static bool map_by_attribute(struct jrt *rt, struct jiter *it)
     return jpath_make(rt, attribute, &it->path);
 }
 
+/* Arguments are checked when the first item is requested, as in a Python generator. */
 static bool find_map(struct jrt *rt, struct jiter *it)
 {
     bool has_attribute = false;
@@ -75,6 +77,8 @@ static bool find_map(struct jrt *rt, struct jiter *it)
     return true;
 }
 
+/* select, reject, and their variants by attribute; without a test, the value's truth
+ * decides. */
 static bool find_select(struct jrt *rt, struct jiter *it)
 {
     size_t off = it->by_attribute;
@@ -113,6 +117,8 @@ static bool is_fresh(struct jiter *it)
     return fresh;
 }
 
+/* The filter or attribute is looked up at the first item, so an empty list hides its
+ * errors. */
 static int next_mapped(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     struct jv item;
@@ -132,6 +138,7 @@ static int next_mapped(struct jrt *rt, struct jiter *it, struct jv *out)
     return ok ? 1 : -1;
 }
 
+/* Items are passed on as they are; only the test looks at their attribute. */
 static int next_selected(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     int more;
@@ -156,6 +163,7 @@ static int next_selected(struct jrt *rt, struct jiter *it, struct jv *out)
     return more;
 }
 
+/* Items are compared by path and without case; the first of equal ones is kept. */
 static int next_unique(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     int more;
@@ -177,6 +185,7 @@ static int next_unique(struct jrt *rt, struct jiter *it, struct jv *out)
     return more;
 }
 
+/* By value; strings without regard to case, unless asked otherwise. */
 FILTER(jf_unique)
 {
     (void)args;
@@ -190,6 +199,7 @@ FILTER(jf_unique)
     return it->seen && jpath_make(rt, a[1], &it->path);
 }
 
+/* map, select and reject differ in what they do with an item. */
 static bool lazy(struct jrt *rt, enum jiter_kind kind, struct jv v, const struct jargs *args,
                  bool by_attribute, bool negate, struct jv *out)
 {

@@ -9,6 +9,8 @@ struct order {
     struct jv key, item;
 };
 
+/* Merges two sorted runs. A failed comparison (of values without an order) fails the whole
+ * sort. */
 static bool merge(struct jrt *rt, const struct order *from, struct order *to, size_t low,
                   size_t mid, size_t high, bool reverse)
 {
@@ -29,6 +31,7 @@ static bool merge(struct jrt *rt, const struct order *from, struct order *to, si
     return true;
 }
 
+/* A bottom-up merge sort: stable like Python's, and without recursion. */
 bool jinja_sort(struct jrt *rt, struct jv *items, const struct jv *keys, size_t n, bool reverse)
 {
     if (n < 2) {
@@ -126,6 +129,7 @@ FILTER(jf_sort)
     return true;
 }
 
+/* by: 0 sorts by key, 1 by value. */
 FILTER(jf_dictsort)
 {
     (void)args;
@@ -168,6 +172,8 @@ FILTER(jf_dictsort)
     return jinja_sort(rt, l->items, keys, d->n, jf_truth_or(a[2], false));
 }
 
+/* Sorts by the key, then makes a group of each run of equal keys; keys are taken again
+ * after the sort, since items have moved. */
 FILTER(jf_groupby)
 {
     struct jlist *l, *groups = jlist_new(rt, 0);
@@ -212,6 +218,7 @@ FILTER(jf_groupby)
     return true;
 }
 
+/* The first of equal extremes. */
 static bool extreme(struct jrt *rt, struct jv v, const struct jv *a, enum jv_order better,
                     struct jv *out)
 {

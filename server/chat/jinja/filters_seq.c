@@ -25,6 +25,7 @@ FILTER(jf_list)
     return true;
 }
 
+/* Reads one item only, so it works on iterators without an end. */
 FILTER(jf_first)
 {
     struct jwalk w;
@@ -41,6 +42,7 @@ static bool is_reversible(struct jv v)
     return jv_is_iterable(v) && v.type != JV_ITER && v.type != JV_LOOP;
 }
 
+/* Any iterable that can be reversed; generators cannot. */
 FILTER(jf_last)
 {
     struct jlist *l;
@@ -72,6 +74,7 @@ FILTER(jf_random)
                                           // reproducible
 }
 
+/* Strings are reversed by characters. */
 FILTER(jf_reverse)
 {
     struct jlist *l;
@@ -99,6 +102,8 @@ FILTER(jf_reverse)
     return jiter_new(rt, JITER_PLAIN, jv_list(l), out);
 }
 
+/* Converts each item to text; with autoescape, separator and items are escaped unless they
+ * are Markup. */
 FILTER(jf_join)
 {
     struct jstr *sep = js_lit(rt, "");
@@ -132,6 +137,7 @@ FILTER(jf_join)
     return more == 0 && out->u.s;
 }
 
+/* From `start`, with Python's addition. */
 FILTER(jf_sum)
 {
     struct jpath path;

@@ -36,6 +36,7 @@ static bool begins_word(uint32_t cp)
     return cp == '-' || cp == '(' || cp == '{' || cp == '[' || cp == '<' || uni_is_space(cp);
 }
 
+/* Words begin after white space, hyphens and brackets, unlike in str.title(). */
 FILTER(jf_title)
 {
     (void)a, (void)args;
@@ -71,6 +72,7 @@ FILTER(jf_title)
     return jf_give((struct jv){0}, jsb_done(&b), out);
 }
 
+/* None means white space, as without an argument. */
 FILTER(jf_trim)
 {
     struct jstr *chars = NULL;
@@ -90,6 +92,7 @@ FILTER(jf_trim)
     return jf_give(v, jt_strip(rt, v.u.s, chars, 3), out);
 }
 
+/* Anything is made a string first. */
 FILTER(jf_replace)
 {
     struct jstr *s, *old, *new_;
@@ -108,6 +111,7 @@ FILTER(jf_string)
     return soft(rt, v, out);
 }
 
+/* Marks text as escaped already. */
 FILTER(jf_safe)
 {
     (void)a, (void)args;
@@ -124,6 +128,7 @@ FILTER(jf_escape)
     return jinja_escape(rt, v, out);
 }
 
+/* Also text that is marked as safe. */
 FILTER(jf_forceescape)
 {
     (void)a, (void)args;
@@ -186,6 +191,7 @@ FILTER(jf_striptags)
     return jf_give((struct jv){0}, text, out);
 }
 
+/* Python's centring: an odd space goes left or right depending on the width's parity. */
 FILTER(jf_center)
 {
     int64_t width;
@@ -203,6 +209,7 @@ FILTER(jf_center)
     return jf_give(v, jt_pad(rt, v.u.s, (size_t)left, (size_t)(pad - left), space), out);
 }
 
+/* As in Jinja2, the first line and blank ones are indented only on request. */
 FILTER(jf_indent)
 {
     int64_t width;
@@ -248,6 +255,7 @@ FILTER(jf_indent)
     return jf_give(v, jsb_done(&b), out);
 }
 
+/* Cuts at a word's end unless killwords; text within the leeway is left alone. */
 FILTER(jf_truncate)
 {
     int64_t length, leeway;
@@ -287,6 +295,7 @@ FILTER(jf_truncate)
     return cut && jf_give(v, js_concat(rt, cut, end), out);
 }
 
+/* Words as Python's regular expression \w+ finds them. */
 FILTER(jf_wordcount)
 {
     (void)a, (void)args;
@@ -309,6 +318,7 @@ FILTER(jf_wordcount)
     return true;
 }
 
+/* Python's % with either kind of arguments. */
 FILTER(jf_format)
 {
     (void)a;
@@ -339,6 +349,7 @@ FILTER(jf_format)
     return jinja_percent(rt, v, jv_tuple(l), out);
 }
 
+/* Percent-encodes UTF-8 bytes, each with the provenance of its character. */
 static void put_quoted(struct jsb *b, const struct jstr *s, bool query)
 {
     static const char hex[] = "0123456789ABCDEF";
@@ -358,6 +369,7 @@ static void put_quoted(struct jsb *b, const struct jstr *s, bool query)
     }
 }
 
+/* A string, or a mapping or pairs as a query. */
 FILTER(jf_urlencode)
 {
     struct jsb b;
@@ -409,6 +421,8 @@ FILTER(jf_urlencode)
     return more == 0 && jf_give((struct jv){0}, jsb_done(&b), out);
 }
 
+/* Attributes of an XML element; none and undefined are left out, and keys with characters
+ * that would end the name are errors. */
 FILTER(jf_xmlattr)
 {
     (void)args;

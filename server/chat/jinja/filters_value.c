@@ -28,6 +28,7 @@ static bool int_from(struct jrt *rt, struct jv v, int64_t base, struct jv *out, 
     return true;
 }
 
+/* "12.7"|int is 12; text that is no number gives the default. */
 FILTER(jf_int)
 {
     int64_t base;
@@ -122,6 +123,7 @@ static bool round_integer(struct jrt *rt, struct jv v, int64_t digits, struct jv
            jnum_binary(rt, JOP_MUL, quotient, unit, out);
 }
 
+/* common rounds halves to even in decimal, as Python's round() does. */
 FILTER(jf_round)
 {
     int64_t digits;
@@ -177,6 +179,7 @@ FILTER(jf_round)
            jnum_binary(rt, JOP_DIV, whole, scale, out);
 }
 
+/* As Jinja2 writes sizes: whole bytes below the base, one decimal above. */
 FILTER(jf_filesizeformat)
 {
     static const char *const decimal[] = {"kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"};
@@ -212,6 +215,7 @@ FILTER(jf_filesizeformat)
 
 /* ---- any value ---- */
 
+/* With boolean=true, false values count as missing, too. */
 FILTER(jf_default)
 {
     (void)rt, (void)args;
@@ -264,6 +268,7 @@ FILTER(jf_tojson)
     return rt->st == OK && jinja_tojson(rt, v, &style, &s) && jf_give((struct jv){0}, s, out);
 }
 
+/* |attr never falls back to an item. */
 FILTER(jf_attr)
 {
     struct jstr *name;

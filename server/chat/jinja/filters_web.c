@@ -40,6 +40,7 @@ static bool is_rest(struct word w)
     return i == w.n || strchr("/?#", w.s[i]);
 }
 
+/* The few endings for which a name without "www." or a scheme is a link. */
 static bool is_basic_tld(struct word w)
 {
     static const char *const tlds[] = {"com", "net", "int", "edu", "gov", "org", "info", "mil"};
@@ -51,6 +52,7 @@ static bool is_basic_tld(struct word w)
     return false;
 }
 
+/* Letters, or an internationalised label (xn--...). */
 static bool is_tld(struct word w)
 {
     bool idna = starts(w, "xn--") && w.n >= 6 && w.n <= 63;
@@ -62,6 +64,7 @@ static bool is_tld(struct word w)
     return letters || idna;
 }
 
+/* Four groups of digits, whose values are not checked. */
 static bool is_ipv4(struct word w)
 {
     int dots = 0, digits = 0;
@@ -87,6 +90,8 @@ static size_t scheme_length(struct word w)
     return starts(w, "http://") ? 7 : 0;
 }
 
+/* True for a URL with a scheme or "www.", or a host that ends with a common top-level
+ * domain. */
 static bool is_http(struct word w)
 {
     size_t scheme = scheme_length(w);
@@ -123,6 +128,7 @@ static bool is_http(struct word w)
     return labels > 0 && long_labels && is_basic_tld(last);
 }
 
+/* Anything before the last @, and a host with a dot after it. */
 static bool is_email(struct word w)
 {
     const char *at = memrchr(w.s, '@', w.n);
@@ -149,6 +155,7 @@ struct link_style {
     int64_t limit;             // -1: none
 };
 
+/* Writes the word as a link if it is an address, unchanged otherwise. */
 static void put_link(struct jsb *b, struct jstr *s, size_t at, struct word w,
                      const struct link_style *style)
 {
@@ -259,6 +266,7 @@ static void put_word(struct jsb *b, struct jstr *s, size_t at, size_t n,
     jsb_put_range(b, s, at + head + middle.n, n - head - middle.n);
 }
 
+/* An attribute is left out if its value is empty. */
 static bool attribute(struct jrt *rt, const char *name, struct jv v, struct jstr **out)
 {
     struct jsb b;
@@ -275,6 +283,7 @@ static bool attribute(struct jrt *rt, const char *name, struct jv v, struct jstr
     return *out != NULL;
 }
 
+/* Words are recognised as links one by one, so that the text between them stays as it is. */
 FILTER(jf_urlize)
 {
     struct link_style style = {.limit = -1};

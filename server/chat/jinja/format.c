@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Formatting: the % operator and str.format, with the provenance of what they print.
+ * Specifications of fields: spec.c. */
 #include "server/chat/jinja/format.h"
 
 #include "engine/base/minmax.h"
@@ -11,6 +13,7 @@
 
 /* ---- "..." % args ---- */
 
+/* The state of one format % args. */
 struct percent {
     struct jrt *rt;
     struct jsb *b;
@@ -20,6 +23,7 @@ struct percent {
     bool markup;
 };
 
+/* The next positional argument; a value that is no tuple is the only one. */
 static bool next_arg(struct percent *pc, struct jv *out)
 {
     if (pc->args.type == JV_TUPLE) {
@@ -72,6 +76,7 @@ static bool has_input(const struct jstr *f, size_t from, size_t to)
     return false;
 }
 
+/* Appends a field's output; by_input: all of it counts as input. */
 static bool put_chosen(struct jsb *b, struct jsb *field, bool by_input)
 {
     struct jstr *s = jsb_done(field);
@@ -106,6 +111,7 @@ static bool count_arg(struct percent *pc, const struct jstr *f, size_t *i, int64
     return true;
 }
 
+/* %s, %r, %a and %c. */
 static bool put_percent_text(struct percent *pc, struct jv v, struct jspec *spec, char code)
 {
     struct jstr *s;
@@ -142,6 +148,8 @@ static bool put_percent_text(struct percent *pc, struct jv v, struct jspec *spec
     return s && jspec_put_padded(pc->b, s, spec, '>');
 }
 
+/* %d and relatives. A precision is a minimum number of digits, and is padded inside of the
+ * width. */
 static bool put_percent_int(struct percent *pc, struct jv v, struct jspec *spec, char code)
 {
     if (v.type == JV_FLOAT && !strchr("oxX", code)) {
@@ -268,6 +276,8 @@ static bool convert(struct percent *pc, struct jstr *f, size_t *i)
                     code, (unsigned)code & 0xFF, *i - 1);
 }
 
+/* Text between conversions keeps its provenance. Fields go to a buffer of their own only
+ * if the format contains input, because only then their origin can change. */
 bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *out)
 {
     struct jsb b;
@@ -310,6 +320,8 @@ bool jinja_percent(struct jrt *rt, struct jv format, struct jv args, struct jv *
 
 /* ---- str.format ---- */
 
+/* The state of one str.format. `automatic` and `manual` numbering ({} and {0}) may not be
+ * mixed. */
 struct formatter {
     struct jrt *rt;
     const struct jargs *args;
@@ -402,6 +414,7 @@ static bool field_rest(struct formatter *fm, struct jstr *f, size_t at, struct j
     return true;
 }
 
+/* !s, !r and !a; the latter two are the same here. */
 static bool convert_field(struct jrt *rt, char conversion, struct jv *v)
 {
     struct jstr *s;

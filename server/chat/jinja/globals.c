@@ -9,6 +9,8 @@
 
 #define GLOBAL(name) static bool name(struct jrt *rt, const struct jargs *args, struct jv *out)
 
+/* At most 100,000 items, as Jinja2's sandbox allows; the span is computed unsigned, so
+ * that it cannot overflow. */
 GLOBAL(global_range)
 {
     int64_t v[3] = {0, 0, 1};
@@ -108,6 +110,7 @@ GLOBAL(global_dict)
     return true;
 }
 
+/* The only object whose attributes a template can set. */
 GLOBAL(global_namespace)
 {
     struct jdict *d;
@@ -118,6 +121,7 @@ GLOBAL(global_namespace)
     return true;
 }
 
+/* next() begins again after the last item. */
 GLOBAL(global_cycler)
 {
     struct jcycler *c = jrt_alloc(rt, 1, sizeof *c);
@@ -134,6 +138,7 @@ GLOBAL(global_cycler)
     return true;
 }
 
+/* The separator comes from the second call on. */
 GLOBAL(global_joiner)
 {
     struct jv sep;
@@ -146,6 +151,7 @@ GLOBAL(global_joiner)
     return rt->st == OK;
 }
 
+/* The message is passed on unchanged, since templates use it to speak to the user. */
 GLOBAL(global_raise)
 {
     struct jv message;
@@ -177,6 +183,7 @@ static void put_time(struct jsb *b, const struct tm *tm, int microseconds, char 
     jsb_puts(b, text);
 }
 
+/* The time is that of the render, not of this call: two calls agree. */
 GLOBAL(global_strftime_now)
 {
     struct jv format;

@@ -24,6 +24,7 @@ bool jv_is_iterable(struct jv v)
     }
 }
 
+/* Begins a walk; a lazy string is made flat, since it is read by byte. */
 bool jwalk_init(struct jrt *rt, struct jv over, struct jwalk *w)
 {
     *w = (struct jwalk){.over = over};
@@ -33,6 +34,8 @@ bool jwalk_init(struct jrt *rt, struct jv over, struct jwalk *w)
     return over.type != JV_STR || js_flat(rt, over.u.s);
 }
 
+/* Characters one at a time. ASCII characters are cached per provenance, since templates
+ * that take strings for lists of parts walk over whole messages. */
 static int next_char(struct jrt *rt, struct jwalk *w, struct jv *out)
 {
     struct jstr *s = w->over.u.s;
@@ -55,6 +58,8 @@ static int next_char(struct jrt *rt, struct jwalk *w, struct jv *out)
     return out->u.s ? 1 : -1;
 }
 
+/* Views read the dictionary as it is now; dictionaries do not change while a template
+ * runs. */
 static int next_of_view(struct jrt *rt, const struct jview *view, size_t i, struct jv *out)
 {
     if (i >= view->dict->n) {
@@ -69,6 +74,7 @@ static int next_of_view(struct jrt *rt, const struct jview *view, size_t i, stru
     return -1;
 }
 
+/* 1: *out is the next item; 0: there is none; -1: failed. Every item costs a step. */
 int jwalk_next(struct jrt *rt, struct jwalk *w, struct jv *out)
 {
     if (!jrt_step(rt)) {
@@ -116,6 +122,7 @@ int jwalk_next(struct jrt *rt, struct jwalk *w, struct jv *out)
     }
 }
 
+/* All items as a list, for operations that need their number or a second pass. */
 bool jv_collect(struct jrt *rt, struct jv over, struct jlist **out)
 {
     struct jwalk w;
@@ -134,6 +141,7 @@ bool jv_collect(struct jrt *rt, struct jv over, struct jlist **out)
     return more == 0;
 }
 
+/* Lazy, like a generator: `over` is not touched before the first item is read. */
 bool jiter_new(struct jrt *rt, enum jiter_kind kind, struct jv over, struct jv *out)
 {
     struct jiter *it = jrt_alloc(rt, 1, sizeof *it);
@@ -188,6 +196,8 @@ static int next_batch(struct jrt *rt, struct jiter *it, struct jv *out)
     return 1;
 }
 
+/* As Jinja2's slice filter: `size` lists of nearly equal lengths, the first ones longer by
+ * one; `fill` pads the others. */
 static int next_slice(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     if (it->at >= it->size) {
@@ -243,6 +253,7 @@ static bool start(struct jrt *rt, struct jiter *it)
     return jwalk_init(rt, it->over, &it->walk);
 }
 
+/* The iterator is over once it has ended or failed. */
 int jiter_next(struct jrt *rt, struct jiter *it, struct jv *out)
 {
     if (!it->started && !start(rt, it)) {

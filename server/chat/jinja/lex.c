@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Tokens point into the normalised source. `open` is a stack of brackets, so that }}
+ * inside of a dict literal does not end a tag. */
 struct lexer {
     struct jrt *rt;
     const char *s;
@@ -22,6 +24,7 @@ struct lexer {
     int n_open;
 };
 
+/* Keeps the first error only: later ones are consequences. */
 bool jinja_syntax(struct jrt *rt, int line, const char *fmt, ...)
 {
     if (rt->st != OK) {
@@ -161,6 +164,7 @@ static bool finish_tag(struct lexer *lx, size_t end)
     return true;
 }
 
+/* Comments do not nest, and tags inside of them mean nothing. */
 static bool lex_comment(struct lexer *lx, size_t body)
 {
     for (size_t i = body; i < lx->n_bytes; i++) {
@@ -204,6 +208,8 @@ static size_t raw_begin(const struct lexer *lx, size_t at, char *sign)
     return 0;
 }
 
+/* Everything up to endraw is data, whatever it looks like; white space is trimmed at both
+ * ends as at any tag. */
 static bool lex_raw(struct lexer *lx, size_t body)
 {
     lx->line_starting = lx->s[body - 1] == '\n';
@@ -219,6 +225,7 @@ static bool lex_raw(struct lexer *lx, size_t body)
     return jinja_syntax(lx->rt, lx->line, "Missing end of raw directive");
 }
 
+/* Names are Python's identifiers, so any letter of Unicode may be in one. */
 static bool is_word(const struct lexer *lx, size_t at, size_t *n)
 {
     if (at >= lx->n_bytes) {
@@ -248,6 +255,8 @@ static bool lex_name(struct lexer *lx)
     return lx->rt->st == OK;
 }
 
+/* Escapes are decoded by the parser; here a backslash only keeps the next character from
+ * ending the string. */
 static bool lex_string(struct lexer *lx)
 {
     char quote = lx->s[lx->at];
@@ -317,6 +326,8 @@ static const char *digits_of_base(char letter)
     }
 }
 
+/* Digits may be grouped by underscores. A number with a leading zero is only zeros, as in
+ * Python. */
 static size_t int_end(const struct lexer *lx)
 {
     size_t at = lx->at;
@@ -345,6 +356,7 @@ static bool lex_number(struct lexer *lx)
     return lx->rt->st == OK;
 }
 
+/* Checks that brackets match and limits their depth. */
 static bool balance(struct lexer *lx, char c)
 {
     if (c == '(' || c == '[' || c == '{') {
@@ -368,6 +380,7 @@ static bool balance(struct lexer *lx, char c)
     return true;
 }
 
+/* Operators of two characters first. The code of an operator consists of its characters. */
 static bool lex_operator(struct lexer *lx)
 {
     static const char *const twos[] = {"//", "**", "==", "!=", ">=", "<="};
@@ -468,6 +481,7 @@ static bool lex_step(struct lexer *lx)
     return lex_tag(lx, kind == '{');
 }
 
+/* Line ends become \n, and the last one is dropped: Jinja2's keep_trailing_newline is off. */
 static size_t normalize(const char *s, size_t n_bytes, char *out)
 {
     size_t n = 0;
@@ -485,6 +499,7 @@ static size_t normalize(const char *s, size_t n_bytes, char *out)
     return n;
 }
 
+/* The list ends with T_EOF, so the parser may always look one token ahead. */
 bool jinja_lex(struct jrt *rt, const char *source, size_t n_bytes, struct jtoken **tokens,
                size_t *n_tokens)
 {

@@ -25,6 +25,8 @@ struct jlist *jlist_new(struct jrt *rt, size_t n)
     return NULL;
 }
 
+/* Makes room after the last item. The shared store can be used only if nobody has appended
+ * after this list's end; otherwise the items move to a new store. */
 static bool grow(struct jrt *rt, struct jlist *l, size_t more)
 {
     struct jlist_store *st = l->store;
@@ -46,6 +48,7 @@ static bool grow(struct jrt *rt, struct jlist *l, size_t more)
     return true;
 }
 
+/* a + b in a loop is linear, since a's store is extended. */
 struct jlist *jlist_join(struct jrt *rt, const struct jlist *a, const struct jlist *b)
 {
     struct jlist *l = jrt_alloc(rt, 1, sizeof *l);

@@ -42,6 +42,7 @@ const struct jinja_func *jinja_func_find(const struct jrt *rt, const char *name,
     return NULL;
 }
 
+/* The order of the table of methods: as strcmp, with one side not terminated. */
 static int order(const char *name, const char *s, size_t n_bytes)
 {
     size_t n = strlen(name);
@@ -52,6 +53,7 @@ static int order(const char *name, const char *s, size_t n_bytes)
     return n < n_bytes ? -1 : n > n_bytes;
 }
 
+/* The first row of this name, by binary search; rows of other types follow it. */
 const struct jinja_method *jinja_methods_find(const struct jrt *rt, const char *name,
                                               size_t n_bytes)
 {
@@ -80,6 +82,7 @@ const struct jinja_method *jinja_method_for(const struct jinja_method *first, st
     return NULL;
 }
 
+/* Methods that change their object are forbidden by the sandbox, since values are shared. */
 bool jinja_is_mutator(struct jv self, const char *name, size_t n_bytes)
 {
     static const char *const of_dict[] = {"clear", "pop", "popitem", "setdefault", "update", NULL};

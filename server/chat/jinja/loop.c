@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The item that was looked at in advance comes first. */
 int jloop_pull(struct jrt *rt, struct jloop *l, struct jv *out)
 {
     if (l->peeked) {
@@ -16,6 +17,8 @@ int jloop_pull(struct jrt *rt, struct jloop *l, struct jv *out)
     return jwalk_next(rt, &l->walk, out);
 }
 
+/* loop.last and loop.nextitem need to know the next item, which a generator computes only
+ * then. */
 static bool loop_peek(struct jrt *rt, struct jloop *l, struct jv *out)
 {
     if (!l->peeked) {
@@ -61,6 +64,7 @@ static bool loop_length(struct jrt *rt, struct jloop *l, int64_t *out)
     return true;
 }
 
+/* Generators have no length, as in Python. */
 bool jv_len(struct jrt *rt, struct jv v, size_t *n)
 {
     switch (v.type) {
@@ -94,6 +98,7 @@ static bool no_item(struct jrt *rt, const char *which, struct jv *out)
     return jv_undefined_hint(rt, which, out);
 }
 
+/* Attributes that need the length fail for generators. */
 bool jloop_attr(struct jrt *rt, struct jv self, struct jstr *name, bool *found, struct jv *out)
 {
     struct jloop *l = self.u.loop;
@@ -149,6 +154,7 @@ bool jloop_cycle(struct jrt *rt, struct jv self, const struct jargs *args, struc
     return true;
 }
 
+/* Compares with the values of the last call; True at the first one. */
 bool jloop_changed(struct jrt *rt, struct jv self, const struct jargs *args, struct jv *out)
 {
     struct jloop *l = self.u.loop;
@@ -168,6 +174,7 @@ bool jloop_changed(struct jrt *rt, struct jv self, const struct jargs *args, str
     return true;
 }
 
+/* As Jinja2 prints it. */
 bool jloop_repr(struct jsb *b, struct jv self)
 {
     int64_t n;

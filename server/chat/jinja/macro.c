@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Counts nested calls of macros, callers and recursive loops; the caller of this function
+ * decrements `calls`. */
 bool jcall_enter(struct jrt *rt)
 {
     if (++rt->calls > JINJA_MAX_CALLS) {
@@ -88,6 +90,7 @@ static bool bind_special(struct jrt *rt, const struct jmacro *m, const struct ja
     return l && jframe_set(rt, frame, m->t->sym_varargs, jv_tuple(l));
 }
 
+/* Defaults are evaluated in the macro's frame, after all given arguments are bound. */
 static bool bind_defaults(struct jrt *rt, const struct jsignature *sig, struct jframe *frame,
                           const bool *given)
 {
@@ -107,6 +110,7 @@ static bool bind_defaults(struct jrt *rt, const struct jsignature *sig, struct j
     return true;
 }
 
+/* In Jinja2's order: arguments, then caller, kwargs and varargs, then defaults. */
 static bool bind_macro(struct jrt *rt, const struct jmacro *m, const struct jargs *args,
                        struct jframe *frame)
 {
@@ -118,6 +122,8 @@ static bool bind_macro(struct jrt *rt, const struct jmacro *m, const struct jarg
            bind_defaults(rt, m->sig, frame, given);
 }
 
+/* A macro writes to an output of its own, which is its result; its frame continues the
+ * scope in which it was defined. */
 bool jmacro_call(struct jrt *rt, const struct jmacro *m, const struct jargs *args, struct jv *out)
 {
     struct jframe *frame = jframe_new(rt, m->closure), *outer_frame = rt->frame;
@@ -141,6 +147,7 @@ bool jmacro_call(struct jrt *rt, const struct jmacro *m, const struct jargs *arg
     return s != NULL;
 }
 
+/* name NULL: the body of a call block. */
 bool jmacro_make(struct jrt *rt, const struct jnode *n, struct jstr *name, struct jv *out)
 {
     struct jmacro *m = jrt_alloc(rt, 1, sizeof *m);

@@ -66,6 +66,7 @@ METHOD(str_isprintable)
     return all_of(rt, self, UNI_PRINTABLE, true, out);
 }
 
+/* True for the empty string, as in Python. */
 METHOD(str_isascii)
 {
     (void)a, (void)args;
@@ -76,6 +77,7 @@ METHOD(str_isascii)
     return true;
 }
 
+/* The first character has a smaller set. */
 METHOD(str_isidentifier)
 {
     (void)a, (void)args;
@@ -120,6 +122,8 @@ METHOD(str_isupper)
     return cased_like(rt, self, UNI_UPPER, UNI_LOWER | UNI_TITLE, out);
 }
 
+/* Upper case only after caseless characters, lower case only after cased ones, and at
+ * least one cased character. */
 METHOD(str_istitle)
 {
     struct jstr *s = self.u.s;

@@ -54,6 +54,7 @@ METHOD(str_center)
     return justify(rt, self, a, 0, out);
 }
 
+/* Zeros go after the sign. */
 METHOD(str_zfill)
 {
     int64_t width;
@@ -75,6 +76,7 @@ METHOD(str_zfill)
     return jm_give(self, jsb_done(&b), out);
 }
 
+/* Tabs stop at multiples of `size`; a line end resets the column. */
 METHOD(str_expandtabs)
 {
     int64_t size;

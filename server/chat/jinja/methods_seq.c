@@ -7,6 +7,7 @@
 
 /* ---- lists, dictionaries, others ---- */
 
+/* Identity counts as equality, as in Python (so a NaN is found in its own list). */
 static bool count_items(struct jrt *rt, struct jv self, struct jv v, int64_t *n, int64_t *first)
 {
     const struct jlist *l = self.u.list;
@@ -35,6 +36,7 @@ METHOD(list_count)
     return true;
 }
 
+/* Negative bounds count from the end. */
 METHOD(list_index)
 {
     int64_t from, to, n = (int64_t)self.u.list->n;
@@ -61,6 +63,7 @@ METHOD(list_index)
     return jrt_fail(rt, "ValueError", "the value is not in the %s", jv_type_name(self));
 }
 
+/* The list is new, its items are the same. */
 METHOD(list_copy)
 {
     struct jlist *l;
@@ -72,6 +75,7 @@ METHOD(list_copy)
     return true;
 }
 
+/* A default in place of an error; a key that cannot be one is an error all the same. */
 METHOD(dict_get)
 {
     bool hashable;
@@ -90,6 +94,7 @@ METHOD(dict_get)
     return true;
 }
 
+/* keys(), values() and items() show later changes of the dictionary. */
 static bool view(struct jrt *rt, struct jv self, enum jview_kind kind, struct jv *out)
 {
     struct jview *v = jrt_alloc(rt, 1, sizeof *v);
@@ -160,6 +165,7 @@ METHOD(loop_changed)
     return jloop_changed(rt, self, args, out);
 }
 
+/* Of the absolute value, as in Python. */
 METHOD(int_bit_length)
 {
     (void)a, (void)args;

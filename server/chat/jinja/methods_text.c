@@ -97,6 +97,7 @@ METHOD(str_swapcase)
     return js_flat(rt, self.u.s) && jm_give(self, jt_swapcase(rt, self.u.s), out);
 }
 
+/* The set of characters, or white space. */
 static bool strip(struct jrt *rt, struct jv self, struct jv chars, int sides, struct jv *out)
 {
     struct jstr *set = NULL;
@@ -132,6 +133,7 @@ METHOD(str_rstrip)
 
 /* ---- cutting and joining ---- */
 
+/* Without a separator runs of white space divide, and none gives an empty part. */
 static bool split(struct jrt *rt, struct jv self, const struct jv *a, bool from_right,
                   struct jv *out)
 {
@@ -175,6 +177,7 @@ METHOD(str_rsplit)
     return split(rt, self, a, true, out);
 }
 
+/* All of Unicode's line ends, as in Python. */
 METHOD(str_splitlines)
 {
     struct jlist *l;
@@ -190,6 +193,8 @@ METHOD(str_splitlines)
     return true;
 }
 
+/* Three parts: before the separator, the separator, and the rest; without one, the text
+ * stands in first or last place. */
 static bool partition(struct jrt *rt, struct jv self, struct jv sep, bool last, struct jv *out)
 {
     struct jstr *s = self.u.s, *by;
@@ -231,6 +236,7 @@ METHOD(str_rpartition)
     return partition(rt, self, a[0], true, out);
 }
 
+/* Parts keep their own provenance. */
 METHOD(str_join)
 {
     struct jlist *parts;
@@ -253,6 +259,7 @@ METHOD(str_join)
     return jm_give(self, jt_join(rt, self.u.s, parts), out);
 }
 
+/* At most `max` times; -1 means all. */
 METHOD(str_replace)
 {
     struct jstr *old, *new_;
@@ -263,6 +270,7 @@ METHOD(str_replace)
            jm_give(self, jt_replace(rt, self.u.s, old, new_, max), out);
 }
 
+/* The string itself where it does not begin so. */
 METHOD(str_removeprefix)
 {
     struct jstr *s = self.u.s, *p;
@@ -288,6 +296,7 @@ METHOD(str_removesuffix)
 
 /* ---- searching ---- */
 
+/* An affix or a tuple of them; positions are in characters. */
 static bool has_affix(struct jrt *rt, struct jv self, const struct jv *a, bool suffix,
                       struct jv *out)
 {
@@ -330,6 +339,8 @@ METHOD(str_endswith)
     return has_affix(rt, self, a, true, out);
 }
 
+/* *at: the place in characters, -1 if it is not found. The search costs steps in
+ * proportion to the text. */
 static bool find(struct jrt *rt, struct jv self, const struct jv *a, bool last, int64_t *at)
 {
     struct jstr *s = self.u.s;
@@ -393,6 +404,7 @@ METHOD(str_rindex)
            (out->u.i >= 0 || jrt_fail(rt, "ValueError", "substring not found"));
 }
 
+/* Occurrences that do not overlap; the empty string is between all characters. */
 METHOD(str_count)
 {
     struct jstr *s = self.u.s;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Python's numbers: integers of any size that are int64_t as long as they fit, floats,
+ * their arithmetic and comparison, and both directions of text. */
 #include "server/chat/jinja/num.h"
 
 #include "engine/base/utf8.h"
@@ -18,11 +20,13 @@ static bool is_float(struct jv v)
     return v.type == JV_FLOAT;
 }
 
+/* Of JV_BOOL or JV_INT; True is 1 in arithmetic. */
 static int64_t small(struct jv v)
 {
     return v.type == JV_BOOL ? v.u.b : v.u.i;
 }
 
+/* Large integers may be too large for a float, as in Python. */
 bool jnum_to_double(struct jrt *rt, struct jv v, double *f)
 {
     if (v.type == JV_FLOAT) {
@@ -38,6 +42,8 @@ bool jnum_to_double(struct jrt *rt, struct jv v, double *f)
     return true;
 }
 
+/* As int(f): truncates. A double beyond 64 bits is written out exactly, since it is an
+ * integer. */
 bool jnum_from_double(struct jrt *rt, double f, struct jv *out)
 {
     f = trunc(f);
@@ -55,6 +61,8 @@ static bool zero_division(struct jrt *rt, const char *what)
     return jrt_fail(rt, "ZeroDivisionError", "%s", what);
 }
 
+/* Python's modulo has the sign of the divisor, C's fmod that of the dividend; a zero takes
+ * the divisor's sign as well. */
 static double float_mod(double a, double b)
 {
     double m = fmod(a, b);
@@ -66,6 +74,8 @@ static double float_mod(double a, double b)
     return m;
 }
 
+/* As CPython computes it: (a - mod) / b is nearly an integer, and rounding it differs from
+ * floor(a / b) where the quotient lies just below an integer. */
 static double float_floordiv(double a, double b)
 {
     double mod = fmod(a, b), div = (a - mod) / b;
@@ -79,6 +89,7 @@ static double float_floordiv(double a, double b)
     return div - f > 0.5 ? f + 1.0 : f;
 }
 
+/* Errors where Python raises them; a complex result is one of the documented differences. */
 static bool float_pow(struct jrt *rt, double a, double b, struct jv *out)
 {
     if (a == 0 && b < 0) {
@@ -95,6 +106,7 @@ static bool float_pow(struct jrt *rt, double a, double b, struct jv *out)
     return true;
 }
 
+/* Division and modulo follow Python: towards minus infinity, with errors for zero. */
 static bool float_binary(struct jrt *rt, enum jop op, double a, double b, struct jv *out)
 {
     switch (op) {
@@ -115,6 +127,8 @@ static bool float_binary(struct jrt *rt, enum jop op, double a, double b, struct
     return false;
 }
 
+/* By squaring. Each multiplication counts as a step and is limited in size, so 7 **
+ * 99999999 ends with an error. */
 static bool int_pow(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
 {
     if (b.type == JV_BIG || small(b) < 0) {
@@ -132,6 +146,8 @@ static bool int_pow(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
     return true;
 }
 
+/* C truncates towards zero, Python floors. A divisor of -1 goes through big integers,
+ * because INT64_MIN / -1 overflows. */
 static bool int_divmod(struct jrt *rt, struct jv a, struct jv b, struct jv *q, struct jv *r)
 {
     if (b.type != JV_BIG && small(b) == 0) {
@@ -150,6 +166,8 @@ static bool int_divmod(struct jrt *rt, struct jv a, struct jv b, struct jv *q, s
     return true;
 }
 
+/* True division of integers gives a float; big operands are rounded before they are
+ * divided. */
 static bool int_truediv(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
 {
     if (b.type != JV_BIG && small(b) == 0) {
@@ -163,6 +181,8 @@ static bool int_truediv(struct jrt *rt, struct jv a, struct jv b, struct jv *out
     return true;
 }
 
+/* One entry for all operators: a float operand makes the result a float, and an overflow
+ * of int64_t falls through to big integers. */
 bool jnum_binary(struct jrt *rt, enum jop op, struct jv a, struct jv b, struct jv *out)
 {
     if (is_float(a) || is_float(b)) {
@@ -200,6 +220,7 @@ bool jnum_binary(struct jrt *rt, enum jop op, struct jv a, struct jv b, struct j
     return false;
 }
 
+/* Zero minus the number, so that overflow becomes a large integer. */
 bool jnum_negate(struct jrt *rt, struct jv v, struct jv *out)
 {
     if (v.type == JV_FLOAT) {
@@ -222,6 +243,7 @@ bool jnum_abs(struct jrt *rt, struct jv v, struct jv *out)
     return true;
 }
 
+/* Wide enough to compare int64_t with floats exactly, where long double has 64 bits. */
 static long double long_double_of(struct jv v)
 {
     if (is_float(v)) {
@@ -233,6 +255,7 @@ static long double long_double_of(struct jv v)
     return (long double)small(v);
 }
 
+/* -1, 0 or 1; 2 if an operand is NaN, which is neither less, equal nor greater. */
 int jnum_compare(struct jv a, struct jv b)
 {
     if (!is_float(a) && !is_float(b)) {
@@ -321,6 +344,7 @@ static int digit_of(char c)
     return 99;
 }
 
+/* The base of a literal with a prefix such as 0x; 0 if it has none. */
 static int prefix_base(const char *p)
 {
     if (p[0] != '0') {
@@ -335,6 +359,9 @@ static int prefix_base(const char *p)
     }
 }
 
+/* As int(text, base): optional sign and prefix, single underscores between digits, and no
+ * leading zeros if the base comes from the text. *ok false: no number; the return value is
+ * false only for a failure of the runtime. */
 bool jnum_parse_int(struct jrt *rt, const char *s, size_t n_bytes, int64_t base, struct jv *out,
                     bool *ok)
 {
@@ -401,6 +428,7 @@ static size_t float_digits(const char *p, char **to)
     }
 }
 
+/* float("nan") and the like; int() has no such words. */
 static bool parse_special(const char *p, double *f)
 {
     static const struct {
@@ -416,6 +444,7 @@ static bool parse_special(const char *p, double *f)
     return false;
 }
 
+/* As float(text), including underscores, "inf" and "nan" in any case. */
 bool jnum_parse_float(const char *s, size_t n_bytes, double *f)
 {
     char text[1100], clean[1100]; // longer texts do not occur; they count as invalid
@@ -477,6 +506,8 @@ static void shortest(double f, char text[40])
     }
 }
 
+/* repr() of a float: the shortest digits, in exponential form below 1e-4 and from 1e16 on,
+ * and always with a point or an exponent, so that it is not read as an integer. */
 void jnum_float_text(double f, char out[40])
 {
     if (isnan(f) || isinf(f)) {
@@ -536,6 +567,8 @@ void jnum_float_text(double f, char out[40])
     *to = '\0';
 }
 
+/* Digits of a big integer are stored base 10^9, nine characters each except in the leading
+ * one. */
 bool jnum_int_text(struct jrt *rt, struct jv v, const char **s, size_t *n_bytes)
 {
     size_t cap = v.type == JV_BIG ? (size_t)v.u.big->n * 9 + 16 : 24;

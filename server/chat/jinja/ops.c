@@ -19,6 +19,7 @@ static bool unsupported(struct jrt *rt, int op, struct jv a, struct jv b)
                     jv_type_name(a), jv_type_name(b));
 }
 
+/* With Markup on either side, the other is escaped and the result is Markup. */
 static bool add_strings(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
 {
     bool markup = (a.flag | b.flag) & JV_MARKUP;
@@ -31,6 +32,7 @@ static bool add_strings(struct jrt *rt, struct jv a, struct jv b, struct jv *out
     return s != NULL;
 }
 
+/* Types must be equal; a list and a tuple cannot be added. */
 static bool add(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
 {
     if (a.type == JV_STR && b.type == JV_STR) {
@@ -48,6 +50,7 @@ static bool add(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
     return unsupported(rt, JOP_ADD, a, b);
 }
 
+/* The size is checked before the list is allocated. */
 static bool repeat_items(struct jrt *rt, const struct jlist *l, size_t times, struct jlist **out)
 {
     size_t n;
@@ -62,6 +65,7 @@ static bool repeat_items(struct jrt *rt, const struct jlist *l, size_t times, st
     return r != NULL;
 }
 
+/* A negative number of times is none. */
 bool jinja_repeat(struct jrt *rt, struct jv sequence, struct jv times, struct jv *out)
 {
     int64_t n;
@@ -80,6 +84,7 @@ bool jinja_repeat(struct jrt *rt, struct jv sequence, struct jv times, struct jv
     return out->u.s != NULL;
 }
 
+/* Either operand may be the sequence. */
 static bool multiply(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
 {
     if (is_sequence(a) || is_sequence(b)) {
@@ -93,6 +98,7 @@ static bool multiply(struct jrt *rt, struct jv a, struct jv b, struct jv *out)
     return unsupported(rt, JOP_MUL, a, b);
 }
 
+/* Numbers, then strings with %, then sequences; anything else is Python's TypeError. */
 bool jinja_binary(struct jrt *rt, int op, struct jv a, struct jv b, struct jv *out)
 {
     if (jv_is_number(a) && jv_is_number(b)) {
@@ -120,6 +126,7 @@ bool jinja_binary(struct jrt *rt, int op, struct jv a, struct jv b, struct jv *o
     return unsupported(rt, op, a, b);
 }
 
+/* Charged by length, since a template could search a long text often. */
 static bool contains_text(struct jrt *rt, struct jv text, struct jv part, bool *out)
 {
     if (part.type != JV_STR) {
@@ -134,6 +141,7 @@ static bool contains_text(struct jrt *rt, struct jv text, struct jv part, bool *
     return true;
 }
 
+/* A key that cannot be hashed is an error, as in Python. */
 static bool contains_key(struct jrt *rt, const struct jdict *d, struct jv key, bool *out)
 {
     bool hashable;
@@ -144,6 +152,7 @@ static bool contains_key(struct jrt *rt, const struct jdict *d, struct jv key, b
     return rt->st == OK;
 }
 
+/* Text contains text, mappings contain keys, anything else is searched by equality. */
 bool jv_contains(struct jrt *rt, struct jv container, struct jv v, bool *out)
 {
     *out = false;

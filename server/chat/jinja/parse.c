@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Statements: from tokens to the tree, one function per tag. Expressions are in
+ * parse_expr.c. A function that returns NULL has recorded an error in the runtime. */
 #include "server/chat/jinja/parse.h"
 
 #include "server/chat/jinja/eval.h"
@@ -70,6 +72,8 @@ static struct jnode *parse_if(struct jparser *p)
     return first;
 }
 
+/* for TARGET in VALUES [if TEST] [recursive]; the iterable is parsed without a conditional
+ * expression, since `if` begins the test. */
 static struct jnode *parse_for(struct jparser *p)
 {
     static const char *const ends[] = {"endfor", "else", NULL};
@@ -100,6 +104,7 @@ static struct jnode *parse_for(struct jparser *p)
     return n;
 }
 
+/* set TARGET = VALUE, or a block whose output is the value, perhaps filtered. */
 static struct jnode *parse_set(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_SET);
@@ -119,6 +124,7 @@ static struct jnode *parse_set(struct jparser *p)
     return NULL;
 }
 
+/* Doubles the three arrays together, which have one entry for each parameter. */
 static bool grow_signature(struct jparser *p, struct jsignature *sig, int *cap)
 {
     if (sig->n < *cap) {
@@ -143,6 +149,7 @@ static bool grow_signature(struct jparser *p, struct jsignature *sig, int *cap)
     return true;
 }
 
+/* (name, name=default, ...): a parameter without a default may not follow one with. */
 static struct jsignature *parse_signature(struct jparser *p)
 {
     struct jsignature *sig = jrt_alloc(p->rt, 1, sizeof *sig);
@@ -177,6 +184,7 @@ static struct jsignature *parse_signature(struct jparser *p)
     return p->rt->st == OK ? sig : NULL;
 }
 
+/* A macro's name is assigned in the scope that contains it. */
 static struct jnode *parse_macro(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_MACRO);
@@ -198,6 +206,7 @@ static struct jnode *parse_macro(struct jparser *p)
     return NULL;
 }
 
+/* call(args) expr(...): the expression must be a call, which gets the body as `caller`. */
 static struct jnode *parse_call_block(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_CALL_BLOCK);
@@ -231,6 +240,7 @@ static struct jnode *parse_filter_block(struct jparser *p)
     return body_to(p, "endfilter", n) ? n : NULL;
 }
 
+/* Targets and values alternate in n->more. */
 static struct jnode *parse_with(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_WITH);
@@ -250,6 +260,7 @@ static struct jnode *parse_with(struct jparser *p)
     return body_to(p, "endwith", n) ? n : NULL;
 }
 
+/* endblock may repeat the block's name. */
 static struct jnode *parse_block(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_BLOCK);
@@ -270,6 +281,7 @@ static struct jnode *parse_block(struct jparser *p)
     return n;
 }
 
+/* {% autoescape VALUE %} */
 static struct jnode *parse_autoescape(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_AUTOESCAPE);
@@ -280,6 +292,7 @@ static struct jnode *parse_autoescape(struct jparser *p)
     return body_to(p, "endautoescape", n) ? n : NULL;
 }
 
+/* {% generation %}, which Hugging Face adds for training: its body is output as it is. */
 static struct jnode *parse_generation(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_GENERATION);
@@ -361,6 +374,7 @@ static const struct statement {
     {"extends", parse_no_loader},
 };
 
+/* The depth of nested statements is limited here, since bodies are parsed recursively. */
 static struct jnode *parse_statement(struct jparser *p)
 {
     const struct jtoken *t = jp_token(p);
@@ -384,6 +398,7 @@ static struct jnode *parse_statement(struct jparser *p)
     return NULL;
 }
 
+/* Tags that end the current body. */
 static bool is_end(const struct jparser *p, const char *const *ends)
 {
     for (; ends && *ends; ends++) {
@@ -394,6 +409,7 @@ static bool is_end(const struct jparser *p, const char *const *ends)
     return false;
 }
 
+/* {{ ... }} */
 static struct jnode *parse_print_tag(struct jparser *p)
 {
     jp_next(p);
@@ -409,6 +425,7 @@ static struct jnode *parse_print_tag(struct jparser *p)
     return n;
 }
 
+/* Text between tags. */
 static struct jnode *parse_data(struct jparser *p)
 {
     struct jnode *n = jp_node(p, N_DATA);
@@ -450,6 +467,7 @@ static bool parse_body(struct jparser *p, const char *const *ends, struct jnodes
     }
 }
 
+/* Symbols that the executor looks up itself get their numbers first. */
 bool jinja_parse(struct jinja_template *t, const struct jtoken *tokens, size_t n_tokens)
 {
     (void)n_tokens; // the list ends with T_EOF, which is never skipped

@@ -6,6 +6,8 @@
 
 /* ---- operators, loosest last ---- */
 
+/* Signs bind less tightly than postfix operators. Filters apply to the whole signed value,
+ * so -1|abs is 1. */
 static struct jnode *unary(struct jparser *p, bool with_filter)
 {
     struct jnode *n;
@@ -36,6 +38,7 @@ static struct jnode *binary(struct jparser *p, enum jop op, struct jnode *a, str
     return n;
 }
 
+/* Associates to the left, unlike Python's: Jinja2 does that, too. */
 static struct jnode *power(struct jparser *p)
 {
     struct jnode *left = unary(p, true);
@@ -81,6 +84,7 @@ static struct jnode *concat(struct jparser *p)
     return jp_with_kids(p, N_CONCAT, &l);
 }
 
+/* Lower than ~ in Jinja2's grammar. */
 static struct jnode *sum(struct jparser *p)
 {
     struct jnode *left = concat(p);
@@ -91,6 +95,7 @@ static struct jnode *sum(struct jparser *p)
     return left;
 }
 
+/* The comparison at this place, whose tokens are consumed; -1 if there is none. */
 static int compare_op(struct jparser *p)
 {
     static const struct {
@@ -116,6 +121,7 @@ static int compare_op(struct jparser *p)
     return -1;
 }
 
+/* All comparisons of a chain are children of one node. */
 static struct jnode *comparison(struct jparser *p)
 {
     struct jnode *first = sum(p);
@@ -138,6 +144,7 @@ static struct jnode *comparison(struct jparser *p)
     return n;
 }
 
+/* `not not x` is a loop rather than a recursion. */
 static struct jnode *negation(struct jparser *p)
 {
     int nots = 0;
@@ -172,6 +179,7 @@ static struct jnode *disjunction(struct jparser *p)
     return left;
 }
 
+/* a if cond else b; chains associate to the right by recursion, which `nest` limits. */
 struct jnode *jp_expression(struct jparser *p, bool with_cond)
 {
     if (++p->nest > JINJA_MAX_NEST) {
@@ -230,6 +238,7 @@ struct jnode *jp_tuple(struct jparser *p, bool with_cond, bool in_parentheses)
     return tuple(p, jp_expression, with_cond, in_parentheses, false);
 }
 
+/* Names, attributes of namespaces, and tuples of both. */
 static bool assignable(const struct jnode *n)
 {
     if (n->kind == N_TUPLE) {
@@ -243,6 +252,7 @@ static bool assignable(const struct jnode *n)
     return n->kind == N_NAME || n->kind == N_NSREF;
 }
 
+/* stop_at_in: the `in` of a for ends the target instead of beginning a comparison. */
 struct jnode *jp_target(struct jparser *p, bool with_namespace, bool stop_at_in)
 {
     struct jnode *n = tuple(p, jp_primary, with_namespace, false, stop_at_in);

@@ -25,6 +25,7 @@ static int hex_digit(char c)
     return -1;
 }
 
+/* `want` hex digits as a code point; -1 if there are too few or the value is no character. */
 static int hex_digits(const char *s, size_t n_bytes, size_t want, uint32_t *cp)
 {
     if (n_bytes < want) {
@@ -99,6 +100,7 @@ static int put_escape(struct jsb *b, const char *s, size_t n_bytes)
     return n;
 }
 
+/* Appends the text of a literal without its quotes. */
 static bool put_literal(struct jparser *p, struct jsb *b, const struct jtoken *t)
 {
     const char *s = t->s + 1;
@@ -121,6 +123,7 @@ static bool put_literal(struct jparser *p, struct jsb *b, const struct jtoken *t
     return !b->failed;
 }
 
+/* Adjacent literals are joined, as in Python. */
 static struct jnode *string_literal(struct jparser *p)
 {
     struct jsb b;
@@ -203,6 +206,8 @@ static struct jnode *dict_literal(struct jparser *p)
     return NULL;
 }
 
+/* true, false and none are constants in both spellings; any other name is a symbol, a
+ * number that indexes the render's variables. */
 static struct jnode *name_expr(struct jparser *p, bool with_namespace)
 {
     const struct jtoken *t = jp_next(p);

@@ -38,6 +38,7 @@ bool jp_skip_name(struct jparser *p, const char *name)
     return true;
 }
 
+/* Errors name what was found and what was wanted, in the words of Jinja2. */
 bool jp_unexpected(struct jparser *p, const char *wanted)
 {
     const struct jtoken *t = jp_token(p);
@@ -63,6 +64,7 @@ const struct jtoken *jp_expect_name(struct jparser *p)
     return jp_next(p);
 }
 
+/* The line is kept for errors while the template runs. */
 struct jnode *jp_node(struct jparser *p, enum jnode_kind kind)
 {
     struct jnode *n = jrt_alloc(p->rt, 1, sizeof *n);
@@ -74,6 +76,8 @@ struct jnode *jp_node(struct jparser *p, enum jnode_kind kind)
     return n;
 }
 
+/* Arrays only grow in the arena; the old one is left there, since the arena is freed as a
+ * whole. */
 bool jp_push(struct jparser *p, struct jnodes *l, struct jnode *n)
 {
     if (!n) {
@@ -158,6 +162,8 @@ int jinja_find_symbol(const struct jinja_template *t, const char *name, size_t n
     return -1;
 }
 
+/* Names become numbers when the template is compiled, so that variables are found by
+ * index. */
 int jinja_symbol(struct jinja_template *t, const char *name, size_t n_bytes)
 {
     int sym = jinja_find_symbol(t, name, n_bytes);

@@ -8,6 +8,7 @@
 
 /* ---- calls, subscripts, filters, tests ---- */
 
+/* name=value; a name that appears twice is an error at compile time. */
 static bool parse_keyword(struct jparser *p, struct jcall_node *call, int *cap)
 {
     if (call->n_kw == *cap) {
@@ -40,6 +41,8 @@ static bool bad_call(struct jparser *p)
     return jinja_syntax(p->rt, jp_token(p)->line, "invalid syntax for function call expression");
 }
 
+/* One argument, with Python's rules of order: no positional one after * or **, no * after
+ * **. */
 static bool parse_argument(struct jparser *p, struct jcall_node *call, struct jnodes *pos, int *cap)
 {
     if (jp_is_op(p, '*')) {
@@ -128,6 +131,8 @@ static struct jnode *subscribed(struct jparser *p)
     return n;
 }
 
+/* .name, .0 (an item), [index] and [start:stop:step]. Methods of the name are looked up
+ * now, once for all renders. */
 static struct jnode *subscript(struct jparser *p, struct jnode *on)
 {
     if (jp_skip_op(p, '.')) {
@@ -213,6 +218,9 @@ static struct jstr *dotted_name(struct jparser *p)
     return jp_settled(jsb_done(&b));
 }
 
+/* x|f|g(1): each filter's node has the previous one as its operand. start_inline: the
+ * first name has no bar, as in a filter block. An unknown filter is kept as NULL, since it
+ * may be in a branch that never runs. */
 struct jnode *jp_filters(struct jparser *p, struct jnode *on, bool start_inline)
 {
     for (; start_inline || jp_is_op(p, '|'); start_inline = false) {
@@ -266,6 +274,7 @@ static struct jcall_node *test_args(struct jparser *p)
     return call;
 }
 
+/* x is [not] test, with arguments in parentheses or, for one argument, without. */
 static struct jnode *test_expr(struct jparser *p, struct jnode *on)
 {
     jp_next(p); // is
@@ -287,6 +296,7 @@ static struct jnode *test_expr(struct jparser *p, struct jnode *on)
     return n;
 }
 
+/* After a filter or test, further ones and calls may follow. */
 struct jnode *jp_filter_expr(struct jparser *p, struct jnode *n)
 {
     while (n) {

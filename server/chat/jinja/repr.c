@@ -10,6 +10,7 @@
 
 /* ---- repr of a str: quotes, escapes ---- */
 
+/* The escape that Python has for this size. */
 static void put_hex(struct jsb *b, uint32_t cp, bool input)
 {
     char text[16];
@@ -32,6 +33,7 @@ static const char *short_form_of(uint32_t cp)
     }
 }
 
+/* The quote is escaped if both kinds are in the string. */
 static void put_repr_char(struct jsb *b, uint32_t cp, char quote, bool input)
 {
     const char *short_form = short_form_of(cp);
@@ -53,6 +55,8 @@ static bool is_plain(uint32_t cp, char quote)
     return uni_class(cp) & UNI_PRINTABLE;
 }
 
+/* Python's choice of quotes: double ones only if there are single but no double quotes in
+ * the text. */
 static void put_str_repr(struct jsb *b, struct jstr *s)
 {
     if (!js_flat(b->rt, s)) {
@@ -80,6 +84,7 @@ static void put_str_repr(struct jsb *b, struct jstr *s)
     jsb_putc(b, quote, false);
 }
 
+/* Single quotes, unless there are some inside and no double ones. */
 static void put_bytes_repr(struct jsb *b, const struct jstr *s)
 {
     bool single = s->n_bytes > 0 && memchr(s->s, '\'', s->n_bytes);
@@ -100,6 +105,7 @@ static void put_bytes_repr(struct jsb *b, const struct jstr *s)
 
 /* ---- repr of everything ---- */
 
+/* Lists, tuples (a single item has a comma after it) and the items of views. */
 static bool put_items(struct jsb *b, const struct jlist *l, char open, char close, int nest)
 {
     jsb_putc(b, open, false);
@@ -118,6 +124,7 @@ static bool put_items(struct jsb *b, const struct jlist *l, char open, char clos
     return true;
 }
 
+/* `nest` is the depth, which is limited. */
 static bool put_dict(struct jsb *b, const struct jdict *d, int nest)
 {
     jsb_putc(b, '{', false);
@@ -150,6 +157,7 @@ static bool put_view(struct jsb *b, const struct jview *view, int nest)
     return true;
 }
 
+/* Without the step if it is 1. */
 static void put_range(struct jsb *b, const struct jrange *r)
 {
     char text[80];
@@ -162,6 +170,7 @@ static void put_range(struct jsb *b, const struct jrange *r)
     jsb_puts(b, text);
 }
 
+/* The shortest text that reads back as the same float. */
 static bool put_number(struct jsb *b, struct jv v)
 {
     char text[40];
@@ -179,6 +188,7 @@ static bool put_number(struct jsb *b, struct jv v)
     return true;
 }
 
+/* A macro without a name is the body of a call block. */
 static bool put_macro(struct jsb *b, const struct jmacro *m)
 {
     jsb_puts(b, "<Macro ");
@@ -217,6 +227,7 @@ static bool put_opaque(struct jsb *b, struct jv v)
     return true;
 }
 
+/* Python's text of each type. */
 static bool put_repr_inner(struct jsb *b, struct jv v, int nest)
 {
     switch (v.type) {
@@ -262,6 +273,7 @@ bool jv_put_repr(struct jsb *b, struct jv v, int nest)
     return jrt_step(b->rt) && put_repr_inner(b, v, nest) && !b->failed;
 }
 
+/* str(): text as it is, undefined as nothing, anything else as its repr. */
 bool jv_put_str(struct jsb *b, struct jv v)
 {
     if (v.type == JV_STR) {
@@ -279,6 +291,7 @@ bool jv_repr(struct jrt *rt, struct jv v, struct jstr **out)
     return *out != NULL;
 }
 
+/* A string is its own text. */
 bool jv_to_str(struct jrt *rt, struct jv v, struct jstr **out)
 {
     if (v.type == JV_STR) {
@@ -291,6 +304,7 @@ bool jv_to_str(struct jrt *rt, struct jv v, struct jstr **out)
     return *out != NULL;
 }
 
+/* Markup stays Markup. */
 bool jv_soft_str(struct jrt *rt, struct jv v, struct jv *out)
 {
     struct jstr *s;
@@ -315,6 +329,8 @@ static const char *html_escape_of(char c)
     }
 }
 
+/* HTML-escapes unless the value is Markup; entities have the provenance of the character
+ * that they replace. */
 bool jinja_escape(struct jrt *rt, struct jv v, struct jv *out)
 {
     struct jstr *s;

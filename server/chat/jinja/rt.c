@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The runtime's errors, limits and memory. After the first error nothing is allocated, so
+ * callers may check late. */
 #include "server/chat/jinja/rt.h"
 
 #include "engine/base/minmax.h"
@@ -31,6 +33,7 @@ bool jrt_limit(struct jrt *rt, const char *what)
     return false;
 }
 
+/* The message of raise_exception, cut at a character's end if it is too long. */
 bool jrt_raise(struct jrt *rt, const char *message, size_t n_bytes)
 {
     if (rt->st != OK) {
@@ -58,6 +61,8 @@ bool jrt_charge(struct jrt *rt, size_t steps)
     return true;
 }
 
+/* Memory comes from the arena and is zeroed. Blocks beyond 256 bytes cost steps, since
+ * zeroing and filling them takes time. */
 void *jrt_alloc(struct jrt *rt, size_t n, size_t size)
 {
     if (rt->st != OK) {

@@ -8,13 +8,17 @@
 
 #include <string.h>
 
+/* What a scope has done with a name so far; 0: not mentioned. */
 enum { KNOWN = 1, STORED = 2 };
 
+/* One scope during the pass. `seen` is indexed by symbol, so that deep templates stay
+ * linear. */
 struct scope {
     const struct scope *outer;
     unsigned char *seen; // by symbol
 };
 
+/* All functions return false if memory ran out. */
 struct pass {
     struct jinja_template *t;
     int n_syms;
@@ -37,6 +41,8 @@ static bool is_known(const struct scope *sc, int sym)
     return false;
 }
 
+/* A read: the name is looked up at run time, and a later assignment in this scope does not
+ * hide it. */
 static void load(struct scope *sc, int sym)
 {
     if (!is_known(sc, sym)) {
@@ -44,6 +50,7 @@ static void load(struct scope *sc, int sym)
     }
 }
 
+/* Adds a name to those that the scope's frame binds to undefined when it begins. */
 static bool hide(struct pass *ps, struct jhidden *h, int sym)
 {
     if (h->n == h->cap) {
@@ -62,6 +69,8 @@ static bool hide(struct pass *ps, struct jhidden *h, int sym)
     return true;
 }
 
+/* An assignment. It hides the name if nothing mentioned it before, unless it is in a
+ * branch of an if, which may not run. */
 static bool store(struct pass *ps, struct scope *sc, int sym, bool in_branch, struct jhidden *h)
 {
     bool first = !is_known(sc, sym);
@@ -69,6 +78,7 @@ static bool store(struct pass *ps, struct scope *sc, int sym, bool in_branch, st
     return !first || in_branch || hide(ps, h, sym);
 }
 
+/* Reads in an expression, in any order: only whether a name was mentioned before matters. */
 static void load_expr(struct scope *sc, const struct jnode *n);
 
 static void load_call(struct scope *sc, const struct jcall_node *call)
@@ -104,6 +114,7 @@ static void load_expr(struct scope *sc, const struct jnode *n)
     load_call(sc, n->call);
 }
 
+/* The targets of an assignment; ns.attribute reads ns. */
 static bool store_target(struct pass *ps, struct scope *sc, const struct jnode *n, bool in_branch,
                          struct jhidden *h)
 {
@@ -162,6 +173,7 @@ static bool visit(struct pass *ps, struct scope *sc, const struct jnode *n, bool
     }
 }
 
+/* The scopes below a list of statements. */
 static bool enter(struct pass *ps, const struct scope *sc, struct jnode *const *body, int n);
 
 /* A body with its own scope: first the scope, then nested ones, as in Jinja2. */
@@ -176,6 +188,7 @@ static bool body_scope(struct pass *ps, struct scope *sc, struct jnode *const *b
     return enter(ps, sc, body, n);
 }
 
+/* Parameters, and the special names that the macro uses, belong to its scope. */
 static void declare_signature(struct pass *ps, struct scope *sc, const struct jsignature *sig)
 {
     const struct jinja_template *t = ps->t;
@@ -194,6 +207,8 @@ static void declare_signature(struct pass *ps, struct scope *sc, const struct js
     }
 }
 
+/* Opens the scope of a statement that has one. A block that is not `scoped` begins at the
+ * render's variables. */
 static bool nested_scope(struct pass *ps, const struct scope *outer, struct jnode *n)
 {
     struct scope sc, other;
@@ -250,6 +265,7 @@ static bool enter(struct pass *ps, const struct scope *sc, struct jnode *const *
     return true;
 }
 
+/* The whole template is a scope of its own. */
 bool jinja_scopes(struct jinja_template *t)
 {
     struct pass ps = {.t = t, .n_syms = t->names.n};

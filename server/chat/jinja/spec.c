@@ -32,6 +32,8 @@ static bool take_number(const char **p, const char *end, int64_t *v)
     return true;
 }
 
+/* [[fill]align][sign][z][#][0][width][grouping][.precision][type]; each part is optional,
+ * and text after them is an error. */
 bool jspec_parse(struct jrt *rt, const struct jstr *text, struct jspec *spec)
 {
     const char *p = text->s, *end = p + text->n_bytes;
@@ -82,6 +84,7 @@ bool jspec_parse(struct jrt *rt, const struct jstr *text, struct jspec *spec)
     return rt->st == OK;
 }
 
+/* Characters of padding have the template's provenance, or that of `fill`. */
 bool jspec_put_padded(struct jsb *b, struct jstr *s, const struct jspec *spec, char default_align)
 {
     if (!js_flat(b->rt, s)) {
@@ -218,6 +221,8 @@ static bool is_negative(struct jv v)
     return jnum_compare(v, jv_int(0)) < 0;
 }
 
+/* The number's digits in the base, grouped and prefixed; with 0 or '=' the padding goes
+ * between sign and digits. */
 bool jspec_put_int(struct jsb *b, struct jv v, const struct jspec *spec)
 {
     struct jrt *rt = b->rt;
@@ -321,6 +326,7 @@ static void general_without_type(double f, const struct jspec *spec, char *text,
     }
 }
 
+/* C's conversions agree with Python's for these types. */
 static void print_float(char *text, size_t cap, char type, bool alternate, int precision, double f)
 {
     switch (type) {
@@ -332,6 +338,8 @@ static void print_float(char *text, size_t cap, char type, bool alternate, int p
     }
 }
 
+/* Of the types that C lacks, % multiplies by 100, and n is g.
+ */
 bool jspec_put_float(struct jsb *b, double f, const struct jspec *spec)
 {
     char type = spec->type, text[1500];
@@ -369,6 +377,7 @@ bool jspec_put_float(struct jsb *b, double f, const struct jspec *spec)
     return put_float_text(b, spec, negative, text);
 }
 
+/* Type c: the character with this number. */
 static bool put_char(struct jsb *b, struct jv v, const struct jspec *spec)
 {
     int64_t cp;
@@ -390,6 +399,7 @@ static bool unknown_code(struct jrt *rt, const struct jspec *spec, struct jv v)
                     spec->type, jv_type_name(v));
 }
 
+/* Options for numbers are errors for strings. */
 static bool put_text(struct jsb *b, struct jstr *s, const struct jspec *spec)
 {
     if (spec->sign || spec->alternate || spec->grouping || spec->no_negative_zero ||
@@ -404,6 +414,7 @@ static bool put_text(struct jsb *b, struct jstr *s, const struct jspec *spec)
     return jspec_put_padded(b, s, &pad, '<');
 }
 
+/* Dispatches by the value's type; a type code of the wrong kind is an error as in Python. */
 bool jspec_put(struct jsb *b, struct jv v, const struct jspec *spec)
 {
     struct jrt *rt = b->rt;

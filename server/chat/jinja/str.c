@@ -88,6 +88,7 @@ bool js_flat(struct jrt *rt, struct jstr *s)
     return true;
 }
 
+/* Every byte that does not continue a character begins one. */
 static size_t count_chars(const char *s, size_t n_bytes)
 {
     size_t n = 0;
@@ -97,6 +98,8 @@ static size_t count_chars(const char *s, size_t n_bytes)
     return n;
 }
 
+/* Counting is cached in the string; concurrent renders may only write to strings of their
+ * own. */
 size_t js_chars(struct jstr *s)
 {
     if (s->n_chars != SIZE_MAX) {
@@ -106,6 +109,7 @@ size_t js_chars(struct jstr *s)
     return s->n_chars;
 }
 
+/* ASCII strings, known by equal counts, need no search. */
 size_t js_offset(struct jstr *s, size_t at_char)
 {
     if (js_chars(s) == s->n_bytes) {
@@ -144,6 +148,8 @@ bool js_input_at(const struct jstr *s, size_t at)
     return r < s->n_runs && s->runs[r].input;
 }
 
+/* Shares the bytes with s; runs are cut to the window, and a window in one run has no runs
+ * of its own. */
 struct jstr *js_sub(struct jrt *rt, struct jstr *s, size_t at, size_t n_bytes)
 {
     if (!js_flat(rt, s)) {
@@ -181,6 +187,10 @@ struct jstr *js_sub(struct jrt *rt, struct jstr *s, size_t at, size_t n_bytes)
     return out;
 }
 
+/* Joins by reference or by copying. A long left operand becomes a node with two children,
+ * so that a loop that appends to a string (`ns.s = ns.s + x`) is linear: js_flat writes
+ * the text once. Short ones are copied, since a node costs more. b is always flat, which
+ * keeps the tree a left spine. */
 struct jstr *js_concat(struct jrt *rt, struct jstr *a, struct jstr *b)
 {
     if (b->n_bytes == 0) {
@@ -224,6 +234,8 @@ void jsb_init(struct jsb *b, struct jrt *rt)
     *b = (struct jsb){.rt = rt};
 }
 
+/* Grows by doubling, within the limit of a render's text. The arena keeps the old block;
+ * with doubling that at most doubles the memory. */
 static bool reserve(struct jsb *b, size_t more)
 {
     if (b->failed) {
@@ -251,6 +263,7 @@ static bool reserve(struct jsb *b, size_t more)
     return true;
 }
 
+/* Extends the last run if the provenance is the same. */
 static bool add_run(struct jsb *b, size_t end, bool input)
 {
     if (b->n_runs > 0 && b->runs[b->n_runs - 1].input == input) {
@@ -322,6 +335,7 @@ void jsb_put_str(struct jsb *b, struct jstr *s)
     jsb_put_range(b, s, 0, s->n_bytes);
 }
 
+/* s repeated. */
 void jsb_fill(struct jsb *b, struct jstr *s, size_t times)
 {
     if (s->n_bytes > 0 && times > JINJA_MAX_OUTPUT / s->n_bytes) {

@@ -32,6 +32,8 @@ static size_t char_before(const struct jstr *s, size_t end)
     return end;
 }
 
+/* Case mapping of one character; up to three characters result from one (the German sharp
+ * s becomes SS). ASCII needs no table. */
 static void put_mapped(struct jsb *b, uint32_t cp, int how, bool input)
 {
     uint32_t to[3];
@@ -84,6 +86,7 @@ static bool is_final_sigma(const struct jstr *s, size_t at)
     return true;
 }
 
+/* A sigma at the end of a word has a form of its own. */
 static void put_lower(struct jsb *b, const struct jstr *s, size_t at, uint32_t cp, bool input)
 {
     if (cp == SIGMA && is_final_sigma(s, at)) {
@@ -93,6 +96,7 @@ static void put_lower(struct jsb *b, const struct jstr *s, size_t at, uint32_t c
     }
 }
 
+/* As str.upper(), lower() and casefold(): what a character becomes has its provenance. */
 struct jstr *jt_map_case(struct jrt *rt, struct jstr *s, int how)
 {
     struct jsb b;
@@ -140,6 +144,7 @@ struct jstr *jt_title(struct jrt *rt, struct jstr *s)
     return raise_first(rt, s, true);
 }
 
+/* Characters without case stay. */
 struct jstr *jt_swapcase(struct jrt *rt, struct jstr *s)
 {
     struct jsb b;
@@ -160,6 +165,7 @@ struct jstr *jt_swapcase(struct jrt *rt, struct jstr *s)
     return jsb_done(&b);
 }
 
+/* chars NULL: Python's white space. */
 static bool in_set(const struct jstr *chars, uint32_t cp)
 {
     if (!chars) {
@@ -174,6 +180,7 @@ static bool in_set(const struct jstr *chars, uint32_t cp)
     return false;
 }
 
+/* sides: 1 for the left end, 2 for the right one, 3 for both. */
 struct jstr *jt_strip(struct jrt *rt, struct jstr *s, struct jstr *chars, int sides)
 {
     size_t from = 0, to = s->n_bytes, n;
@@ -190,6 +197,7 @@ struct jstr *jt_strip(struct jrt *rt, struct jstr *s, struct jstr *chars, int si
     return js_sub(rt, s, from, to - from);
 }
 
+/* In bytes; SIZE_MAX: not found. */
 size_t jt_find(const struct jstr *s, const struct jstr *part, size_t from, size_t to)
 {
     if (from > to || part->n_bytes > to - from) {
@@ -247,6 +255,8 @@ static bool push_part(struct jrt *rt, struct jlist *l, struct jstr *s, size_t fr
     return part && jlist_push(rt, l, jv_str(part));
 }
 
+/* As str.split() without a separator: runs of white space separate, and there are no empty
+ * parts. max < 0: no limit. */
 static bool split_spaces(struct jrt *rt, struct jstr *s, int64_t max, struct jlist *l)
 {
     size_t i = 0, n;
@@ -271,6 +281,7 @@ static bool split_spaces(struct jrt *rt, struct jstr *s, int64_t max, struct jli
     }
 }
 
+/* As str.rsplit(): parts are collected from the right, and the caller reverses them. */
 static bool split_spaces_right(struct jrt *rt, struct jstr *s, int64_t max, struct jlist *l)
 {
     size_t i = s->n_bytes, n;
@@ -294,6 +305,7 @@ static bool split_spaces_right(struct jrt *rt, struct jstr *s, int64_t max, stru
     }
 }
 
+/* `max` is the number of cuts, not of parts. */
 static bool split_at(struct jrt *rt, struct jstr *s, struct jstr *sep, int64_t max, struct jlist *l)
 {
     size_t from = 0, at;
@@ -307,6 +319,7 @@ static bool split_at(struct jrt *rt, struct jstr *s, struct jstr *sep, int64_t m
     return push_part(rt, l, s, from, s->n_bytes);
 }
 
+/* From the right; parts come in reverse. */
 static bool split_at_right(struct jrt *rt, struct jstr *s, struct jstr *sep, int64_t max,
                            struct jlist *l)
 {
@@ -329,6 +342,7 @@ static void reverse_items(struct jlist *l)
     }
 }
 
+/* With or without a separator, from either side. */
 bool jt_split(struct jrt *rt, struct jstr *s, struct jstr *sep, int64_t max, bool from_right,
               struct jlist **out)
 {
@@ -353,6 +367,7 @@ bool jt_split(struct jrt *rt, struct jstr *s, struct jstr *sep, int64_t max, boo
     return ok;
 }
 
+/* A line end counts once, and none is added after the last one. */
 bool jt_splitlines(struct jrt *rt, struct jstr *s, bool keep_ends, struct jlist **out)
 {
     struct jlist *l = jlist_new(rt, 0);
@@ -397,6 +412,7 @@ static struct jstr *interleave(struct jrt *rt, struct jstr *s, struct jstr *with
     return jsb_done(&b);
 }
 
+/* An empty pattern stands between all characters. */
 struct jstr *jt_replace(struct jrt *rt, struct jstr *s, struct jstr *old, struct jstr *new_,
                         int64_t max)
 {
@@ -458,6 +474,7 @@ struct jstr *jt_reverse(struct jrt *rt, struct jstr *s)
     return jsb_done(&b);
 }
 
+/* By characters; ASCII strings need no search. */
 struct jstr *jt_chars(struct jrt *rt, struct jstr *s, size_t from, size_t to)
 {
     size_t n = js_chars(s);

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Access to the tables of unicode_table.c: two levels, so that equal blocks of code points
+ * share their records. */
 #include "server/chat/jinja/unicode.h"
 
 #include "server/chat/jinja/unicode_table.h"
@@ -26,6 +28,7 @@ int uni_decimal(uint32_t cp)
     return record(cp)->decimal;
 }
 
+/* Most mappings are a difference; the others index sequences of up to three characters. */
 int uni_map(uint32_t cp, enum uni_case how, uint32_t out[3])
 {
     int32_t m = record(cp)->map[how];

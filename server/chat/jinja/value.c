@@ -2,6 +2,7 @@
 /* Basic properties of values: undefined and its reason, type names, truth, numeric value. */
 #include "server/chat/jinja/eval.h"
 
+/* What is missing is a value, too: it fails only when it is used. */
 bool jv_undefined(struct jrt *rt, struct jv obj, struct jv name, struct jv *out)
 {
     /* Messages only mention the type of the object, so repeated lookups of the same attribute can
@@ -33,6 +34,7 @@ bool jv_undefined_hint(struct jrt *rt, const char *hint, struct jv *out)
     return true;
 }
 
+/* Names as Python's type() gives them. */
 const char *jv_type_name(struct jv v)
 {
     switch (v.type) {
@@ -67,6 +69,7 @@ const char *jv_type_name(struct jv v)
     }
 }
 
+/* Empty sequences, zeros, None and undefined values are false. */
 bool jv_truth(struct jv v)
 {
     switch (v.type) {
@@ -87,6 +90,7 @@ bool jv_truth(struct jv v)
     }
 }
 
+/* Numbers that a double holds; large integers are compared elsewhere. */
 bool jv_small_number(struct jv v, double *f)
 {
     switch (v.type) {

@@ -17,6 +17,7 @@ size_t tool_n_held(const struct tool_parse *p)
     return p->held.n_bytes - p->scan;
 }
 
+/* Compares the word with held text. MAYBE: all that is there agrees, and more may come. */
 enum tool_match tool_match(const struct tool_parse *p, const char *word, bool final)
 {
     size_t n = strlen(word), held = tool_n_held(p);
@@ -58,6 +59,8 @@ void tool_give_up(struct tool_parse *p)
     tool_commit(p);
 }
 
+/* Text before `end` is content. White space after a call is held, since it is dropped if
+ * another call follows. */
 void tool_report(struct tool_parse *p, size_t end)
 {
     if (p->n_calls > 0) {
@@ -74,6 +77,9 @@ void tool_report(struct tool_parse *p, size_t end)
     tool_give_up(p);
 }
 
+/* The first of the words in held text; which one goes to *which. trim: white space before
+ * a word is not content. False: none yet, and everything that cannot begin a word was
+ * reported. */
 bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool final, int *which)
 {
     const char *s = or_empty(p->held.data);
@@ -132,6 +138,8 @@ void tool_end(struct tool_parse *p)
     p->in_call = false;
 }
 
+/* Follows JSON's nesting by one byte; true when the value that began at depth 0 is
+ * complete. Strings hide brackets, and escapes hide quotes. */
 bool tool_closes(struct tool_parse *p, char c)
 {
     if (p->quote) {
@@ -157,6 +165,8 @@ void tool_object_begin(struct tool_parse *p)
     p->escape = false;
 }
 
+/* Passes on a JSON object as it comes, up to its end. True when it is over, or where no
+ * object begins. */
 bool tool_object(struct tool_parse *p)
 {
     if (p->depth == 0) {
@@ -179,6 +189,7 @@ bool tool_object(struct tool_parse *p)
     return over;
 }
 
+/* The declaration of a tool in the request, for the types of its parameters. */
 const struct json *tool_function(const struct json *tools, const char *name)
 {
     for (const struct json *t = json_first(tools); t; t = json_next(t)) {

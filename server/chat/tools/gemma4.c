@@ -13,6 +13,7 @@ enum { MAX_DEPTH = 60 }; // bits of `nest`
 static const char open[] = "<|tool_call>", close[] = "<tool_call|>", quote[] = "<|\"|>";
 static const char head_word[] = "call:";
 
+/* A call that breaks off ends where it is; text that has become no call is content. */
 static bool give_up(struct tool_parse *p)
 {
     if (p->in_call) {
@@ -24,6 +25,7 @@ static bool give_up(struct tool_parse *p)
     return true;
 }
 
+/* After the opening marker: "call:". */
 static bool head(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -69,6 +71,7 @@ static bool push(struct tool_parse *p, char c)
     return true;
 }
 
+/* The end of an object or list; that of the outermost ends the call. */
 static bool pop(struct tool_parse *p)
 {
     put(p, in_object(p) ? "}" : "]");
@@ -104,6 +107,7 @@ static void put_string(struct tool_parse *p, const char *text, size_t n)
 
 /* ---- the parts ---- */
 
+/* The name's characters up to '{'; the call is reported when it is complete. */
 static bool name(struct tool_parse *p)
 {
     for (; tool_n_held(p) > 0; p->scan++) {
@@ -161,6 +165,7 @@ static enum tool_match bare(struct tool_parse *p, const char *stops, const char 
     return MATCH_MAYBE;
 }
 
+/* A key in either spelling, with the ':' after it, since both decide whether it is one. */
 static bool key(struct tool_parse *p, bool final)
 {
     const char *text;
@@ -204,6 +209,7 @@ static void put_bare(struct tool_parse *p, const char *text, size_t n)
     }
 }
 
+/* A value: a string, a nested one, or a bare word that put_bare converts. */
 static bool value(struct tool_parse *p, bool final)
 {
     const char *text;
@@ -261,6 +267,7 @@ static bool behind(struct tool_parse *p)
     return true;
 }
 
+/* The closing marker after a call is optional. */
 static bool after(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -276,6 +283,7 @@ static bool after(struct tool_parse *p, bool final)
     return true;
 }
 
+/* One transition of the states above; true if another may follow. */
 static bool step(struct tool_parse *p, bool final)
 {
     static const char *const words[] = {open, NULL};

@@ -13,6 +13,7 @@ static const char open[] = "<tool_call>", close[] = "</tool_call>";
 static const char key_open[] = "<arg_key>", key_close[] = "</arg_key>";
 static const char value_open[] = "<arg_value>", value_close[] = "</arg_value>";
 
+/* An incomplete call keeps its complete arguments. */
 static bool give_up(struct tool_parse *p)
 {
     if (p->in_call) {
@@ -59,6 +60,7 @@ static bool name(struct tool_parse *p, bool final)
     return true;
 }
 
+/* Between arguments: another key, the end of the call, or an error. */
 static bool body(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -101,6 +103,8 @@ static bool up_to(struct tool_parse *p, const char *end, const char **text, size
     return true;
 }
 
+/* Names are at most TOOL_NAME_MAX_BYTES long and contain no NUL, since they become C
+ * strings. */
 static bool key(struct tool_parse *p)
 {
     const char *text;
@@ -133,6 +137,7 @@ static bool key_end(struct tool_parse *p, bool final)
     return true;
 }
 
+/* The value is reported when it is complete, because its type depends on all of its text. */
 static bool value(struct tool_parse *p)
 {
     const char *text;

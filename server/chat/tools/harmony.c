@@ -58,6 +58,7 @@ static void put(struct tool_parse *p, const char *text, size_t n_bytes)
 /* ---- heads ------------------------------------------------------------------------------------
  */
 
+/* A word of a head, with the marker that gives it its meaning. */
 struct word {
     const char *text;
     size_t n_bytes;
@@ -83,6 +84,7 @@ static bool next_word(const char **s, const char *end, struct word *w)
     return w->n_bytes > 0;
 }
 
+/* cut: the text ends in this word, so a beginning is enough. */
 static bool is_known(const struct word *w, bool cut)
 {
     static const char *const words[] = {"assistant", "analysis", "commentary",  "final",
@@ -167,6 +169,7 @@ static bool open_message(struct tool_parse *p)
     return true;
 }
 
+/* Heads are printable ASCII of limited length; anything else was text of the model. */
 static bool head(struct tool_parse *p, bool final)
 {
     for (; tool_n_held(p) > 0; p->scan++) {
@@ -203,6 +206,7 @@ static bool begin(struct tool_parse *p, bool final)
     return true;
 }
 
+/* Between messages: markers without a message are dropped, text is content. */
 static bool outside(struct tool_parse *p, bool final)
 {
     static const char words[N_MARKERS][2] = {
@@ -283,6 +287,8 @@ static bool call(struct tool_parse *p, bool final)
     return true;
 }
 
+/* Arguments end with their outermost bracket; text between that and the next marker is
+ * content. */
 static bool arguments(struct tool_parse *p)
 {
     bool over = false;

@@ -14,6 +14,8 @@ enum value { VALUE_STRING, VALUE_NESTED, VALUE_SCALAR };
 
 enum { ARGUMENTS_MAX_BYTES = 64 << 20 };
 
+/* needs_both: the call is reported only when name and arguments are known. whole: only
+ * when it is complete. */
 void json_call_reset(struct json_call *c, bool needs_both, bool whole)
 {
     json_call_deinit(c);
@@ -61,6 +63,7 @@ static void begin(struct json_call *c, struct tool_parse *p)
     buf_clear(&c->arguments);
 }
 
+/* The members that the formats use for name, id and arguments; unknown ones are skipped. */
 static enum field field_of(const struct json_call *c)
 {
     static const struct {
@@ -78,6 +81,7 @@ static enum field field_of(const struct json_call *c)
     return FIELD_OTHER;
 }
 
+/* What a value may be depends on its member: a name is a string and occurs once. */
 static void value_begins(struct json_call *c, char b)
 {
     c->field = (unsigned char)field_of(c);
@@ -98,6 +102,7 @@ static void value_begins(struct json_call *c, char b)
     }
 }
 
+/* Nested arguments of a call that was reported pass through; everything else is collected. */
 static void keep(struct json_call *c, struct tool_parse *p, char b)
 {
     if (c->field == FIELD_NAME) {
@@ -116,6 +121,7 @@ static void keep(struct json_call *c, struct tool_parse *p, char b)
     }
 }
 
+/* A string of arguments contains JSON, which is unescaped once. */
 static void value_ends(struct json_call *c, struct tool_parse *p)
 {
     c->state = AFTER;
@@ -170,6 +176,7 @@ static bool in_value(struct json_call *c, struct tool_parse *p, char b)
     return true;
 }
 
+/* Only the beginning of a long key is kept, enough to know that it is none of ours. */
 static void in_key(struct json_call *c, char b)
 {
     if (!c->escape && b == '"') {
@@ -195,6 +202,8 @@ static enum json_call_result end_of_object(struct json_call *c, struct tool_pars
     return CALL_DONE;
 }
 
+/* One byte of the object. CALL_BAD leaves it to the caller, which reports the text as
+ * content. */
 static enum json_call_result take(struct json_call *c, struct tool_parse *p, char b)
 {
     if (c->state == IN_KEY) {
@@ -246,6 +255,8 @@ void json_call_drop(struct tool_parse *p)
     }
 }
 
+/* Consumes held text up to the object's end, reporting the call as soon as the form
+ * allows. */
 enum json_call_result json_call_step(struct json_call *c, struct tool_parse *p)
 {
     while (p->scan < p->held.n_bytes) {

@@ -23,6 +23,7 @@ static bool open_brace(struct tool_parse *p)
     return true;
 }
 
+/* A call may only be at the very beginning, or after the tag. */
 static bool at_start(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -41,6 +42,7 @@ static bool at_start(struct tool_parse *p, bool final)
     return open_brace(p);
 }
 
+/* A name that the request does not have makes the object an ordinary answer. */
 static bool in_call(struct tool_parse *p)
 {
     struct json_call *c = &p->call;
@@ -66,6 +68,7 @@ static bool in_call(struct tool_parse *p)
     return true;
 }
 
+/* Another object, with or without a separator, is another call; anything else is content. */
 static bool between(struct tool_parse *p)
 {
     tool_skip_space(p);

@@ -30,6 +30,7 @@ static bool give_up(struct tool_parse *p)
 
 /* ---- one element as JSON ---- */
 
+/* The text of a complete parameter, and where its JSON goes. */
 struct reader {
     const char *s, *end;
     struct buf *out;
@@ -133,6 +134,7 @@ static bool elements(struct reader *r, const struct json *schema, int depth)
     return true;
 }
 
+/* One element: text or nested elements, with a closing tag of the same name. */
 static bool element(struct reader *r, const struct json *schema, int depth)
 {
     const char *name, *end_name;
@@ -179,6 +181,7 @@ static bool report(struct tool_parse *p)
 
 /* ---- the call ---- */
 
+/* The name's end is the two characters after it, so it waits for both. */
 static bool name(struct tool_parse *p, bool final)
 {
     for (; tool_n_held(p) > 0; p->scan++) {
@@ -205,6 +208,7 @@ static bool name(struct tool_parse *p, bool final)
     return false;
 }
 
+/* A parameter, or the end of the call; another text ends it early. */
 static bool body(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -255,6 +259,7 @@ static bool find_element_end(struct tool_parse *p)
     return false;
 }
 
+/* After a call: another one, the closing marker, or content. */
 static bool after(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);

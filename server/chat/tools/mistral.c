@@ -19,6 +19,8 @@ static bool give_up(struct tool_parse *p)
     return true;
 }
 
+/* The character after the marker tells the generation: '[' or '{' for JSON, a letter for a
+ * name. */
 static bool head(struct tool_parse *p)
 {
     tool_skip_space(p);
@@ -44,6 +46,7 @@ static bool is_name(char c)
            c == '-' || c == '.' || c == '/';
 }
 
+/* The format with a name first streams its arguments. */
 static bool begin_arguments(struct tool_parse *p)
 {
     tool_begin(p, p->name.data, or_empty(p->id.data));
@@ -93,6 +96,7 @@ static bool word(struct tool_parse *p, bool final)
     return false;
 }
 
+/* The object's end is the call's; the next marker begins another call. */
 static bool arguments(struct tool_parse *p)
 {
     if (!tool_object(p)) {
@@ -103,6 +107,7 @@ static bool arguments(struct tool_parse *p)
     return true;
 }
 
+/* Between the objects of a list. */
 static bool array(struct tool_parse *p)
 {
     tool_skip_space(p);

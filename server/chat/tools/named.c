@@ -12,6 +12,7 @@
 
 enum state { TEXT, SECTION, NAME, HEAD_END, ARGUMENTS, AFTER };
 
+/* What differs between the formats; the rest is common to them. */
 struct named_form {
     const char *open, *close; // around all calls; optional
     const char *call;         // before a name
@@ -44,6 +45,7 @@ static bool begin_name(struct tool_parse *p)
     return true;
 }
 
+/* A call without the opening marker counts as well, since models drop it. */
 static bool text(struct tool_parse *p, bool final)
 {
     const char *const words[] = {form_of(p)->call, form_of(p)->open, NULL};
@@ -117,6 +119,7 @@ static void split_id(struct tool_parse *p)
     }
 }
 
+/* The marker between name and arguments. For formats with ids the whole head is the id. */
 static bool head_end(struct tool_parse *p, bool final)
 {
     const struct named_form *f = form_of(p);

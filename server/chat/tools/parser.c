@@ -73,6 +73,7 @@ const struct tool_parser *tool_parser_find(const char *name)
 /* DeepSeek's token between a call's parts; the older form has a fence as well. */
 #define CALL_SEPARATOR "<\xEF\xBD\x9Ctool\xE2\x96\x81sep\xEF\xBD\x9C>"
 
+/* Order matters: several formats share a marker, and the more specific sign comes first. */
 const struct tool_parser *tool_parser_for_template(const char *chat_template)
 {
     static const struct {
@@ -147,6 +148,7 @@ void tool_parse_deinit(struct tool_parse *p)
     json_call_deinit(&p->call);
 }
 
+/* Consumed text is dropped in larger pieces, so that long calls stay linear. */
 static void forget_taken(struct tool_parse *p)
 {
     if (p->at > 4096 || p->at == p->held.n_bytes) {
@@ -165,6 +167,7 @@ void tool_parse_text(struct tool_parse *p, const char *text, size_t n_bytes)
     forget_taken(p);
 }
 
+/* At the end, what is held is decided: a begun call ends as it is, the rest is content. */
 void tool_parse_finish(struct tool_parse *p)
 {
     while (p->parser->step(p, true)) {

@@ -39,6 +39,7 @@ static bool give_up(struct tool_parse *p)
 /* ---- literals
  * --------------------------------------------------------------------------------- */
 
+/* The text of a call, and where its arguments go as JSON. */
 struct reader {
     const char *s, *end;
     struct buf *out;
@@ -52,6 +53,7 @@ static void skip_space(struct reader *r)
     }
 }
 
+/* The character if it comes next, after white space. */
 static bool take(struct reader *r, char c)
 {
     skip_space(r);
@@ -62,6 +64,7 @@ static bool take(struct reader *r, char c)
     return false;
 }
 
+/* -1 if there are fewer digits. */
 static int64_t hex_digits(struct reader *r, int n)
 {
     int64_t v = 0;
@@ -79,6 +82,7 @@ static int64_t hex_digits(struct reader *r, int n)
     return v;
 }
 
+/* A code point as UTF-8; surrogates were joined or refused before. */
 static void put_utf8(struct buf *out, int cp)
 {
     char u[4];
@@ -112,6 +116,7 @@ static int n_escape_digits(char c)
     }
 }
 
+/* Python's escapes, and JSON's surrogate pairs, which models write as well. */
 static bool escape(struct reader *r, struct buf *text)
 {
     char c = *r->s++;
@@ -144,6 +149,7 @@ static bool escape(struct reader *r, struct buf *text)
     return true;
 }
 
+/* A Python string in either quotes becomes a JSON string. */
 static bool string(struct reader *r)
 {
     char quote = *r->s++;
@@ -171,6 +177,7 @@ static bool string(struct reader *r)
     return good;
 }
 
+/* Python's and JSON's words, not as prefixes of a longer name. */
 static bool word(struct reader *r)
 {
     static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"},
@@ -186,6 +193,7 @@ static bool word(struct reader *r)
     return false;
 }
 
+/* Python allows "_" between digits. */
 static size_t digits(struct reader *r)
 {
     const char *start = r->s;
@@ -198,6 +206,8 @@ static size_t digits(struct reader *r)
     return (size_t)(r->s - start);
 }
 
+/* Python's numbers as JSON allows them: no leading zeros, and digits on both sides of the
+ * point. */
 static bool number(struct reader *r)
 {
     if (*r->s == '-' || *r->s == '+') {
@@ -280,6 +290,7 @@ static bool items(struct reader *r, char close, bool keys)
     return true;
 }
 
+/* Literals of Python and of JSON, since models mix them. */
 static bool value(struct reader *r)
 {
     skip_space(r);
@@ -335,6 +346,7 @@ static bool keywords(struct reader *r)
 /* ---- the list
  * --------------------------------------------------------------------------------- */
 
+/* The name ends at "("; any other character than a name's means that this is text. */
 static bool name(struct tool_parse *p)
 {
     while (tool_n_held(p) > 0) {
@@ -360,6 +372,7 @@ static bool name(struct tool_parse *p)
     return false;
 }
 
+/* The whole call is read again as Python and written as JSON. */
 static bool report_call(struct tool_parse *p)
 {
     struct buf json;
@@ -380,6 +393,7 @@ static bool report_call(struct tool_parse *p)
     return good || give_up(p);
 }
 
+/* Looks for the end: brackets are counted outside of quotes. */
 static bool call(struct tool_parse *p)
 {
     while (tool_n_held(p) > 0) {
@@ -402,6 +416,7 @@ static bool call(struct tool_parse *p)
     return false;
 }
 
+/* A comma, the end of the list, or, between tags, what closes them. */
 static bool after(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);
@@ -458,6 +473,7 @@ static bool calls(struct tool_parse *p)
     return true;
 }
 
+/* A list at the very beginning of an answer is one of calls. */
 static bool start(struct tool_parse *p)
 {
     tool_skip_space(p);
@@ -481,6 +497,8 @@ static bool is_cut(const struct tool_parse *p)
     return p->n_calls > 0 && p->state != START && p->state != AFTER && p->state != TEXT;
 }
 
+/* The states: START before anything; TEXT outside of calls; CALLS after "["; LISTED after
+ * a comma; NAME and CALL within a call; AFTER when a call has ended. */
 static bool step(struct tool_parse *p, bool final)
 {
     int which;
@@ -514,6 +532,7 @@ static const struct pythonic_form pythonic = {
 };
 #define PYTHON_CALLS .call = "", .name_end = "(", .call_end = ")", .style = "python"
 
+/* Llama's form, without tags. */
 static const struct tool_writing bare_writing = {
     PYTHON_CALLS,
     .open = "[",

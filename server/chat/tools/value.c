@@ -28,6 +28,8 @@ static const struct json *part(const struct json *v, const char *s, size_t n)
     return json_get(v, key);
 }
 
+/* Follows "$ref" within the tool's own schema, a limited number of times, since references
+ * may form a circle. */
 const struct json *tool_resolve(const struct json *root, const struct json *schema)
 {
     for (int i = 0; i < REFS_MAX; i++) {
@@ -107,6 +109,7 @@ static bool is_word(const char *s, size_t n, const char *word)
     return n == strlen(word) && strncasecmp(s, word, n) == 0;
 }
 
+/* Without a type in the schema the value is a string: that is what was written. */
 void tool_put_value(const struct json *root, const struct json *schema, const char *s, size_t n,
                     struct buf *out)
 {

@@ -21,6 +21,7 @@ struct key_end {
     enum tool_value type;
 };
 
+/* The words of one format. The parser below is the same for all of them. */
 struct xml_form {
     const char *opens[MAX_WORDS], *closes[MAX_WORDS]; // of the outer pair
     const char *call, *name_end, *call_end;
@@ -37,6 +38,8 @@ static const struct xml_form *form_of(const struct tool_parse *p)
     return p->parser->form;
 }
 
+/* Within a call it ends the parameters; before its name is complete the held text was text
+ * after all. */
 static bool give_up(struct tool_parse *p)
 {
     if (p->in_call) {
@@ -140,6 +143,8 @@ static void report_value(struct tool_parse *p, const char *text, size_t n)
     tool_parameter(p, text, n, p->value_type);
 }
 
+/* A value is only reported when its end has come, because its type may depend on the whole
+ * text. What was searched once is not searched again. */
 static bool value(struct tool_parse *p)
 {
     const char *end = value_end(p);
@@ -159,6 +164,7 @@ static bool value(struct tool_parse *p)
     return true;
 }
 
+/* Between parameters: the next one, or the call's end. */
 static bool body(struct tool_parse *p, bool final)
 {
     const struct xml_form *f = form_of(p);
@@ -229,6 +235,7 @@ static bool opened(struct tool_parse *p, bool final)
     return give_up(p);
 }
 
+/* Text goes out as soon as it cannot be the beginning of a call any more. */
 static bool text(struct tool_parse *p, bool final)
 {
     const struct xml_form *f = form_of(p);
@@ -255,6 +262,8 @@ static bool cut(struct tool_parse *p)
     return give_up(p);
 }
 
+/* One transition of the state machine; called until it can go no further with the text
+ * that is there. */
 static bool step(struct tool_parse *p, bool final)
 {
     const struct key_end name_ends[] = {{form_of(p)->name_end, TOOL_VALUE_BY_SCHEMA}, {NULL, 0}};

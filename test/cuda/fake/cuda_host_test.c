@@ -12,6 +12,8 @@
 
 enum { N = 5, MAX_N = 128, MAX_PROMPT = 9000, MAX_OUT = 12, MAX_TURNS = 3000 };
 
+/* One engine with its requests; all results have room here, since an engine writes into
+ * its caller's memory. */
 struct bed {
     struct engine *e;
     struct engine_request r[N];
@@ -137,6 +139,8 @@ static bool live(struct engine_options *o, int32_t longest, int32_t n_samples, c
     return opened;
 }
 
+/* Each family has ops of its own, so each is opened and run on every architecture that the
+ * build has. */
 static int all_families(const void *arg)
 {
     static const char *const families[] = {"llama-3",     "gemma-2", "gemma-3",   "mixtral",
@@ -253,6 +257,8 @@ static uint32_t serve_model(const char *dir, size_t model, int32_t sm, const cha
     return launched;
 }
 
+/* Kernels that only large shapes use are launched, too: sizes of published models, with
+ * weights that are never filled. Each architecture must launch what it is listed with. */
 static int real_shapes(const void *arg)
 {
     static const char *const of_80[] = {"gemm_mma", "attention_mma", "moe_gate_up", NULL};
@@ -289,6 +295,7 @@ TEST(real_shapes_ask_a_device_for_what_it_can_do)
 
 /* ---- failures ------------------------------------------------------------------------------ */
 
+/* What fails, and at which call of the runtime. */
 struct loss {
     int32_t n_ranks;
     const char *config; // of speculation
@@ -307,6 +314,8 @@ static int64_t stride(void)
     return 11;
 }
 
+/* In a process of its own: the failure must end every request, and the engine must free
+ * all that it took. */
 static int live_until_lost(const void *arg)
 {
     const struct loss *l = arg;
@@ -350,6 +359,7 @@ static void lose_at_every_call(cudaError_t e)
     }
 }
 
+/* Several ranks as threads, each on a device of its own. */
 static int ranks(const void *arg)
 {
     static const char *const families[] = {"llama-3", "mixtral", "deepseek-v3", "gpt-oss"};
@@ -380,6 +390,7 @@ TEST(ranks_keep_to_their_devices)
     }
 }
 
+/* One life for each call that can fail, with a stride, until a number is never reached. */
 TEST(a_rank_that_is_lost_ends_every_request)
 {
     struct loss l = {.n_ranks = 2, .e = cudaErrorIllegalAddress};

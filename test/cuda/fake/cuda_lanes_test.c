@@ -35,6 +35,7 @@ static void apply(dim3 grid, const void *const *args)
     }
 }
 
+/* Only lanes are updated here, so two steps and one pass are enough. */
 static struct backend *open_backend(void)
 {
     struct backend *be = NULL;
@@ -58,6 +59,7 @@ static struct backend *open_backend(void)
     return be;
 }
 
+/* Sizes are drawn so that both many small updates and one that fills the lane occur. */
 static void update(struct backend *be, int32_t lane, int32_t *expected)
 {
     static int32_t tokens[LEN], next;
@@ -75,6 +77,7 @@ static void update(struct backend *be, int32_t lane, int32_t *expected)
     }
 }
 
+/* `expected` is what a device must have after the flush. */
 static int run(const void *arg)
 {
     static const size_t arg_bytes[] = {sizeof(void *), sizeof(void *)};

@@ -9,6 +9,7 @@
 
 enum { MAX_REQUESTS = 40, MAX_SAMPLES_HERE = 6, MAX_PROMPT = 700, MAX_OUT = 40, MAX_TURNS = 20000 };
 
+/* A request with room for the largest answer. */
 struct ask {
     struct engine_request r;
     struct engine_output outputs[MAX_SAMPLES_HERE];
@@ -16,6 +17,7 @@ struct ask {
     struct token_logprobs logprobs[MAX_SAMPLES_HERE][MAX_OUT], prompt_logprobs[MAX_PROMPT];
 };
 
+/* One random engine from its options to its end. */
 struct life {
     uint64_t random;
     struct engine *e;
@@ -101,6 +103,8 @@ static void on_event(struct engine_request *r, void *arg)
     l->n_failed += r->done && r->error != OK;
 }
 
+/* Families, ranks, budgets and speculation are independent of each other, so pairs occur
+ * that nobody would write a test for. */
 static struct engine_options random_options(struct life *l, char *dir, size_t n_bytes)
 {
     static const char *const families[] = {
@@ -167,6 +171,7 @@ static void serve(struct life *l, int32_t longest)
     CHECK_EQ(l->n_failed, 0);
 }
 
+/* Random options may be refused only because too few KV blocks are left. */
 static int random_life(const void *arg)
 {
     const uint64_t seed = *(const uint64_t *)arg;

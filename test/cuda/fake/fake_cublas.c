@@ -21,6 +21,7 @@ static cublasStatus_t set(void)
     return status_of(e);
 }
 
+/* Objects are only counted: what was created must be destroyed. */
 static cublasStatus_t create(void **out)
 {
     fake_lock();
@@ -33,6 +34,7 @@ static cublasStatus_t create(void **out)
     return status_of(e);
 }
 
+/* A second destruction would free twice, which the sanitizers report. */
 static cublasStatus_t destroy(void *what)
 {
     if (!what) {
@@ -76,6 +78,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
     return set();
 }
 
+/* The only property of a layout that is checked here: columns must not overlap. */
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
                                           uint64_t rows, uint64_t cols, int64_t stride)
 {
@@ -119,6 +122,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return set();
 }
 
+/* No algorithm for products is a case of its own, which the backend has to report. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+/* One state for the process, protected by `lock`. The random numbers decide when streams
+ * run. */
 static struct {
     pthread_mutex_t lock;
     int32_t n_devices, sm;
@@ -38,6 +40,7 @@ void fake_unlock(void)
     pthread_mutex_unlock(&g.lock);
 }
 
+/* The first complaint is kept, since later ones usually follow from it. */
 void fake_complain(const char *format, ...)
 {
     if (g.complained) {
@@ -55,6 +58,7 @@ const char *fake_cuda_complaint(void)
     return g.complained ? g.complaint : NULL;
 }
 
+/* A new life: devices of this architecture, nothing allocated, no failure planned. */
 void fake_cuda_reset(int32_t n_devices, int32_t sm, size_t memory_bytes)
 {
     fake_lock();
@@ -131,6 +135,8 @@ static bool is_told_to_fail(void)
     return path && !g.failed && access(path, F_OK) == 0;
 }
 
+/* Counts a call, and fails if it is the one that has to. Called with the lock held. A lost
+ * device fails at every later call, as a real one does. */
 cudaError_t fake_call(void)
 {
     if (is_told_to_fail()) {
@@ -233,6 +239,7 @@ cudaError_t cudaDriverGetVersion(int *version)
     return call();
 }
 
+/* The current device is a property of the thread. */
 cudaError_t cudaSetDevice(int to)
 {
     const cudaError_t e = call();
@@ -323,6 +330,8 @@ static int encode_tiled(void *map, int type, uint32_t n_dims, void *base, const 
     return ok ? 0 : 1;
 }
 
+/* Only the one driver function that the backend asks for; anything else is a new
+ * dependency. */
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **entry, unsigned version,
                                              unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *found)

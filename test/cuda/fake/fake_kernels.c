@@ -9,6 +9,7 @@
 
 enum { MAX_FUNCTIONS = 4096, MAX_ARGS = 4 };
 
+/* A kernel as nvcc's code registers it before main. */
 static struct function {
     const void *host;
     const char *name;
@@ -17,18 +18,22 @@ static struct function {
 } functions[MAX_FUNCTIONS];
 static int32_t n_functions;
 
+/* The kernel that has a function of the host in its place; its arguments are copied at
+ * launch. */
 static struct {
     const char *word; // NULL: none
     size_t n_args, arg_bytes[MAX_ARGS];
     void (*run)(dim3 grid, const void *const *args);
 } emulated;
 
+/* <<<...>>> pushes its configuration; the launch function pops it, in the same thread. */
 static _Thread_local struct {
     dim3 grid, block;
     size_t shared;
     cudaStream_t stream;
 } pushed;
 
+/* Permissions for shared memory are per life; registrations stay. */
 void fake_kernels_end(void)
 {
     emulated.word = NULL;
@@ -71,6 +76,7 @@ void __cudaUnregisterFatBinary(void **handle)
     (void)handle;
 }
 
+/* The signature is nvcc's; only the address and the name are of use. */
 void __cudaRegisterFunction(void **handle, const char *host, char *of_device, const char *name,
                             int thread_limit, void *tid, void *bid, void *block, void *grid,
                             int *warp)
@@ -91,6 +97,7 @@ void __cudaRegisterVar(void **handle, char *host, char *address, const char *nam
     (void)global;
 }
 
+/* The first half of a launch with <<<...>>>, as nvcc's code calls it. */
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
                                      struct CUstream_st *stream)
 {
@@ -110,6 +117,7 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, 
     return cudaSuccess;
 }
 
+/* By the address of the host's stub, as the runtime does. */
 static struct function *find_function(const void *host)
 {
     for (int32_t i = 0; i < n_functions; i++) {
@@ -121,6 +129,7 @@ static struct function *find_function(const void *host)
     return NULL;
 }
 
+/* Since the last reset; `word` is a part of the mangled name. */
 bool fake_cuda_launched(const char *word)
 {
     for (int32_t i = 0; i < n_functions; i++) {
@@ -131,6 +140,7 @@ bool fake_cuda_launched(const char *word)
     return false;
 }
 
+/* More shared memory than a device has is an error here; on a device it would be one, too. */
 cudaError_t cudaFuncSetAttribute(const void *host, enum cudaFuncAttribute which, int value)
 {
     fake_lock();
@@ -147,6 +157,7 @@ cudaError_t cudaFuncSetAttribute(const void *host, enum cudaFuncAttribute which,
     return e;
 }
 
+/* The limits of a launch that do not depend on the kernel's code. */
 static cudaError_t check_launch(struct function *f, dim3 grid, dim3 block, dim3 cluster,
                                 size_t shared)
 {
@@ -182,6 +193,7 @@ void fake_cuda_emulate(const char *word, size_t n_args, const size_t *arg_bytes,
     memcpy(emulated.arg_bytes, arg_bytes, n_args * sizeof *arg_bytes);
 }
 
+/* Arguments live on the caller's stack, so they are copied before the launch returns. */
 static void keep_args(struct fake_op *op, const struct function *f, dim3 grid, void **args)
 {
     op->is_emulated = emulated.word && strstr(f->name, emulated.word);
@@ -193,6 +205,7 @@ static void keep_args(struct fake_op *op, const struct function *f, dim3 grid, v
     }
 }
 
+/* Runs the emulated kernel, when its stream comes to it. */
 void fake_emulate(const struct fake_op *op)
 {
     const void *args[MAX_ARGS];
@@ -204,6 +217,7 @@ void fake_emulate(const struct fake_op *op)
     emulated.run(op->grid, args);
 }
 
+/* A launch is an op of its stream; nothing happens until the stream runs. */
 static cudaError_t launch(const void *host, dim3 grid, dim3 block, dim3 cluster, size_t shared,
                           cudaStream_t stream, void **args)
 {
@@ -250,6 +264,7 @@ cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arg
     return launch(host, grid, block, (dim3){1, 1, 1}, shared, stream, args);
 }
 
+/* Launches with attributes: of those only the cluster's size is of interest. */
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *host, void **args)
 {
     dim3 cluster = {1, 1, 1};

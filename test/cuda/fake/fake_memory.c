@@ -9,6 +9,7 @@
 
 static struct fake_memory *all;
 
+/* Any address within an allocation finds it. */
 struct fake_memory *fake_find(const void *p)
 {
     for (struct fake_memory *m = all; m; m = m->next) {
@@ -24,6 +25,8 @@ static bool reaches(const struct fake_memory *m, const void *p, size_t n_bytes)
     return n_bytes <= (size_t)(m->at + m->n_bytes - (const char *)p);
 }
 
+/* A kernel that gets an address of the host would fault on a device; here it is a
+ * complaint. */
 struct fake_memory *fake_on_device(const void *p, size_t n_bytes, const char *what)
 {
     struct fake_memory *m = fake_find(p);
@@ -38,6 +41,7 @@ struct fake_memory *fake_on_device(const void *p, size_t n_bytes, const char *wh
     return m;
 }
 
+/* A tenth is never free, as on a device whose context takes memory. */
 size_t fake_free_bytes(int32_t device)
 {
     size_t left = fake_memory_bytes() / 10 * 9;
@@ -61,6 +65,7 @@ static void give(struct fake_memory *m)
     }
 }
 
+/* Devices' memory is mapped, so that large unused allocations cost nothing. */
 static void take(struct fake_memory *m)
 {
     if (m->device >= 0) {
@@ -71,6 +76,8 @@ static void take(struct fake_memory *m)
     free(m);
 }
 
+/* Allocation during a capture spoils the capture, so it is a complaint even if it would
+ * succeed. */
 static cudaError_t allocate(void **out, size_t n_bytes, int32_t device)
 {
     fake_lock();
@@ -123,6 +130,7 @@ static cudaError_t release(void *p, bool pinned)
     return e;
 }
 
+/* What is left at the end of a life was counted before as a leak. */
 void fake_memory_end(void)
 {
     while (all) {
@@ -158,6 +166,7 @@ cudaError_t cudaFreeHost(void *p)
     return release(p, true);
 }
 
+/* Mapped memory of the host has one address for both. */
 cudaError_t cudaHostGetDevicePointer(void **out, void *host, unsigned flags)
 {
     (void)flags;
@@ -168,6 +177,7 @@ cudaError_t cudaHostGetDevicePointer(void **out, void *host, unsigned flags)
     return e;
 }
 
+/* Zeros are not written to memory that has only zeros: weights of gigabytes stay unmapped. */
 void fake_write(char *to, const char *from, int value, size_t n_bytes)
 {
     struct fake_memory *m = fake_find(to);
@@ -184,6 +194,7 @@ void fake_write(char *to, const char *from, int value, size_t n_bytes)
 
 /* ---- copies -------------------------------------------------------------------------------- */
 
+/* The direction must agree with where both addresses lie. */
 static bool check_copy(const void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind)
 {
     if (kind != cudaMemcpyDeviceToHost && !fake_on_device(to, n_bytes, "a copy's destination")) {
@@ -231,6 +242,7 @@ static cudaError_t copy_later(cudaStream_t stream, void *to, const void *from, s
     return e;
 }
 
+/* The copy runs later; asynchronous copies from pinned memory read it only then. */
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream)
 {
@@ -243,6 +255,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, enum cud
     return e;
 }
 
+/* Rows with a pitch; rows that overlap are a complaint. */
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                               size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t stream)
@@ -282,6 +295,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t n_bytes, enum cudaMemc
     return e;
 }
 
+/* A fill is an op of the stream, too. */
 cudaError_t cudaMemsetAsync(void *to, int value, size_t n_bytes, cudaStream_t stream)
 {
     fake_lock();

@@ -19,6 +19,7 @@ static ncclResult_t result_of(cudaError_t e)
     return ncclUnhandledCudaError;
 }
 
+/* An id is only passed on to ncclCommInitRank. */
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
     memset(id, 7, sizeof *id);
@@ -28,6 +29,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return result_of(e);
 }
 
+/* A real one waits for all ranks; tests of that need devices. */
 ncclResult_t ncclCommInitRank(ncclComm_t *out, int n_ranks, ncclUniqueId id, int rank)
 {
     (void)n_ranks, (void)id;
@@ -42,6 +44,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t *out, int n_ranks, ncclUniqueId id, int
     return result_of(e);
 }
 
+/* Both ways to end a communicator. */
 static ncclResult_t end(ncclComm_t comm)
 {
     fake_lock();
@@ -62,6 +65,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     return end(comm);
 }
 
+/* Errors of a collective appear later, here; so this call may fail on its own. */
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *out)
 {
     (void)comm;

@@ -56,7 +56,7 @@ struct fake_op {
     dim3 grid;
     char args[FAKE_ARGS_BYTES];
 };
-/* Checks the stream, and puts the op behind the others or into the graph that is being captured. */
+/* Checks the stream, and appends the op to the stream or into the graph that is being captured. */
 cudaError_t fake_enqueue(cudaStream_t stream, const struct fake_op *op);
 void fake_run_all(void); // of all streams
 /* Whether a queued operation reads or writes it. */

@@ -22,12 +22,15 @@ struct CUgraphExec_st {
     int32_t device;
 };
 
+/* An event is complete when no record of it waits in a stream. */
 struct CUevent_st {
     int32_t n_waited; // records that have not run
     int32_t device;
     bool is_timed, is_recorded;
 };
 
+/* A queue of ops that have been issued and have not run; during a capture ops go to the
+ * graph. */
 struct CUstream_st {
     struct ops ops;
     cudaGraph_t graph; // being captured; NULL: none
@@ -38,6 +41,7 @@ struct CUstream_st {
 
 static struct CUstream_st *streams;
 
+/* Queues only grow. */
 static void add(struct ops *ops, const struct fake_op *op)
 {
     if (ops->n == ops->max) {
@@ -47,6 +51,7 @@ static void add(struct ops *ops, const struct fake_op *op)
     ops->v[ops->n++] = *op;
 }
 
+/* Ops may own a copy of what they were given. */
 static void ops_deinit(struct ops *ops)
 {
     for (int32_t i = 0; i < ops->n; i++) {
@@ -56,6 +61,7 @@ static void ops_deinit(struct ops *ops)
     *ops = (struct ops){0};
 }
 
+/* A stream that was destroyed, or is used on another device, is a complaint. */
 static struct CUstream_st *find_stream(cudaStream_t stream)
 {
     struct CUstream_st *s = streams;
@@ -71,6 +77,7 @@ static struct CUstream_st *find_stream(cudaStream_t stream)
     return s;
 }
 
+/* To the graph during a capture, otherwise to the stream. */
 cudaError_t fake_enqueue(cudaStream_t stream, const struct fake_op *op)
 {
     struct CUstream_st *s = find_stream(stream);
@@ -81,6 +88,8 @@ cudaError_t fake_enqueue(cudaStream_t stream, const struct fake_op *op)
     return cudaSuccess;
 }
 
+/* One op. A copy from pinned memory has a hash of what it should find there: if it
+ * differs, the host wrote too early. */
 static void run(struct fake_op *op)
 {
     const char *from = op->snapshot ? op->snapshot : op->from;
@@ -103,6 +112,7 @@ static void run(struct fake_op *op)
     op->snapshot = NULL;
 }
 
+/* The first n ops, in order. */
 static void run_some(struct CUstream_st *s, int32_t n)
 {
     n = lesser(n, s->ops.n);
@@ -129,6 +139,7 @@ static bool overlap(const void *a, size_t n_a, const void *b, size_t n_b)
            (const char *)b < (const char *)a + n_a;
 }
 
+/* Whether an op that has not run reads or writes this memory; freeing it then is an error. */
 bool fake_is_awaited(const void *p, size_t n_bytes)
 {
     for (struct CUstream_st *s = streams; s; s = s->next) {
@@ -143,6 +154,7 @@ bool fake_is_awaited(const void *p, size_t n_bytes)
     return false;
 }
 
+/* Calls that a capture does not allow. */
 bool fake_ends_capture(const char *call)
 {
     bool ends = false;
@@ -155,6 +167,7 @@ bool fake_ends_capture(const char *call)
     return ends;
 }
 
+/* Streams that a life left behind. */
 void fake_stream_end(void)
 {
     while (streams) {
@@ -171,6 +184,8 @@ void fake_stream_end(void)
 
 /* ---- streams ------------------------------------------------------------------------------- */
 
+/* The default stream's implicit waits would hide missing ones, so streams must not have
+ * them. */
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 {
     fake_lock();
@@ -189,6 +204,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
     return e;
 }
 
+/* What was issued still runs, as on a device. */
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     fake_lock();
@@ -229,6 +245,7 @@ static cudaError_t look(struct CUstream_st *s, bool all)
     return s->ops.n == 0 ? cudaSuccess : cudaErrorNotReady;
 }
 
+/* Waiting runs all ops; a query may run some of them, at random. */
 static cudaError_t look_at_stream(cudaStream_t stream, bool all)
 {
     fake_lock();
@@ -250,6 +267,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     return look_at_stream(stream, false);
 }
 
+/* Products of cuBLASLt, as an op that does nothing, once its operands were checked. */
 cudaError_t fake_product(cudaStream_t stream, const void *const *operands, int32_t n)
 {
     fake_lock();
@@ -268,6 +286,7 @@ cudaError_t fake_product(cudaStream_t stream, const void *const *operands, int32
 
 /* ---- events -------------------------------------------------------------------------------- */
 
+/* Only events with timing may be asked for a time. */
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 {
     fake_lock();
@@ -287,6 +306,7 @@ cudaError_t cudaEventCreate(cudaEvent_t *out)
     return cudaEventCreateWithFlags(out, cudaEventDefault);
 }
 
+/* Ops that wait for the event run before it is gone. */
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
     fake_lock();
@@ -298,6 +318,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
     return e;
 }
 
+/* An op of the stream: the event is complete when the stream comes to it. */
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     fake_lock();
@@ -362,6 +383,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     return look_at_event(event, false);
 }
 
+/* Zero milliseconds, if the question is allowed at all. */
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 {
     fake_lock();
@@ -377,6 +399,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 
 /* ---- graphs -------------------------------------------------------------------------------- */
 
+/* Captures do not nest; what was issued before stays in the stream. */
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
 {
     (void)mode;
@@ -421,6 +444,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out)
     return e;
 }
 
+/* The graph's ops are copied, so it may be destroyed. */
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags)
 {
     (void)flags;
@@ -443,6 +467,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsign
     return e;
 }
 
+/* All ops of the graph enter the stream at once. */
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 {
     fake_lock();

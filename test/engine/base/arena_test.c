@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The arena: alignment, zeroing, the cap on bytes, and pieces too large for a chunk. The
+ * sanitizers see a chunk that is not freed. */
 #include "engine/base/arena.h"
 
 #include "test/check.h"
@@ -6,6 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
+/* Sizes 1 to 300 cross several chunks. Each piece is filled with a number of its own after
+ * it was checked for zeros, so pieces that overlap show as a wrong first or last byte. */
 TEST(pieces_are_zeroed_aligned_and_apart)
 {
     struct arena a;
@@ -27,6 +31,9 @@ TEST(pieces_are_zeroed_aligned_and_apart)
     CHECK(a.head == NULL);
 }
 
+/* The cap is the limit on what an untrusted file can make us allocate, so it counts bytes
+ * with their alignment, and a product of sizes that overflows fails instead of wrapping to
+ * a small one. */
 TEST(the_cap_counts_what_was_handed_out)
 {
     struct arena a;
@@ -41,6 +48,8 @@ TEST(the_cap_counts_what_was_handed_out)
     arena_deinit(&a);
 }
 
+/* A piece above the largest chunk size gets a chunk of exactly its size, and filling all of
+ * it leaves the string in the chunk before it intact. */
 TEST(a_piece_larger_than_any_chunk_is_one_of_its_own)
 {
     struct arena a;

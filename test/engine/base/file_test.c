@@ -10,6 +10,7 @@
 
 enum { BYTES = 1 << 20 }; // pages, also of 64 KiB
 
+/* A file of BYTES zeros, which the test cuts while it is mapped. */
 static int open_file(char *path, size_t n)
 {
     snprintf(path, n, "/tmp/sluice-map-XXXXXX");
@@ -80,6 +81,7 @@ static void read_whole(const char *path, int fd)
     read_cut(path, fd, BYTES);
 }
 
+/* A SIGBUS that has nothing to do with a map must keep its default action. */
 static void fail_elsewhere(const char *path, int fd)
 {
     struct err err;
@@ -91,6 +93,10 @@ static void fail_elsewhere(const char *path, int fd)
     }
 }
 
+/* A model file truncated while it is mapped raises SIGBUS on the next read of a lost page.
+ * The process must end with a message that names the file; the whole file, read first,
+ * shows that the handler is silent otherwise. The child also maps and unmaps the file once
+ * before, so a stale entry of the handler's table would be found. */
 TEST(a_file_that_is_cut_under_its_map_is_named)
 {
     char path[64], said[1024];
@@ -105,6 +111,8 @@ TEST(a_file_that_is_cut_under_its_map_is_named)
     unlink(path);
 }
 
+/* A SIGBUS with no address in a mapped file belongs to somebody else: it must reach the
+ * default action and not be blamed on a model file. */
 TEST(a_bus_error_that_is_no_files_stays_one)
 {
     char path[64], said[4096];

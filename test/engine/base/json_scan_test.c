@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The JSON scanner and what is built on it: which texts are well formed (RFC 8259, plus
+ * valid UTF-8), and the values and strings that come out. */
 #include "engine/base/json_scan.h"
 
 #include "engine/base/json.h"
 #include "test/check.h"
 
+/* The last token: JSON_TOKEN_END for a well-formed text, JSON_TOKEN_ERROR for the others. */
 static enum json_token run(const char *s, int max_depth)
 {
     struct json_scan sc;
@@ -28,6 +31,9 @@ TEST(well_formed_texts_end)
     }
 }
 
+/* One text for each rule of the grammar: commas, leading zeros, bare signs, control
+ * characters and unknown escapes in strings, invalid UTF-8 (a stray byte, an overlong
+ * form, a surrogate), and nesting one level deeper than allowed. */
 TEST(broken_texts_are_refused)
 {
     static const char *const bad[] = {"",
@@ -59,6 +65,8 @@ TEST(broken_texts_are_refused)
     }
 }
 
+/* A reader that ignores a member must end at the next key, whatever is nested in the
+ * value. */
 TEST(skip_passes_over_whole_values)
 {
     const char *s = "{\"a\":[1,{\"b\":2}],\"c\":3}";
@@ -75,6 +83,8 @@ TEST(skip_passes_over_whole_values)
     CHECK_EQ(json_scan_next(&sc), JSON_TOKEN_END);
 }
 
+/* U+D83D U+DE00 is one character; a lone surrogate cannot be written in UTF-8 and becomes
+ * U+FFFD, so that the result is always valid UTF-8. */
 TEST(unescape_joins_surrogates_and_replaces_lone_ones)
 {
     const char *s = "\"\\ud83d\\ude00 \\ud800x \\t\"";
@@ -88,6 +98,8 @@ TEST(unescape_joins_surrogates_and_replaces_lone_ones)
     buf_deinit(&b);
 }
 
+/* Integers are exact to both ends of int64_t and are refused beyond them; a fraction or an
+ * exponent is not an integer even if its value is whole. */
 TEST(int64_keeps_its_ends)
 {
     static const struct {
@@ -112,6 +124,8 @@ TEST(int64_keeps_its_ends)
     }
 }
 
+/* A C string would end at U+0000, so two different names could compare equal; and a short
+ * body must not expand to an unlimited number of nodes. */
 TEST(the_tree_refuses_hidden_nul_and_too_many_values)
 {
     struct json *root;
@@ -126,6 +140,8 @@ TEST(the_tree_refuses_hidden_nul_and_too_many_values)
     json_free(root);
 }
 
+/* Model output can end in the middle of a character. What we write into JSON must be valid
+ * anyway: each broken sequence becomes one U+FFFD. */
 TEST(json_strings_are_written_escaped_and_mended)
 {
     struct buf b;
@@ -135,6 +151,9 @@ TEST(json_strings_are_written_escaped_and_mended)
     buf_deinit(&b);
 }
 
+/* NEL, U+2028 and U+2029 end lines in some readers (Python's str.splitlines, JavaScript),
+ * which would cut an SSE event or a JSONL line in two. Their neighbours in code order stay
+ * unescaped. */
 TEST(a_json_string_is_one_line_for_every_reader)
 {
     struct buf b;

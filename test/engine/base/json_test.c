@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The JSON tree: strings that it refuses, with the byte where they are, and renaming of
+ * members. */
 #include "engine/base/json.h"
 
 #include "test/check.h"
 
 #include <string.h>
 
+/* The message for a text that is refused, "" for one that is accepted. */
 static const char *refusal(const char *text)
 {
     static struct err err;
@@ -17,6 +20,8 @@ static const char *refusal(const char *text)
     return err.text;
 }
 
+/* A high surrogate must be followed by a low one, at once; each case breaks the pair in
+ * another place. The position names the string, so a client can find it in a large body. */
 TEST(what_strings_cannot_hold_is_refused_with_its_place)
 {
     CHECK_STR(refusal("{\"a\":\"b\\u0000\"}"),
@@ -32,6 +37,8 @@ TEST(what_strings_cannot_hold_is_refused_with_its_place)
               "half a pair of surrogates in a string at byte 14");
 }
 
+/* A backslash that is itself escaped does not begin \u, and upper and lower case hex
+ * digits are equal. */
 TEST(escaped_backslashes_and_whole_pairs_are_let_through)
 {
     CHECK_STR(refusal("[\"\\\\u0000\\\\ud800\"]"), "");
@@ -40,6 +47,8 @@ TEST(escaped_backslashes_and_whole_pairs_are_let_through)
     CHECK_STR(refusal("[\"ud800\"]"), "");
 }
 
+/* Old names of members become new ones, but an explicit new name wins, and no member may
+ * appear twice. */
 TEST(a_member_is_given_another_key_unless_that_is_there)
 {
     struct json *j;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The log writer: lines are whole and in order, and no caller ever blocks on a slow or
+ * full sink. */
 #include "engine/base/clock.h"
 #include "engine/base/line_writer.h"
 
@@ -9,6 +11,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+/* The line that reports lost lines. */
 static size_t told(uint64_t n_lost, char *line, size_t n_bytes)
 {
     return (size_t)snprintf(line, n_bytes, "%d lost\n", (int)n_lost);
@@ -33,6 +36,7 @@ static size_t read_until(int fd, char *text, size_t n_bytes, const char *last)
     return n;
 }
 
+/* The queue has room for all 200 lines, so none may be lost; closing waits for the last. */
 TEST(lines_come_out_whole_and_in_order)
 {
     int fds[2];
@@ -57,6 +61,10 @@ TEST(lines_come_out_whole_and_in_order)
     close(fds[1]);
 }
 
+/* The server logs from its event loop, so put must return at once although nobody reads
+ * the pipe. 20,000 lines of 64 bytes are far more than the pipe (64 KiB) and the queue (16
+ * KiB) hold, so some are lost; those are counted, none is torn, and lost and delivered
+ * lines sum to all. */
 TEST(nobody_waits_for_a_pipe_that_is_not_read_and_what_was_lost_is_told)
 {
     enum { LINE = 64, LINES = 20000 };
@@ -100,6 +108,8 @@ TEST(nobody_waits_for_a_pipe_that_is_not_read_and_what_was_lost_is_told)
     close(fds[1]);
 }
 
+/* Every write to /dev/full fails with ENOSPC: the lines count as lost and closing does not
+ * hang. */
 TEST(a_full_disk_costs_lines_and_nothing_else)
 {
     int fd = open("/dev/full", O_WRONLY);

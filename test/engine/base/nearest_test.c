@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Suggestions for mistyped options and commands ("did you mean"). */
 #include "engine/base/nearest.h"
 
 #include "test/check.h"
 
+/* The word suggested for `typed`, "" for none. */
 static const char *meant(const char *typed)
 {
     static const char *const words[] = {"serve", "version", "max-model-len", "port"};
@@ -16,6 +18,8 @@ static const char *meant(const char *typed)
     return "";
 }
 
+/* A missing letter and swapped ones find their word; "quantum" is too far from all of them, and
+ * nothing is suggested for a word too long to be a typing error. */
 TEST(a_slip_finds_its_word_and_another_word_none)
 {
     CHECK_STR(meant("serv"), "serve");

@@ -13,6 +13,7 @@ static void put_hex(const unsigned char digest[SHA256_BYTES], char *to)
     }
 }
 
+/* Texts around the block size, where padding needs one block or two. */
 TEST(digests_are_those_of_the_standard)
 {
     static const struct {
@@ -40,6 +41,9 @@ TEST(digests_are_those_of_the_standard)
     }
 }
 
+/* Lengths 0 to 299 cover every offset in the 64-byte block and both paddings (one block or
+ * two), and each is also added in two pieces. One flipped byte, a different one each time,
+ * must show in the constant-time comparison. */
 TEST(pieces_do_not_matter)
 {
     unsigned char text[300], whole[SHA256_BYTES], cut[SHA256_BYTES];
@@ -61,6 +65,7 @@ TEST(pieces_do_not_matter)
     }
 }
 
+/* Keys of 20, 4 and 131 bytes: the last is longer than a block, so it is hashed first. */
 TEST(hmacs_are_those_of_the_standard)
 {
     static const struct {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Words of a "a|b|c" list, and the characters allowed in request ids. */
 #include "engine/base/words.h"
 
 #include "test/check.h"
 
 #include <string.h>
 
+/* No prefix, suffix or range across the separator counts as a word. */
 TEST(words_are_found_whole_and_alone)
 {
     static const char list[] = "user|system|a";
@@ -19,6 +21,8 @@ TEST(words_are_found_whole_and_alone)
     CHECK_EQ(words_find("", ""), -1);
 }
 
+/* Ids from clients are echoed in headers, logs and JSON: nothing that needs escaping
+ * anywhere, and a length that fits every buffer. */
 TEST(ids_of_requests_are_safe_everywhere)
 {
     char longest[129];

@@ -21,6 +21,8 @@ static const struct scheduler_limits limits = {.max_rows = ROWS,
                                                .state_ahead = 3,
                                                .n_snapshots = 5,
                                                .state_interval = 8};
+/* A chain of drafts, a draft tree, and an engine without drafts; the two sides must agree
+ * on these sizes, which a peer checks when it joins. */
 static const struct step_sizes chain = {&limits, VOCAB, 1, DRAFTS, 2, 2, false},
                                tree = {&limits, VOCAB, 1, DRAFTS, 2, 2, true},
                                alone = {&limits, VOCAB, 0, 0, 1, 2, false};
@@ -34,12 +36,15 @@ static enum status decode(struct step *st, const void *bytes, size_t n_bytes)
     return step_decode(st, &moves, &frame, &chain, bytes, n_bytes, &err);
 }
 
+/* Arrays that the step points to rather than contains; the decoder must copy them. */
 static const int32_t blocks[] = {3, 19, 0}, prompt[] = {1, 2, 49}, generated[] = {7};
 static const int32_t stops[] = {4}, allowed[] = {1, 2, 3}, lengths[] = {1, 2}, bad[] = {9, 8, 7};
 static const struct logit_bias bias[] = {{5, -1.5f}};
 static uint64_t mask[ROWS * TREE_MASK_WORDS];
 static const uint32_t masks[2 * ((VOCAB + 31) / 32)] = {1, 2, 3, 0x80000000u};
 
+/* A step with something in every field that travels, each with a value that differs from
+ * its neighbours, so that two fields swapped on the wire are seen. */
 static void fill(struct step *st)
 {
     step_init(st, 1, &chain);
@@ -141,6 +146,8 @@ static void fill(struct step *st)
         .lane = 1, .pos = 2, .kind = DRAW_DRAFT, .tree_row = -1, .more = 3, .more_slot = 5};
 }
 
+/* All fields of the wire format: some are compared by value, and encoding the decoded step
+ * again must give the same bytes, which covers the rest. */
 TEST(a_step_arrives_as_it_was_sent)
 {
     struct step sent, got;
@@ -181,6 +188,9 @@ TEST(a_step_arrives_as_it_was_sent)
     step_deinit(&got);
 }
 
+/* With trees, each level of drafts is a frame of its own before the step's main frame. The
+ * receiver tracks with `begun` which one it expects, and a frame that does not fit this
+ * state is refused instead of run twice. */
 TEST(a_level_of_a_tree_comes_before_its_step)
 {
     struct step sent, got;
@@ -213,6 +223,8 @@ TEST(a_level_of_a_tree_comes_before_its_step)
     step_deinit(&got);
 }
 
+/* Grammar masks may be computed while the model already runs. The step is then sent
+ * without masks, and a second frame with the draws brings them; it is accepted once. */
 TEST(draws_that_wait_bring_their_masks_later)
 {
     struct step sent, got;
@@ -245,6 +257,8 @@ TEST(draws_that_wait_bring_their_masks_later)
     step_deinit(&got);
 }
 
+/* Every prefix of a valid frame is refused, and so are bytes after its end: a length that
+ * is checked too late would show here under a sanitizer. */
 TEST(a_step_that_was_cut_or_lengthened_is_refused)
 {
     struct step sent, got;
@@ -266,6 +280,7 @@ TEST(a_step_that_was_cut_or_lengthened_is_refused)
     step_deinit(&got);
 }
 
+/* Indices in range: what the backends use to address memory without further checks. */
 static void check_pass(const struct pass *p, int32_t max_rows, int32_t max_out, int32_t max_draws)
 {
     CHECK(p->n_rows <= max_rows && p->n_out <= max_out && p->n_draws <= max_draws &&
@@ -286,6 +301,8 @@ static void check_pass(const struct pass *p, int32_t max_rows, int32_t max_out, 
     }
 }
 
+/* States are addressed by slot: lanes first, then snapshots. A copy from a snapshot goes
+ * to a lane, at a multiple of the state's block. */
 static void check_states(const struct step *st)
 {
     const int32_t n_slots = LANES + limits.n_snapshots;
@@ -303,6 +320,9 @@ static void check_states(const struct step *st)
     }
 }
 
+/* Replaces each word of the frame by each of eight values. A corrupted frame is either
+ * refused or decodes to a step within all bounds; both must happen often, so that the test
+ * is known to reach the decoder's checks. */
 TEST(any_word_changed_is_refused_or_within_bounds)
 {
     struct step sent, got;

@@ -19,6 +19,7 @@ static unsigned char *bytes_of(const char *hex, size_t *n)
     return out;
 }
 
+/* SHA-256 of all numbers decoded to f32, row by row: equal bits, not only near values. */
 static void sum_of(const struct weight_part *p, char hex[65])
 {
     struct sha256 sum;
@@ -47,6 +48,8 @@ static float from_pieces(const struct weight_part *p, int64_t row, int64_t col)
     return value;
 }
 
+/* The ways to read a part agree: one number, a row, a row from its second column on (which
+ * begins inside a block), and scale, code and offset separately, as kernels do. */
 static void check_pieces(const struct weight_part *p)
 {
     float all[1024], some[1024];
@@ -64,6 +67,8 @@ static void check_pieces(const struct weight_part *p)
     }
 }
 
+/* The whole matrix has the package's digest; a window that begins and ends inside blocks,
+ * and its transpose, are checked against themselves and in one place against the whole. */
 static void check_format(const struct json *j)
 {
     const struct block_format *f = block_format_find(json_key(j));
@@ -89,6 +94,8 @@ static void check_format(const struct json *j)
     free(data);
 }
 
+/* A format that is added to block_formats without a row of vectors changes the count of
+ * 10. */
 TEST(blocks_mean_what_the_package_says)
 {
     struct json *rows;

@@ -12,6 +12,9 @@ static float f32_of_bits(uint32_t bits)
     return f;
 }
 
+/* The ends of each small type: the largest and smallest normal number, subnormals,
+ * negative zero and NaN. E4M3 has no infinities, E8M0 is a bare exponent with bias 127,
+ * and E2M1 has eight magnitudes. */
 TEST(small_numbers_have_their_values)
 {
     CHECK_SAME(dtype_value(DT_E4M3, 0x7E), 448.0);
@@ -46,6 +49,7 @@ static uint32_t number_at(int64_t row, int64_t col)
     return (uint32_t)(row * 5 + col * 3) % 16;
 }
 
+/* Fields are filled from the low bits up, in bytes and in little-endian words. */
 static void put_nibble(unsigned char *units, int32_t unit_bytes, int64_t unit, int32_t field,
                        uint32_t value)
 {
@@ -53,6 +57,8 @@ static void put_nibble(unsigned char *units, int32_t unit_bytes, int64_t unit, i
     *byte = (unsigned char)(*byte | value << field % 2 * 4);
 }
 
+/* Writes the same numbers in one of the four packings. AWQ stores the eight outputs of a
+ * word in the order 0 2 4 6 1 3 5 7. */
 static struct number_grid packed_grid(enum packing packing, unsigned char *units)
 {
     static const int32_t awq[8] = {0, 2, 4, 6, 1, 3, 5, 7}; // output of each field
@@ -63,7 +69,7 @@ static struct number_grid packed_grid(enum packing packing, unsigned char *units
             if (packing == PACK_BYTES) {
                 put_nibble(units, 1, row * N / 2 + col / 2, (int32_t)(col % 2),
                            number_at(row, col));
-            } else if (packing == PACK_WORDS_ACROSS) { // words of a column one behind the other
+            } else if (packing == PACK_WORDS_ACROSS) { // words of a column one after the other
                 put_nibble(units, 4, col / 8 * N + row, (int32_t)(col % 8), number_at(row, col));
             } else if (packing == PACK_WORDS_DOWN) {
                 put_nibble(units, 4, row / 8 * N + col, (int32_t)(row % 8), number_at(row, col));
@@ -123,12 +129,15 @@ static struct weight_part blocks(void)
     return p;
 }
 
+/* The same number from the definition: (code - zero - 1) * scale, where blocks count from
+ * the whole matrix's first row and column. */
 static float block_weight(int64_t row, int64_t col)
 {
     int64_t block = row / BLOCK_ROWS * GRID + col / BLOCK_COLS;
     return ((float)number_at(row, col) - (float)(block_zeros[block] + 1)) * block_scales[block];
 }
 
+/* Rows are read the same from their first and from their second column. */
 static void check_reads_as_it_gets(const struct weight_part *p)
 {
     for (int64_t row = 0; row < p->n_rows; row++) {
@@ -142,6 +151,9 @@ static void check_reads_as_it_gets(const struct weight_part *p)
     }
 }
 
+/* Tensor parallelism cuts weights at columns that need not be multiples of the block size,
+ * GPTQ stores them transposed, and interleaved heads take every third row: all of these
+ * views compose and keep each number's own block. */
 TEST(windows_are_cut_inside_of_blocks)
 {
     struct weight_part whole = blocks();
@@ -168,6 +180,8 @@ TEST(windows_are_cut_inside_of_blocks)
     check_reads_as_it_gets(&turned_every);
 }
 
+/* GPTQ's act-order: the group of an input column comes from a table (here unaligned),
+ * which a window must index from its own first column. */
 TEST(inputs_may_have_an_order)
 {
     struct weight_part p = blocks();
@@ -207,6 +221,9 @@ TEST(a_tensor_has_a_scale_of_its_own)
     check_reads_as_it_gets(&p);
 }
 
+/* Only a plain part of the same type whose rows are contiguous may be copied without
+ * decoding: weight_part_stored gives its address and NULL for everything else (other type,
+ * transposed, blocks, dummy). */
 TEST(a_plain_row_is_where_it_is_stored)
 {
     uint16_t numbers[6 * 8];

@@ -11,6 +11,7 @@ struct example {
     const char *text, *yes, *no, *why;
 };
 
+/* Examples are separated by "|"; "~" stands for "|" itself. */
 static bool judged(struct grammar *g, const char *list, size_t *at, bool *is, char *text)
 {
     size_t n = 0;
@@ -33,6 +34,8 @@ static bool judged(struct grammar *g, const char *list, size_t *at, bool *is, ch
     return true;
 }
 
+/* Each grammar with texts that belong to its language, texts that do not, or the error
+ * that it gives. */
 static void check_examples(const struct example *v, size_t n)
 {
     static char text[4096];
@@ -70,6 +73,7 @@ static void check_examples(const struct example *v, size_t n)
 }
 #define CHECK_EXAMPLES(list) check_examples(list, sizeof list / sizeof *list)
 
+/* Anchors, classes, repetition, case; and what is refused. */
 TEST(regular_expressions)
 {
     static const struct example list[] = {
@@ -98,6 +102,7 @@ TEST(regular_expressions)
     CHECK_EXAMPLES(list);
 }
 
+/* llama.cpp's format, with its comments and escapes. */
 TEST(gbnf)
 {
     static const struct example list[] = {
@@ -119,6 +124,7 @@ TEST(gbnf)
     CHECK_EXAMPLES(list);
 }
 
+/* llguidance's dialect of Lark. */
 TEST(lark)
 {
     static const struct example list[] = {
@@ -143,6 +149,7 @@ TEST(lark)
     CHECK_EXAMPLES(list);
 }
 
+/* Numbers are the hard part: ranges of integers and decimals as regular expressions. */
 TEST(schemas_of_scalars)
 {
     static const struct example list[] = {
@@ -185,6 +192,7 @@ TEST(schemas_of_scalars)
     CHECK_EXAMPLES(list);
 }
 
+/* Required members, their order, additional ones, and items. */
 TEST(schemas_of_arrays_and_objects)
 {
     static const struct example list[] = {
@@ -248,6 +256,7 @@ TEST(schemas_of_arrays_and_objects)
     CHECK_EXAMPLES(list);
 }
 
+/* A client must find the mistake, so the path in the schema is in the message. */
 TEST(schemas_that_are_refused_say_where_and_why)
 {
     static const struct example list[] = {
@@ -302,6 +311,7 @@ static bool accepts_text(struct grammar *g, const char *s)
     return accepts(g, s, strlen(s), &st);
 }
 
+/* Unbounded white space would let a model write blanks for ever. */
 TEST(white_space_is_bounded_and_can_be_chosen)
 {
     const char *schema = "{\"type\":\"array\",\"items\":{\"type\":\"null\"}}";
@@ -328,6 +338,7 @@ TEST(white_space_is_bounded_and_can_be_chosen)
     CHECK(g == NULL);
 }
 
+/* Without additionalProperties objects are closed, unless open ones are asked for. */
 TEST(objects_are_closed_or_open)
 {
     const char *schema = "{\"type\":\"object\",\"properties\":{\"a\":true}}";
@@ -339,6 +350,7 @@ TEST(objects_are_closed_or_open)
     grammar_free(g);
 }
 
+/* Two tokens with the same text, a special one, and two that end a text. */
 static struct grammar_vocab *small_vocab(void)
 {
     // Id 9 and 10 end a text; 8 is special and has no bytes; 5 and 6 are the same.
@@ -353,6 +365,7 @@ static struct grammar_vocab *small_vocab(void)
     return v;
 }
 
+/* Computes the mask in both ways that the interface has; they must agree. */
 static uint32_t mask_of(struct grammar *g, struct grammar_state s)
 {
     uint32_t words[1] = {0};
@@ -365,6 +378,7 @@ static uint32_t mask_of(struct grammar *g, struct grammar_state s)
     return words[0];
 }
 
+/* Tokens that end within a character, and the end of the text where it may end. */
 TEST(masks_tokens_and_ends)
 {
     struct grammar_vocab *v = small_vocab();
@@ -388,6 +402,7 @@ TEST(masks_tokens_and_ends)
     grammar_vocab_free(v);
 }
 
+/* Forced text can be written without the model, up to the first choice. */
 TEST(forced_text_ends_where_there_is_a_choice)
 {
     struct grammar *g = compile(
@@ -435,6 +450,7 @@ static void check_split(const char *model, const char *before, const char *force
     tokenizer_free(tok);
 }
 
+/* Otherwise the model would see tokens that it has never seen after this text. */
 TEST(forced_text_is_split_as_the_tokenizer_splits)
 {
     static const char *const models[] = {"models/demo", "test/golden/llama-3",
@@ -445,6 +461,7 @@ TEST(forced_text_is_split_as_the_tokenizer_splits)
     }
 }
 
+/* Cutting a text differently must lead to the same state, since tokens cut it anywhere. */
 TEST(a_state_is_a_function_of_the_bytes)
 {
     const char *text = "{\"k\": [{\"k\": [\"xyz\", 1.5e3]}]}";
@@ -459,6 +476,8 @@ TEST(a_state_is_a_function_of_the_bytes)
     grammar_free(g);
 }
 
+/* Tables of states are limited; when one is emptied, old states must be noticed and made
+ * anew. */
 TEST(full_tables_are_emptied_and_states_become_stale)
 {
     struct grammar_limits limits = {.max_table_bytes = 60000};
@@ -484,6 +503,7 @@ TEST(full_tables_are_emptied_and_states_become_stale)
     grammar_free(g);
 }
 
+/* One row for each limit. */
 TEST(limits_are_kept)
 {
     static const struct {
@@ -514,6 +534,7 @@ TEST(limits_are_kept)
     }
 }
 
+/* Ambiguity without a bound must end with an error, not with the server's memory. */
 TEST(too_many_ways_to_read_a_text_are_an_error_of_that_text)
 {
     struct grammar_limits limits = {.max_step_work = 20000};

@@ -50,6 +50,7 @@ static uint32_t draw(uint32_t below)
 
 static char token_text[N_TOKENS][8];
 
+/* Single letters and longer tokens, so that a token may span several symbols. */
 static struct grammar_vocab *random_vocab(uint32_t letters)
 {
     struct grammar_token tokens[N_TOKENS + 1];
@@ -95,7 +96,7 @@ static void check_state(struct grammar *g, const char *text, bool (*viable)(cons
         CHECK_EQ(grammar_allows(g, s, (int32_t)i, &alone), OK);
         n_triples++;
         if (allowed != right || alone != right) {
-            CHECK_FAIL("seed %d: %s: token \"%s\" behind \"%s\" should%s be allowed", (int)seed,
+            CHECK_FAIL("seed %d: %s: token \"%s\" after \"%s\" should%s be allowed", (int)seed,
                        source, i < N_TOKENS ? token_text[i] : "end", text, right ? "" : " not");
         }
     }
@@ -103,6 +104,7 @@ static void check_state(struct grammar *g, const char *text, bool (*viable)(cons
 
 /* ---- regular expressions: a tree, and where its matches end ---- */
 
+/* A regular expression as a tree, which a simple matcher can follow. */
 struct node {
     enum { CLASS, SEQ, ALT, REP } kind;
     uint32_t letters; // CLASS: bits
@@ -112,7 +114,7 @@ struct node {
 static int n_tree;
 static const char *subject;
 static size_t n_subject;
-static bool open_end; // a match could go on behind the end of the text
+static bool open_end; // a match could go on after the end of the text
 
 /* The set of positions at which a match from position i can end. */
 static uint64_t ends(int at, size_t i)
@@ -214,6 +216,7 @@ static void random_walk(struct grammar *g, char *text, size_t max)
     }
 }
 
+/* For every prefix and token: the mask's answer against the matcher's. */
 TEST(regular_expressions_against_a_matcher_of_trees)
 {
     const uint64_t from = first_seed();
@@ -249,6 +252,7 @@ TEST(regular_expressions_against_a_matcher_of_trees)
 
 enum { N_RULES = 4, SHORT = 9, N_SHORT = (2 << SHORT) - 1 };
 
+/* The rules of a random grammar. */
 static struct {
     int n;
     struct {
@@ -267,6 +271,7 @@ static size_t index_of(const char *s, size_t n)
     return ((size_t)1 << n) - 1 + bits;
 }
 
+/* All short texts over two letters, numbered by length and then in order. */
 static void text_of(size_t index, char *s)
 {
     size_t n = 0;
@@ -298,6 +303,8 @@ static bool derives(int rule, int alt, int k, const char *s, size_t n)
     return false;
 }
 
+/* The language of each rule up to a length, as a fixed point; and all beginnings of its
+ * texts. */
 static void find_languages(void)
 {
     memset(language, 0, sizeof language);
@@ -324,6 +331,7 @@ static void find_languages(void)
     }
 }
 
+/* Rules may be empty and recursive in any way. */
 static void random_rules(char *out)
 {
     static const char *const names[] = {"root", "x", "y", "z"}, *const letters[] = {"a", "b"};
@@ -388,6 +396,7 @@ static bool grammar_viable(const char *s)
     return false;
 }
 
+/* The same with sets of texts in place of the matcher. */
 TEST(context_free_grammars_against_the_sets_of_their_short_texts)
 {
     const uint64_t from = first_seed();
@@ -498,6 +507,8 @@ static void check_walks(struct grammar *g, const char *source)
     }
 }
 
+/* Masks inside strings and numbers have shortcuts, which must give what advancing token by
+ * token gives. */
 TEST(masks_inside_json_are_what_advancing_says)
 {
     static const struct {
@@ -600,6 +611,7 @@ static void check_ends(const char *source)
     grammar_free(g);
 }
 
+/* Otherwise a model could write itself into a dead end. */
 TEST(every_text_along_allowed_bytes_can_end)
 {
     seed = 7;

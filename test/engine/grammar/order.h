@@ -46,6 +46,7 @@ static inline void order_member(const struct tree_value *schema, const struct tr
     order_put(schema, m, out);
 }
 
+/* Members that the schema does not name come last, in their own order. */
 static inline void order_object(const struct tree_value *schema, const struct tree_value *v,
                                 struct buf *out)
 {

@@ -49,6 +49,7 @@ static inline void row_text(struct slice value, struct buf *out)
     buf_put(out, "", 0);
 }
 
+/* Whether a member is this word. */
 static inline bool row_is(struct slice line, const char *name, const char *word)
 {
     struct buf b;

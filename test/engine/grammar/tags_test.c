@@ -39,6 +39,7 @@ static void check(const char *tags, const char *yes, const char *no)
     grammar_free(g);
 }
 
+/* One text that contains '|'; without its last byte it must be refused. */
 static void check_one(const char *tags, const char *yes)
 {
     struct err err;
@@ -53,6 +54,7 @@ static void check_one(const char *tags, const char *yes)
 #define TEXT(s) "{\"type\":\"const_string\",\"value\":\"" s "\"}"
 #define ANY "{\"type\":\"any_text\"}"
 
+/* Each kind of format alone: texts in its language, and texts just outside. */
 TEST(formats)
 {
     check(TEXT("ab"), "ab", "a|abc|");
@@ -77,6 +79,8 @@ TEST(formats)
 #define TAG(begin, content, end)                                                                   \
     "{\"type\":\"tag\",\"begin\":\"" begin "\",\"content\":" content ",\"end\":" end "}"
 
+/* Tags, alternatives of ends, separators, and triggered tags: free text in which a trigger
+ * obliges the model to complete one of the tags. Prefixes of a trigger remain plain text. */
 TEST(tags)
 {
     const char *think = TAG("<t>", ANY, "\"</t>\"");
@@ -104,6 +108,7 @@ TEST(tags)
           "x|a<f>null</f>b", "<f>1</f>");
 }
 
+/* Arguments in the syntax of a model family instead of JSON. */
 #define STYLED(style, schema)                                                                      \
     "{\"type\":\"json_schema\",\"style\":\"" style "\",\"json_schema\":" schema "}"
 #define OBJECT(required)                                                                           \
@@ -111,6 +116,9 @@ TEST(tags)
     "\"boolean\"}},\"required\":[\"q\"]}},\"properties\":{\"s\":{\"type\":\"string\"},\"n\":{"     \
     "\"type\":\"integer\"},\"p\":{\"$ref\":\"#/$defs/P\"}},\"required\":[" required "]}"
 
+/* Strings are written raw in XML styles, so they may not contain the closing tag; other
+ * values are JSON. Types decide: an enum of strings is written without quotes, "python"
+ * spells True. */
 TEST(styles)
 {
     check(STYLED("json", OBJECT("\"s\"")), "{\"s\": \"\"}|{\"s\":\"a\",\"p\":{\"q\":true}}", "{}");
@@ -189,6 +197,7 @@ TEST(refusals)
 /* ---- special tokens ---------------------------------------------------------------------------
  */
 
+/* A vocabulary of seven tokens; the last is an invalid byte, which no text may contain. */
 enum { A, B, LESS, OPEN, CLOSE, END, HIGH, N_IDS };
 
 static struct grammar_vocab *special_vocab(void)
@@ -204,6 +213,7 @@ static struct grammar_vocab *special_vocab(void)
     return v;
 }
 
+/* The mask after these tokens. */
 static uint32_t mask_behind(struct grammar *g, const int32_t *ids, size_t n)
 {
     struct grammar_state s;
@@ -215,6 +225,9 @@ static uint32_t mask_behind(struct grammar *g, const int32_t *ids, size_t n)
 
 #define BIT(id) (1u << (id))
 
+/* A special token named in a format is that token only: neither its spelling in ordinary
+ * tokens nor the token as plain text is allowed. The end token may not be named, since it
+ * ends the answer. */
 TEST(special_tokens_by_name)
 {
     struct grammar_vocab *v = special_vocab();

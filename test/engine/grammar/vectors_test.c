@@ -9,6 +9,8 @@
 #include "test/engine/grammar/rows.h"
 #include "test/sha256.h"
 
+/* refused: does not compile; must_refused: of these, rows marked as ones that must;
+ * by_policy: valid texts refused for the reasons of is_refused_by_policy. */
 struct tally {
     int rows, refused, wrong, must_refused, by_policy, texts;
 };
@@ -53,6 +55,8 @@ static void judge_text(void *arg, const char *s, size_t n)
     }
 }
 
+/* need: "must" (must compile), "must_refuse" (must not), or neither, in which case a
+ * refusal is counted. */
 static void judge_row(struct slice line, struct grammar_source source, struct slice name)
 {
     struct grammar *g;
@@ -93,6 +97,7 @@ static void judge_row(struct slice line, struct grammar_source source, struct sl
     grammar_free(j.open);
 }
 
+/* One line for each file, and the counters start again. */
 static void report(const char *what)
 {
     printf("%s: %d rows, %d refused (%d of them must not be), %d judged wrong, %d texts refused by "
@@ -130,6 +135,7 @@ static void schema_row(struct slice line)
     judge_row(line, source, row_get(line, "id"));
 }
 
+/* Rows name texts inside and outside the language; a wrong judgement of either kind fails. */
 TEST(regexes_are_judged_right)
 {
     if (!rows_each("structured/regex.jsonl", regex_row)) {
@@ -189,6 +195,7 @@ static void suite_row(struct slice line)
     grammar_free(g);
 }
 
+/* The JSON Schema Test Suite, as far as its schemas compile. */
 TEST(the_schema_suite_has_no_wrong_text_accepted)
 {
     if (!rows_each("data/json_schema_suite.jsonl", suite_row)) {
@@ -259,6 +266,7 @@ static struct vocabulary {
     bool *added;
 } vocabularies[4];
 
+/* Loaded on first use: the masks of a file share at most four vocabularies. */
 static struct vocabulary *vocabulary_of(const char *name)
 {
     struct vocabulary *v = vocabularies;
@@ -293,6 +301,9 @@ static size_t from_hex(const char *s, char *out)
     return n;
 }
 
+/* The allowed ids, without added tokens, are printed as a list and hashed; the recorded
+ * hash comes from an independent implementation. Each bit is also compared with the test
+ * of a single token, which takes another path through the automaton. */
 static void check_mask(struct slice line, struct grammar *g, const struct vocabulary *v,
                        const char *hex)
 {

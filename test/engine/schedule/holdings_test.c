@@ -19,6 +19,7 @@ static const struct scheduler_limits limits = {.max_rows = 64,
                                                .prefix_cache = true,
                                                .hash_key = 1};
 
+/* Holdings with their lanes, and the plan that they write to. */
 struct bed {
     struct holdings h;
     struct plan p;
@@ -55,6 +56,7 @@ static void open_bed(struct bed *b, int32_t n_prompt)
     open_with(b, &limits, n_prompt);
 }
 
+/* Everything returns to the pool when all have left, or something leaks. */
 static void close_bed(struct bed *b)
 {
     for (int32_t i = 0; i < LANES; i++) {
@@ -69,6 +71,7 @@ static void close_bed(struct bed *b)
     plan_deinit(&b->p);
 }
 
+/* As the scheduler does it: find, keep, begin. */
 static struct cached_front begin(struct bed *b, int32_t i)
 {
     struct cached_front front = holdings_find(&b->h, &b->seqs[i]);
@@ -87,6 +90,8 @@ static void publish(struct bed *b, int32_t i)
     holdings_publish(&b->h, &b->p);
 }
 
+/* The second sequence neither computes nor allocates the shared blocks, and waits until
+ * they are computed. */
 TEST(what_one_computes_another_waits_for_and_then_shares)
 {
     struct bed b;
@@ -108,6 +113,7 @@ TEST(what_one_computes_another_waits_for_and_then_shares)
     close_bed(&b);
 }
 
+/* Blocks that were promised by a producer that left must not be found by others. */
 TEST(what_was_never_computed_is_forgotten_with_its_producer)
 {
     struct bed b;
@@ -126,6 +132,7 @@ TEST(what_was_never_computed_is_forgotten_with_its_producer)
     close_bed(&b);
 }
 
+/* Counts of references, seen by how many blocks a preemption would give back. */
 TEST(a_shared_block_is_reclaimed_with_its_last_holder)
 {
     struct bed b;
@@ -141,6 +148,7 @@ TEST(a_shared_block_is_reclaimed_with_its_last_holder)
     close_bed(&b);
 }
 
+/* The last block is copied in the next plan, because this plan's rows still write to it. */
 TEST(a_fork_shares_full_blocks_and_copies_the_last_one_a_plan_later)
 {
     struct bed b;
@@ -168,6 +176,7 @@ TEST(a_fork_shares_full_blocks_and_copies_the_last_one_a_plan_later)
     close_bed(&b);
 }
 
+/* A plan tells the backend only the new blocks. */
 TEST(it_grows_by_what_it_lacks_and_tells_the_plan)
 {
     struct bed b;
@@ -187,6 +196,7 @@ TEST(it_grows_by_what_it_lacks_and_tells_the_plan)
     close_bed(&b);
 }
 
+/* Draft models have KV of their own for the same blocks; it is computed once. */
 TEST(a_shared_block_gets_draft_kv_from_one_alone)
 {
     struct bed b;
@@ -232,6 +242,8 @@ static bool copies(const struct plan *p, int32_t i, int32_t from, int32_t to, in
     return i < p->n_state_copies && c->from == from && c->to == to && c->pos == pos;
 }
 
+/* Snapshots are taken at boundaries that rows pass; the last one is copied out of the
+ * lane. */
 TEST(states_that_rows_pass_are_kept_and_the_last_is_copied_a_plan_later)
 {
     struct bed b;
@@ -256,6 +268,7 @@ TEST(states_that_rows_pass_are_kept_and_the_last_is_copied_a_plan_later)
     close_bed(&b);
 }
 
+/* The order of copies within a plan matters when one lane is source and destination. */
 TEST(copies_out_of_lanes_come_before_copies_into_them)
 {
     struct bed b;
@@ -283,6 +296,8 @@ TEST(copies_out_of_lanes_come_before_copies_into_them)
     close_bed(&b);
 }
 
+/* A row beyond the known ones may have ended the block, and then the lane's record
+ * includes it. */
 TEST(a_record_that_rows_have_passed_is_not_copied)
 {
     struct bed b;
@@ -300,6 +315,8 @@ TEST(a_record_that_rows_have_passed_is_not_copied)
     close_bed(&b);
 }
 
+/* Blocks may be cached while their state is not: rows are computed again into the same
+ * blocks. */
 TEST(blocks_without_their_state_are_computed_again_where_they_are)
 {
     struct bed b;
@@ -311,7 +328,7 @@ TEST(blocks_without_their_state_are_computed_again_where_they_are)
     int32_t blocks[4];
     memcpy(blocks, holdings_blocks(&b.h, &b.seqs[0]), sizeof blocks);
     holdings_leave(&b.h, &b.seqs[0]);
-    states_forget(&b.h.states.snapshots, blocks[1]); // behind 8 tokens, the only one
+    states_forget(&b.h.states.snapshots, blocks[1]); // after 8 tokens, the only one
     struct cached_front front = begin(&b, 1);
     CHECK_EQ(front.n_blocks, 0);
     CHECK_EQ(front.n_matched, 3);
@@ -323,6 +340,7 @@ TEST(blocks_without_their_state_are_computed_again_where_they_are)
     close_bed(&b);
 }
 
+/* Leaving early must not lose what was cached before. */
 TEST(who_leaves_before_a_row_leaves_blocks_as_they_were)
 {
     struct bed b;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The prefix cache alone: identities of blocks, salts and the order of reuse. */
 #include "engine/schedule/prefix_cache.h"
 
 #include "test/check.h"
@@ -22,6 +23,8 @@ static void close_all(void)
 
 static const int32_t one[B] = {1, 2, 3, 4}, two[B] = {1, 2, 3, 5};
 
+/* An identity depends on the tokens and on everything before them, also if the hash key
+ * makes all collide. */
 static void check_identity(uint64_t key)
 {
     open_with(key);
@@ -38,6 +41,7 @@ static void check_identity(uint64_t key)
     close_all();
 }
 
+/* Salts count up to MAX_SALT_BYTES; a longer one gets a root that nobody else has. */
 TEST(a_salt_is_itself_up_to_its_last_byte)
 {
     open_with(1);
@@ -65,6 +69,7 @@ TEST(equal_hashes_are_not_equal_blocks)
     check_identity(0); // every hash is the same
 }
 
+/* Least recently used first, and its entry is gone afterwards. */
 TEST(the_longest_idle_block_is_reused_first_and_forgotten)
 {
     open_with(5);

@@ -19,6 +19,7 @@ static void gone(void *arg, int32_t block)
     retention_gone(arg, block);
 }
 
+/* A pool without a scheduler: blocks become idle by hand. */
 static void open_all(void)
 {
     kv_pool_init(&pool, N, NULL, NULL);
@@ -92,6 +93,8 @@ static void fill(int32_t *blocks, uint64_t of)
     }
 }
 
+/* Kept blocks last, by priority, then by age; but they are reused when nothing else is
+ * left. */
 TEST(what_is_kept_goes_last_and_all_the_same)
 {
     open_all();
@@ -103,6 +106,7 @@ TEST(what_is_kept_goes_last_and_all_the_same)
     close_all();
 }
 
+/* A use makes a released block ordinary again. */
 TEST(what_is_released_goes_first_until_it_is_used_again)
 {
     open_all();
@@ -116,6 +120,7 @@ TEST(what_is_released_goes_first_until_it_is_used_again)
     close_all();
 }
 
+/* Afterwards it is the first of the ordinary ones, since it has been idle for longest. */
 TEST(a_keep_ends_with_its_time_and_is_the_oldest_then)
 {
     open_all();
@@ -141,6 +146,7 @@ TEST(a_keep_ends_with_its_time_and_is_the_oldest_then)
     close_all();
 }
 
+/* Both bounds keep one owner from filling the cache with hints. */
 TEST(a_keep_is_bounded_by_the_share_and_by_half_of_all)
 {
     open_all();
@@ -160,6 +166,7 @@ TEST(a_keep_is_bounded_by_the_share_and_by_half_of_all)
     close_all();
 }
 
+/* A hint of another owner for the same block changes nothing. */
 TEST(nobody_undoes_what_another_asked_for)
 {
     open_all();
@@ -178,6 +185,7 @@ TEST(nobody_undoes_what_another_asked_for)
     close_all();
 }
 
+/* Blocks of others are not reused for an owner that has too many. */
 TEST(who_has_more_than_its_share_gives_its_own_oldest)
 {
     open_all();
@@ -199,6 +207,7 @@ TEST(who_has_more_than_its_share_gives_its_own_oldest)
     close_all();
 }
 
+/* The share of the latest request holds, also for blocks that are cached already. */
 TEST(a_smaller_share_holds_at_once)
 {
     open_all();
@@ -214,6 +223,7 @@ TEST(a_smaller_share_holds_at_once)
     close_all();
 }
 
+/* There are few places for owners, so one without blocks must not keep its place. */
 TEST(an_owner_that_has_nothing_leaves_its_place)
 {
     open_all();

@@ -30,6 +30,7 @@ static int32_t take(int32_t block, int32_t pos, int32_t above, enum state_reason
     return slot;
 }
 
+/* A branch is where several conversations continue, so it is likely to be used again. */
 TEST(a_branch_outlives_steps_that_would_save_more)
 {
     open_with(2);
@@ -42,6 +43,7 @@ TEST(a_branch_outlives_steps_that_would_save_more)
     close_all();
 }
 
+/* Reasons whose snapshots are never used lose their value. */
 TEST(what_was_never_of_use_is_believed_in_less)
 {
     open_with(2);
@@ -58,6 +60,8 @@ TEST(what_was_never_of_use_is_believed_in_less)
     close_all();
 }
 
+/* Of two alike the one that was used stays, until it has not been used for long.
+ */
 TEST(what_is_used_stays_and_what_lies_idle_goes)
 {
     open_with(2);
@@ -75,18 +79,21 @@ TEST(what_is_used_stays_and_what_lies_idle_goes)
     close_all();
 }
 
+/* Two snapshots on the same prefix save the same tokens: the second one's value is only
+ * what lies between them. */
 TEST(on_one_way_they_are_worth_what_lies_between)
 {
     open_with(3);
     int32_t a = take(0, 512, -1, STATE_STEP), b = take(1, 576, a, STATE_STEP);
     int32_t c = take(2, 1088, b, STATE_STEP);
     CHECK_EQ(take(3, 1600, c, STATE_STEP), b); // saves 64 alone
-    CHECK_EQ(states.slots[c].above, a);        // who lay behind it saves those too, from now on
+    CHECK_EQ(states.slots[c].above, a);        // the one after it saves those too, from now on
     states_forget(&states, 0);
     CHECK_EQ(states.slots[c].above, -1);
     close_all();
 }
 
+/* A slot that a step reads or writes must not be given to another block. */
 TEST(what_is_being_written_or_read_is_not_given_away)
 {
     open_with(1);
@@ -105,6 +112,8 @@ TEST(what_is_being_written_or_read_is_not_given_away)
     close_all();
 }
 
+/* A preempted sequence that resumed has taken back its own snapshot; later it counts as
+ * one that ended. */
 TEST(who_came_back_is_one_that_ended)
 {
     open_with(2);
@@ -114,6 +123,7 @@ TEST(who_came_back_is_one_that_ended)
     close_all();
 }
 
+/* Models with recurrent layers work without snapshots, only slower. */
 TEST(without_slots_there_is_nothing_to_find)
 {
     open_with(0);

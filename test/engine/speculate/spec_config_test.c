@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The message must have the key or value that is wrong. */
 TEST(what_cannot_be_obeyed_is_refused_by_name)
 {
     static const struct {
@@ -61,6 +62,7 @@ TEST(what_cannot_be_obeyed_is_refused_by_name)
     free(sp);
 }
 
+/* Defaults are part of the interface: they are documented. */
 TEST(what_is_left_out_has_its_default)
 {
     struct spec *sp = xcalloc(1, sizeof *sp);

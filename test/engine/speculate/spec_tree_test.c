@@ -20,6 +20,8 @@ struct bed {
     uint64_t seed;
 };
 
+/* Trees as the engine begins them: a root (the last known token), no candidates, and a
+ * depth and number of nodes from the options. */
 static void open_bed(struct bed *b, const char *config, int32_t n_trees)
 {
     struct err err;
@@ -72,6 +74,8 @@ static void expand(struct bed *b, struct spec_tree *t, int32_t node)
     tree_expand(t, node, &one, 1, spec_tree_children(&b->sp, t->nodes[node].depth));
 }
 
+/* Level by level as a draft model would be run: each node in the frontier gets its
+ * candidates, then the final nodes are chosen over all trees. */
 static void grow(struct bed *b)
 {
     for (int32_t i = 0; i < b->g.n_trees; i++) {
@@ -107,6 +111,7 @@ static void check_tree(const struct spec_tree *t)
     CHECK_EQ(tree_next(t, 0, 100000), -1);
 }
 
+/* Chosen nodes at this depth. */
 static int32_t at_depth(const struct spec_tree *t, int32_t depth)
 {
     int32_t n = 0;
@@ -116,6 +121,8 @@ static int32_t at_depth(const struct spec_tree *t, int32_t depth)
     return n;
 }
 
+/* [1,1,3,1,...]: number of children of each node of a level, as EAGLE's `expansion`; 1 + 1
+ * + 3 * 6 nodes and the root. */
 TEST(an_expansion_gives_every_node_of_a_level_its_children)
 {
     struct bed b;
@@ -132,6 +139,8 @@ TEST(an_expansion_gives_every_node_of_a_level_its_children)
     close_bed(&b);
 }
 
+/* A tree without branches is a chain: each row is the next position, and the trunk (nodes
+ * whose keys are already in place) is all of it. */
 TEST(an_expansion_of_ones_is_a_chain_and_its_own_past)
 {
     struct bed b;
@@ -148,6 +157,8 @@ TEST(an_expansion_of_ones_is_a_chain_and_its_own_past)
     close_bed(&b);
 }
 
+/* The choice is greedy by the product of probabilities on the path: no candidate left out
+ * is likelier than one chosen. 199 random trees, from even to peaked distributions. */
 TEST(the_nodes_chosen_are_the_likeliest_of_all_candidates)
 {
     for (uint64_t seed = 1; seed < 200; seed++) {
@@ -181,6 +192,8 @@ TEST(the_nodes_chosen_are_the_likeliest_of_all_candidates)
     }
 }
 
+/* Row r of the best path is at slot n_past + r, where accepted tokens belong; so the
+ * likeliest outcome needs no moves of keys. */
 TEST(the_likeliest_path_lies_in_its_final_slots)
 {
     struct bed b;
@@ -207,6 +220,8 @@ TEST(the_likeliest_path_lies_in_its_final_slots)
     close_bed(&b);
 }
 
+/* The nodes of a batch are shared by expected gain: equal sequences get equal trees, and a
+ * confident one takes nodes from uncertain ones. */
 TEST(equal_sequences_get_equal_trees_and_a_sure_one_gets_more)
 {
     struct bed b;
@@ -230,6 +245,8 @@ TEST(equal_sequences_get_equal_trees_and_a_sure_one_gets_more)
     close_bed(&b);
 }
 
+/* The size is where the expected gain of a row falls below its measured cost: all 30 nodes
+ * if rows are free, none if a row costs two passes. */
 TEST(trees_are_as_large_as_their_rows_are_worth)
 {
     struct bed b;
@@ -254,6 +271,8 @@ TEST(trees_are_as_large_as_their_rows_are_worth)
     CHECK_EQ(rows[2], 0);
 }
 
+/* Two drafts' distributions are averaged: token 4 gets (0.3 + 0.8) / 2. tree_add takes the
+ * greater probability when lookup names a known child. */
 TEST(equal_tokens_of_two_drafts_are_one_child)
 {
     struct bed b;
@@ -282,6 +301,7 @@ TEST(equal_tokens_of_two_drafts_are_one_child)
     close_bed(&b);
 }
 
+/* NaN and -inf from a broken checkpoint must not violate the tree's invariants. */
 TEST(nonsense_from_a_draft_model_makes_a_tree_all_the_same)
 {
     struct bed b;
@@ -302,6 +322,8 @@ TEST(nonsense_from_a_draft_model_makes_a_tree_all_the_same)
     close_bed(&b);
 }
 
+/* Every malformed option is refused by a message that names speculative-config: types,
+ * counts, and products of expansions beyond the limit of nodes. */
 TEST(trees_are_configured_or_refused_with_a_reason)
 {
     static const char *const bad[] = {

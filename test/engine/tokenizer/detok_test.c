@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Streaming text: characters cut between tokens, invalid bytes, special tokens. Byte
+ * tokens of a Llama 2 vocabulary give each byte a token of its own. */
 #include "engine/tokenizer/detok.h"
 
 #include "test/engine/tokenizer/own_tokenizer.h"
@@ -14,6 +16,7 @@ static void push_bytes(struct detok *d, const char *bytes, struct buf *out)
     }
 }
 
+/* The text before and after the flush at the stream's end. */
 static void check_stream(const char *bytes, const char *before_flush, const char *all)
 {
     struct tokenizer *tok = load("llama2");
@@ -38,12 +41,16 @@ TEST(characters_come_out_whole)
     check_stream("\xF0\x9F\x98\x80!", "\xF0\x9F\x98\x80!", "\xF0\x9F\x98\x80!");
 }
 
+/* A client must never receive half a character; at the end it becomes U+FFFD, as the
+ * library's decoder makes it. */
 TEST(half_a_character_waits_and_is_replaced_at_the_end)
 {
     check_stream("a\xF0\x9F\x98", "a", "a\xEF\xBF\xBD");
     check_stream("\xC3", "", "\xEF\xBF\xBD");
 }
 
+/* As soon as the bytes cannot become a character, they are replaced; waiting for more
+ * would delay the stream without end. U+D800 in UTF-8 is three invalid bytes. */
 TEST(what_cannot_become_a_character_does_not_wait)
 {
     check_stream("\xFF", "\xEF\xBF\xBD", "\xEF\xBF\xBD");
@@ -53,6 +60,8 @@ TEST(what_cannot_become_a_character_does_not_wait)
                  "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
 }
 
+/* An id outside the vocabulary gives no text; the model may have more rows than the
+ * tokenizer has ids. */
 TEST(special_tokens_are_skipped_or_shown)
 {
     struct tokenizer *tok = load("llama2");
@@ -71,6 +80,8 @@ TEST(special_tokens_are_skipped_or_shown)
     tokenizer_free(tok);
 }
 
+/* Stop strings look at the text a pending character would give; that copy is a plain
+ * struct assignment. */
 TEST(a_copy_looks_ahead_without_touching_the_stream)
 {
     struct tokenizer *tok = load("llama2");

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Splitting of text before BPE: stages against recorded results of the `tokenizers`
+ * library, hand-written splitters against PCRE2 running the same patterns, and character
+ * classes against the library's. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/file.h"
@@ -10,6 +13,7 @@
 
 /* ---- one Split stage over a text ---- */
 
+/* Pieces as copies, since they point into scratch memory. */
 struct pieces {
     char **v;
     size_t bytes[4096]; // of each
@@ -51,6 +55,7 @@ static bool same(const struct pieces *a, const struct pieces *b)
     return equal;
 }
 
+/* Only the splitting stages, without the model. */
 static void split(const struct tokenizer *tok, const char *s, size_t n, struct pieces *out)
 {
     struct scratch *sc = scratch_take(tok);
@@ -65,6 +70,7 @@ static void split(const struct tokenizer *tok, const char *s, size_t n, struct p
     scratch_free(sc);
 }
 
+/* A tokenizer that has nothing but these stages. */
 static struct tokenizer *splitting_tokenizer(const struct json *stage, struct err *err)
 {
     struct tokenizer *tok = xcalloc(1, sizeof *tok);
@@ -159,6 +165,8 @@ static void check_case(const char *line, size_t n)
     buf_deinit(&name);
 }
 
+/* At least 100 patterns with inputs; third parties' data, so the test is skipped without
+ * it. */
 TEST(splits_equal_those_of_the_library)
 {
     const char *shared = check_shared();
@@ -261,6 +269,8 @@ static size_t random_text(uint64_t *state, char *out, size_t cap)
     return n;
 }
 
+/* All matches from left to right; the first difference prints the text as bytes, ready to
+ * become a test. */
 static void compare_once(const struct regex *re, struct scratch *sc, const char *s, size_t n,
                          const char *pattern)
 {
@@ -285,6 +295,8 @@ static void compare_once(const struct regex *re, struct scratch *sc, const char 
     }
 }
 
+/* The popular patterns have splitters in C. 20,000 random texts for each pattern compare them with
+ * the pattern itself; a pattern that gets a splitter is included by being in the table. */
 TEST(splitters_written_by_hand_equal_their_patterns)
 {
     uint64_t state = 12345;
@@ -355,6 +367,8 @@ static void check_class(const char *name, const struct json *ranges)
     tokenizer_free(tok);
 }
 
+/* Every code point, surrogates excepted: our Unicode version may differ from the
+ * library's, and then texts in new scripts would be split differently. */
 TEST(classes_hold_what_the_library_has_in_them)
 {
     const char *shared = check_shared();

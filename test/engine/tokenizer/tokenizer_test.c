@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Tokenizers from memory and from test/tokenizers: spans of trusted and untrusted text,
+ * malformed input, time, loading, and threads. */
 #include "engine/tokenizer/tokenizer.h"
 
 #include "engine/base/mem.h"
@@ -42,9 +44,13 @@ static size_t count(const struct tokenizer *tok, const struct ids *ids, const ch
     return n;
 }
 
+/* Text of a chat template may name control tokens; text from a user may not. */
 #define TEMPLATE(s) {s, sizeof(s) - 1, false}
 #define INPUT(s) {s, sizeof(s) - 1, true}
 
+/* The user writes control tokens into the message, and pieces that only become one when
+ * joined with the template's text. Neither may count; the same text all from the template
+ * does. */
 TEST(input_never_becomes_a_control_token)
 {
     static const char *const names[] = {"gpt2", "llama3", "qwen2",   "llama2",
@@ -73,6 +79,8 @@ TEST(input_never_becomes_a_control_token)
     }
 }
 
+/* <think> and tool markup are ordinary added tokens in this vocabulary, but a model obeys
+ * them like control tokens. */
 TEST(markup_that_is_not_special_is_barred_from_input_too)
 {
     struct tokenizer *tok = load("qwen2");
@@ -88,6 +96,8 @@ TEST(markup_that_is_not_special_is_barred_from_input_too)
     tokenizer_free(tok);
 }
 
+/* Cutting the text into spans may not change its ids: pre-tokenizers and merges see across
+ * the borders. One cut falls inside a character. */
 TEST(spans_change_nothing_for_harmless_input)
 {
     static const char *const names[] = {"gpt2", "llama3", "llama2", "mistral", "unigram", "falcon"};
@@ -115,6 +125,8 @@ TEST(spans_change_nothing_for_harmless_input)
     }
 }
 
+/* An added token that overlaps the template's from the left or right, using the user's
+ * bytes, must not win although it is found first or is longer. */
 TEST(input_cannot_hide_a_control_token_of_the_template)
 {
     static const char json[] =
@@ -137,6 +149,7 @@ TEST(input_cannot_hide_a_control_token_of_the_template)
     tokenizer_free(tok);
 }
 
+/* As Python decodes with errors="replace": one U+FFFD for each maximal invalid sequence. */
 TEST(malformed_text_is_read_as_replacement_characters)
 {
     struct tokenizer *tok = load("llama3");
@@ -155,6 +168,8 @@ TEST(malformed_text_is_read_as_replacement_characters)
     tokenizer_free(tok);
 }
 
+/* Prompts longer than the context are detected by the list's limit, without tokenizing the
+ * rest. */
 TEST(a_list_that_is_full_is_an_error_and_holds_the_first_ids)
 {
     struct tokenizer *tok = load("gpt2");
@@ -188,6 +203,7 @@ static double processor_seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+/* Time must grow with the length, whatever the text repeats. */
 static double seconds_for(const struct tokenizer *tok, const char *unit, size_t n_bytes)
 {
     size_t k = strlen(unit), n = n_bytes / k * k;
@@ -206,6 +222,8 @@ static double seconds_for(const struct tokenizer *tok, const char *unit, size_t 
     return took;
 }
 
+/* Repetitions are the worst case for merges and for regexes that backtrack. Each pair of
+ * vocabulary and unit gets 250 KB. */
 TEST(time_is_linear_in_the_text)
 {
     static const char *const names[] = {"gpt2",   "llama3", "o200k", "deepseek", "han-apart",
@@ -233,6 +251,8 @@ TEST(time_is_linear_in_the_text)
     }
 }
 
+/* Longer than any prompt: memory and time stay within bounds, and a single "word" of 1 MB
+ * does not turn quadratic. */
 TEST(a_line_of_ten_megabytes_ends)
 {
     static const char *const names[] = {"llama3", "llama2"};
@@ -247,6 +267,8 @@ TEST(a_line_of_ten_megabytes_ends)
 
 /* ---- loading ---- */
 
+/* A tokenizer that we would apply differently from the library must not load. Each row is
+ * one unknown or impossible part, and the message says which. */
 TEST(what_is_not_supported_is_refused_at_load)
 {
     static const struct {
@@ -366,6 +388,8 @@ static size_t n_around(const struct tokenizer *tok, struct ids *ids)
     return ids->n;
 }
 
+/* tokenizer_config.json overrides tokenizer.json: the ids around a text, which tokens are
+ * special, and tokens that only it lists. */
 TEST(the_config_names_tokens_and_overrides_what_goes_around)
 {
     struct err err = {0};
@@ -401,6 +425,7 @@ TEST(the_config_names_tokens_and_overrides_what_goes_around)
     ids_deinit(&ids);
 }
 
+/* Ids come from requests and from models with padded vocabularies. */
 TEST(ids_that_do_not_exist_are_harmless)
 {
     struct tokenizer *tok = load("llama2");
@@ -422,6 +447,7 @@ TEST(ids_that_do_not_exist_are_harmless)
 
 /* ---- threads ---- */
 
+/* Threads encode the same text; results must not depend on others. */
 static void *encode_often(void *arg)
 {
     const struct tokenizer *tok = arg;
@@ -440,6 +466,8 @@ static void *encode_often(void *arg)
     return (void *)wrong;
 }
 
+/* One tokenizer serves all threads; scratch memory is parked in a few places, and 20
+ * threads exceed them. */
 TEST(threads_share_a_tokenizer)
 {
     struct tokenizer *tok = load("llama3");

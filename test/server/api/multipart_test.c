@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Bodies of multipart/form-data (RFC 7578): names, files and contents, malformed bodies,
+ * and bounds. */
 #include "server/api/multipart.h"
 
 #include "test/check.h"
@@ -38,6 +40,8 @@ static const char *parts(const char *body)
 #define PART(head, content)                                                                        \
     "--XX\r\nContent-Disposition: form-data; " head "\r\n\r\n" content "\r\n"
 
+/* The forms that clients send: quoted and bare values, other headers in any case, content
+ * that contains almost a boundary, and none. */
 TEST(fields_and_files_are_found)
 {
     CHECK_STR(parts(PART("name=\"a\"", "1")
@@ -53,6 +57,8 @@ TEST(fields_and_files_are_found)
     CHECK_STR(parts("--XX--\r\n"), "");
 }
 
+/* Browsers write a quote as %22, other clients as \"; a name too long for its field is
+ * cut. */
 TEST(names_are_unescaped_and_cut_but_nothing_else)
 {
     CHECK_STR(parts(PART("name=\"a\"; filename=\"q%22\\\"\\\\%41.txt\"", "x") "--XX--"),
@@ -66,6 +72,8 @@ TEST(names_are_unescaped_and_cut_but_nothing_else)
     CHECK(got && strchr(got, '|') - got == MULTIPART_NAME_BYTES - 1);
 }
 
+/* Every way in which a body can end too early or lack a part of its structure, and types
+ * that are not ours or have an impossible boundary. */
 TEST(what_is_malformed_is_an_error)
 {
     static const char *const bodies[] = {
@@ -112,6 +120,7 @@ TEST(what_is_malformed_is_an_error)
               "a|-|1;");
 }
 
+/* An attacker's body may have many parts or an endless header. */
 TEST(there_are_bounds)
 {
     static char body[MULTIPART_MAX_HEAD * 2 + 4096];

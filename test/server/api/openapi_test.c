@@ -6,6 +6,7 @@
 #include "server/cli/config_load.h"
 #include "test/check.h"
 
+/* The document of a server with these arguments, parsed. */
 static struct json *make_document(int argc, const char **argv)
 {
     struct config config;
@@ -31,6 +32,7 @@ static const struct json *at(const struct json *node, const char *key, const cha
     return json_get(json_get(node, key), then);
 }
 
+/* A route that was added without a row in openapi.c fails here. */
 TEST(every_route_is_in_it)
 {
     const char *argv[] = {"serve", "models/demo"};
@@ -52,6 +54,8 @@ TEST(every_route_is_in_it)
     json_free(doc);
 }
 
+/* The schemas are made from the table of members, and limits from the configuration of
+ * this server. */
 TEST(every_member_is_in_it)
 {
     static const struct {
@@ -94,6 +98,8 @@ TEST(every_member_is_in_it)
     json_free(doc);
 }
 
+/* Documents differ by configuration: security only with keys, additional properties only
+ * without strictness. */
 TEST(keys_and_strictness_show)
 {
     const char *argv[] = {"serve", "models/demo", "--api-key", "k", "--strict-parameters"};

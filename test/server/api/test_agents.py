@@ -114,7 +114,7 @@ def conversation(server, number, turns):
 
 @nightly
 def test_the_thirtieth_turn_waits_for_its_new_tokens_alone():
-    """Beside 1.3 times the third turn's first token: what the same new tokens cost behind the longer context, without a chat
+    """Beside 1.3 times the third turn's first token: what the same new tokens cost after the longer context, without a chat
     around them. A part that is done again for the whole prompt at each turn would show."""
     with Server(real=True, max_model_len=4096, threads=1) as s:
         runs = [conversation(s, i, 30) for i in range(3)]

@@ -101,7 +101,7 @@ def test_stop_strings_wait_for_min_tokens(server, stream):
         return "".join(c["text"] for c in choices), sum(len(c["token_ids"]) for c in choices), choices[-1]["stop_reason"]
 
     assert ends() == ("a" * 30, 31, None) and ends(stop="a") == ("", 1, "a")
-    assert ends(stop="a", min_tokens=5) == ("aaaaa", 6, "a")  # the token behind them is the first that may end one
+    assert ends(stop="a", min_tokens=5) == ("aaaaa", 6, "a")  # the token after them is the first that may end one
     assert ends(stop="a" * 6, min_tokens=5) == ("", 6, "a" * 6)  # and one may begin in theirs
     assert ends(stop=["aaa", "b"], min_tokens=5) == ("aaa", 6, "aaa")
     assert ends(stop="a", min_tokens=5, include_stop_str_in_output=True) == ("aaaaaa", 6, "a")

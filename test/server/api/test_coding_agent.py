@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A coding agent's traffic over Messages, as the public documentation of such agents and of the API describes it: a system
-prompt of blocks behind a line that changes with each request, marks for the cache, tools with whole JSON schemas, thinking,
+prompt of blocks after a line that changes with each request, marks for the cache, tools with whole JSON schemas, thinking,
 fine-grained streams of tool input, counts of tokens, and small requests beside the conversation. No package is needed."""
 
 import json

@@ -101,7 +101,7 @@ def test_wrong_completions_are_refused(server, body, code, param):
 
 
 def narrowed(raw, temperature, top_k, top_p, min_p):
-    """What is left of raw log probabilities, the likeliest first, behind the samplers."""
+    """What is left of raw log probabilities, the likeliest first, after the samplers."""
     w = [math.exp((lp - raw[0]) / temperature) for lp in raw[:top_k]]
     total, n = sum(w), 0
     while n < len(w) and sum(w[:n]) < top_p * total:

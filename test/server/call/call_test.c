@@ -30,6 +30,8 @@ void *realloc(void *p, size_t n_bytes)
 }
 #endif
 
+/* A call with what its sink received. The sinks below check the order of their own calls:
+ * at most one ending, no events after it, `over` exactly once and last. */
 struct taken {
     struct call call; // first
     char text[1024];
@@ -88,6 +90,7 @@ static void begin(struct call *c)
     of(c)->is_stream = true;
 }
 
+/* Nothing may come after the end. */
 static void event(struct call *c, const char *name, const char *json, size_t n_bytes)
 {
     (void)name;
@@ -113,6 +116,8 @@ static void end(struct call *c, bool done)
     ends(c);
 }
 
+/* A line of a batch job gets an answer as a whole or an error; a stream gets events.
+ * Functions that a sink lacks are never called for it. */
 static const struct call_sink line_sink = {
     .id = id, .whole = whole, .error = error, .drop = drop, .over = over};
 static const struct call_sink stream_sink = {.id = id,
@@ -141,6 +146,9 @@ static struct bed bed;
 static struct call_server server;
 static bool offline; // the calls that follow
 
+/* The loop's part is played by the test: turns of the engine and wakes alternate.
+ * `max_waiting` is the engine's queue; an offline call waits for room instead of being
+ * refused. */
 static bool open_server(int32_t max_waiting, bool are_offline)
 {
     const char *argv[] = {"serve", "test/golden/llama-3", "--chat-template",
@@ -165,6 +173,7 @@ static bool open_server(int32_t max_waiting, bool are_offline)
     return st == OK;
 }
 
+/* Whatever a test did, no call may be left over. */
 static void close_server(void)
 {
     engine_stop_all(bed.e);
@@ -176,6 +185,7 @@ static void close_server(void)
     config_deinit(&config);
 }
 
+/* The body is copied, because a call refers to its text until it is over. */
 static void take_of(struct taken *t, const struct call_sink *sink, enum request_kind kind,
                     const char *body, const char *owner)
 {
@@ -224,6 +234,9 @@ static bool has(const struct taken *t, const char *part)
 /* ---- what holds
  * ----------------------------------------------------------------------------------- */
 
+/* Eight endpoints, one sink: the answer is complete JSON of the endpoint's type, with the
+ * id that the client asked for or that of the line. A whole answer results although a line
+ * says "stream". */
 TEST(every_endpoint_answers_a_line_whole)
 {
     static const struct {
@@ -265,6 +278,9 @@ TEST(every_endpoint_answers_a_line_whole)
 
 /* If memory runs out, there is the complete answer or an error, never an answer with a part
  * missing. */
+/* The n-th append fails, for every n that an answer reaches, so that no failure to
+ * allocate is left untested: a buffer that lost bytes must be noticed before the answer is
+ * sent. */
 TEST(an_answer_lacks_nothing_where_memory_ends)
 {
     static const struct {
@@ -326,6 +342,8 @@ static void text_of(struct taken *t, struct buf *text)
     buf_deinit(&t->answer);
 }
 
+/* A full socket stops events, not the engine: text is folded into what is sent when there
+ * is room. The events, joined, give the text of the whole answer for the same seed. */
 TEST(a_stream_has_the_text_of_the_whole_also_when_it_was_full_on_its_way)
 {
     static const char whole_body[] =
@@ -359,6 +377,8 @@ TEST(a_stream_has_the_text_of_the_whole_also_when_it_was_full_on_its_way)
     close_server();
 }
 
+/* Refusals come before anything is submitted, once, with the code and member that OpenAI's
+ * API has. */
 TEST(what_is_refused_ends_at_once_with_its_reason)
 {
     struct taken t;
@@ -377,6 +397,9 @@ TEST(what_is_refused_ends_at_once_with_its_reason)
 
 static const char one[] = "{\"prompt\":[5,6],\"max_tokens\":6,\"ignore_eos\":true}";
 
+/* Of a server, requests beyond the queue are refused with the configured status; of a
+ * batch job they wait in the order of their lines. A call that leaves while it waits is
+ * unlinked from the middle of the queue. */
 TEST(a_full_engine_refuses_or_keeps_waiting_in_order)
 {
     enum { N = 12 };
@@ -416,6 +439,8 @@ TEST(a_full_engine_refuses_or_keeps_waiting_in_order)
     close_server();
 }
 
+/* After a disconnect no event may be written, but the call's memory is in use until the
+ * engine reports the end of the request. */
 TEST(who_has_gone_gets_nothing_and_the_engine_is_free_again)
 {
     struct taken t;
@@ -435,6 +460,8 @@ TEST(who_has_gone_gets_nothing_and_the_engine_is_free_again)
     close_server();
 }
 
+/* The first token has a deadline, after which the answer is an error; a second deadline
+ * and an abort of all calls find the call ended, and end nothing twice. */
 TEST(a_deadline_ends_a_call_once)
 {
     struct taken t;
@@ -473,6 +500,7 @@ static struct {
 } jobs[4];
 static int n_jobs;
 
+/* Jobs of the pool, run when the test says so. */
 static void run_later(struct call_server *s, void (*work)(void *arg), void (*done)(void *arg),
                       void *arg)
 {
@@ -503,6 +531,9 @@ static bool is_kept(struct store *store, const char *owner)
     return found;
 }
 
+/* The store is written on the pool. The client learns of the end only after that, or
+ * `previous_response_id` could miss; and it is written although the client has gone, since
+ * a later turn may refer to it. */
 TEST(a_response_is_kept_before_its_end_is_told_also_when_nobody_waits_any_more)
 {
     static const struct call_host pool_host = {.run = run_later, .set_deadline = set_deadline};

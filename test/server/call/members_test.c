@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+/* The table of request members: each row is complete and consistent, so that a mistake in
+ * a new row is found here and not by a client. */
 #include "server/call/members.h"
 
 #include "test/check.h"
 
+/* A key may mean different things in different bodies, but must have one meaning in each. */
 TEST(a_key_has_one_row_in_each_form)
 {
     const struct member *m, *other;
@@ -30,6 +33,8 @@ TEST(rows_are_whole)
     }
 }
 
+/* The reader writes `size` bytes at `offset`, as a bool, a 32-bit number or a word; a row
+ * with another width would overwrite neighbours. */
 TEST(fields_are_as_wide_as_their_values)
 {
     const struct member *m;
@@ -47,6 +52,8 @@ TEST(fields_are_as_wide_as_their_values)
     }
 }
 
+/* `with` names the member whose reader handles this one, too; it must exist in all the
+ * same forms. */
 TEST(a_member_is_read_along_with_one_that_is_read)
 {
     const struct member *m;

@@ -14,6 +14,8 @@ static struct config config;
 static struct engine_info info = {
     .vocab = 4096, .hidden = 8, .max_model_len = 64, .n_eos = 1, .eos = {2}};
 
+/* The model is opened once for all tests of a program; its context of 64 tokens makes
+ * overlong prompts short. */
 static void open_model(void)
 {
     if (model.names) {
@@ -43,6 +45,7 @@ static struct request prepared(enum request_kind kind, const char *body, char **
     return r;
 }
 
+/* The request is refused with this code and member; the message is free, but not empty. */
 #define REFUSES(kind, body, code_, param_)                                                         \
     do {                                                                                           \
         char *text;                                                                                \
@@ -55,6 +58,7 @@ static struct request prepared(enum request_kind kind, const char *body, char **
         free(text);                                                                                \
     } while (0)
 
+/* Declares `r`, a prepared request; DONE ends its use. */
 #define ACCEPTS(kind, body)                                                                        \
     char *text;                                                                                    \
     struct request r = prepared(kind, body, &text);                                                \

@@ -2,6 +2,8 @@
 /* Conversations: messages, tools, and the template that makes a prompt of them. */
 #include "test/server/call/request_bed.h"
 
+/* Each refusal names the member by its path, down to the index in an array, as OpenAI's
+ * errors do. That a refusal is for the right reason is what the code shows. */
 TEST(messages_and_tools_are_checked)
 {
     REFUSES(KIND_CHAT, "{}", "missing_required_parameter", "messages");
@@ -58,6 +60,8 @@ TEST(messages_and_tools_are_checked)
             "tool_choice");
 }
 
+/* Input items of the Responses API become messages of a chat, which is the only form that
+ * templates know: reasoning and calls of one turn join one assistant message. */
 TEST(responses_become_messages)
 {
     {
@@ -88,6 +92,9 @@ TEST(responses_become_messages)
             "missing_required_parameter", "text.format.schema");
 }
 
+/* Variables from the body, in the order in which later ones win: the server's for
+ * thinking, documents, then chat_template_kwargs. The text is kept as written, since it
+ * goes to the template, not to us. */
 TEST(template_variables_are_joined)
 {
     ACCEPTS(KIND_CHAT,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Hints about the cache. */
+/* Hints about the prefix cache (kv_hints): what is read from them, and that a malformed
+ * hint is an error. */
 #include "test/server/call/request_bed.h"
 
 #define HINTS(actions)                                                                             \
@@ -8,6 +9,8 @@
 #define ACTION(type, version, payload)                                                             \
     "{\"action_id\":\"a\",\"action_type\":\"" type "\",\"action_version\":\"" version              \
     "\",\"payload\":{" payload "}}"
+/* An action of an unknown type is skipped, since hints are advisory; one that we know must
+ * be well formed. */
 #define RETAIN(directives) ACTION("kv.retain", "1.0", "\"directives\":[" directives "]")
 #define KEEP "{\"priority\":7}"
 #define FOUR(x) x "," x "," x "," x
@@ -21,6 +24,8 @@ static void check_hint(const struct cache_hint *h, int32_t start, int32_t end, i
     CHECK_EQ(h->duration_ns, seconds * 1000000000);
 }
 
+/* Two retained ranges and the output; times are clamped to an hour, positions to int32_t.
+ * The unknown action between them is not an error, even with nonsense in it. */
 TEST(hints_about_the_cache)
 {
     ACCEPTS(KIND_CHAT,
@@ -36,6 +41,7 @@ TEST(hints_about_the_cache)
     DONE();
 }
 
+/* Empty envelopes are sent by clients that have nothing to say. */
 TEST(no_hints_are_hints)
 {
     ACCEPTS(KIND_MESSAGES, "{\"max_tokens\":3," HI ",\"kv_hints\":{\"protocol_version\":\"0.1\","
@@ -51,6 +57,8 @@ TEST(an_empty_envelope_is_no_hint)
     DONE();
 }
 
+/* One error per line: types, versions, ranges, counts (16 actions, 128 directives), and
+ * priorities that differ where only one is possible. */
 TEST(hints_are_checked)
 {
 #define REFUSES_HINTS(actions) REFUSES(KIND_CHAT, HINTS(actions), "invalid_value", "kv_hints")

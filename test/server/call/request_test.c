@@ -2,6 +2,8 @@
 /* Members of requests: types, bounds, other servers' names, and what is refused. */
 #include "test/server/call/request_bed.h"
 
+/* Text that is not a JSON object: empty, an array, text after the object, invalid UTF-8,
+ * and nesting deeper than any request needs. */
 TEST(bodies_that_are_not_objects)
 {
     REFUSES(KIND_CHAT, "", "json_parse_error", "");
@@ -14,6 +16,8 @@ TEST(bodies_that_are_not_objects)
             "json_parse_error", "");
 }
 
+/* U+0000 is valid JSON, but our names are C strings: a string in which it cannot be kept
+ * is refused with its own code, not as a syntax error. */
 TEST(a_nul_in_a_string_is_told_from_what_is_no_json)
 {
     REFUSES(KIND_CHAT, "{" HI ",\"guided_regex\":\"a\\u0000\"}", "invalid_value", "guided_regex");
@@ -92,6 +96,8 @@ static void many_keys(struct buf *b, int n)
     buf_puts(b, "\"temperature\":-3}");
 }
 
+/* Keys are indexed by a table of 256; the last key must be found at each of its sizes, and
+ * more keys than that are refused, not ignored. */
 TEST(the_last_of_many_keys_is_read_and_too_many_are_refused)
 {
     static const int counts[] = {16, 17, 33, 255, 256, 257, 1000};
@@ -106,6 +112,8 @@ TEST(the_last_of_many_keys_is_read_and_too_many_are_refused)
     }
 }
 
+/* Bounds and types with OpenAI's error codes. 1e400 overflows a double, 4294967297 an
+ * int32_t: neither may wrap to something valid. */
 TEST(scalars_out_of_range_name_their_parameter)
 {
     REFUSES(KIND_CHAT, "{" HI ",\"temperature\":-1}", "decimal_below_min_value", "temperature");
@@ -141,6 +149,8 @@ TEST(scalars_out_of_range_name_their_parameter)
             "reasoning_effort");
 }
 
+/* Features that are not implemented are refused with the member's name; being ignored,
+ * they would change the answer without a word. */
 TEST(what_is_not_here_is_refused_by_name)
 {
     REFUSES(KIND_CHAT, "{" HI ",\"response_format\":{\"type\":\"grammar\"}}", "unsupported_value",
@@ -161,6 +171,8 @@ TEST(what_is_not_here_is_refused_by_name)
             "unsupported_parameter", "tools[0].type");
 }
 
+/* A string, an array of strings, ids, and an array of ids; and the default number of
+ * tokens for each. */
 TEST(prompts_in_all_four_forms)
 {
     {
@@ -209,6 +221,8 @@ TEST(prompts_in_all_four_forms)
             "dimensions");
 }
 
+/* Seeds beyond 2^53 would lose bits as doubles. null counts as absent; the last of equal
+ * keys wins, as in Python's dict. */
 TEST(numbers_keep_their_bits_and_null_is_absent)
 {
     {
@@ -245,6 +259,7 @@ TEST(numbers_keep_their_bits_and_null_is_absent)
     }
 }
 
+/* truncate_prompt_tokens keeps the end of the prompt. */
 TEST(prompts_are_cut_where_asked)
 {
     ACCEPTS(KIND_COMPLETIONS, "{\"prompt\":[1,2,3,4,5],\"truncate_prompt_tokens\":2}");
@@ -373,6 +388,8 @@ static char *body_with(unsigned form, const char *key, const char *value, size_t
     return b.data;
 }
 
+/* From the table itself: each refused member with a value that asks for something, with
+ * each value that asks for nothing (`off`), and with null. */
 TEST(refused_members_are_refused_unless_they_ask_for_nothing)
 {
     const struct member *m;
@@ -406,6 +423,7 @@ TEST(refused_members_are_refused_unless_they_ask_for_nothing)
     }
 }
 
+/* Members of other servers that would change the answer and that we do not implement. */
 TEST(values_that_change_the_answer_are_never_passed_over)
 {
     static const char *const asks[][2] = {
@@ -446,6 +464,7 @@ TEST(values_that_change_the_answer_are_never_passed_over)
             "top_logprobs");
 }
 
+/* continuous_usage_stats alone has no effect, as in vLLM. */
 TEST(usage_in_each_event_needs_usage)
 {
     {
@@ -473,6 +492,8 @@ TEST(an_embedding_has_one_sample)
     DONE();
 }
 
+/* Sampling members have no meaning where nothing is generated, so their bounds are not
+ * checked there either. */
 TEST(what_would_be_sampled_is_nothing_to_a_count)
 {
     ACCEPTS(KIND_TOKENIZE, "{" HI ",\"min_tokens\":5,\"max_tokens\":9}");

@@ -80,7 +80,7 @@ def test_a_request_may_lower_the_number_and_not_raise_it(speculating):
 
 
 def test_a_stop_string_inside_an_accepted_run_cuts_there(plain, speculating):
-    """At each place of the text, one and several characters long: nothing behind it is returned or billed."""
+    """At each place of the text, one and several characters long: nothing after it is returned or billed."""
     whole = plain.chat(COPY, temperature=0, max_tokens=64).json()["choices"][0]["message"]["content"]
     assert len(whole) > 40
     for i in range(0, len(whole) - 6, 5):

@@ -191,7 +191,7 @@ def test_a_strict_schema_that_is_not_done_holds_no_other_tool_up(server):
 
 
 def test_behind_reasoning():
-    """A model that may think first: the call comes behind its thoughts, which the prompt or the model opens."""
+    """A model that may think first: the call comes after its thoughts, which the prompt or the model opens."""
     with Server(real=True, max_model_len=2048, reasoning_parser="think", trust_request_chat_template=True) as s:
         with open(os.path.join(DEMO, "tokenizer.json")) as f:
             ids = {t["content"]: t["id"] for t in json.load(f)["added_tokens"]}

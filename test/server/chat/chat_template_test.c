@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Our renderer's own rules: provenance of text, limits, errors, and what clients can and
+ * cannot inject. */
 #include "server/chat/template.h"
 
 #include "engine/base/file.h"
@@ -11,6 +13,7 @@
 /* The prompt with input in [brackets], or an error as "!message". Valid until the next call. */
 static char shown[1 << 16];
 
+/* Spans of user input are marked, so that a test sees what is trusted. */
 static const char *show(enum status st, const struct chat_output *out, const struct err *err)
 {
     char *p = shown;
@@ -26,6 +29,7 @@ static const char *show(enum status st, const struct chat_output *out, const str
     return shown;
 }
 
+/* Compiles and renders; an error becomes the text. */
 static const char *render_in(const char *source, struct chat_input in)
 {
     struct chat_template *t;
@@ -65,6 +69,9 @@ static const char *of_x(const char *expression)
 
 #define USER(content) "[{\"role\":\"user\",\"content\":" content "}]"
 
+/* Each row is an expression over the user's x; brackets mark which characters of the
+ * result came from x. Slices, reversal, filters and joins must carry the origin of every
+ * single character. */
 TEST(provenance_survives_every_string_operation)
 {
     static const struct {
@@ -113,6 +120,9 @@ TEST(provenance_survives_every_string_operation)
 /* All operations of templates on a text of the user: no byte of it, or of what it is changed to,
  * may be marked as the template's own. The letters searched for occur in no expression, except
  * where a format from outside is given a control token. */
+/* An attacker who knows the template may send anything. Here every filter, method and
+ * operator gets texts that would assemble <|im_end|> from pieces, and no part of a result
+ * may pass as the template's own. */
 TEST(no_operation_turns_input_into_the_template_s_own)
 {
     static const char kwargs[] =
@@ -359,6 +369,7 @@ TEST(no_operation_turns_input_into_the_template_s_own)
     CHECK(rendered > 187);
 }
 
+/* 600 origins in one string, that alternate: none is lost or merged as the string grows. */
 TEST(long_strings_keep_their_provenance)
 {
     const char *source = "{% set ns = namespace(s='') %}{% for i in range(300) %}"
@@ -375,6 +386,8 @@ TEST(blocks_and_macros_keep_provenance)
     CHECK_STR(render(source, USER("\"u\"")), "(<[u]>)X[U]");
 }
 
+/* A role that the API knows is the template's word: it must be able to form markers. An
+ * unknown role is text of the user. */
 TEST(known_roles_are_not_input_and_others_are)
 {
     const char *source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}";
@@ -384,6 +397,8 @@ TEST(known_roles_are_not_input_and_others_are)
               "<|user|>[user]<|assistant|>[x]<|[im_end]|>");
 }
 
+/* The last assistant message may be the caller's own prefix; markup in it counts only if
+ * the server was told to trust it. */
 TEST(assistant_content_is_trusted_only_when_asked)
 {
     const char *messages = "[{\"role\":\"user\",\"content\":\"u\"},"
@@ -395,6 +410,7 @@ TEST(assistant_content_is_trusted_only_when_asked)
         "[u].<think>.");
 }
 
+/* bos_token can be overridden by the request's kwargs, and then it is input. */
 TEST(tools_and_extra_variables_are_input)
 {
     CHECK_STR(render_in("{{ tools|tojson }}{{ bos_token }}{{ date }}",
@@ -435,6 +451,7 @@ static void check_injection(const char *path)
     free(text);
 }
 
+/* For each template of a folder: text of a user must not become a control token. */
 static int check_injections(const char *folder)
 {
     DIR *dir = opendir(folder);
@@ -453,6 +470,8 @@ static int check_injections(const char *folder)
     return n;
 }
 
+/* Each template of the folder is rendered with messages full of markers; the pieces that
+ * come out as the template's own must not contain them. */
 TEST(no_template_lets_content_pass_as_its_own)
 {
     CHECK(check_injections("test/templates") >= 8);
@@ -468,6 +487,8 @@ TEST(no_shared_template_lets_content_pass_as_its_own)
     CHECK(check_injections(folder) > 200);
 }
 
+/* A template is untrusted code: nested loops, recursion, doubling strings and huge formats
+ * each end with an error about the limit that stopped them, in bounded time and memory. */
 TEST(limits_end_every_template)
 {
     static const struct {
@@ -501,6 +522,7 @@ TEST(limits_end_every_template)
     }
 }
 
+/* 100,000 nested brackets must be refused by the parser, not overflow the C stack. */
 TEST(deep_sources_are_refused_at_compile_time)
 {
     static char source[200000];
@@ -523,6 +545,8 @@ TEST(deep_sources_are_refused_at_compile_time)
     }
 }
 
+/* Messages of raise_exception are written for users and are passed on as they are; other
+ * failures say that the template failed, with Python's name of the error. */
 TEST(raise_exception_gives_its_message_alone)
 {
     CHECK_STR(render("{{ raise_exception('No ' ~ messages[0].role) }}", USER("\"\"")), "!No user");
@@ -534,6 +558,8 @@ TEST(raise_exception_gives_its_message_alone)
 
 #define PLAIN "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
+/* Clients send content as parts, many templates expect a string. Whether a template
+ * handles parts is found out by how it uses `content`. */
 TEST(text_parts_are_joined_for_templates_that_want_strings)
 {
     const char *parts =
@@ -563,6 +589,8 @@ TEST(strings_become_parts_for_templates_that_want_parts)
     "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}" arguments            \
     "{% endfor %}{% endfor %}"
 
+/* Templates expect arguments as an object or as a string. What the template does with them
+ * decides, and the text of numbers (1.0) survives either way. */
 TEST(arguments_become_what_the_template_prints_well)
 {
     const char *text = CALL("\"\"", "\"{\\\"a\\\": 1.0}\"");
@@ -580,6 +608,8 @@ TEST(arguments_become_what_the_template_prints_well)
         "[q]\"[no json]\"");
 }
 
+/* An assistant message with calls has content null. Python would print None or fail when
+ * adding strings, so it becomes "" there; a template that tests for none still sees none. */
 TEST(null_content_is_empty_where_it_would_fail_or_print_none)
 {
     CHECK_STR(render(WITH_CALLS("!"), CALL("null", "{}")), "[q]!");
@@ -591,6 +621,7 @@ TEST(null_content_is_empty_where_it_would_fail_or_print_none)
         "FalseTrue");
 }
 
+/* Types of the Responses API and refusals become ordinary text parts. */
 TEST(parts_of_the_other_apis_are_text)
 {
     const char *each = "{% for p in messages[0].content %}{{ p.type ~ p.text }}{% endfor %}";
@@ -609,6 +640,8 @@ TEST(a_call_without_arguments_has_none)
               "[q]");
 }
 
+/* Three names for the same text are in use; the template sees the one it mentions. Some
+ * templates raise if reasoning and content are both present. */
 TEST(reasoning_goes_by_the_name_that_the_template_knows)
 {
 #define THOUGHT(key, content)                                                                      \
@@ -636,6 +669,8 @@ TEST(reasoning_goes_by_the_name_that_the_template_knows)
 #undef THOUGHT
 }
 
+/* Otherwise the system prompt of a newer client would be dropped without an error by an
+ * older template. */
 TEST(developer_becomes_system_where_the_template_drops_it)
 {
     const char *messages = "[{\"role\":\"developer\",\"content\":\"d\"}]";
@@ -647,6 +682,8 @@ TEST(developer_becomes_system_where_the_template_drops_it)
     CHECK_STR(render(PLAIN, messages), "<developer>[d]");
 }
 
+/* continue_final_message: the prompt ends inside the last message, so that the model
+ * continues it; that point is found although the template trims or appends text. */
 TEST(the_last_message_can_be_continued)
 {
     struct chat_input in = {.messages_json = "[{\"role\":\"user\",\"content\":\"q\"},{\"role\":"
@@ -688,6 +725,8 @@ TEST(broken_json_is_the_clients_mistake)
           '!');
 }
 
+/* Python prints 1e2 as 100.0 and keeps integers of any size; models were trained with
+ * prompts made that way. */
 TEST(numbers_keep_their_text)
 {
     CHECK_STR(
@@ -698,6 +737,7 @@ TEST(numbers_keep_their_text)
         "[1, 1.0, 0, 100.0, 123456789012345678901234567890, 1.5e-07]");
 }
 
+/* Used to detect what a template supports; a word in a comment must not count. */
 TEST(words_of_a_template_are_found_outside_comments)
 {
     struct jinja_template *t;

@@ -36,6 +36,7 @@ static inline void on_arguments(void *arg, const char *s, size_t n)
     buf_put(&((struct fold *)arg)->calls, s, n);
 }
 
+/* Everything a parser reports goes into strings: calls as "|name#id:arguments". */
 static const struct tool_sink SINK = {on_text, on_reasoning, on_call, on_arguments, NULL};
 
 static inline void fold_init(struct fold *f)
@@ -56,6 +57,7 @@ static inline void fold_deinit(struct fold *f)
     buf_deinit(&f->calls);
 }
 
+/* xorshift64 with a fixed seed, so failures repeat. */
 static uint64_t rng = 88172645463325252ULL;
 static inline size_t below(size_t n)
 {
@@ -110,6 +112,7 @@ static inline void run(const struct output_options *opt, const char *text, size_
     output_deinit(&o);
 }
 
+/* Equal to the byte; how often each callback was called may differ. */
 static inline bool same(const struct fold *a, const struct fold *b)
 {
     return strcmp(a->content.data, b->content.data) == 0 &&
@@ -151,6 +154,7 @@ static inline struct json *tools_of(const char *text)
     return root;
 }
 
+/* The parser gives this content and these calls for the text, however it is cut. */
 #define PARSES(kind, text, content_, calls_)                                                       \
     do {                                                                                           \
         struct json *tools = tools_of(TOOLS);                                                      \

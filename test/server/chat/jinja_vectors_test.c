@@ -7,6 +7,7 @@
 #include "server/chat/template.h"
 #include "test/check.h"
 
+/* What strftime_now shows in the vectors. */
 enum { CLOCK = 1749990896 }; // 2025-06-15 12:34:56
 
 struct slice {
@@ -94,6 +95,7 @@ static bool as_expected(struct slice line, const struct chat_template *t,
     return ok;
 }
 
+/* A template and its variables on a line. */
 static void snippet(struct slice line)
 {
     struct err err = {{0}};
@@ -135,6 +137,8 @@ static void load_named(const char *name)
     }
 }
 
+/* A named template with a conversation. `raw`: messages reach the template as they are,
+ * since Jinja2 got them that way. */
 static void conversation(struct slice line)
 {
     struct err err;
@@ -157,6 +161,7 @@ static void conversation(struct slice line)
     as_expected(line, last, &in, last_status, &err);
 }
 
+/* One case per line. */
 static int each_line(const char *path, void (*run)(struct slice line))
 {
     char *text;
@@ -184,6 +189,7 @@ static int each_line(const char *path, void (*run)(struct slice line))
     return lines;
 }
 
+/* Snippets test one feature of the language each, also its errors. */
 TEST(own_snippets_render_as_in_jinja2)
 {
     CHECK(each_line("test/templates/snippets.jsonl", snippet) > 300);

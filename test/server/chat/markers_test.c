@@ -36,6 +36,7 @@ static struct tokenizer *tokenizer_of(const char *const *words)
     return tok;
 }
 
+/* The sample is given token by token, as the engine makes them. */
 static void check_words(const char *parser, enum reasoning_kind reasoning, const char *const *words,
                         const char *content, const char *thought, const char *calls)
 {
@@ -70,6 +71,8 @@ static void check_words(const char *parser, enum reasoning_kind reasoning, const
 
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
+/* Special tokens are hidden from content, but a parser must see those that are its
+ * markers. End tokens of the turn, at the end of most rows, must not become text. */
 TEST(markers_that_are_special_tokens)
 {
     check_words("gemma4", REASONING_GEMMA4,

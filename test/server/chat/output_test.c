@@ -26,12 +26,16 @@ static void check_harmony(const char *spelled, const char *content, const char *
     json_free(tools);
 }
 
+/* Harmony (GPT-OSS): every message has a header with role, channel and recipient. Macros
+ * spell the marker tokens as text, which with_marks turns into their bytes. */
 #define HARMONY(text, content, reasoning) check_harmony(text, content, reasoning, "", content)
 #define ANALYSIS "<|channel|>analysis<|message|>"
 #define FINAL "<|channel|>final<|message|>"
 #define NEXT "<|end|><|start|>assistant"
 #define CALL_F "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 
+/* The analysis channel is reasoning, final is the answer, commentary is text before a
+ * call. Messages of the same kind are joined by a line end. */
 TEST(harmony_channels)
 {
     HARMONY(ANALYSIS "hm\n" NEXT FINAL "Yes.\nNo.<|return|>", "Yes.\nNo.", "hm\n");
@@ -76,6 +80,8 @@ TEST(harmony_channels)
     fold_deinit(&f);
 }
 
+/* A call has a recipient "functions.NAME", before or after the channel. The header may be
+ * cut anywhere, and its arguments are JSON, complete or not. */
 TEST(harmony_calls)
 {
     check_harmony(ANALYSIS "hm" NEXT CALL_F "{\"s\": \"}\\\"<\"}<|call|>", "", "hm",
@@ -105,6 +111,8 @@ TEST(harmony_calls)
     HARMONY("<|channel|>analysis to=python code<|message|>print(1)<|call|>", "", "print(1)");
 }
 
+/* A model may drop or repeat markers. Text must come out once, never lost and never with
+ * markers in it; headers and names are limited in length. */
 TEST(harmony_that_is_malformed_is_content)
 {
     HARMONY("Just text", "Just text", "");
@@ -133,6 +141,8 @@ TEST(harmony_that_is_malformed_is_content)
     HARMONY(text, content, "");
 }
 
+/* `open`: the template's prompt ends inside of reasoning. Line ends next to the markers
+ * are not part of either text. */
 TEST(reasoning_is_split_off)
 {
     static const struct {
@@ -164,6 +174,7 @@ TEST(reasoning_is_split_off)
     CHECK(!reasoning_is_open(REASONING_NONE, "<think>", 7));
 }
 
+/* The same splitter with other families' markers, some of which also enclose the answer. */
 TEST(reasoning_has_markers_of_each_family)
 {
     static const struct {
@@ -237,6 +248,8 @@ TEST(a_call_ends_reasoning)
     json_free(tools);
 }
 
+/* A stop string cuts text, even across the boundary of tokens, and nothing of it may have
+ * been sent before it was complete: a possible beginning is held. */
 TEST(stop_strings_cut_and_never_leak)
 {
     const char *stop[] = {"END", "\n\n", "NDX"};
@@ -272,7 +285,7 @@ TEST(long_white_space_costs_each_token_the_same)
         if (strcmp(opt.parser->name, name) != 0) {
             continue; // another name of a parser
         }
-        for (size_t n_word = 0; n_word < 2; n_word++) { // alone, and behind a word
+        for (size_t n_word = 0; n_word < 2; n_word++) { // alone, and after a word
             for (int k = 0; k < 2; k++) {
                 opt.reasoning = k ? REASONING_THINK : REASONING_NONE;
                 opt.starts_in_reasoning = k;

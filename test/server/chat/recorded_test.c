@@ -37,6 +37,8 @@ TEST(names_are_those_of_the_options)
 /* ---- which parsers a template asks for
  * -------------------------------------------------------- */
 
+/* The parser is chosen by strings in the template's text; where several match, the most
+ * specific must win. */
 TEST(signs_in_templates)
 {
     static const struct {
@@ -64,6 +66,7 @@ TEST(signs_in_templates)
     CHECK_EQ(reasoning_for_template(NULL), REASONING_NONE);
 }
 
+/* The choice for templates as released. A new sign that breaks an old family fails here. */
 TEST(templates_of_families)
 {
     static const struct {
@@ -125,11 +128,13 @@ TEST(templates_of_families)
 /* ---- recorded outputs
  * ------------------------------------------------------------------------- */
 
+/* Recorded lines name a template, of which this table knows the parser. */
 struct family {
     const char *template, *parser;
     enum reasoning_kind reasoning;
 };
 
+/* The parser and reasoning that a template's model needs, found as the server finds them. */
 static const struct family *family_of(const char *template, const char *input)
 {
     static const struct family rows[] = {
@@ -212,7 +217,7 @@ static bool is_quirk(const char *id)
                    // dropped
         "chat064",
         "chat075", // a call cut off before its arguments has none; here an empty object
-        "chat155", // the line's end behind the reasoning is kept
+        "chat155", // the line's end after the reasoning is kept
     };
     for (size_t i = 0; i < sizeof ids / sizeof ids[0]; i++) {
         if (strcmp(id, ids[i]) == 0) {
@@ -222,6 +227,7 @@ static bool is_quirk(const char *id)
     return false;
 }
 
+/* Values are compared, not text: white space and escapes in arguments may differ. */
 static bool equal_json(const struct json *a, const struct json *b)
 {
     if (json_type(a) != json_type(b)) {
@@ -250,6 +256,8 @@ static bool equal_json(const struct json *a, const struct json *b)
     return true;
 }
 
+/* Content, reasoning and each call's name, id and arguments. Arguments that were cut off
+ * are no JSON on either side. */
 static bool matches(const struct fold *f, const struct json *expected)
 {
     if (strcmp(f->content.data, json_get_string(expected, "content")) != 0 ||
@@ -283,6 +291,7 @@ static bool matches(const struct fold *f, const struct json *expected)
     return *at == '\0';
 }
 
+/* A recorded output through our parser, compared with what the recording's parser gave. */
 static int replay(const struct json *line)
 {
     const char *input = json_get_string(line, "input");
@@ -331,6 +340,7 @@ static int replay(const struct json *line)
     return 1;
 }
 
+/* Over 150 outputs recorded by another implementation, each fed whole and in all cuts. */
 TEST(recorded_outputs_parse_as_expected)
 {
     const char *shared = check_shared();

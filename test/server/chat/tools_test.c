@@ -2,6 +2,9 @@
 /* Each format of tool calls: how it is parsed, for all cuts of the text. */
 #include "test/server/chat/fold.h"
 
+/* Every test has the same parts: calls as the family writes them, text around them, values
+ * that contain the format's own markers, calls cut off by max_tokens, and text that only
+ * resembles a call and must come out unchanged. */
 TEST(hermes_calls)
 {
     PARSES("hermes", "plain <tool", "plain <tool", "");
@@ -28,6 +31,7 @@ TEST(hermes_calls)
            "", "|f#:{}|g#:{}");
 }
 
+/* Llama writes bare JSON; only an object with a known tool's name is a call. */
 TEST(llama3_calls)
 {
     PARSES("llama3_json", "{\"name\": \"f\", \"parameters\": {\"n\": 1}}", "", "|f#:{\"n\": 1}");
@@ -47,6 +51,7 @@ TEST(llama3_calls)
     PARSES("llama3_json", "ok <|python_tag|>{\"name\": \"f\", \"parameters\": {}}", "ok", "|f#:{}");
 }
 
+/* Three generations of the format: name[ARGS]{...}, a JSON array, and name{...}. */
 TEST(mistral_calls)
 {
     PARSES("mistral", "hi[TOOL_CALLS]f[ARGS]{\"n\": 1}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}", "hi",
@@ -63,6 +68,8 @@ TEST(mistral_calls)
     PARSES("mistral", "[TOOL_CALLS]f[ARGS]", "", "|f#:{}");
 }
 
+/* Python literals become JSON: escapes, tuples, None, and numbers such as 007 that JSON
+ * does not allow. */
 TEST(pythonic_calls)
 {
     PARSES("pythonic", "[f(n=-1, s='a\\'b\\n', o={'k': [True, None, 1.5e3], \"z\": ()}), g()]", "",
@@ -81,6 +88,7 @@ TEST(pythonic_calls)
     PARSES("pythonic", "[f(s=\"\\x\x14\x11\")]", "[f(s=\"\\x\x14\x11\")]", "");
 }
 
+/* XML without types: the tool's schema decides whether "5" is a number or a string. */
 TEST(qwen3_coder_calls)
 {
     PARSES("qwen3_coder",
@@ -111,6 +119,8 @@ TEST(seed_oss_calls)
     PARSES("seed_oss", "<seed:tool_call>no", "<seed:tool_call>no", "");
 }
 
+/* As above with attributes; an argument that is not closed is dropped, since it may be
+ * incomplete. */
 TEST(minimax_m2_calls)
 {
     PARSES("minimax_m2",
@@ -125,6 +135,7 @@ TEST(minimax_m2_calls)
            "|f#:{}");
 }
 
+/* string="true" in the tag decides, not the schema. */
 TEST(deepseek_v32_calls)
 {
     PARSES("deepseek_v32",
@@ -140,6 +151,7 @@ TEST(deepseek_v32_calls)
     PARSES("deepseek_v32", "<" DSML "function_calls>none", "<" DSML "function_calls>none", "");
 }
 
+/* CDATA may contain closing tags. */
 TEST(minicpm5_calls)
 {
     PARSES("minicpm5",
@@ -170,6 +182,8 @@ TEST(kimi_k3_calls)
 #define M3_ELEMENT(name, value) M3 "<" name ">" value M3 "</" name ">"
 #define M3_CALL(name, body) M3 "<invoke name=\"" name "\">" body M3 "</invoke>\n"
 
+/* Elements nest as JSON does; every tag has a separator before it, so values may contain
+ * '<'. */
 TEST(minimax_m3_calls)
 {
     PARSES("minimax_m3",
@@ -207,6 +221,7 @@ TEST(glm_calls)
     PARSES("glm45", "<tool_call>f", "<tool_call>f", "");
 }
 
+/* The id is part of the format and must be returned unchanged ("functions.f:0"). */
 TEST(kimi_k2_calls)
 {
     PARSES("kimi_k2",

@@ -70,6 +70,7 @@ static int next_byte(struct grammar *g, struct grammar_state s)
     return -1;
 }
 
+/* A random marker that the grammar allows here, by its token. */
 static int next_mark(struct grammar *g, struct grammar_state *s)
 {
     for (size_t i = 0, first = below(8); i < 8; i++) {
@@ -101,6 +102,7 @@ static void add_words(struct words *w, const char *const *list)
     }
 }
 
+/* Ends of arguments are words of the walk, so that it reaches them. */
 static void words_of(const struct turn *t, struct words *w)
 {
     static const char *const ends[] = {"\n</parameter>\n",
@@ -170,6 +172,7 @@ static bool walk(struct grammar *g, const struct words *words, struct buf *out)
 
 #define TEXT_FORMAT "{\"type\":\"regex\",\"pattern\":\"[ab\\\"\\\\\\\\é]{0,5}\"}"
 
+/* Types whose arguments are written in different ways. */
 static const struct tool_to_write tools[] = {
     {.name = "f",
      .schema = "{\"type\":\"object\",\"properties\":{\"s\":{\"type\":\"string\"},\"n\":{\"type\":"
@@ -194,6 +197,7 @@ enum { N_TOOLS = sizeof tools / sizeof tools[0] };
 static struct json *list;
 static struct grammar *arguments[N_TOOLS];
 
+/* The list of tools as a template gets it. */
 static void open_tools(struct tool_to_write *to)
 {
     struct buf b;
@@ -229,6 +233,8 @@ static void close_tools(void)
     json_free(list);
 }
 
+/* The arguments must be in the language of the tool's schema, which is compiled
+ * independently of the turn's grammar. */
 static void check_call(const char *name, size_t n_name, const char *text, size_t n, const char *all)
 {
     size_t i = 0;
@@ -281,6 +287,9 @@ struct form {
     enum reasoning_kind reasoning;
 };
 
+/* Writes N_WALKS random texts of the turn's grammar and parses each. If a call is demanded
+ * there must be one and no other text; if an answer is, it must consist of the answer's
+ * characters. */
 static void check_turn(const struct form *form, const struct turn *t, const char *answer)
 {
     const struct tool_parser *parser = tool_parser_find(form->parser);
@@ -324,6 +333,9 @@ static void check_turn(const struct form *form, const struct turn *t, const char
     buf_deinit(&text);
 }
 
+/* All combinations for a format: calls required or optional, one or several, with and
+ * without an answer's grammar, and reasoning open, closed or absent. A format may have a
+ * second spelling (`otherwise`), which is tested as well. */
 static void check_form(const struct form *form)
 {
     const struct tool_parser *parser = tool_parser_find(form->parser);
@@ -363,6 +375,8 @@ static void check_form(const struct form *form)
     close_tools();
 }
 
+/* A parser added to the table is tested without a change here; it must have a `writing`
+ * for tool_choice "required". */
 TEST(every_form_of_calls)
 {
     for (size_t i = 0; tool_parser_name(i); i++) {
@@ -373,6 +387,8 @@ TEST(every_form_of_calls)
     }
 }
 
+/* Formats with the reasoning of the families that use them: the grammar of calls must
+ * begin only after reasoning ends. */
 TEST(calls_and_answers_behind_reasoning)
 {
     static const struct form forms[] = {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Configuration: flags, environment and file, their precedence, errors that help, and
+ * tables of options that fit the structs they fill. */
 #include "server/cli/config_load.h"
 
 #include "server/cli/config_table.h"
@@ -8,6 +10,7 @@
 
 #include <unistd.h>
 
+/* Declares c, the configuration of these arguments, and st with err. */
 #define LOAD(...)                                                                                  \
     const char *argv[] = {"serve", __VA_ARGS__};                                                   \
     struct config c;                                                                               \
@@ -17,6 +20,7 @@
 static const char *no_env[] = {NULL};
 static char **env = (char **)no_env; // never written to
 
+/* One file, which each test overwrites. */
 static char *write_file(const char *text)
 {
     static char path[64];
@@ -27,6 +31,7 @@ static char *write_file(const char *text)
     return path;
 }
 
+/* Spellings of values: units, lists, negations, short names. */
 TEST(flags_set_fields_and_the_rest_keeps_its_default)
 {
     LOAD("models/demo", "--port=9001", "-tp", "2", "--max-model-len", "8k",
@@ -63,6 +68,7 @@ TEST(a_slash_behind_the_model_is_no_part_of_its_name)
     config_deinit(&c);
 }
 
+/* 8k is 8,000 and 8K is 8,192, as in vLLM. */
 TEST(capital_units_are_binary)
 {
     LOAD("m", "--max-model-len", "8K", "--max-num-seqs", "auto");
@@ -71,6 +77,8 @@ TEST(capital_units_are_binary)
     config_deinit(&c);
 }
 
+/* Command line, environment, file, default: each overrides the next. Names of other
+ * programs' variables are ignored, and lists may be written in all three YAML forms. */
 TEST(flag_wins_over_environment_and_environment_over_file)
 {
     char *path = write_file("# a comment\nmodel: from-file # why\nport: 1\nhost: 'file host'\n"
@@ -96,6 +104,8 @@ TEST(flag_wins_over_environment_and_environment_over_file)
     unlink(path);
 }
 
+/* VLLM_API_KEY is used only if no key of our own is set, or a key that an administrator
+ * set would be joined by a forgotten one. */
 TEST(vllms_key_is_taken_where_no_other_is)
 {
     const char *some[] = {"VLLM_API_KEY=a", "VLLM_LOGGING_LEVEL=DEBUG", "VLLM_API_KEY_FILE=", NULL};
@@ -134,6 +144,8 @@ TEST(vllms_key_is_taken_where_no_other_is)
         config_deinit(&c);                                                                         \
     } while (0)
 
+/* The message names the nearest option, the range, or the allowed words; nobody should
+ * need the manual to correct a flag. */
 TEST(bad_flags_are_refused_with_words)
 {
     REFUSED("did you mean '--max-model-len'", "m", "--max-model-length", "5");
@@ -159,6 +171,8 @@ TEST(bad_flags_are_refused_with_words)
     REFUSED("/nonexistent", "m", "--config", "/nonexistent");
 }
 
+/* Flags that have no effect on answers are accepted with as many words as vLLM gives them,
+ * so the words after them are not misread. */
 TEST(command_lines_of_vllm_run_unchanged)
 {
     LOAD("m", "--dtype", "half", "--allowed-origins", "[\"*\"]", "-O3", "--compilation-config",
@@ -184,6 +198,7 @@ TEST(command_lines_of_vllm_run_unchanged)
     config_deinit(&c);
 }
 
+/* --speculative-config.key and its relatives build up a JSON object. */
 TEST(members_of_an_object_come_one_by_one)
 {
     LOAD("m", "--spec-method", "ngram", "--spec-tokens", "4",
@@ -220,6 +235,7 @@ TEST(a_member_comes_once_and_of_an_object)
     REFUSED("needs a value", "m", "--spec-method");
 }
 
+/* The reason follows the flag and its value; in a file, with the line. */
 TEST(what_would_change_answers_is_refused_with_the_reason)
 {
     REFUSED("enable-lora: 'true' is not supported: adapters", "m", "--enable-lora");
@@ -260,6 +276,8 @@ TEST(flags_of_vllm_are_no_options)
     CHECK(n_vllm_flags > 200);
 }
 
+/* A file of five lines with one mistake names that line. An option twice is a mistake,
+ * too: in YAML, one would win silently. */
 TEST(bad_lines_are_refused_with_their_number)
 {
     char *path = write_file("model: x\nprot: 5\n");
@@ -283,6 +301,7 @@ TEST(bad_lines_are_refused_with_their_number)
     unlink(path);
 }
 
+/* Files edited on Windows. */
 TEST(a_byte_order_mark_and_line_ends_of_windows_are_no_text)
 {
     char *path = write_file("\xEF\xBB\xBFmodel: 'x' # why\r\nport: 5\r\n");
@@ -295,6 +314,7 @@ TEST(a_byte_order_mark_and_line_ends_of_windows_are_no_text)
     unlink(path);
 }
 
+/* --print-config gives a file with the same meaning, without secrets. */
 TEST(printed_configuration_reads_back_the_same)
 {
     LOAD("m", "--served-model-name", "a,b", "--speculative-config", "{\"method\": \"ngram\"}",
@@ -333,6 +353,7 @@ static bool is_named_alike(const struct option_row *row)
     return row->name[i] == field[i];
 }
 
+/* The size that a field must have for its type. */
 static size_t size_of_type(enum option_type type)
 {
     switch (type) {
@@ -345,6 +366,8 @@ static size_t size_of_type(enum option_type type)
     }
 }
 
+/* The tables address struct fields by offset; a row whose type is wider than its field
+ * would overwrite its neighbour. And a field is named after its option. */
 TEST(rows_fit_their_fields_and_have_their_names)
 {
     for (size_t i = 0; i < n_option_rows; i++) {
@@ -363,6 +386,7 @@ TEST(rows_fit_their_fields_and_have_their_names)
     }
 }
 
+/* What this node would send to the others when they compare configurations. */
 static void identity_of(struct buf *out, const char *flag, const char *value)
 {
     LOAD("test/golden/llama-3", "--load-format", "dummy", flag, value);
@@ -388,6 +412,7 @@ TEST(nodes_agree_on_what_the_rows_say)
     buf_deinit(&same);
 }
 
+/* An option without a line in --help cannot be found by users. */
 TEST(aliases_name_rows_and_help_names_all)
 {
     struct buf help;

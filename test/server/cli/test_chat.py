@@ -38,7 +38,7 @@ class Terminal:
         self.screen, self.seen = "", 0
 
     def expect(self, text, seconds=60):
-        """Waits for the text behind what was expected before; returns what came until then."""
+        """Waits for the text after what was expected before; returns what came until then."""
         end = time.time() + seconds
         while text not in self.screen[self.seen:]:
             left = end - time.time()

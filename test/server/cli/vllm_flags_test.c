@@ -12,6 +12,8 @@
 
 #define TABLE "test/server/cli/vllm_serve.txt"
 
+/* A line of the table: names with commas between them, what the flag takes, allowed words,
+ * and vLLM's default; '-' stands for none. */
 struct row {
     char names[200], takes[16], words[1200], initial[64];
 };
@@ -73,6 +75,7 @@ static void check_default(const struct row *r, const char *name)
     }
 }
 
+/* Each allowed word is either accepted or refused for a reason of its own. */
 static void check_values(struct row *r, const char *name)
 {
     bool alone = strcmp(r->takes, "flag") == 0 || strcmp(r->takes, "alone") == 0;
@@ -91,6 +94,7 @@ static void check_values(struct row *r, const char *name)
     }
 }
 
+/* A flag of a new version of vLLM fails here when the table is made anew. */
 TEST(every_flag_of_vllm_is_done_passed_over_or_refused_with_a_reason)
 {
     struct row r;

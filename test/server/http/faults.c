@@ -10,6 +10,7 @@
 
 static unsigned long long state = 88172645463325252u;
 
+/* xorshift64; the order of calls varies with timing, so runs are alike, not equal. */
 static int one_in(unsigned n)
 {
     state ^= state << 13;
@@ -19,12 +20,15 @@ static int one_in(unsigned n)
 }
 
 ssize_t send(int fd, const void *bytes, size_t n, int flags);
+/* Short sends are common under load, and easy to get wrong. */
 ssize_t send(int fd, const void *bytes, size_t n, int flags)
 {
     static ssize_t (*real)(int, const void *, size_t, int);
     if (!real) {
         real = (ssize_t (*)(int, const void *, size_t, int))dlsym(RTLD_NEXT, "send");
     }
+    // Our own sends are the ones with MSG_DONTWAIT. Short sends and EAGAIN are frequent,
+    // because the code after them has to be; resets are rare, or no response would complete.
     if (flags & MSG_DONTWAIT) {
         if (one_in(10)) {
             errno = one_in(2) ? EAGAIN : EINTR;
@@ -41,6 +45,7 @@ ssize_t send(int fd, const void *bytes, size_t n, int flags)
     return real(fd, bytes, n, flags);
 }
 
+/* Errors that accept4 is documented to return. */
 int accept4(int fd, struct sockaddr *addr, socklen_t *n_addr, int flags)
 {
     static int (*real)(int, struct sockaddr *, socklen_t *, int);
@@ -61,6 +66,7 @@ int epoll_ctl(int ep, int op, int fd, struct epoll_event *e)
     if (!real) {
         real = (int (*)(int, int, int, struct epoll_event *))dlsym(RTLD_NEXT, "epoll_ctl");
     }
+    // Only the registration of sockets that wait for a hang-up.
     if (e && e->events & EPOLLRDHUP && !(e->events & EPOLLIN) && one_in(60)) {
         errno = ENOMEM;
         return -1;

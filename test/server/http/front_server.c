@@ -19,6 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
+/* A request that is answered later: a stream, a job on the pool, or a reply by timer.
+ * n_tokens is -1 if it is no stream. */
 struct job {
     struct http_request *req;
     struct http_timer timer;
@@ -32,6 +34,8 @@ struct job {
     size_t n_text;
 };
 
+/* Counters are read by tests through /stats. `lock` protects the list and n_made, which
+ * the engine thread writes; everything else belongs to the loop thread. */
 static struct app {
     struct http_server *server;
     pthread_mutex_t lock;
@@ -43,6 +47,7 @@ static struct app {
     int64_t gone_ns; // when on_gone last came
 } app = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
+/* Tests pass parameters in the query. */
 static long arg_long(struct http_request *req, const char *name, long otherwise)
 {
     const char *text = http_query(req, name);
@@ -54,6 +59,7 @@ static long arg_long(struct http_request *req, const char *name, long otherwise)
 
 /* --- The engine --- */
 
+/* Called with the lock held. *next: when the next token is due. */
 static bool make_tokens(int64_t now, int64_t *next)
 {
     bool made = false;
@@ -71,6 +77,7 @@ static bool make_tokens(int64_t now, int64_t *next)
     return made;
 }
 
+/* Makes tokens when they are due and wakes the loop, as an engine does. */
 static void *engine_main(void *arg)
 {
     (void)arg;
@@ -96,6 +103,7 @@ static void *engine_main(void *arg)
     return NULL;
 }
 
+/* From the loop's thread to the engine's list. */
 static void engine_add(struct job *j)
 {
     pthread_mutex_lock(&app.lock);
@@ -111,6 +119,7 @@ static void engine_add(struct job *j)
     pthread_mutex_unlock(&app.lock);
 }
 
+/* A job may be in the engine's list, or have left it. */
 static void end_job(struct job *j)
 {
     pthread_mutex_lock(&app.lock);
@@ -128,6 +137,8 @@ static void end_job(struct job *j)
     free(j);
 }
 
+/* The terminal callback of a client that has gone. A job on the pool must live until the
+ * pool returns it. */
 static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     app.n_gone += why == HTTP_GONE_CLOSED;
@@ -150,6 +161,7 @@ static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 
 static const struct http_events events = {.on_gone = on_gone};
 
+/* Every deferred request has one; it is freed when the request ends. */
 static struct job *new_job(struct http_request *req)
 {
     struct job *j = xcalloc(1, sizeof *j);
@@ -160,6 +172,7 @@ static struct job *new_job(struct http_request *req)
     return j;
 }
 
+/* The event has its number and time, so that tests see gaps and delays. */
 static void send_token(struct job *j)
 {
     char text[64];
@@ -198,6 +211,8 @@ static bool advance(struct job *j, long n_made)
     return true;
 }
 
+/* Runs on the loop thread after http_wake. The lock is released while a stream is written,
+ * and a stream that ends removes only its own job, so `next` stays valid. */
 static void on_wake(void *arg)
 {
     (void)arg;
@@ -214,6 +229,7 @@ static void on_wake(void *arg)
 
 /* --- Handlers --- */
 
+/* Handlers on the loop thread. */
 static void get_hello(struct http_request *req, void *arg)
 {
     (void)arg;
@@ -230,6 +246,7 @@ static void post_echo(struct http_request *req, void *arg)
     http_reply(req, 200, "application/octet-stream", or_empty(body), n);
 }
 
+/* Work of the pool: slow, if the test says so. */
 static void to_upper(void *arg)
 {
     struct job *j = arg;
@@ -290,6 +307,7 @@ static void get_late(struct http_request *req, void *arg)
     http_timer_start(app.server, &j->timer, arg_long(req, "ms", 100), late_due, j);
 }
 
+/* An error after the head was or was not sent, depending on the time. */
 static void refuse_due(struct http_timer *timer, void *arg)
 {
     (void)timer;
@@ -310,12 +328,14 @@ static void get_refused(struct http_request *req, void *arg)
     http_timer_start(app.server, &j->timer, arg_long(req, "ms", 100), refuse_due, j);
 }
 
+/* Never answers: ends by the client, a timeout or the shutdown. */
 static void get_hang(struct http_request *req, void *arg)
 {
     (void)arg;
     new_job(req);
 }
 
+/* Replies larger than all buffers. */
 static void get_big(struct http_request *req, void *arg)
 {
     (void)arg;
@@ -346,6 +366,7 @@ static void item(struct http_request *req, void *arg)
     reply_json(req, 200, &b);
 }
 
+/* Counters, so that tests can wait for what happens inside. */
 static void get_stats(struct http_request *req, void *arg)
 {
     (void)arg;
@@ -374,6 +395,7 @@ static void get_health(struct http_request *req, void *arg)
     reply_text(req, red ? 503 : 200, red ? "{\"status\":\"draining\"}" : "{\"status\":\"ok\"}");
 }
 
+/* What still runs at the end of the drain gets an error event. */
 static void on_drain_deadline(void *arg)
 {
     (void)arg;
@@ -389,6 +411,7 @@ static void on_drain_deadline(void *arg)
     pthread_mutex_unlock(&app.lock);
 }
 
+/* Routes with scope 1 need the key. */
 static bool authorize(struct http_request *req, const struct http_route *route, void *arg)
 {
     (void)route;
@@ -402,6 +425,7 @@ static bool authorize(struct http_request *req, const struct http_route *route, 
     return false;
 }
 
+/* For systemd's watchdog. */
 static bool is_healthy(void *arg)
 {
     (void)arg;
@@ -430,6 +454,7 @@ static const struct http_route routes[] = {
     {0},
 };
 
+/* Options by name. */
 static const struct {
     const char *name;
     size_t offset;
@@ -481,6 +506,7 @@ static void read_option(struct http_options *o, const char *name, const char *va
     }
 }
 
+/* Runs until a signal; prints the addresses, since tests use port 0. */
 int main(int argc, char **argv)
 {
     struct http_options o = {

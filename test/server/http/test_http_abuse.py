@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: waits
 """What a hostile or broken client can do to the front end: ambiguous framing, malformed heads, slowness, silence,
-numbers. Each case of framing carries a second request hidden behind the first, which must never run."""
+numbers. Each case of framing carries a second request hidden after the first, which must never run."""
 
 import json
 import os

@@ -3,6 +3,8 @@
 #include "server/hub/private.h"
 #include "test/check.h"
 
+/* A name comes from a command line or a request, and becomes part of a path and a URL: two
+ * parts of safe characters, and no "..", nothing that could leave the cache's folder. */
 TEST(names_are_org_and_name_and_perhaps_a_revision)
 {
     struct hub_name n;
@@ -25,6 +27,7 @@ TEST(names_are_org_and_name_and_perhaps_a_revision)
     }
 }
 
+/* 96 bytes for each part are accepted, one more is not; a revision is limited as well. */
 TEST(a_long_name_is_none)
 {
     char text[400];
@@ -42,6 +45,7 @@ TEST(a_long_name_is_none)
     CHECK(!hub_name_read(text, &n));
 }
 
+/* --revision and NAME@REVISION may both be given if they agree. */
 TEST(a_revision_apart_agrees_with_that_of_the_name)
 {
     struct hub_name n;
@@ -56,6 +60,8 @@ TEST(a_revision_apart_agrees_with_that_of_the_name)
 
 TEST(safe_paths_stay_in_their_folder)
 {
+    // Paths of files come from the hub's listing, which is not trusted: only relative ones,
+    // without empty, "." or ".." parts, and no longer than a file system allows.
     static const char *const safe[] = {"a", "a/b", "a..b", "..a", ".a/b", "a b"};
     static const char *const others[] = {"",       "/a", "a/",  "a//b",  "..",   "../a", "a/..",
                                          "a/../b", ".",  "./a", "a/./b", "a\\b", "a\nb", "\x7F"};
@@ -76,6 +82,7 @@ TEST(safe_paths_stay_in_their_folder)
     CHECK(!hub_path_is_safe(text));
 }
 
+/* SHA-1 (git) and SHA-256 (large files), in lower case hex. */
 TEST(hashes_are_of_two_lengths)
 {
     CHECK(hub_is_hash("0123456789abcdef0123456789abcdef01234567"));
@@ -87,6 +94,7 @@ TEST(hashes_are_of_two_lengths)
     CHECK(!hub_is_commit("main"));
 }
 
+/* Three digits with decimal units, as in the hub's own pages. */
 TEST(sizes_read_well)
 {
     char out[32];

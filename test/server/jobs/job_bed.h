@@ -28,6 +28,7 @@ struct bench_job {
     bool woken;
 };
 
+/* The input as a job reads it: pieces of at most max_bytes, nothing at the end. */
 static inline enum status read_memory(void *arg, int64_t offset, size_t max_bytes, struct buf *out,
                                       struct err *err)
 {
@@ -40,6 +41,8 @@ static inline enum status read_memory(void *arg, int64_t offset, size_t max_byte
     return OK;
 }
 
+/* Counts the answers of each line. keep_fails makes the next calls fail without a trace,
+ * as a store whose disk is full does. */
 static inline enum status keep(void *arg, const struct batch_answer *answers, size_t n,
                                struct err *err)
 {
@@ -66,6 +69,7 @@ static inline void wake(void *arg)
 
 /* ---- the bed --------------------------------------------------------------------------------- */
 
+/* lanes: sequences that run at a time; n_blocks: of the KV pool, BLOCK tokens each. */
 static inline bool open_server(int32_t n_blocks, int32_t max_waiting, int32_t lanes)
 {
     const char *argv[] = {"serve", "test/golden/llama-3", "--max-num-queued-reqs=1000"};
@@ -117,6 +121,7 @@ static inline void add(struct bench_job *b, int number, int group, int n_shared,
     buf_printf(&b->input, "],\"seed\":7,\"ignore_eos\":true,%s}}\n", more);
 }
 
+/* The lines of the input; a line with an error fails the test. */
 static inline bool read_lines(struct bench_job *b)
 {
     struct job_input in = {read_memory, b};
@@ -154,6 +159,7 @@ static inline bool turns(struct bench_job *b, int n)
     return false;
 }
 
+/* Each line was answered exactly once, with its own custom_id. */
 static inline void check_all_once(const struct bench_job *b)
 {
     for (int32_t i = 0; i < b->lines.n; i++) {

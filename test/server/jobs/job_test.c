@@ -5,6 +5,8 @@
 
 /* ---- what holds ------------------------------------------------------------------------------ */
 
+/* With prefixes together, each is computed once even if the pool holds only a quarter of
+ * them; the plan's forecast is exact. 12 groups of 8 save 7 prefixes each. */
 TEST(each_prefix_is_computed_once_in_every_order_that_brings_it_together)
 {
     static const enum job_order orders[] = {JOB_ORDER_SORTED, JOB_ORDER_GROUPS, JOB_ORDER_RATIO};
@@ -30,6 +32,8 @@ TEST(each_prefix_is_computed_once_in_every_order_that_brings_it_together)
     }
 }
 
+/* The control: in the order of arrival the same pool computes over twice as much, so the
+ * test above cannot pass by a pool that is too large. */
 TEST(arrival_order_computes_more_where_the_pool_is_small)
 {
     struct bench_job b;
@@ -47,6 +51,7 @@ TEST(arrival_order_computes_more_where_the_pool_is_small)
     close_server();
 }
 
+/* Text depends on the line alone, not on its neighbours, the order or the cache. */
 TEST(an_answer_does_not_depend_on_what_runs_beside_it)
 {
     struct bench_job all, one;
@@ -73,6 +78,8 @@ TEST(an_answer_does_not_depend_on_what_runs_beside_it)
     close_server();
 }
 
+/* A parameter, a model, and a length that are invalid: three errors of their own, nine
+ * answers. */
 TEST(a_bad_line_gets_its_error_and_holds_nobody_up)
 {
     struct bench_job b;
@@ -93,6 +100,8 @@ TEST(a_bad_line_gets_its_error_and_holds_nobody_up)
     close_server();
 }
 
+/* Cancelled after 0, 3, 6, ... turns: lines that run, wait, or are unread get the reason
+ * as their answer. */
 TEST(stopped_with_a_reason_at_any_moment_every_line_has_one_answer)
 {
     for (int at = 0; at < 60; at += 3) {
@@ -114,6 +123,8 @@ TEST(stopped_with_a_reason_at_any_moment_every_line_has_one_answer)
     }
 }
 
+/* A shutdown is no answer: lines without one stay open, and a job opened on the same lines
+ * later answers exactly those. */
 TEST(stopped_without_a_reason_the_rest_is_left_and_another_job_goes_on)
 {
     for (int at = 0; at < 50; at += 7) {
@@ -145,6 +156,7 @@ TEST(stopped_without_a_reason_the_rest_is_left_and_another_job_goes_on)
     }
 }
 
+/* After the device fails, the job ends with an error of its own; no line is blamed. */
 TEST(a_failing_engine_ends_the_job_and_lines_without_answers_are_left)
 {
     for (int at = 1; at < 40; at += 6) {
@@ -169,6 +181,8 @@ TEST(a_failing_engine_ends_the_job_and_lines_without_answers_are_left)
     }
 }
 
+/* Queues of one, pools smaller than a prefix, more lanes than blocks: only speed may
+ * suffer. */
 TEST(a_full_queue_and_a_tiny_pool_only_make_it_slower)
 {
     static const struct {
@@ -189,6 +203,8 @@ TEST(a_full_queue_and_a_tiny_pool_only_make_it_slower)
     }
 }
 
+/* Each failure of `keep` stops the job until it is told to try again; the answers wait
+ * meanwhile. */
 TEST(answers_that_cannot_be_kept_are_tried_again_and_none_is_lost)
 {
     struct bench_job b;
@@ -211,6 +227,7 @@ TEST(answers_that_cannot_be_kept_are_tried_again_and_none_is_lost)
     close_server();
 }
 
+/* Prompts with different salts must not share prefixes; n samples of one prompt do. */
 TEST(salts_do_not_share_and_samples_do)
 {
     struct bench_job b;
@@ -234,6 +251,8 @@ TEST(salts_do_not_share_and_samples_do)
     close_server();
 }
 
+/* Prompts of whole blocks: their last token is always computed, so equal prompts share one
+ * block less than they have. */
 TEST(equal_prompts_and_prompts_that_are_a_prefix)
 {
     struct bench_job b;
@@ -263,6 +282,7 @@ TEST(equal_prompts_and_prompts_that_are_a_prefix)
 
 /* ---- beside online traffic ------------------------------------------------------------------- */
 
+/* An online request with a sink that notes its end. */
 struct online {
     struct call call;
     char text[256];
@@ -324,6 +344,8 @@ static int64_t steps_of_online(struct bench_job *b)
     return after.n_steps - before.n_steps;
 }
 
+/* Online requests have priority: one takes no more steps beside a job that occupies
+ * everything than alone, except the step in progress. */
 TEST(a_request_passes_a_job_that_holds_every_lane_and_block)
 {
     struct bench_job b;
@@ -344,6 +366,8 @@ TEST(a_request_passes_a_job_that_holds_every_lane_and_block)
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
+/* Empty lines and a missing line end are no lines and no error; body_at and body_bytes
+ * delimit the JSON of the body. */
 TEST(lines_are_read_the_same_however_the_input_is_cut)
 {
     struct bench_job b;
@@ -365,6 +389,8 @@ TEST(lines_are_read_the_same_however_the_input_is_cut)
     end(&b);
 }
 
+/* A line of 3 MB of spaces is skipped in pieces, not read into memory; lines beyond the
+ * limit are counted, not kept. */
 TEST(a_line_that_is_too_long_is_an_error_and_not_a_buffer)
 {
     struct bench_job b;
@@ -406,6 +432,7 @@ static enum status make_batch(struct store *s, const char *text, int64_t expires
     return store_batch_create(s, batch, NULL);
 }
 
+/* A pool that runs its work at once, on the caller. */
 static void run_now(struct call_server *s, void (*work)(void *arg), void (*done)(void *arg),
                     void *arg)
 {
@@ -414,6 +441,8 @@ static void run_now(struct call_server *s, void (*work)(void *arg), void (*done)
     done(arg);
 }
 
+/* Expired before a line was run: each line's error is in the error file, and there is no
+ * output file. */
 TEST(a_batch_whose_window_has_ended_expires_and_each_line_says_so)
 {
     static const struct call_host with_pool = {.run = run_now};

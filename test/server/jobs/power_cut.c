@@ -50,6 +50,8 @@ static bool is_watched(int fd, bool *is_root)
     return *is_root || (strncmp(path, root, n_root) == 0 && path[n_root] == '/');
 }
 
+/* Failures of this library end the process with a status of their own, so that no test can
+ * pass because of them. */
 static void must(bool ok, const char *what)
 {
     if (!ok) {
@@ -58,6 +60,7 @@ static void must(bool ok, const char *what)
     }
 }
 
+/* All bytes, at their place. */
 static void write_whole(int fd, const char *bytes, size_t n, off_t at)
 {
     while (n > 0) {
@@ -76,6 +79,7 @@ static int open_content(const char *key, int flags)
     return open(path, flags | O_CLOEXEC, 0600);
 }
 
+/* The file as it is now becomes what the disk keeps. */
 static void keep_content(int fd)
 {
     char key[PATH_BYTES], block[1 << 16];
@@ -101,6 +105,8 @@ static void keep_content(int fd)
     close(to);
 }
 
+/* The folder's list of names as it is now. The new list replaces the old by rename, since
+ * the process may be killed at any moment. */
 static void keep_names(void)
 {
     char path[PATH_BYTES], next[PATH_BYTES], key[PATH_BYTES];
@@ -133,6 +139,7 @@ static void *real(const char *name)
     return f;
 }
 
+/* Only what is synced gets to the disk's copy. */
 static int sync_file(int fd, const char *name)
 {
     bool is_root;

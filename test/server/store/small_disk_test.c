@@ -16,6 +16,7 @@
 static char folder[64];
 static int64_t room = INT64_MAX; // of all files in the folder
 
+/* Whether the file lies in the folder that is small. */
 static bool is_inside(int fd, struct stat *st)
 {
     char link[64], path[256];
@@ -25,6 +26,7 @@ static bool is_inside(int fd, struct stat *st)
     return strncmp(path, folder, strlen(folder)) == 0 && fstat(fd, st) == 0;
 }
 
+/* The size of all files in the folder, as the simulated disk counts it. */
 static int64_t used(void)
 {
     int64_t n_bytes = 0;
@@ -41,6 +43,7 @@ static int64_t used(void)
     return n_bytes;
 }
 
+/* True if the file may end at `end`. Overwriting needs no room. */
 static bool has_room(int fd, int64_t end)
 {
     struct stat st;
@@ -52,6 +55,7 @@ static bool has_room(int fd, int64_t end)
     return false;
 }
 
+/* SQLite writes with pwrite64. */
 ssize_t pwrite64(int fd, const void *bytes, size_t n, off64_t at)
 {
     static ssize_t (*real)(int, const void *, size_t, off64_t);
@@ -118,6 +122,7 @@ static void remove_folder(struct store *s)
     CHECK_EQ(system(command), 0);
 }
 
+/* In pieces, as an upload comes. */
 static enum status put_file(struct store *s, size_t n, struct stored_file *f)
 {
     struct store_upload *u;
@@ -135,8 +140,10 @@ static enum status put_file(struct store *s, size_t n, struct stored_file *f)
     return store_upload_end(u, "ann", f, &err);
 }
 
+/* Files of this size until the store reports that it is full. */
 enum { MAX_FILES = 64 };
 
+/* Files until there is no more room. */
 static int fill(struct store *s, size_t n_bytes, struct stored_file files[MAX_FILES])
 {
     int n = 0;
@@ -148,6 +155,7 @@ static int fill(struct store *s, size_t n_bytes, struct stored_file files[MAX_FI
     return n;
 }
 
+/* A small row: a response of two bytes. */
 static enum status respond(struct store *s, int i)
 {
     struct stored_response r = {.created_at = 5, .expires_at = 100 + i};

@@ -12,6 +12,7 @@
 
 static char folder[64];
 
+/* In a folder (durable), or in memory. */
 static struct store *open_store(bool durable)
 {
     struct store_options o = {
@@ -38,6 +39,7 @@ static void remove_folder(void)
     CHECK_EQ(system(command), 0);
 }
 
+/* Contents change every 1,000 bytes, so a read at a wrong offset shows. */
 static struct stored_file put_file(struct store *s, const char *owner, const char *name, size_t n)
 {
     struct stored_file f = {.created_at = 100};
@@ -55,6 +57,8 @@ static struct stored_file put_file(struct store *s, const char *owner, const cha
     return f;
 }
 
+/* Reads in odd pieces; another owner neither sees nor deletes it, and learns nothing from
+ * the error. */
 TEST(a_file_comes_back_whole_and_only_to_its_owner)
 {
     struct store *s = open_store(false);
@@ -82,6 +86,7 @@ TEST(a_file_comes_back_whole_and_only_to_its_owner)
     store_close(s);
 }
 
+/* The limit of a file counts while it is uploaded, and the store's for all files together. */
 TEST(sizes_are_bounded)
 {
     struct store *s = open_store(false);
@@ -114,6 +119,7 @@ TEST(sizes_are_bounded)
     store_close(s);
 }
 
+/* A page's cursor is the last id, and files of other owners in between do not shift it. */
 TEST(pages_go_on_where_they_ended)
 {
     struct store *s = open_store(false);
@@ -151,6 +157,7 @@ static void make_batch(struct store *s, struct stored_batch *b)
     CHECK_EQ(store_batch_create(s, b, &err), OK);
 }
 
+/* One answer of 10 bytes for the line, with its usage. */
 static enum status answer(struct store *s, const char *id, int64_t line, bool failed)
 {
     struct err err = {""};
@@ -165,6 +172,8 @@ static enum status answer(struct store *s, const char *id, int64_t line, bool fa
     return store_batch_answer(s, id, &a, 1, &err);
 }
 
+/* The states of a batch in order: an answer is stored once, moves from a wrong state fail,
+ * and the files have the lines in order, successes and errors apart. */
 TEST(a_batch_lives_from_validating_to_its_files)
 {
     struct store *s = open_store(false);
@@ -202,6 +211,7 @@ TEST(a_batch_lives_from_validating_to_its_files)
     store_close(s);
 }
 
+/* The parts of a response have the same size, so that the total is known. */
 static enum status put_response(struct store *s, const char *owner, const char *id, size_t n,
                                 int64_t expires_at)
 {
@@ -232,6 +242,7 @@ static bool has_response(struct store *s, const char *owner, const char *id)
     return found;
 }
 
+/* Ids of responses are chosen by clients, so two owners may have the same. */
 TEST(a_response_comes_back_to_its_owner_until_its_time)
 {
     new_folder();
@@ -264,6 +275,7 @@ TEST(a_response_comes_back_to_its_owner_until_its_time)
     remove_folder();
 }
 
+/* The limit of 16 MiB evicts the oldest; a response that can never fit evicts nothing. */
 TEST(the_oldest_responses_make_room)
 {
     struct store *s = open_store(false); // 16 MiB are for responses
@@ -279,6 +291,7 @@ TEST(the_oldest_responses_make_room)
     store_close(s);
 }
 
+/* Two servers on one folder would corrupt each other's state; the second is refused. */
 TEST(a_folder_has_one_owner)
 {
     new_folder();
