@@ -60,8 +60,8 @@ static inline float round_to(float x, enum dtype dtype)
     return x;
 }
 
-/* A normal number times scale, as `dtype` can hold it. On the fake device, where nobody looks at the
- * results, any number will do: drawing them took most of the time. */
+/* A normal number times scale, as `dtype` can hold it. On the fake device, where nobody looks at
+ * the results, any number will do: drawing them took most of the time. */
 static inline float random_float(uint64_t seed, int64_t i, float scale, enum dtype dtype)
 {
 #ifdef ANY_NUMBERS
