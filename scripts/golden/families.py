@@ -294,13 +294,29 @@ FAMILIES = [
         },
     },
     {
+        "folder": "gemma-3",
+        "model_type": "gemma3_text",
+        "config": {
+            "head_dim": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 7,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 32,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    },
+    {
         # Local layers keep their own unscaled base; the global layers scale positions by 8.
         "folder": "gemma-3-linear",
         "weights_of": "gemma-3",
         "model_type": "gemma3_text",
         "config": {
             "head_dim": 32,
-            "intermediate_size": 160,
+            "intermediate_size": 48,
             "num_hidden_layers": 7,
             "layer_types": [
                 "sliding_attention",
