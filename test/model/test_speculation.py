@@ -195,7 +195,8 @@ def gain(text):
 @pytest.mark.parametrize("method", ["draft_model", "tree"])
 def test_measuring_what_passes_cost_leaves_the_draft_model_as_it_was(method):
     """Without `fixed`: passes of up to 128 rows have run before, whatever the number of sequences. Where even a draft
-    that is always right hardly pays, as on a GPU for a model this small, nothing need be drafted."""
+    that is always right hardly pays, as on a GPU for a model this small or where other programs ran while passes were
+    measured, nothing need be drafted."""
     keys = {"method": method, "model": DEMO_DRAFT, "num_speculative_tokens": 4}
     asks = "".join(json.dumps({**q, "temperature": 0}) + "\n" for q in questions(40))
     done = subprocess.run([*golden.RUN, DEMO, "--json", "--log-level", "debug", "--max-num-seqs", "2",
@@ -205,7 +206,7 @@ def test_measuring_what_passes_cost_leaves_the_draft_model_as_it_was(method):
     assert not [a for a in answers if "error" in a]
     drafted, right = (sum(a["usage"][k] for a in answers) for k in ("draft_tokens", "accepted_draft_tokens"))
     assert len(answers) == 40 and right >= 0.6 * drafted, (right, drafted)
-    assert drafted > 100 or (golden.DEVICE != "cpu" and gain(done.stderr) < 1.3), (drafted, done.stderr)
+    assert drafted > 100 or gain(done.stderr) < 1.3, (drafted, gain(done.stderr), done.stderr)
 
 
 def refused(*flags, model=OWN):
