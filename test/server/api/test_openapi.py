@@ -174,7 +174,7 @@ def test_what_the_schema_allows_is_never_a_fault_of_the_server(server, document)
         statuses, rng = done.setdefault(path, []), random.Random(path)  # one for each: a new route changes no other's bodies
         for _ in range(120):
             body = {"ignore_eos": False, **some(document, schema, rng)}
-            if path in ("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/responses"):
+            if path in ("/v1/chat/completions", "/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/responses"):
                 body.setdefault("max_output_tokens" if path == "/v1/responses" else "max_tokens", 4)
             elif path == "/v1/messages":
                 body["max_tokens"] = 4  # it is required
