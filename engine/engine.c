@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The engine thread: inbox -> plan -> submit -> commit -> outbox. Step N + 1 is planned and
- * submitted before step N's results are read; masks that depend on those results are sent after
- * them. */
+ * submitted before step N's results are read (unless scheduler_plans_late); masks that depend on
+ * those results are sent after them. */
 #include "engine/engine_state.h"
 
 #include "engine/cluster/step_run.h"
@@ -166,6 +166,9 @@ void engine_turn(struct engine *e)
 {
     bool busy = e->n_inflight > 0 || e->scheduler.n_running + e->scheduler.n_waiting > 0;
     int64_t patience = e->options.no_thread ? 0 : idle_timeout(e);
+    if (e->n_inflight > 0 && scheduler_plans_late(&e->scheduler)) {
+        engine_commit_step(e);
+    }
     requests_take(e, busy ? 0 : patience);
     int64_t now = clock_now_ns();
     requests_expire(e, now);

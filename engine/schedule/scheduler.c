@@ -23,7 +23,7 @@ void scheduler_init(struct scheduler *s, const struct scheduler_limits *limits)
     holdings_init(&s->holdings, &s->limits);
     fronts_init(&s->fronts, &s->holdings, limits->max_sequences);
     s->next_slip = INT64_MIN;
-    s->foreground = -1;
+    s->foreground = s->background = -1;
     s->sequences = xcalloc(n, sizeof *s->sequences);
     s->free_sequences = xcalloc(n, sizeof *s->free_sequences);
     for (size_t i = 0; i < n; i++) {
@@ -126,6 +126,9 @@ static void add_entry(struct scheduler *s, struct plan *p, struct sequence *seq,
     seq->n_computed += n_rows;
     seq->n_inflight++;
     seq->planned_in = s->n_plans;
+    if (seq->request->background) {
+        s->background = s->n_plans;
+    }
     seq->n_verifying = n_drafts;
     if (draws && seq->request->pool == POOL_NONE) {
         seq->n_flight++;
@@ -202,21 +205,29 @@ static void plan_decodes(struct scheduler *s, struct plan *p)
     }
 }
 
+enum { RECENT_PLANS = 256 }; // chosen: some seconds
+
+static bool is_recent(const struct scheduler *s, int64_t plan)
+{
+    return plan >= 0 && s->n_plans - plan <= RECENT_PLANS;
+}
+
 /* Rows of a step available to prompts of background requests. A foreground request waits for the
- * step in flight and for the one planned after it, so both are kept short for some time after one
- * has arrived. */
+ * step in flight, so steps are kept short for some time after one has arrived, and shorter while
+ * its own prompt is in the step. */
 static int32_t background_rows(const struct scheduler *s, const struct plan *p)
 {
-    enum {
-        PLANS = 256,
-        PART = 8,
-        LEAST = 256
-    }; // chosen: some seconds; a step of 8,192 rows becomes 1,024
-    int32_t most = s->limits.max_rows / PART;
-    if (s->foreground < 0 || s->n_plans - s->foreground > PLANS || !s->limits.chunked) {
+    enum { ROWS = 512, ROWS_BESIDE_PROMPT = 256 }; // chosen: fewer leave a GPU's units idle
+    if (!is_recent(s, s->foreground) || !s->limits.chunked) {
         return s->limits.max_rows;
     }
-    return greater(most, LEAST) - p->n_background;
+    int32_t most = p->n_foreground > 0 ? ROWS_BESIDE_PROMPT : ROWS;
+    return most - p->n_background;
+}
+
+bool scheduler_plans_late(const struct scheduler *s)
+{
+    return is_recent(s, s->foreground) && is_recent(s, s->background);
 }
 
 /* The largest chunk that the budgets allow for a sequence that needs `need` rows; 0: none. */
@@ -242,6 +253,15 @@ static int32_t chunk_of(const struct scheduler *s, const struct plan *p, const s
         return 0; // whole prompts only, unless one is larger than any step
     }
     return n;
+}
+
+static void count_prompt_rows(struct plan *p, const struct sequence *seq, int32_t n_rows)
+{
+    if (seq->request->background) {
+        p->n_background += n_rows;
+    } else {
+        p->n_foreground += n_rows;
+    }
 }
 
 /* Prompt chunks, restores, and admission, in the total order. */
@@ -279,9 +299,7 @@ static void plan_chunks(struct scheduler *s, struct plan *p)
         int32_t n = chunk_of(s, p, seq, need);
         if (n > 0) {
             add_entry(s, p, seq, n, 0);
-            if (seq->request->background) {
-                p->n_background += n;
-            }
+            count_prompt_rows(p, seq, n);
         } else if (!s->limits.chunked) {
             return;
         }

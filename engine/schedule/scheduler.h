@@ -27,7 +27,9 @@ struct scheduler {
     int32_t n_running, n_waiting;
     int64_t n_plans, n_preemptions, waiting_tokens;
     int64_t prefix_queries, prefix_hits, prefix_again; // again: cached, but to be recomputed
-    int64_t foreground;        // n_plans when the last foreground request came; below 0: none came
+    /* n_plans when the last foreground request came, and when a background request last had rows;
+     * below 0: never. */
+    int64_t foreground, background;
     struct sequence **victims; // [max_lanes], sequences to preempt for one sequence, the last first
 
     /* A waiting sequence is overtaken by at most this number of computed prompt tokens
@@ -47,6 +49,10 @@ struct sequence *scheduler_add(struct scheduler *s, struct engine_request *r, in
 /* Plans the next step; true if it has rows. Updates n_computed, n_flight and n_inflight as if the
  * step had been submitted, so it must be. */
 bool scheduler_plan(struct scheduler *s, struct plan *p);
+
+/* True while foreground requests arrive beside background ones. Planning a step only after the
+ * preceding one then lets a request that arrives wait for one step instead of two. */
+bool scheduler_plans_late(const struct scheduler *s);
 
 /* Called after the step's results: the entry's tokens have been appended to the output (n_known has
  * grown). Enters full blocks into the cache, drops rows of rejected drafts. */

@@ -240,10 +240,13 @@ static enum status fake_step_begin(struct backend *be, int32_t slot)
     struct fake *f = fake_of(be);
     f->slot_now = slot;
     f->n_passes = 0;
-    f->control->n_steps++;
-    if (f->control->n_steps == f->control->fail_at_step) {
+    struct fake_control *c = f->control;
+    c->n_steps++;
+    if (c->n_steps == c->fail_at_step) {
         return ERR_DEVICE;
     }
+    c->n_unread++;
+    c->most_unread = greater(c->n_unread, c->most_unread);
     return OK;
 }
 
@@ -670,6 +673,7 @@ static enum status fake_step_wait(struct backend *be, int32_t slot, struct pass_
                                   int32_t max_passes)
 {
     struct fake *f = fake_of(be);
+    f->control->n_unread--;
     for (int32_t i = 0; i < max_passes; i++) {
         results[i] =
             (struct pass_results){f->n_draws[slot][i], f->results[slot][i], f->pooled[slot]};

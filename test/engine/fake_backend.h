@@ -11,6 +11,8 @@
 struct fake_control {
     int32_t fail_at_step; // step_begin number that fails; 0: none
     int32_t n_steps;      // begun
+    int32_t n_unread;     // steps begun and not waited for
+    int32_t most_unread;
     int64_t n_rows;
     int64_t n_padded_rows, n_padded_out; // of passes, with padding
     int64_t n_multiplied;                // rows of all products together

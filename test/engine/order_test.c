@@ -472,41 +472,6 @@ TEST(what_a_priority_is_worth_grows_and_is_bounded)
     CHECK_EQ(priority_worth_ns(0), 0);
 }
 
-/* Turns that background prompts take, with or without a foreground request just before them. */
-static int32_t turns_in_the_background(bool somebody)
-{
-    enum { N = 4, N_PROMPT = 500 }; // together no more than a step
-    struct bed b = {0};
-    struct engine_options o = options_of(&b, 16, 400);
-    o.max_num_batched_tokens = 2048;
-    o.max_model_len = 4096;
-    if (!start(&b, &o)) {
-        return -1;
-    }
-    if (somebody) {
-        submit(&b, make(0, 0, 10, 1));
-        run(&b, 1, 20);
-    }
-    for (int32_t i = 1; i <= N; i++) {
-        struct test_request *q = make(i, 11 * i, N_PROMPT, 1);
-        q->r.background = true;
-        q->r.priority = 1 << 30;
-        submit(&b, q);
-    }
-    int32_t turns = run(&b, N, 60);
-    for (int32_t i = 1; i <= N; i++) {
-        check_sample(i, 0, 1);
-    }
-    stop(&b);
-    return turns;
-}
-
-TEST(steps_of_the_background_are_short_while_somebody_is_about)
-{
-    int32_t alone = turns_in_the_background(false), beside = turns_in_the_background(true);
-    CHECK(alone > 0 && beside - alone >= 6); // 2,000 rows at once, or by 256
-}
-
 int main(int argc, char **argv)
 {
     return check_main(argc, argv);
