@@ -35,7 +35,7 @@ struct engine_options {
     const char *kv_cache_dtype; // of the KV cache: kv_choice_find; "auto": as the checkpoint says
     const char *activation_quantization; // "none": do not round inputs of quantised weights
     int32_t max_model_len;               // 0: the model's own limit, as far as memory allows
-    int32_t max_num_seqs;                // lanes; 0: 256 (CPU: 64)
+    int32_t max_num_seqs;                // lanes; 0: 256 (CPU: 64; offline on a GPU: up to 1,024)
     int32_t max_num_batched_tokens;      // rows per step; 0: 8192 (CPU: 2048)
     int32_t block_size;                  // tokens of a KV block; 0: the backend's preference
     int32_t num_gpu_blocks_override;     // KV blocks; 0: from memory
@@ -59,6 +59,7 @@ struct engine_options {
 
     /* Set by the caller of engine_open. */
     int32_t max_waiting; // sequences in the queue; 0: 4096
+    bool offline;        // nobody waits for single answers: throughput counts, not latency
     bool synthetic;      // the caller knows that synthetic acceptance generates made-up text
     /* Opens the backend of rank `rank`; called once per rank. */
     enum status (*open_backend)(const struct backend_options *options, struct backend **out,

@@ -238,6 +238,22 @@ static enum status say_too_long(const struct engine *e, const struct backend_fac
                    e->info.max_model_len, fits, fits, memory);
 }
 
+/* The default of max_num_seqs. Offline, more sequences share a read of the weights, as long as
+ * their logits stay small beside the memory. */
+static int32_t default_lanes(const struct engine *e, const struct backend_facts *facts)
+{
+    enum { CPU = 64, ONLINE = 256, OFFLINE = 1024, LOGITS_PART = 32 }; // chosen
+    if (on_cpu(facts)) {
+        return CPU;
+    }
+    int32_t n = e->options.offline ? OFFLINE : ONLINE;
+    size_t row = (size_t)e->config.vocab * sizeof(float);
+    while (n > ONLINE && row * (size_t)n > facts->free_bytes / LOGITS_PART) {
+        n /= 2;
+    }
+    return n;
+}
+
 enum status engine_choose_sizes(struct engine *e, struct err *err)
 {
     struct engine_info *info = &e->info;
@@ -250,7 +266,7 @@ enum status engine_choose_sizes(struct engine *e, struct err *err)
     }
     TRY(engine_states_begin(e, err));
     bool cpu = on_cpu(&facts);
-    info->max_num_seqs = engine_asked(e->options.max_num_seqs, cpu ? 64 : 256);
+    info->max_num_seqs = engine_asked(e->options.max_num_seqs, default_lanes(e, &facts));
     engine_states_fit_lanes(e, (size_t)((double)facts.free_bytes * share_of_memory(e, &facts)));
     info->max_sequences = engine_asked(e->options.max_waiting, 4096) + info->max_num_seqs;
     info->max_rows = engine_asked(e->options.max_num_batched_tokens, cpu ? 2048 : 8192);

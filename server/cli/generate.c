@@ -305,7 +305,9 @@ int cmd_generate(int argc, char **argv)
         free(a.rest);
         return 1;
     }
-    st = local_engine_open(&g.local, a.n_rest, a.rest, "generate", call_model_open_prompts, &err);
+    static const struct local_command command = {.name = "generate",
+                                                 .open_model = call_model_open_prompts};
+    st = local_engine_open(&g.local, a.n_rest, a.rest, &command, &err);
     int rc = st == OK ? run(&g, &a) : 1;
     if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "sluice: the output could not be written\n");

@@ -60,9 +60,7 @@ static enum status open_pipe(struct local_engine *l, struct err *err)
 
 /* The order in which `sluice serve` does it, too: model, options, engine, tokenizer and
  * template. */
-static enum status open_engine(struct local_engine *l, const char *command,
-                               enum status (*open_model)(struct call_model *, const struct config *,
-                                                         const struct engine_info *, struct err *),
+static enum status open_engine(struct local_engine *l, const struct local_command *command,
                                struct err *err)
 {
     TRY(model_choose(&l->config, false, err));
@@ -72,12 +70,13 @@ static enum status open_engine(struct local_engine *l, const char *command,
         return err_set(err, ERR_INVALID,
                        "node-rank: 'sluice %s' is node 0; the other nodes run "
                        "'sluice serve'",
-                       command);
+                       command->name);
     }
+    l->options.offline = command->offline;
     l->options.wake = wake;
     l->options.callback_arg = l;
     TRY(engine_open(&l->options, &l->calls.engine, err));
-    TRY(open_model(&l->calls.model, &l->config, engine_info(l->calls.engine), err));
+    TRY(command->open_model(&l->calls.model, &l->config, engine_info(l->calls.engine), err));
     if (l->calls.model.tok) {
         engine_add_eos(l->calls.engine, tokenizer_eos(l->calls.model.tok));
     }
@@ -85,10 +84,8 @@ static enum status open_engine(struct local_engine *l, const char *command,
 }
 
 /* Logs are limited to warnings, since standard error belongs to the command. */
-enum status local_engine_open(struct local_engine *l, int argc, char **argv, const char *command,
-                              enum status (*open_model)(struct call_model *, const struct config *,
-                                                        const struct engine_info *, struct err *),
-                              struct err *err)
+enum status local_engine_open(struct local_engine *l, int argc, char **argv,
+                              const struct local_command *command, struct err *err)
 {
     *l = (struct local_engine){.out = -1, .in = -1};
     log_set_level(LOG_WARN);
@@ -96,7 +93,7 @@ enum status local_engine_open(struct local_engine *l, int argc, char **argv, con
     TRY(config_load(&l->config, argc, argv, environ, err));
     config_set_log_level(&l->config, true);
     call_server_init(&l->calls, &l->config, &host);
-    enum status st = open_engine(l, command, open_model, err);
+    enum status st = open_engine(l, command, err);
     if (st != OK && l->options.nodes) {
         nodes_fail(l->options.nodes, err->text);
     }

@@ -14,12 +14,18 @@ struct local_engine {
     atomic_bool awake; // the pipe contains a byte
 };
 
-/* Reads the options, and loads the model and its tokenizer with call_model_open or
- * call_model_open_prompts. command: its name in errors. Call local_engine_close in any case. */
-enum status local_engine_open(struct local_engine *l, int argc, char **argv, const char *command,
-                              enum status (*open_model)(struct call_model *, const struct config *,
-                                                        const struct engine_info *, struct err *),
-                              struct err *err);
+/* What a command wants of its engine. */
+struct local_command {
+    const char *name; // in errors
+    /* call_model_open or call_model_open_prompts: loads the tokenizer. */
+    enum status (*open_model)(struct call_model *m, const struct config *c,
+                              const struct engine_info *info, struct err *err);
+    bool offline; // see struct engine_options
+};
+
+/* Reads the options, and loads the model and its tokenizer. Call local_engine_close in any case. */
+enum status local_engine_open(struct local_engine *l, int argc, char **argv,
+                              const struct local_command *command, struct err *err);
 /* Makes the next wait return at once. */
 void local_engine_wake(struct local_engine *l);
 /* True: the engine has news, and call_on_wake is due. False: `fd` (-1: none) is readable, or the

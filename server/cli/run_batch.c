@@ -214,7 +214,9 @@ static enum status run_files(struct run_batch *b, struct err *err)
 {
     const struct arguments *a = &b->arguments;
     TRY(batch_input_open(a->input, &b->fd, &b->in, err));
-    TRY(local_engine_open(&b->local, a->n_rest, a->rest, "run-batch", call_model_open, err));
+    static const struct local_command command = {
+        .name = "run-batch", .open_model = call_model_open, .offline = true};
+    TRY(local_engine_open(&b->local, a->n_rest, a->rest, &command, err));
     TRY(check_lines(b, err));
     TRY(batch_output_open(&b->output, a->output, a->ordered, a->resume, &b->lines, err));
     enum status st = run(b, err);
