@@ -138,6 +138,17 @@ void tool_end(struct tool_parse *p)
     p->in_call = false;
 }
 
+bool tool_abandon(struct tool_parse *p, int state)
+{
+    if (p->in_call) {
+        tool_end(p);
+    } else {
+        tool_give_up(p);
+    }
+    p->state = state;
+    return true;
+}
+
 /* Follows JSON's nesting by one byte; true when the value that began at depth 0 is
  * complete. Strings hide brackets, and escapes hide quotes. */
 bool tool_closes(struct tool_parse *p, char c)

@@ -13,18 +13,6 @@ enum { MAX_DEPTH = 60 }; // bits of `nest`
 static const char open[] = "<|tool_call>", close[] = "<tool_call|>", quote[] = "<|\"|>";
 static const char head_word[] = "call:";
 
-/* A call that breaks off ends where it is; text that has become no call is content. */
-static bool give_up(struct tool_parse *p)
-{
-    if (p->in_call) {
-        tool_end(p);
-    } else {
-        tool_give_up(p);
-    }
-    p->state = TEXT;
-    return true;
-}
-
 /* After the opening marker: "call:". */
 static bool head(struct tool_parse *p, bool final)
 {
@@ -34,7 +22,7 @@ static bool head(struct tool_parse *p, bool final)
     }
     enum tool_match m = tool_match(p, head_word, final);
     if (m != MATCH_YES) {
-        return m == MATCH_NO && give_up(p);
+        return m == MATCH_NO && tool_abandon(p, TEXT);
     }
     p->scan += sizeof head_word - 1;
     buf_clear(&p->name);
@@ -58,7 +46,7 @@ static void put(struct tool_parse *p, const char *text)
 static bool push(struct tool_parse *p, char c)
 {
     if (p->depth == MAX_DEPTH) {
-        return give_up(p);
+        return tool_abandon(p, TEXT);
     }
     p->scan++;
     p->depth++;
@@ -118,7 +106,7 @@ static bool name(struct tool_parse *p)
             return push(p, c);
         }
         if ((c >= '\0' && c <= ' ') || c == '<' || c == '{' || p->name.failed) {
-            return give_up(p);
+            return tool_abandon(p, TEXT);
         }
         buf_putc(&p->name, c);
     }
@@ -186,7 +174,7 @@ static bool key(struct tool_parse *p, bool final)
         return false;
     }
     if (*tool_held(p) != ':') {
-        return give_up(p);
+        return tool_abandon(p, TEXT);
     }
     separate(p);
     put_string(p, text, n);
@@ -259,7 +247,7 @@ static bool behind(struct tool_parse *p)
         return pop(p);
     }
     if (c != ',') {
-        return give_up(p);
+        return tool_abandon(p, TEXT);
     }
     p->scan++;
     tool_commit(p);

@@ -13,18 +13,6 @@ static const char open[] = "<tool_call>", close[] = "</tool_call>";
 static const char key_open[] = "<arg_key>", key_close[] = "</arg_key>";
 static const char value_open[] = "<arg_value>", value_close[] = "</arg_value>";
 
-/* An incomplete call keeps its complete arguments. */
-static bool give_up(struct tool_parse *p)
-{
-    if (p->in_call) {
-        tool_end_parameters(p);
-    } else {
-        tool_give_up(p);
-    }
-    p->state = TEXT;
-    return true;
-}
-
 static bool is_name(char c)
 {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
@@ -48,7 +36,7 @@ static bool name(struct tool_parse *p, bool final)
     }
     enum tool_match key = tool_match(p, key_open, final), over = tool_match(p, close, final);
     if (p->name.n_bytes == 0 || p->name.failed || (key == MATCH_NO && over == MATCH_NO)) {
-        return give_up(p);
+        return tool_abandon_parameters(p, TEXT);
     }
     if (key != MATCH_YES && over != MATCH_YES) {
         p->scan = end;
@@ -78,12 +66,12 @@ static bool body(struct tool_parse *p, bool final)
     if (over == MATCH_YES) {
         p->scan += sizeof close - 1;
         tool_commit(p);
-        return give_up(p);
+        return tool_abandon_parameters(p, TEXT);
     }
     if (key == MATCH_MAYBE || over == MATCH_MAYBE) {
         return false;
     }
-    return give_up(p);
+    return tool_abandon_parameters(p, TEXT);
 }
 
 /* The text from `at` to `end`; `scan` moves past `end`. False: it has not arrived. */
@@ -115,7 +103,7 @@ static bool key(struct tool_parse *p)
     buf_put(&p->id, text, n);
     tool_commit(p);
     if (p->id.failed || n == 0 || memchr(p->id.data, '\0', n)) {
-        return give_up(p);
+        return tool_abandon_parameters(p, TEXT);
     }
     p->state = KEY_END;
     return true;
@@ -129,7 +117,7 @@ static bool key_end(struct tool_parse *p, bool final)
         return false;
     }
     if (m == MATCH_NO) {
-        return give_up(p);
+        return tool_abandon_parameters(p, TEXT);
     }
     p->scan += sizeof value_open - 1;
     tool_commit(p);
@@ -151,16 +139,6 @@ static bool value(struct tool_parse *p)
     return true;
 }
 
-/* Ends a truncated call, keeping what was parsed. */
-static bool cut(struct tool_parse *p)
-{
-    p->scan = p->held.n_bytes;
-    if (p->in_call) {
-        tool_commit(p);
-    }
-    return give_up(p);
-}
-
 static bool step(struct tool_parse *p, bool final)
 {
     static const char *const words[] = {open, NULL};
@@ -180,7 +158,7 @@ static bool step(struct tool_parse *p, bool final)
     case KEY_END: more = key_end(p, final); break;
     default: more = value(p); break;
     }
-    return more || (final && cut(p));
+    return more || (final && tool_cut_parameters(p, TEXT));
 }
 
 static const char *const markers[] = {open,       close,       key_open, key_close,

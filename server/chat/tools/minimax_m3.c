@@ -17,17 +17,6 @@ static const char open[] = MARK "<tool_call>", close[] = MARK "</tool_call>";
 static const char call_open[] = MARK "<invoke name=\"", call_close[] = MARK "</invoke>";
 static const size_t n_mark = sizeof mark - 1;
 
-static bool give_up(struct tool_parse *p)
-{
-    if (p->in_call) {
-        tool_end_parameters(p);
-    } else {
-        tool_give_up(p);
-    }
-    p->state = TEXT;
-    return true;
-}
-
 /* ---- one element as JSON ---- */
 
 /* The text of a complete parameter, and where its JSON goes. */
@@ -176,7 +165,7 @@ static bool report(struct tool_parse *p)
     }
     buf_deinit(&json);
     p->state = BODY;
-    return good || give_up(p);
+    return good || tool_abandon_parameters(p, TEXT);
 }
 
 /* ---- the call ---- */
@@ -192,7 +181,7 @@ static bool name(struct tool_parse *p, bool final)
                 return false;
             }
             if (m == MATCH_NO) {
-                return give_up(p);
+                return tool_abandon_parameters(p, TEXT);
             }
             p->scan += 2;
             tool_commit(p);
@@ -201,7 +190,7 @@ static bool name(struct tool_parse *p, bool final)
             return true;
         }
         if ((c >= '\0' && c < ' ') || c == '"' || c == '<' || p->name.failed) {
-            return give_up(p);
+            return tool_abandon_parameters(p, TEXT);
         }
         buf_putc(&p->name, c);
     }
@@ -229,7 +218,7 @@ static bool body(struct tool_parse *p, bool final)
     }
     p->depth = 0;
     p->state = ELEMENT;
-    return tag == MATCH_YES || give_up(p);
+    return tag == MATCH_YES || tool_abandon_parameters(p, TEXT);
 }
 
 /* Finds the tag that closes the element starting at `at`. */
@@ -288,22 +277,12 @@ static bool opened(struct tool_parse *p, bool final)
     }
     enum tool_match m = tool_match(p, call_open, final);
     if (m != MATCH_YES) {
-        return m == MATCH_NO && give_up(p);
+        return m == MATCH_NO && tool_abandon_parameters(p, TEXT);
     }
     p->scan += sizeof call_open - 1;
     buf_clear(&p->name);
     p->state = NAME;
     return true;
-}
-
-/* Ends a truncated call, keeping what was parsed. */
-static bool cut(struct tool_parse *p)
-{
-    p->scan = p->held.n_bytes;
-    if (p->in_call) {
-        tool_commit(p);
-    }
-    return give_up(p);
 }
 
 static bool step(struct tool_parse *p, bool final)
@@ -324,7 +303,7 @@ static bool step(struct tool_parse *p, bool final)
     case ELEMENT: more = find_element_end(p) && report(p); break;
     default: return after(p, final);
     }
-    return more || (final && cut(p));
+    return more || (final && tool_cut_parameters(p, TEXT));
 }
 
 static const char *const markers[] = {mark, NULL};

@@ -8,17 +8,6 @@
 
 enum state { TEXT, HEAD, NAME, ID, ARGUMENTS, ARRAY, OBJECT };
 
-static bool give_up(struct tool_parse *p)
-{
-    if (p->in_call) {
-        tool_end(p);
-    } else {
-        tool_give_up(p);
-    }
-    p->state = TEXT;
-    return true;
-}
-
 /* The character after the marker tells the generation: '[' or '{' for JSON, a letter for a
  * name. */
 static bool head(struct tool_parse *p)
@@ -67,12 +56,12 @@ static bool word(struct tool_parse *p, bool final)
             buf_putc(into, c);
             p->scan++;
             if (into->failed) {
-                return give_up(p);
+                return tool_abandon(p, TEXT);
             }
             continue;
         }
         if (into->n_bytes == 0) {
-            return give_up(p);
+            return tool_abandon(p, TEXT);
         }
         if (c == '{') {
             return begin_arguments(p);
@@ -91,7 +80,7 @@ static bool word(struct tool_parse *p, bool final)
         if (a == MATCH_MAYBE || i == MATCH_MAYBE) {
             return false;
         }
-        return give_up(p);
+        return tool_abandon(p, TEXT);
     }
     return false;
 }
@@ -121,7 +110,7 @@ static bool array(struct tool_parse *p)
         return true;
     }
     if (c != ',' && c != ']') {
-        return give_up(p);
+        return tool_abandon(p, TEXT);
     }
     p->scan++;
     if (c == ']') {
@@ -155,7 +144,7 @@ static bool step(struct tool_parse *p, bool final)
             p->state = ARRAY;
         }
         if (r == CALL_BAD) {
-            return give_up(p);
+            return tool_abandon(p, TEXT);
         }
         return r == CALL_DONE;
     }

@@ -26,17 +26,6 @@ static const struct named_form *form_of(const struct tool_parse *p)
     return p->parser->form;
 }
 
-static bool give_up(struct tool_parse *p)
-{
-    if (p->in_call) {
-        tool_end(p);
-    } else {
-        tool_give_up(p);
-    }
-    p->state = TEXT;
-    return true;
-}
-
 static bool begin_name(struct tool_parse *p)
 {
     buf_clear(&p->name);
@@ -72,7 +61,7 @@ static bool section(struct tool_parse *p, bool final)
         p->scan += strlen(form_of(p)->call);
         return begin_name(p);
     }
-    return m == MATCH_NO && give_up(p);
+    return m == MATCH_NO && tool_abandon(p, TEXT);
 }
 
 /* Up to white space or a marker. */
@@ -89,7 +78,7 @@ static bool name(struct tool_parse *p)
             return true;
         }
         if (ends || (c >= '\0' && c < ' ') || p->name.failed) {
-            return give_up(p);
+            return tool_abandon(p, TEXT);
         }
         buf_putc(&p->name, c);
     }
@@ -129,7 +118,7 @@ static bool head_end(struct tool_parse *p, bool final)
     }
     enum tool_match m = tool_match(p, f->arguments, final);
     if (m != MATCH_YES) {
-        return m == MATCH_NO && give_up(p);
+        return m == MATCH_NO && tool_abandon(p, TEXT);
     }
     p->scan += strlen(f->arguments);
     tool_commit(p);

@@ -143,6 +143,9 @@ void tool_report(struct tool_parse *p, size_t end);
 void tool_begin(struct tool_parse *p, const char *name, const char *id);
 void tool_arguments(struct tool_parse *p, const char *text, size_t n_bytes);
 void tool_end(struct tool_parse *p);
+/* For text that does not go on as a call must: ends the call that it belongs to, else reports the
+ * held text as content. Continues in `state`; true, as a transition returns it. */
+bool tool_abandon(struct tool_parse *p, int state);
 
 /* Advances depth, quote and escape by one byte of a JSON object; true if that closes it. */
 bool tool_closes(struct tool_parse *p, char c);
@@ -162,6 +165,10 @@ const struct json *tool_root(const struct tool_parse *p);
 const struct json *tool_schema(const struct tool_parse *p);
 void tool_parameter(struct tool_parse *p, const char *text, size_t n_bytes, enum tool_value type);
 void tool_end_parameters(struct tool_parse *p); // and ends the call
+/* tool_abandon for calls with parameters, which keep their complete ones; for a call that ends with
+ * the text, the unfinished one is dropped. */
+bool tool_abandon_parameters(struct tool_parse *p, int state);
+bool tool_cut_parameters(struct tool_parse *p, int state);
 
 /* The function object of the tool with this name; NULL if the request has none. */
 const struct json *tool_function(const struct json *tools, const char *name);

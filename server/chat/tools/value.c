@@ -178,3 +178,23 @@ void tool_end_parameters(struct tool_parse *p)
     }
     tool_end(p);
 }
+
+bool tool_abandon_parameters(struct tool_parse *p, int state)
+{
+    if (p->in_call) {
+        tool_end_parameters(p);
+    } else {
+        tool_give_up(p);
+    }
+    p->state = state;
+    return true;
+}
+
+bool tool_cut_parameters(struct tool_parse *p, int state)
+{
+    p->scan = p->held.n_bytes;
+    if (p->in_call) {
+        tool_commit(p);
+    }
+    return tool_abandon_parameters(p, state);
+}

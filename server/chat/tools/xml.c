@@ -38,19 +38,6 @@ static const struct xml_form *form_of(const struct tool_parse *p)
     return p->parser->form;
 }
 
-/* Within a call it ends the parameters; before its name is complete the held text was text
- * after all. */
-static bool give_up(struct tool_parse *p)
-{
-    if (p->in_call) {
-        tool_end_parameters(p);
-    } else {
-        tool_give_up(p);
-    }
-    p->state = TEXT;
-    return true;
-}
-
 /* The name of a call or parameter is complete; its end is at `scan`. */
 static void take_name(struct tool_parse *p, size_t n_end, enum tool_value type)
 {
@@ -85,10 +72,10 @@ static bool name(struct tool_parse *p, struct buf *into, const struct key_end *e
             if (m == MATCH_MAYBE) {
                 return false;
             }
-            return give_up(p);
+            return tool_abandon_parameters(p, TEXT);
         }
         if ((c >= '\0' && c < ' ') || c == '<' || into->failed) {
-            return give_up(p);
+            return tool_abandon_parameters(p, TEXT);
         }
         buf_putc(into, c);
         p->scan++;
@@ -189,7 +176,7 @@ static bool body(struct tool_parse *p, bool final)
     if (key == MATCH_MAYBE || end == MATCH_MAYBE) {
         return false;
     }
-    return give_up(p);
+    return tool_abandon_parameters(p, TEXT);
 }
 
 /* After a call: drops the tags that close the outer pairs. */
@@ -232,7 +219,7 @@ static bool opened(struct tool_parse *p, bool final)
     if (m == MATCH_MAYBE || tool_n_held(p) == 0) {
         return false;
     }
-    return give_up(p);
+    return tool_abandon_parameters(p, TEXT);
 }
 
 /* Text goes out as soon as it cannot be the beginning of a call any more. */
@@ -252,16 +239,6 @@ static bool text(struct tool_parse *p, bool final)
     return true;
 }
 
-/* Ends a truncated call, keeping what was parsed. */
-static bool cut(struct tool_parse *p)
-{
-    p->scan = p->held.n_bytes;
-    if (p->in_call) {
-        tool_commit(p);
-    }
-    return give_up(p);
-}
-
 /* One transition of the state machine; called until it can go no further with the text
  * that is there. */
 static bool step(struct tool_parse *p, bool final)
@@ -278,7 +255,7 @@ static bool step(struct tool_parse *p, bool final)
     case VALUE: more = value(p); break;
     default: return after(p, final);
     }
-    return more || (final && cut(p));
+    return more || (final && tool_cut_parameters(p, TEXT));
 }
 
 #define FUNCTION_TAGS                                                                              \
