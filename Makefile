@@ -30,7 +30,7 @@ AVX2   := $(KERNEL) -mavx2 -mfma -mf16c
 AVX512 := $(KERNEL) -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
 CFLAGS_cpu_cpu_kernels_avx2       := $(AVX2)
 CFLAGS_cpu_cpu_kernels_avx512     := $(AVX512)
-CFLAGS_cpu_cpu_kernels_avx512bf16 := $(AVX512) -mavx512bf16
+CFLAGS_cpu_cpu_kernels_avx512bf16 := $(AVX512) -mavx512bf16 -mavx512vnni
 CFLAGS_cpu_cpu_gemm_amx           := $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
 CFLAGS_cpu_cpu_attention_amx      := $(AVX512) -mavx512bf16 -mamx-tile -mamx-bf16
 CFLAGS_test_cpu_amx_emulated      := $(AVX512) -mavx512bf16

@@ -11,8 +11,9 @@
 #include <math.h>
 #include <string.h>
 
-/* Pages that one kernel call reads, and tokens of values transposed out of K at a time. */
-enum { RUN_PAGES = 32, RUN_TOKENS = 64 };
+/* Pages that one kernel call reads, as many as a chunk may have, and tokens of values transposed
+ * out of K at a time. */
+enum { RUN_PAGES = ATTN_CHUNK + MAX_TREE_NODES + 1, RUN_TOKENS = 64 };
 
 /* ---- who sees what ------------------------------------------------------------------------ */
 

@@ -187,7 +187,8 @@ struct cpu_kernels {
      * 0. */
     void (*fold)(float *p, int64_t p_stride, int32_t m, const struct page_run *v);
     /* acc[i][d] += sum over t of p[i][t] * v[t][d], with v as codes without their scales; a token's
-     * width is a multiple of PANEL. */
+     * width is a multiple of PANEL. A run of codes has at most ATTN_CHUNK + MAX_TREE_NODES tokens,
+     * of which at most ATTN_CHUNK have a p that is not 0. */
     void (*weigh)(const float *p, int64_t p_stride, int32_t m, const struct page_run *v,
                   float *acc);
     float (*max)(const float *x, int64_t n);

@@ -6,12 +6,11 @@
 
 #include "cpu/cpu_vec_coded.h"
 #include "cpu/cpu_vec_kv.h"
+#include "cpu/cpu_vec_words.h"
 
 #include <math.h>
 
-/* How many tokens ahead keys and values are prefetched, and the most bytes of a page; tokens whose
- * values are added together. */
-enum { ASK_KEYS = 64, ASK_VALUES = 64, ASK_BYTES = 4096, WEIGH_TOKENS = 32 };
+enum { WEIGH_TOKENS = 32 }; // whose values are added together
 
 /* To fp32; int8 is converted without its scale. */
 static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
@@ -31,27 +30,6 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     }
     for (; i < n; i++) {
         to[i] = dtype == DT_BF16 ? bf16_to_f32(half[i]) : f16_to_f32(half[i]);
-    }
-}
-
-/* Prefetches the plane of a page: pages are scattered, and too small for hardware to notice that
- * they are read in order. Of a large page only the start: then it does. */
-VEC_INLINE void ask_page(const struct kv_plane *p, const char *head)
-{
-    const size_t n_bytes = p->n_bytes < ASK_BYTES ? p->n_bytes : ASK_BYTES;
-    for (size_t i = 0; i < n_bytes; i += 64) {
-        __builtin_prefetch(head + p->at + i);
-    }
-}
-
-/* Prefetches the pages that start with one of the tokens [from, to) of a run. */
-VEC_INLINE void ask_tokens(const struct page_run *run, int32_t from, int32_t to)
-{
-    const int32_t tokens = run->plane->tokens;
-    int32_t end = (to + tokens - 1) / tokens;
-    end = end < run->n_pages ? end : run->n_pages;
-    for (int32_t page = (from + tokens - 1) / tokens; page < end; page++) {
-        ask_page(run->plane, run->pages[page]);
     }
 }
 
@@ -165,6 +143,49 @@ static float sum_of_row(const float *x, int32_t n)
     return total;
 }
 
+#if WORD_SCORES
+/* Rounds some queries at a time, and multiplies them with all pages. */
+VEC_INLINE void score_word_pages(const float *q, int64_t q_stride, int32_t m,
+                                 struct word_score_job *j, const enum stored kind)
+{
+    const int32_t n_vecs = j->k->n_pages * j->per_page;
+    for (int32_t row = 0, n; row < m; row += n, j->s += n * j->s_stride) {
+        n = m - row < WORD_ROWS ? m - row : WORD_ROWS;
+        for (int32_t i = 0; i < n; i++) {
+            round_query(q + (row + i) * q_stride, j->dim, &j->q, i);
+        }
+        int32_t vec = 0;
+        for (; vec + BLOCK_VECS <= n_vecs; vec += BLOCK_VECS) {
+            if (row == 0) {
+                ask_tokens(j->k, vec * VEC + ASK_KEYS, (vec + BLOCK_VECS) * VEC + ASK_KEYS);
+            }
+            score_word_rows(j, n, vec, BLOCK_VECS, kind);
+        }
+        for (; vec < n_vecs; vec++) {
+            score_word_rows(j, n, vec, 1, kind);
+        }
+    }
+}
+
+/* Depends on the layer alone, so that all rows are computed alike. */
+static bool scores_in_words(const struct kv_plane *p, int32_t dim)
+{
+    return in_pairs(stored_of(p)) && p->dtype != DT_F32 && dim <= WORD_DIMS;
+}
+
+static void word_scores(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
+                        int32_t dim, float *s, int64_t s_stride)
+{
+    struct word_score_job j;
+    j.k = k;
+    j.per_page = k->plane->tokens / VEC;
+    j.dim = dim;
+    j.s = s;
+    j.s_stride = s_stride;
+    WITH_PAIRS(stored_of(k->plane), score_word_pages, q, q_stride, m, &j);
+}
+#endif
+
 /* Pages that are not a whole number of vectors use the scalar code. */
 static void scores(const float *q, int64_t q_stride, int32_t m, const struct page_run *k,
                    int32_t dim, float *s, int64_t s_stride)
@@ -182,6 +203,12 @@ static void scores(const float *q, int64_t q_stride, int32_t m, const struct pag
         cpu_kernels_scalar.scores(q, q_stride, m, k, dim, s, s_stride);
         return;
     }
+#if WORD_SCORES
+    if (scores_in_words(k->plane, dim)) {
+        word_scores(q, q_stride, m, k, dim, s, s_stride);
+        return;
+    }
+#endif
     for (int32_t i = 0; i < m && kv_format_has_zero(k->plane->format); i++) {
         q_sums[i] = sum_of_row(q + i * q_stride, dim);
     }
@@ -327,8 +354,22 @@ VEC_INLINE void weigh_pages(struct weigh_job *j, int32_t m, const enum stored ki
     }
 }
 
+#if WORD_VALUES
+/* Depends on the layer alone; a run is at most a chunk. */
+static bool values_in_words(const struct kv_plane *p)
+{
+    return in_pairs(stored_of(p)) && p->dtype != DT_F32 && p->tokens % 2 == 0;
+}
+#endif
+
 static void weigh(const float *p, int64_t p_stride, int32_t m, const struct page_run *v, float *acc)
 {
+#if WORD_VALUES
+    if (values_in_words(v->plane)) {
+        WITH_PAIRS(stored_of(v->plane), weigh_word_rows, p, p_stride, m, v, acc);
+        return;
+    }
+#endif
     struct weigh_job j = {.p = p, .p_stride = p_stride, .v = v, .acc = acc};
     WITH_STORED(stored_of(v->plane), weigh_pages, &j, m);
 }

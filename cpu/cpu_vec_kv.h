@@ -43,6 +43,16 @@ VEC_INLINE enum stored stored_of(const struct kv_plane *p)
         }                                                                                          \
     } while (0)
 
+/* The same for the kinds that are stored in pairs. */
+#define WITH_PAIRS(kind, f, ...)                                                                   \
+    do {                                                                                           \
+        switch (kind) {                                                                            \
+        case STORED_I8: f(__VA_ARGS__, STORED_I8); break;                                          \
+        case STORED_U8: f(__VA_ARGS__, STORED_U8); break;                                          \
+        default: f(__VA_ARGS__, STORED_U4); break;                                                 \
+        }                                                                                          \
+    } while (0)
+
 VEC_INLINE bool in_pairs(const enum stored kind)
 {
     return kind == STORED_I8 || kind == STORED_U8 || kind == STORED_U4;
@@ -165,6 +175,32 @@ VEC_INLINE void load_scales(const struct kv_plane *p, const char *head, int32_t 
         const int32_t rest = 32 - KV_ZERO_BITS;
         *scale = (vf)((vi)word & (int32_t)KV_SCALE_BITS);
         *zero = vec_of_ints((vi)word << rest >> rest) * vec_set(kv_zero_step(p->format));
+    }
+}
+
+/* ---- prefetches ------------------------------------------------------------------------------ */
+
+/* How many tokens ahead keys and values are prefetched, and the most bytes of a page. */
+enum { ASK_KEYS = 64, ASK_VALUES = 64, ASK_BYTES = 4096 };
+
+/* Prefetches the plane of a page: pages are scattered, and too small for hardware to notice that
+ * they are read in order. Of a large page only the start: then it does. */
+VEC_INLINE void ask_page(const struct kv_plane *p, const char *head)
+{
+    const size_t n_bytes = p->n_bytes < ASK_BYTES ? p->n_bytes : ASK_BYTES;
+    for (size_t i = 0; i < n_bytes; i += 64) {
+        __builtin_prefetch(head + p->at + i);
+    }
+}
+
+/* Prefetches the pages that start with one of the tokens [from, to) of a run. */
+VEC_INLINE void ask_tokens(const struct page_run *run, int32_t from, int32_t to)
+{
+    const int32_t tokens = run->plane->tokens;
+    int32_t end = (to + tokens - 1) / tokens;
+    end = end < run->n_pages ? end : run->n_pages;
+    for (int32_t page = (from + tokens - 1) / tokens; page < end; page++) {
+        ask_page(run->plane, run->pages[page]);
     }
 }
 

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Products of int8 and int4 codes of keys and values in integers. Converting a code to fp32 costs
+ * more than the product that it is for when only the few heads of a group share it. So the query,
+ * or a row's probabilities, are rounded to integers once, and codes are only widened to 16 bits:
+ *
+ *     score   = (sum of q code - zero * sum of q) * unit of q * scale
+ *     value  += (sum of p code - sum of p zero) * unit of p
+ *
+ * A query has 16 bits with its sign, relative to its largest element. Probabilities have 28 bits,
+ * in two words: the high one alone would lose a chunk's many small ones. Integer sums are exact, so
+ * their order, and with it what else is computed, changes no bit. With a model in fp32 the products
+ * stay in fp32 (cpu_vec_attention.h). Included by cpu_vec_attention.h.
+ * Thread: any. */
+#ifndef SLUICE_CPU_VEC_WORDS_H
+#define SLUICE_CPU_VEC_WORDS_H
+
+#include "cpu/cpu_vec_kv.h"
+#include "engine/device/backend.h"
+
+#include <limits.h>
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#define WORD_SCORES 1
+#else
+#define WORD_SCORES 0
+#endif
+/* Two products for each element pay only where one instruction multiplies and adds. */
+#if defined(__AVX512VNNI__)
+#define WORD_VALUES 1
+#else
+#define WORD_VALUES 0
+#endif
+
+#if WORD_SCORES
+
+enum { WORD_ROWS = 12, WORD_DIMS = 640, MAX_CODE = 255, MAX_WORD = 32767 };
+
+typedef int16_t vw __attribute__((vector_size(VEC_BYTES / 2)));
+
+/* sum += a.low * b.low + a.high * b.high, of 16-bit words. */
+VEC_INLINE vi vec_dot_words(vi sum, vi a, vi b)
+{
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512F__)
+    return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#else
+    return sum + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+
+/* To nearest; what is out of range, and NaN, becomes INT32_MIN. */
+VEC_INLINE vi vec_round_int(vf x)
+{
+#if defined(__AVX512F__)
+    return (vi)_mm512_cvtps_epi32((__m512)x);
+#else
+    return (vi)_mm256_cvtps_epi32((__m256)x);
+#endif
+}
+
+VEC_INLINE vi vec_set_int(int32_t x)
+{
+    return x - (vi){0};
+}
+
+VEC_INLINE void put_words(int16_t *to, vi x)
+{
+    vw words = __builtin_convertvector(x, vw);
+    memcpy(to, &words, sizeof words);
+}
+
+/* Two adjacent words, for all lanes. */
+VEC_INLINE vi both_words(const int16_t *p)
+{
+    int32_t pair;
+    memcpy(&pair, p, sizeof pair);
+    return vec_set_int(pair);
+}
+
+VEC_INLINE int64_t vec_sum_int(vi x)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < VEC; i++) {
+        sum += x[i];
+    }
+    return sum;
+}
+
+/* Up to VEC elements, the others 0. */
+VEC_INLINE vf vec_load_some(const float *p, int32_t n)
+{
+    float some[VEC] = {0.0f};
+    if (n >= VEC) {
+        return vec_load(p);
+    }
+    memcpy(some, p, (size_t)n * sizeof *some);
+    return vec_load(some);
+}
+
+/* The largest magnitude; NaN if an element is NaN or infinite. */
+VEC_INLINE float largest_of(const float *x, int32_t n)
+{
+    vf most = vec_set(0.0f), invalid = vec_set(0.0f);
+    for (int32_t i = 0; i < n; i += VEC) {
+        vf v = vec_load_some(x + i, n - i);
+        most = vec_max(most, vec_max(v, -v));
+        invalid += v * vec_set(0.0f);
+    }
+    float largest = 0.0f;
+    for (int i = 0; i < VEC; i++) {
+        largest = most[i] > largest ? most[i] : largest;
+    }
+    return largest + vec_sum(invalid);
+}
+
+/* Key codes of a pair of dims, or value codes of a pair of tokens, as words. */
+VEC_INLINE vi key_words(const char *p, const enum stored kind)
+{
+    const uint8_t *codes = (const uint8_t *)p;
+    if (kind == STORED_U4) {
+        vi both = vec_from_bytes(codes);
+        return (both | both << 12) & 0x000F000F;
+    }
+    return vec_words(codes, kind == STORED_I8);
+}
+
+/* ---- scores -------------------------------------------------------------------------------- */
+
+/* Some queries as words. */
+struct word_queries {
+    int16_t words[WORD_ROWS][WORD_DIMS];
+    float unit[WORD_ROWS], sum[WORD_ROWS];
+};
+
+struct word_score_job {
+    struct word_queries q;
+    const struct page_run *k;
+    int32_t per_page, dim; // vectors of tokens per page
+    float *s;
+    int64_t s_stride;
+};
+
+static void round_query(const float *q, int32_t dim, struct word_queries *to, int32_t row)
+{
+    const int32_t fits = INT_MAX / MAX_CODE / dim;
+    const float most = (float)(fits < MAX_WORD ? fits : MAX_WORD);
+    const float largest = largest_of(q, dim);
+    const vf factor = vec_set(largest > 0.0f ? most / largest : 0.0f);
+    vi sum = {0};
+    for (int32_t d = 0; d < dim; d += VEC) {
+        vi x = vec_round_int(vec_load_some(q + d, dim - d) * factor);
+        put_words(to->words[row] + d, x);
+        sum += x;
+    }
+    to->unit[row] = largest / most;
+    to->sum[row] = (float)vec_sum_int(sum);
+}
+
+VEC_INLINE const char *words_of(const struct word_score_job *j, int32_t vec, const enum stored kind)
+{
+    return j->k->pages[vec / j->per_page] + j->k->plane->at +
+           vec % j->per_page * VEC * key_bytes(kind);
+}
+
+/* rows x vecs scores, like score_block. */
+VEC_INLINE void score_words(const struct word_score_job *j, int32_t row, int32_t first_vec,
+                            const int rows, const int vecs, const enum stored kind)
+{
+    vi acc[BLOCK_ROWS][BLOCK_VECS], words[BLOCK_VECS];
+    const char *from[BLOCK_VECS];
+    const struct kv_plane *plane = j->k->plane;
+    const int64_t step = plane->tokens * key_bytes(kind);
+    for (int v = 0; v < vecs; v++) {
+        from[v] = words_of(j, first_vec + v, kind);
+        for (int i = 0; i < rows; i++) {
+            acc[i][v] = (vi){0};
+        }
+    }
+    int64_t at = 0;
+    for (int32_t d = 0; d < j->dim; d += 2, at += step) {
+        for (int v = 0; v < vecs; v++) {
+            words[v] = key_words(from[v] + at, kind);
+        }
+        for (int i = 0; i < rows; i++) {
+            vi q = both_words(j->q.words[row + i] + d);
+            for (int v = 0; v < vecs; v++) {
+                acc[i][v] = vec_dot_words(acc[i][v], words[v], q);
+            }
+        }
+    }
+    for (int v = 0; v < vecs; v++) {
+        vf scale, zero;
+        int32_t vec = first_vec + v;
+        load_scales(plane, j->k->pages[vec / j->per_page], vec % j->per_page * VEC, &scale, &zero,
+                    kind);
+        for (int i = 0; i < rows; i++) {
+            vf x = vec_of_ints(acc[i][v]);
+            x = has_zeros(kind) ? x - zero * vec_set(j->q.sum[row + i]) : x;
+            x *= scale * vec_set(j->q.unit[row + i]);
+            vec_store(j->s + (row + i) * j->s_stride + vec * VEC, x);
+        }
+    }
+}
+
+VEC_INLINE void score_word_rows(const struct word_score_job *j, int32_t m, int32_t vec,
+                                const int vecs, const enum stored kind)
+{
+    int32_t i = 0;
+    for (; i + BLOCK_ROWS <= m; i += BLOCK_ROWS) {
+        score_words(j, i, vec, BLOCK_ROWS, vecs, kind);
+    }
+    for (; i + 4 <= m; i += 4) {
+        score_words(j, i, vec, 4, vecs, kind);
+    }
+    for (; i < m; i++) {
+        score_words(j, i, vec, 1, vecs, kind);
+    }
+}
+
+#endif
+
+#if WORD_VALUES
+
+/* ---- values -------------------------------------------------------------------------------- */
+
+/* LOW_BITS: of a probability's 28, those in its low word. The sums of either word over a chunk's
+ * ATTN_CHUNK tokens fit 32 bits. A tree's chunk has more slots, of which no more are weighed. */
+enum {
+    LOW_BITS = 14,
+    LOW_ONE = 1 << LOW_BITS,
+    WORD_TOKENS = ATTN_CHUNK + MAX_TREE_NODES,
+    WORD_BLOCK = 4, // rows at a time
+    WORD_VECS = 2,
+    ZERO_TOKENS = 256, // whose products with zeros fit 32 bits in each lane
+};
+_Static_assert((int64_t)ATTN_CHUNK *LOW_ONE *MAX_CODE <= INT_MAX, "sums of values overflow");
+_Static_assert((int64_t)ZERO_TOKENS / VEC * LOW_ONE * KV_ZERO_MOST <= INT_MAX,
+               "sums of zeros overflow");
+
+/* Some rows' probabilities, from the even token `base` on. */
+struct word_weights {
+    int16_t high[WORD_BLOCK][WORD_TOKENS + 3 * VEC], low[WORD_BLOCK][WORD_TOKENS + 3 * VEC];
+    float unit[WORD_BLOCK], zero[WORD_BLOCK];
+};
+
+struct word_value_job {
+    const struct page_run *v;
+    const struct word_weights *w;
+    int32_t base;
+    float *acc;
+    int16_t zeros[WORD_TOKENS + 4 * VEC]; // in steps; that of `base` is the VEC-th
+};
+
+/* Tokens outside of [first, end) get 0. */
+static void round_weights(const float *p, const struct page_run *v, int32_t base,
+                          struct word_weights *to, int32_t row)
+{
+    const int32_t n = v->end - v->first, skip = v->first - base;
+    const float most = (float)(LOW_ONE * LOW_ONE - 1), largest = largest_of(p + v->first, n);
+    const vf factor = vec_set(largest > 0.0f ? most / largest : 0.0f);
+    to->high[row][0] = to->low[row][0] = 0;
+    for (int32_t t = 0; t < n; t += VEC) {
+        vi x = vec_round_int(vec_load_some(p + v->first + t, n - t) * factor);
+        put_words(to->high[row] + skip + t, x >> LOW_BITS);
+        put_words(to->low[row] + skip + t, x & (LOW_ONE - 1));
+    }
+    memset(to->high[row] + skip + n, 0, 2 * VEC * sizeof *to->high[row]);
+    memset(to->low[row] + skip + n, 0, 2 * VEC * sizeof *to->low[row]);
+    to->unit[row] = largest / most;
+}
+
+/* Zeros in steps, of a whole vector of tokens at a time if pages are made of those. */
+static void load_zero_words(struct word_value_job *j)
+{
+    const struct kv_plane *plane = j->v->plane;
+    const int32_t step = plane->tokens % VEC == 0 ? VEC : 1, shift = 32 - KV_ZERO_BITS;
+    int32_t t = j->base / step * step, at = t - j->base;
+    for (; t < j->v->end; t += step, at += step) {
+        const char *head = j->v->pages[t / plane->tokens] + plane->scales_at;
+        const float *words = (const float *)(const void *)head + t % plane->tokens;
+        vi x = (vi)vec_load_some(words, step) << shift >> shift;
+        put_words(j->zeros + VEC + at, x);
+    }
+}
+
+VEC_INLINE vi load_words(const int16_t *p)
+{
+    vi x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+/* The sum of p zero of a row, in units of p. */
+static float weigh_zeros(const struct word_value_job *j, int32_t row)
+{
+    const int32_t n = j->v->end - j->base;
+    int64_t sum = 0;
+    for (int32_t t = 0; t < n; t += ZERO_TOKENS) {
+        vi high = {0}, low = {0};
+        for (int32_t k = t; k < n && k < t + ZERO_TOKENS; k += 2 * VEC) {
+            vi zeros = load_words(j->zeros + VEC + k);
+            high = vec_dot_words(high, zeros, load_words(j->w->high[row] + k));
+            low = vec_dot_words(low, zeros, load_words(j->w->low[row] + k));
+        }
+        sum += vec_sum_int(high) * LOW_ONE + vec_sum_int(low);
+    }
+    return (float)sum * kv_zero_step(j->v->plane->format);
+}
+
+VEC_INLINE vi value_words(const char *row, int32_t d, const enum stored kind)
+{
+    vi words = vec_words((const uint8_t *)row + value_at(d, kind), kind == STORED_I8);
+    return kind == STORED_U4 ? words >> d / 16 % 2 * 4 & 0x000F000F : words;
+}
+
+/* rows x vecs sums over all tokens of the run. */
+VEC_INLINE void weigh_words(const struct word_value_job *j, int32_t row, int32_t column,
+                            const int rows, const int vecs, const bool asks, const enum stored kind)
+{
+    vi high[WORD_BLOCK][WORD_VECS], low[WORD_BLOCK][WORD_VECS], words[WORD_VECS];
+    const struct kv_plane *plane = j->v->plane;
+    const int64_t row_bytes = value_row(plane, kind);
+    memset(high, 0, sizeof high);
+    memset(low, 0, sizeof low);
+    for (int32_t t = j->base, end; t < j->v->end; t = end) {
+        const int32_t page = t / plane->tokens;
+        const char *from = row_of(plane, j->v->pages[page], t % plane->tokens, kind);
+        end = (page + 1) * plane->tokens;
+        end = end < j->v->end ? end : j->v->end;
+        if (asks) {
+            ask_tokens(j->v, t + ASK_VALUES, end + ASK_VALUES);
+        }
+        for (int32_t k = t - j->base; k < end - j->base; k += 2, from += row_bytes) {
+            for (int v = 0; v < vecs; v++) {
+                words[v] = value_words(from, column + v * VEC, kind);
+            }
+            for (int i = 0; i < rows; i++) {
+                vi h = both_words(j->w->high[row + i] + k), l = both_words(j->w->low[row + i] + k);
+                for (int v = 0; v < vecs; v++) {
+                    high[i][v] = vec_dot_words(high[i][v], words[v], h);
+                    low[i][v] = vec_dot_words(low[i][v], words[v], l);
+                }
+            }
+        }
+    }
+    for (int i = 0; i < rows; i++) {
+        float *acc = j->acc + (int64_t)(row + i) * plane->width + column;
+        for (int v = 0; v < vecs; v++) {
+            vf x =
+                vec_fma(vec_of_ints(high[i][v]), vec_set((float)LOW_ONE), vec_of_ints(low[i][v]));
+            x = has_zeros(kind) ? x - vec_set(j->w->zero[row + i]) : x;
+            vec_store(acc + v * VEC,
+                      vec_fma(x, vec_set(j->w->unit[row + i]), vec_load(acc + v * VEC)));
+        }
+    }
+}
+
+/* The first columns prefetch whole pages for the others. */
+VEC_INLINE void weigh_word_columns(const struct word_value_job *j, int32_t row, const int rows,
+                                   const enum stored kind)
+{
+    const int32_t width = j->v->plane->width;
+    int32_t d = 0;
+    if (width >= WORD_VECS * VEC) {
+        weigh_words(j, row, 0, rows, WORD_VECS, true, kind);
+        d = WORD_VECS * VEC;
+    }
+    for (; d + WORD_VECS * VEC <= width; d += WORD_VECS * VEC) {
+        weigh_words(j, row, d, rows, WORD_VECS, false, kind);
+    }
+    for (; d < width; d += VEC) {
+        weigh_words(j, row, d, rows, 1, false, kind);
+    }
+}
+
+VEC_INLINE void weigh_word_rows(const float *p, int64_t p_stride, int32_t m,
+                                const struct page_run *v, float *acc, const enum stored kind)
+{
+    struct word_weights w;
+    struct word_value_job j = {.v = v, .w = &w, .base = v->first / 2 * 2, .acc = acc};
+    if (has_zeros(kind)) {
+        load_zero_words(&j);
+    }
+    for (int32_t i = 0, n; i < m; i += n) {
+        n = m - i < WORD_BLOCK ? m - i : WORD_BLOCK;
+        for (int32_t k = 0; k < n; k++) {
+            round_weights(p + (i + k) * p_stride, v, j.base, &w, k);
+            w.zero[k] = has_zeros(kind) ? weigh_zeros(&j, k) : 0.0f;
+        }
+        j.acc = acc + (int64_t)i * v->plane->width;
+        if (n == WORD_BLOCK) {
+            weigh_word_columns(&j, 0, WORD_BLOCK, kind);
+        } else {
+            for (int32_t k = 0; k < n; k++) {
+                weigh_word_columns(&j, k, 1, kind);
+            }
+        }
+    }
+}
+
+#endif
+
+#endif
