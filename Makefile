@@ -56,7 +56,8 @@ SAY_NV :=
 SAY_LD :=
 endif
 
-OBJ  := $(SRC:%.c=$(BUILD)/%.o) $(CUSRC:%.cu=$(BUILD)/%.cu.o)
+# Kernels first: one takes as long as many other files, so at the end it would have the machine to itself.
+OBJ  := $(CUSRC:%.cu=$(BUILD)/%.cu.o) $(SRC:%.c=$(BUILD)/%.o)
 MAIN := $(BUILD)/server/cli/main.o
 
 .PHONY: all check clean help

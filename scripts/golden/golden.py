@@ -156,7 +156,7 @@ def draw_prompt(name, n, model):
 
 
 def write_expected(folder, value):
-    (folder / "expected.json").write_text(json.dumps(value) + "\n")
+    (folder / "expected.json").write_text(json.dumps(value, separators=(",", ":")) + "\n")
 
 
 # ---- computing ----

@@ -72,7 +72,11 @@ def main():
                 }
             cases.append(entry)
     args.out.write_text(
-        json.dumps({"transformers": transformers.__version__, "cases": cases}, ensure_ascii=False)
+        json.dumps(
+            {"transformers": transformers.__version__, "cases": cases},
+            ensure_ascii=False,
+            separators=(",", ":"),
+        )
         + "\n"
     )
 

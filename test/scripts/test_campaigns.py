@@ -39,10 +39,11 @@ def test_a_short_trouble_is_survived(scenario, rounds):
 
 
 def test_executions_of_fuzzers_add_up(tmp_path):
-    """Without clang, which would first build everything once more."""
+    """Without clang, which would first build everything once more, and with the programs that are there."""
+    tree = os.environ.get("SLUICE_BUILD", "build/release")
     total = tmp_path / "total.csv"
     for runs in (1, 2):
-        rc, said = run("fuzz_long", "--cc", "no-such-compiler", "--seconds", 1, "--total", total, "multipart",
+        rc, said = run("fuzz_long", "--cc", "no-such-compiler", "--tree", tree, "--seconds", 1, "--total", total, "multipart",
                        env={"XDG_STATE_HOME": str(tmp_path)})
         assert rc == 0, said
         with open(total, newline="") as f:
