@@ -78,6 +78,7 @@ static const struct {
     {"harmony", REASONING_HARMONY},
     {"holo2", REASONING_THINK},
     {"hunyuan_a13b", REASONING_ANSWER},
+    {"hy_v3", REASONING_THINK},
     {"kimi_k2", REASONING_THINK},
     {"kimi_k3", REASONING_KIMI_K3},
     {"mimo", REASONING_THINK},
