@@ -81,6 +81,7 @@ static const struct {
     {"hy_v3", REASONING_THINK},
     {"kimi_k2", REASONING_THINK},
     {"kimi_k3", REASONING_KIMI_K3},
+    {"ling3", REASONING_THINK},
     {"mimo", REASONING_THINK},
     {"minimax_m2", REASONING_THINK},
     {"minimax_m3", REASONING_MINIMAX_M3},

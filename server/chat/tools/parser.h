@@ -91,10 +91,9 @@ struct tool_parser {
 #define TOOL_PARSER_NAMES                                                                          \
     "cohere_command3|cohere_command4|deepseek_v3|deepseek_v31|deepseek_v32|deepseek_v4|ernie45|"   \
     "gemma4|gigachat3|glm45|glm47|granite|granite4|harmony|hermes|hunyuan_a13b|hy_v3|internlm|"    \
-    "jamba|"                                                                                       \
-    "kimi_k2|kimi_k3|lfm2|llama3_json|llama4_json|llama4_pythonic|longcat|minicpm5|minimax_m2|"    \
-    "minimax_m3|mistral|nemotron_json|olmo3|openai|phi4_mini_json|poolside_v1|pythonic|"           \
-    "qwen3_coder|qwen3_json|qwen3_xml|seed_oss|step3p5"
+    "jamba|kimi_k2|kimi_k3|lfm2|ling3|llama3_json|llama4_json|llama4_pythonic|longcat|mimo|"       \
+    "minicpm5|minimax_m2|minimax_m3|mistral|nemotron_json|olmo3|openai|phi4_mini_json|"            \
+    "poolside_v1|pythonic|qwen3_coder|qwen3_json|qwen3_xml|seed_oss|step3p5"
 
 /* By one of its names; NULL if there is none. */
 const struct tool_parser *tool_parser_find(const char *name);

@@ -211,7 +211,7 @@ TEST(glm_calls)
            "<tool_call>f<arg_key>o</arg_key><arg_value>{\"a\": \"</\"}</arg_value></tool_call>"
            "<tool_call>g</tool_call> end",
            " end", "|f#:{\"o\": {\"a\": \"</\"}}|g#:{}");
-    PARSES("glm45", "<tool_call>\nf\n</tool_call>", "", "|f#:{}");
+    PARSES("ling3", "<tool_call>\nf\n</tool_call>", "", "|f#:{}");
     PARSES("glm45", "<tool_call>not a call</tool_call>", "<tool_call>not a call</tool_call>", "");
     PARSES("glm45", "<tool_call>{\"name\": 1}", "<tool_call>{\"name\": 1}", "");
     PARSES("glm45",
