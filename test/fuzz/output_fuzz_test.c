@@ -80,7 +80,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         "harmony",      "seed_oss",       "minimax_m2",      "deepseek_v32", "minicpm5",
         "glm45",        "kimi_k2",        "deepseek_v31",    "deepseek_v3",  "gemma4",
         "hunyuan_a13b", "granite",        "cohere_command3", "internlm",     "gigachat3",
-        "olmo3",        "phi4_mini_json", "kimi_k3",         "minimax_m3",
+        "olmo3",        "phi4_mini_json", "kimi_k3",         "minimax_m3",   "hy_v3",
     };
     enum { N_NAMES = sizeof names / sizeof names[0], N_KINDS = REASONING_THINK + 1 };
     static const char *const stop[] = {"</s>", "END"};

@@ -1,13 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-/* GLM 4.5 and later, Laguna: <tool_call>NAME, then
- * <arg_key>KEY</arg_key><arg_value>VALUE</arg_value> per argument, with or without line breaks in
- * between, then </tool_call>. Values are bare text: the tool's schema decides between string and
- * JSON. */
+/* <tool_call>NAME, then <arg_key>KEY</arg_key><arg_value>VALUE</arg_value> per argument, with or
+ * without line breaks in between, then </tool_call>. Values are bare text: the tool's schema
+ * decides between string and JSON.
+ *     glm45     GLM 4.5 and later, Laguna
+ *     hy_v3     Hy 3: <tool_sep> after the name, and all calls between <tool_calls> and
+ *               </tool_calls>
+ */
 #include "server/chat/tools/parser.h"
 
 #include <string.h>
 
-enum state { TEXT, NAME, BODY, KEY, KEY_END, VALUE };
+enum state { TEXT, OPENED, NAME, BODY, KEY, KEY_END, VALUE, AFTER };
+
+/* What differs between the formats. */
+struct glm_form {
+    const char *open, *close; // around all calls, which may lack them; NULL: nothing
+    const char *name_end;     // NULL: the first argument or the call's end
+};
+
+static const struct glm_form *form_of(const struct tool_parse *p)
+{
+    return p->parser->form;
+}
 
 static const char open[] = "<tool_call>", close[] = "</tool_call>";
 static const char key_open[] = "<arg_key>", key_close[] = "</arg_key>";
@@ -19,7 +33,28 @@ static bool is_name(char c)
            strchr("_-./:", c) != NULL;
 }
 
-/* The name is followed by an argument or the end; anything else in such tags is not a call. */
+/* What ends a name. Arguments and the call's end do so without being part of it. */
+static enum tool_match name_end(struct tool_parse *p, bool final)
+{
+    const char *word = form_of(p)->name_end;
+    if (word) {
+        enum tool_match m = tool_match(p, word, final);
+        if (m == MATCH_YES) {
+            p->scan += strlen(word);
+        }
+        return m;
+    }
+    enum tool_match key = tool_match(p, key_open, final), over = tool_match(p, close, final);
+    if (key == MATCH_YES || over == MATCH_YES) {
+        return MATCH_YES;
+    }
+    if (key == MATCH_MAYBE || over == MATCH_MAYBE) {
+        return MATCH_MAYBE;
+    }
+    return MATCH_NO;
+}
+
+/* Without what must follow a name it is not a call. */
 static bool name(struct tool_parse *p, bool final)
 {
     if (p->name.n_bytes == 0) {
@@ -34,11 +69,11 @@ static bool name(struct tool_parse *p, bool final)
         p->scan = end; // the name may continue
         return false;
     }
-    enum tool_match key = tool_match(p, key_open, final), over = tool_match(p, close, final);
-    if (p->name.n_bytes == 0 || p->name.failed || (key == MATCH_NO && over == MATCH_NO)) {
+    enum tool_match m = name_end(p, final);
+    if (p->name.n_bytes == 0 || p->name.failed || m == MATCH_NO) {
         return tool_abandon_parameters(p, TEXT);
     }
-    if (key != MATCH_YES && over != MATCH_YES) {
+    if (m == MATCH_MAYBE) {
         p->scan = end;
         return false;
     }
@@ -66,7 +101,7 @@ static bool body(struct tool_parse *p, bool final)
     if (over == MATCH_YES) {
         p->scan += sizeof close - 1;
         tool_commit(p);
-        return tool_abandon_parameters(p, TEXT);
+        return tool_abandon_parameters(p, form_of(p)->close ? AFTER : TEXT);
     }
     if (key == MATCH_MAYBE || over == MATCH_MAYBE) {
         return false;
@@ -139,19 +174,60 @@ static bool value(struct tool_parse *p)
     return true;
 }
 
+/* A call, or what opens all calls. */
+static bool text(struct tool_parse *p, bool final)
+{
+    const char *const words[] = {open, form_of(p)->open, NULL};
+    int which;
+    if (!tool_find(p, words, true, final, &which)) {
+        return false;
+    }
+    buf_clear(&p->name);
+    p->state = which == 0 ? NAME : OPENED;
+    return true;
+}
+
+/* After the marker that opens all calls. */
+static bool opened(struct tool_parse *p, bool final)
+{
+    tool_skip_space(p);
+    enum tool_match m = tool_match(p, open, final);
+    if (tool_n_held(p) == 0 || m == MATCH_MAYBE) {
+        return false;
+    }
+    if (m == MATCH_NO) {
+        return tool_abandon_parameters(p, TEXT);
+    }
+    p->scan += sizeof open - 1;
+    p->state = NAME;
+    return true;
+}
+
+/* After a call: drops the marker that closes all of them. Other text is looked at as usual. */
+static bool after(struct tool_parse *p, bool final)
+{
+    tool_skip_space(p);
+    enum tool_match m = tool_match(p, form_of(p)->close, final);
+    if (tool_n_held(p) == 0 || m == MATCH_MAYBE) {
+        return false;
+    }
+    if (m == MATCH_YES) {
+        p->scan += strlen(form_of(p)->close);
+        tool_commit(p);
+    } else {
+        p->scan = p->at;
+    }
+    p->state = TEXT;
+    return true;
+}
+
 static bool step(struct tool_parse *p, bool final)
 {
-    static const char *const words[] = {open, NULL};
-    int which;
     bool more = false;
     switch (p->state) {
-    case TEXT:
-        if (!tool_find(p, words, true, final, &which)) {
-            return false;
-        }
-        buf_clear(&p->name);
-        p->state = NAME;
-        return true;
+    case TEXT: return text(p, final);
+    case AFTER: return after(p, final);
+    case OPENED: more = opened(p, final); break;
     case NAME: more = name(p, final); break;
     case BODY: more = body(p, final); break;
     case KEY: more = key(p); break;
@@ -161,10 +237,12 @@ static bool step(struct tool_parse *p, bool final)
     return more || (final && tool_cut_parameters(p, TEXT));
 }
 
-static const char *const markers[] = {open,       close,       key_open, key_close,
-                                      value_open, value_close, NULL};
-static const char *const ends_reasoning[] = {open, NULL};
-static const struct tool_writing writing = {
+#define ARGUMENT_MARKERS key_open, key_close, value_open, value_close
+
+static const char *const glm45_markers[] = {open, close, ARGUMENT_MARKERS, NULL};
+static const char *const glm45_ends_reasoning[] = {open, NULL};
+static const struct glm_form glm45 = {.open = NULL};
+static const struct tool_writing glm45_writing = {
     .call = open,
     .name_end = "\n",
     .call_end = close,
@@ -175,7 +253,32 @@ static const struct tool_writing writing = {
 const struct tool_parser tool_parser_glm45 = {
     .name = "glm45",
     .step = step,
-    .markers = markers,
-    .ends_reasoning = ends_reasoning,
-    .writing = &writing,
+    .form = &glm45,
+    .markers = glm45_markers,
+    .ends_reasoning = glm45_ends_reasoning,
+    .writing = &glm45_writing,
+};
+
+static const char *const hy_v3_markers[] = {"<tool_calls>", "</tool_calls>",  open, close,
+                                            "<tool_sep>",   ARGUMENT_MARKERS, NULL};
+static const struct glm_form hy_v3 = {
+    .open = "<tool_calls>", .close = "</tool_calls>", .name_end = "<tool_sep>"};
+static const char *const hy_v3_ends_reasoning[] = {"<tool_calls>", NULL};
+static const struct tool_writing hy_v3_writing = {
+    .open = "<tool_calls>\n",
+    .call = open,
+    .name_end = "<tool_sep>\n",
+    .call_end = "</tool_call>\n",
+    .style = "glm_xml",
+    .close = "</tool_calls>",
+    .trigger = "<tool_calls>",
+    .bars = {open},
+};
+const struct tool_parser tool_parser_hy_v3 = {
+    .name = "hy_v3",
+    .step = step,
+    .form = &hy_v3,
+    .markers = hy_v3_markers,
+    .ends_reasoning = hy_v3_ends_reasoning,
+    .writing = &hy_v3_writing,
 };

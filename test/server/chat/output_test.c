@@ -226,6 +226,7 @@ TEST(a_call_ends_reasoning)
     } cases[] = {
         {"kimi_k2", SECTION("<|tool_call_begin|>f:0<|tool_call_argument_begin|>{}"), "|f#f:0:{}"},
         {"glm45", "<tool_call>g</tool_call>", "|g#:{}"},
+        {"hy_v3", "<tool_calls>\n<tool_call>g<tool_sep>\n</tool_call>\n</tool_calls>", "|g#:{}"},
         {"qwen3_coder", "<tool_call>\n<function=g>\n</function>\n</tool_call>", "|g#:{}"},
         {"minimax_m2", "<minimax:tool_call>\n<invoke name=\"g\">\n</invoke>", "|g#:{}"},
         {"hermes", "<tool_call>{\"name\": \"g\"}</tool_call>", ""}, // may well be talked about

@@ -54,6 +54,8 @@ TEST(signs_in_templates)
         {"{{ tools }} <minimax:tool_call> <think> <response>", "minimax_m2", REASONING_THINK},
         {"{{ tools }} " SEPARATOR, "deepseek_v31", REASONING_NONE},
         {"{{ tools }} " SEPARATOR "```json", "deepseek_v3", REASONING_NONE},
+        {"{{ tools }} <tool_calls> <tool_call> <tool_sep> <arg_key> <think>", "hy_v3",
+         REASONING_THINK},
         {"{{ messages }} <tool_call> <answer>", NULL, REASONING_NONE}, // knows no tools
         {"Here is my thought process: {{ tools }} <|tool_call|>", "granite", REASONING_GRANITE},
     };

@@ -211,7 +211,7 @@ TEST(glm_calls)
            "<tool_call>f<arg_key>o</arg_key><arg_value>{\"a\": \"</\"}</arg_value></tool_call>"
            "<tool_call>g</tool_call> end",
            " end", "|f#:{\"o\": {\"a\": \"</\"}}|g#:{}");
-    PARSES("glm45", "<tool_call>\nf\n</tool_call>", "", "|f#:{}");
+    PARSES("ling3", "<tool_call>\nf\n</tool_call>", "", "|f#:{}");
     PARSES("glm45", "<tool_call>not a call</tool_call>", "<tool_call>not a call</tool_call>", "");
     PARSES("glm45", "<tool_call>{\"name\": 1}", "<tool_call>{\"name\": 1}", "");
     PARSES("glm45",
@@ -219,6 +219,25 @@ TEST(glm_calls)
            "<arg_value>1",
            "", "|f#:{\"s\": \"a\"}");
     PARSES("glm45", "<tool_call>f", "<tool_call>f", "");
+}
+
+/* Hy 3 has a separator after the name, and one pair of markers around all calls. */
+TEST(hy_v3_calls)
+{
+    PARSES("hy_v3",
+           "Sure.\n<tool_calls>\n<tool_call>f<tool_sep>\n<arg_key>n</arg_key>\n"
+           "<arg_value>5</arg_value>\n<arg_key>s</arg_key>\n<arg_value> 5\n</arg_value>\n"
+           "</tool_call>\n<tool_call>g<tool_sep>\n</tool_call>\n</tool_calls>",
+           "Sure.", "|f#:{\"n\": 5, \"s\": \" 5\\n\"}|g#:{}");
+    PARSES("hy_v3", "<tool_call>g<tool_sep></tool_call></tool_calls> end", " end", "|g#:{}");
+    PARSES("hy_v3", "<tool_calls><tool_call>g<tool_sep></tool_call>\n end", "\n end", "|g#:{}");
+    PARSES("hy_v3", "<tool_call>g</tool_call>", "<tool_call>g</tool_call>", "");
+    PARSES("hy_v3", "<tool_calls>\nnone", "<tool_calls>\nnone", "");
+    PARSES("hy_v3", "<tool_calls>", "<tool_calls>", "");
+    PARSES("hy_v3",
+           "<tool_calls><tool_call>f<tool_sep><arg_key>s</arg_key><arg_value>a</arg_value>"
+           "<arg_key>n</arg_key><arg_value>1",
+           "", "|f#:{\"s\": \"a\"}");
 }
 
 /* The id is part of the format and must be returned unchanged ("functions.f:0"). */

@@ -304,6 +304,8 @@ static void check_turn(const struct form *form, const struct turn *t, const char
     struct grammar_vocab *vocab = parser->exact ? vocab_of(parser) : NULL;
     struct grammar *g = compile(GRAMMAR_TAGS, tags.data, tags.n_bytes, vocab);
     int n_whole = 0;
+    // Harmony has a channel for what is told before a call
+    const bool may_tell = form->reasoning == REASONING_HARMONY;
     struct words words = {.n = 0};
     words_of(t, &words);
     for (int i = 0; g && i < N_WALKS; i++) {
@@ -313,7 +315,8 @@ static void check_turn(const struct form *form, const struct turn *t, const char
         struct fold f;
         run(&opt, text.data, strlen(text.data), 5, 0, &f);
         int n = check_calls(&f, text.data);
-        if (t->must_call && (n < 1 || (t->calls->one && n > 1) || f.content.n_bytes > 0)) {
+        bool said_more = f.content.n_bytes > 0 && !may_tell;
+        if (t->must_call && (n < 1 || (t->calls->one && n > 1) || said_more)) {
             CHECK_FAIL("%s: %d calls and \"%s\" in\n%s", form->parser, n, f.content.data,
                        text.data);
         }
