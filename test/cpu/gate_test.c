@@ -23,7 +23,7 @@ OP_TEST(gates_follow_their_formulas)
                               .per_group = i % 4 == 0,
                               .scale = 0.8f,
                               .eps = 1e-5f};
-        int32_t n_norm = i % 6 < 2 ? 0 : (i % 6 < 4 ? group : width);
+        const int32_t norms[] = {0, group, width}, n_norm = norms[i % 6 / 2];
         int32_t gates = a.per_group ? width / group : width;
         float *x = op_random((size_t)(rows * width), 1.0f);
         float *g = op_random((size_t)(rows * gates), 2.0f), *w = op_random((size_t)width, 1.0f);
