@@ -194,6 +194,37 @@ const struct gguf_value *gguf_get(const struct gguf *g, const char *key)
     return find_key(g->keys, g->n_keys, key);
 }
 
+bool gguf_get_int(const struct gguf *g, const char *key, int64_t *out)
+{
+    return gguf_value_int(gguf_get(g, key), out);
+}
+
+bool gguf_get_number(const struct gguf *g, const char *key, double *out)
+{
+    return gguf_value_number(gguf_get(g, key), out);
+}
+
+bool gguf_get_bool(const struct gguf *g, const char *key, bool *out)
+{
+    const struct gguf_value *v = gguf_get(g, key);
+    bool found = v && !v->is_list && v->type == GGUF_BOOL;
+    if (found) {
+        *out = v->data[0] != 0;
+    }
+    return found;
+}
+
+bool gguf_get_string(const struct gguf *g, const char *key, const char **text, size_t *n_bytes)
+{
+    const struct gguf_value *v = gguf_get(g, key);
+    if (!v || v->is_list || v->type != GGUF_STRING) {
+        return false;
+    }
+    *text = (const char *)v->data + 8;
+    *n_bytes = v->n_bytes - 8;
+    return true;
+}
+
 /* ---- tensors ------------------------------------------------------------------------------ */
 
 static enum status bad_tensor(const struct reader *r, const char *name, const char *why,

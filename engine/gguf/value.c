@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Values of keys: as C types, and the items of lists. Sizes were checked when the file was read. */
+/* Values of keys as C numbers, and the items of lists. Sizes were checked when the file was read.
+ */
 #include "engine/gguf/value.h"
 
 #include <string.h>
@@ -57,36 +58,9 @@ bool gguf_value_int(const struct gguf_value *v, int64_t *out)
     return v && !v->is_list && int_of(v->type, v->data, out);
 }
 
-bool gguf_get_int(const struct gguf *g, const char *key, int64_t *out)
+bool gguf_value_number(const struct gguf_value *v, double *out)
 {
-    return gguf_value_int(gguf_get(g, key), out);
-}
-
-bool gguf_get_number(const struct gguf *g, const char *key, double *out)
-{
-    const struct gguf_value *v = gguf_get(g, key);
     return v && !v->is_list && number_of(v->type, v->data, out);
-}
-
-bool gguf_get_bool(const struct gguf *g, const char *key, bool *out)
-{
-    const struct gguf_value *v = gguf_get(g, key);
-    bool found = v && !v->is_list && v->type == GGUF_BOOL;
-    if (found) {
-        *out = v->data[0] != 0;
-    }
-    return found;
-}
-
-bool gguf_get_string(const struct gguf *g, const char *key, const char **text, size_t *n_bytes)
-{
-    const struct gguf_value *v = gguf_get(g, key);
-    if (!v || v->is_list || v->type != GGUF_STRING) {
-        return false;
-    }
-    *text = (const char *)v->data + 8;
-    *n_bytes = v->n_bytes - 8;
-    return true;
 }
 
 struct gguf_walk gguf_walk(const struct gguf_value *list)

@@ -9,7 +9,8 @@
  * unknown types. */
 size_t gguf_value_bytes(uint32_t type);
 
-/* gguf_get_int of a value that has been looked up already. */
+/* gguf_get_int and gguf_get_number of a value that has been looked up; false if v is NULL. */
 bool gguf_value_int(const struct gguf_value *v, int64_t *out);
+bool gguf_value_number(const struct gguf_value *v, double *out);
 
 #endif
