@@ -4,6 +4,7 @@
 #ifndef SLUICE_ENGINE_SPECULATE_LEARNT_H
 #define SLUICE_ENGINE_SPECULATE_LEARNT_H
 
+#include "engine/device/backend.h"
 #include "engine/schedule/sequence.h"
 #include "engine/speculate/costs.h"
 
