@@ -64,7 +64,7 @@ static int32_t shared_keys(const struct planner *p, const struct pass_group *g)
     return 0;
 }
 
-/* ---- trees, laid out anew ------------------------------------------------------------------- */
+/* ---- trees whose paths are copied ----------------------------------------------------------- */
 
 static bool has_bit(const uint64_t *mask, int32_t i)
 {

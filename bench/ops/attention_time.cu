@@ -105,7 +105,7 @@ static void time_formats(const char *what)
     }
 }
 
-/* Sequences that are all alike. */
+/* Sequences that are all the same. */
 static struct timing time_equal(const char *what, int n_seqs, int n_past, int n_rows,
                                 int block_tokens = 32, bool deterministic = false,
                                 bool tree = false)

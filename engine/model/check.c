@@ -142,7 +142,7 @@ static enum status check_blocks(const struct checkpoint_tensor *t, int32_t n_pie
         if (!is_finite(t->blocks, t->data + i * (size_t)t->blocks->n_bytes)) {
             return err_set(err, ERR_FORMAT,
                            "%s: tensor %s: the scale of block %zu (%s) is NaN or "
-                           "infinite (fetch the file anew)",
+                           "infinite (download the file again)",
                            t->file, t->name, i, t->dtype_name);
         }
     }

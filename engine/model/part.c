@@ -137,8 +137,8 @@ static enum purpose purpose_of(const struct loader *l, const char *name)
         if (n == 6 && strncmp(at, "layers", n) == 0 && at[n]) {
             layer = atoi(at + n + 1);
         }
-        bool behind = layer >= l->c->n_layers && layer - l->c->n_layers < l->c->n_draft_layers;
-        if (behind || strncmp(at, "mtp.", 4) == 0 || strncmp(at, "mtp_", 4) == 0) {
+        bool is_module = layer >= l->c->n_layers && layer - l->c->n_layers < l->c->n_draft_layers;
+        if (is_module || strncmp(at, "mtp.", 4) == 0 || strncmp(at, "mtp_", 4) == 0) {
             return OF_DRAFTS;
         }
     }

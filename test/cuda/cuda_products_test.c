@@ -376,7 +376,7 @@ TEST(a_row_of_a_product_does_not_depend_on_the_others_in_deterministic_mode)
         {FIXED_PLAIN, 131, 1024, false},  {FIXED_PLAIN, 264, 67, true},
     };
     for (int32_t d = 1; d < COUNT(pair_dtypes); d++) {
-        for (int32_t i = 0; i < COUNT(cases); i++) { // opened anew to free memory
+        for (int32_t i = 0; i < COUNT(cases); i++) { // reopened to free memory
             struct pair p;
             REQUIRE(pair_open(&p, pair_dtypes[d], true, NULL));
             check_fixed(&p, &cases[i]);

@@ -473,7 +473,7 @@ TEST(what_a_priority_is_worth_grows_and_is_bounded)
 }
 
 /* Turns that background prompts take, with or without a foreground request just before them. */
-static int32_t turns_in_the_background(bool somebody)
+static int32_t turns_in_the_background(bool others)
 {
     enum { N = 4, N_PROMPT = 500 }; // together no more than a step
     struct bed b = {0};
@@ -483,7 +483,7 @@ static int32_t turns_in_the_background(bool somebody)
     if (!start(&b, &o)) {
         return -1;
     }
-    if (somebody) {
+    if (others) {
         submit(&b, make(0, 0, 10, 1));
         run(&b, 1, 20);
     }

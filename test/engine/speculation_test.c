@@ -186,8 +186,8 @@ TEST(a_tree_is_a_chain_a_comb_or_grown_by_what_is_measured)
 {
     struct shapes sure = shapes_of(true, 0.1f); // siblings of the first guess gain nothing
     CHECK(sure.chains > 12 && sure.combs + sure.grown < 10);
-    struct shapes dear = shapes_of(false, 10.0f); // a decision of the host costs ten steps
-    CHECK(dear.combs > 20 && dear.grown == 0);
+    struct shapes costly = shapes_of(false, 10.0f); // a decision of the host costs ten steps
+    CHECK(costly.combs > 20 && costly.grown == 0);
     struct shapes cheap = shapes_of(false, 0.0f);
     CHECK(cheap.grown > 20 && cheap.combs + cheap.chains < 10);
 }

@@ -34,7 +34,7 @@ struct CUevent_st {
 struct CUstream_st {
     struct ops ops;
     cudaGraph_t graph; // being captured; NULL: none
-    bool is_spoilt;    // the capture: something was called that it does not bear
+    bool is_spoilt;    // the capture: a call that is not allowed in one was made
     int32_t device;
     struct CUstream_st *next;
 };
@@ -167,7 +167,7 @@ bool fake_ends_capture(const char *call)
     return ends;
 }
 
-/* Streams that a life left behind. */
+/* Streams that were not destroyed. */
 void fake_stream_end(void)
 {
     while (streams) {
