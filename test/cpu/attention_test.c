@@ -80,7 +80,7 @@ OP_TEST(attention_reads_codes_as_they_were_stored)
 }
 
 /* After copies and moves each lane reads the expected tokens. */
-OP_TEST(copied_blocks_and_moved_slots_read_alike)
+OP_TEST(copied_blocks_and_moved_slots_read_the_same)
 {
     static const struct geometry cases[] = {{4, 2, 64, 16, 0, 0.0f, false, DT_BF16, 0, false, 0},
                                             {3, 1, 20, 5, 0, 0.0f, false, DT_F32, 0, false, 0},

@@ -265,7 +265,7 @@ static void try_formulas(const char *backend)
     close_layer(&l);
 }
 
-OP_TEST(recurrence_is_that_of_single_tokens)
+OP_TEST(the_recurrence_equals_single_steps)
 {
     for (int32_t i = 0; i < 24; i++) {
         try_formulas(backend);
@@ -325,7 +325,7 @@ static void try_splits(const char *backend)
     close_layer(&l);
 }
 
-OP_TEST(pieces_and_refused_drafts_leave_the_bits)
+OP_TEST(chunks_and_rejected_drafts_change_no_bits)
 {
     for (int32_t i = 0; i < 30; i++) {
         try_splits(backend);
@@ -333,7 +333,7 @@ OP_TEST(pieces_and_refused_drafts_leave_the_bits)
 }
 
 /* Several sequences in one pass. */
-OP_TEST(sequences_beside_each_other_leave_the_bits)
+OP_TEST(other_sequences_in_the_pass_change_no_bits)
 {
     for (int32_t i = 0; i < 8; i++) {
         struct layer l;
@@ -461,7 +461,7 @@ static void copy(struct layer *l, int32_t from, int32_t to, int32_t pos)
     CHECK_EQ(l->rig.ops->copy_states(l->rig.be, 0, 1, &c), OK);
 }
 
-OP_TEST(snapshots_and_forks_go_on_with_the_same_bits)
+OP_TEST(snapshots_and_forks_resume_with_the_same_bits)
 {
     for (int32_t i = 0; i < 20; i++) {
         struct layer l;
@@ -496,7 +496,7 @@ OP_TEST(snapshots_and_forks_go_on_with_the_same_bits)
     }
 }
 
-OP_TEST(state_sets_that_cannot_be_are_refused)
+OP_TEST(invalid_state_sets_are_refused)
 {
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, DT_F32, &limits);

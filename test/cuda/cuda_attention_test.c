@@ -515,7 +515,7 @@ static void copy_case(enum dtype dtype, struct stored stored)
 }
 
 /* Copies move codes together with their scales. */
-TEST(copied_blocks_and_moved_slots_read_alike)
+TEST(copied_blocks_and_moved_slots_read_the_same)
 {
     NEED_GPU();
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {

@@ -288,7 +288,7 @@ static void draft(struct scene *s, int32_t lane, int32_t known)
 }
 
 /* After a rejected draft the state must be that of the tokens that were kept. */
-TEST(drafts_that_are_taken_back_agree)
+TEST(rejected_drafts_agree)
 {
     NEED_GPU();
     for (int32_t i = 0; i < COUNT(cases); i++) {
@@ -357,7 +357,7 @@ static void grow(struct scene *s, int32_t lane, int32_t known, int32_t depth)
 }
 
 /* Each path of a tree has a state of its own; the accepted path's is kept. */
-TEST(trees_and_the_paths_of_them_agree)
+TEST(trees_and_their_paths_agree)
 {
     NEED_GPU();
     for (int32_t i = 0; i < COUNT(cases); i++) {

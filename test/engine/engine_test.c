@@ -168,7 +168,7 @@ TEST(a_scored_prompt_is_computed_whole_and_found_by_others)
 
 /* In the last of 4 layers only qkv processes the rows without draws; the other products and the
  * head process the rest. All counts include the backend's padding. */
-TEST(rows_that_nobody_asks_of_end_in_the_last_layer)
+TEST(rows_without_outputs_stop_in_the_last_layer)
 {
     enum { PROMPT = 50, ALL = 4 * 3 + 1, REST = 3 + 1 };
     static struct token_logprobs scores[PROMPT];
@@ -197,7 +197,7 @@ TEST(rows_that_nobody_asks_of_end_in_the_last_layer)
 
 /* A request that is cancelled between its plan and its results leaves no half-written block in the
  * cache. */
-TEST(what_a_cancelled_request_was_computing_is_right_or_not_found)
+TEST(blocks_of_a_cancelled_request_are_complete_or_not_found)
 {
     for (int32_t turns = 0; turns < 8; turns++) {
         struct bed b = {0};
@@ -239,7 +239,7 @@ static void *submit_and_cancel(void *arg)
 }
 
 /* Many rounds, since the order of two messages is what matters. */
-TEST(a_cancel_right_behind_its_submit_is_never_lost)
+TEST(a_cancel_right_after_its_submit_is_never_lost)
 {
     enum { ROUNDS = 300, N = 16 };
     struct bed b = {0};

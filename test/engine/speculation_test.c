@@ -4,7 +4,7 @@
 #include "test/engine/bed.h"
 
 /* Accepted drafts are counted by position, too; both counts must agree. */
-TEST(a_full_accept_gives_the_bonus_token)
+TEST(accepting_all_drafts_gives_a_bonus_token)
 {
     struct bed b = {0};
     struct engine_options o = options_of(&b, 4, 200);

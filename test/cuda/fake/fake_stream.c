@@ -479,7 +479,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
     for (int32_t i = 0; i < exec->ops.n && e == cudaSuccess; i++) {
         struct fake_op op = exec->ops.v[i];
         if (op.hash) {
-            op.hash = hash_bytes(op.from, op.n_bytes, 0); // what is there when it is launched
+            op.hash = hash_bytes(op.from, op.n_bytes, 0); // the content at the time of the launch
         }
         e = fake_enqueue(stream, &op);
     }
