@@ -121,7 +121,7 @@ static enum status read_qwen2_moe(const struct json *j, struct model_config *c, 
     family_sparse_steps(j, c);
     family_window_on_all(j, c);
     family_windows_if_used(j, c);
-    // in this family every other layer before it
+    // in this family every second layer before it
     int64_t windows = json_get_int(j, "max_window_layers", 28);
     for (int32_t i = 0; i < c->n_layers; i++) {
         if (!(i % 2 == 0 && i < windows)) {

@@ -40,7 +40,7 @@ float spec_gain_of(const struct spec_learnt *l, int32_t depth, float logp);
 void spec_count(struct spec_learnt *l, int32_t n_drafts, int32_t n_accepted);
 void spec_learn(struct spec_learnt *l, struct spec_trust *trust, int32_t n, int32_t right);
 
-/* At one depth of a tree `said` nodes were expected to be right, and one was, or none. */
+/* At one depth of a tree, the expected number of right nodes was `said`; one was right, or none. */
 void spec_learn_depth(struct spec_learnt *l, int32_t depth, float said, bool right);
 void spec_learn_lookup(struct spec_learnt *l, bool right);
 

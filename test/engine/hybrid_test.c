@@ -106,7 +106,7 @@ TEST(a_branch_is_computed_once_and_then_kept)
         ask(&b, i);
     }
     CHECK_EQ(requests[0].r.n_cached, 0);
-    CHECK_EQ(requests[1].r.n_cached, 1024); // of those that lie every 512
+    CHECK_EQ(requests[1].r.n_cached, 1024); // a regular one: they are 512 apart
     CHECK_EQ(requests[1].r.n_recomputed, 1296 - 1024);
     CHECK_EQ(requests[2].r.n_cached, 1280);
     CHECK_EQ(requests[2].r.n_recomputed, 1296 - 1280);
@@ -316,11 +316,11 @@ TEST(siblings_resume_from_their_leader)
     finish(&b);
 }
 
-/* Tests the test: a copy that is not made is noticed. */
+/* Checks the test itself: a missing copy is noticed. */
 TEST(a_lost_copy_shows)
 {
     for (int32_t lost = 1; lost <= 3;
-         lost++) { // out of a lane, of the second text's, and into a lane
+         lost++) { // the copy from a lane, one of the second text, the copy to a lane
         struct bed b = {.control.lose_copy = lost};
         struct engine_options o = hybrid_options(&b, 400);
         REQUIRE(start(&b, &o));
