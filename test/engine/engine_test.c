@@ -392,7 +392,7 @@ TEST(logits_that_are_not_numbers_end_the_request_alone)
     }
     submit(&b, make(0, 290, 10, 20)); // its prompt ends with 299
     struct token_logprobs scores[20] = {0};
-    make(1, 295, 20, 5)->r.prompt_logprobs = scores; // 299 is in the midst of it
+    make(1, 295, 20, 5)->r.prompt_logprobs = scores; // contains 299
     requests[1].r.params.prompt_logprobs = true;
     submit(&b, &requests[1]);
     make(2, 290, 10, 20)->r.n = 3;
