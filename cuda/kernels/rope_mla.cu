@@ -65,7 +65,11 @@ __global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_para
     if (kv.codes.format != KV_PLAIN) {
         const int n = p.kv_lora + p.rope_dim;
         for (int i = threadIdx.x; i < (n + 31) / 32 * 32; i += blockDim.x) {
-            key[i] = i < p.kv_lora ? to_float(x[i]) * scale * (kv_norm ? kv_norm[i] : 1.0f) : 0.0f;
+            float k = 0.0f;
+            if (i < p.kv_lora) {
+                k = to_float(x[i]) * scale * (kv_norm ? kv_norm[i] : 1.0f);
+            }
+            key[i] = k;
         }
         if (warp == 0) {
             for (int i = lane; i < p.rope_dim; i += 32) {
