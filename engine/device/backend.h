@@ -226,8 +226,8 @@ struct pass_seq {
 
 enum { MAX_TREE_NODES = 128, TREE_MASK_WORDS = MAX_TREE_NODES / 64, MAX_TREE_PATH = 16 };
 
-/* The most blocks that a path of up to MAX_TREE_PATH new rows can touch. A backend that lays out
- * paths anew reserves this many per node (backend_limits.max_tree_nodes). */
+/* The most blocks that a path of up to MAX_TREE_PATH new rows can touch. A backend that copies
+ * paths reserves this many per node (backend_limits.max_tree_nodes). */
 static inline int32_t tree_path_blocks(int32_t block_tokens)
 {
     return (MAX_TREE_PATH + block_tokens - 2) / block_tokens + 1;

@@ -366,8 +366,8 @@ static enum status alignment_of(const struct reader *r, const struct key *keys, 
                                 size_t *out, struct err *err)
 {
     int64_t v = DEFAULT_ALIGNMENT;
-    const struct gguf_value *said = find_key(keys, n, "general.alignment");
-    if (said && (!gguf_value_int(said, &v) || v < 1 || v > MAX_ALIGNMENT)) {
+    const struct gguf_value *value = find_key(keys, n, "general.alignment");
+    if (value && (!gguf_value_int(value, &v) || v < 1 || v > MAX_ALIGNMENT)) {
         return bad(r, "general.alignment is impossible", err);
     }
     *out = (size_t)v;

@@ -362,11 +362,11 @@ static void read_defaults(const struct json *j, const char *path, struct model_c
 
 /* The ids of the text part and its wrapper; else the family's, which the defaults have added to j.
  */
-static void read_eos(const struct json *said, const struct json *wrapper, const struct json *j,
+static void read_eos(const struct json *own, const struct json *wrapper, const struct json *j,
                      struct model_config *c)
 {
-    c->eos_is_usual = !said && !wrapper;
-    add_eos(c, c->eos_is_usual ? json_get(j, "eos_token_id") : said);
+    c->eos_is_usual = !own && !wrapper;
+    add_eos(c, c->eos_is_usual ? json_get(j, "eos_token_id") : own);
     add_eos(c, wrapper);
 }
 
