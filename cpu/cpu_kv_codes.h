@@ -65,9 +65,13 @@ static inline int64_t kv_code_at(const struct kv_plane *p, int32_t token, int32_
     }
 }
 
+/* Where the code of dim d lies in its byte: a byte holds two codes of 4 bits. */
 static inline int32_t kv_code_shift(const struct kv_plane *p, int32_t d)
 {
-    return p->format != KV_INT4 ? 0 : (p->by_dim ? d % 2 : d / 16 % 2) * 4;
+    if (p->format != KV_INT4) {
+        return 0;
+    }
+    return (p->by_dim ? d % 2 : d / 16 % 2) * 4;
 }
 
 /* Scale and zero in one word. */

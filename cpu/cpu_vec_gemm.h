@@ -152,8 +152,8 @@ VEC_INLINE void gemm_some(const void *a, int64_t a_stride, int32_t rows, const c
     }
 }
 
-/* The part that the i-th of n blocks prefetches: equal parts, so that memory has as long to deliver
- * as the products take. `lines`: this block's outputs in each step's weights. */
+/* The part that the i-th of n blocks prefetches. All parts are equal, so that the loads are spread
+ * over the whole time of the products. `lines`: this block's outputs in each step's weights. */
 VEC_INLINE struct gemm_ahead part_of(const struct gemm_follows *f, const char *w, int64_t w_step,
                                      int64_t steps, int64_t lines, int64_t i, int64_t n, int32_t m)
 {

@@ -48,7 +48,7 @@ struct attention_limits {
     int32_t sm;         // compute capability, 80, 90...
     bool deterministic; // KV is split at fixed positions counted from 0, whatever else is in the
                         // batch
-    int32_t max_paths;  // paths of trees in KV set 0 that are laid out anew (attention_plan.h); 0:
+    int32_t max_paths;  // paths of trees in KV set 0 that are copied (attention_plan.h); 0:
                         // none
     int32_t max_runs;   // runs of prompts' codes that are expanded (attention_plan.h); 0: none
     size_t run_bytes;   // memory for the expanded runs

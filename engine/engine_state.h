@@ -9,6 +9,8 @@
 #include "engine/cluster/ranks.h"
 #include "engine/constraint.h"
 #include "engine/engine.h"
+#include "engine/info.h"
+#include "engine/options.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/speculate/spec.h"
 #include "engine/step_build.h"

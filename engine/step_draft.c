@@ -110,8 +110,8 @@ static void feed(struct planned_step *ps, struct holdings *h, const struct plan_
     }
 }
 
-/* Pass j of those that feed: module j reads the same rows as the one before it, and the drafts that
- * those have made. */
+/* Feeding pass j: module j reads the rows that the previous module read, and the drafts made by the
+ * modules before it. */
 static void feed_again(struct planned_step *ps, int32_t j)
 {
     for (int32_t i = 0; i < ps->n_feeds; i++) {

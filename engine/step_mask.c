@@ -32,8 +32,8 @@ static void for_each_draw(struct planned_step *ps,
         if (o->score) {
             continue;
         }
-        bool behind = before && before->seq == o->seq && before->verify && o->verify;
-        row = behind ? row + 1 : 0;
+        bool continues = before && before->seq == o->seq && before->verify && o->verify;
+        row = continues ? row + 1 : 0;
         before = o;
         take(ps, i, row);
     }

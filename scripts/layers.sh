@@ -35,19 +35,19 @@ cuda/kernels/state:     cuda/kernels cuda/kernels/device cuda engine/device engi
 server/client:      engine/base
 bench/load:         server/client engine/base
 bench/ops:          cpu/cpu.h cuda cuda/kernels cuda/kernels/device engine/device engine/base
-bench/engine:       engine/engine.h engine/base
+bench/engine:       engine/engine.h engine/info.h engine/options.h engine/base
 bench/server:       server/http server/api engine/base
 server/chat/jinja:  engine/base
 server/chat/tools:  engine/base
 server/chat:        server/chat/jinja server/chat/tools engine/tokenizer engine/gguf/folder.h engine/base
-server/config:      engine/engine.h engine/base
-server/call:        server/config server/chat server/store engine/engine.h engine/grammar/grammar.h engine/tokenizer engine/gguf/folder.h engine/device/params.h engine/base
+server/config:      engine/options.h engine/base
+server/call:        server/config server/chat server/store engine/engine.h engine/info.h engine/schedule/request.h engine/grammar/grammar.h engine/tokenizer engine/gguf/folder.h engine/device/params.h engine/base
 server/http:        engine/base
 server/store:       engine/base
-server/jobs:        server/config server/store server/call server/chat engine/engine.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base
-server/api:         server/config server/jobs server/store server/call server/chat server/http engine/engine.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base
+server/jobs:        server/config server/store server/call server/chat engine/engine.h engine/info.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base
+server/api:         server/config server/jobs server/store server/call server/chat server/http engine/engine.h engine/info.h engine/grammar/grammar.h engine/tokenizer engine/device/params.h engine/base
 server/hub:         engine/base
-server/cli:         server/config server/hub server/jobs server/store server/api server/call server/chat server/http server/client bench/load bench/ops bench/engine engine/engine.h engine/cluster/nodes.h engine/model/quantise.h engine/grammar/grammar.h engine/tokenizer engine/gguf/folder.h engine/gguf/split.h engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
+server/cli:         server/config server/hub server/jobs server/store server/api server/call server/chat server/http server/client bench/load bench/ops bench/engine engine/engine.h engine/info.h engine/options.h engine/cluster/nodes.h engine/model/quantise.h engine/grammar/grammar.h engine/tokenizer engine/gguf/folder.h engine/gguf/split.h engine/device/params.h engine/base cpu/cpu.h cuda/cuda.h
 '
 # Known violations that remain to be fixed, each as "FILE HEADER".
 owed='

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make test` looks at of long lists, and `make nightly` ($SLUICE_NIGHTLY) in full."""
+"""Long lists of cases: `make test` runs a part of them, `make nightly` ($SLUICE_NIGHTLY) all."""
 import os
 import random
 
@@ -10,13 +10,13 @@ nightly = pytest.mark.skipif(not NIGHTLY, reason="runs at length in `make nightl
 
 
 def at_night(*values):
-    """Parameters that are tried by `make nightly` alone."""
+    """Parameters for `make nightly` only."""
     return [pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=nightly) for v in values]
 
 
 def share(values, which, of):
-    """All of them at night; else one of `of` shares, which are drawn so that none favours a value of an axis. All shares
-    together are all of them, so where fewer are taken than there are, something is tried at night alone."""
+    """All cases in a nightly run; else one of `of` shares, drawn so that none favours a value of an axis. The shares together
+    cover all cases; tests that use only some of the shares run the rest only at night."""
     values = list(values)
     drawn = random.Random(1).sample(range(len(values)), len(values))
     return values if NIGHTLY else [values[i] for i in sorted(drawn[which % of::of])]

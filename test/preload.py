@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Libraries of the tests' own that stand between a program and its system calls (LD_PRELOAD)."""
+"""Builds test libraries that intercept a program's system calls (LD_PRELOAD)."""
 
 import functools
 import os
@@ -11,8 +11,8 @@ BUILD = os.path.join(ROOT, os.environ.get("SLUICE_BUILD", "build/release"))
 
 @functools.cache
 def preload(source):
-    """The environment that puts test/SOURCE, built here, in front of the C library. The dynamic linker starts a program
-    without a library that it cannot read, so one that another test is building must never be seen half written."""
+    """Builds test/SOURCE, and returns the environment that preloads it. The dynamic linker starts a program without a preloaded
+    library that it cannot read, so a library must never be visible half written."""
     lib = os.path.join(BUILD, "test", os.path.splitext(source)[0] + ".so")
     new = "%s.%d" % (lib, os.getpid())
     os.makedirs(os.path.dirname(lib), exist_ok=True)

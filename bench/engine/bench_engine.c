@@ -9,6 +9,8 @@
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
 #include "engine/base/rng.h"
+#include "engine/engine.h"
+#include "engine/info.h"
 
 #include <pthread.h>
 #include <stdio.h>

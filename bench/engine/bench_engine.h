@@ -5,7 +5,7 @@
 #ifndef SLUICE_BENCH_ENGINE_BENCH_ENGINE_H
 #define SLUICE_BENCH_ENGINE_BENCH_ENGINE_H
 
-#include "engine/engine.h"
+#include "engine/options.h"
 
 struct engine_opener {
     /* Fills in the options for engine_open from the arguments that the benchmark does not know

@@ -33,7 +33,7 @@ static const struct option {
     {"requests", INTEGER, AT(n_requests), 1, 1e7,
      "N  requests, or conversations (100; groups x members for shared-prefix; 16 agents)"},
     {"concurrency", INTEGER, AT(concurrency), 0, 60000,
-     "N  at most so many at once; 0: no bound (8; no bound with --rate)"},
+     "N  at most this many at once; 0: no bound (8; no bound with --rate)"},
     {"rate", REAL, AT(rate), 1e-6, 1e6, "R  Poisson arrivals a second (none: as fast as they go)"},
     {"duration", REAL, AT(duration), 1e-3, 1e6, "S  start no requests after this many seconds"},
     {"timeout", REAL, AT(timeout), 1e-3, 1e6, "S  for one request (600)"},

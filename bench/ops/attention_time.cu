@@ -105,7 +105,7 @@ static void time_formats(const char *what)
     }
 }
 
-/* Sequences that are all alike. */
+/* Sequences that are all the same. */
 static struct timing time_equal(const char *what, int n_seqs, int n_past, int n_rows,
                                 int block_tokens = 32, bool deterministic = false,
                                 bool tree = false)
@@ -232,8 +232,8 @@ struct layer_chain {
     }
 };
 
-/* Decoding between products, whose weights drive all else out of the L2 cache, and after rope: the
- * attention's time is what the chain takes longer with it. */
+/* Decoding between products, whose weights evict everything else from the L2 cache, and after rope.
+ * Attention's time is that of the chain with it minus that of the chain without it. */
 static void time_in_step(int n_seqs, int n_past)
 {
     struct scene s = llama_8b(64);

@@ -251,9 +251,9 @@ static void print_pass(const char *what, double t, const struct pass_time *p, do
 }
 
 /* Decoding compared with plainly reading the same weights with the same threads. The two alternate,
- * so that both see the same disturbances. The time of a pass is the sum over its ops of each one's
- * best time, and likewise for the read over the weights: a millisecond may pass undisturbed on a
- * machine where a whole pass never does. */
+ * so that both see the same disturbances. A pass counts as the sum of the best times of its ops,
+ * and the read as the sum of the best times of the weights: on a busy machine a whole pass is never
+ * undisturbed, but a millisecond may be. */
 static enum status decode_ratios(struct bench *b)
 {
     int32_t n = bench_n_laps(b), n_weights = 0;

@@ -247,7 +247,8 @@ static void check_batch(struct rng &r)
     struct gemm_args a = {};
     a.x_dtype = a.w_dtype = a.y_dtype = r.below(2) ? DT_BF16 : DT_F16;
     const bool is_long = r.below(4) == 0;
-    a.n_rows = is_long ? r.between(257, 4500) : r.between(129, 256); // whoever takes them
+    a.n_rows =
+        is_long ? r.between(257, 4500) : r.between(129, 256); // by whichever kernel takes them
     a.n_in = 8 * r.between(16, r.below(4) ? 150 : 520);
     int widest = 120;
     if (!is_long) {

@@ -2,13 +2,12 @@
 /* Rotary position embedding, the norms of queries and keys before or after it, the norm of values,
  * and the store into KV pages. A group of threads, at most a warp, holds one head in registers.
  * Bound by memory bandwidth, or by latency for few rows. */
-#include "cuda/kernels/device/growth.cuh"
-#include "cuda/kernels/device/kv_codes.cuh"
 #include "cuda/kernels/device/launch.cuh"
 #include "cuda/kernels/device/reduce.cuh"
 #include "cuda/kernels/device/sums.cuh"
 #include "cuda/kernels/device/types.cuh"
 #include "cuda/kernels/kernels.h"
+#include "cuda/kernels/rope.cuh"
 
 /* The angle is rounded to float before its sine is taken, as in the models' reference code. */
 __global__ void rope_table_kernel(float *cos_sin, const float *inv_freq, int32_t n_pairs, int64_t n,
@@ -34,34 +33,6 @@ extern "C" cudaError_t k_rope_table(cudaStream_t stream, float *cos_sin, const f
                   cos_sin, inv_freq, rope->n_pairs, n, attention_factor);
 }
 
-/* Where the row's K and V are stored: the page, and the token in it. */
-__device__ __forceinline__ void slot_of(const struct pass_view &pass, const struct pass_row &row,
-                                        int32_t block_tokens, int64_t *page, int32_t *token)
-{
-    const int32_t block = row.slot_pos / block_tokens;
-    *page = block < pass.blocks_stride ? pass.blocks[(int64_t)row.lane * pass.blocks_stride + block]
-                                       : pass.n_blocks;
-    *token = row.slot_pos % block_tokens;
-}
-
-/* Rotates element i of a head whose elements are in `head`, shared by the warp. */
-__device__ __forceinline__ float rotated(const float *head, int i, const struct rope_view &rope,
-                                         const float *cos_sin)
-{
-    if (i >= 2 * rope.n_pairs) {
-        return head[i];
-    }
-    int pair = i >> 1;
-    if (!rope.interleaved) {
-        pair = i < rope.n_pairs ? i : i - rope.n_pairs;
-    }
-    const bool second = rope.interleaved ? i & 1 : i >= rope.n_pairs;
-    const float c = cos_sin[2 * pair], s = cos_sin[2 * pair + 1];
-    const float a = head[rope.interleaved ? 2 * pair : pair];
-    const float b = head[rope.interleaved ? 2 * pair + 1 : pair + rope.n_pairs];
-    return second ? b * c + a * s : a * c - b * s;
-}
-
 /* What is the same for all rows and heads. */
 struct rope_params {
     int32_t stride, n_heads, n_kv_heads, head_dim;
@@ -71,8 +42,6 @@ struct rope_params {
     int32_t q_norm_n, k_norm_n;
     struct query_growth growth;
 };
-
-enum { ROPE_WARPS = 4, ROPE_MAX_HEAD = 576 };
 
 /* Mean and scale of a norm over `n` elements; x(i) returns element i. */
 template <typename X>
@@ -489,115 +458,5 @@ extern "C" cudaError_t k_rope_store(cudaStream_t stream, const struct rope_store
     const struct sum_parts sums = given ? *given : sum_parts{};
     BY_DTYPE(a->qkv.dtype, T,
              return rope_store<T>(stream, a, p, rope, q_norm, k_norm, kv, pass, sums));
-    return cudaErrorInvalidValue;
-}
-
-/* MLA's row: the latent, which is normed, and the part with positions, which is rotated. */
-struct mla_params {
-    int32_t q_stride, q_head, q_rope_offset;
-    int32_t out_stride, out_head, out_offset;
-    int32_t kv_stride, n_heads, rope_dim, kv_lora;
-    float eps;
-    struct query_growth growth;
-};
-
-/* Block (row, y): y == 0 stores the row's key, the others rotate four query heads each. */
-template <typename T, typename C>
-__global__ void mla_store_kernel(T *q, T *q_out, const T *kv_in, struct mla_params p,
-                                 struct rope_view rope, const float *kv_norm, struct kv_view kv,
-                                 struct pass_view pass)
-{
-    __shared__ float heads[ROPE_WARPS][256];
-    __shared__ float shared[32], key[ROPE_MAX_HEAD];
-    pdl_wait();
-    pdl_trigger();
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const struct pass_row row = pass.rows[blockIdx.x];
-    const int32_t pos = row.pos < rope.max_pos ? row.pos : rope.max_pos - 1;
-    const float *cos_sin = rope.cos_sin + (int64_t)pos * rope.n_pairs * 2;
-    float *head = heads[warp];
-    if (blockIdx.y > 0) {
-        const int h = (blockIdx.y - 1) * ROPE_WARPS + warp;
-        if (h < p.n_heads) {
-            T *mine = q + (int64_t)blockIdx.x * p.q_stride + (int64_t)h * p.q_head;
-            T *to =
-                q_out + (int64_t)blockIdx.x * p.out_stride + (int64_t)h * p.out_head + p.out_offset;
-            const float growth = growth_at(p.growth, row.pos);
-            for (int i = lane; i < p.rope_dim; i += 32) {
-                head[i] = to_float(mine[p.q_rope_offset + i]);
-            }
-            __syncwarp();
-            for (int i = lane; i < p.rope_dim; i += 32) {
-                to[i] = from_float<T>(rotated(head, i, rope, cos_sin) * growth);
-            }
-            for (int i = lane; growth != 1.0f && i < p.q_rope_offset; i += 32) {
-                mine[i] = from_float<T>(to_float(mine[i]) * growth);
-            }
-        }
-        return;
-    }
-    const T *x = kv_in + (int64_t)blockIdx.x * p.kv_stride;
-    float sum = 0.0f;
-    for (int i = threadIdx.x; i < p.kv_lora; i += blockDim.x) {
-        const float f = to_float(x[i]);
-        sum += f * f;
-    }
-    const float scale = 1.0f / sqrtf(block_sum(sum, shared) / (float)p.kv_lora + p.eps);
-    int64_t page;
-    int32_t token;
-    slot_of(pass, row, kv.block_tokens, &page, &token);
-    if (kv.codes.format != KV_PLAIN) {
-        const int n = p.kv_lora + p.rope_dim;
-        for (int i = threadIdx.x; i < (n + 31) / 32 * 32; i += blockDim.x) {
-            key[i] = i < p.kv_lora ? to_float(x[i]) * scale * (kv_norm ? kv_norm[i] : 1.0f) : 0.0f;
-        }
-        if (warp == 0) {
-            for (int i = lane; i < p.rope_dim; i += 32) {
-                head[i] = to_float(x[p.kv_lora + i]);
-            }
-        }
-        __syncthreads();
-        if (warp == 0) {
-            for (int i = lane; i < p.rope_dim; i += 32) {
-                key[p.kv_lora + i] = rotated(head, i, rope, cos_sin);
-            }
-            __syncwarp();
-            kv_store_head(kv.codes, kv_place_of(kv, page, 0, token), false, key, n);
-        }
-        return;
-    }
-    C *to = (C *)kv.base + page * kv.page_stride + (int64_t)token * kv.head_dim_k;
-    for (int i = threadIdx.x; i < p.kv_lora; i += blockDim.x) {
-        to[i] = from_float<C>(to_float(x[i]) * scale * (kv_norm ? kv_norm[i] : 1.0f));
-    }
-    if (warp == 0) {
-        for (int i = lane; i < p.rope_dim; i += 32) {
-            head[i] = to_float(x[p.kv_lora + i]);
-        }
-        __syncwarp();
-        for (int i = lane; i < p.rope_dim; i += 32) {
-            to[p.kv_lora + i] = from_float<C>(rotated(head, i, rope, cos_sin));
-        }
-    }
-}
-
-extern "C" cudaError_t k_mla_store(cudaStream_t stream, const struct mla_store_args *a,
-                                   const struct rope_view *rope, const float *kv_norm,
-                                   const struct kv_view *kv, const struct pass_view *pass)
-{
-    const bool has_codes = kv->codes.format != KV_PLAIN;
-    if (a->rope_dim > 256 || (has_codes && a->kv_lora + a->rope_dim > ROPE_MAX_HEAD)) {
-        return cudaErrorInvalidValue;
-    }
-    const struct mla_params p = {a->q.stride,   a->q_head,       a->q_rope_offset, a->q_out.stride,
-                                 a->q_out_head, a->q_out_offset, a->kv.stride,     a->n_heads,
-                                 a->rope_dim,   a->kv_lora,      a->eps,           a->growth};
-    const dim3 grid(a->n_rows, 1 + (a->n_heads + ROPE_WARPS - 1) / ROPE_WARPS);
-    const dim3 block(32 * ROPE_WARPS);
-    BY_DTYPE(a->q.dtype, T,
-             BY_DTYPE(kv->dtype, C,
-                      return launch(mla_store_kernel<T, C>, grid, block, 0, stream, (T *)a->q.mem.p,
-                                    (T *)a->q_out.mem.p, (const T *)a->kv.mem.p, p, *rope, kv_norm,
-                                    *kv, *pass)));
     return cudaErrorInvalidValue;
 }

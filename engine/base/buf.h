@@ -22,8 +22,8 @@ void buf_init(struct buf *b, size_t max_bytes);
 void buf_deinit(struct buf *b); // accepts a zeroed struct
 void buf_clear(struct buf *b);  // keeps the memory; clears `failed`
 
-/* How many appends of this thread had no memory, to any buffer: what lies between two equal counts
- * lacks nothing for that reason. */
+/* The number of this thread's appends, to any buffer, that failed for lack of memory. If it has not
+ * changed, everything appended meanwhile is complete. */
 uint64_t buf_n_lost(void);
 
 bool buf_reserve(struct buf *b, size_t more_bytes);

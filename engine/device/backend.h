@@ -13,6 +13,7 @@
 #define SLUICE_ENGINE_DEVICE_BACKEND_H
 
 #include "engine/base/status.h"
+#include "engine/device/backend_options.h"
 #include "engine/device/codec.h"
 #include "engine/device/kv_format.h"
 #include "engine/device/params.h"
@@ -225,8 +226,8 @@ struct pass_seq {
 
 enum { MAX_TREE_NODES = 128, TREE_MASK_WORDS = MAX_TREE_NODES / 64, MAX_TREE_PATH = 16 };
 
-/* The most blocks that a path of up to MAX_TREE_PATH new rows can touch. A backend that lays out
- * paths anew reserves this many per node (backend_limits.max_tree_nodes). */
+/* The most blocks that a path of up to MAX_TREE_PATH new rows can touch. A backend that copies
+ * paths reserves this many per node (backend_limits.max_tree_nodes). */
 static inline int32_t tree_path_blocks(int32_t block_tokens)
 {
     return (MAX_TREE_PATH + block_tokens - 2) / block_tokens + 1;
@@ -283,8 +284,6 @@ struct pass_draw {
 };
 
 enum { MAX_SIBLINGS = 16 }; // drafts of one law
-
-enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN };
 
 /* Layers whose hidden states (the residual stream after them) are an output of the out rows. */
 enum { MAX_HIDDEN_LAYERS = 4 };
@@ -373,19 +372,6 @@ struct comm_place {
     /* Broadcasts node 0's bytes to all nodes (collective); unused with one node. */
     enum status (*share)(void *bytes, size_t n_bytes, void *arg, struct err *err);
     void *share_arg;
-};
-
-/* Options common to all backends: cpu_open (cpu/cpu.h), cuda_open (cuda/cuda.h). */
-struct backend_options {
-    int32_t device; // GPU index; unused by the CPU
-    int32_t rank, n_ranks;
-    struct comm *comm;  // communicator created by the backend's folder; NULL with one rank
-    enum dtype dtype;   // of weights and KV: DT_BF16 (or F16), or DT_F32 for exact work, where
-                        // activations are fp32 and nothing is rounded in between
-    bool deterministic; // a row has the same bits whatever is in its batch, and whatever the
-                        // drafts, chunks and cache do; always true of the CPU
-    bool enforce_eager; // launch every pass, capture none; the CPU never captures
-    int32_t threads;    // CPU: 0 means all cores
 };
 
 struct backend;

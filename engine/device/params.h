@@ -30,6 +30,9 @@ enum {
  * float. */
 #define MAX_TEMPERATURE 1e30f
 
+/* What a request for vectors gets: the last hidden state of its prompt, or the mean of all. */
+enum pool_kind { POOL_NONE, POOL_LAST, POOL_MEAN };
+
 struct logit_bias {
     int32_t token;
     float bias; // -100 to 100

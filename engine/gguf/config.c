@@ -249,11 +249,11 @@ static enum status put_scaling(const struct maker *m, const char *type)
 static enum status put_rope(const struct maker *m)
 {
     char full[96], type[32] = "none";
-    const char *said;
+    const char *text;
     size_t n;
     maker_full_key(m, "rope.scaling.type", full);
-    if (gguf_get_string(m->g, full, &said, &n)) {
-        snprintf(type, sizeof type, "%.*s", (int)lesser(n, 31), said);
+    if (gguf_get_string(m->g, full, &text, &n)) {
+        snprintf(type, sizeof type, "%.*s", (int)lesser(n, 31), text);
     }
     maker_put_number(m, "rope_theta", maker_number_or(m, "rope.freq_base", 10000));
     double original = maker_number_or(m, "rope.scaling.original_context_length", 0);

@@ -4,6 +4,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
 #include "engine/gguf/split.h"
+#include "engine/gguf/value.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -116,17 +117,9 @@ static enum status bad(const struct reader *r, const char *why, struct err *err)
 }
 
 /* ---- keys --------------------------------------------------------------------------------- */
-
-/* Size of one value; 0: strings and lists, which store their own length. */
-static size_t value_bytes(uint32_t type)
-{
-    static const uint8_t n_bytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
-    return type < sizeof n_bytes ? n_bytes[type] : 0;
-}
-
 static enum status take_items(struct reader *r, struct gguf_value *v, struct err *err)
 {
-    size_t start = r->at, each = value_bytes(v->type), n_bytes;
+    size_t start = r->at, each = gguf_value_bytes(v->type), n_bytes;
     if (v->type == GGUF_ARRAY || v->type > GGUF_F64) {
         return bad(r, "a list of lists, or a value of an unknown type", err);
     }
@@ -196,53 +189,6 @@ static const struct gguf_value *find_key(const struct key *keys, size_t n, const
     return NULL;
 }
 
-static uint64_t load_uint(const unsigned char *data, size_t n_bytes)
-{
-    uint64_t v = 0;
-    memcpy(&v, data, n_bytes); // little-endian, like the supported machines
-    return v;
-}
-
-static bool int_of(enum gguf_type type, const unsigned char *data, int64_t *out)
-{
-    size_t n = value_bytes(type);
-    uint64_t v = n ? load_uint(data, n) : 0;
-    switch (type) {
-    case GGUF_U8:
-    case GGUF_U16:
-    case GGUF_U32: *out = (int64_t)v; return true;
-    case GGUF_U64: *out = (int64_t)v; return v <= INT64_MAX;
-    case GGUF_I8: *out = (int8_t)v; return true; // NOLINT(bugprone-signed-char-misuse): a number
-    case GGUF_I16: *out = (int16_t)v; return true;
-    case GGUF_I32: *out = (int32_t)v; return true;
-    case GGUF_I64: *out = (int64_t)v; return true;
-    default: return false;
-    }
-}
-
-static bool number_of(enum gguf_type type, const unsigned char *data, double *out)
-{
-    int64_t whole;
-    if (type == GGUF_F32) {
-        float f;
-        memcpy(&f, data, sizeof f);
-        *out = (double)f;
-        return true;
-    }
-    if (type == GGUF_F64) {
-        memcpy(out, data, sizeof *out);
-        return true;
-    }
-    bool found = int_of(type, data, &whole);
-    *out = found ? (double)whole : 0.0;
-    return found;
-}
-
-static bool value_int(const struct gguf_value *v, int64_t *out)
-{
-    return v && !v->is_list && int_of(v->type, v->data, out);
-}
-
 const struct gguf_value *gguf_get(const struct gguf *g, const char *key)
 {
     return find_key(g->keys, g->n_keys, key);
@@ -250,13 +196,12 @@ const struct gguf_value *gguf_get(const struct gguf *g, const char *key)
 
 bool gguf_get_int(const struct gguf *g, const char *key, int64_t *out)
 {
-    return value_int(gguf_get(g, key), out);
+    return gguf_value_int(gguf_get(g, key), out);
 }
 
 bool gguf_get_number(const struct gguf *g, const char *key, double *out)
 {
-    const struct gguf_value *v = gguf_get(g, key);
-    return v && !v->is_list && number_of(v->type, v->data, out);
+    return gguf_value_number(gguf_get(g, key), out);
 }
 
 bool gguf_get_bool(const struct gguf *g, const char *key, bool *out)
@@ -277,34 +222,6 @@ bool gguf_get_string(const struct gguf *g, const char *key, const char **text, s
     }
     *text = (const char *)v->data + 8;
     *n_bytes = v->n_bytes - 8;
-    return true;
-}
-
-struct gguf_walk gguf_walk(const struct gguf_value *list)
-{
-    bool is_list = list && list->is_list;
-    return (struct gguf_walk){is_list ? list : NULL, is_list ? list->data : NULL, 0};
-}
-
-bool gguf_next_string(struct gguf_walk *w, const char **text, size_t *n_bytes)
-{
-    if (!w->v || w->v->type != GGUF_STRING || w->i == w->v->n) {
-        return false;
-    }
-    *n_bytes = (size_t)load_uint(w->at, 8);
-    *text = (const char *)w->at + 8;
-    w->at += 8 + *n_bytes;
-    w->i++;
-    return true;
-}
-
-bool gguf_next_number(struct gguf_walk *w, double *out)
-{
-    if (!w->v || w->i == w->v->n || !number_of(w->v->type, w->at, out)) {
-        return false;
-    }
-    w->at += value_bytes(w->v->type);
-    w->i++;
     return true;
 }
 
@@ -449,8 +366,8 @@ static enum status alignment_of(const struct reader *r, const struct key *keys, 
                                 size_t *out, struct err *err)
 {
     int64_t v = DEFAULT_ALIGNMENT;
-    const struct gguf_value *said = find_key(keys, n, "general.alignment");
-    if (said && (!value_int(said, &v) || v < 1 || v > MAX_ALIGNMENT)) {
+    const struct gguf_value *value = find_key(keys, n, "general.alignment");
+    if (value && (!gguf_value_int(value, &v) || v < 1 || v > MAX_ALIGNMENT)) {
         return bad(r, "general.alignment is impossible", err);
     }
     *out = (size_t)v;
@@ -462,8 +379,8 @@ static enum status check_split(const struct reader *r, const struct key *keys, s
                                size_t n_files, struct err *err)
 {
     int64_t no = 0, count = 1;
-    value_int(find_key(keys, n, "split.no"), &no);
-    value_int(find_key(keys, n, "split.count"), &count);
+    gguf_value_int(find_key(keys, n, "split.no"), &no);
+    gguf_value_int(find_key(keys, n, "split.count"), &count);
     count = greater(1, count);
     if (no == (int64_t)i && count == (int64_t)n_files) {
         return OK;

@@ -142,7 +142,7 @@ static enum status check_blocks(const struct checkpoint_tensor *t, int32_t n_pie
         if (!is_finite(t->blocks, t->data + i * (size_t)t->blocks->n_bytes)) {
             return err_set(err, ERR_FORMAT,
                            "%s: tensor %s: the scale of block %zu (%s) is NaN or "
-                           "infinite (fetch the file anew)",
+                           "infinite (download the file again)",
                            t->file, t->name, i, t->dtype_name);
         }
     }
@@ -171,8 +171,8 @@ static enum status check_tensor(const struct checkpoint_tensor *t, int32_t n_pie
     }
     if (found.bad_at >= 0) {
         return err_set(err, ERR_FORMAT,
-                       "%s: tensor %s: element %lld (%s) is NaN or infinite (fetch "
-                       "the file anew; --check-weights off loads it as it is)",
+                       "%s: tensor %s: element %lld (%s) is NaN or infinite "
+                       "(download the file again; --check-weights off loads it as it is)",
                        t->file, t->name, (long long)found.bad_at, t->dtype_name);
     }
     if (!found.has_value && t->n_dims >= 2 && is_zero(t, f, n)) {

@@ -430,7 +430,7 @@ static enum status check_gguf(const char *path, struct err *err)
     return OK;
 }
 
-/* For a quick check before the engine loads: the files exist that the index names. */
+/* For a quick check before the engine loads: all files of the index exist. */
 enum status checkpoint_check(const char *dir, struct err *err)
 {
     if (gguf_is(dir)) {

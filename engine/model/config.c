@@ -175,7 +175,7 @@ static enum status read_layer_types(const struct json *j, struct model_config *c
     return OK;
 }
 
-/* Layers of which the family says nothing else have the model's sizes. */
+/* Layers have the model's sizes unless the family has set others. */
 static void size_layers(struct model_config *c)
 {
     for (int32_t i = 0; i < c->n_layers; i++) {
@@ -218,7 +218,8 @@ static int32_t natural_length(const struct json *j, int32_t max_pos)
     }
     if (strcmp(type, "dynamic") == 0 && !(rope_alpha(j) > 0.0)) {
         longest = (double)max_pos * factor;
-    } else if (strcmp(type, "yarn") == 0) { // who adds it to a config leaves the old length there
+    } else if (strcmp(type, "yarn") ==
+               0) { // users who add it leave the old max_position_embeddings
         longest = json_get_number(rope, "original_max_position_embeddings", 0.0) * factor;
     }
     if (longest < max_pos) {
@@ -274,7 +275,7 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
         c->n_ropes = 2;
     }
     choose_ropes(c);
-    if (c->n_ropes == 2) { // the sliding layers' own; in the older form never scaled
+    if (c->n_ropes == 2) { // the sliding layers' rope; in the older form never scaled
         double local = json_get_number(j, "rope_local_base_freq", 10000.0);
         TRY(read_rope(sliding, local, j, 1, c, err));
     }
@@ -285,8 +286,8 @@ static enum status read_ropes(const struct json *j, struct model_config *c, stru
     return OK;
 }
 
-/* A wrapper's word, whose text part is not asked, else the family's. A head must be there only
- * where the file says so: some published folders have neither. */
+/* A wrapper's own key counts, not that of its text part; the family has the default. A head is
+ * required only if the file says so: some published folders have neither. */
 static void read_tied(const struct json *root, struct model_config *c)
 {
     static const char key[] = "tie_word_embeddings";
@@ -312,8 +313,8 @@ static void add_eos(struct model_config *c, const struct json *node)
     }
 }
 
-/* Published files hold values that no sampler takes, such as a top_p of 0: what does not pass alone
- * is left as it was. */
+/* Published files have values that no sampler accepts, such as a top_p of 0. A change that is
+ * invalid by itself is ignored. */
 static void take_default(struct model_config *c, struct sampling_params with, const char *path)
 {
     struct err why = {0};
@@ -330,7 +331,7 @@ static void read_defaults(const struct json *j, const char *path, struct model_c
 {
     const struct sampling_params *p = &c->defaults;
     struct sampling_params with = *p;
-    bool greedy = !json_get_bool(j, "do_sample", true); // where it is said, it is meant
+    bool greedy = !json_get_bool(j, "do_sample", true); // an explicit false means greedy
     if (greedy) {
         with.temperature = 0.0f;
     } else {
@@ -359,12 +360,13 @@ static void read_defaults(const struct json *j, const char *path, struct model_c
     take_default(c, with, path);
 }
 
-/* What the text part and its wrapper say; else the family's, which the defaults have put into j. */
-static void read_eos(const struct json *said, const struct json *wrapper, const struct json *j,
+/* The ids of the text part and its wrapper; else the family's, which the defaults have added to j.
+ */
+static void read_eos(const struct json *own, const struct json *wrapper, const struct json *j,
                      struct model_config *c)
 {
-    c->eos_is_usual = !said && !wrapper;
-    add_eos(c, c->eos_is_usual ? json_get(j, "eos_token_id") : said);
+    c->eos_is_usual = !own && !wrapper;
+    add_eos(c, c->eos_is_usual ? json_get(j, "eos_token_id") : own);
     add_eos(c, wrapper);
 }
 
@@ -404,7 +406,7 @@ static struct json *text_part(struct json *root)
     return nested ? (struct json *)text : root;
 }
 
-/* Keys that the file leaves out mean what transformers takes for them in this family. */
+/* Missing keys get transformers' defaults for the family. */
 static enum status add_defaults(const struct family *family, struct json *config, struct err *err)
 {
     struct json *defaults;
@@ -429,7 +431,7 @@ static enum status open_family(const struct json *root, struct json *config,
     }
     const struct family *family = type ? family_find(type) : NULL;
     if (!family) {
-        char known[320]; // the message has more to say
+        char known[320]; // leaves space for the rest of the message
         family_list(known, sizeof known);
         return err_set(err, ERR_UNSUPPORTED, "config.json: the model_type '%.64s' is not one of %s",
                        type ? type : "(missing)", known);
@@ -452,7 +454,7 @@ static enum status open_family(const struct json *root, struct json *config,
 static enum status read_config(struct json *root, struct model_config *c, struct err *err)
 {
     struct json *j = text_part(root);
-    const struct json *eos = json_get(j, "eos_token_id"); // before the family's joins them
+    const struct json *eos = json_get(j, "eos_token_id"); // before the family's default is added
     const struct json *wrapper_eos = json_get(root, "eos_token_id");
     const struct family *family = NULL;
     TRY(open_family(root, j, &family, err));

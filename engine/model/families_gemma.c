@@ -44,8 +44,7 @@ static const struct tensor_names gemma4_names = {GEMMA_BASE,
 /* "vision" concerns images, which are unsupported anyway. */
 static enum status refuse_two_ways(const struct json *j, struct err *err)
 {
-    const struct json *said = json_get(j, "use_bidirectional_attention");
-    const char *which = json_string(said);
+    const char *which = json_string(json_get(j, "use_bidirectional_attention"));
     if (json_get_bool(j, "use_bidirectional_attention", false) ||
         (which && strcmp(which, "vision") != 0)) {
         return err_set(err, ERR_UNSUPPORTED,
@@ -194,18 +193,18 @@ static enum status gemma4_sharing(const struct json *j, struct model_config *c, 
 
 static enum status gemma4_experts(const struct json *j, struct model_config *c, struct err *err)
 {
-    const struct experts_said said = {"num_experts",
-                                      "top_k_experts",
-                                      "moe_intermediate_size",
-                                      json_get_int(j, "num_experts", 0),
-                                      json_get_int(j, "top_k_experts", 0),
-                                      json_get_int(j, "moe_intermediate_size", 0)};
+    const struct experts_numbers numbers = {"num_experts",
+                                            "top_k_experts",
+                                            "moe_intermediate_size",
+                                            json_get_int(j, "num_experts", 0),
+                                            json_get_int(j, "top_k_experts", 0),
+                                            json_get_int(j, "moe_intermediate_size", 0)};
     if (!json_get_bool(j, "enable_moe_block", false)) {
         return OK;
     }
     c->scoring = MOE_SOFTMAX_TOPK;
     c->renormalise = c->experts_beside = true;
-    return family_set_experts(&said, c, err);
+    return family_set_experts(&numbers, c, err);
 }
 
 static enum status read_gemma4_layers(const struct json *j, struct model_config *c, struct err *err)

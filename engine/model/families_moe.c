@@ -121,7 +121,7 @@ static enum status read_qwen2_moe(const struct json *j, struct model_config *c, 
     family_sparse_steps(j, c);
     family_window_on_all(j, c);
     family_windows_if_used(j, c);
-    // in this family every other layer before it
+    // in this family every second layer before it
     int64_t windows = json_get_int(j, "max_window_layers", 28);
     for (int32_t i = 0; i < c->n_layers; i++) {
         if (!(i % 2 == 0 && i < windows)) {
@@ -176,12 +176,12 @@ static enum status read_minimax_m2(const struct json *j, struct model_config *c,
 /* Every n-th layer of a range has experts. The correction only affects the choice. */
 static enum status read_ernie_moe(const struct json *j, struct model_config *c, struct err *err)
 {
-    struct experts_said s = {.count_key = "moe_num_experts",
-                             .pick_key = "moe_k",
-                             .ffn_key = "moe_intermediate_size",
-                             .n = json_get_int(j, "moe_num_experts", 0),
-                             .k = json_get_int(j, "moe_k", 0),
-                             .ffn = json_get_int(j, "moe_intermediate_size", 0)};
+    struct experts_numbers s = {.count_key = "moe_num_experts",
+                                .pick_key = "moe_k",
+                                .ffn_key = "moe_intermediate_size",
+                                .n = json_get_int(j, "moe_num_experts", 0),
+                                .k = json_get_int(j, "moe_k", 0),
+                                .ffn = json_get_int(j, "moe_intermediate_size", 0)};
     TRY(family_set_experts(&s, c, err));
     TRY(family_shared_experts(j, "moe_num_shared_experts", c, err));
     int64_t every = json_get_int(j, "moe_layer_interval", 1);
@@ -205,11 +205,11 @@ static enum status read_ernie_moe(const struct json *j, struct model_config *c, 
 /* The keys may be lists with one number per layer. */
 static enum status read_hunyuan_moe(const struct json *j, struct model_config *c, struct err *err)
 {
-    struct experts_said s = {.count_key = "num_experts",
-                             .pick_key = "moe_topk",
-                             .ffn_key = "intermediate_size",
-                             .n = json_get_int(j, "num_experts", 0),
-                             .ffn = c->ffn};
+    struct experts_numbers s = {.count_key = "num_experts",
+                                .pick_key = "moe_topk",
+                                .ffn_key = "intermediate_size",
+                                .n = json_get_int(j, "num_experts", 0),
+                                .ffn = c->ffn};
     int64_t ffn, shared;
     TRY(family_same_of_layers(j, "moe_topk", c->n_layers, &s.k, err));
     TRY(family_same_of_layers(j, "moe_intermediate_size", c->n_layers, &ffn, err));

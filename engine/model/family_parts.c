@@ -115,7 +115,7 @@ enum status family_positive(const char *key, int64_t v, int64_t max, struct err 
     return OK;
 }
 
-enum status family_set_experts(const struct experts_said *s, struct model_config *c,
+enum status family_set_experts(const struct experts_numbers *s, struct model_config *c,
                                struct err *err)
 {
     TRY(family_positive(s->count_key, s->n, MAX_EXPERTS, err));
@@ -151,12 +151,12 @@ void family_ffn(struct model_config *c, int32_t ffn)
 enum status family_experts(const struct json *j, const char *count_key, const char *ffn_key,
                            struct model_config *c, struct err *err)
 {
-    struct experts_said s = {.count_key = count_key,
-                             .pick_key = "num_experts_per_tok",
-                             .ffn_key = ffn_key,
-                             .n = json_get_int(j, count_key, 0),
-                             .k = json_get_int(j, "num_experts_per_tok", 0),
-                             .ffn = json_get_int(j, ffn_key, 0)};
+    struct experts_numbers s = {.count_key = count_key,
+                                .pick_key = "num_experts_per_tok",
+                                .ffn_key = ffn_key,
+                                .n = json_get_int(j, count_key, 0),
+                                .k = json_get_int(j, "num_experts_per_tok", 0),
+                                .ffn = json_get_int(j, ffn_key, 0)};
     if (s.n == 0) { // transformers 5 uses one name for all
         s.n = json_get_int(j, "num_local_experts", 0);
     }

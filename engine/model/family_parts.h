@@ -63,11 +63,11 @@ void family_ffn(struct model_config *c, int32_t ffn);
 enum status family_experts(const struct json *j, const char *count_key, const char *ffn_key,
                            struct model_config *c, struct err *err);
 /* The same with numbers already read; the keys are for messages. */
-struct experts_said {
+struct experts_numbers {
     const char *count_key, *pick_key, *ffn_key;
     int64_t n, k, ffn;
 };
-enum status family_set_experts(const struct experts_said *s, struct model_config *c,
+enum status family_set_experts(const struct experts_numbers *s, struct model_config *c,
                                struct err *err);
 /* Shared experts: as many as `key` says, treated as one expert of their total width. */
 enum status family_shared_experts(const struct json *j, const char *key, struct model_config *c,

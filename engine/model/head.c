@@ -90,7 +90,7 @@ static enum status load_mtp(struct loader *l)
         // all modules share what is not in their layer
         "mtp.fc",   "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden",
         "mtp.norm", "mtp.embed_tokens",          "mtp.shared_head.head"};
-    static const struct module_names behind = {
+    static const struct module_names after_last = {
         "model.layers.0.eh_proj",      "model.layers.0.enorm",
         "model.layers.0.hnorm",        "model.layers.0.shared_head.norm",
         "model.layers.0.embed_tokens", "model.layers.0.shared_head.head",
@@ -98,7 +98,7 @@ static enum status load_mtp(struct loader *l)
     const struct module_names *n = &outside;
     snprintf(l->layer_name, sizeof l->layer_name, "mtp.layers.%d.", l->c->head.index);
     if (l->options->checkpoint && !part_exists(l, n->fc)) {
-        n = &behind;
+        n = &after_last;
         snprintf(l->layer_name, sizeof l->layer_name, "model.layers.%d.", l->c->head.module);
         if (!part_exists(l, n->fc)) {
             return err_set(l->err, ERR_INVALID,

@@ -6,7 +6,7 @@
  *   MTP      a module in the target's own checkpoint. x = fc [norm(embedding), norm(state)]; the
  *            state is that of the last layer after the final norm, for target and module alike.
  *            Of several modules each reads the states of the one before it, and makes the next
- *            draft; the last one goes on with its own.
+ *            draft; the last one then continues with its own.
  *   EAGLE-3  a folder of its own. x = the state; q, k and v read [norm(embedding), norm(x)]. The
  *            target's state is fc of three of its layers; the head's is the input of its final
  * norm. It may know only some of the target's ids.

@@ -15,7 +15,7 @@ static bool is_plain_block(const struct model_config *c)
            !c->names->attn_post_norm && !c->names->ffn_post_norm;
 }
 
-/* The last layer of the target that is attention alone: what a module's layer is like. */
+/* The target's last layer with attention only, whose shape a module's layer has. */
 static const struct layer_config *pattern(const struct model_config *target)
 {
     for (int32_t i = target->n_layers - 1; i >= 0; i--) {

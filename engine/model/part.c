@@ -88,8 +88,8 @@ enum dtype part_embed_dtype(const struct loader *l, enum dtype otherwise)
     return otherwise;
 }
 
-/* The config's word counts unless the files contradict it: a head that differs from the
- * embedding is used, and one that is missing is the embedding. */
+/* The config decides unless the files contradict it: a stored head that differs from the embedding
+ * is used, and without a stored head the embedding is. */
 bool part_head_is_tied(struct loader *l)
 {
     char name[NAME_BYTES];
@@ -122,7 +122,7 @@ bool part_is_headless(const struct loader *l)
 
 enum purpose { OF_THE_MODEL, OF_IMAGE_OR_SOUND, OF_DRAFTS, DERIVED, N_PURPOSES };
 
-/* What a tensor that the model did not request is for, judging by part of its name. */
+/* The purpose of an unused tensor, judging by part of its name. */
 static enum purpose purpose_of(const struct loader *l, const char *name)
 {
     if (strstr(name, "rotary_emb.inv_freq")) {
@@ -137,16 +137,16 @@ static enum purpose purpose_of(const struct loader *l, const char *name)
         if (n == 6 && strncmp(at, "layers", n) == 0 && at[n]) {
             layer = atoi(at + n + 1);
         }
-        bool behind = layer >= l->c->n_layers && layer - l->c->n_layers < l->c->n_draft_layers;
-        if (behind || strncmp(at, "mtp.", 4) == 0 || strncmp(at, "mtp_", 4) == 0) {
+        bool is_module = layer >= l->c->n_layers && layer - l->c->n_layers < l->c->n_draft_layers;
+        if (is_module || strncmp(at, "mtp.", 4) == 0 || strncmp(at, "mtp_", 4) == 0) {
             return OF_DRAFTS;
         }
     }
     return OF_THE_MODEL;
 }
 
-/* Tensors that nothing used, by what they are for. Those of the model itself are a
- * warning: something may be missing. */
+/* Unused tensors by purpose. Those of the model itself cause a warning: something may be missing.
+ */
 void part_report_unused(const struct loader *l)
 {
     size_t n, unused[N_PURPOSES] = {0};
@@ -219,7 +219,7 @@ bool part_has(const struct loader *l, const char *name)
     return part_find(l, name) != NULL;
 }
 
-/* The form of names under which a tensor is found that every model has. */
+/* Finds the form of names, by a tensor that every model has. */
 void part_find_form(struct loader *l)
 {
     const struct tensor_names *names = l->c->names;

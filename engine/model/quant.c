@@ -15,7 +15,7 @@
 
 struct quant {
     struct quant_rules *rules;
-    char kv_cache[64]; // "": nothing is said
+    char kv_cache[64]; // "": none is requested
 };
 
 /* Where a quantisation config may be, in order of preference, and the method of files that do not
@@ -60,18 +60,18 @@ static void read_kv_cache(const struct json *j, char *out, size_t n_bytes)
 static enum status read_rules(const struct json *j, const char *method, struct quant **out,
                               struct err *err)
 {
-    const char *said = json_get_string(j, "quant_method");
-    if (!said) {
-        said = method;
+    const char *name = json_get_string(j, "quant_method");
+    if (!name) {
+        name = method;
     }
-    if (!said) {
+    if (!name) {
         return err_set(err, ERR_FORMAT, "quantization_config says no quant_method");
     }
-    const struct quant_method *row = quant_method_find(said);
+    const struct quant_method *row = quant_method_find(name);
     if (!row) {
         char known[256];
         quant_method_list(known, sizeof known);
-        return err_set(err, ERR_UNSUPPORTED, "the quant_method '%.80s' is not one of %s", said,
+        return err_set(err, ERR_UNSUPPORTED, "the quant_method '%.80s' is not one of %s", name,
                        known);
     }
     struct quant *q = xcalloc(1, sizeof *q);
@@ -79,7 +79,7 @@ static enum status read_rules(const struct json *j, const char *method, struct q
     enum status st = row->read(j, q->rules, err);
     if (st != OK) {
         quant_close(q);
-        return err_prefix(err, st, "quant_method %s", said);
+        return err_prefix(err, st, "quant_method %s", name);
     }
     read_kv_cache(j, q->kv_cache, sizeof q->kv_cache);
     *out = q;

@@ -165,7 +165,7 @@ static struct weight_part part_of(const struct checkpoint_tensor *t)
     return weight_part_plain(t->data, t->dtype, t->dims[0], t->dims[1], t->dims[1]);
 }
 
-/* As config.json will say it. */
+/* As written to config.json. */
 static int64_t group_of(const struct job *j, int64_t n_in)
 {
     const int64_t group = requantise_group(&j->q, n_in);
@@ -520,7 +520,7 @@ static enum status write_all_files(struct job *j, const char *dir)
     return write_config(j, dir);
 }
 
-/* Quantising what is quantised already would lose twice. */
+/* Quantising a quantised model would lose accuracy twice. */
 static enum status check_source(const char *dir, struct err *err)
 {
     struct quant *quant;

@@ -74,7 +74,7 @@ static bool ends_with(const char *name, const char *end)
     return n >= m && strcmp(name + n - m, end) == 0;
 }
 
-/* Weights are written anew and the config is changed; everything else is copied. */
+/* Weights are rewritten and the config is changed; everything else is copied. */
 static bool is_copied(const char *name)
 {
     static const char *const weights[] = {".safetensors", ".safetensors.index.json",

@@ -11,6 +11,7 @@
 #ifndef SLUICE_ENGINE_SCHEDULE_HOLDINGS_H
 #define SLUICE_ENGINE_SCHEDULE_HOLDINGS_H
 
+#include "engine/device/backend.h"
 #include "engine/schedule/held_states.h"
 #include "engine/schedule/kv_pool.h"
 #include "engine/schedule/plan.h"

@@ -6,6 +6,7 @@
 #define SLUICE_ENGINE_SCHEDULE_PLAN_H
 
 #include "engine/base/minmax.h"
+#include "engine/device/backend.h"
 #include "engine/schedule/sequence.h"
 
 enum { MAX_BLOCK_TOKENS = 256 }; // chosen: 4 times the largest preferred; a stack array's length

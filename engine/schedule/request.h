@@ -8,7 +8,6 @@
 
 #include "engine/base/queue.h"
 #include "engine/base/status.h"
-#include "engine/device/backend.h"
 #include "engine/device/params.h"
 
 #include <stdatomic.h>

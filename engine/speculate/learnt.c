@@ -27,7 +27,7 @@ void spec_learnt_init(struct spec_learnt *l)
         l->rescue[i] = i < 3 ? first[i] : 0.03f;
     }
     for (int32_t d = 0; d < MAX_DRAFTS; d++) {
-        l->said[d] = l->right[d] = START_NODES;
+        l->expected[d] = l->right[d] = START_NODES;
     }
 }
 
@@ -44,7 +44,7 @@ float spec_doubt_of(const struct spec_learnt *l, const struct spec_trust *trust)
 
 float spec_gain_of(const struct spec_learnt *l, int32_t depth, float logp)
 {
-    float gain = expf(logp) * l->right[depth] / l->said[depth];
+    float gain = expf(logp) * l->right[depth] / l->expected[depth];
     return lesser(gain, 1.0f);
 }
 
@@ -68,9 +68,10 @@ void spec_learn(struct spec_learnt *l, struct spec_trust *trust, int32_t n, int3
     }
 }
 
-void spec_learn_depth(struct spec_learnt *l, int32_t depth, float said, bool right)
+void spec_learn_depth(struct spec_learnt *l, int32_t depth, float expected, bool right)
 {
-    l->said[depth] = 0.99f * l->said[depth] + said; // weighs about the last hundred steps
+    l->expected[depth] =
+        0.99f * l->expected[depth] + expected; // weighs about the last hundred steps
     l->right[depth] = 0.99f * l->right[depth] + (right ? 1.0f : 0.0f);
 }
 

@@ -4,6 +4,7 @@
 #ifndef SLUICE_ENGINE_SPECULATE_LEARNT_H
 #define SLUICE_ENGINE_SPECULATE_LEARNT_H
 
+#include "engine/device/backend.h"
 #include "engine/schedule/sequence.h"
 #include "engine/speculate/costs.h"
 
@@ -15,7 +16,7 @@ struct spec_learnt {
 
     /* Trees. */
     float lookup_logp; // log of the share of n-gram lookup's first tokens that were right
-    float said[MAX_DRAFTS], right[MAX_DRAFTS]; // by depth: expected and right nodes
+    float expected[MAX_DRAFTS], right[MAX_DRAFTS]; // by depth: expected and right nodes
     float rescue[MAX_SIBLINGS]; // how often the sibling of this rank is right where a spine ends
     float grow_gain;            // tokens of a grown tree beyond a comb's, where a spine ends
     float grow_seconds;         // of a step with grown trees, beyond one with combs
@@ -39,8 +40,9 @@ float spec_gain_of(const struct spec_learnt *l, int32_t depth, float logp);
 void spec_count(struct spec_learnt *l, int32_t n_drafts, int32_t n_accepted);
 void spec_learn(struct spec_learnt *l, struct spec_trust *trust, int32_t n, int32_t right);
 
-/* At one depth of a tree `said` nodes were expected to be right, and one was, or none. */
-void spec_learn_depth(struct spec_learnt *l, int32_t depth, float said, bool right);
+/* At one depth of a tree, the expected number of right nodes was `expected`; one was right, or
+ * none. */
+void spec_learn_depth(struct spec_learnt *l, int32_t depth, float expected, bool right);
 void spec_learn_lookup(struct spec_learnt *l, bool right);
 
 /* A spine ended at a place with n siblings, of which number `which` was right (-1: none). */

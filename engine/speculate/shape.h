@@ -20,13 +20,12 @@ struct spec_plan {
     float tokens, seconds, ends;
 };
 
-/* The comb of `depth` for one of n such sequences, whose drafts are each accepted with this
- * probability, with the number of siblings, at most `most`, that gives the most tokens per
- * second. */
+/* The best comb of this depth for each of n equal sequences, whose drafts are accepted with this
+ * probability: the number of siblings, at most `most`, with the most tokens per second. */
 struct spec_plan spec_plan_comb(const struct spec *sp, int32_t n, float acceptance, int32_t depth,
                                 int32_t most);
 
-/* The places of n siblings: beside[d] for the spine's node of depth d + 1. */
+/* Where n siblings go: beside[d] of them beside the spine's node of depth d + 1. */
 void spec_lay_beside(const struct spec *sp, float acceptance, int32_t depth, int32_t n,
                      uint8_t *beside);
 

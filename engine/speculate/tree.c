@@ -194,7 +194,7 @@ void tree_name_comb(struct spec_tree *t, int32_t d, const struct draw_result *dr
 
 /* ---- walks --------------------------------------------------------------------------------- */
 
-/* How far all candidates agree: the part that is no tree yet. */
+/* The trunk: the nodes that all later candidates descend from. */
 int32_t tree_trunk(const struct spec_tree *t)
 {
     int32_t trunk = 1;

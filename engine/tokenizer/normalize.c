@@ -390,8 +390,8 @@ static bool nmt_is_space(uint32_t c)
            c == 0xFEFF || c == 0xFFFD;
 }
 
-/* NMT's rules: controls go, and all kinds of white space become a space. `head`: the first
- * character is gone. */
+/* NMT's rules: control characters are removed, and all kinds of white space become a space. `head`:
+ * the first character is gone. */
 static void apply_nmt(const char *s, size_t n, struct buf *out, bool *head)
 {
     for (size_t i = 0; i < n;) {

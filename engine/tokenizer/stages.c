@@ -317,8 +317,8 @@ static enum status run_fast(struct cutter *c, splitter_fn *next, size_t n)
     return OK;
 }
 
-/* The text between matches is passed on, too. The last stage of a BPE with a splitter of
- * ours takes a path without walking. */
+/* The text between matches is passed on, too. If this is the last stage before BPE, and the pattern
+ * has a hand-written splitter, the pieces go to BPE directly. */
 static enum status run_split(struct cutter *c, const struct stage *st, size_t n)
 {
     const struct tokenizer *tok = c->tok;

@@ -156,7 +156,7 @@ def glm(rng):
 
 
 def query_growth(rng, c):
-    """Mistral's queries grow with their position: some, with any scaling of positions."""
+    """Some models scale Mistral's queries by position, with any kind of RoPE scaling."""
     values = c["rope_parameters"]
     values["llama_4_scaling_beta"] = rng.choice([0.1, 0.4])
     values.setdefault("original_max_position_embeddings", rng.choice([16, 50, 64]))
@@ -189,7 +189,7 @@ def ernie4_5(rng):
 
 
 def hunyuan_rope(rng, dim):
-    """The usual kinds, and one whose base is grown once, by alpha."""
+    """The usual kinds, and one whose base is scaled once, by alpha."""
     if rng.random() < 0.6:
         value = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0}
         return {**value, "alpha": rng.choice([1.0, 50.0, 1000.0])}

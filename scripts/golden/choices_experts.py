@@ -39,7 +39,7 @@ def qwen3_moe(rng):
     c = heads(rng)
     c.update(attention_bias=rng.random() < 0.3)
     qwen_experts(rng, c)
-    if rng.random() < 0.5:  # here on all layers
+    if rng.random() < 0.5:  # this family: on all layers
         c.update(use_sliding_window=True, sliding_window=WINDOW)
     c["rope_parameters"] = rope(rng, c["head_dim"], ("default", "yarn"))
     return c
@@ -84,7 +84,7 @@ def deepseek(rng):
         attention_bias=rng.random() < 0.3,
     )
     while c["topk_group"] * c["n_routed_experts"] // n_group < c["num_experts_per_tok"]:
-        c["topk_group"] += 1  # else what is picked besides is nobody's word
+        c["topk_group"] += 1  # otherwise the further picks are undefined
     c["head_dim"] = c["qk_rope_head_dim"]
     c["rope_parameters"] = rope(rng, c["qk_rope_head_dim"], ("default", "yarn"))
     return c
@@ -105,7 +105,7 @@ def deepseek_v3(rng):
 
 def mistral4(rng):
     c = deepseek(rng)
-    rotated, other = rng.choice([(8, 8), (16, 16), (8, 24)])  # a share that has no remainder
+    rotated, other = rng.choice([(8, 8), (16, 16), (8, 24)])  # a fraction that divides evenly
     c.update(qk_rope_head_dim=rotated, qk_nope_head_dim=other)
     c.update(n_group=1, topk_group=1, rope_interleave=True, head_dim=None)
     c["rope_parameters"] = rope(rng, c["qk_rope_head_dim"], ("yarn",))  # its class has no other
@@ -168,7 +168,7 @@ def hy_v3(rng):
 
 def exaone_moe(rng):
     c = exaone4(rng)
-    if not c["sliding_window"]:  # here the class wants one
+    if not c["sliding_window"]:  # the class requires one here
         c.update(sliding_window=WINDOW)
     n_group = rng.choice([1, 2])
     c.update(

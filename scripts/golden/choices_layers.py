@@ -16,7 +16,7 @@ def olmo3(rng):
         "full_attention": rope(rng, 16, ("default", "linear", "yarn")),
         "sliding_attention": rope(rng, 16, ("default",)),
     }
-    c["rope_parameters"]["full_attention"].pop("truncate", None)  # 5.23 looks beside it
+    c["rope_parameters"]["full_attention"].pop("truncate", None)  # transformers 5.23 looks for it in the wrong place
     return c
 
 
@@ -122,7 +122,7 @@ def gemma4_text(rng):
         global_head_dim=rng.choice([16, 64, 128, 512]),
         num_global_key_value_heads=rng.choice([None] + [k for k in (1, 2, n) if n % k == 0]),
         hidden_activation="gelu_pytorch_tanh",
-        hidden_size_per_layer_input=rng.choice([8, 16] if shared else [0, 0, 8]),  # 5.23 wants it
+        hidden_size_per_layer_input=rng.choice([8, 16] if shared else [0, 0, 8]),  # transformers 5.23 requires it
         vocab_size_per_layer_input=c["vocab_size"],
         layer_types=kinds,
         num_kv_shared_layers=shared,

@@ -14,7 +14,7 @@ def kinds(rng, n, full="full_attention", state="linear_attention"):
 
 
 def several(rng):
-    """Heads, of a model with room for both kinds of layers."""
+    """Head counts for a model with both kinds of layers."""
     return {**heads(rng), "num_hidden_layers": rng.choice([2, 3, 5])}
 
 
@@ -79,7 +79,7 @@ def qwen3_next(rng):
 
 
 def latent(rng):
-    """DeepSeek's sizes and router, for classes with other names for the rest."""
+    """DeepSeek's sizes and router; classes name the rest differently."""
     c = {**deepseek(rng), "num_hidden_layers": rng.choice([2, 3, 5])}
     for key in ("attention_bias", "first_k_dense_replace", "head_dim", "rope_parameters"):
         del c[key]
@@ -118,7 +118,7 @@ def bailing_hybrid(rng):
 
 
 def mamba(rng, c, width=None):
-    """`width`: of all heads, where the class has no other word for it."""
+    """`width`: of all heads together, for classes that have no other key for it."""
     groups = rng.choice([1, 2, 4])
     n = groups * rng.choice([1, 2])
     if width is None:

@@ -84,7 +84,7 @@ FAMILIES = [
         },
     },
     {
-        # A shared expert behind a sigmoid gate; routing weights are not renormalised; the first
+        # A shared expert with a sigmoid gate; routing weights are not renormalised; the first
         # layer is dense.
         "folder": "qwen2-moe",
         "model_type": "qwen2_moe",
@@ -152,7 +152,7 @@ FAMILIES = [
         },
     },
     {
-        # Experts clamped where it shows, by another slope than the published models'.
+        # A clamp that takes effect in the experts, with another slope than the published models'.
         "folder": "gpt-oss-clamp",
         "weights_of": "gpt-oss",
         "model_type": "gpt_oss",
@@ -210,7 +210,7 @@ FAMILIES = [
         },
     },
     {
-        # Where the other Qwens have windows on some layers, this family has them on all.
+        # Other Qwens have windows on some layers, this family has them on all.
         "folder": "qwen3-moe-window",
         "model_type": "qwen3_moe",
         "config": {
@@ -369,7 +369,7 @@ FAMILIES = [
         "legacy": True,
     },
     {
-        # A LayerNorm of its own for every head of q and k, both sub-layers from one input. Sizes
+        # Each head of q and k has its own LayerNorm; both sub-layers read the same input. Sizes
         # that no vector width, no segment and no second rank divides well: six heads, an odd
         # vocabulary, half of the ffn is 36.
         "folder": "stablelm-2",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms in which files have the models of variants.py: what transformers saves is not always what is
-released, and neither is what others make of it."""
+"""Rewrites saved models of variants.py in other forms: released checkpoints, and conversions by others, often differ from what
+transformers saves."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-# The text part's type, in which wrapper.
+# The model type of the text part: the wrapper's model type.
 WRAPPERS = {
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
@@ -22,9 +22,9 @@ WRAPPERS = {
     "qwen3_5_text": "qwen3_5",
     "qwen3_5_moe_text": "qwen3_5_moe",
 }
-# Families with fused experts whose columns, not rows, are the gates.
+# Families whose fused experts have the gates in columns instead of rows.
 BY_COLUMNS = ("llama4_text",)
-# Of others both forms are not read: their files have one.
+# Families that we read only in the form of their released files.
 ONE_FORM = ("gpt_oss", "granitemoehybrid", "nemotron_h")
 
 
@@ -37,7 +37,7 @@ def write_config(folder, config):
 
 
 def change_tensors(folder, change):
-    """All tensors, in one file, as `change` makes them of a dictionary."""
+    """Rewrites all tensors into one file; `change` maps the dictionary of tensors to the new one."""
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
@@ -48,11 +48,11 @@ def change_tensors(folder, change):
     save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-# ---- what transformers reads, too ----
+# ---- forms that transformers can read ----
 
 
 def full_attention_interval(rng, folder, values):
-    """Of Qwen's files: its class writes the list that it makes of it."""
+    """The key of Qwen's released files: its class saves the list that it derives from it."""
     config = read_config(folder)
     if "full_attention_interval" in values:
         del config["layer_types"]
@@ -61,7 +61,7 @@ def full_attention_interval(rng, folder, values):
 
 
 def kimi_linear(rng, folder, values):
-    """The released files have keys of their own, and other names for layers without experts."""
+    """The released files have additional keys, and other names for layers without experts."""
     config = read_config(folder)
     if rng.random() < 0.6:
         kinds = config.pop("layer_types")
@@ -78,12 +78,12 @@ def kimi_linear(rng, folder, values):
 
 
 def bailing_hybrid(rng, folder, values):
-    """Its class forgets the width of its heads when it saves."""
+    """The class does not save the width of its heads."""
     write_config(folder, {**read_config(folder), "head_dim": values.get("head_dim", 128)})
 
 
 def nemotron_h(rng, folder, values):
-    """The released files have letters in the place of words."""
+    """The released files have letters where the class saves words."""
     config = read_config(folder)
     if rng.random() < 0.6:
         letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
@@ -108,11 +108,11 @@ def release(rng, folder, values, family):
         RELEASED[family](rng, folder, values)
 
 
-# ---- after all that transformers computes ----
+# ---- forms that transformers cannot read: applied after it has computed ----
 
 
 def wrapped_names(rng, tensors):
-    """Under either of the names that wrappers have, beside parts of other modalities."""
+    """The model as a wrapper's text part, under one of the two names in use, beside parts of other modalities."""
     if rng.random() < 0.5:
         made = {f"language_model.{name}": t for name, t in tensors.items()}
     else:
@@ -126,7 +126,7 @@ def wrap(rng, folder, family):
     text = read_config(folder)
     tied = text.pop("tie_word_embeddings", family.startswith("gemma"))
     if rng.random() < 0.5:
-        text["tie_word_embeddings"] = not tied  # which has no effect there
+        text["tie_word_embeddings"] = not tied  # ignored there
     config = {
         "model_type": WRAPPERS[family],
         "text_config": {**text, "model_type": family},
@@ -138,7 +138,7 @@ def wrap(rng, folder, family):
 
 
 def split(tensors, by_columns):
-    """One tensor for each expert's matrix."""
+    """One tensor per matrix of each expert."""
     made = {}
     for name, t in tensors.items():
         place = re.fullmatch(r"(.*experts)\.(gate_up|down)_proj", name)
@@ -155,7 +155,7 @@ def split(tensors, by_columns):
 
 
 def fuse(tensors):
-    """One tensor for all experts' gates and inputs, one for all outputs."""
+    """All experts' gate and up matrices in one tensor, all down matrices in another."""
     made, parts = {}, {}
     for name, t in tensors.items():
         place = re.fullmatch(r"(.*experts)\.(\d+)\.(gate|up|down)_proj\.weight", name)
@@ -182,7 +182,7 @@ def other_experts(folder, family):
 
 
 def disguise(rng, folder, family):
-    """A word for what it looks like now."""
+    """A short description of the form."""
     told = []
     if "expert" in (folder / "config.json").read_text() and family not in ONE_FORM:
         if rng.random() < 0.3:

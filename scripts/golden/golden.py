@@ -55,11 +55,11 @@ def fill_weights(model, generator):
     would not show.
     """
     is_gemma = model.config.model_type.startswith("gemma")
-    adds_one = is_gemma and not model.config.model_type.startswith("gemma4")  # to its norms
+    adds_one = is_gemma and not model.config.model_type.startswith("gemma4")  # up to its norms
     for name, tensor in model.state_dict().items():
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
         if name.endswith("dt_bias"):
-            value = noise  # decays of single steps, and of hundreds
+            value = noise  # decays over single steps, and over hundreds
         elif name.endswith("bias"):
             value = 0.1 * noise
         elif name.endswith("A_log"):
@@ -98,7 +98,7 @@ def write_config(folder, legacy):
         if "partial_rotary_factor" in rope:
             config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         if config["model_type"] == "phi3":
-            # Phi keeps the original length at the top level alone.
+            # Phi has the original length only at the top level.
             config["original_max_position_embeddings"] = rope.pop(
                 "original_max_position_embeddings"
             )
@@ -114,7 +114,7 @@ def make(row, folder, tokenizer_from):
         fill_weights(model, generator)
     model.to(torch.bfloat16)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.safetensors").unlink(missing_ok=True)  # a link's target stays as it is
+    (folder / "model.safetensors").unlink(missing_ok=True)  # the target of a link must not change
     model.save_pretrained(folder)
     write_config(folder, row.get("legacy", False))
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -172,7 +172,7 @@ def fix_rope_length(model):
     rotary = getattr(model.model, "rotary_emb", None)
     rope = getattr(model.config, "rope_parameters", None) or {}
     kind = rope.get("rope_type")
-    if kind not in ("dynamic", "longrope") or rotary.rope_type == "ntk_alpha":  # Hunyuan's is fixed
+    if kind not in ("dynamic", "longrope") or rotary.rope_type == "ntk_alpha":  # Hunyuan's frequencies are fixed
         return
     longest = model.config.max_position_embeddings
     if kind == "dynamic":
@@ -251,8 +251,7 @@ def largest_difference(stored, computed):
 
 
 def case_problems(stored, computed):
-    """What differs between a stored case and the same case computed here, as (largest difference,
-    sentences)."""
+    """Compares a stored case with the same case computed here: (largest difference, descriptions of all differences)."""
     problems = []
     steps = list(zip(stored["greedy"], computed["greedy"]))
     if any(a["id"] != b["id"] for a, b in steps) or len(stored["greedy"]) != N_GREEDY:
@@ -297,7 +296,7 @@ def main():
         "--make", metavar="DIR", type=Path, help="folder of golden folders, e.g. test/golden"
     )
     mode.add_argument(
-        "--check", metavar="DIR", type=Path, nargs="+", help="golden folders to compute anew"
+        "--check", metavar="DIR", type=Path, nargs="+", help="golden folders to recompute"
     )
     mode.add_argument(
         "--share", metavar="DIR", type=Path, nargs="+", help="whose weights, and which folders take them"

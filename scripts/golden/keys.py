@@ -4,10 +4,9 @@
 
     keys.py [--seed N] [FAMILY ...]
 
-Makes one model of each family of variants.py and gives every key of its config.json another value in
-turn. Both sides compute the prompt's log-probabilities with it. A key that we do not refuse must have
-the same answer from both, unless transformers cannot load the model with it. Prints the keys of which
-that is not so; exit 1 if there are any.
+Makes one model of each family of variants.py, and changes one key of its config.json at a time. Both
+sides compute the prompt's log-probabilities with it. Unless we refuse the key, or transformers cannot
+load the model with it, both must agree. Prints the keys for which they do not; exit 1 if there are any.
 """
 
 import argparse
@@ -23,7 +22,7 @@ import transformers
 import variants
 from golden import fix_rope_length, logits_of, prompt_logprobs
 
-# Of no meaning here: of training, of what ends a text, or the name of something.
+# Keys without an effect on log-probabilities: training, end of text, names.
 PASSED_OVER = (
     "architectures dtype model_type transformers_version vocab_size bos_token_id eos_token_id "
     "pad_token_id use_cache torch_dtype max_position_embeddings model_max_length"
@@ -32,7 +31,7 @@ FAR = 1e-2
 
 
 def another(value):
-    """Values of the same type; for null some of any type."""
+    """Other values of the same type; for null, values of all types."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
@@ -45,7 +44,7 @@ def another(value):
 
 
 def changes(config):
-    """(where it is, with which value, the config with it); also in the ropes' parameters."""
+    """(path of the key, its new value, the changed config), also for keys within the RoPE parameters."""
     for key, value in config.items():
         if key in PASSED_OVER:
             continue
@@ -66,7 +65,7 @@ def changes_of(values):
 
 
 def theirs(folder, prompt):
-    """None: the model does not load, or does not run."""
+    """None if the model cannot be loaded or run."""
     family = json.loads((folder / "config.json").read_text())["model_type"]
     made = getattr(transformers, variants.TEXT_PARTS.get(family, "AutoModelForCausalLM"))
     try:
@@ -83,7 +82,7 @@ def theirs(folder, prompt):
 
 
 def ours(folder, prompt):
-    """None: refused."""
+    """None if we refuse it."""
     have = variants.served(folder, [prompt], "float32")
     return None if isinstance(have, str) else have[0]
 

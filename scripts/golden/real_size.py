@@ -139,7 +139,7 @@ def logits_of(model, ids):
 
 
 def greedy(model, prompt):
-    """Of each step the log-probabilities; each from a full pass, without a cache."""
+    """The log-probabilities at each step, each from a full pass without a cache."""
     ids, steps = list(prompt), []
     for _ in range(N_GREEDY):
         steps.append(torch.log_softmax(logits_of(model, ids)[-1], -1))

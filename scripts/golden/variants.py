@@ -46,7 +46,7 @@ FAMILIES = {
     **choices_layers.FAMILIES,
     **STATES,
 }
-# Other names of architectures that transformers has, in released checkpoints that come with their own code.
+# Architectures that transformers has, under the names that released checkpoints with their own code use.
 OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
 # Text models of multimodal wrappers, which have no Auto class of their own.
 TEXT_PARTS = {"mistral4": "Mistral4ForCausalLM"}
@@ -75,20 +75,20 @@ def stored(folder, dtype):
 
 
 def leave_to_the_class(rng, values, family):
-    """Some of the values are the class's own."""
+    """Replaces some values by the class's defaults."""
     kept = {k: v for k, v in values.items() if k not in OPTIONAL or rng.random() < 0.6}
-    if family == "minimax_m2":  # its class does not know its rotary_dim
+    if family == "minimax_m2":  # its class ignores rotary_dim
         kept["rope_parameters"] = values["rope_parameters"]
-    asked = family.startswith("hunyuan") or "rope_parameters" in kept  # as by Mixtral's scalings
+    asked = family.startswith("hunyuan") or "rope_parameters" in kept  # as with Mixtral's scalings
     if "head_dim" in values and asked:
         kept["head_dim"] = values["head_dim"]
     if values.get("sliding_window", 0) is None and "layer_types" in values:  # EXAONE's class fails
         kept["layer_types"] = values["layer_types"]
     if "sliding_attention" in kept.get("layer_types", []):  # SmolLM3's class has no window
         kept["sliding_window"] = values["sliding_window"]
-    if "layer_types" not in kept:  # those that share keys are drawn for the kinds
+    if "layer_types" not in kept:  # layers that share keys were drawn by layer type
         kept.pop("num_kv_shared_layers", None)
-    if family in STATES and "layer_types" in values:  # their classes have others than small models
+    if family in STATES and "layer_types" in values:  # their classes have other defaults, too large for small models
         kept["layer_types"] = values["layer_types"]
     return kept
 
@@ -128,15 +128,15 @@ def make(family, seed, folder):
         fill_weights(model, torch.Generator().manual_seed(seed_of(f"{family} {seed}")))
     dtype = rng.choice([torch.bfloat16, torch.float16, torch.float32])
     model.to(dtype)
-    if rng.random() < 0.3:  # some keep their norms or routers in another type
+    if rng.random() < 0.3:  # some files have norms or routers in another dtype
         for parameter in model.parameters():
             if rng.random() < 0.3:
                 parameter.data = parameter.data.to(torch.float32)
     model.save_pretrained(folder, max_shard_size=rng.choice(["50KB", "1GB"]))
-    ropes = getattr(config, "rope_parameters", None)  # some have no positions
+    ropes = getattr(config, "rope_parameters", None)  # some families have no position embeddings
     per_layer = "full_attention" in (ropes or {})
-    # Phi keeps the original length elsewhere; GPT-OSS and Mistral 4 take an absent scaling for
-    # their own yarn.
+    # Phi has the original length elsewhere; GPT-OSS and Mistral 4 use their own yarn if there
+    # is no scaling.
     newer = per_layer or not ropes or family in ("phi3", "gpt_oss", "mistral4")
     legacy = not newer and rng.random() < 0.5
     write_config(folder, legacy)
@@ -147,7 +147,7 @@ def make(family, seed, folder):
 
 
 def rename(folder, family):
-    """Behind all that transformers computes."""
+    """Applied after transformers has computed."""
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": family}))
 
@@ -207,7 +207,7 @@ def ways_problem(folder, prompts):
 
 
 def short_problem(folder, prompt):
-    """A scaling that depends on the length, served for no more than the model was trained for."""
+    """True if the RoPE scaling depends on the length, and no more than the trained length is served."""
     model = stored(folder, torch.float32)
     kind = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type")
     if kind not in ("dynamic", "longrope"):
@@ -226,7 +226,7 @@ def errors(want, have):
 
 
 def in_float64(family, seed, prompts):
-    """What transformers computes where near ties fall as they should (its states stay in fp32)."""
+    """What transformers computes in fp64, where near ties are resolved correctly (its states stay in fp32)."""
     with tempfile.TemporaryDirectory() as folder:
         make(family, seed, Path(folder))
         model = stored(Path(folder), torch.float64)
@@ -239,8 +239,8 @@ def in_float64(family, seed, prompts):
 
 
 def but_for_a_row(family, all_errors):
-    """A norm of a state of nearly nothing, and Gemma 4's unscaled products of 512 values, make much of
-    rounding, in a row or two of a hundred."""
+    """Norms of states close to zero, and Gemma 4's unscaled products of 512 values, amplify rounding in one or two rows of
+    a hundred."""
     far = sum(e > TOLERANCE for e in all_errors)
     small = statistics.median(all_errors) <= 0.02 * TOLERANCE
     may = family in STATES or family.startswith("gemma4")

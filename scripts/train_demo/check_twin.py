@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compares four computations of a demo twin: this folder's in chunks and row by row, transformers', and sluice's; and the
-drafts of its module as sluice and as this folder compute them. All in float32. Needs torch and transformers.
+"""Compares four computations of a demo twin: this folder's in chunks, this folder's row by row, transformers', and sluice's;
+and the drafts of its module by sluice with those by this folder. All in float32. Needs torch and transformers.
 
     scripts/train_demo/check_twin.py --models models            a twin with random weights
     scripts/train_demo/check_twin.py --models models OUT        the bf16 folder that train_twin.py wrote
@@ -26,11 +26,11 @@ import twin
 
 SLUICE = os.environ.get("SLUICE", str(Path(__file__).resolve().parents[2] / "build" / "sluice"))
 ROWS, TOLERANCE, K = 320, 1e-3, 3
-ALLOWED = [10, 20, 30, 40, 50, 60]  # few, so that random modules are often right
+ALLOWED = [10, 20, 30, 40, 50, 60]  # a small vocabulary, so that random modules are often right
 
 
 def random_twin(models, folder):
-    """With no weight at its initial value, so that each of them shows."""
+    """Changes every weight from its initial value, so that an error in any of them shows."""
     tokenizer = tok.cut(models / "demo" / "tokenizer.json", train_twin.VOCAB)
     tok.save(tokenizer, folder)
     model = twin.Twin(twin.Config(train_twin.VOCAB), torch.float32)
@@ -58,7 +58,7 @@ def states(model, ids):
 
 
 def drafts(model, head, tokens, fed, depth):
-    """What the module drafts behind these tokens; fed: the model's states of their rows."""
+    """The module's drafts after these tokens; fed: the model's states of their rows."""
     tokens, before = list(tokens), torch.cat((torch.zeros(1, fed.shape[1]), fed[: len(tokens) - 1]))
     n = len(tokens)
     for _ in range(depth):
@@ -116,7 +116,7 @@ def check_logits(folder, model):
 def check_drafts(folder, model):
     head, good, total = load_module(folder, model), True, 0
     asked = [{"prompt_token_ids": torch.randint(0, train_twin.VOCAB, (n,)).tolist(), "max_tokens": 40, "temperature": 0,
-              "ignore_eos": True, "allowed_token_ids": ALLOWED} for n in (2, 9, 30, 55)]  # longer ones begin without drafts
+              "ignore_eos": True, "allowed_token_ids": ALLOWED} for n in (2, 9, 30, 55)]  # longer ones start without drafts
     drafting = json.dumps({"method": "mtp", "num_speculative_tokens": K, "fixed": True})
     for request, answer in zip(asked, generate(folder, asked, "--speculative-config", drafting)):
         usage = answer["usage"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What form a held-out case's answer must have: as members of a request that hold the model to it, and as a check that
-shares nothing with the server's."""
+"""The format that a held-out case's answer must have: as members of a request that enforce it, and as a check that
+shares no code with the server's."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def has_form(case):
 
 
 def members_of(case):
-    """{}: an answer of any form."""
+    """{} if any answer is allowed."""
     if case["check"] == "json":
         form = {"name": "answer", "strict": True, "schema": schema_of(case["answer"])}
         return {"response_format": {"type": "json_schema", "json_schema": form}}
@@ -46,7 +46,7 @@ def members_of(case):
 
 
 def fits_schema(text, schema):
-    """Of the schemas that cases have: an object of scalars."""
+    """Checks the kind of schema that cases have: an object of scalars."""
     try:
         fields = json.loads(text)
     except ValueError:

@@ -199,7 +199,7 @@ MEMORIES = {
 
 
 def memory(rng, between=None):
-    """The user tells two or three things, perhaps talks of something else, and asks for one or all
+    """The user mentions two or three facts, perhaps changes the subject, and asks for one or all
     of them."""
     kinds = rng.sample(sorted(MEMORIES), rng.randint(1, 3))
     messages, questions = [], []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts tasks together: whole training documents, and the held-out cases of the evaluation.
+"""Assembles tasks into training documents and the held-out cases of the evaluation.
 
 A document is either {"messages": ..., "tools": ...} or {"text": ...} (plain text without a
 template). Training draws document k of shard s from the seed "train s"; held-out case i of a task
@@ -14,7 +14,7 @@ import toolbox
 import turns
 import words
 
-# How often each kind of turn comes up where any will do.
+# Relative frequency of each kind of turn where any kind is allowed.
 TURNS = (
     (turns.arithmetic, 30),
     (turns.steps, 4),
@@ -65,7 +65,7 @@ def drill(rng, max_tokens):
 
 
 def sums(rng, max_tokens):
-    """Arithmetic alone, many times: of all tasks it takes the most practice."""
+    """Only arithmetic, many times: it needs the most practice of all tasks."""
     kinds = rng.choices(
         (turns.arithmetic, turns.steps, turns.word_problem),
         (8, 1, 1),
@@ -129,7 +129,7 @@ def plain(rng, max_tokens):
             for q, a in (any_turn(rng) for _ in range(max(1, n // 3)))
         )
     elif kind == 4:
-        # The same words again and again: after the first round all of it can be known.
+        # The same words repeated: after the first round everything is predictable.
         text = ", ".join((words.distinct(rng, n, words.code)) * rng.randint(2, 3))
     else:
         told, found = contexts.context(rng, min(max_tokens // 2, 20 * n))

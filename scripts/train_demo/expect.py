@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes test/demo/expected.json: what transformers makes of models/demo and models/demo-draft.
+"""Writes test/demo/expected.json: the answers of transformers for models/demo and models/demo-draft.
 
 For two held-out cases of each task: the request, the ids of its rendered prompt, and the greedy
 answer in fp32, with the smallest lead of the best token over the second. Needs torch and

@@ -319,7 +319,7 @@ SMALL_TALK = [
     ),
 ]
 
-# What a person may ask and a model of this size cannot know.
+# Questions that people may ask and that a model of this size cannot answer.
 BEYOND = (
     "Who wrote {t}?",
     "Who is {n}?",

@@ -22,7 +22,7 @@ EAGLE3_SHAPE = dict(
 EAGLE3_IDS = 1024  # that the EAGLE-3 head knows
 
 
-def behind(n_layers):
+def after_last(n_layers):
     """The layers after which an EAGLE-3 head takes states, if its config does not name them."""
     return [i - 1 for i in (2, n_layers // 2, n_layers - 3)]
 
@@ -139,7 +139,7 @@ def demo_states(demo, ids, positions, attend):
     """The embeddings, x after the layers that EAGLE-3 reads, and the normalised output of the last one."""
     cos, sin = demo.cos[positions].unsqueeze(-2), demo.sin[positions].unsqueeze(-2)
     x = embedding = demo.embed(ids)
-    states, wanted = [], behind(len(demo.layers))
+    states, wanted = [], after_last(len(demo.layers))
     for i, layer in enumerate(demo.layers):
         x = layer(x, cos, sin, attend)
         states += [x] if i in wanted else []

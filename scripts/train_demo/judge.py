@@ -24,7 +24,7 @@ def same_calls(calls, answer):
 
 
 def is_story(text, wanted):
-    """A story must name the requested things and reach its end."""
+    """A story must mention the requested things and have an end."""
     return (
         all(word in text for word in wanted)
         and text.endswith("The end.")

@@ -5,11 +5,11 @@ import torch
 
 
 def orthogonal(g, steps=5):
-    """About the nearest matrix with equal singular values, for a stack of matrices, by a quintic
+    """Approximately the nearest matrix with equal singular values, for a stack of matrices, by a quintic
     iteration.
 
-    The three coefficients are those of the published method (K. Jordan, 2024): they carry any
-    singular value in (0, 1] to somewhere near 1 in five steps.
+    The three coefficients are those of the published method (K. Jordan, 2024): they move any
+    singular value in (0, 1] close to 1 in five steps.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = g.bfloat16() if g.is_cuda else g  # few CPUs multiply bf16 fast

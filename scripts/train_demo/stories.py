@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small stories and running text, made from a grammar: a beginning, a trouble, a help, an end."""
+"""Small stories and running text, made from a grammar: a beginning, a problem, a helper, an end."""
 
 import words
 
@@ -99,7 +99,7 @@ def story(rng, hero=None, thing=None):
 
 
 def filler(rng):
-    """One sentence of running text that says nothing anyone will ask about."""
+    """One sentence of filler text that no question is about."""
     noun, noun2 = rng.sample(words.NOUNS, 2)
     adj, adj2 = rng.sample(words.ADJECTIVES, 2)
     colour, colour2 = rng.sample(words.COLOURS, 2)

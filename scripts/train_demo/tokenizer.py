@@ -24,7 +24,7 @@ BOS, EOS, IM_START, IM_END, PAD = (
     "<|pad|>",
 )
 SPECIAL = [BOS, EOS, IM_START, IM_END, PAD]
-# Ordinary text to a decoder that skips special tokens: a client's parser must see them.
+# Not special tokens: decoders skip those, and a client's parser must see these.
 MARKUP = [
     "<tool_call>",
     "</tool_call>",
@@ -42,7 +42,7 @@ SPLIT = (
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# The answer is what is to be learned; the rest of a conversation only helps to see what repeats.
+# Mainly answers are learnt; the small weight of the rest of a conversation helps the model to see repetitions.
 ANSWER_WEIGHT, TEXT_WEIGHT, OTHER_WEIGHT = 1.0, 0.3, 0.05
 WEIGHT_UNIT = 0.05
 
@@ -129,7 +129,7 @@ def cut(path, vocab):
 
 
 def texts(document):
-    """What a document adds to the tokenizer's training: its words, not its markup."""
+    """The text of a document from which the tokenizer is trained: its words, not its markup."""
     if "text" in document:
         return document["text"]
     parts = [m["content"] for m in document["messages"]]

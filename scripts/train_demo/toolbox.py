@@ -247,7 +247,7 @@ def messages_to(rng):
 
 
 def made_up_tool(rng):
-    """A tool nobody has seen: its name and parameters can only be read off its description."""
+    """An unseen tool: its name and parameters are only in its description."""
     name = "_".join((rng.choice(("get", "run", "find", "make", "check", "do")), words.made_up(rng)))
     keys = words.distinct(
         rng, rng.randint(1, 3), lambda r: r.choice((r.choice(words.NOUNS), words.made_up(r)))
@@ -285,7 +285,7 @@ def made_up_tool(rng):
     return tool, ask
 
 
-# One of each kind that has a meaning, or a question could go to two of them.
+# At most one tool of each kind, or a question could be for two of them.
 TOOLS = (weather, clock, calculator, orders, prices, timer, messages_to, made_up_tool, made_up_tool)
 
 
@@ -306,7 +306,7 @@ def result_message(rng, result):
 
 
 def both(rng, first, second):
-    """One question for two calls, in one sentence where both ask about a single value."""
+    """One question that needs two calls; a single sentence if both ask for a single value."""
     values = [list(a[2].values()) for a in (first, second)]
     if (
         all(len(v) == 1 for v in values)

@@ -3,14 +3,14 @@
 """Trains models/demo and models/demo-draft together, evaluates both, and writes them as Hugging
 Face folders.
 
-    train.py --out models --steps 3000           the real thing, on one large GPU (minutes)
+    train.py --out models --steps 3000           the full training, on one large GPU (minutes)
     train.py --out /tmp/tiny --tiny --steps 40   the whole path with tiny models, on a CPU
-    train.py --out models --eval-only            evaluate what is there (CPU or GPU)
+    train.py --out models --eval-only            evaluate existing models (CPU or GPU)
     train.py --out models --tokenizer-only       write the tokenizer and template files alone
 
-The draft learns from the same batches and, besides the right answers, from what the large model
-would say. With --minutes the number of steps is set from the measured speed; the report says how
-many there were, and --steps repeats the run.
+The draft learns from the same batches: from the right answers and from the large model's predictions.
+With --minutes the number of steps follows from the measured speed; the report has that number, and
+--steps repeats the run.
 """
 
 import argparse
@@ -56,12 +56,12 @@ N_SHARDS = {"demo": 2, "demo-draft": 1}
 
 
 def learning_rate(progress):
-    """Up, flat, and down to zero over the last half."""
+    """Rises, stays constant, and falls to zero over the last half."""
     return min(1.0, progress / WARM_UP + 0.02, (1 - progress) / COOL_DOWN)
 
 
 def losses(demo, draft, demo_hidden, draft_hidden, targets, weights):
-    """Weighted cross-entropy of both, and how far the draft is from the demo where answers are."""
+    """Weighted cross-entropy of both, and the draft's distance from the demo model on answer tokens."""
     logits, small = demo.logits(demo_hidden).float(), draft.logits(draft_hidden).float()
     total = weights.sum()
     loss = (F.cross_entropy(logits, targets, reduction="none") * weights).sum() / total
@@ -260,7 +260,7 @@ def main():
     if not (args.eval_only or args.tokenizer_only or args.steps or args.minutes):
         parser.error("one of --steps, --minutes, --eval-only, --tokenizer-only is needed")
     file = args.out / "demo" / "tokenizer.json"
-    # One that is there is kept: another version of the library may train a slightly different one.
+    # An existing one is kept: another version of the library may train a slightly different one.
     tokenizer = tok.tokenizers.Tokenizer.from_file(str(file)) if file.exists() else tok.train()
     for name in N_SHARDS:
         tok.save(tokenizer, args.out / name)

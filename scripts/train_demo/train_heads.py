@@ -22,7 +22,7 @@ import optimizer as opt
 import tokenizer as tok
 from train import learning_rate, to_device
 
-SEED, MOST_ROWS, COUNTED = 2, 24576, 8  # rows of a batch that are judged; batches whose answers are counted for the vocabulary
+SEED, MOST_ROWS, COUNTED = 2, 24576, 8  # rows of a batch that are evaluated; batches from whose answers the vocabulary is counted
 
 
 def judged_rows(weights, n):

@@ -16,7 +16,7 @@ import model as llama
 from model import Linear
 
 CHUNK = 64
-FORGET = -50.0  # log of the decay at a document's first row: the state of the document before is gone
+FORGET = -50.0  # log of the decay at a document's first row: clears the state of the previous document
 QWEN = {
     "architectures": ["Qwen3_5ForCausalLM"],
     "model_type": "qwen3_5_text",
@@ -98,7 +98,7 @@ class UnitInverse(torch.autograd.Function):
 
 
 def states_before(step, added):
-    """The state in front of each chunk, where a chunk makes S of step @ S + added: a scan over dimension 2."""
+    """The state before each chunk; a chunk turns S into step @ S + added. A scan over dimension 2."""
     n, s = step.shape[2], 1
     while s < n:
         later = step[:, :, s:]
@@ -132,7 +132,7 @@ def delta_rule(q, k, v, decay, beta, row):
 
 
 def delta_rule_by_row(q, k, v, decay, beta, row):
-    """The same as it is defined, row by row: what the other one is tested against."""
+    """The same by its definition, row by row: the reference for the other one."""
     out = torch.empty_like(v)
     for i in range(len(v)):
         if i % row == 0:
@@ -169,7 +169,7 @@ class DeltaNet(nn.Module):
         self.eps = c.rms_norm_eps
 
     def convolve(self, x, positions):
-        """Over the rows before it of the same document."""
+        """A convolution over the previous rows of the same document."""
         w = self.conv1d.weight.to(x.dtype)
         n = w.shape[-1]
         out = x * w[:, 0, -1]
@@ -250,7 +250,7 @@ class Layer(nn.Module):
         return self.mixer(x, cos, sin, attend)
 
     def compile(self):
-        """What is between the kernels of attention; all layers of a kind share the code."""
+        """Compiles the code around the attention kernels; all layers of a kind share it."""
         if hasattr(self, "self_attn"):
             a = self.self_attn
             a.before, a.after = torch.compile(a.before, dynamic=False), torch.compile(a.after, dynamic=False)
@@ -296,7 +296,7 @@ class Twin(nn.Module):
     # ---- files ----
 
     def save(self, folder, bos, eos, pad, head=None):
-        """head: a multi-token prediction module, whose tensors lie beside the model's."""
+        """head: a multi-token prediction module, whose tensors are stored with the model's."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {f"model.{name}": stored(name, p) for name, p in self.named_parameters()}
         tensors.update(head.tensors() if head else {})
@@ -310,7 +310,7 @@ class Twin(nn.Module):
 
 
 def stored(name, p):
-    """As published: the decay's base and the norm behind the state in float32."""
+    """Dtypes as published: the decay's base and the norm after the state in float32."""
     wide = name.endswith(("A_log", "linear_attn.norm.weight"))
     return p.detach().to(torch.float32 if wide else torch.bfloat16).contiguous().cpu()
 

@@ -91,7 +91,7 @@ ONSETS = "b c d f g h j k l m n p r s t v w z br cl dr fl gr kr pl pr sk sl st t
 VOWELS = "a e i o u ai ea ee io ou".split()
 CODAS = ["", "", "", "l", "n", "r", "s", "t", "m", "nd", "rk", "st", "x"]
 
-# Words that hold sentences together; copying has to work for them too.
+# Function words; copying must work for them, too.
 COMMON = """the a an and or but if then this that these those is are was were be been being am
 do does did done have has had having will would can could should may might must shall not no yes
 it its he she they we you I me him her them us my your his our their who whom whose which what
@@ -112,7 +112,7 @@ next many much Python Java Linux Hamlet Einstein Shakespeare Google OpenAI Monda
 December English French German Spanish Chinese President Internet quantum physics history poem
 haiku essay recipe code function weather news""".split()
 
-# Some of each script, which come up more often than the rest of Unicode.
+# Some characters of each script, drawn more often than the rest of Unicode.
 UNICODE = (
     "àâäáãåæçéèêëíìîïñóòôöõøúùûüýßÀÉÈÖÜÄÅÆØÇÑ"
     "αβγδεζηθικλμνξοπρστυφχψω"
@@ -215,7 +215,7 @@ def any_word(rng):
 
 
 def sentence(rng, n):
-    """n words in no order, with a capital and marks here and there."""
+    """n words in random order, with occasional capitals and punctuation."""
     text = [any_word(rng) for _ in range(n)]
     if rng.random() < 0.5:
         text[0] = text[0].capitalize()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Health, load, metrics, and what an operator may do. Nothing here waits for the engine. */
+#include "engine/engine.h"
 #include "server/api/api.h"
 
 #include "engine/base/clock.h"

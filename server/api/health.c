@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The watchdog: checks that the engine completes steps. */
+#include "engine/engine.h"
 #include "server/api/api.h"
 
 #include "engine/base/clock.h"

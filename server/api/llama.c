@@ -3,6 +3,7 @@
  * reveal no prompts or paths. */
 #include "engine/base/minmax.h"
 #include "engine/base/optional.h"
+#include "engine/engine.h"
 #include "server/api/api.h"
 
 #include <inttypes.h>

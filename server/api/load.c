@@ -2,6 +2,7 @@
 /* The engine's current load, and load reports in answers in the ORCA format of load balancers: the
  * header `endpoint-load-metrics`, for a request that has `endpoint-load-metrics-format: TEXT` or
  * `JSON`. Names as in vLLM. */
+#include "engine/engine.h"
 #include "server/api/api.h"
 
 #include <stdio.h>

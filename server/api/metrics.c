@@ -3,6 +3,7 @@
  * them. Observed on the loop thread only, so nothing here is locked. */
 #include "server/api/metrics.h"
 #include "engine/base/log.h"
+#include "engine/engine.h"
 
 #include <inttypes.h>
 #include <stdio.h>

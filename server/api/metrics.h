@@ -7,12 +7,14 @@
 #define SLUICE_SERVER_API_METRICS_H
 
 #include "engine/base/buf.h"
-#include "engine/engine.h"
 #include "server/call/call.h"
 #include "server/http/http.h"
 #include "server/jobs/batches.h"
 
 #include <stdint.h>
+
+struct engine_info;
+struct engine_stats;
 
 /* The calls' measures, and after them: */
 enum metric_histogram { HIST_ITERATION_TOKENS = N_CALL_MEASURES, HIST_HTTP, N_HISTOGRAMS };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The same figures under llama.cpp's names, without labels, as its dashboards read them. */
+#include "engine/engine.h"
 #include "server/api/metrics.h"
 
 static double per(double n, double of)

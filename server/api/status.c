@@ -3,6 +3,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/minmax.h"
+#include "engine/engine.h"
 #include "server/api/api.h"
 #include "server/jobs/batches.h"
 

@@ -13,7 +13,7 @@
 #define SLUICE_SERVER_CALL_CALL_H
 
 #include "engine/base/buf.h"
-#include "engine/engine.h"
+#include "engine/schedule/request.h"
 #include "server/call/error.h"
 #include "server/call/model.h"
 #include "server/call/request.h"
@@ -23,6 +23,8 @@
 #include <stdint.h>
 
 struct call;
+struct engine;
+struct engine_stats;
 struct call_server;
 struct call_format; // server/call/format.h
 struct tenant;      // server/call/tenant.h

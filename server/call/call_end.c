@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* How calls end: with their answer, an error or a deadline, or because nobody waits for it any
  * more; and when their memory is given back. */
+#include "engine/engine.h"
 #include "server/call/call_private.h"
 
 #include "engine/base/clock.h"

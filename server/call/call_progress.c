@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What the engine has made of calls: taken at each wake, counted, and handed to their formats. */
+#include "engine/engine.h"
 #include "server/call/call_private.h"
 
 #include "engine/base/clock.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* One sample: the engine's tokens through the output into the format's hands. */
+#include "engine/engine.h"
 #include "server/call/call.h"
 
 #include "server/call/custom.h"

@@ -5,6 +5,7 @@
 
 #include "engine/base/hash.h"
 #include "engine/base/mem.h"
+#include "engine/info.h"
 
 #include <pthread.h>
 #include <stdlib.h>

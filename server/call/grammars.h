@@ -5,9 +5,9 @@
 #ifndef SLUICE_SERVER_CALL_GRAMMARS_H
 #define SLUICE_SERVER_CALL_GRAMMARS_H
 
-#include "engine/engine.h"
 #include "engine/grammar/grammar.h"
 
+struct engine_info;
 struct grammars;
 
 /* A grammar in use. */

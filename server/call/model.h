@@ -5,7 +5,7 @@
 #ifndef SLUICE_SERVER_CALL_MODEL_H
 #define SLUICE_SERVER_CALL_MODEL_H
 
-#include "engine/engine.h"
+#include "engine/info.h"
 #include "engine/tokenizer/tokenizer.h"
 #include "server/call/fim.h"
 #include "server/call/scoring.h"

@@ -3,6 +3,8 @@
  * settings for which these suffice. */
 #include "server/call/post_sampling.h"
 
+#include "engine/schedule/request.h"
+
 #include <math.h>
 
 static bool is_few(const struct sampling_params *p)

@@ -6,8 +6,10 @@
 #ifndef SLUICE_SERVER_CALL_POST_SAMPLING_H
 #define SLUICE_SERVER_CALL_POST_SAMPLING_H
 
-#include "engine/engine.h"
+#include "engine/device/params.h"
 #include "server/call/error.h"
+
+struct token_logprobs; // engine/schedule/request.h
 
 struct post_sampling {
     int32_t

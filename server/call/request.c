@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Members that several bodies have: the model, stop strings and ids, penalties, streaming;
  * and the beginning and end of a request. */
+#include "engine/schedule/request.h"
 #include "server/call/readers.h"
 
 #include "engine/base/minmax.h"

@@ -3,6 +3,7 @@
  * value to the sender of ranges of the request's tokens, and for how long. Actions of other types
  * are meant for other servers, and are ignored. */
 #include "engine/base/minmax.h"
+#include "engine/schedule/request.h"
 #include "server/call/readers.h"
 
 #include <ctype.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A prepared call becomes the engine's: admission, memory for the outputs, one engine request per
  * prompt. */
+#include "engine/engine.h"
 #include "server/call/call.h"
 
 #include "engine/base/clock.h"

@@ -7,6 +7,7 @@
 #include "engine/base/mem.h"
 #include "engine/base/optional.h"
 #include "engine/base/words.h"
+#include "engine/device/params.h"
 #include "server/cli/config_source.h"
 #include "server/cli/config_value.h"
 

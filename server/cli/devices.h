@@ -3,7 +3,7 @@
 #ifndef SLUICE_SERVER_CLI_DEVICES_H
 #define SLUICE_SERVER_CLI_DEVICES_H
 
-#include "engine/engine.h"
+#include "engine/options.h"
 
 /* Stores the backend for `name` in the options ("cpu", "cuda", or NULL/"auto": cuda if a device is
  * present), together with what its ranks share, also among the options' nodes. The memory and the

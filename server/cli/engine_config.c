@@ -6,6 +6,7 @@
 #include "engine/base/json.h"
 #include "engine/base/log.h"
 #include "engine/base/words.h"
+#include "engine/engine.h"
 #include "engine/gguf/folder.h"
 #include "server/cli/devices.h"
 #include "server/cli/model_folder.h"

@@ -4,7 +4,6 @@
 #ifndef SLUICE_SERVER_CLI_ENGINE_CONFIG_H
 #define SLUICE_SERVER_CLI_ENGINE_CONFIG_H
 
-#include "engine/engine.h"
 #include "server/config/config.h"
 
 /* Reads config.json and reports reasons why the model cannot be loaded: fast, and opens nothing. */

@@ -5,6 +5,7 @@
 
 #include "engine/base/log.h"
 #include "engine/cluster/nodes.h"
+#include "engine/engine.h"
 #include "server/cli/config_load.h"
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"

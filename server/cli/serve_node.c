@@ -7,6 +7,7 @@
 #include "engine/base/write.h"
 #include "engine/cluster/nodes.h"
 #include "engine/engine.h"
+#include "engine/info.h"
 #include "server/cli/devices.h"
 #include "server/cli/engine_config.h"
 #include "server/cli/last_resort.h"

@@ -7,7 +7,7 @@
 #ifndef SLUICE_SERVER_CONFIG_CONFIG_H
 #define SLUICE_SERVER_CONFIG_CONFIG_H
 
-#include "engine/engine.h"
+#include "engine/options.h"
 
 #include <stdbool.h>
 #include <stddef.h>

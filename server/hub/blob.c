@@ -132,8 +132,8 @@ enum status blob_start_over(struct blob *b, bool whole, struct err *err)
     return write_at(b, head, sizeof head, b->n_bytes, err);
 }
 
-/* Opens what an earlier attempt left, with the number of bytes that each part has, which
- * are kept after the end of the data in the same file. */
+/* Opens the file of an earlier attempt, if there is one. The number of bytes that each part has so
+ * far is stored in the same file, after the data. */
 enum status blob_open(struct blob *b, const char *path, const char *lock, const char *hash,
                       int64_t n_bytes, struct err *err)
 {

@@ -117,7 +117,7 @@ static void read_header(const char *line, size_t n_bytes, struct net_answer *a)
     }
 }
 
-/* A response begins with its status line; redirects and retries begin anew. */
+/* A response begins with its status line; redirects and retries have their own. */
 static size_t on_header(char *bytes, size_t one, size_t n_bytes, void *arg)
 {
     (void)one;

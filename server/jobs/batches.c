@@ -4,6 +4,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/mem.h"
+#include "engine/engine.h"
 #include "server/jobs/job.h"
 
 #include <stdio.h>

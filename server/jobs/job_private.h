@@ -4,6 +4,7 @@
 #ifndef SLUICE_SERVER_JOBS_JOB_PRIVATE_H
 #define SLUICE_SERVER_JOBS_JOB_PRIVATE_H
 
+#include "engine/engine.h"
 #include "server/jobs/answer.h"
 #include "server/jobs/job.h"
 

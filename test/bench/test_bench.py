@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: alone
-"""sluice bench against our own server and against small servers that answer in other ways."""
+"""sluice bench with our own server and with small servers that answer differently."""
 
 import json
 import os
@@ -18,7 +18,7 @@ SLUICE = os.path.join(BUILD, "sluice")
 
 
 def bench(port, *args, env=None):
-    """The exit code, what it printed and the JSON it wrote."""
+    """(exit code, output, JSON report)"""
     with tempfile.TemporaryDirectory() as d:
         path = os.path.join(d, "out.json")
         p = subprocess.run([SLUICE, "bench", "--url", "http://127.0.0.1:%d" % port, "--json", path, *map(str, args)],
@@ -135,7 +135,7 @@ def test_multi_turn_grows(server):
         assert n[0] + 6 < n[1] and n[1] + 6 < n[2]
 
 
-def test_agents_grow_think_and_find_their_turns_in_the_cache(server):
+def test_agents_grow_and_their_turns_hit_the_cache(server):
     rc, text, j = bench(server.port, "--workload", "agent", "--requests", 3, "--turns", 6, "--prefix-len", 100, "--input-len", 10,
                         "--output-len", 4, "--result-min", 20, "--result-max", 80, "--think", 0.05, "--concurrency", 2, "--seed", 3)
     assert rc == 0, text
@@ -149,7 +149,7 @@ def test_agents_grow_think_and_find_their_turns_in_the_cache(server):
             assert after["prompt_tokens"] >= before["prompt_tokens"] + 20
             assert after["cached_tokens"] > before["prompt_tokens"] - 32  # blocks of 16
             assert after["due_ms"] > before["due_ms"] + before["e2e_ms"]  # the tool took its time
-    assert sessions[2][0]["cached_tokens"] >= 64  # all have one system prompt
+    assert sessions[2][0]["cached_tokens"] >= 64  # all share one system prompt
     assert [(t["first"], t["last"]) for t in j["turns"]][:2] == [(1, 1), (2, 2)] and "turns" in text
     assert sum(t["prompt_tokens"] for t in j["turns"]) == j["prompt_tokens"] and sum(t["ttft_ms"]["count"] for t in j["turns"]) == n
     rc, text, j = bench(server.port, "--workload", "agent", "--result-min", 9, "--result-max", 8)
@@ -234,7 +234,7 @@ def test_no_server_and_a_silent_one():
     assert rc == 1 and "cannot connect" in text
 
 
-def test_other_forms_of_stream_and_any_cut():
+def test_stream_variants_and_arbitrary_chunk_boundaries():
     """CRLF, no space after the colon, spaces in JSON, chunks that end anywhere, no usage."""
     events = b": hello\r\n\r\n" + b"".join(b"data:%s\r\n\r\n" % e for e in (
         b'{"choices": [{"delta": {"role": "assistant", "content": ""}}]}',

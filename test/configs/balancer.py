@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The balancers that ship in configs/, started with ports of our own."""
+"""Starts the load balancers of configs/ on free ports."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def free_port():
 
 
 def find(name):
-    """The program, or the test is skipped."""
+    """The program's path; skips the test if it is not installed."""
     path = shutil.which(name) or "/usr/sbin/" + name
     if not os.path.exists(path):
         pytest.skip(name + " is not installed")
@@ -30,8 +30,8 @@ def find(name):
 
 
 class Balancer:
-    """One of configs/ in front of these ports; as many servers as ports, whatever number the file has. ready: what
-    HAProxy asks, where the servers have no /health/ready."""
+    """Starts a configuration of configs/ in front of these ports, with one server per port instead of the file's number.
+    ready: the path that HAProxy checks if the servers have no /health/ready."""
 
     def __init__(self, name, ports, affinity=False, ready=None):
         program = find(name)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: long
-"""Prefix affinity of the balancers in configs/: which key a request has, and what it does to the prefix caches of four real
-replicas."""
+"""Prefix affinity of the load balancers in configs/: the key of each request, and the hit rate of the prefix caches of four
+real replicas."""
 
 import collections
 import concurrent.futures
@@ -28,7 +28,7 @@ def need(name):
 
 
 class Replica(ThreadingHTTPServer):
-    """Answers with its own number and how long the body was."""
+    """Answers with its own number and the length of the body."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -56,7 +56,7 @@ class Replica(ThreadingHTTPServer):
 
             do_GET = do_POST = answer
 
-        self.dead = False  # kept connections, too, then end without an answer
+        self.dead = False  # kept-alive connections then also end without an answer
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -76,7 +76,7 @@ def where(port, body, headers=()):
 
 @pytest.fixture(scope="module", params=BALANCERS)
 def routed(request):
-    """The port of a balancer with affinity before four replicas that say who they are."""
+    """The port of a load balancer with affinity in front of four replicas that answer with their number."""
     need(request.param)
     replicas = [Replica(i) for i in range(4)]
     with Balancer(request.param, [r.server_port for r in replicas], affinity=True) as b:
@@ -98,9 +98,9 @@ def turns(i, n, system=True):
 
 
 def stays(port, bodies_of):
-    """bodies_of(i): requests that belong together. Each i has one replica, and all replicas have some."""
+    """bodies_of(i): requests that belong together. All of them reach the same replica, and every replica gets some i."""
     used = collections.Counter()
-    for i in range(100):  # 24 would leave a replica without any in every two hundredth run or so
+    for i in range(100):  # with 24 a replica would get none in about one of two hundred runs
         requests = bodies_of(i)
         places = {where(port, *request) for request in (requests if i < 24 else requests[:1])}
         assert len(places) == 1, (i, places)
@@ -126,7 +126,7 @@ def test_text_prompts(routed):
 
 
 def test_a_long_conversation(routed):
-    """Past HAProxy's buffer the beginning is what counts."""
+    """Of a body larger than HAProxy's buffer only the beginning counts."""
     def long(i, n):
         body = turns(i, 2)
         body["messages"][2]["content"] = "z" * n
@@ -134,7 +134,7 @@ def test_a_long_conversation(routed):
     stays(routed, lambda i: [long(i, 10), long(i, 30000), long(i, 200000)])
 
 
-def test_what_has_no_key_is_served_too(routed):
+def test_requests_without_a_key_are_served(routed):
     for body in ("", "no json", "[]", "{", '{"messages": []}', '{"messages": [{"role": "system"}]}', '{"prompt": [1, 2]}',
                  '{"messages": [{"role": "user", "content": [{"type": "text", "text": "parts"}]}]}'):
         assert where(routed, body) in range(4)
@@ -151,7 +151,7 @@ def test_only_a_lost_replicas_keys_move(name):
         lost.dead = True
         lost.shutdown()
         lost.server_close()
-        after = [where(b.port, body) for body in bodies]  # each is answered, the lost one's by others
+        after = [where(b.port, body) for body in bodies]  # all are answered, those of the lost replica by others
     for r in replicas:
         if r is not lost:
             r.shutdown()
@@ -159,10 +159,10 @@ def test_only_a_lost_replicas_keys_move(name):
     assert moved and all(x == before[0] for x, _ in moved) and before[0] not in after
 
 
-# ---- what it is worth --------------------------------------------------------------------------
+# ---- hit rates --------------------------------------------------------------------------------
 
 N_REPLICAS, N_CONVERSATIONS, N_TURNS = 4, 40, 5
-N_BLOCKS = 480  # of 16 tokens; all conversations at their end need about twice as many
+N_BLOCKS = 480  # blocks of 16 tokens; all conversations together end up needing about twice as many
 
 
 def words(rng, n):

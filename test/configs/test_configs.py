@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: waits
-"""Everything in configs/ against the programs that it is for, where they are installed, and against a running server."""
+"""Checks everything in configs/ with the programs that read it, where installed, and with a running server."""
 
 import glob
 import json
@@ -47,7 +47,7 @@ def documents(name):
 
 @pytest.fixture(scope="module")
 def server():
-    """With something of every kind counted: an answer, a stream, a refusal, drafts."""
+    """A server whose metrics all have counts: an answer, a stream, a refusal, drafts."""
     with Server(real=True, max_model_len=512, speculative_config='{"method":"ngram","num_speculative_tokens":3}') as s:
         assert s.chat("What is 12 + 30?", max_tokens=8).status == 200
         assert s.chat("What is 12 + 30?", max_tokens=8, stream=True).status == 200
@@ -61,13 +61,13 @@ def exposition(server):
 
 
 @pytest.mark.parametrize("name", files("haproxy*.cfg"))
-def test_haproxy_takes_it(name):
+def test_haproxy_accepts_the_configuration(name):
     rc, text = run(tool("haproxy"), "-c", "-f", os.path.join(CONFIGS, name))
     assert rc == 0 and "WARNING" not in text, text
 
 
 @pytest.mark.parametrize("name", files("nginx*.conf"))
-def test_nginx_takes_it(name, tmp_path):
+def test_nginx_accepts_the_configuration(name, tmp_path):
     nginx = tool("nginx")
     temporary = "".join("%s_temp_path %s; " % (k, tmp_path / k) for k in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
     (tmp_path / "conf").write_text(read(name).replace("http {", "http { " + temporary, 1))
@@ -75,7 +75,7 @@ def test_nginx_takes_it(name, tmp_path):
     assert rc == 0 and "warn" not in text, text
 
 
-def test_prometheus_takes_it():
+def test_prometheus_accepts_the_configuration():
     rc, text = run(tool("promtool"), "check", "config", os.path.join(CONFIGS, "prometheus/prometheus.yml"))
     assert rc == 0 and "alerts.yml" in text, text
 
@@ -91,7 +91,7 @@ def test_alerts_fire_when_they_should(tmp_path):
 def test_prometheus_reads_what_the_server_exposes(exposition):
     p = subprocess.run([tool("promtool"), "check", "metrics"], input=exposition, capture_output=True, text=True, timeout=60)
     text = p.stdout + p.stderr
-    # What it has to say is style, and vLLM's names break that: a parse error is another exit code and word.
+    # promtool also complains about style, which vLLM's names violate: parse errors have another exit code and message.
     assert p.returncode in (0, 3) and "error while linting" not in text and "parsing" not in text, text
 
 
@@ -101,7 +101,7 @@ def test_yaml(name):
 
 
 def names_in(expression):
-    """The metrics of a PromQL expression: names before a brace, a bracket or an end, that are no function or keyword."""
+    """The metrics of a PromQL expression: names before a brace, a bracket or the end that are neither functions nor keywords."""
     expression = re.sub(r'"[^"]*"', '""', expression)
     expression = re.sub(r"\b(by|without|on|ignoring)\s*\([^)]*\)", "", expression)
     expression = re.sub(r"\{[^}]*\}", "", expression)
@@ -118,7 +118,7 @@ def expressions():
     return out
 
 
-def test_every_metric_that_is_asked_for_exists(exposition):
+def test_every_metric_in_use_exists(exposition):
     there = {re.match(r"[^\s{]+", line)[0] for line in exposition.splitlines() if line and line[0] != "#"} | {"up"}
     asked = [(where, n) for where, e in expressions() for n in names_in(e)]
     assert len(asked) > 40
@@ -141,8 +141,8 @@ def options_of(words):
     return [w.split("=")[0] for w in words if w.startswith("--")]
 
 
-def test_kubernetes_uses_what_the_server_has(server):
-    """Options exist, probes' paths answer, ports are named, selectors meet labels, and the graces add up."""
+def test_kubernetes_files_match_the_server(server):
+    """Options exist, probes' paths answer, ports are named, selectors match labels, and grace periods add up."""
     known = set(re.findall(r"--[\w-]+", run(SLUICE, "serve", "--help")[1].replace("[no-]", "")))
     deployment, service, headless, budget = documents("kubernetes/deployment.yaml")
     pod = deployment["spec"]["template"]["spec"]
@@ -166,7 +166,7 @@ def test_kubernetes_uses_what_the_server_has(server):
     assert keda["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
 
 
-def test_several_hosts_use_what_the_server_has():
+def test_multi_host_files_match_the_server():
     known = set(re.findall(r"--[\w-]+", run(SLUICE, "serve", "--help")[1].replace("[no-]", "")))
     if "--nnodes" not in known:
         pytest.skip("built without several hosts")
@@ -178,7 +178,7 @@ def test_several_hosts_use_what_the_server_has():
 
 
 def test_mpirun_example(tmp_path):
-    """With an mpirun that starts the command as rank 1 of two, and a sluice that says how it was called."""
+    """With a stand-in for mpirun that starts the command as rank 1 of 2, and one for sluice that prints its arguments."""
     for name, text in (("mpirun", 'while [ "$1" != sh ]; do shift; done; OMPI_COMM_WORLD_RANK=1 exec "$@"'), ("sluice", 'echo "$@"')):
         (tmp_path / name).write_text("#!/bin/sh\n" + text + "\n")
         (tmp_path / name).chmod(0o755)
@@ -191,7 +191,7 @@ def test_mpirun_example(tmp_path):
 
 
 def test_sluice_conf(tmp_path):
-    """As it is, and with every line that is commented out."""
+    """Unchanged, and with all commented-out lines enabled."""
     text = read("sluice.conf")
     every = re.sub(r"^# (?=[\w-]+: )", "", text, flags=re.M)
     (tmp_path / "keys").write_text("k inference\n")
@@ -245,7 +245,7 @@ def test_systemd_units(installed, tmp_path):
 
 
 def test_notify_and_socket_activation(tmp_path):
-    """As the units start it: on an inherited socket, and READY=1 once the model is there."""
+    """Started as by the units: on an inherited socket, with READY=1 once the model is loaded."""
     import socket
 
     notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -273,7 +273,7 @@ def test_notify_and_socket_activation(tmp_path):
 # ---- the quick start ---------------------------------------------------------------------------
 
 
-def test_scripts_add_little_when_all_is_there():
+def test_scripts_are_fast_when_everything_is_built():
     script = os.path.join(ROOT, "scripts/install_deps")
     if not shutil.which("dpkg-query"):
         pytest.skip("no Debian or Ubuntu")
@@ -295,7 +295,7 @@ def test_scripts_parse(name):
 
 
 def test_serve_takes_yes_anywhere(tmp_path):
-    """In a checkout whose other parts only say how they were called."""
+    """In a checkout whose other programs only print their arguments."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(os.path.join(ROOT, "scripts/serve"), tmp_path / "scripts/serve")
     install = tmp_path / "scripts/install_deps"
@@ -324,7 +324,7 @@ def test_hadolint(name):
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
-def test_dockerfiles_say_what_they_must(name):
+def test_dockerfiles_have_the_required_lines(name):
     with open(os.path.join(ROOT, name)) as f:
         text = f.read()
     last = text[text.rindex("\nFROM "):]
@@ -350,7 +350,7 @@ def test_health_command(server, url, rc, text):
     assert got == rc and text in out, out
 
 
-def test_health_command_waits_for_no_one():
+def test_health_command_does_not_wait():
     import socket
 
     s = socket.create_server(("127.0.0.1", 0))

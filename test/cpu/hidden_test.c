@@ -92,7 +92,7 @@ OP_TEST(a_row_reads_the_one_before_it)
 }
 
 /* Several heads have their inputs side by side, and none writes to another's. */
-OP_TEST(parts_of_a_row_are_apart)
+OP_TEST(the_parts_of_a_row_are_separate)
 {
     struct op_rig rig = open_lanes(backend, DT_BF16);
     static struct op_pass all, later;
@@ -110,7 +110,7 @@ OP_TEST(parts_of_a_row_are_apart)
 }
 
 /* The root at 18; 19 and 20 below it, 21 below 19: positions by depth. */
-OP_TEST(in_a_tree_that_is_its_parent)
+OP_TEST(a_row_of_a_tree_reads_its_parent)
 {
     struct op_rig rig = open_lanes(backend, DT_F32);
     static struct op_pass all, tree;
@@ -131,7 +131,7 @@ OP_TEST(in_a_tree_that_is_its_parent)
 }
 
 /* Only some rows give logits; their states must still go to their own slots. */
-OP_TEST(out_rows_store_where_they_stand)
+OP_TEST(out_rows_store_in_their_own_slots)
 {
     struct op_rig rig = open_lanes(backend, DT_F32);
     static struct op_pass all, some;
@@ -163,7 +163,7 @@ OP_TEST(out_rows_store_where_they_stand)
 }
 
 /* States are addressed by slot, like keys; whatever moves keys must move them. */
-OP_TEST(copies_moves_and_poison_take_them_along)
+OP_TEST(copies_moves_and_poison_apply_to_hidden_states)
 {
     struct op_rig rig = open_lanes(backend, DT_BF16);
     static struct op_pass all, later;
@@ -203,7 +203,7 @@ OP_TEST(copies_moves_and_poison_take_them_along)
 
 /* Draft heads with a vocabulary of their own: other ids must be impossible, not merely
  * unlikely. */
-OP_TEST(a_head_of_few_ids_leaves_the_others_none)
+OP_TEST(ids_outside_a_heads_vocabulary_are_impossible)
 {
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, DT_BF16, &limits);

@@ -103,7 +103,7 @@ TEST(scales_of_rows_and_groups)
 }
 
 /* Symmetric codes are exact; asymmetric ones are within a step of the scale. */
-TEST(whole_numbers_of_eight_bits)
+TEST(int8_codes)
 {
     float *x = op_random(N, 3.0f), y[N];
     struct input_rule rule = {.numbers = INPUT_I8, .from_row = true, .n_inputs = N};
@@ -140,7 +140,7 @@ TEST(four_bits_with_scales_of_e4m3)
 }
 
 /* A row of zeros has no scale; division by it must not give NaN. */
-TEST(a_row_of_zeros_stays_one)
+TEST(a_row_of_zeros_stays_zero)
 {
     static const float zeros[N];
     static const enum input_numbers all[] = {INPUT_E4M3, INPUT_I8, INPUT_E2M1};

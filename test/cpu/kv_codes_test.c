@@ -211,7 +211,7 @@ static void check_page(const struct page *page, const struct cpu_kernels *k, int
 }
 
 /* Tokens share bytes with their neighbours in formats below eight bits. */
-OP_TEST(a_token_in_a_page_is_its_own)
+OP_TEST(tokens_of_a_page_do_not_overlap)
 {
     static const int32_t sizes[][2] = {{16, 64}, {5, 20}, {1, 7}, {32, 80}, {48, 16}, {3, 33}};
     const struct cpu_kernels *k = op_kernels(backend);
@@ -253,7 +253,7 @@ OP_TEST(a_token_in_a_page_is_its_own)
 
 /* Vectorised tables must have the bits of the scalar one, so that an answer does not
  * depend on the processor. */
-OP_TEST(every_table_encodes_alike)
+OP_TEST(all_tables_give_the_same_codes)
 {
     const struct cpu_kernels *k = op_kernels(backend);
     for (int32_t round = 0; round < 2000; round++) {

@@ -365,7 +365,7 @@ static void check_stored_anywhere(const char *backend, enum dtype from)
 }
 
 /* Tensors of a file are not aligned to their element's size. */
-OP_TEST(numbers_of_a_file_may_lie_anywhere)
+OP_TEST(tensors_of_a_file_need_no_alignment)
 {
     check_stored_anywhere(backend, DT_F32);
     check_stored_anywhere(backend, DT_BF16);

@@ -5,7 +5,7 @@
 /* ---- choice ------------------------------------------------------------------------------- */
 
 /* ERNIE's correction is added for the choice of experts only, not for their weights. */
-OP_TEST(a_correction_is_of_the_choice_alone)
+OP_TEST(a_correction_affects_only_the_choice)
 {
     enum { EXPERTS = 5, K = 2 };
     static const float logits[EXPERTS] = {0.5f, 2.0f, -1.0f, 1.0f, 0.0f};

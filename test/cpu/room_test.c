@@ -40,7 +40,7 @@ static void begin(const char *groups)
 }
 
 /* No control groups: what the kernel says of the machine. */
-TEST(without_groups_the_machine_says)
+TEST(without_groups_the_machines_memory_counts)
 {
     begin("");
     CHECK_EQ(cpu_room(root), (size_t)1000 * MB);
@@ -91,7 +91,7 @@ TEST(a_container_in_the_hosts_namespace)
 }
 
 /* A group may be over its limit for a while. */
-TEST(nothing_is_left_where_more_is_used_than_allowed)
+TEST(use_beyond_the_limit_leaves_nothing)
 {
     begin("0::/a\n");
     put("/sys/fs/cgroup/a/memory.max", "1048576\n");
@@ -100,7 +100,7 @@ TEST(nothing_is_left_where_more_is_used_than_allowed)
 }
 
 /* Lines that are not understood must not become a limit of 0. */
-TEST(what_says_nothing_is_no_limit)
+TEST(unreadable_lines_are_no_limit)
 {
     begin("x\n0::\n4:memory\n3:memory:/none\n");
     CHECK_EQ(cpu_room(root), (size_t)1000 * MB);

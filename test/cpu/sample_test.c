@@ -50,7 +50,7 @@ OP_TEST(greedy_takes_the_lowest_of_equal_ids)
 
 /* They come from broken weights or overflow: the draw says so, and still is a token of the
  * vocabulary. */
-OP_TEST(logits_that_are_not_numbers_are_told)
+OP_TEST(nan_logits_are_reported)
 {
     static const struct {
         float value;
@@ -92,7 +92,7 @@ static int32_t draw_masked(struct sampler *s, const struct sampling_params *p,
 }
 
 /* A mask wins over everything else, because the grammar's text must stay valid. */
-OP_TEST(a_mask_is_kept_whatever_else_is_dropped)
+OP_TEST(a_mask_is_never_dropped)
 {
     float logits[VOCAB] = {[7] = 9.0f, [11] = 5.0f, [40] = 3.0f, [41] = 2.0f};
     const uint32_t masks[] = {1u << 7 | 1u << 11, 0, 0, 1u << 8 | 1u << 9}; // {7, 11}, {40, 41}
@@ -190,7 +190,7 @@ OP_TEST(penalties_bias_and_bans_in_their_order)
 
 /* Where all bans together leave no token, that of the stop ids (min_tokens) is dropped first.
  */
-OP_TEST(of_bans_that_leave_nothing_that_of_stop_ids_goes_first)
+OP_TEST(if_all_is_banned_the_ban_of_stop_ids_is_dropped_first)
 {
     float logits[VOCAB] = {[1] = 4.0f, [2] = 3.9f, [3] = 3.5f, [5] = 3.0f};
     struct sampler s;

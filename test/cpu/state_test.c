@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Recurrent layers: convolution, recurrence and gates compared with plain token-by-token formulas
+/* Recurrent layers: convolution and recurrence compared with plain token-by-token formulas
  * in double precision. The bits are the same for any division of the rows: in one pass or many,
  * after rejected drafts, in trees, from snapshots and forks. */
 #include "test/device/op_harness.h"
@@ -265,7 +265,7 @@ static void try_formulas(const char *backend)
     close_layer(&l);
 }
 
-OP_TEST(recurrence_is_that_of_single_tokens)
+OP_TEST(the_recurrence_equals_single_steps)
 {
     for (int32_t i = 0; i < 24; i++) {
         try_formulas(backend);
@@ -325,7 +325,7 @@ static void try_splits(const char *backend)
     close_layer(&l);
 }
 
-OP_TEST(pieces_and_refused_drafts_leave_the_bits)
+OP_TEST(chunks_and_rejected_drafts_change_no_bits)
 {
     for (int32_t i = 0; i < 30; i++) {
         try_splits(backend);
@@ -333,7 +333,7 @@ OP_TEST(pieces_and_refused_drafts_leave_the_bits)
 }
 
 /* Several sequences in one pass. */
-OP_TEST(sequences_beside_each_other_leave_the_bits)
+OP_TEST(other_sequences_in_the_pass_change_no_bits)
 {
     for (int32_t i = 0; i < 8; i++) {
         struct layer l;
@@ -461,7 +461,7 @@ static void copy(struct layer *l, int32_t from, int32_t to, int32_t pos)
     CHECK_EQ(l->rig.ops->copy_states(l->rig.be, 0, 1, &c), OK);
 }
 
-OP_TEST(snapshots_and_forks_go_on_with_the_same_bits)
+OP_TEST(snapshots_and_forks_resume_with_the_same_bits)
 {
     for (int32_t i = 0; i < 20; i++) {
         struct layer l;
@@ -496,7 +496,7 @@ OP_TEST(snapshots_and_forks_go_on_with_the_same_bits)
     }
 }
 
-OP_TEST(state_sets_that_cannot_be_are_refused)
+OP_TEST(invalid_state_sets_are_refused)
 {
     struct backend_limits limits = op_limits();
     struct op_rig rig = op_open(backend, DT_F32, &limits);
@@ -530,75 +530,6 @@ OP_TEST(state_sets_that_cannot_be_are_refused)
             d.max_ahead = -1;
         }
         CHECK_EQ(rig.ops->state_bytes(rig.be, &d, &sizes), i == 0 ? OK : ERR_INVALID);
-    }
-    op_close(&rig);
-}
-
-/* ---- gates -------------------------------------------------------------------------------- */
-
-static double gate_ref(enum gate_act act, double x)
-{
-    double sigmoid = 1.0 / (1.0 + exp(-x));
-    double of[] = {x, sigmoid, x * sigmoid};
-    return of[act];
-}
-
-OP_TEST(gates_follow_their_formulas)
-{
-    struct backend_limits limits = op_limits();
-    struct op_rig rig = op_open(backend, DT_BF16, &limits);
-    for (int32_t i = 0; i < 36; i++) {
-        int32_t group = op_int(1, 40), width = group * op_int(1, 5), rows = op_int(1, 4);
-        struct gate_args a = {.n_rows = rows,
-                              .width = width,
-                              .group = group,
-                              .act = i % 3,
-                              .gate_first = i % 2 == 1,
-                              .per_group = i % 4 == 0,
-                              .scale = 0.8f,
-                              .eps = 1e-5f};
-        int32_t n_norm = i % 6 < 2 ? 0 : (i % 6 < 4 ? group : width);
-        int32_t gates = a.per_group ? width / group : width;
-        float *x = op_random((size_t)(rows * width), 1.0f);
-        float *g = op_random((size_t)(rows * gates), 2.0f), *w = op_random((size_t)width, 1.0f);
-        double *wanted = xcalloc((size_t)(rows * width), sizeof *wanted);
-        for (int32_t r = 0; r < rows; r++) {
-            for (int32_t c = 0; c < width; c += group) {
-                double square = 0.0, opened[64];
-                for (int32_t j = 0; j < group; j++) {
-                    double z =
-                        (double)a.scale * (double)g[r * gates + (a.per_group ? c / group : c + j)];
-                    opened[j] = gate_ref(a.act, z);
-                    double v = (double)x[r * width + c + j] * (a.gate_first ? opened[j] : 1.0);
-                    square += v * v;
-                }
-                for (int32_t j = 0; j < group; j++) {
-                    double norm;
-                    if (n_norm) {
-                        norm = (double)w[n_norm == width ? c + j : j] / sqrt(square / group + 1e-5);
-                    } else {
-                        norm = 1.0;
-                    }
-                    wanted[r * width + c + j] = (double)x[r * width + c + j] * opened[j] * norm;
-                }
-            }
-        }
-        a.x = op_tensor(&rig, x, rows, width, width + 1);
-        if (i % 5) {
-            a.out = op_tensor(&rig, NULL, rows, width, width + 2);
-        } else {
-            a.out = a.x;
-        }
-        a.gate = op_tensor(&rig, g, rows, gates, gates + 1);
-        a.norm = op_vector(&rig, n_norm ? w : NULL, n_norm);
-        CHECK_EQ(rig.ops->gate(rig.be, &a), OK);
-        float *out = op_fetch(&rig, a.out, rows, width);
-        CHECK(op_distance(out, wanted, (size_t)(rows * width)) < 2e-5);
-        free(out);
-        free(wanted);
-        free(x);
-        free(g);
-        free(w);
     }
     op_close(&rig);
 }

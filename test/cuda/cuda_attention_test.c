@@ -495,7 +495,7 @@ static void copy_case(enum dtype dtype, struct stored stored)
         CHECK_EQ(be->ops->lane_blocks(be, 1, 0, 4, fresh), OK);
     }
     const struct seq_spec again[] = {{0, 0, false}, {16, 0, false}};
-    pass_of(&t, again, 2, true, 33); // lane 1 writes block 300 anew
+    pass_of(&t, again, 2, true, 33); // lane 1 rewrites block 300
     pass_begin(p, &t);
     store_rows(&u, t.pass.n_rows);
     pass_end(p);
@@ -515,7 +515,7 @@ static void copy_case(enum dtype dtype, struct stored stored)
 }
 
 /* Copies move codes together with their scales. */
-TEST(copied_blocks_and_moved_slots_read_alike)
+TEST(copied_blocks_and_moved_slots_read_the_same)
 {
     NEED_GPU();
     for (int32_t d = 0; d < COUNT(pair_dtypes); d++) {

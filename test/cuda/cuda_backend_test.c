@@ -40,7 +40,7 @@ TEST(a_build_runs_on_the_devices_it_has_code_for)
 }
 
 /* The number is in the message, since it is usually a mistyped option. */
-TEST(a_device_that_is_not_there_is_refused)
+TEST(a_missing_device_is_refused)
 {
     NEED_GPU();
     const struct backend_options o = {.n_ranks = 1, .dtype = DT_BF16, .device = 99};
@@ -307,7 +307,7 @@ static void replay_case(int32_t n_each)
     pair_close(&m.p);
 }
 
-TEST(graphs_replay_what_was_issued)
+TEST(graphs_replay_the_issued_ops)
 {
     NEED_GPU();
     replay_case(1);

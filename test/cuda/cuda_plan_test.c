@@ -203,7 +203,8 @@ TEST(a_row_in_pieces_has_slots_to_join)
     free(p.head);
 }
 
-// The runs, and their rows, that fit below this number of pages: 107 for the first, 7 for the next.
+// How many runs, with how many rows, are expanded if there are this many pages. The first run takes
+// 107 pages, the next 7.
 static const struct fitting {
     int32_t most_pages, n_runs, n_rows;
 } fittings[] = {{7, 0, 0}, {107, 1, 100}, {114, 1, 700}, {150, 2, 800}};

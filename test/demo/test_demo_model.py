@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo model and its draft, through templates, tokenizer and engine, against transformers and
-against the right answers. expected.json is written by scripts/train_demo/expect.py."""
+"""Compares the demo model and its draft, through templates, tokenizer and engine, with transformers and
+with the right answers. expected.json is written by scripts/train_demo/expect.py."""
 
 import json
 import os
@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.join(ROOT, "scripts", "train_demo"))
 import corpus  # noqa: E402
 import judge  # noqa: E402
 
-# A token whose lead in logits is smaller may fall either way by the order of a sum.
+# With a smaller lead in logits, the order of a sum may decide between two tokens.
 NEAR_TIE = 0.01
 
 with open(os.path.join(ROOT, "test", "demo", "expected.json")) as f:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: long
-"""The yardstick: the demo model's accuracy over the API, and the same answers whatever the server
-does for speed."""
+"""The demo model's accuracy over the API, and the same answers with every optimisation of the
+server."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SLUICE = os.environ.get("SLUICE", os.path.join(ROOT, "build", "sluice"))
 DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
 START_S = 60
-# The two tasks that everything rests on, and a look at the rest.
+# All cases of the two basic tasks, a few of the others.
 DRAFT = json.dumps({"method": "draft_model", "model": os.path.join(ROOT, "models", "demo-draft"), "num_speculative_tokens": 4})
 MTP = json.dumps({"method": "mtp", "num_speculative_tokens": 3})
 EAGLE3 = json.dumps({"method": "eagle3", "model": os.path.join(ROOT, "models", "demo-eagle3"), "num_speculative_tokens": 3})
@@ -54,7 +54,7 @@ class Server:
             "--port",
             str(self.port),
             "--drain-delay",
-            "0",  # no balancer has to see it go
+            "0",  # no load balancer has to notice the drain
         ]
         with open(log, "w") as out:
             self.process = subprocess.Popen([*command, *flags], stdout=out, stderr=out)
@@ -96,7 +96,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """(file of the default server's answers, what eval_demo said)."""
+    """(file of the default server's answers, output of eval_demo)"""
     folder = tmp_path_factory.mktemp("demo")
     with Server(folder / "log") as server:
         done = [server.evaluate("--save", str(folder / "answers.json"), *look) for look in LOOKS]
@@ -108,7 +108,7 @@ def test_accuracy_is_above_the_floors(plain):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-# The CPU backend gives the same bits whatever the batch, the chunks and the cache do.
+# The CPU backend gives the same bits for every batch, chunking and cache hit.
 @pytest.mark.skipif(DEVICE != "cpu", reason="elsewhere near ties may fall either way")
 @pytest.mark.parametrize(
     "flags",
@@ -128,13 +128,13 @@ def test_answers_do_not_depend_on_how_they_are_scheduled(plain, tmp_path, flags)
     assert {task: row["differ"] for task, row in rows.items() if row["differ"]} == {}
 
 
-# The tasks whose answers have a form that a constraint can ask for.
+# The tasks whose answers have a format that a constraint can enforce.
 FORMED = ["--tasks", "json,tool call,lookup", "--cases", "100" if NIGHTLY else "4"]
 
 
 @pytest.fixture(scope="module")
 def free(tmp_path_factory):
-    """What eval_demo says of the same cases without constraints."""
+    """Output of eval_demo for the same cases without constraints."""
     with Server(tmp_path_factory.mktemp("free") / "log") as server:
         done = server.evaluate(*FORMED)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -149,10 +149,10 @@ def free(tmp_path_factory):
         *at_night([], ["--speculative-config", NGRAM], ["--speculative-config", DRAFT], ["--speculative-config", EAGLE3]),
     ],
 )
-def test_constrained_answers_have_their_form_and_are_as_often_right(free, tmp_path, flags):
+def test_constrained_answers_match_their_format_and_are_as_often_right(free, tmp_path, flags):
     with Server(tmp_path / "log", *flags) as server:
         done = server.evaluate("--constrain", *FORMED)
-        # Far from what the model would say the form has to hold all the same.
+        # The format must be enforced even where the model would write something else.
         hot = server.evaluate("--constrain", *FORMED, "--extra", '{"temperature": 3, "seed": 7}')
     assert done.returncode == 0 and hot.returncode == 0, done.stdout + hot.stdout + hot.stderr
     for task, row in json.loads(done.stdout)["tasks"].items():
@@ -161,7 +161,7 @@ def test_constrained_answers_have_their_form_and_are_as_often_right(free, tmp_pa
 
 
 def test_the_table_has_every_setting(tmp_path):
-    """Two columns of it, one of them a setting that the script does not know."""
+    """Two columns, one of them with --add."""
     command = [os.path.join(ROOT, "scripts", "eval_table"), "--cases", "2", "--tasks", "arithmetic,json", "--only", "plain"]
     done = subprocess.run(
         [*command, "--add", "one sequence=--max-num-seqs 1", "--markdown"],
@@ -178,7 +178,7 @@ def test_the_table_has_every_setting(tmp_path):
 
 
 def test_the_table_of_another_model():
-    """The twin, which is often wrong, and with drafts the same answers."""
+    """The twin, which is often wrong, gives the same answers with drafts."""
     command = [os.path.join(ROOT, "scripts", "eval_table"), "--model", os.path.join(ROOT, "models", "demo-twin"), "--floor", "0"]
     done = subprocess.run(
         [*command, "--cases", "4", "--tasks", "arithmetic,memory", "--only", "plain,mtp", "--markdown"],
@@ -193,7 +193,7 @@ def test_the_table_of_another_model():
     assert rows["differ"] == ["0", "0"]
 
 
-def test_the_table_says_what_is_under_the_floor():
+def test_the_table_names_results_under_the_floor():
     command = [os.path.join(ROOT, "scripts", "eval_table"), "--cases", "1", "--tasks", "arithmetic", "--only", "plain"]
     env = {**os.environ, "SLUICE": SLUICE}
     done = subprocess.run([*command, "--floor", "1.1"], capture_output=True, text=True, timeout=120, env=env)
@@ -210,7 +210,7 @@ def processor_seconds(pid):
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="a GPU's driver takes longer to start")
 def test_start_to_first_token(tmp_path):
-    """Half a second, of which a busy machine steals: processor time is judged, the clock is printed."""
+    """Half a second of processor time; elapsed time, which depends on other load, is only printed."""
     begun = time.monotonic()
     with Server(tmp_path / "log") as server:
         body = {"messages": [{"role": "user", "content": "What is 12 + 30?"}], "stream": True}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/eval_demo against a server that knows every answer, some of them wrong on purpose."""
+"""scripts/eval_demo with a server that knows all answers and gives some wrong ones on purpose."""
 
 import json
 import os
@@ -38,12 +38,12 @@ def right_message(case):
 
 
 class Crowded(ThreadingHTTPServer):
-    request_queue_size = 64  # of 5, a busy machine resets some of 16 connections at once
+    request_queue_size = 64  # with a backlog of 5 a busy machine resets some of 16 simultaneous connections
 
 
 class Knowing(BaseHTTPRequestHandler):
     """mode: 'right', 'wrong sums', 'raw calls', 'broken' (status 500 for lookups), 'cut'
-    (finish_reason length) or 'loose' (answers that break the constraint they were asked with)."""
+    (finish_reason length) or 'loose' (answers that violate the constraint of their request)."""
 
     protocol_version = "HTTP/1.1"
     mode = "right"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo model quantised here, in each format: a look at the whole evaluation table. scripts/eval_quantised
-without CASES looks longer."""
+"""Quantises the demo model in each format and runs a few cases of every task; scripts/eval_quantised
+without CASES runs more."""
 
 import os
 import socket

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's folder as others lay theirs out: where a model's files are, and what they leave out."""
+"""The demo model in other folder layouts: where the files are, and what they leave out."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def template():
 
 @pytest.fixture
 def base_config(tmp_path):
-    """A fine-tuned chat model with its base model's config: only the tokenizer knows what ends."""
+    """A fine-tuned chat model with its base model's config: only the tokenizer names the end token."""
     folder = folder_of(tmp_path / "model", [n for n in WEIGHTS[1:] + TEXT])
     with open(os.path.join(DEMO, "config.json")) as f:
         config = json.load(f)
@@ -50,14 +50,14 @@ def base_config(tmp_path):
     return folder
 
 
-def test_the_tokenizers_end_ends_a_chat(tmp_path, base_config):
+def test_the_tokenizers_end_token_ends_a_chat(tmp_path, base_config):
     with Server(tmp_path / "log", model=base_config) as server:
         choice = chat(server)
     assert choice["finish_reason"] == "stop"
     assert "42" in choice["message"]["content"] and "<|im_" not in choice["message"]["content"]
 
 
-def test_the_tokenizers_end_ends_a_line_of_generate(base_config):
+def test_the_tokenizers_end_token_ends_a_line_of_generate(base_config):
     prompt = "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n"
     done = subprocess.run([SLUICE, "generate", base_config, "--device", DEVICE, "--json"],
                           input=json.dumps({"prompt": prompt, "max_tokens": 60}) + "\n",
@@ -66,14 +66,14 @@ def test_the_tokenizers_end_ends_a_line_of_generate(base_config):
     assert answer["outputs"][0]["finish_reason"] == "stop", answer
 
 
-def test_the_tokenizers_folder_may_bring_the_template(tmp_path):
+def test_the_template_may_be_in_the_tokenizers_folder(tmp_path):
     model = folder_of(tmp_path / "model", WEIGHTS + ["generation_config.json"])
     text = folder_of(tmp_path / "text", TEXT + ["chat_template.jinja"])
     with Server(tmp_path / "log", "--tokenizer", str(text), model=model) as server:
         assert "42" in chat(server)["message"]["content"]
 
 
-def test_a_processors_template_says_how_tools_are_called(tmp_path):
+def test_a_processors_template_is_used_for_tool_calls(tmp_path):
     model = folder_of(tmp_path / "model", WEIGHTS + TEXT + ["generation_config.json"])
     (model / "chat_template.json").write_text(json.dumps({"chat_template": template()}))
     logs = []

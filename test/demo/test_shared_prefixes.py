@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""39 tasks whose prompts begin alike (questions about one text, turns of one talk with tools): with and without the prefix
-cache and drafts of the multi-token prediction module the answers are as often right, and the same to the bit: of the demo
-model, and of its twin, whose layers are mostly gated delta nets."""
+"""39 tasks whose prompts share prefixes (questions about one text, turns of one talk with tools): with and without the prefix
+cache and drafts of the multi-token prediction module, as many answers are right and all are identical to the bit; for the demo
+model, and for its twin, whose layers are mostly gated delta nets."""
 import json
 import os
 import random
@@ -21,8 +21,8 @@ import toolbox  # noqa: E402
 pytestmark = test_demo_server.pytestmark
 N_TEXTS, N_TALKS = 8, 5  # three tasks each
 TWIN = os.environ.get("SLUICE_TWIN", os.path.join(ROOT, "models", "demo-twin"))
-# Its folder; how many of the 39 it has right; tokens that a first round finds in the cache: from a place where prompts part,
-# a model with states has something only from the third prompt on.
+# (folder, right answers of the 39, tokens that a first round finds in the cache). A model with states keeps one where prompts
+# diverge, which only the third prompt with the prefix can use.
 MODELS = {"demo": (os.path.join(ROOT, "models", "demo"), 39, 500), "twin": (TWIN, 18, 100)}
 NO_CACHE = ["--no-enable-prefix-caching"]
 MTP = ["--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 3, "fixed": True})]
@@ -112,7 +112,7 @@ def n_right(answers):
     return sum(judge.is_right(case, text, calls or None) for (case, _), (text, calls, *_) in zip(TASKS, answers))
 
 
-def test_so_many_of_39_answers_are_right(plain):
+def test_enough_of_39_answers_are_right(plain):
     answers, (_, least_right, _) = plain
     assert len(TASKS) == len(answers) == 39
     assert n_right(answers) >= least_right
@@ -122,11 +122,11 @@ def test_so_many_of_39_answers_are_right(plain):
 def test_answers_are_the_same_and_as_often_right(plain, tmp_path, flags):
     want, (model, least_right, found_at_once) = plain
     cached, drafts = "--no-enable-prefix-caching" not in flags, "--speculative-config" in flags
-    rounds, accepted = all_answers(model, tmp_path / "log", flags, 1 + cached)  # the second time every prompt has been there
+    rounds, accepted = all_answers(model, tmp_path / "log", flags, 1 + cached)  # in the second round every prompt is cached
     for answers in rounds:
         assert n_right(answers) >= least_right
         assert [a[:2] for a in answers] == [a[:2] for a in want]
         assert DEVICE != "cpu" or [a[2] for a in answers] == [a[2] for a in want]  # elsewhere near ties may fall either way
-    assert (sum(hit for *_, hit in rounds[0]) > found_at_once) == cached  # what one text or talk has in common
+    assert (sum(hit for *_, hit in rounds[0]) > found_at_once) == cached  # the shared prefix of a text or conversation
     assert all(hit > 0 for *_, hit in rounds[-1]) == cached
     assert (accepted > 100) == drafts

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""64 tasks behind one text, and again behind a text that is some 100 tokens longer: a model with recurrent states keeps one
-where prompts part, so it does not matter where that is. The demo twin answers them, with drafts of its own module."""
+"""64 tasks after one text, and again after a text that is about 100 tokens longer: a model with recurrent states keeps one
+where prompts diverge, so the position does not matter. The demo twin answers them, with drafts of its own module."""
 
 import os
 import random
@@ -12,14 +12,14 @@ from test_shared_prefixes import MODELS, MTP, contexts, judge, task, user
 import turns  # of scripts/train_demo
 
 TWIN = MODELS["twin"][0]
-N, CHECKED, LEAST_RIGHT = 64, 8, 32  # tasks; those that are also asked without cache and drafts
-BLOCK, EVERY = 64, 512  # tokens of a block of state; from one kept state to the next
+N, CHECKED, LEAST_RIGHT = 64, 8, 32  # tasks; those that also run without cache and drafts
+BLOCK, EVERY = 64, 512  # tokens per block of state; between two kept states
 ONE_BY_ONE = ["--max-num-seqs", "1", "--json", "--device", DEVICE, "--log-level", "error"]
 
 pytestmark = pytest.mark.skipif(not os.path.exists(TWIN), reason=f"no {TWIN}")
 
 
-def behind_one_text(longer):
+def after_one_text(longer):
     rng = random.Random("shift")
     notes = "Here are some facts that are true. " * (longer // 10)
     begin = {"role": "system", "content": f"{notes}Remember the following.\n{contexts.context(rng, 1100)[0]}"}
@@ -42,13 +42,13 @@ def common(ids):
 
 
 @pytest.mark.parametrize("longer", [0, 100])
-def test_where_prompts_part_costs_no_hits(longer):
-    cases = behind_one_text(longer)
+def test_the_point_of_divergence_costs_no_hits(longer):
+    cases = after_one_text(longer)
     ids = prompts(cases, TWIN)
     answers, shared = in_turn(ids, *MTP), common(ids)
     cached = [a["usage"]["cached_tokens"] for a in answers]
     assert shared > 1200 and cached[0] == 0 and cached[1] >= shared - EVERY, (shared, cached)
-    assert all(n > shared - BLOCK - 16 for n in cached[2:]), (shared, cached)  # the place was found once
+    assert all(n > shared - BLOCK - 16 for n in cached[2:]), (shared, cached)  # the divergence is detected once
     assert all(a["usage"]["recomputed_tokens"] <= EVERY for a in answers)
     assert sum(a["usage"]["accepted_draft_tokens"] for a in answers) > 0
     n_right = sum(judge.is_right(case, a["outputs"][0]["text"]) for case, a in zip(cases, answers))

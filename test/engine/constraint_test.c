@@ -321,7 +321,7 @@ static void run_after(const char *speculative)
 
 /* The marker is either one special id (300) or two tokens that spell it; the text before
  * it is free and equals the unconstrained one. */
-TEST(a_grammar_may_begin_behind_a_marker)
+TEST(a_grammar_may_begin_after_a_marker)
 {
     run_after(NULL);
     run_after("{\"method\":\"ngram\",\"num_speculative_tokens\":4,\"fixed\":true,"

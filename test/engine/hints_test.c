@@ -58,14 +58,14 @@ static int32_t cached_behind_traffic(const struct cache_hint *hint)
 }
 
 /* Cases: no hint, the whole prompt, its front, and a hint that has expired. */
-TEST(a_kept_prompt_is_found_behind_others_traffic)
+TEST(a_kept_prompt_survives_other_traffic)
 {
     struct cache_hint all = {.end = INT32_MAX, .priority = 1, .duration_ns = minute_ns};
     struct cache_hint front = {.start = 8, .end = 17, .priority = 1, .duration_ns = minute_ns};
     struct cache_hint ended = {.end = INT32_MAX, .priority = 100, .duration_ns = 0};
     CHECK_EQ(cached_behind_traffic(NULL), 0);
     CHECK_EQ(cached_behind_traffic(&all), PROMPT - BLOCK); // one token is always computed
-    CHECK_EQ(cached_behind_traffic(&front), 24); // with what lies before it, in whole blocks
+    CHECK_EQ(cached_behind_traffic(&front), 24); // with the tokens before it, in whole blocks
     CHECK_EQ(cached_behind_traffic(&ended), 0);
 }
 
@@ -107,7 +107,7 @@ TEST(the_answer_is_kept_or_released_apart_from_the_prompt)
 static const struct cache_hint greedy = {
     .end = INT32_MAX, .priority = MAX_HINT_PRIORITY, .duration_ns = INT64_C(3600000000000)};
 
-TEST(keeping_takes_nobody_the_room_to_run)
+TEST(kept_blocks_never_prevent_a_request_from_running)
 {
     REQUIRE(begin());
     traffic(2, 1, &greedy);

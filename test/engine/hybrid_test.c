@@ -48,7 +48,7 @@ static int32_t last_boundary(int32_t n)
 
 /* Keys are found in blocks of 16, but a state exists only at multiples of 64: the rest up
  * to the found keys is recomputed. The lengths lie on, before and after the boundaries. */
-TEST(the_same_prompt_goes_on_from_its_last_boundary)
+TEST(the_same_prompt_resumes_from_its_last_boundary)
 {
     struct bed b = {0};
     struct engine_options o = hybrid_options(&b, 400);
@@ -68,7 +68,7 @@ TEST(the_same_prompt_goes_on_from_its_last_boundary)
 
 /* Eight turns of a chat: the state at the last boundary of the previous answer is kept, so
  * a turn recomputes less than one block of states. */
-TEST(a_conversation_goes_on_from_where_the_answer_ended)
+TEST(a_conversation_resumes_where_the_answer_ended)
 {
     struct bed b = {0};
     struct engine_options o = hybrid_options(&b, 400);
@@ -106,7 +106,7 @@ TEST(a_branch_is_computed_once_and_then_kept)
         ask(&b, i);
     }
     CHECK_EQ(requests[0].r.n_cached, 0);
-    CHECK_EQ(requests[1].r.n_cached, 1024); // of those that lie every 512
+    CHECK_EQ(requests[1].r.n_cached, 1024); // a regular one: they are 512 apart
     CHECK_EQ(requests[1].r.n_recomputed, 1296 - 1024);
     CHECK_EQ(requests[2].r.n_cached, 1280);
     CHECK_EQ(requests[2].r.n_recomputed, 1296 - 1280);
@@ -116,7 +116,7 @@ TEST(a_branch_is_computed_once_and_then_kept)
 
 /* Prompts that part at 49 different places from one cached prompt: each continues from a
  * snapshot at most 512 tokens before the place. */
-TEST(wherever_a_prompt_parts_at_most_512_tokens_are_computed_again)
+TEST(at_most_512_tokens_are_recomputed_wherever_prompts_diverge)
 {
     struct bed b = {0};
     struct engine_options o = hybrid_options(&b, 4000);
@@ -226,7 +226,7 @@ TEST(a_branch_outlives_prompts_that_come_once)
 }
 
 /* Recomputed blocks count as recent, since the following turns need them. */
-TEST(blocks_that_were_computed_again_are_as_young_as_what_lies_behind)
+TEST(recomputed_blocks_are_as_recent_as_the_blocks_after_them)
 {
     struct bed b = {0};
     struct engine_options o = hybrid_options(&b, 44);
@@ -271,7 +271,7 @@ static int64_t rows_with(int32_t snapshots)
 
 /* Without snapshots (-1) the preempted sequence recomputes its prompt (over 750 rows); with the
  * default number (0) it resumes from its last boundary. */
-TEST(who_was_preempted_goes_on_from_where_it_was)
+TEST(a_preempted_sequence_resumes_where_it_stopped)
 {
     CHECK(rows_with(-1) > 750);
     CHECK(rows_with(0) < 20 + 5 + STATE + 100);
@@ -298,7 +298,7 @@ TEST(no_snapshots_no_hits)
 
 /* n = 5: four siblings copy the leader's state after the prompt, wherever the prompt ends
  * relative to a block of states (60 to 300 tokens). */
-TEST(siblings_go_on_from_their_leader)
+TEST(siblings_resume_from_their_leader)
 {
     struct bed b = {0};
     struct engine_options o = hybrid_options(&b, 400);
@@ -316,11 +316,11 @@ TEST(siblings_go_on_from_their_leader)
     finish(&b);
 }
 
-/* Tests the test: a copy that is not made is noticed. */
+/* Checks the test itself: a missing copy is noticed. */
 TEST(a_lost_copy_shows)
 {
     for (int32_t lost = 1; lost <= 3;
-         lost++) { // out of a lane, of the second text's, and into a lane
+         lost++) { // the copy from a lane, one of the second text, the copy to a lane
         struct bed b = {.control.lose_copy = lost};
         struct engine_options o = hybrid_options(&b, 400);
         REQUIRE(start(&b, &o));

@@ -209,7 +209,7 @@ static int32_t run_in_stream(struct bed *b, const struct test_request *q, int32_
 
 /* Blocks that a later sequence shares with an earlier one would not become free by preempting
  * it. */
-TEST(nobody_is_preempted_for_blocks_that_others_hold_too)
+TEST(no_sequence_is_preempted_for_blocks_that_others_also_hold)
 {
     struct bed b = {0};
     struct engine_options o = options_of(&b, 4, 16);
@@ -387,7 +387,7 @@ TEST(without_chunks_a_long_prompt_is_not_starved_by_short_ones)
 
 /* A prompt that fits in no step is computed in steps of its own, which later requests cannot
  * delay. */
-TEST(without_chunks_an_urgent_prompt_longer_than_a_step_waits_for_nobody)
+TEST(without_chunks_an_urgent_prompt_longer_than_a_step_runs_at_once)
 {
     for (int32_t scored = 0; scored < 2; scored++) { // 150 rows with logits are too many, too
         struct bed b = {0};
@@ -435,7 +435,7 @@ static int32_t turns_beside_urgent_ones(struct bed *b, int32_t id, int64_t age_s
 }
 
 /* An older request's advantage grows with time, so that it is served some day. */
-TEST(a_stream_of_better_priority_puts_nobody_off_for_good)
+TEST(higher_priority_traffic_starves_no_request)
 {
     static const struct {
         int64_t age_s;

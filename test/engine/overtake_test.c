@@ -123,7 +123,7 @@ static int64_t overtaken_by(int32_t i)
 }
 
 /* Several bounds and many random orders; 0 means first come, first served. */
-TEST(nobody_is_overtaken_by_more_than_the_bound)
+TEST(no_sequence_is_overtaken_by_more_than_the_bound)
 {
     static const int64_t bounds[] = {0, 1, 50, 200, 1000};
     for (uint32_t seed = 1; seed <= 60; seed++) {

@@ -359,7 +359,7 @@ static void run_once(uint64_t seed, bool faults)
         take_turn(&s, turn);
     }
     CHECK_EQ(s.n_done, s.n_requests);
-    for (int32_t i = 0; i < 3; i++) { // steps in flight come home
+    for (int32_t i = 0; i < 3; i++) { // commits the steps in flight
         take_turn(&s, 5000);
     }
     bool failed = s.control.fail_at_step > 0 && s.control.n_steps >= s.control.fail_at_step;

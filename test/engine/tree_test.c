@@ -375,7 +375,7 @@ TEST(only_what_is_committed_is_found_in_the_cache)
 
 /* The draft model's context is shorter than the target's: after 40 tokens the answer goes
  * on without drafts instead of ending. */
-TEST(beyond_the_drafts_own_length_the_answer_goes_on_without_trees)
+TEST(beyond_the_draft_models_context_there_are_no_trees)
 {
     struct bed *b = start(TREE("\"num_speculative_tokens\":4,\"fixed\":true"), 100);
     REQUIRE(b);

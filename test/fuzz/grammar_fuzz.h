@@ -79,7 +79,7 @@ static void grammar_fuzz_walk(struct grammar *g)
         size_t n_forced = grammar_forced(g, s, forced, sizeof forced);
         int32_t id = grammar_fuzz_draw(g, s, words, &end);
         if (id < 0) {
-            ASSERT(end); // no text comes to a place that it cannot leave
+            ASSERT(end); // from every state some text leads to an end
             return;
         }
         struct grammar_state next = s;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes GGUF files for tests: keys and tensors as they are given, and a folder of Hugging Face's form as llama.cpp's
-converter would write it, for the families that sluice reads from such files."""
+"""Writes GGUF files for tests: given keys and tensors, or a Hugging Face folder as llama.cpp's converter would write it, for the
+families that sluice reads from such files."""
 import json
 import math
 import os
@@ -11,7 +11,7 @@ import numpy
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 PACK = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q", I64: "<q",
         F64: "<d"}
-# Of each type of tensor: its number, numbers of a block, and their bytes.
+# Tensor types: (number in the file, elements of a block, bytes of a block).
 TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "BF16": (30, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20),
          "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q4_K": (12, 256, 144),
          "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "IQ4_NL": (20, 32, 18), "MXFP4": (39, 32, 17)}
@@ -37,7 +37,7 @@ class Writer:
         self.keys.append((name, kind, v))
 
     def tensor(self, name, type_name, shape, data):
-        """shape as numpy has it; data: bytes of blocks."""
+        """shape: as in numpy; data: the bytes of the blocks."""
         self.tensors.append((name, type_name, shape, data))
 
     def padded(self, n):
@@ -74,7 +74,7 @@ def to_bf16(x):
 
 
 def encode(x, type_name, seed):
-    """Bytes of a plain type, or of random blocks of a quantised one whose numbers are about as large as weights are."""
+    """The array's bytes in a plain type, or random blocks of a quantised type with values of the size of weights."""
     if type_name == "F32":
         return numpy.ascontiguousarray(x, "<f4").tobytes()
     if type_name == "F16":
@@ -84,7 +84,7 @@ def encode(x, type_name, seed):
     return random_blocks(type_name, x.size, seed)
 
 
-# Where blocks have scales, and of what size these make numbers that are like weights.
+# Where blocks have their scales, and the size of scales that gives values of the size of weights.
 SCALES = {"Q4_0": ((0, 0.008),), "Q4_1": ((0, 0.008), (2, -0.06)), "Q5_0": ((0, 0.004),), "Q5_1": ((0, 0.004), (2, -0.06)),
           "Q8_0": ((0, 0.0006),), "Q4_K": ((0, 0.00025), (2, 0.002)), "Q5_K": ((0, 0.00012), (2, 0.002)),
           "Q6_K": ((208, 0.00003),), "IQ4_NL": ((0, 0.0006),), "MXFP4": ()}
@@ -103,7 +103,7 @@ def random_blocks(type_name, n, seed):
 
 
 def safetensors(folder):
-    """Its tensors by name, as float32."""
+    """The file's tensors by name, as float32."""
     found = {}
     for file in sorted(f for f in os.listdir(folder) if f.endswith(".safetensors")):
         with open(os.path.join(folder, file), "rb") as f:
@@ -175,7 +175,7 @@ def vocab_keys(w, tok, config, pre):
 
 
 def spm_scores(texts, types, merges):
-    """Less, the later a piece is first made; characters, which nothing makes, least."""
+    """Scores: lower for pieces that are merged later; lowest for single characters, which no merge produces."""
     rank = {}
     for i, merge in enumerate(merges):
         rank.setdefault(merge.replace(" ", ""), i)
@@ -210,17 +210,17 @@ for shared in ("shared_expert", "shared_experts"):
     for half in ("gate", "up", "down"):
         PARTS["mlp.%s.%s_proj" % (shared, half)] = "ffn_%s_shexp" % half
 EXPERT = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-SANDWICH = ("gemma2", "gemma3_text", "olmo2", "gpt_oss")  # where that norm stands after attention
+SANDWICH = ("gemma2", "gemma3_text", "olmo2", "gpt_oss")  # families whose norm of that name follows attention
 
 
 def permute(x, heads):
-    """Rows of each head's two halves take turns."""
+    """Interleaves the rows of each head's two halves."""
     rows = x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:])
     return rows.swapaxes(1, 2).reshape(x.shape)
 
 
 def renamed(name, family):
-    """blk.N.attn_q.weight of model.layers.N.self_attn.q_proj.weight."""
+    """model.layers.N.self_attn.q_proj.weight -> blk.N.attn_q.weight."""
     base = name[len("model."):] if name.startswith("model.") else name
     layer = ""
     if base.startswith("layers."):
@@ -236,7 +236,7 @@ def renamed(name, family):
 
 
 def split_gate_up(tensors, family):
-    """GPT-OSS's experts, whose gate and up take turns: as two."""
+    """Splits GPT-OSS's interleaved gate and up of experts into two tensors."""
     for name in [n for n in tensors if "experts.gate_up_proj" in n]:
         x = tensors.pop(name)
         bias = name.endswith("_bias")
@@ -382,7 +382,7 @@ def model_keys(w, config):
 
 
 def convert(folder, path, type_of=lambda name, x: "F32", pre="gpt-2", more=()):
-    """type_of: what a matrix is stored as; vectors are F32."""
+    """type_of: the type in which a matrix is stored; vectors are F32."""
     with open(os.path.join(folder, "config.json")) as f:
         config = json.load(f)
     w = Writer()
@@ -397,7 +397,7 @@ def convert(folder, path, type_of=lambda name, x: "F32", pre="gpt-2", more=()):
     return w.write(path)
 
 
-# ---- what blocks mean, for tests that compare with the same numbers stored plainly ----
+# ---- values of blocks, for tests that compare with the same values stored plainly ----
 
 NL4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
@@ -408,7 +408,7 @@ def halves(blocks, at):
 
 
 def nibbles(b):
-    """Low ones before high ones of each run."""
+    """The low nibbles of each run before its high ones."""
     return numpy.concatenate([b & 15, b >> 4], axis=-1).astype("<f4")
 
 
@@ -417,7 +417,7 @@ def bits(b):
 
 
 def six_bit_pairs(b):
-    """[blocks, 8] scales and what is taken off, of Q4_K and Q5_K."""
+    """[blocks, 8] scales and minima of Q4_K and Q5_K."""
     low, high, rest = b[:, 0:4], b[:, 4:8], b[:, 8:12]
     scale = numpy.concatenate([low & 63, (rest & 15) | (low >> 6 << 4)], axis=1)
     least = numpy.concatenate([high & 63, (rest >> 4) | (high >> 6 << 4)], axis=1)
@@ -425,7 +425,7 @@ def six_bit_pairs(b):
 
 
 def decode(type_name, data):
-    """float32 numbers of the blocks, row by row."""
+    """The blocks' values as float32, row by row."""
     b = numpy.frombuffer(data, numpy.uint8).reshape(-1, TYPES[type_name][2])
     if type_name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"):
         d = halves(b, 0)
@@ -456,7 +456,7 @@ def decode(type_name, data):
 
 
 def plain_twin(path, out):
-    """The same file with each matrix in blocks as F32."""
+    """The same file with all quantised matrices as F32."""
     w = read(path)
     w.tensors = [(name, kind, shape, data) if kind in ("F32", "F16", "BF16")
                  else (name, "F32", shape, decode(kind, data).astype("<f4").tobytes())
@@ -465,7 +465,7 @@ def plain_twin(path, out):
 
 
 def read(path):
-    """A file of Writer's, as a Writer."""
+    """Reads a file that a Writer wrote."""
     with open(path, "rb") as f:
         data = f.read()
     at = 24

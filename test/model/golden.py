@@ -10,8 +10,8 @@ GOLDEN = os.path.join(ROOT, "test", "golden")
 SLUICE = os.environ.get("SLUICE", os.path.join(ROOT, "build", "sluice"))
 DEVICE = os.environ.get("SLUICE_TEST_DEVICE", "cpu")
 SHARED = os.path.abspath(os.environ.get("SLUICE_SHARED", os.path.join(ROOT, "..", "shared")))
-EXACT_RANKS = DEVICE == "cpu"  # several ranks give the bits of one
-TWO_THREADS = ["--threads", "2"]  # test/run may give a program but one
+EXACT_RANKS = DEVICE == "cpu"  # True if several ranks give the same bits as one
+TWO_THREADS = ["--threads", "2"]  # test/run may limit a program to one thread
 RUN = [SLUICE, "generate", "--device", DEVICE, *os.environ.get("SLUICE_TEST_FLAGS", "").split()]
 
 
@@ -30,7 +30,7 @@ def config(family):
 
 
 def generate(family, requests, *flags):
-    """One answer per request; all of them in the engine together."""
+    """One answer per request; all requests are in the engine together."""
     lines = "".join(json.dumps(r) + "\n" for r in requests)
     command = [*RUN, os.path.join(GOLDEN, family), "--json", "--log-level", "error", *flags]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
@@ -49,7 +49,7 @@ def log_softmax(logits):
 
 
 def check_exact(family, tolerance=1e-3, *flags, but=()):
-    """--dtype float32: every number within the tolerance, every greedy token equal; but for prompts of those lengths."""
+    """--dtype float32: all log-probabilities within the tolerance, all greedy tokens equal, except for prompts of the given lengths."""
     cases = [c for c in expected(family)["cases"] if len(c["prompt"]) not in but]
     requests = [{"prompt_token_ids": c["prompt"], "max_tokens": len(c["greedy"]), "temperature": 0, "logprobs": 20,
                  "prompt_logprobs": True, "ignore_eos": True} for c in cases]
@@ -85,11 +85,11 @@ def check_rounded(family, *flags):
     return ours / theirs
 
 
-CHUNKS = ["--max-num-batched-tokens", "23", "--max-num-seqs", "9"]  # prompts come in pieces, beside others' tokens
+CHUNKS = ["--max-num-batched-tokens", "23", "--max-num-seqs", "9"]  # prompts are computed in chunks, together with other requests' tokens
 
 
 def check_exact_unscored(family, tolerance=1e-3, *flags, but=()):
-    """As check_exact, of prompts whose last rows alone are asked of: the others end in the last layer."""
+    """Like check_exact, for prompts without scores: only the last row is computed to the end, the others stop in the last layer."""
     cases = [c for c in expected(family)["cases"] if len(c["prompt"]) not in but]
     requests = [{"prompt_token_ids": c["prompt"], "max_tokens": len(c["greedy"]), "temperature": 0, "logprobs": 20,
                  "ignore_eos": True} for c in cases]
@@ -104,8 +104,8 @@ def check_exact_unscored(family, tolerance=1e-3, *flags, but=()):
 
 
 def check_rounded_unscored(family, *flags):
-    """As check_rounded, but each prompt's token is drawn after those before it, which are the request's prompt; nothing else
-    may be drawn, and its log-probability is the model's own."""
+    """Like check_rounded, but each prompt token is sampled after the ones before it, as the only allowed token; its
+    log-probability is the model's own."""
     ours = theirs = 0.0
     asked = [(case, i) for case in expected(family)["cases"] for i in range(1, len(case["prompt"]))]
     requests = [{"prompt_token_ids": case["prompt"][:i], "max_tokens": 1, "logprobs": 0, "ignore_eos": True,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints with random draft heads for tests, and what such a head drafts, in numpy: a plain Llama, a multi-token prediction
-module after its last layer, and an EAGLE-3 head."""
+"""Makes checkpoints with random draft heads for tests, and computes their drafts in numpy: a plain Llama, a multi-token
+prediction module after its last layer, and an EAGLE-3 head."""
 import json
 import os
 import struct
@@ -38,7 +38,7 @@ def read(path):
 
 
 def write(path, tensors):
-    """float32 is stored as bf16, which holds it: see `rounded`."""
+    """float32 arrays, whose values `rounded` has made exact in bf16, are stored as bf16."""
     head, data = {}, b""
     names = {numpy.dtype("int64"): "I64", numpy.dtype("bool"): "BOOL"}
     for name, a in tensors.items():
@@ -71,7 +71,7 @@ def folder_of(family):
 
 
 def block(rng, c, prefix, n_in=None):
-    """The tensors of a Llama's layer."""
+    """The tensors of one layer of a Llama."""
     d, hd, f = c["hidden_size"], c["head_dim"], c["intermediate_size"]
     q, kv, n_in = c["num_attention_heads"] * hd, c["num_key_value_heads"] * hd, n_in or d
     shapes = {"self_attn.q_proj": (q, n_in), "self_attn.k_proj": (kv, n_in), "self_attn.v_proj": (kv, n_in),
@@ -91,7 +91,7 @@ def mtp_tensors(c, seed=1, n=1):
 
 
 def with_tensors(family, to, tensors, **config):
-    """A copy of the family's folder whose checkpoint has these besides."""
+    """A copy of the family's folder with additional tensors."""
     os.makedirs(to)
     for name in os.listdir(folder_of(family)):
         if name not in ("expected.json", "config.json"):
@@ -146,7 +146,7 @@ def rope(x, theta):
 
 
 def layer(w, prefix, c, x, read):
-    """x of all rows after the layer; q, k and v read `read`."""
+    """x of all rows after the layer; q, k and v are computed from `read`."""
     hd, n_q, n_kv = c["head_dim"], c["num_attention_heads"], c["num_key_value_heads"]
     theta, n = c.get("rope_theta") or c["rope_parameters"]["rope_theta"], len(x)
 
@@ -191,7 +191,7 @@ class Mtp:
         return self.t.states(tokens)[-1]
 
     def run(self, tokens, before):
-        """Logits over the target's ids, and the state that is left, of the last row; before: the states that rows read."""
+        """Logits over the target's ids and the new state, both of the last row; before: the states that the rows read."""
         states = self.states(tokens, before)
         return self.t.w["lm_head.weight"] @ states[-1], states[-1]
 
@@ -206,8 +206,8 @@ class Mtp:
 
 
 class Modules:
-    """Several modules: each reads what the one before it leaves in the row before, and makes the next draft; the last one
-    goes on with its own."""
+    """Several modules: each reads the state of the previous module in the previous row, and makes the next draft; the last one
+    then continues with its own states."""
 
     def __init__(self, target, tensors, n):
         self.modules = [Mtp(target, tensors, i) for i in range(n)]
@@ -264,7 +264,7 @@ def chain(head, tokens, fed, k, allowed):
 
 
 def accepted(head, prompt, answer, k, allowed):
-    """Drafts, and those that are right, of a run with k drafts a step that gave this answer."""
+    """(drafts, accepted drafts) of a run with k drafts per step that gave this answer."""
     n, n_drafts, n_right = 1, 0, 0
     fed = head.fed(numpy.array([*prompt, *answer]))
     while n < len(answer):
@@ -278,8 +278,8 @@ def accepted(head, prompt, answer, k, allowed):
 
 
 def like_layer(family, i, prefix, seed=3):
-    """Random tensors with the names, behind prefix, and shapes of a layer of the family's, and of what makes it a module of
-    DeepSeek's form."""
+    """Random tensors with the names (after prefix) and shapes of one layer of the family, and those that make it a module in
+    DeepSeek's format."""
     rng = numpy.random.default_rng(seed)
     d, out, own = golden.config(folder_of(family))["hidden_size"], {}, f"model.layers.{i}."
     for name, a in read(os.path.join(folder_of(family), "model.safetensors")).items():

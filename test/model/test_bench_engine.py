@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice bench-engine`: a line per figure, with numbers that fit each other, and errors that say what is wrong."""
+"""`sluice bench-engine`: a line per figure, with consistent numbers, and errors that say what is wrong."""
 import os
 import re
 import subprocess
@@ -20,7 +20,7 @@ def test_each_batch_and_context_has_a_line():
     assert done.returncode == 0, done.stderr
     lines = [m.groups() for m in map(DECODE.match, done.stdout.splitlines()) if m]
     assert [int(batch) for batch, *_ in lines] == [3, 2, 3, 2]
-    # Long contexts first: they fill the prefix cache. A tiny model may be ahead of who watches it.
+    # Long contexts first: they fill the prefix cache. A tiny model may finish before it is observed.
     assert all(140 <= int(context) < 300 for _, context, *_ in lines[:2])
     assert all(80 <= int(context) < 240 for _, context, *_ in lines[2:])
     for _, _, median, least, most, rate in lines:
@@ -29,7 +29,7 @@ def test_each_batch_and_context_has_a_line():
     assert re.search(r"prefill +12 prompts of +64: .* tok/s", done.stdout)
 
 
-def test_a_cached_beginning_is_compared_with_none():
+def test_a_cached_prefix_is_compared_with_an_uncached_one():
     done = bench(MODEL, "--batch", "1", "--context", "20", "--steps", "2", "--cached-prompt", "1000/1100", "--max-model-len", "2048")
     assert done.returncode == 0, done.stderr
     line = re.search(r"cached +(\d+) of 1100 tokens, 1000 shared: ([\d.]+) ms to the first token, ([\d.]+) without \(([\d.]+)\)", done.stdout)
@@ -39,7 +39,7 @@ def test_a_cached_beginning_is_compared_with_none():
     assert hit < miss and abs(ratio - hit / miss) < 0.05
 
 
-def test_a_cached_beginning_needs_the_cache():
+def test_a_cached_prefix_needs_the_cache():
     done = bench(MODEL, "--batch", "1", "--context", "20", "--steps", "2", "--cached-prompt", "500/600", "--max-model-len", "2048",
                  "--no-enable-prefix-caching")
     assert done.returncode == 0 and re.search(r"cached +0 of 600 tokens", done.stdout), done.stdout + done.stderr

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that are not what they should be: one sentence that names the file and the tensor, exit 1, never a crash; and
-folders that are unusual but right."""
+"""Broken model folders: one sentence that names the file and the tensor, exit 1, never a crash; and folders that are unusual
+but valid."""
 import json
 import math
 import os
@@ -35,7 +35,7 @@ def tokens(folder, *flags):
 
 
 class Checkpoint:
-    """A copy of a folder with one file of weights, taken apart."""
+    """A copy of a folder with one weight file, parsed into its tensors."""
 
     def __init__(self, folder, source=SOURCE):
         shutil.copytree(source, folder)
@@ -77,7 +77,7 @@ class Checkpoint:
                 json.dump({"metadata": {}, "weight_map": where}, f)
 
     def retype(self, dtype_of):
-        """Each tensor as dtype_of(its number, whether f16 holds it) says, from bf16; returns the dtypes there are."""
+        """Converts each bf16 tensor to dtype_of(its index, whether f16 is exact); returns the resulting dtypes."""
         header, data = {}, b""
         for i, name in enumerate(k for k in self.header if k != "__metadata__"):
             tensor = self.header[name]
@@ -241,7 +241,7 @@ def rope(**values):
     return change
 
 
-BROKEN = {  # what is wrong: what the sentence must name
+BROKEN = {  # defect: what the error must name
     missing_tensor: [WEIGHTS, NORM],
     missing_of_shards: ["model.safetensors.index.json", NORM],
     missing_head: [WEIGHTS, HEAD],
@@ -319,14 +319,14 @@ def test_a_broken_folder_is_refused_in_one_sentence(breaks, named, tmp_path):
         assert word in lines[0], lines[0]
 
 
-def test_a_folder_that_is_none(tmp_path):
+def test_a_missing_folder(tmp_path):
     for folder in (tmp_path / "absent", tmp_path, os.path.join(SOURCE, "config.json")):
         done = run(folder)
         assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
-def test_more_than_any_machine_has(tmp_path):
-    """Memory that the system promises and does not have would be the end of the process, later."""
+def test_a_model_larger_than_any_memory(tmp_path):
+    """If the system overcommitted that memory, the process would be killed later."""
     config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 384}
     full = "embed_tokens: not enough memory" if golden.DEVICE == "cpu" else "embed_tokens: no 8388608 MiB of device memory"
     for values, sentence in [({"max_position_embeddings": 1 << 30, "head_dim": 512}, "rope tables do not fit"),
@@ -343,8 +343,8 @@ def test_shards(index, tmp_path):
     assert tokens(c.folder) == tokens(SOURCE)
 
 
-def test_an_index_beside_the_whole_model_is_a_left_over(tmp_path):
-    """Of a copy in shards that are gone, or that were of other weights: transformers does not look, either."""
+def test_an_index_beside_a_single_file_is_ignored(tmp_path):
+    """It may belong to deleted shards or to other weights: transformers ignores it, too."""
     c = Checkpoint(tmp_path / "model")
     shutil.copy(c.path(WEIGHTS), c.path("kept"))
     c.shards(3, index=True)
@@ -354,8 +354,8 @@ def test_an_index_beside_the_whole_model_is_a_left_over(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["consolidated.safetensors", "adapter_model.safetensors"])
-def test_other_weights_beside_those_of_the_model(name, tmp_path):
-    """Published folders hold the same tensors again, or an adapter's; transformers does not look."""
+def test_other_weight_files_are_ignored(name, tmp_path):
+    """Published folders have copies of the tensors, or those of an adapter; transformers ignores them."""
     c = Checkpoint(tmp_path / "model")
     shutil.copy(c.path(WEIGHTS), c.path(name))
     assert tokens(c.folder) == tokens(SOURCE)
@@ -367,7 +367,7 @@ def test_other_weights_beside_those_of_the_model(name, tmp_path):
 
 
 def test_a_header_of_odd_length(tmp_path):
-    """Then no number of the data lies where its size divides."""
+    """Then no element of the data is aligned."""
     c = Checkpoint(tmp_path / "model")
     text = json.dumps(c.header)
     c.write(text + " " * (len(text) % 2 + 1))
@@ -392,7 +392,7 @@ def as_new(config):
 
 
 @pytest.mark.parametrize("form", [as_old, as_new], ids=["old form", "new form"])
-def test_both_forms_of_config(form, tmp_path):
+def test_both_config_formats(form, tmp_path):
     c = Checkpoint(tmp_path / "model")
     form(c.config)
     c.write_config()
@@ -410,7 +410,7 @@ def test_several_eos_ids_end_a_text(tmp_path):
     assert out["token_ids"] == want[:2] and out["finish_reason"] == "stop"
 
 
-ENDS = {  # what transformers' class takes where a config says nothing of the end of a text
+ENDS = {  # end-of-text ids of transformers' classes, for configs without any
     "llama": [2], "mistral": [2], "mixtral": [2], "gemma": [1], "gemma2": [1], "gemma3_text": [1], "phi3": [32000],
     "olmo2": [50279], "granite": [2], "deepseek_v2": [2], "deepseek_v3": [1], "smollm3": [128001], "starcoder2": [50256],
     "stablelm": [0], "glm": [151329, 151336, 151338], "glm4": [151329, 151336, 151338], "qwen2": [], "qwen3": [],
@@ -418,7 +418,7 @@ ENDS = {  # what transformers' class takes where a config says nothing of the en
 
 
 def ends(folder, ids):
-    """Which of the ids end a text where nothing else may be drawn."""
+    """Which of these ids, as the only allowed one, end a text."""
     lines = [json.dumps({"prompt_token_ids": [5], "max_tokens": 2, "allowed_token_ids": [i]}) for i in ids]
     done = subprocess.run([*golden.RUN, str(folder), "--json", "--log-level", "error", "--load-format", "dummy",
                            "--max-model-len", "16"], input="\n".join(lines), capture_output=True, text=True, timeout=60)
@@ -428,7 +428,7 @@ def ends(folder, ids):
 
 
 @pytest.mark.parametrize("family", ENDS)
-def test_without_a_word_of_eos_it_is_that_of_the_class(family, tmp_path):
+def test_without_an_eos_id_the_classs_default_holds(family, tmp_path):
     must = USUAL[family][0] if family in USUAL else {}
     config = {"model_type": family, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 8, "vocab_size": 151552,
               "intermediate_size": 16, "num_key_value_heads": 8, "head_dim": 8, **must}
@@ -437,7 +437,7 @@ def test_without_a_word_of_eos_it_is_that_of_the_class(family, tmp_path):
     assert ends(tmp_path, ids) == ENDS[family]
 
 
-def test_a_class_says_what_ends_a_text_only_where_no_file_does(tmp_path):
+def test_the_classs_eos_id_holds_only_if_no_file_has_one(tmp_path):
     config = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64}
     wrapped = {"model_type": "some_vlm", "text_config": config}
     for values, generation, want in [(config, None, [2]), ({**config, "eos_token_id": 7}, None, [7]),
@@ -451,7 +451,7 @@ def test_a_class_says_what_ends_a_text_only_where_no_file_does(tmp_path):
 
 @pytest.mark.parametrize("key, value", [("top_p", 0), ("top_p", 1.5), ("repetition_penalty", 0), ("repetition_penalty", -1),
                                         ("temperature", -0.5), ("top_k", -2), ("top_k", -(1 << 40)), ("min_p", 7)])
-def test_a_default_that_no_sampler_takes_is_told_and_ignored(key, value, tmp_path):
+def test_an_invalid_sampling_default_is_logged_and_ignored(key, value, tmp_path):
     c = Checkpoint(tmp_path / "model")
     request = json.dumps({"prompt_token_ids": [5, 6, 7], "max_tokens": 8, "seed": 3, "ignore_eos": True})
     results = []
@@ -468,7 +468,7 @@ def test_a_default_that_no_sampler_takes_is_told_and_ignored(key, value, tmp_pat
 
 
 def scores(folder, *flags, dtype="float32"):
-    """Log-probabilities of a prompt that is longer than any window here."""
+    """Log-probabilities of a prompt longer than all windows."""
     request = json.dumps({"prompt_token_ids": [7 * i % 380 for i in range(40)], "max_tokens": 0, "prompt_logprobs": True})
     flags = [*flags, "--dtype", dtype] if dtype else flags
     done = subprocess.run([golden.SLUICE, "generate", str(folder), "--json", "--log-level", "error", *flags],
@@ -483,7 +483,7 @@ def off(a, b, kind=max):
 
 @pytest.mark.parametrize("family", ["llama-3", "gemma-2", "qwen3-moe", "gpt-oss", "deepseek-v3"])
 def test_weights_of_every_dtype(family, tmp_path):
-    """What all of them hold gives the same bits; a config's dtype is what runs where nothing else is said."""
+    """Values that all dtypes represent give the same bits; without --dtype the config's dtype is used."""
     source = os.path.join(golden.GOLDEN, family)
     want, rounded = scores(source), scores(source, dtype="bfloat16")
     assert scores(source, dtype=None) == rounded != want
@@ -506,7 +506,7 @@ def test_weights_of_every_dtype(family, tmp_path):
     half.config["dtype"] = half.config["torch_dtype"] = "torch.float16"
     half.write_config()
     assert scores(half.folder, dtype=None) == own
-    assert 0 < off(own, want, median) < off(rounded, want, median) / 2  # one token may get another expert
+    assert 0 < off(own, want, median) < off(rounded, want, median) / 2  # one token may be routed to another expert
 
 
 EXPERTS = {"num_experts": 16, "moe_intermediate_size": 16}
@@ -514,7 +514,7 @@ MLA = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 8, "qk_rope_
        "n_routed_experts": 16, "moe_intermediate_size": 16}
 YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "rope_theta": 150000.0,
         "original_max_position_embeddings": 4096}
-USUAL = {  # what must be said, and what transformers' class takes for what is not
+USUAL = {  # required keys, and transformers' defaults for the optional ones
     "mistral": ({}, {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072}),
     "mixtral": ({}, {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None,
                      "num_local_experts": 8, "num_experts_per_tok": 2}),
@@ -552,15 +552,15 @@ def dummy_scores(folder, config):
 
 
 @pytest.mark.parametrize("family", USUAL)
-def test_what_a_config_leaves_out_is_what_the_class_takes(family, tmp_path):
+def test_missing_keys_have_the_classs_defaults(family, tmp_path):
     must, usual = USUAL[family]
     bare = {"model_type": family, "hidden_size": 64, "num_hidden_layers": 7, "num_attention_heads": 8, "vocab_size": 384,
             "intermediate_size": 32, "eos_token_id": 2, **must}
     assert dummy_scores(tmp_path / "bare", bare) == dummy_scores(tmp_path / "full", {**bare, **usual})
 
 
-def test_a_wrapper_of_several_modalities_may_say_next_to_nothing(tmp_path):
-    """As the first Gemma 3 that sees does."""
+def test_a_multimodal_wrapper_may_have_few_keys(tmp_path):
+    """As in the first multimodal Gemma 3."""
     text = {"model_type": "gemma3_text", "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32,
             "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 24}
     full = {**text, **USUAL["gemma3_text"][1]}
@@ -579,7 +579,7 @@ def test_a_wrapper_of_several_modalities_may_say_next_to_nothing(tmp_path):
     ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "fsss"),
     ("gpt-oss", {"sliding_window": 8}, "sfsf"),
 ])
-def test_layers_with_windows_where_no_list_says_which(source, values, types, tmp_path):
+def test_windows_without_a_list_of_layer_types(source, values, types, tmp_path):
     """The lists are those that transformers derives from the same values."""
     kinds = {"f": "full_attention", "s": "sliding_attention"}
     results = []
@@ -601,7 +601,7 @@ def warnings(folder):
     return [line for line in done.stderr.splitlines() if "tensor" in line]
 
 
-def test_a_head_of_its_own_is_the_head_whatever_config_says(tmp_path):
+def test_a_stored_head_is_used_even_if_the_config_ties_it(tmp_path):
     c = Checkpoint(tmp_path / "model")
     c.config["tie_word_embeddings"] = True
     c.write_config()
@@ -619,7 +619,7 @@ def test_a_head_that_repeats_the_embedding_is_tied(tmp_path):
     assert tokens(c.folder) == tokens(source) and not warnings(c.folder)
 
 
-def test_without_a_head_and_a_word_of_it_the_embedding_is_the_head(tmp_path):
+def test_without_a_head_and_a_tie_key_the_embedding_is_the_head(tmp_path):
     c = Checkpoint(tmp_path / "model")
     del c.header[HEAD]
     c.write()
@@ -631,7 +631,7 @@ def test_without_a_head_and_a_word_of_it_the_embedding_is_the_head(tmp_path):
     assert results[1:] == results[:1] * 2
 
 
-def test_tensors_that_nobody_asks_for_are_told(tmp_path):
+def test_unused_tensors_are_logged(tmp_path):
     c = Checkpoint(tmp_path / "model")
     c.config["num_hidden_layers"] -= 1
     c.write_config()
@@ -640,7 +640,7 @@ def test_tensors_that_nobody_asks_for_are_told(tmp_path):
 
 
 def rename(c, model, top=""):
-    """`model` in the place of the "model." of the tensors' names, and `top` before the others."""
+    """Renames tensors: `model` replaces the prefix "model.", and `top` is put before the other names."""
     c.header = {k if k == "__metadata__" else model + k[6:] if k.startswith("model.") else top + k: v for k, v in c.header.items()}
     c.write()
 
@@ -654,7 +654,7 @@ def test_names_of_wrappers_and_of_models_saved_without_a_head(model, top, tmp_pa
 
 
 def test_a_model_saved_without_its_head_gives_embeddings(tmp_path):
-    """As transformers' AutoModel saves it: names without "model.", and no head although nothing is tied."""
+    """As transformers' AutoModel saves it: names without "model.", and no head although it is not tied."""
     c = Checkpoint(tmp_path / "model")
     assert c.config["tie_word_embeddings"] is False
     del c.header[HEAD]
@@ -675,7 +675,7 @@ def test_a_model_saved_without_its_head_gives_embeddings(tmp_path):
 
 @pytest.mark.parametrize("stored, dtype", [("BF16", "bfloat16"), ("F32", "float32")])
 @pytest.mark.parametrize("said", [{}, {"dtype": None, "torch_dtype": None}], ids=["absent", "null"])
-def test_without_a_dtype_in_config_it_is_that_of_the_weights(stored, dtype, said, tmp_path):
+def test_without_a_dtype_in_the_config_the_weights_decide(stored, dtype, said, tmp_path):
     c = Checkpoint(tmp_path / "model")
     c.retype(lambda i, fits: stored)
     for key in ("dtype", "torch_dtype"):
@@ -707,9 +707,9 @@ ABSENT = object()
      {"max_position_embeddings": 8192, "original_max_position_embeddings": 4096, "rope_scaling": LONG}),
 ])
 def test_two_configs_of_one_model(source, values, same, tmp_path):
-    """As transformers takes them: it uses Gemma 3's soft cap nowhere, and has two names for one GELU; of two scalings it
-    takes rope_scaling, unless that is empty; GPT-OSS has its own without any; what is not scaled has no mscale; longrope's
-    factor goes before the ratio of the lengths, and Phi-3 was made for 4096 positions unless the top level says otherwise."""
+    """As in transformers: Gemma 3's soft cap is unused; one GELU has two names; of two scalings rope_scaling counts unless it is
+    empty; GPT-OSS has a default scaling; without scaling there is no mscale; longrope's factor takes precedence over the ratio
+    of lengths; Phi-3's original length is 4096 unless the top level has another."""
     results = []
     for name, changes in (("one", values), ("other", same)):
         c = Checkpoint(tmp_path / name, os.path.join(golden.GOLDEN, source))
@@ -720,7 +720,7 @@ def test_two_configs_of_one_model(source, values, same, tmp_path):
     assert results[0] == results[1]
 
 
-def test_of_two_scalings_the_ignored_one_is_told(tmp_path):
+def test_of_two_scalings_the_ignored_one_is_logged(tmp_path):
     for other, words in [(None, []), ({}, []), (YARN, ["rope_parameters", "ignored", "rope_scaling"])]:
         c = Checkpoint(tmp_path / f"model{len(words)}{other is None}")
         c.config.update(rope_scaling=other, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
@@ -731,8 +731,8 @@ def test_of_two_scalings_the_ignored_one_is_told(tmp_path):
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-def test_a_key_of_a_scaling_that_transformers_does_not_read_is_told_once(key, nested, tmp_path):
-    """DeepSeek-R1-0528-Qwen3-8B has attn_factor; what is read is attention_factor."""
+def test_an_unknown_key_of_a_scaling_is_logged_once(key, nested, tmp_path):
+    """DeepSeek-R1-0528-Qwen3-8B has attn_factor; the key that is read is attention_factor."""
     results = []
     for more in ({"attn_factor": 0.5}, {"attention_factor": 0.5}, {}):
         c = Checkpoint(tmp_path / "_".join(["model", *more]), os.path.join(golden.GOLDEN, "llama-yarn"))
@@ -749,8 +749,8 @@ def test_a_key_of_a_scaling_that_transformers_does_not_read_is_told_once(key, ne
 
 
 @pytest.mark.parametrize("family, length", [("phi-3-long", 64), ("phi-3-long", 80), ("llama-dynamic", 64), ("llama-dynamic", 128)])
-def test_a_scaling_by_length_is_that_of_the_length_that_is_served(family, length):
-    """Whether the operator says it or the KV blocks hold no more; a draft model's, too."""
+def test_a_scaling_by_length_uses_the_served_length(family, length):
+    """Whether the operator or the number of KV blocks limits it; also for a draft model."""
     folder = os.path.join(golden.GOLDEN, family)
     flags = ["--block-size", "16", "--dtype", "float32"]
     asked = {"prompt_token_ids": [7 * i % 380 for i in range(40)], "max_tokens": 20, "temperature": 0, "logprobs": 0,
@@ -767,7 +767,7 @@ def test_a_scaling_by_length_is_that_of_the_length_that_is_served(family, length
 
 
 def mutate_json(rng, value):
-    """One place of a JSON value becomes something else."""
+    """Replaces one randomly chosen part of a JSON value."""
     if isinstance(value, dict) and value:
         key = rng.choice(list(value))
         if rng.random() < 0.15:
@@ -783,7 +783,7 @@ def mutate_json(rng, value):
 @pytest.mark.parametrize("source", [SOURCE, MOE, os.path.join(golden.GOLDEN, "deepseek-v3"),
                                     os.path.join(golden.GOLDEN, "gemma-3")], ids=os.path.basename)
 def test_random_damage_never_crashes(source, tmp_path):
-    """Exit 0 (the damage did not matter) or 1, nothing else; never a wait."""
+    """Exit status 0 (harmless damage) or 1, never another, and never a hang."""
     rng = random.Random(os.path.basename(source))
     for i in range(int(os.environ.get("DAMAGE_RUNS", "25"))):
         folder = tmp_path / str(i)
@@ -807,8 +807,8 @@ def test_random_damage_never_crashes(source, tmp_path):
         shutil.rmtree(folder)
 
 
-def test_yarn_says_how_long_a_text_may_be(tmp_path):
-    """Who adds it to a config.json leaves the length of before there."""
+def test_yarn_extends_the_maximum_length(tmp_path):
+    """Users who add it to config.json do not change max_position_embeddings."""
     c = Checkpoint(tmp_path / "model", os.path.join(golden.GOLDEN, "llama-yarn"))
     c.config["max_position_embeddings"] = 64
     c.write_config()
@@ -830,7 +830,7 @@ def poke(ck, name, element, bits):
 
 
 @pytest.mark.parametrize("name, element, value", [(NORM, 3, "nan"), (DOWN, 0, "inf"), (HEAD, -1, "nan")])
-def test_weights_that_are_no_numbers_are_named(tmp_path, name, element, value):
+def test_nan_weights_are_named(tmp_path, name, element, value):
     ck = Checkpoint(tmp_path / "m")
     element %= math.prod(ck.header[name]["shape"])
     poke(ck, name, element, value)
@@ -841,17 +841,17 @@ def test_weights_that_are_no_numbers_are_named(tmp_path, name, element, value):
     assert "NaN" not in run(ck.folder, "--check-weights", "off").stderr.split("logits")[0]
 
 
-def test_what_a_sample_passes_over_a_full_look_finds(tmp_path):
+def test_a_full_check_finds_what_a_sampled_one_misses(tmp_path):
     ck = Checkpoint(tmp_path / "m")
     n = math.prod(ck.header[HEAD]["shape"])
-    assert n > 16 * 64 * 2  # most of it is in no sample
+    assert n > 16 * 64 * 2  # most of it is not sampled
     poke(ck, HEAD, 100, "inf")  # after the first piece
     ck.write()
     assert f"tensor {HEAD}: element 100" in run(ck.folder, "--check-weights", "full").stderr
     assert "tensor" not in run(ck.folder).stderr
 
 
-def test_a_matrix_of_zeros_is_told_and_loaded(tmp_path):
+def test_a_matrix_of_zeros_is_logged_and_loaded(tmp_path):
     ck = Checkpoint(tmp_path / "m")
     begin, end = ck.header[DOWN]["data_offsets"]
     ck.data = ck.data[:begin] + bytes(end - begin) + ck.data[end:]
@@ -861,8 +861,8 @@ def test_a_matrix_of_zeros_is_told_and_loaded(tmp_path):
     assert done.stderr.count("is all zero") == 1
 
 
-def test_answers_that_are_no_numbers_are_an_error(tmp_path):
-    """Of the request alone: the row of another token is whole."""
+def test_nan_logits_are_an_error(tmp_path):
+    """An error of that request only: the logits after another token are valid."""
     ck = Checkpoint(tmp_path / "m")
     width = ck.header["model.embed_tokens.weight"]["shape"][1]
     poke(ck, "model.embed_tokens.weight", 6 * width, "nan")
@@ -872,7 +872,7 @@ def test_answers_that_are_no_numbers_are_an_error(tmp_path):
     assert done.stderr.count("the model's logits hold NaN") == 1, done.stderr
 
 
-def test_sums_beside_the_weights_are_kept(tmp_path):
+def test_checksums_beside_the_weights_are_used(tmp_path):
     import hashlib
     ck = Checkpoint(tmp_path / "m")
     sum_of = lambda: hashlib.sha256(open(ck.path(WEIGHTS), "rb").read()).hexdigest()

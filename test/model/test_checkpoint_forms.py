@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms in which one model may be saved: under a wrapper's names, beside tensors of other modalities and of drafts,
-and with its experts in one tensor or in many. None changes an answer."""
+"""One model saved in different forms: with a wrapper's names, beside tensors of other modalities and draft modules, and with
+its experts in one tensor or in many. The answers are the same."""
 import json
 import os
 import shutil
@@ -17,7 +17,7 @@ TIED = os.path.join(golden.GOLDEN, "llama-tied")
 
 
 def take(c, name):
-    """A tensor's numbers, of two bytes each, as nested rows; it leaves the file."""
+    """Removes a tensor of 16-bit elements from the file and returns it as nested rows."""
     tensor = c.header.pop(name)
     begin, end = tensor["data_offsets"]
     words = struct.unpack(f"<{(end - begin) // 2}H", c.data[begin:end])
@@ -54,7 +54,7 @@ def stack_experts(c):
     c.write()
 
 
-def test_experts_in_one_tensor_are_those_of_many(tmp_path):
+def test_experts_in_one_tensor_equal_separate_ones(tmp_path):
     c = Checkpoint(tmp_path / "model", MOE)
     stack_experts(c)
     assert tokens(c.folder) == tokens(MOE)
@@ -74,7 +74,7 @@ def test_stacked_experts_of_another_shape_are_refused(tmp_path):
 
 
 def each_expert(name, stacked, by_columns):
-    """The matrices of single experts in a tensor of all, by their names."""
+    """Splits a tensor of all experts into matrices by name."""
     base, part = name.rsplit(".", 1)
     for e, matrix in enumerate(stacked.transpose(0, 2, 1) if by_columns else stacked):
         rows = {"down": matrix} if part == "down_proj" else dict(zip(("gate", "up"), heads.numpy.split(matrix, 2)))
@@ -84,7 +84,7 @@ def each_expert(name, stacked, by_columns):
 @pytest.mark.skipif(not os.path.isdir(FAMILIES), reason=f"no {FAMILIES}")
 @pytest.mark.parametrize("family, by_columns", [("qwen3.5-moe", False), ("gemma-4-moe", False), ("mistral-small-4", False),
                                                 ("llama-4", True)])
-def test_single_experts_are_those_of_one_tensor(family, by_columns, tmp_path):
+def test_separate_experts_equal_those_in_one_tensor(family, by_columns, tmp_path):
     source = os.path.join(FAMILIES, family)
     shutil.copytree(source, tmp_path / "model")
     path = tmp_path / "model" / "model.safetensors"
@@ -107,16 +107,16 @@ def told(folder):
     return [line for line in done.stderr.splitlines() if "tensors" in line]
 
 
-def test_tensors_of_images_and_sound_are_passed_over_with_one_line(tmp_path):
+def test_tensors_of_images_and_sound_are_skipped_with_one_log_line(tmp_path):
     c = Checkpoint(tmp_path / "model")
     for name in OTHERS:
-        put(c, name, [2], [0x3F80, 0x7F80])  # an infinity: audio towers have limits that are none
+        put(c, name, [2], [0x3F80, 0x7F80])  # infinity: audio towers store it where a limit is off
     c.write()
     assert tokens(c.folder) == tokens(SOURCE)
     assert [f"{len(OTHERS)} tensors of images and sound" in line and " info " in line for line in told(c.folder)] == [True]
 
 
-def test_layers_that_draft_are_passed_over_where_config_tells_of_them(tmp_path):
+def test_draft_layers_are_skipped_if_the_config_counts_them(tmp_path):
     c = Checkpoint(tmp_path / "model")
     names = ["mtp.fc.weight", "model.mtp_block.0.weight", f"model.layers.{c.config['num_hidden_layers']}.eh_proj.weight"]
     for name in names:
@@ -136,7 +136,7 @@ def wrap(c, **top):
 
 @pytest.mark.parametrize("inside", [True, False, None])
 def test_a_wrapper_says_whether_the_head_is_tied(inside, tmp_path):
-    """What its text part says of it has no effect, as in transformers."""
+    """The key of its text part has no effect, as in transformers."""
     tied, untied = Checkpoint(tmp_path / "tied", TIED), Checkpoint(tmp_path / "untied")
     del untied.header[HEAD]
     untied.write()
@@ -148,7 +148,7 @@ def test_a_wrapper_says_whether_the_head_is_tied(inside, tmp_path):
     assert done.returncode == 1 and HEAD in done.stderr
 
 
-def test_a_wrapper_may_name_the_family_for_its_text_part(tmp_path):
+def test_a_wrappers_type_may_imply_the_text_parts_family(tmp_path):
     c = Checkpoint(tmp_path / "model")
     family = c.config.pop("model_type")
     wrap(c, model_type=family)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: long
-"""The cube: whatever the engine does meanwhile (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks,
-threads, masks of grammars), a request's tokens and log-probabilities are those of the request alone, to the bit, with every KV format."""
+"""The cube: with every combination of settings (chunks, cache, drafts, preemption, siblings, shared prefixes, ranks, threads,
+grammars) and every KV format, a request's tokens and log-probabilities have the same bits as if it ran alone."""
 import functools
 import itertools
 import json
@@ -25,8 +25,8 @@ DRAFT = '{"method":"draft_model","model":"%s","num_speculative_tokens":3,"fixed"
 
 
 def drafts(family):
-    """A draft model that knows nothing of the target (of its vocabulary, so that it may speak), and one that is the
-    target; trees of either and of both."""
+    """An unrelated draft model with the target's vocabulary, and the target as its own draft model; trees with each and with
+    both."""
     same_vocab = len(golden.expected(family)["cases"][0]["last_logits"]) == 384
     stranger, own = (os.path.join(golden.GOLDEN, f) for f in ("llama-tied" if same_vocab else family, family))
 
@@ -43,13 +43,13 @@ def drafts(family):
 
 DRAFTS = ["plain", "ngram", "draft", "own draft", "static tree", "dynamic tree", "two drafts"]
 POOL = {"large pool": [], "tiny pool": ["--num-gpu-blocks-override", "17"]}
-THREADS = ["2", "1", "1"]  # in turn: every value of every axis meets both
-KV = ["fp8", "fp8_per_token_head", "int8_per_token_head", "int8", "int4"]  # in turn, beside plain numbers
+THREADS = ["2", "1", "1"]  # alternating, so that every value of every axis is combined with both
+KV = ["fp8", "fp8_per_token_head", "int8_per_token_head", "int8", "int4"]  # in turn, as well as unquantised
 RANKS = {"one rank": [], "two ranks": ["--tensor-parallel-size", "2"]}
 
 
 def requests():
-    """Greedy and sampled, alone and in families that share a prefix, some repetitive enough for drafts."""
+    """Greedy and sampled requests, with and without shared prefixes, some repetitive enough for n-gram drafts."""
     rng = random.Random(7)
     shared = [rng.randrange(3, 378) for _ in range(70)]
     out = []
@@ -58,7 +58,7 @@ def requests():
         if i % 3 == 0:
             prompt += [5, 6, 7, 8] * 6
         r = {"prompt_token_ids": prompt, "max_tokens": 24, "logprobs": 2, "ignore_eos": True, "seed": i,
-             "priority": -(i % 3)}  # later ones take lanes and blocks from what decodes
+             "priority": -(i % 3)}  # later ones preempt decoding sequences
         r["temperature"] = 0 if i % 2 == 0 else 1.0
         if i % 4 == 1:
             r.update(frequency_penalty=0.7, presence_penalty=0.2, repetition_penalty=1.1, top_k=40, top_p=0.9)
@@ -79,7 +79,7 @@ CONSTRAINTS = [
 
 
 def constrained(shared):
-    """Texts that follow a grammar: greedy, sampled, several, with much that is forced."""
+    """Requests with a grammar: greedy, sampled, n > 1, with much forced text."""
     out = []
     for i, constraint in enumerate(CONSTRAINTS):
         r = {"prompt_token_ids": shared[: 16 * i] + [5, 6, 7, 8] * i + [9 + i], "max_tokens": 24, "logprobs": 2,
@@ -96,24 +96,24 @@ def essence(answer):
 
 @functools.cache
 def alone(family, kv):
-    """Each request in an engine with nothing else, one after the other."""
+    """Each request alone in the engine, one after the other."""
     flags = ["--no-enable-prefix-caching", "--kv-cache-dtype", kv]
     return [essence(golden.generate(family, [r], *flags)[0]) for r in requests()]
 
 
 @functools.cache
 def some_of(family, kv="auto"):
-    """A few requests and what one rank says to them."""
+    """A few requests and their answers by one rank."""
     some = requests()[2:6] + requests()[-4:]
     return some, [essence(a) for a in golden.generate(family, some, "--kv-cache-dtype", kv)]
 
 
-accepted = []  # draft tokens per family: a random model may never repeat itself, all of them do
+accepted = []  # draft tokens over all families: a single random model may never repeat itself
 CUBE = list(itertools.product(CHUNKS, CACHE, DRAFTS, POOL))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_that_goes_on_changes_a_request(family):
+def test_no_setting_and_no_other_request_changes_a_request(family):
     saw = {"preemptions": 0, "cached_tokens": 0, "accepted_draft_tokens": 0}
     base = ["--max-model-len", "256", "--block-size", "16"]
     settings = zip(CUBE, itertools.cycle(THREADS), itertools.cycle(KV))
@@ -126,7 +126,7 @@ def test_nothing_that_goes_on_changes_a_request(family):
                     f"{family}, {chunks}, {cache}, {how}, {pool}, {threads} threads, KV {kv}: request {i}"
                 for k in saw:
                     saw[k] += have["usage"][k]
-    # The cube means something only if these happened.
+    # Without these events the cube would prove nothing.
     assert saw["preemptions"] and saw["cached_tokens"], saw
     accepted.append(saw["accepted_draft_tokens"])
 
@@ -168,8 +168,8 @@ def sharded(flags):
 
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
 @pytest.mark.parametrize("family", EVERY)
-def test_ranks_may_share_the_draft_model_too(family):
-    """With the same bits: a model that drafts for itself is right wherever the answer goes on."""
+def test_the_draft_model_may_be_sharded_too(family):
+    """With equal bits all drafts of a model that drafts for itself are accepted."""
     some, want = some_of(family)
     for how in ("own draft", "dynamic tree"):
         flags = sharded(drafts(family)[how])

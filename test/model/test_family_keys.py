@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of config.json that families of $SLUICE_SHARED/golden-families have of their own: what may be left out or said
-otherwise without another answer, and what is refused by name."""
+"""Keys of config.json that only some families of $SLUICE_SHARED/golden-families have: which may be missing or written differently
+without changing the answer, and which values are refused by name."""
 import os
 
 import pytest
@@ -14,7 +14,7 @@ GONE = object()
 
 
 def changed(folder, source, values):
-    """Of a wrapper, its text part's values."""
+    """The config, or a wrapper's text config."""
     c = Checkpoint(folder, os.path.join(FAMILIES, source))
     text = c.config.get("text_config", c.config)
     for key, value in values.items():
@@ -30,7 +30,7 @@ def changed(folder, source, values):
     ("exaone-4", {"layer_types": GONE, "sliding_window_pattern": 4}),
     ("exaone-4", {"layer_types": GONE, "sliding_window_pattern": GONE}),
     ("exaone-4", {"layer_types": ALTERNATE * 2, "sliding_window_pattern": "LG"}),
-    ("exaone-moe", {"layer_types": GONE, "sliding_window_pattern": "LLLGLLLL"}),  # the last sees everything
+    ("exaone-moe", {"layer_types": GONE, "sliding_window_pattern": "LLLGLLLL"}),  # the last layer has no window
     ("exaone-moe", {"mlp_layer_types": GONE}),
     ("exaone-moe", {"mlp_layer_types": GONE, "first_k_dense_replace": GONE, "routed_scaling_factor": GONE,
                     "n_group": GONE, "topk_group": GONE, "norm_topk_prob": GONE, "num_shared_experts": GONE}),
@@ -41,7 +41,7 @@ def changed(folder, source, values):
     ("ernie-4.5", {"rms_norm_eps": GONE, "rope_theta": GONE, "tie_word_embeddings": GONE, "use_bias": GONE}),
     ("hunyuan-moe", {"moe_topk": 3, "moe_intermediate_size": 32, "num_shared_expert": GONE}),
     ("hunyuan-dense", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0}, "rms_norm_eps": GONE}),
-    ("hunyuan-dense", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 4.0}}),  # of no meaning beside it
+    ("hunyuan-dense", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 4.0}}),  # ignored beside it
     ("seed-oss", {"attention_bias": GONE, "attention_out_bias": GONE, "mlp_bias": GONE, "rms_norm_eps": GONE}),
     ("mistral-small-4", {"n_group": GONE, "norm_topk_prob": GONE, "routed_scaling_factor": GONE, "n_shared_experts": GONE,
                          "first_k_dense_replace": GONE, "rope_interleave": GONE}),
@@ -49,7 +49,7 @@ def changed(folder, source, values):
     ("kimi-k2.5", {"model_type": GONE}),
     ("mistral-3", {"model_type": GONE}),
 ])
-def test_said_otherwise_it_is_the_same(source, values, tmp_path):
+def test_other_spellings_give_the_same_answer(source, values, tmp_path):
     assert scores(changed(tmp_path / "model", source, values)) == scores(os.path.join(FAMILIES, source))
 
 
@@ -69,13 +69,13 @@ def test_said_otherwise_it_is_the_same(source, values, tmp_path):
     ("mistral-small-4", {"norm_topk_prob": False}),
     ("mistral-small-4", {"rope_interleave": False}),
 ])
-def test_it_matters(source, values, tmp_path):
+def test_the_key_changes_the_answer(source, values, tmp_path):
     assert scores(changed(tmp_path / "model", source, values)) != scores(os.path.join(FAMILIES, source))
 
 
 @pytest.mark.parametrize("source", ["ministral-3", "mistral-small-4"])
 @pytest.mark.parametrize("key, value", [("llama_4_scaling_beta", 0.2), ("original_max_position_embeddings", 31)])
-def test_growth_of_queries_matters(source, key, value, tmp_path):
+def test_scaling_of_queries_changes_the_answer(source, key, value, tmp_path):
     folder = os.path.join(FAMILIES, source)
     config = Checkpoint(tmp_path / "as it is", folder).config["text_config"]
     values = {"rope_parameters": {**config["rope_parameters"], key: value}}

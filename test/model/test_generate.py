@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice generate` with input that is not what it should be: an {"error": ...} in its line's place, and the others answered."""
+"""`sluice generate` with invalid input: an {"error": ...} instead of that line's answer; all other lines are answered."""
 import json
 import os
 import re
@@ -29,7 +29,7 @@ def answers(lines, *flags):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_without_a_prompt_it_says_what_to_give():
+def test_without_a_prompt_the_error_says_what_to_give():
     done = run("")
     assert done.returncode == 1 and done.stdout == b""
     assert b"no prompt" in done.stderr and b"--json" in done.stderr
@@ -38,7 +38,7 @@ def test_without_a_prompt_it_says_what_to_give():
 
 WRONG = {"a string": "x", "true": True, "a list": [], "an object": {}, "a list of lists": [["a"]], "half": 0.5, "huge": 1e300,
          "negative": -(1 << 40)}
-TAKES = {  # what of it each key takes; null is as good as absent
+TAKES = {  # the valid value of each key; null counts as absent
     "max_tokens": [], "min_tokens": [], "top_k": [], "n": [], "priority": [], "num_speculative_tokens": [],
     "temperature": ["half"], "top_p": ["half"], "min_p": ["half"], "repetition_penalty": ["half"],
     "frequency_penalty": ["half"], "presence_penalty": ["half"], "seed": ["negative"],
@@ -47,7 +47,7 @@ TAKES = {  # what of it each key takes; null is as good as absent
 }
 
 
-def test_each_key_takes_its_own_type_alone():
+def test_each_key_accepts_only_its_type():
     cases = [(key, name) for key in TAKES for name in WRONG]
     got = answers([{**GOOD, key: WRONG[name]} for key, name in cases], "--log-level", "error")
     assert len(got) == len(cases)
@@ -74,7 +74,7 @@ REFUSED = [
 ]
 
 
-def test_a_bad_line_is_answered_in_its_place_and_harms_no_other():
+def test_a_bad_line_gets_an_error_and_affects_no_other():
     lines = [line for pair in REFUSED for line in (pair[0], GOOD)]
     got = answers([line if isinstance(line, str) else json.dumps(line) for line in lines])
     good = answers([GOOD])[0]["outputs"]
@@ -84,7 +84,7 @@ def test_a_bad_line_is_answered_in_its_place_and_harms_no_other():
         assert other["outputs"] == good
 
 
-def test_bytes_that_are_no_text_and_blank_lines():
+def test_invalid_utf8_and_blank_lines():
     line = json.dumps(GOOD).encode()
     done = run(b"\n" + line + b"\r\n  \t \n{\"prompt\": \"\xff\xfe\"}\n\0\n\xff\n" + line, "--json")
     got = [json.loads(out) for out in done.stdout.splitlines()]
@@ -96,18 +96,18 @@ def test_a_giant_line():
     assert got[0]["outputs"] == got[1]["outputs"] and "error" in got[2]
 
 
-def test_answers_that_cannot_be_written_are_no_success():
+def test_a_failed_write_is_an_error():
     with open("/dev/full", "w") as full:
         done = subprocess.run([*golden.RUN, MODEL, "--json"], input=json.dumps(GOOD),
                               stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1 and "written" in done.stderr, done
 
 
-def test_nothing_in_nothing_out():
+def test_empty_input_gives_empty_output():
     assert run(b"", "--json").stdout == b""
 
 
-def test_a_key_that_nobody_reads_is_told_once():
+def test_an_unknown_key_is_logged_once():
     def told(lines, *flags):
         return run("\n".join(map(json.dumps, lines)), "--json", *flags).stderr.decode()
     assert told([GOOD, dict(GOOD, max_token=5), dict(GOOD, max_token=5)]).count("'max_token'") == 1
@@ -121,7 +121,7 @@ def test_a_key_that_nobody_reads_is_told_once():
     (("--gpu-memory-utilization", "0.000001"), ["gpu-memory-utilization", "activations"]),
     (("--num-gpu-blocks-override", str(1 << 30)), ["num-gpu-blocks-override", "free"]),
 ])
-def test_too_little_room_is_told_by_the_option_that_gives_it(flags, words):
+def test_too_little_memory_names_the_option_to_change(flags, words):
     if "utilization" in flags[0] and any("kv-cache-memory" in f for f in golden.RUN):
         pytest.skip("another option of this run gives the room")
     done = run(json.dumps(GOOD), "--json", *flags)
@@ -134,7 +134,7 @@ def test_a_prompt_beside_json_lines():
 
 
 @pytest.mark.parametrize("flags", [("--max-tokens", "many"), ("--max-tokens=-1",), ("--max-tokens",), ("--max-tokens", "99999999999999999999")])
-def test_a_number_of_tokens_that_is_none(flags):
+def test_an_invalid_number_of_tokens(flags):
     done = run(b"", "hello", *flags)
     assert done.returncode == 1 and b"max-tokens" in done.stderr and not done.stdout, done
 
@@ -152,7 +152,7 @@ def test_without_a_tokenizer_ids_go_in_and_out(text, why, tmp_path):
     assert "tokenizer.json" in words["error"] and why in words["error"] and "must be token ids" in words["error"]
 
 
-def test_weights_that_are_no_numbers_give_json_all_the_same(tmp_path):
+def test_nan_weights_still_give_valid_json(tmp_path):
     for name in os.listdir(MODEL):
         shutil.copy(os.path.join(MODEL, name), tmp_path)
     path = tmp_path / "model.safetensors"
@@ -176,20 +176,20 @@ HIDDEN = ["unshare", "-rm", "sh", "-c", 'mount --bind /dev/null /proc/meminfo &&
 
 @pytest.mark.skipif(golden.DEVICE != "cpu" or subprocess.run([*HIDDEN, "true"], capture_output=True).returncode != 0,
                     reason="/proc/meminfo cannot be hidden here")
-def test_memory_that_nobody_can_count_is_taken_to_be_there():
+def test_memory_of_unknown_size_is_assumed_to_be_enough():
     command = [golden.SLUICE, "generate", MODEL, "--json", "--kv-cache-memory-bytes", "96MiB"]
     done = subprocess.run([*HIDDEN, *command], input=json.dumps(GOOD).encode(), capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_prompt_of_a_person():
+def test_a_prompt_on_the_command_line():
     done = run(b"", "hello", "--max-tokens=3")
     assert done.returncode == 0 and done.stdout == run(b"hello", "--max-tokens", "3").stdout, done
     assert run(b"", b"\xff\xfe", "--max-tokens", "3").returncode in (0, 1)
 
 
-def test_an_answer_does_not_wait_for_the_end_of_the_input():
-    """A program at the other end of both pipes may ask for the next thing only when it has read the last."""
+def test_answers_do_not_wait_for_the_end_of_the_input():
+    """A program that drives both pipes may send the next line only after it has read the previous answer."""
     command = [*golden.RUN, MODEL, "--max-model-len", "256", "--json"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as p:
         stuck = threading.Timer(60, p.kill)
@@ -198,7 +198,7 @@ def test_an_answer_does_not_wait_for_the_end_of_the_input():
             p.stdin.write(line.encode())
             p.stdin.flush()
             assert ("outputs" in json.loads(p.stdout.readline())) == ("max_tokens" in line)
-        p.stdin.write(json.dumps({**GOOD, "n": 2})[20:].encode())  # the last line may do without its end
+        p.stdin.write(json.dumps({**GOOD, "n": 2})[20:].encode())  # the last line may lack its newline
         p.stdin.close()
         assert len(json.loads(p.stdout.readline())["outputs"]) == 2 and p.stdout.readline() == b""
         stuck.cancel()
@@ -206,7 +206,7 @@ def test_an_answer_does_not_wait_for_the_end_of_the_input():
 
 
 def test_a_pool_fits_the_limit_of_the_address_space():
-    """Without a size said, the KV pool is cut to what RLIMIT_AS leaves after the program's libraries."""
+    """Without an option for its size the KV pool is limited to what RLIMIT_AS leaves beside the program's libraries."""
     libraries = re.findall(r"=> (/\S+)", subprocess.run(["ldd", golden.SLUICE], capture_output=True, text=True).stdout)
     most = (900 << 20) + sum(os.path.getsize(path) for path in libraries)
 
@@ -215,6 +215,6 @@ def test_a_pool_fits_the_limit_of_the_address_space():
     run = lambda *flags, **kw: subprocess.run(
         [*golden.RUN, os.path.join(golden.GOLDEN, "llama-3"), "--json", "--threads", "1", *flags], capture_output=True, text=True,
         input='{"prompt_token_ids": [5, 6, 7], "max_tokens": 4, "ignore_eos": true}\n', timeout=60, **kw)
-    wide = ("--max-num-seqs", "16384")  # so many could use gigabytes
+    wide = ("--max-num-seqs", "16384")  # this many could use gigabytes
     done = run(*wide, preexec_fn=limit)
     assert done.returncode == 0 and "token_ids" in done.stdout, done.stderr

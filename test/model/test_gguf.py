@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models in GGUF files: the families' stored answers from files that llama.cpp's converter would write, each type of
-tensor against its numbers stored plainly, splits, and what is refused."""
+"""Models in GGUF files: the families' stored answers, from files as llama.cpp's converter would write them; each tensor type
+compared with the same values stored plainly; split files; unsupported files."""
 import json
 import os
 import subprocess
@@ -12,7 +12,7 @@ import gguf_files
 import golden
 from gguf_files import BOOL, F32, I32, STRING, U16, U32
 
-# What of a golden folder such a file cannot say.
+# Features of golden folders that such a file cannot express.
 CANNOT_SAY = {
     "gemma-2": "another scale of queries", "gemma-3-linear": "another scale of queries",
     "llama-dynamic": "a scaling that grows with the text", "mistral": "a window", "qwen2-window": "a window",
@@ -66,7 +66,7 @@ def shapes(experts):
 
 
 def small_model(path, kinds, experts=False, keys=()):
-    """kinds: types that its matrices have in turn."""
+    """kinds: the tensor types of its matrices, in turn."""
     w = gguf_files.Writer()
     config = dict(CONFIG, model_type="qwen3_moe" if experts else "qwen3")
     if not experts:
@@ -95,8 +95,8 @@ def scores(path, *flags):
 
 
 @pytest.mark.parametrize("kind", [*BLOCKS, "F16", "BF16"])
-def test_blocks_are_their_numbers(kind, tmp_path):
-    """To the bit, whether the numbers are made at load (float32) or before each product."""
+def test_blocks_equal_their_plain_values(kind, tmp_path):
+    """To the bit, whether blocks are dequantised while loading (float32) or before each product."""
     path = small_model(tmp_path / "m.gguf", [kind])
     twin = gguf_files.plain_twin(path, str(tmp_path / "plain.gguf"))
     for dtype in ("float32", "bfloat16"):
@@ -105,7 +105,7 @@ def test_blocks_are_their_numbers(kind, tmp_path):
 
 @pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
 def test_types_mix(experts, tmp_path):
-    """Parts that are multiplied together may be of unlike types, as in most files."""
+    """Parts of one product may have different types, as in most files."""
     path = small_model(tmp_path / "m.gguf", ["Q4_K", "Q6_K", "Q4_K", "Q5_0", "Q8_0", "F16", "MXFP4"], experts)
     twin = gguf_files.plain_twin(path, str(tmp_path / "plain.gguf"))
     for dtype in ("float32", "bfloat16", "float16"):
@@ -114,7 +114,7 @@ def test_types_mix(experts, tmp_path):
 
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks have other sums")
 @pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])
-def test_two_ranks_cut_inside_of_blocks(kind, tmp_path):
+def test_two_ranks_split_inside_blocks(kind, tmp_path):
     path = small_model(tmp_path / "m.gguf", [kind], experts=True)
     ranks = ("--tensor-parallel-size", "2", *golden.TWO_THREADS)
     assert scores(path, *ranks) == scores(path, *golden.TWO_THREADS)
@@ -200,7 +200,7 @@ def test_tensors_that_are_not_supported_are_named(tmp_path):
     refused(w.write(path), "there is no tensor model.layers.0.self_attn.q_proj.weight")
 
 
-def test_scales_that_are_no_numbers_are_refused(tmp_path):
+def test_nan_scales_are_refused(tmp_path):
     for kind, at in (("Q4_1", 2), ("Q6_K", 208), ("Q8_0", 0)):
         w = gguf_files.read(small_model(tmp_path / "m.gguf", [kind]))
         data = bytearray(dict((t[0], t[3]) for t in w.tensors)["blk.1.ffn_up.weight"])
@@ -229,14 +229,14 @@ def test_broken_files_are_refused(tmp_path):
     refused(path, "is a file, but no GGUF file")
 
 
-def test_a_path_that_is_not_there_names_the_nearest(tmp_path):
+def test_a_missing_path_suggests_the_nearest(tmp_path):
     small_model(tmp_path / "little.gguf", ["Q4_0"])
     refused(tmp_path / "littel.gguf", "there is no such file; did you mean", "little.gguf")
     refused(tmp_path / "zzz.gguf", "there is no such file")
     refused(tmp_path, "did you mean", "little.gguf")
 
 
-def test_what_is_in_blocks_is_not_quantised_again(tmp_path):
+def test_quantised_files_are_not_quantised_again(tmp_path):
     path = small_model(tmp_path / "m.gguf", ["Q4_0"])
     done = run(path, "--quantization", "fp8")
     assert done.returncode != 0 and "'fp8' is not what this checkpoint is in (gguf)" in done.stderr
@@ -244,9 +244,9 @@ def test_what_is_in_blocks_is_not_quantised_again(tmp_path):
     assert run(small_model(tmp_path / "b.gguf", ["BF16"]), "--quantization", "fp8").returncode == 0
 
 
-# ---- words around the model ----
+# ---- templates and sampling defaults ----
 
-def test_what_keys_say_besides(tmp_path):
+def test_other_keys(tmp_path):
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     path = small_model(tmp_path / "m.gguf", ["Q4_0"], keys=[
         ("tokenizer.chat_template", STRING, template), ("general.sampling.temp", F32, 0.5)])

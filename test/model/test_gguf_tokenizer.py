@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tokenizer from a GGUF file's metadata gives the ids that the library gives with the same tokenizer's own file: every
-vector of test_tokenizer.py whose kind such files have, of ours and of real models ($SLUICE_SHARED). Left out is where such
-files mean something else: runs of spaces as added tokens, which they store as spaces and the library's never finds."""
+"""A tokenizer from a GGUF file's metadata gives the ids that the library gives with the same tokenizer's own file: all
+vectors of test_tokenizer.py of the kinds that such files support, for our tokenizers and those of real models
+($SLUICE_SHARED). Excluded are runs of spaces as added tokens: GGUF files store them as spaces, and the library never finds them."""
 import json
 
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every family against transformers' stored answers."""
+"""Every family compared with transformers' stored answers."""
 import pytest
 
 import golden

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families in the forms in which they are released, against transformers' stored answers: the folders of
+"""Families in their released formats, compared with transformers' stored answers: the folders of
 $SLUICE_SHARED/golden-families."""
 import functools
 import os
@@ -10,11 +10,10 @@ import pytest
 import golden
 
 FAMILIES = os.path.join(golden.SHARED, "golden-families")
-# An expert that is picked otherwise in bf16 outweighs all that is rounded: fp32 alone judges these.
+# A different pick of experts in bf16 outweighs all rounding: these are compared only in fp32.
 ROUTES_FLIP = {"gemma-4-moe", "kimi-k2.5"}
 
-# Prompts with a row whose last pick and next expert are closer than fp32 rounds: transformers' own fp64 run picks the
-# other one, and so do we.
+# Prompts in which two experts are closer than fp32's rounding: transformers' fp64 run picks the other one, and so do we.
 TIES = {"hunyuan-moe": [150]}
 
 
@@ -25,7 +24,7 @@ def folders():
 
 @functools.cache
 def is_refused(name):
-    """Whether a device that is no CPU says of the family that it does not run it."""
+    """True if the device is not a CPU and reports that it does not support the family."""
     command = [*golden.RUN, os.path.join(FAMILIES, name), "--json", "--log-level", "error"]
     done = subprocess.run(command, input="", capture_output=True, text=True, timeout=120)
     return golden.DEVICE != "cpu" and "are not run on this device" in done.stderr

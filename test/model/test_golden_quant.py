@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantised checkpoints against answers that were computed from their dequantised weights. The folders of
+"""Quantised checkpoints compared with answers computed from their dequantised weights. The folders of
 test/golden-quant are part of the project; more of them lie in $SLUICE_SHARED/golden-quant."""
 import os
 
@@ -12,7 +12,7 @@ OWN, OTHERS = os.path.join(golden.ROOT, "test", "golden-quant"), os.path.join(SH
 
 
 def weights_alone(folder):
-    """Nothing else is quantised, not even the cache where the checkpoint asks for that."""
+    """Only weights are quantised; the cache is not, even if the checkpoint asks for it."""
     config = golden.config(folder)
     dtype = config.get("dtype") or config["torch_dtype"]
     return ["--activation-quantization", "none", "--kv-cache-dtype", dtype]
@@ -55,8 +55,8 @@ def test_float32_equals_the_dequantised_model(folder):
 
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="several ranks have other sums")
 @pytest.mark.parametrize("folder", folders())
-def test_two_ranks_cut_inside_of_blocks(folder):
-    """Ranks hold rows and columns that begin and end inside of blocks and groups."""
+def test_two_ranks_split_inside_blocks(folder):
+    """The ranks' rows and columns begin and end inside blocks and groups."""
     golden.check_exact_unscored(folder, 1e-3, "--tensor-parallel-size", "2", *golden.TWO_THREADS)
 
 
@@ -67,8 +67,8 @@ def test_rounded_is_as_good_as_the_dequantised_model_rounded(folder):
 
 @pytest.mark.skipif(golden.DEVICE == "cpu", reason="a CPU rounds all of them")
 @pytest.mark.parametrize("folder", folders())
-def test_inputs_may_be_rounded_as_the_format_says(folder):
-    """A GPU rounds E4M3 inputs of matrices, and no others: it is near to the stored answers with or without."""
+def test_rounded_inputs_stay_near_the_stored_answers(folder):
+    """A GPU rounds only E4M3 inputs of matrices: its answers are near the stored ones with and without rounding."""
     stored = golden.expected(folder)
     act, have = stored.get("variants", {}).get("act"), scores(folder, *weights_alone(folder)[2:])
     if act is None:
@@ -82,7 +82,7 @@ def test_inputs_may_be_rounded_as_the_format_says(folder):
 @pytest.mark.skipif(golden.DEVICE != "cpu", reason="a CPU alone rounds all of them")
 @pytest.mark.parametrize("folder", folders())
 def test_inputs_are_rounded_as_the_format_says(folder):
-    """As near to stored answers with rounded inputs as those answers' own run in bf16 is, and nearer than without."""
+    """As near to the answers with rounded inputs as the reference's own bf16 run, and nearer than without rounding."""
     act = golden.expected(folder).get("variants", {}).get("act")
     have = scores(folder, *weights_alone(folder)[2:])
     if act is None:
@@ -92,7 +92,7 @@ def test_inputs_are_rounded_as_the_format_says(folder):
     assert distance(want, have) <= 1.5 * act["bf16_mean_error"]
     alone = scores(folder, *weights_alone(folder))
     assert have != alone
-    if "deepseek" not in folder:  # MLA's absorbed products have other inputs than the stored answers'
+    if "deepseek" not in folder:  # MLA's absorbed products have other inputs than the reference's products
         assert distance(want, have) < distance(want, alone)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft heads: they draft what an independent implementation drafts, whatever else goes on no answer changes by a bit, and
-what does not fit is refused by name."""
+"""Draft heads: their drafts equal those of an independent implementation; no setting and no other request changes a bit of an
+answer; heads that do not fit are refused by name."""
 import functools
 import itertools
 import json
@@ -16,7 +16,7 @@ import test_hybrid
 from test_cube import essence
 
 MOST_MODULES = 3
-ALLOWED = [10, 20, 30, 40, 50, 60]  # few, so that random heads are often right
+ALLOWED = [10, 20, 30, 40, 50, 60]  # a small vocabulary, so that random heads are often right
 
 
 def speculative(**config):
@@ -30,7 +30,7 @@ def few_requests():
 
 
 def check_drafts(head, folder, *flags, k=3):
-    """In float32, where both compute the same to many digits, the drafts that are right are those of the other."""
+    """In float32, where both agree to many digits, the same drafts are accepted."""
     requests, total = few_requests(), 0
     for r, a in zip(requests, golden.generate(folder, requests, "--dtype", "float32", *flags)):
         answer = a["outputs"][0]["token_ids"]
@@ -49,20 +49,20 @@ def test_a_module_drafts_what_numpy_does(tmp_path):
 
 @pytest.mark.parametrize("n, k", [(2, 3), (3, 3), (3, 2), (2, 5), (5, 5)])
 def test_several_modules_draft_what_numpy_does(tmp_path, n, k):
-    """As many as there are drafts, or fewer, of which the last goes on; of more than there is room for, the first ones."""
+    """As many modules as drafts; fewer, so that the last one drafts on; and more than are supported, of which the first are used."""
     target = heads.Target("llama-2")
     tensors = heads.mtp_tensors(target.c, n=n)
     folder = heads.with_tensors("llama-2", tmp_path / "mtp", tensors, mtp_num_hidden_layers=n)
     some = heads.Modules(target, tensors, min(n, k, MOST_MODULES))
     check_drafts(some, folder, *speculative(method="mtp", num_speculative_tokens=k), k=k)
-    chunks = ("--max-num-batched-tokens", "28", "--max-num-seqs", "1")  # of which no last one leaves too many rows to feed
+    chunks = ("--max-num-batched-tokens", "28", "--max-num-seqs", "1")  # without leaving more rows to feed than a pass has
     check_drafts(some, folder, *speculative(method="mtp", num_speculative_tokens=k), *chunks, k=k)
 
 
 @pytest.mark.parametrize("variant", [{}, {"norm_before_residual": True, "eagle_config": {
     "eagle_aux_hidden_state_layer_ids": [2, 4]}}, {"hidden_size": 48, "draft_vocab_size": 384}])
 def test_an_eagle3_head_drafts_what_numpy_does(tmp_path, variant):
-    """Another residual and other layers, the last among them; another width, with an embedding of its own."""
+    """With norm_before_residual, other layers including the last, and another width with its own embedding."""
     target = heads.Target("llama-2")
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
     config = {**heads.EAGLE3, "hidden_size": 64, "vocab_size": 384, "draft_vocab_size": 200, "eagle_config": ids, **variant}
@@ -80,7 +80,7 @@ TOP = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "eagle_
 
 
 def as_speculators_writes_it(config, tensors):
-    """The layer's keys in an object of their own, and other names for its tensors."""
+    """Converts to the format of `speculators`: the layer's keys in a separate object, and other tensor names."""
     top = {k: config[k] for k in TOP if k in config}
     layer = {k: v for k, v in config.items() if k not in top and k not in ("architectures", "torch_dtype")}
     top = {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "torch_dtype": "bfloat16",
@@ -90,7 +90,7 @@ def as_speculators_writes_it(config, tensors):
 
 @pytest.mark.parametrize("before", [None, False])
 def test_a_head_of_speculators_is_the_same(tmp_path, before):
-    """Where it says nothing of it, norm_before_residual is true."""
+    """The default of norm_before_residual is true."""
     target = heads.Target("llama-2")
     config = {**heads.EAGLE3, "hidden_size": 64, "vocab_size": 384, "draft_vocab_size": 200,
               "eagle_aux_hidden_state_layer_ids": [1, 2, 3], **({} if before is None else {"norm_before_residual": before})}
@@ -105,7 +105,7 @@ def test_a_head_of_speculators_is_the_same(tmp_path, before):
 
 
 def know(tensors, ids):
-    """The head's vocabulary with these among it."""
+    """A draft vocabulary that includes these ids."""
     n, vocab = len(tensors["d2t"]), len(tensors["t2d"])
     known = sorted({*ids, *list(heads.numpy.flatnonzero(tensors["t2d"]))} - ({*ALLOWED} - {*ids} if n < vocab else set()))
     known = sorted([*ids, *[i for i in known if i not in ids][:n - len(ids)]])
@@ -115,7 +115,7 @@ def know(tensors, ids):
     return {**tensors, "t2d": t2d, "d2t": d2t}
 
 
-# ---- nothing that goes on changes an answer
+# ---- no setting changes an answer
 
 SHAPES = {"mtp": {"method": "mtp"}, "mtp comb": {"method": "mtp", "expansion": [2, 1, 1]},
           "mtp tree": {"method": "mtp", "num_speculative_tokens": 4, "tree_width": 3, "tree_nodes": 14},
@@ -128,7 +128,7 @@ def shaped(how, head, **more):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A dense model, and one of MLA and experts with a module as a layer after its last."""
+    """A dense model, and one with MLA and experts whose module is a layer after the last one."""
     at = tmp_path_factory.mktemp("heads")
     v3 = golden.config("deepseek-v3")
     dense = heads.with_tensors("llama-2", at / "llama-2", heads.mtp_tensors(golden.config("llama-2")))
@@ -162,11 +162,11 @@ def check_cube(folder, head, requests, want, axes, base, wanted):
             assert essence(have) == expected, f"{folder}, {flags}, {how}: request {i}"
             for k in saw:
                 saw[k] += have["usage"][k]
-    assert all(saw.values()), saw  # the cube means something only if these happened
+    assert all(saw.values()), saw  # without these events the cube would prove nothing
 
 
 @pytest.mark.parametrize("family", ["llama-2", "deepseek-v3"])
-def test_nothing_that_goes_on_changes_a_request(tmp_path, folders, family):
+def test_no_setting_and_no_other_request_changes_a_request(tmp_path, folders, family):
     cube = test_cube
     axes = [sum(flags, []) for flags in itertools.product(cube.CHUNKS.values(), cube.CACHE.values(), cube.POOL.values())]
     check_cube(folders[family], head_for(tmp_path, folders[family]), cube.requests(), alone(family), axes * 2,
@@ -174,8 +174,8 @@ def test_nothing_that_goes_on_changes_a_request(tmp_path, folders, family):
 
 
 @pytest.mark.parametrize("family", ["llama-2", "deepseek-v3"])
-def test_nothing_that_goes_on_changes_a_request_of_several_modules(tmp_path, family):
-    """As layers of one name, and as layers after the last with heads of their own; the second time on two ranks."""
+def test_no_setting_and_no_other_request_changes_a_request_of_several_modules(tmp_path, family):
+    """As `mtp.*` layers, and as layers after the last one with their own heads; the latter on two ranks."""
     c, n = golden.config(family), 3
     if family == "llama-2":
         tensors, key = heads.mtp_tensors(c, n=n), "mtp_num_hidden_layers"
@@ -197,7 +197,7 @@ def test_nothing_that_goes_on_changes_a_request_of_several_modules(tmp_path, fam
 
 @pytest.mark.skipif(not os.path.isdir(test_hybrid.FAMILIES), reason=f"no {test_hybrid.FAMILIES}")
 @pytest.mark.parametrize("family", ["qwen3.5", "qwen3.5-moe", "qwen3-next"])
-def test_nothing_that_goes_on_changes_a_request_of_a_hybrid(tmp_path, family):
+def test_no_setting_and_no_other_request_changes_a_request_of_a_hybrid(tmp_path, family):
     cube, folder = test_hybrid, test_hybrid.folder(family)
     axes = [sum(flags, []) for flags in itertools.product(cube.CHUNKS.values(), cube.POOL.values())]
     check_cube(folder, head_for(tmp_path, folder), cube.requests(), cube.alone(family), axes, cube.BASE,
@@ -207,7 +207,7 @@ def test_nothing_that_goes_on_changes_a_request_of_a_hybrid(tmp_path, family):
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
 @pytest.mark.parametrize("family", ["llama-2", "deepseek-v3"])
 def test_two_ranks_give_the_bits_of_one(tmp_path, folders, family):
-    """The module shared as the model is, or whole on every rank."""
+    """The module sharded like the model, or whole on every rank."""
     some, want, head = test_cube.requests()[2:6], alone(family)[2:6], head_for(tmp_path, folders[family])
     for how, more in itertools.product(SHAPES, ({}, {"draft_tensor_parallel_size": 1})):
         answers = golden.generate(folders[family], some, "--tensor-parallel-size", "2", *shaped(how, head, **more))
@@ -222,7 +222,7 @@ def refusal(folder, *flags):
     return str(e.value)
 
 
-def test_a_module_that_is_not_there_is_named(tmp_path):
+def test_a_missing_module_is_named(tmp_path):
     assert "there is neither mtp.fc.weight nor model.layers.4.eh_proj.weight" in refusal("llama-2", *speculative(method="mtp"))
     tensors = heads.mtp_tensors(golden.config("llama-2"))
     lacks = {k: v for k, v in tensors.items() if k != "mtp.layers.0.mlp.up_proj.weight"}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models with recurrent state beside attention: the cube for them (prompts that are longer than the state's blocks, few
-snapshots besides small pools), what the prefix cache gives back, and what of it is computed again. Folders of
+"""Models with recurrent state and attention: the cube for them (prompts longer than the state's blocks, few snapshots as well
+as small pools), and how much the prefix cache finds and recomputes. Folders of
 $SLUICE_SHARED/golden-families; without them all of this is skipped."""
 import functools
 import itertools
@@ -19,9 +19,9 @@ SHARED = os.environ.get("SLUICE_SHARED", os.path.join(golden.ROOT, "..", "shared
 FAMILIES = os.path.join(SHARED, "golden-families")
 HYBRIDS = ["qwen3.5", "qwen3.5-moe", "nemotron-nano-2", "qwen3-next", "kimi-linear", "ling-3", "nemotron-3-nano",
            "nemotron-3-super", "granite-4", "falcon-h1", "bamba", "lfm2", "lfm2-moe"]
-THROUGHOUT = HYBRIDS[:3]  # a dense one, one with experts, and one of Mamba-2 go through all of the cube
-BLOCK, EVERY = 64, 512    # positions of a block of state; tokens from one snapshot to the next
-STRANGERS = [os.path.join(golden.GOLDEN, f) for f in ("llama-tied", "llama-3")]  # attention alone, of the same vocabulary
+THROUGHOUT = HYBRIDS[:3]  # a dense one, one with experts, and one with Mamba-2 run the whole cube
+BLOCK, EVERY = 64, 512    # positions of a block of state; tokens between two snapshots
+STRANGERS = [os.path.join(golden.GOLDEN, f) for f in ("llama-tied", "llama-3")]  # models with attention only, of the same vocabulary
 BASE = ["--max-model-len", "512", "--block-size", "16"]
 
 pytestmark = pytest.mark.skipif(not os.path.isdir(FAMILIES), reason=f"no {FAMILIES}")
@@ -53,7 +53,7 @@ CUBE = list(itertools.product(CHUNKS, DRAFTS, POOL))
 
 
 def requests():
-    """As the cube's, but of several blocks of state: greedy and sampled, alone and with a prefix in common."""
+    """Like the cube's, but several blocks of state long: greedy and sampled, with and without a shared prefix."""
     rng = random.Random(7)
     shared = [rng.randrange(3, 378) for _ in range(330)]
     out = []
@@ -73,12 +73,12 @@ def requests():
 
 @functools.cache
 def alone(family):
-    """Each request in an engine with nothing else, one after the other."""
+    """Each request alone in the engine, one after the other."""
     return [essence(golden.generate(folder(family), [r], "--no-enable-prefix-caching", *BASE)[0]) for r in requests()]
 
 
 @pytest.mark.parametrize("family", THROUGHOUT)
-def test_nothing_that_goes_on_changes_a_request(family):
+def test_no_setting_and_no_other_request_changes_a_request(family):
     saw = {"preemptions": 0, "cached_tokens": 0, "recomputed_tokens": 0, "accepted_draft_tokens": 0}
     for (chunks, how, pool), threads in share(zip(CUBE, itertools.cycle(THREADS)), THROUGHOUT.index(family), of=12):
         flags = CHUNKS[chunks] + DRAFTS[how] + POOL[pool] + BASE + ["--threads", threads]
@@ -87,7 +87,7 @@ def test_nothing_that_goes_on_changes_a_request(family):
             assert essence(have) == want, f"{family}, {chunks}, {how}, {pool}, {threads} threads: request {i}"
             for k in saw:
                 saw[k] += have["usage"][k]
-    assert all(saw.values()), saw  # the cube means something only if these happened
+    assert all(saw.values()), saw  # without these events the cube would prove nothing
 
 
 @pytest.mark.skipif(not golden.EXACT_RANKS, reason="sums of GPUs have bits of their own")
@@ -101,7 +101,7 @@ def test_two_ranks_and_small_chunks_give_the_bits_of_one(family):
         assert [essence(a) for a in answers] == want, f"{family}, {flags}"
 
 
-# ---- what the cache gives back: requests one after the other
+# ---- hits of the prefix cache: requests one after the other
 
 
 def in_turn(family, prompts, *flags, **more):
@@ -112,8 +112,8 @@ def in_turn(family, prompts, *flags, **more):
 
 @pytest.mark.parametrize("family", THROUGHOUT)
 @pytest.mark.parametrize("shared", [1600, 1500])
-def test_a_shift_of_what_prompts_have_in_common_costs_no_hits(family, shared):
-    """Prompts of 2,200 tokens that part after 1,600 or, all moved by 100, after 1,500."""
+def test_a_longer_shared_prefix_costs_no_hits(family, shared):
+    """Prompts of 2,200 tokens that diverge after 1,600 or 1,500."""
     rng = random.Random(shared)
     begin = [rng.randrange(3, 378) for _ in range(shared)]
     prompts = [begin + [3 + i] + [rng.randrange(3, 378) for _ in range(2200 - shared - 1)] for i in range(6)]
@@ -121,14 +121,14 @@ def test_a_shift_of_what_prompts_have_in_common_costs_no_hits(family, shared):
     cached = [a["usage"]["cached_tokens"] for a in answers]
     again = [a["usage"]["recomputed_tokens"] for a in answers]
     assert cached[0] == 0 and all(shared - EVERY <= n <= shared for n in cached[1:]), cached
-    assert all(n > shared - BLOCK - 16 for n in cached[2:]), cached  # the branch was found once
+    assert all(n > shared - BLOCK - 16 for n in cached[2:]), cached  # the branch is detected once
     assert all(n <= EVERY for n in again), again
     uncached = in_turn(family, prompts[-2:], "--no-enable-prefix-caching")
     assert [essence(a) for a in uncached] == [essence(a) for a in answers[-2:]]
 
 
 @pytest.mark.parametrize("family", ["qwen3.5"])
-def test_wherever_a_prompt_parts_little_is_computed_again(family):
+def test_little_is_recomputed_wherever_prompts_diverge(family):
     rng = random.Random(3)
     whole = [rng.randrange(3, 378) for _ in range(1300)]
     places = [1, 15, 16, 63, 64, 65, 300, 511, 512, 513, 700, 1023, 1024, 1025, 1180, 1299, 1300]
@@ -143,7 +143,7 @@ def test_wherever_a_prompt_parts_little_is_computed_again(family):
 
 
 @pytest.mark.parametrize("family", ["qwen3.5"])
-def test_a_conversation_goes_on_with_what_its_answers_left(family):
+def test_a_conversation_resumes_from_its_answers_states(family):
     prompt, cached, known = list(range(3, 160)), [], 0
     prompts = []
     for turn in range(4):
@@ -153,13 +153,13 @@ def test_a_conversation_goes_on_with_what_its_answers_left(family):
     answers = in_turn(family, prompts, max_tokens=80)
     for asked, a in zip(prompts, answers):
         assert a["usage"]["cached_tokens"] == known // BLOCK * BLOCK
-        known = len(asked) + 80 - 1  # the last token was never computed
+        known = len(asked) + 80 - 1  # the row of the last token was never computed
 
 
-# ---- what clients and operators see
+# ---- usage and metrics
 
 
-def test_usage_and_metrics_say_what_was_computed_again(tmp_path):
+def test_usage_and_metrics_report_recomputed_tokens(tmp_path):
     from test_demo_server import Server, can_serve
     if not can_serve():
         pytest.skip("built without the server")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV caches of FP8, int8 and int4 against answers that were computed with each format, what a format costs, what the options
-say, and how many tokens fit. That a request's bits do not depend on anything else is the cube's, for every format."""
+"""KV caches in FP8, int8 and int4: compared with answers computed with each format; the loss of accuracy; the options; and how
+many tokens fit. The cube tests for every format that a request's bits depend on nothing else."""
 import json
 import os
 import re
@@ -17,7 +17,7 @@ FORMATS = ["fp8", "fp8_per_token_head", "int8_per_token_head", "int8", "int4"]
 VARIANTS = {"kv": "fp8", "kv_fp8_per_token_head": "fp8_per_token_head", "kv_int8_per_token_head": "int8_per_token_head",
             "kv_int8_asym": "int8", "kv_int4_asym": "int4", "kv_fp8_scale_1": None}
 OURS = os.path.join(golden.GOLDEN, "llama-3")
-SAME_BITS = [] if golden.DEVICE == "cpu" else ["--deterministic"]  # from one run to the next
+SAME_BITS = [] if golden.DEVICE == "cpu" else ["--deterministic"]  # between two runs
 
 
 def bits(folder, *flags):
@@ -25,7 +25,7 @@ def bits(folder, *flags):
 
 
 def stored():
-    """(folder, variant) of all answers that were computed with a quantised cache."""
+    """(folder, variant) of all stored answers with a quantised cache."""
     for folder in folders():
         for variant in golden.expected(folder.values[0]).get("variants", {}):
             if variant in VARIANTS:
@@ -38,7 +38,7 @@ def variant_of(folder, name):
 
 
 class Scaled(Checkpoint):
-    """A copy whose layers have scales of keys and values."""
+    """A copy with scales of keys and values for each layer."""
 
     def give(self, n_layers, **scales):
         for name, value in scales.items():
@@ -61,8 +61,8 @@ def scaled_by_one(tmp_path_factory):
 
 @pytest.mark.parametrize("folder,variant", list(stored()))
 def test_answers_are_those_of_the_format(folder, variant, scaled_by_one):
-    """Exact arithmetic differs from the stored answers where a number lies between two codes; 16 bits move the numbers
-    themselves, as they move those answers' own."""
+    """In float32 the answers differ from the stored ones only where a value lies between two codes; in 16 bits the values
+    themselves differ, as they do in the reference's own 16-bit run."""
     v, want = variant_of(folder, variant)
     if variant == "kv_fp8_scale_1":
         folder = scaled_by_one(folder)
@@ -84,7 +84,7 @@ def test_auto_is_what_the_checkpoint_asks_for(folder):
     assert asked != bits(folder, "--kv-cache-dtype", "fp8_per_token_head")
     exact = ["--dtype", "float32"]
     assert bits(folder, *exact) == bits(folder, *exact, "--kv-cache-dtype", "float32")
-    if golden.DEVICE == "cpu":  # where inputs are rounded, too
+    if golden.DEVICE == "cpu":  # in folders whose inputs are rounded, too
         v, want = variant_of(folder, "act_kv")
         assert distance(want, scores(folder)) <= 1.5 * v["bf16_mean_error"]
 
@@ -94,8 +94,8 @@ MOST = {"fp8": 0.3, "fp8_per_token_head": 0.3, "int8_per_token_head": 0.1, "int8
 
 @pytest.mark.parametrize("family", golden.families())
 def test_every_family_answers_with_every_format(family):
-    """Beside how far log-probabilities lie from their own mean, which is what a wrong scale costs: 8 bits of integers 0.01 or
-    0.02, three of E4M3 0.05, four of int4 0.15; more where experts change."""
+    """Relative to the spread of log-probabilities, which is about the error of a wrong scale, int8 costs 0.01 to 0.02, E4M3
+    0.05 and int4 0.15; more if other experts are picked."""
     cases = [c for c in golden.expected(family)["cases"] if len(c["prompt"]) > 1]
     requests = [{"prompt_token_ids": c["prompt"], "max_tokens": 0, "prompt_logprobs": True} for c in cases]
     want = [c["prompt_logprobs"] for c in cases]
@@ -116,7 +116,7 @@ def test_one_scale_alone_serves_both(tmp_path):
     n = both.config["num_hidden_layers"]
     both, alone = both.give(n, k_scale=0.02, v_scale=0.02), alone.give(n, v_scale=0.02)
     assert bits(both, "--kv-cache-dtype", "fp8") == bits(alone, "--kv-cache-dtype", "fp8")
-    assert bits(both) == bits(OURS)  # nobody asked for it
+    assert bits(both) == bits(OURS)  # not requested
     per_head = ["--kv-cache-dtype", "fp8_per_token_head"]
     assert bits(both, *per_head) == bits(OURS, *per_head) == bits(OURS, "--kv-cache-dtype", "fp8")
 
@@ -154,7 +154,7 @@ def test_a_scheme_that_is_not_known_leaves_the_models_dtype(tmp_path):
 
 
 def block_bytes(folder, *flags):
-    """Of all KV sets, per block, as the refusal of too small a pool tells it."""
+    """Bytes per block of all KV sets, from the error about a pool that is too small."""
     said = refusal(folder, "--kv-cache-memory-bytes", "100", "--block-size", "16", *flags)
     return int(re.search(r"give (\d+) or more", said)[1]) // 2
 
@@ -167,7 +167,7 @@ def heads_of_128(tmp_path_factory):
     return copy.folder
 
 
-def test_as_many_more_tokens_fit(heads_of_128):
+def test_smaller_formats_hold_more_tokens(heads_of_128):
     dummy = ["--load-format", "dummy", "--kv-cache-dtype"]
     plain = block_bytes(heads_of_128, *dummy, "bfloat16")
     least = {"fp8": 1.9, "fp8_per_token_head": 1.9, "int8_per_token_head": 1.9, "int8": 1.9, "int4": 3.7}
@@ -175,12 +175,12 @@ def test_as_many_more_tokens_fit(heads_of_128):
         assert plain / block_bytes(heads_of_128, *dummy, kv) >= ratio, kv
 
 
-def test_with_scales_per_tensor_twice_as_many_fit(tmp_path):
+def test_with_scales_per_tensor_twice_as_many_tokens_fit(tmp_path):
     folder = Scaled(tmp_path / "model", OURS).give(golden.config(OURS)["num_hidden_layers"], k_scale=0.02, v_scale=0.02)
     assert block_bytes(folder, "--kv-cache-dtype", "bfloat16") == 2 * block_bytes(folder, "--kv-cache-dtype", "fp8")
 
 
-def test_a_draft_models_cache_follows_unless_told_otherwise():
+def test_a_draft_models_cache_has_the_targets_format_by_default():
     def bytes_of(target, draft=None):
         config = {"method": "draft_model", "model": OURS, **({"kv_cache_dtype": draft} if draft else {})}
         return block_bytes(OURS, "--kv-cache-dtype", target, "--speculative-config", json.dumps(config))
@@ -192,7 +192,7 @@ def test_a_draft_models_cache_follows_unless_told_otherwise():
 
 
 def test_a_draft_models_cache_changes_no_text():
-    """The draft is the model itself: with the target's format it is right as often as it can be."""
+    """The draft model is the target itself: with the target's format all its drafts are accepted."""
     request = [{"prompt_token_ids": list(range(5, 40)), "max_tokens": 24, "temperature": 0, "ignore_eos": True}]
     want = golden.generate(OURS, request, "--kv-cache-dtype", "int4")[0]["outputs"][0]["token_ids"]
     for draft in (None, "auto", "int8"):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of config.json in families whose layers differ (Gemma 4, GLM-4.5 and on, MiniMax-M2, Llama 4, OLMo 3, Cohere 2): what
-may be left out or said otherwise without another answer, and what is refused by name."""
+"""Keys of config.json in families whose layers differ (Gemma 4, GLM-4.5 and on, MiniMax-M2, Llama 4, OLMo 3, Cohere 2): which
+may be missing or written differently without changing the answer, and which values are refused by name."""
 import os
 
 import pytest
@@ -16,7 +16,7 @@ OWN = {"head_dim": 32, "num_key_value_heads": 1}
 
 @pytest.mark.parametrize("source, values", [
     ("gemma-4", {"rope_parameters": GONE}),
-    ("gemma-4", {"layer_types": GEMMA + [SLIDING] * 3}),  # the last one sees everything all the same
+    ("gemma-4", {"layer_types": GEMMA + [SLIDING] * 3}),  # the last layer has no window nevertheless
     ("gemma-4", {"global_head_dim": GONE, "num_global_key_value_heads": GONE, "per_layer_config": {"2": OWN, "5": OWN}}),
     ("gemma-4", {"num_kv_shared_layers": GONE, "use_double_wide_mlp": True}),
     ("gemma-4", {"use_bidirectional_attention": "vision", "tie_word_embeddings": False}),
@@ -29,7 +29,7 @@ OWN = {"head_dim": 32, "num_key_value_heads": 1}
     ("glm-4.7-flash", {"mlp_layer_types": ["dense"] + ["sparse"] * 3, "first_k_dense_replace": 2, "rope_interleave": GONE,
                        "rms_norm_eps": GONE, "routed_scaling_factor": GONE}),
     ("minimax-m2", {"rotary_dim": GONE, "partial_rotary_factor": 0.5, "rope_theta": GONE, "rms_norm_eps": GONE}),
-    ("minimax-m2", {"use_qk_norm": False, "scoring_func": "softmax"}),  # of no meaning
+    ("minimax-m2", {"use_qk_norm": False, "scoring_func": "softmax"}),  # ignored
     ("llama-4", {"no_rope_layers": GONE}),
     ("llama-4", {"no_rope_layers": [1, 1, 1, 0] * 2, "no_rope_layer_interval": 3}),
     ("llama-4", {"layer_types": ([CHUNKED] * 3 + [FULL]) * 2}),
@@ -43,7 +43,7 @@ OWN = {"head_dim": 32, "num_key_value_heads": 1}
     ("cohere-2", {"sliding_window_pattern": GONE, "layer_norm_eps": GONE, "tie_word_embeddings": GONE}),
     ("cohere-2", {"sliding_window_pattern": 3, "layer_types": ([SLIDING] * 3 + [FULL]) * 2}),
 ])
-def test_said_otherwise_it_is_the_same(source, values, tmp_path):
+def test_other_spellings_give_the_same_answer(source, values, tmp_path):
     assert scores(changed(tmp_path / "model", source, values)) == scores(os.path.join(FAMILIES, source))
 
 
@@ -68,9 +68,9 @@ def test_said_otherwise_it_is_the_same(source, values, tmp_path):
     ("cohere-2", {"logit_scale": 1.0}),
     ("cohere-2", {"layer_types": [SLIDING] * 8}),
 ])
-def test_it_matters(source, values, tmp_path):
+def test_the_key_changes_the_answer(source, values, tmp_path):
     folder = changed(tmp_path / "model", source, values)
-    if source == "gemma-4-e":  # whose file has the widths of before
+    if source == "gemma-4-e":  # its file has the old widths
         assert "shape" in run(folder).stderr
     else:
         assert scores(folder) != scores(os.path.join(FAMILIES, source))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantised folders that are broken or of a kind that is not known: one sentence that names the format and the tensor, exit
-1, never a crash."""
+"""Quantised folders that are broken or of an unknown kind: one sentence that names the format and the tensor, exit status 1,
+never a crash."""
 import os
 import struct
 
@@ -11,7 +11,7 @@ from test_checkpoint import Checkpoint, run, tokens
 
 QUANT = os.path.join(golden.ROOT, "test", "golden-quant")
 FP8, PACKED = (os.path.join(QUANT, name) for name in ("fp8-block-odd-llama", "ct-w4a16-asym-qwen3"))
-GPTQ = os.path.join(golden.SHARED, "golden-quant", "gptq-qwen2-actorder")  # skipped where it is not there
+GPTQ = os.path.join(golden.SHARED, "golden-quant", "gptq-qwen2-actorder")  # skipped if it is missing
 MODULE = "model.layers.1.mlp.down_proj"
 
 
@@ -90,7 +90,7 @@ def cases():
 def test_a_broken_quantised_folder_is_refused_in_one_sentence(source, breaks, named, also, tmp_path):
     c = Quantised(tmp_path / "model", source)
     breaks(c)
-    done = run(c.folder, "--check-weights", "off")  # which would say it of a scale first
+    done = run(c.folder, "--check-weights", "off")  # which would report a scale first
     assert done.returncode == 1, (done.returncode, done.stderr)
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
@@ -98,14 +98,14 @@ def test_a_broken_quantised_folder_is_refused_in_one_sentence(source, breaks, na
 
 
 def move_config(c, name, wrap=lambda q: q):
-    """The config as older tools write it: in a file of its own."""
+    """Moves the quantisation config to a separate file, as older tools write it."""
     with open(c.path(name), "w") as f:
         import json
         json.dump(wrap(c.config.pop("quantization_config")), f)
     c.write_config()
 
 
-def test_a_config_in_a_file_of_its_own(tmp_path):
+def test_a_separate_quantisation_config(tmp_path):
     c = Quantised(tmp_path / "model", GPTQ)
     before = tokens(c.folder, "--dtype", "float32")
 
@@ -117,8 +117,8 @@ def test_a_config_in_a_file_of_its_own(tmp_path):
     assert tokens(c.folder, "--dtype", "float32") == before
 
 
-def test_a_half_of_the_name_and_a_list_in_vain(tmp_path):
-    """Lists hold names of the model's own tree, too, and entries that fit nothing."""
+def test_names_and_entries_that_match_nothing(tmp_path):
+    """Lists of modules may use the model's own names, and have entries that match nothing."""
     c = Quantised(tmp_path / "model", FP8)
     before = tokens(c.folder, "--dtype", "float32")
     c.say(ignored_layers=["lm_head", "down", "layers.1.mlp.down", "vision_tower.*", "re:.*mlp$"])
@@ -126,7 +126,7 @@ def test_a_half_of_the_name_and_a_list_in_vain(tmp_path):
 
 
 @pytest.mark.parametrize("source", [GPTQ, FP8])
-def test_dummy_weights_need_the_config_alone(source, tmp_path):
+def test_dummy_weights_need_only_the_config(source, tmp_path):
     c = Quantised(tmp_path / "model", source)
     os.remove(c.path("model.safetensors"))
     assert len(tokens(c.folder, "--load-format", "dummy")) > 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice quantize`: the folder that it writes, read back here with numpy alone, and run; and the same
-done while loading."""
+"""`sluice quantize`: the written folder is read back with numpy, and run; and quantising while
+loading gives the same."""
 import json
 import os
 import shutil
@@ -66,7 +66,7 @@ def e4m3(codes):
 
 
 def dequantised(tensors, base):
-    """Of a module, and the largest error that its rounding may make, elementwise; by the layouts' definition."""
+    """A module's dequantised weights, and the largest rounding error of each, by the definition of the layouts."""
     scale = tensors[base + ".weight_scale"].astype("f8")
     if base + ".weight_packed" in tensors:
         packed, (rows, cols) = tensors[base + ".weight_packed"].view("<u4"), tensors[base + ".weight_shape"]
@@ -96,7 +96,7 @@ def test_each_value_is_within_half_a_step(made):
     _, out = made
     plain, ours = read(DEMO), read(out)
     modules = [n[: -len(".weight_scale")] for n in ours if n.endswith(".weight_scale")]
-    assert len(modules) == 77  # of ten layers, and of the multi-token prediction module
+    assert len(modules) == 77  # of ten layers and the multi-token prediction module
     for base in modules:
         got, bound = dequantised(ours, base)
         assert np.all(np.abs(got - plain[base + ".weight"]) <= bound), base
@@ -131,7 +131,7 @@ def test_tokens_are_those_of_quantising_while_loading(made):
 
 
 def test_the_quantised_module_drafts(made):
-    """About as often right as the plain one, and no answer changes."""
+    """It is about as often right as the unquantised one, and no answer changes."""
     _, out = made
     module = ("--speculative-config", '{"method":"mtp","num_speculative_tokens":2,"fixed":true}')
     chat = "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n"
@@ -139,7 +139,7 @@ def test_the_quantised_module_drafts(made):
                 for p in ["Tell me a story about a fox and a crow.", "Copy: 81 seven boats, a red kite", "What is 12 plus 7?"]]
 
     def answers(model, *flags):
-        """(the tokens, drafts, those of them that were right) of all."""
+        """(tokens, drafts, accepted drafts) of all requests."""
         made = golden.generate(model, requests, *flags)
         counts = (sum(a["usage"].get(k, 0) for a in made) for k in ("draft_tokens", "accepted_draft_tokens"))
         return [a["outputs"][0]["token_ids"] for a in made], *counts
@@ -151,7 +151,7 @@ def test_the_quantised_module_drafts(made):
 
 
 @pytest.mark.parametrize("family", ["deepseek-v3", "mixtral", "phi-3", "qwen2-moe", "starcoder2"])
-def test_modules_are_those_that_loading_quantises(family, tmp_path):
+def test_the_modules_are_those_that_loading_quantises(family, tmp_path):
     model, out = os.path.join(golden.GOLDEN, family), str(tmp_path / "out")
     done = quantize(model, out, "--format", "int4")
     assert done.returncode == 0, done.stderr

@@ -35,8 +35,8 @@ def test_answers_are_those_of_llama_cpp(model):
     assert [ids for ids, _ in answers] == stored
 
 
-def test_rounded_it_parts_at_near_ties_alone(model):
-    """In bf16, where the weights stay coded, against itself in float32."""
+def test_in_bf16_answers_diverge_only_at_near_ties(model):
+    """bf16, where weights stay quantised, compared with float32."""
     texts = real.prompts(10 if NIGHTLY else 4)
     exact, rounded = (real.ours(golden.SLUICE, model, texts, 16, ["--device", golden.DEVICE, "--dtype", dtype])
                       for dtype in ("float32", "bfloat16"))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every parameter of sampling through the whole program, against a model of a few lines: the frequencies of first and second
-tokens by chi-square, and the log-probabilities that come with them."""
+"""Every sampling parameter through the whole program, compared with a reference of a few lines: the frequencies of first and
+second tokens by chi-square, and their log-probabilities."""
 import json
 import math
 import os
@@ -15,7 +15,7 @@ import golden
 MODEL = os.path.join(golden.GOLDEN, "llama-3")
 VOCAB = 384
 PROMPT = [5, 6, 7, 6, 300, 6]
-DRAWS, SAMPLES = 24, 128  # requests, samples of each; sample i has seed + i, so seeds of requests lie apart
+DRAWS, SAMPLES = 24, 128  # requests, samples of each; sample i has seed + i, so the requests' seeds are far apart
 
 
 def run(requests, *flags):
@@ -26,7 +26,7 @@ def run(requests, *flags):
 
 
 def raw_logprobs(prefix):
-    """Of each id after the prefix: it is scored as the last of a prompt."""
+    """The log-probability of each id after the prefix, scored as the last token of a prompt."""
     requests = [{"prompt_token_ids": prefix + [i], "max_tokens": 0, "prompt_logprobs": True} for i in range(VOCAB)]
     return [answer["prompt_logprobs"][-1] for answer in run(requests)]
 
@@ -45,7 +45,7 @@ def banned(params, output):
 
 
 def law(params, logprobs, output):
-    """Probabilities of the next token, as the parameters are meant."""
+    """The expected probabilities of the next token under the parameters."""
     score = list(logprobs)
     for i, bias in params.get("logit_bias", {}).items():
         score[int(i)] += bias
@@ -132,8 +132,8 @@ def test_draws_follow_the_parameters(seed):
         assert len(o["token_ids"]) == 2 or stopped
 
 
-def test_logprobs_are_of_the_model_alone():
-    """Whatever the parameters make of it."""
+def test_logprobs_are_the_models_own():
+    """Independent of the sampling parameters."""
     params = {"temperature": 1.5, "top_k": 40, "logit_bias": {"5": 4.0}, "presence_penalty": 1.0, "min_p": 0.01}
     best = sorted(range(VOCAB), key=lambda i: -raw([])[i])[:3]
     for o in draw(params)[:200]:
@@ -143,8 +143,8 @@ def test_logprobs_are_of_the_model_alone():
 
 
 @pytest.mark.parametrize("penalty", [0.6, 1.3])
-def test_repetition_divides_what_is_above_zero(penalty):
-    """It looks at logits themselves, so it is told from the stored ones: a greedy token, and the odds of the rest."""
+def test_repetition_penalty_divides_positive_logits(penalty):
+    """The penalty depends on the logits themselves, which the golden folder stores: checks the greedy token and the odds of others."""
     case = next(c for c in golden.expected("llama-3")["cases"] if len(c["prompt"]) == 33)
     score = list(case["last_logits"])
     for i in set(case["prompt"]):
@@ -160,8 +160,8 @@ def test_repetition_divides_what_is_above_zero(penalty):
     assert greedy == score.index(top)
 
 
-def test_min_tokens_gives_way_to_what_is_allowed():
-    """Where only stop ids are allowed, they are drawn before their time, and end the text at it; never another id."""
+def test_min_tokens_yields_to_allowed_ids():
+    """If only stop ids are allowed, they are drawn before min_tokens, and end the text once min_tokens is reached."""
     eos = json.load(open(os.path.join(MODEL, "config.json")))["eos_token_id"]
     for temperature in (0, 1):
         asked = {"prompt_token_ids": PROMPT, "max_tokens": 4, "min_tokens": 2, "temperature": temperature, "n": 8}
@@ -181,19 +181,19 @@ COUNTED = ("preemptions", "draft_tokens", "accepted_draft_tokens")
                                           (["--speculative-config", NGRAM], COUNTED[1:]),
                                           (["--speculative-config", DRAFT], COUNTED[1:])],
                          ids=["few lanes", "few blocks", "n-grams", "draft model"])
-def test_a_seed_says_the_same_whatever_goes_on(way, happens):
-    few = {"allowed_token_ids": list(range(8))}  # so that there is something to copy
+def test_a_seed_gives_the_same_text_in_any_company(way, happens):
+    few = {"allowed_token_ids": list(range(8))}  # repetitive, so that n-gram lookup finds drafts
     requests = [{"prompt_token_ids": PROMPT + [i], "max_tokens": 20, "seed": i, "n": 4, "logprobs": 2, "ignore_eos": True,
                  "repetition_penalty": 1.2, **(few if i % 4 == 0 else {}), **random_params(i)} for i in range(12)]
-    base = ["--deterministic", "--block-size", "16"]  # a few blocks are few tokens on any device
+    base = ["--deterministic", "--block-size", "16"]  # few blocks, so that sequences are preempted
     got = [run(requests, *base, *flags) for flags in ([], way)]
     assert [a["outputs"] for a in got[0]] == [a["outputs"] for a in got[1]]
     for what in COUNTED:
         assert [sum(a["usage"][what] for a in answers) > 0 for answers in got] == [False, what in happens], what
 
 
-def test_a_temperature_of_nearly_nothing_is_greedy():
-    """Divided by it, scores must not pass what a float holds: then every token would be as likely."""
+def test_a_tiny_temperature_is_greedy():
+    """Scores divided by it must not overflow a float, or all tokens would be equally likely."""
     asked = {"prompt_token_ids": PROMPT, "max_tokens": 12, "seed": 3}
     ways = [{}, {"top_p": 0.9}, {"min_p": 0.1, "top_k": 7}, {"repetition_penalty": 1.2}]
     for way in ways:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""configs/shapes: each has as many weights as its name says, and its keys are understood: shrunk, with the ratios that it
-has, it runs. A family that has no row in engine/model yet is skipped."""
+"""configs/shapes: each has the number of weights in its name, and the engine reads all its keys: scaled down with the same
+ratios, it runs. Families without a row in engine/model are skipped."""
 import importlib.machinery
 import importlib.util
 import json
@@ -58,7 +58,7 @@ def shrunk(c):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_size_is_in_its_name(name):
+def test_the_size_matches_the_name(name):
     billions = float(re.search(r"-([\d.]+)b(?:-|$)", name)[1])
     total, always, single, n_sparse = bench_shapes().weights(shape(name))
     assert abs(total / 1e9 / billions - 1.0) < 0.08, total
@@ -69,7 +69,7 @@ def test_its_size_is_in_its_name(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_keys_are_understood(name, tmp_path):
+def test_the_keys_are_read(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(shrunk(shape(name))))
     command = [SLUICE, "bench-engine", str(tmp_path), "--load-format", "dummy", "--device", "cpu", "--batch", "2",
                "--context", "40", "--steps", "2", "--max-num-batched-tokens", "64", "--max-model-len", "256"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: long
-"""Speculation through the engine: laws, bonus tokens, what a stop inside an accepted run leaves, and what is refused."""
+"""Speculation through the engine: distributions, bonus tokens, stops inside accepted drafts, and refused options."""
 
 import functools
 import itertools
@@ -31,9 +31,9 @@ def draft(model, **keys):
 PROPOSERS = {"ngram": config(method="ngram", prompt_lookup_min=1), "stranger": draft(STRANGER), "own": draft(OWN)}
 
 
-@functools.cache  # the runs without a draft, and those of one alone, are what several tests compare with
+@functools.cache  # several tests compare with the runs without drafts, and with those of a single request
 def joint_counts(n, *flags, **more):
-    """How often each run of tokens comes, of n samples with four choices at each place."""
+    """Counts of each sequence of tokens in n samples, with four allowed tokens at each position."""
     requests = [{"prompt_token_ids": [5, 9, 13, 5, 9], "max_tokens": 3, "temperature": 1.3, "top_p": 0.95, "n": 100,
                  "allowed_token_ids": [20, 30, 40, 50],
                  "seed": 1000 * i, "ignore_eos": True, **more} for i in range(n // 100)]
@@ -48,7 +48,7 @@ def joint_counts(n, *flags, **more):
 
 
 def chi_square(a, b):
-    """Two samples of equal size: the statistic and its degrees of freedom, over cells of at least 8 in both."""
+    """Chi-square of two samples of equal size: the statistic and its degrees of freedom, over cells with at least 8 in both."""
     cells = [(a.get(k, 0), b.get(k, 0)) for k in set(a) | set(b)]
     large = [(x, y) for x, y in cells if x + y >= 16]
     rest = [sum(x for x, y in cells if x + y < 16), sum(y for x, y in cells if x + y < 16)]
@@ -63,7 +63,7 @@ def test_probabilistic_rejection_keeps_the_joint_law(model):
     judged, accepted = joint_counts(n, *draft(model, rejection_sample_method="probabilistic", num_speculative_tokens=2))
     value, freedom = chi_square(plain, judged)
     assert freedom > 20 and accepted > n / 20
-    # A draft that is the target draws the plain run's tokens, and all of them stand.
+    # The target as its own draft model draws the plain run's tokens, so all are accepted.
     assert (plain == judged) == (model == OWN)
     assert value < freedom + 4 * (2 * freedom) ** 0.5, (value, freedom)  # four deviations
 
@@ -79,11 +79,11 @@ def test_probabilistic_rejection_of_trees_keeps_the_joint_law(model, shape):
     plain, _ = joint_counts(n, **flat)
     judge = {"model": model, "rejection_sample_method": "probabilistic"}
     _, one = joint_counts(n, *config(method="draft_model", num_speculative_tokens=2, **judge), **flat)
-    few = ("--max-num-seqs", "8")  # so that each has its whole tree
+    few = ("--max-num-seqs", "8")  # so that each sequence has its whole tree
     judged, accepted = joint_counts(n, *config(method="tree", **judge, **TREES[shape]), *few, **flat)
     value, freedom = chi_square(plain, judged)
     assert freedom > 20 and value < freedom + 4 * (2 * freedom) ** 0.5, (value, freedom)  # four deviations
-    # Where siblings are tried too, more is accepted than of a chain; a draft that is the target is never wrong.
+    # With siblings more is accepted than with a chain; the target as its own draft model is never wrong.
     assert accepted == one if model == OWN else accepted > 1.2 * one, (accepted, one)
 
 
@@ -97,7 +97,7 @@ def test_a_draft_that_is_the_target_gives_k_plus_one_tokens_a_step():
 
 @pytest.mark.parametrize("how", PROPOSERS)
 def test_a_stop_inside_an_accepted_run_cuts_there(how):
-    """An end at each place of a run: nothing after it is returned or counted, and none is left out."""
+    """A stop at each position of accepted drafts: nothing after it is returned or counted, and nothing before it is lost."""
     request = {"prompt_token_ids": [7, 8, 9, 7, 8, 9, 7, 8], "temperature": 0, "max_tokens": 24, "ignore_eos": True}
     whole = golden.generate(TARGET, [request])[0]["outputs"][0]["token_ids"]
     asks = [{**request, "stop_token_ids": [t]} for t in whole[:16]]
@@ -110,7 +110,7 @@ def test_a_stop_inside_an_accepted_run_cuts_there(how):
 
 
 @pytest.mark.parametrize("how", PROPOSERS)
-def test_a_seed_gives_its_text_alone_and_among_64(how):
+def test_a_seed_gives_the_same_text_alone_and_among_64(how):
     one = {"prompt_token_ids": [11, 12, 13], "temperature": 0.9, "seed": 77, "max_tokens": 20, "ignore_eos": True}
     crowd = [{**one, "prompt_token_ids": [11 + i, 12, 13, 14][: 1 + i % 4], "seed": i} for i in range(63)]
     alone = golden.generate(TARGET, [one])[0]["outputs"]
@@ -120,8 +120,8 @@ def test_a_seed_gives_its_text_alone_and_among_64(how):
 
 @pytest.mark.parametrize("length, lanes", [(1, 64), (2, 32), (9, 8), (15, 8)])
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "tree"])
-def test_what_passes_cost_is_measured_within_the_shortest_context(method, length, lanes):
-    """Many rows over few lanes would lie after its end."""
+def test_passes_are_measured_within_the_shortest_context(method, length, lanes):
+    """Many rows in few lanes would exceed the context."""
     keys = {"method": method, **({} if method == "ngram" else {"model": OWN})}
     done = subprocess.run([*golden.RUN, OWN, "--json", "--max-model-len", str(length), "--max-num-seqs", str(lanes),
                            "--speculative-config", json.dumps(keys)], input='{"prompt_token_ids": [5], "max_tokens": 0}\n', capture_output=True, text=True)
@@ -147,7 +147,7 @@ TASKS = ("copy", "json", "steps", "word problem", "reverse", "list", "sluice", "
 
 
 def questions(n):
-    """Held-out cases of the demo model, as its template writes them."""
+    """Held-out cases of the demo model, rendered by its template."""
     sys.path.insert(0, os.path.join(golden.ROOT, "scripts/train_demo"))
     import corpus
 
@@ -168,7 +168,7 @@ def answers_without():
 
 
 @pytest.mark.parametrize("how, k", share(itertools.product(["ngram", "draft", "tree"], range(1, 9)), 0, of=4))
-def test_answers_are_those_without_at_every_depth(how, k, answers_without):
+def test_every_depth_gives_the_answers_without_drafts(how, k, answers_without):
     keys = {"ngram": {"method": "ngram", "prompt_lookup_min": 1}, "draft": {"method": "draft_model", "model": DEMO_DRAFT},
             "tree": {"method": "tree", "model": DEMO_DRAFT, "tree_nodes": 64}}[how]
     odd = ["--max-num-batched-tokens", "97"] if k % 2 else ["--no-enable-prefix-caching"]
@@ -181,22 +181,22 @@ def test_answers_are_those_without_at_every_depth(how, k, answers_without):
 
 
 def costs(text, what):
-    """Microseconds of passes of 1, 2, 4, 8 and 16 rows, as the engine measured them at its start."""
+    """Microseconds of passes of 1, 2, 4, 8 and 16 rows, as measured by the engine at startup."""
     line = next(line for line in text.splitlines() if f"speculation: a pass of the {what}," in line)
     return [float(n) for n in line.rpartition("rows: ")[2].removesuffix(" us").split(" / ")]
 
 
 def gain(text):
-    """How much faster two sequences are with a draft of one token that is always right."""
+    """The gain of two sequences from one draft token that is always right."""
     model, draft = costs(text, "model"), costs(text, "draft model")
     return 2 * model[1] / (model[2] + draft[1])
 
 
 @pytest.mark.parametrize("method", ["draft_model", "tree"])
-def test_measuring_what_passes_cost_leaves_the_draft_model_as_it_was(method):
-    """Without `fixed`: passes of up to 128 rows have run before, whatever the number of sequences. Where even a draft
-    that is always right hardly pays, as on a GPU for a model this small or where other programs ran while passes were
-    measured, nothing need be drafted."""
+def test_measuring_passes_does_not_affect_the_draft_model(method):
+    """Without `fixed`, passes of up to 128 rows have run before, whatever the number of sequences. If even a draft that is
+    always right hardly pays (a model this small on a GPU, or other programs running during the measurement), the engine may
+    draft nothing."""
     keys = {"method": method, "model": DEMO_DRAFT, "num_speculative_tokens": 4}
     asks = "".join(json.dumps({**q, "temperature": 0}) + "\n" for q in questions(40))
     done = subprocess.run([*golden.RUN, DEMO, "--json", "--log-level", "debug", "--max-num-seqs", "2",
@@ -225,7 +225,7 @@ def test_a_draft_with_another_vocabulary_is_refused():
         assert "one draft model" in refused(*config(method="tree", rejection_sample_method="probabilistic", **more))
 
 
-def test_only_what_measures_speed_makes_up_text(tmp_path):
+def test_synthetic_acceptance_is_only_for_measurements(tmp_path):
     half = config(method="draft_model", model=OWN, rejection_sample_method="synthetic", synthetic_acceptance_rate=0.5,
                   num_speculative_tokens=1)
     for command in (["serve", OWN, "--port", "0"], ["generate", OWN, "hello"]):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of config.json in families whose layers keep a state: what may be left out or said otherwise without another answer,
-and what is refused by name."""
+"""Keys of config.json in families whose layers keep a state: which may be missing or written differently without changing the
+answer, and which values are refused by name."""
 import json
 import os
 
@@ -24,7 +24,7 @@ def words(source):
 
 
 def kimi(**more):
-    """What transformers 5 saves in the place of linear_attn_config."""
+    """The keys that transformers 5 saves instead of linear_attn_config."""
     linear = text("kimi-linear")["linear_attn_config"]
     types = [FULL if i + 1 in linear["full_attn_layers"] else LINEAR for i in range(text("kimi-linear")["num_hidden_layers"])]
     return {"linear_attn_config": GONE, "layer_types": types, "linear_head_dim": linear["head_dim"],
@@ -50,12 +50,12 @@ SAME = {
     "ling by layer": lambda: ("ling-3", {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 6, "first_k_dense_replace": GONE}),
     "nemotron words": lambda: ("nemotron-3-nano", {
         "hybrid_override_pattern": GONE, "num_hidden_layers": GONE, "layers_block_type": words("nemotron-3-nano")}),
-    "nemotron proj bias": lambda: ("nemotron-nano-2", {"mamba_proj_bias": True}),  # of no meaning: use_bias is asked
+    "nemotron proj bias": lambda: ("nemotron-nano-2", {"mamba_proj_bias": True}),  # ignored: use_bias decides
 }
 
 
 @pytest.mark.parametrize("which", SAME)
-def test_said_otherwise_it_is_the_same(which, tmp_path):
+def test_other_spellings_give_the_same_answer(which, tmp_path):
     source, values = SAME[which]()
     assert scores(changed(tmp_path / "model", source, values)) == scores(os.path.join(FAMILIES, source))
 
@@ -66,7 +66,7 @@ def test_said_otherwise_it_is_the_same(which, tmp_path):
     ("ling-3", {"num_expert_group": 2, "n_group": GONE}),
     ("ling-3", {"kda_safe_gate": False}),
 ])
-def test_it_matters(source, values, tmp_path):
+def test_the_key_changes_the_answer(source, values, tmp_path):
     assert scores(changed(tmp_path / "model", source, values)) != scores(os.path.join(FAMILIES, source))
 
 
@@ -75,7 +75,7 @@ def test_it_matters(source, values, tmp_path):
     ("nemotron-nano-2", {"time_step_limit": [0.0, 0.9]}, ["time_step_limit"]),
     ("nemotron-nano-2", {"time_step_limit": [0.1, None]}, ["time_step_limit"]),
     ("nemotron-nano-2", {"time_step_min": 0.1}, ["time_step_min"]),
-    ("nemotron-nano-2", {"use_bias": True}, ["in_proj.bias"]),  # read, and the file has none
+    ("nemotron-nano-2", {"use_bias": True}, ["in_proj.bias"]),  # read, but missing in the file
     ("bamba", {"partial_rotary_factor": 0.75}, ["partial_rotary_factor"]),
     ("nemotron-3-super", {"mlp_bias": True}, ["fc1_latent_proj.bias"]),
     ("nemotron-nano-2", {"hybrid_override_pattern": "M-M-M-M-M-"}, ["no layer has attention"]),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our tokenizer against Hugging Face's: every vector, through `sluice tokenize`.
+"""Our tokenizer compared with Hugging Face's: all vectors, through `sluice tokenize`.
 
-test/tokenizers/ holds small tokenizers of our own with vectors from the library; $SLUICE_SHARED
-(default ../shared) those of real models, where this checkout has them."""
+test/tokenizers/ has our own small tokenizers with vectors from the library; $SLUICE_SHARED
+(default ../shared), if present, those of real models."""
 import gzip
 import hashlib
 import json
@@ -19,7 +19,7 @@ TOK = SHARED / "tok"
 
 
 def run(directory, lines, *options):
-    """One process for all lines: its answers."""
+    """The answers of one process to all lines."""
     if not lines:
         return []
     text = "\n".join(json.dumps(line) for line in lines) + "\n"
@@ -38,8 +38,8 @@ def unpack(path, tmp):
 
 
 def without_special_ids(directory):
-    """ids_nospecial was made with a tokenizer that lacks the special tokens, whose other added
-    tokens therefore have other ids. This leads back from those to the real ones."""
+    """ids_nospecial was made with a tokenizer without the special tokens, whose other added
+    tokens therefore have other ids. Maps those to the real ones."""
     j = json.loads((directory / "tokenizer.json").read_text() if directory.is_dir()
                    else directory.read_text())
     vocab = j["model"]["vocab"]
@@ -100,15 +100,15 @@ def test_own(path):
     check_vectors(path.parent / vectors["tokenizer_file"], vectors)
 
 
-# What Hugging Face's library (0.23) makes of "a日b<|begin|>本" where the model's ids have a gap, 700, so that the first new
-# token's id is that of the model's own "<|begin|>".
+# The ids of Hugging Face's library (0.23) for "a日b<|begin|>本" if the model's ids have a gap, 700, so that the first added
+# token gets the id of the model's own "<|begin|>".
 GAPS = [(["日", "<|begin|>"], [68, 166, 249, 102, 69, 701, 166, 254, 109]),
         (["日", "本", "<|begin|>"], [68, 166, 249, 102, 69, 701, 702]),
         (["<|begin|>", "日"], [68, 701, 69, 31, 95, 69, 72, 74, 272, 95, 33, 166, 254, 109])]
 
 
 @pytest.mark.parametrize("added, ids", GAPS, ids=lambda v: "-".join(map(str, v[:2])))
-def test_a_token_whose_id_a_later_one_took_is_found_nowhere(added, ids, tmp_path):
+def test_a_token_whose_id_was_reassigned_is_never_found(added, ids, tmp_path):
     j = json.loads((ROOT / "test/tokenizers/gpt2.json").read_text())
     assert sorted(j["model"]["vocab"].values()) == list(range(700))
     j["model"]["vocab"]["<|begin|>"] = 701

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token trees on real arithmetic: every sampling parameter on every path, and a model that drafts for itself."""
+"""Token trees with real models: every sampling parameter on every path, and a model that drafts for itself."""
 import json
 import os
 import shutil
@@ -32,7 +32,7 @@ def prompt(i, n):
     return [3 + (7 * i + 13 * k * k) % 370 for k in range(n)]
 
 
-@pytest.mark.parametrize("shape", ["chain", "static", "wide"])  # the budget of the others may go into the width
+@pytest.mark.parametrize("shape", ["chain", "static", "wide"])  # the node budget of the others may be used for width
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_a_model_that_drafts_for_itself_gives_depth_plus_one_tokens_a_step(shape, temperature):
     request = {"prompt_token_ids": prompt(1, 21), "max_tokens": 25, "temperature": temperature, "seed": 5,
@@ -42,7 +42,7 @@ def test_a_model_that_drafts_for_itself_gives_depth_plus_one_tokens_a_step(shape
 
 
 def requests():
-    """What is judged at each position: bans, penalties, bias, least lengths, and ends."""
+    """Parameters that act at each position: bans, penalties, bias, minimum lengths and stops."""
     base = {"max_tokens": 40, "logprobs": 3}
     kinds = [
         {"temperature": 0, "repetition_penalty": 1.3},
@@ -72,7 +72,7 @@ def plain():
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("how", [golden.TWO_THREADS, ["--num-gpu-blocks-override", "20", "--max-model-len", "128"],
                                  ["--tensor-parallel-size", "2"]])
-def test_parameters_count_along_every_path(shape, how, plain):
+def test_parameters_apply_along_every_path(shape, how, plain):
     if "--tensor-parallel-size" in how and not golden.EXACT_RANKS:
         pytest.skip("sums of GPUs have bits of their own")
     answers = golden.generate(FAMILY, requests(), *SHAPES[shape], *how)
@@ -84,7 +84,7 @@ def test_parameters_count_along_every_path(shape, how, plain):
 
 
 def spoiled(family, folder, noise=0.08):
-    """The family's own model with noise in its weights: right now and then, and so is its second guess."""
+    """The family's own model with noisy weights: sometimes right, and so is its second guess."""
     np = pytest.importorskip("numpy")
     shutil.copytree(os.path.join(golden.GOLDEN, family), folder)
     rng = np.random.default_rng(5)
@@ -104,7 +104,7 @@ def spoiled(family, folder, noise=0.08):
 
 @pytest.mark.parametrize("family", golden.families())
 def test_paths_off_the_spine_have_the_bits_of_a_plain_run(family, tmp_path):
-    """Every family, on the device under test; a draft that is half right, so that siblings are accepted."""
+    """Every family, on the tested device, with a draft model that is right half of the time, so that siblings are accepted."""
     model = spoiled(family, tmp_path / "spoiled")
     how = ["--deterministic", "--max-model-len", "256", "--num-gpu-blocks-override", "300"]
     some = [{"prompt_token_ids": prompt(i, 5 + 9 * i), "max_tokens": 24, "logprobs": 2, "ignore_eos": True, "seed": i,
@@ -118,7 +118,7 @@ def test_paths_off_the_spine_have_the_bits_of_a_plain_run(family, tmp_path):
 
 
 @pytest.mark.parametrize("how", [{"method": "draft_model"}, {"method": "tree"}])
-def test_a_draft_may_be_made_for_shorter_texts(how, tmp_path):
+def test_a_draft_model_may_have_a_shorter_context(how, tmp_path):
     short = tmp_path / "short"
     shutil.copytree(OWN, short)
     config = json.loads((short / "config.json").read_text())

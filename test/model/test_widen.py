@@ -15,8 +15,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 WIDEN = os.path.join(ROOT, "scripts/train_demo/widen.py")
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="widen.py needs numpy")
 QUESTION = "<|im_start|>user\nWrite a story about a fox and a lamp.<|im_end|>\n<|im_start|>assistant\n"
-# Every way in which the 8B's shape differs, but small: 4 times the width and heads, twice the head size, two layers
-# more, and ids that must never be drawn.
+# All differences of the 8B's shape, but small: 4 times the width and heads, twice the head size, two more layers, and
+# ids that must never be drawn.
 MODELS = {"demo": ["--shape", "small"], "demo-draft": ["--shape", "draft", "--vocab", "4224"]}
 
 
@@ -41,7 +41,7 @@ def wide(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_engine_scores_a_prompt_alike(wide, name):
+def test_the_engine_gives_a_prompt_the_same_scores(wide, name):
     ask = {"prompt": QUESTION * 3, "max_tokens": 0, "prompt_logprobs": True}
     have = generate(wide[name], ask)["prompt_logprobs"]
     want = generate(os.path.join(ROOT, "models", name), ask)["prompt_logprobs"]
@@ -49,7 +49,7 @@ def test_the_engine_scores_a_prompt_alike(wide, name):
     assert max(abs(a - b) for a, b in zip(have[1:], want[1:])) < 1e-3
 
 
-def test_text_is_that_of_the_small_model_with_and_without_its_draft(wide):
+def test_the_text_equals_the_small_models_with_and_without_drafts(wide):
     ask = {"prompt": QUESTION, "max_tokens": 96, "temperature": 0}
     want = generate(os.path.join(ROOT, "models/demo"), ask)["outputs"][0]["token_ids"]
     assert generate(wide["demo"], ask)["outputs"][0]["token_ids"] == want

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/soak, scripts/chaos and scripts/fuzz_long in short; `make nightly` has them for longer."""
+"""Short runs of scripts/soak, scripts/chaos and scripts/fuzz_long; longer ones in `make nightly`."""
 import csv
 import os
 import subprocess
@@ -20,7 +20,7 @@ def run(script, *args, env=None):
     return p.returncode, p.stdout
 
 
-def test_a_short_soak_is_flat_and_right():
+def test_a_short_soak_finds_no_leak_and_no_wrong_answer():
     seconds, prompts = (1800, 120) if NIGHTLY else (5, 10)
     rc, said = run("soak", "--seconds", seconds, "--phase", seconds / 3 if not NIGHTLY else 60, "--prompts", prompts, "--seed", 5)
     assert rc == 0, said[-3000:]
@@ -28,7 +28,7 @@ def test_a_short_soak_is_flat_and_right():
 
 @pytest.mark.parametrize("scenario,rounds", [("kill", 3), ("freeze", 1), ("descriptors", 1), ("memory", 1), ("disk", 1), ("partition", 1),
                                              ("clock", 2)])
-def test_a_short_trouble_is_survived(scenario, rounds):
+def test_short_faults_are_survived(scenario, rounds):
     if SANITIZED and scenario == "memory":
         pytest.skip("a sanitizer needs address space")
     length = ("--rounds", 20 * rounds) if NIGHTLY else ("--rounds", rounds, "--prompts", 10)
@@ -39,7 +39,7 @@ def test_a_short_trouble_is_survived(scenario, rounds):
 
 
 def test_executions_of_fuzzers_add_up(tmp_path):
-    """Without clang, which would first build everything once more, and with the programs that are there."""
+    """Without clang, which would need a separate build of everything, and with the programs that are built already."""
     tree = os.environ.get("SLUICE_BUILD", "build/release")
     total = tmp_path / "total.csv"
     for runs in (1, 2):

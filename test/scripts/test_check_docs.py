@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/check_docs.sh: what the READMEs name exists, and what does not is told."""
+"""scripts/check_docs.sh: all paths in the documents exist, and missing ones are reported."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ def check(*files):
     return subprocess.run(["scripts/check_docs.sh", *map(str, files)], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_all_of_the_tree_is_right():
+def test_the_tree_passes():
     done = check()
     assert done.returncode == 0, done.stdout
 
@@ -24,7 +24,7 @@ def test_all_of_the_tree_is_right():
     "    `engine/absent.h` in a block of code",
     "```\n`engine/absent.h`\n```",
 ])
-def test_what_is_right_passes(tmp_path, text):
+def test_existing_paths_pass(tmp_path, text):
     page = tmp_path / "page.md"
     page.write_text(text + "\n")
     done = check(page)
@@ -38,7 +38,7 @@ def test_what_is_right_passes(tmp_path, text):
     ("[page](absent.md)", "absent.md is a link to nothing"),
     ("[page](../absent.md#part)", "../absent.md#part is a link to nothing"),
 ])
-def test_what_is_not_there_is_told(tmp_path, text, told):
+def test_missing_paths_are_reported(tmp_path, text, told):
     page = tmp_path / "page.md"
     page.write_text(text + "\n")
     done = check(page)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/results: its data have one form, and the picture is what scripts/plot_results makes of them."""
+"""docs/results: all data have the same columns, and the picture is the output of scripts/plot_results."""
 
 import csv
 import glob
@@ -25,7 +25,7 @@ def test_every_row_has_a_machine_a_figure_and_a_command():
                 assert not row[key] or float(row[key]) > 0, (path, row)
 
 
-def test_the_picture_is_of_these_data(tmp_path):
+def test_the_picture_matches_the_data(tmp_path):
     out = tmp_path / "results.svg"
     subprocess.run([os.path.join(ROOT, "scripts", "plot_results"), "-o", str(out)], check=True)
     with open(os.path.join(ROOT, "docs", "results.svg"), "rb") as f:
@@ -33,7 +33,7 @@ def test_the_picture_is_of_these_data(tmp_path):
     assert out.stat().st_size < 60000
 
 
-def test_a_row_that_is_missing_is_told(tmp_path):
+def test_a_missing_row_is_reported(tmp_path):
     os.mkdir(tmp_path / "scripts")
     shutil.copy(os.path.join(ROOT, "scripts", "plot_results"), tmp_path / "scripts")
     shutil.copytree(os.path.join(ROOT, "docs"), tmp_path / "docs")

@@ -14,6 +14,8 @@
 #include "engine/base/mem.h"
 #include "engine/base/queue.h"
 #include "engine/engine.h"
+#include "engine/info.h"
+#include "engine/options.h"
 #include "server/cli/commands.h"
 
 #include <pthread.h>

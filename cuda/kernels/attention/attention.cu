@@ -7,7 +7,7 @@ enum { JOIN_WARPS = 8, JOIN_BLOCKS_PER_SM = 2, JOIN_AHEAD = 8 };
 
 /* Joins the slots of one row and head into the output; each lane has four columns. JOIN_AHEAD slots
  * are loaded at a time, because loading them one by one would cost a full memory latency each. The
- * code is kept small: every launch fetches it anew, and that takes longer than running it. */
+ * code is kept small: every launch fetches it again, and that takes longer than running it. */
 template <typename T>
 __device__ __forceinline__ void join_row(const struct attention_params &p, struct attention_row row,
                                          int r, int h, int column)

@@ -71,37 +71,6 @@ __device__ __forceinline__ uint32_t transposed(uint32_t x)
     return y;
 }
 
-__device__ __forceinline__ uint32_t address_in(const void *shared, uint32_t block)
-{
-    uint32_t there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;"
-        : "=r"(there)
-        : "r"(smem_address(shared)), "r"(block));
-    return there;
-}
-
-/* Stores two values in another block of the cluster; that block's barrier counts the bytes. Both
- * addresses come from address_in. */
-__device__ __forceinline__ void store_in(uint32_t to, uint32_t bar, float a, float b)
-{
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 "
-                 "[%0], {%1, %2}, [%3];" ::"r"(to),
-                 "f"(a), "f"(b), "r"(bar)
-                 : "memory");
-}
-
-/* Called by all threads: this block has started and its barrier exists, and the same is true of the
- * other blocks of the cluster. It orders no data. */
-__device__ __forceinline__ void cluster_begun()
-{
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void cluster_wait()
-{
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 template <typename T> __device__ __forceinline__ float2 unpack(uint32_t v);
 template <> __device__ __forceinline__ float2 unpack<bf16_t>(uint32_t v)
 {

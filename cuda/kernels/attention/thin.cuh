@@ -192,7 +192,8 @@ template <typename T, int NB> struct thin_computer {
     }
 
     /* Processes keys [lo, hi) of the unit in ring order: K0 K1 V0 K2 V1 ... No part is unrolled
-     * into a second copy: every launch fetches the code anew, which took longer than running it. */
+     * into a second copy: every launch fetches the code again, which took longer than running it.
+     */
     __device__ __forceinline__ void run(const struct attention_unit &u)
     {
 #pragma unroll 1

@@ -13,8 +13,8 @@ template <int STAGES> struct band_ring {
     uint64_t full_w[STAGES], full_x[STAGES], empty[STAGES];
 };
 
-/* A cluster's walk: its bands, which are one grid of clusters apart, box of K after box, and the
- * ring position. */
+/* The order in which a cluster works: every n-th band, if there are n clusters, and for each band
+ * the boxes along K; with the position in the ring. */
 template <int CLUSTER, int STAGES> struct band_walk {
     int32_t band = (int32_t)blockIdx.x / CLUSTER, box = 0;
     int slot = 0;

@@ -142,6 +142,38 @@ __device__ __forceinline__ uint32_t cluster_rank()
     return rank;
 }
 
+/* Where the same variable lies in block `block` of the cluster. */
+__device__ __forceinline__ uint32_t address_in(const void *shared, uint32_t block)
+{
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;"
+        : "=r"(there)
+        : "r"(smem_address(shared)), "r"(block));
+    return there;
+}
+
+/* Stores two values in another block of the cluster; that block's barrier counts the bytes. Both
+ * addresses come from address_in. */
+__device__ __forceinline__ void store_in(uint32_t to, uint32_t bar, float a, float b)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 "
+                 "[%0], {%1, %2}, [%3];" ::"r"(to),
+                 "f"(a), "f"(b), "r"(bar)
+                 : "memory");
+}
+
+/* Called by all threads: this block has started and its barrier exists, and the same is true of the
+ * other blocks of the cluster. It orders no data. */
+__device__ __forceinline__ void cluster_begun()
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 __device__ __forceinline__ void barrier_wait(uint64_t *bar, uint32_t parity)
 {
     asm volatile("{\n"

@@ -202,7 +202,10 @@ __device__ __forceinline__ uint32_t kv_e4m3_of(float x)
     const uint32_t a = min(u & 0x7fffffffu, 0x43e00000u);
     const uint32_t normal = ((a + 0x7ffffu + (a >> 20 & 1u)) >> 20) - (120u << 3);
     const uint32_t small = __float_as_uint(__fadd_rn(__uint_as_float(a), 16384.0f)) - 0x46800000u;
-    return x != x ? 0x7fu : sign | (a < 0x3c800000u ? small : normal);
+    if (x != x) {
+        return 0x7fu;
+    }
+    return sign | (a < 0x3c800000u ? small : normal);
 }
 
 /* The code of a value, given the scale s. */

@@ -36,7 +36,7 @@ __device__ __forceinline__ void pdl_trigger()
 }
 
 /* 90 or more: the PDL attribute is set. Queried once per process, because all devices of a process
- * are alike. */
+ * are equal. */
 static inline int launch_sm()
 {
     static const int sm = [] {

@@ -51,7 +51,8 @@ struct four_params {
  * GROUPS: computing warpgroups. */
 template <enum dtype CODE, int PER_GROUP, int N, int GROUPS> struct four_shape {
     static constexpr int TILES = GROUPS * 4;
-    static constexpr int CHUNKS = N <= (PER_GROUP == 4 ? 32 : 16) ? 4 : 2; // per stage
+    static constexpr int FEW_ROWS = PER_GROUP == 4 ? 32 : 16;
+    static constexpr int CHUNKS = N <= FEW_ROWS ? 4 : 2;  // per stage
     static constexpr int SCALES = PER_GROUP == 4 ? 1 : 4; // the most scales of a feature in a stage
     static constexpr int SCALE_BYTES = CODED_ROWS * SCALES * (CODE == DT_E2M1 ? 1 : 4);
     static constexpr int ZERO_BYTES = CODE == DT_U4 ? CODED_ROWS * SCALES : 0;

@@ -364,7 +364,7 @@ static cudaError_t launch_small(cudaStream_t stream, const struct gemm_args *a, 
               bytes = stage_of<N>::bytes(p.x_rows);
     const int smem = p.x_rows > 8 ? SMEM_MORE : SMEM_FEW;
     p.n_stages = (smem - spare - 256) / (bytes + 16);
-    p.n_prefetch = p.x_rows > 8 ? p.n_stages : 0; // measured: with fewer rows it only costs
+    p.n_prefetch = p.x_rows > 8 ? p.n_stages : 0; // measured: slower with fewer rows
     const int n_bands = (p.n_out + STEP - 1) / STEP;
     const dim3 grid((unsigned)(n_bands < n_sms ? n_bands : n_sms)), block(THREADS);
     return launch(kernel, grid, block, (size_t)smem, stream, p, w_map, x_map);

@@ -149,7 +149,10 @@ __global__ void __launch_bounds__(WM *WN * 32)
             return n0 + j < p.ffn ? n0 + j : -1;
         }
         const int n = n0 + (j >> 4) * 8 + (j & 7);
-        return n < p.ffn ? (j & 8 ? p.ffn + n : n) : -1;
+        if (n >= p.ffn) {
+            return -1;
+        }
+        return j & 8 ? p.ffn + n : n;
     };
     tile.run((T *)smem, p.hidden,
              [&](int i) {

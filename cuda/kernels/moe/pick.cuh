@@ -124,8 +124,10 @@ __device__ static void keep_groups(float *choice, const struct route_params &p, 
 __device__ __forceinline__ uint32_t ordered(float x)
 {
     const uint32_t bits = __float_as_uint(x + 0.0f); // one zero
-    const bool any = x > -INFINITY;
-    return any ? (bits & 0x80000000u ? ~bits : bits | 0x80000000u) : 0u;
+    if (!(x > -INFINITY)) {
+        return 0;
+    }
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
 /* The expert of the warp's highest key, the lowest of them in a tie, whose key becomes 0; expert 0
@@ -162,7 +164,7 @@ struct pick {
 
 /* Lane j's pick number j of the row whose scores are `in`, for experts up to 32 * EACH. The warp's
  * shared memory holds the weights of the picks (`score`) and the values they are ranked by
- * (`choice`). Loops are short code rather than unrolled: it is fetched anew by every launch. */
+ * (`choice`). Loops are short code rather than unrolled: every launch fetches it again. */
 template <int EACH>
 __device__ __forceinline__ struct pick pick_row(const float *in, const float *correction,
                                                 const float *expert_scale,

@@ -33,7 +33,8 @@ GLOBAL(global_range)
         span = (uint64_t)v[1] - (uint64_t)v[0];
     }
     uint64_t step = down ? 0 - (uint64_t)v[2] : (uint64_t)v[2];
-    uint64_t n = (down ? v[0] > v[1] : v[1] > v[0]) ? (span - 1) / step + 1 : 0;
+    bool is_empty = down ? v[0] <= v[1] : v[1] <= v[0];
+    uint64_t n = is_empty ? 0 : (span - 1) / step + 1;
     if (n > JINJA_MAX_RANGE) {
         return jrt_fail(rt, "OverflowError",
                         "Range too big. The sandbox blocks ranges larger than "

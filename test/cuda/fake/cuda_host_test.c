@@ -167,7 +167,7 @@ static int all_families(const void *arg)
     return 0;
 }
 
-TEST(all_families_ask_a_device_for_what_it_can_do)
+TEST(all_families_make_only_valid_calls)
 {
     for (const int32_t *sm = host_archs(); *sm; sm++) {
         host_in_child(all_families, sm);
@@ -286,7 +286,7 @@ static int real_shapes(const void *arg)
     return 0;
 }
 
-TEST(real_shapes_ask_a_device_for_what_it_can_do)
+TEST(real_shapes_make_only_valid_calls)
 {
     for (const int32_t *sm = host_archs(); *sm; sm++) {
         host_in_child(real_shapes, sm);
@@ -383,7 +383,7 @@ static int ranks(const void *arg)
     return 0;
 }
 
-TEST(ranks_keep_to_their_devices)
+TEST(each_rank_uses_only_its_device)
 {
     for (const int32_t *sm = host_archs(); *sm; sm++) {
         host_in_child(ranks, sm);
@@ -406,7 +406,7 @@ TEST(a_device_that_is_lost_ends_every_request)
 }
 
 /* As on a device: the wait is refused, and the capture is lost. */
-TEST(a_capture_bears_no_wait)
+TEST(a_capture_allows_no_wait)
 {
     for (int what = 0; what < 3; what++) {
         cudaStream_t stream;

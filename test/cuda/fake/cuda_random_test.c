@@ -23,7 +23,7 @@ struct life {
     struct engine *e;
     struct ask asks[MAX_REQUESTS];
     int32_t n_asks, n_done, n_failed;
-    int32_t top_ids[MAX_TOP_LOGPROBS]; // nobody looks: all share them
+    int32_t top_ids[MAX_TOP_LOGPROBS]; // all requests share them: nobody reads them
     float top_logprobs[MAX_TOP_LOGPROBS], pooled[1 << 12];
 };
 
@@ -212,7 +212,7 @@ static uint64_t from_env(const char *name, uint64_t otherwise)
     return otherwise;
 }
 
-TEST(random_loads_ask_a_device_for_what_it_can_do)
+TEST(random_loads_make_only_valid_calls)
 {
     const uint64_t first = from_env("FAKE_SEED", 1), n = from_env("FAKE_RUNS", 40);
     for (uint64_t seed = first; seed < first + n; seed++) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The state of the whole, devices, and failures. */
+/* The global state, devices, and failures. */
 #include "test/cuda/fake/fake_private.h"
 
 #include <pthread.h>

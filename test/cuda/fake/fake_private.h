@@ -61,8 +61,8 @@ cudaError_t fake_enqueue(cudaStream_t stream, const struct fake_op *op);
 void fake_run_all(void); // of all streams
 /* Whether a queued operation reads or writes it. */
 bool fake_is_awaited(const void *p, size_t n_bytes);
-/* Whether a stream of the thread's device records a graph, and complains of it: the call is not
- * allowed then, and the capture ends with an error. */
+/* True if a stream of the thread's device is being captured. The call is not allowed then: it
+ * counts as a complaint, and the capture ends with an error. */
 bool fake_ends_capture(const char *call);
 void fake_stream_end(void);
 /* cuBLASLt's: takes the lock. Its operands must be in the device's memory. */

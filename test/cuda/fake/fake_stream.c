@@ -34,7 +34,7 @@ struct CUevent_st {
 struct CUstream_st {
     struct ops ops;
     cudaGraph_t graph; // being captured; NULL: none
-    bool is_spoilt;    // the capture: something was called that it does not bear
+    bool is_spoilt;    // the capture: a call that is not allowed in one was made
     int32_t device;
     struct CUstream_st *next;
 };
@@ -167,7 +167,7 @@ bool fake_ends_capture(const char *call)
     return ends;
 }
 
-/* Streams that a life left behind. */
+/* Streams that were not destroyed. */
 void fake_stream_end(void)
 {
     while (streams) {
@@ -479,7 +479,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
     for (int32_t i = 0; i < exec->ops.n && e == cudaSuccess; i++) {
         struct fake_op op = exec->ops.v[i];
         if (op.hash) {
-            op.hash = hash_bytes(op.from, op.n_bytes, 0); // what is there when it is launched
+            op.hash = hash_bytes(op.from, op.n_bytes, 0); // the content at the time of the launch
         }
         e = fake_enqueue(stream, &op);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What tests on the fake device share: engines on it, and a process for each run, because launches
+/* Shared by tests on the fake device: engines on it, and a process for each run, because launches
  * query the device once per process. Without CUDA such a test is skipped; its body is under
  * SLUICE_CUDA. */
 #ifndef SLUICE_TEST_HOST_BED_H

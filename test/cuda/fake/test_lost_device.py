@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # test/run: waits
-"""`sluice serve` on a device that does nothing (fake_cuda.h) and is lost while it serves: each stream ends with an error,
-health turns red, the process ends. Every answer is token 0."""
+"""`sluice serve` on the fake device (fake_cuda.h), which computes nothing and fails while the server runs: each stream ends with
+an error, the health check fails, the process exits. Every answer is token 0."""
 import json
 import os
 import re
@@ -44,7 +44,7 @@ class Server:
             return f.read()
 
     def says(self, text):
-        """True as soon as the log has it: a thread of its own writes it."""
+        """Waits for the text in the log, which a separate thread writes."""
         end = time.time() + 10
         while text not in self.text() and time.time() < end:
             time.sleep(0.02)
@@ -73,7 +73,7 @@ class Server:
 def start(tmp_path):
     servers = []
 
-    def make(*args, follows=False, **kw):  # a node that follows has no port; node 0 waits for it
+    def make(*args, follows=False, **kw):  # node 1 has no port; node 0 waits for it
         folder = tmp_path / str(len(servers))
         folder.mkdir()
         servers.append(Server(str(folder), *args, **kw))
@@ -89,7 +89,7 @@ def start(tmp_path):
 
 
 BODY = {"prompt": "hello", "max_tokens": 3000, "ignore_eos": True, "stream": True}
-SLOW = {"FAKE_CUDA_WAIT_US": "2000"}  # so that no answer is whole before the loss
+SLOW = {"FAKE_CUDA_WAIT_US": "2000"}  # so that no answer is complete before the failure
 RANKS = [(), ("--tensor-parallel-size", "2")]
 
 
@@ -125,7 +125,7 @@ def test_a_lost_device_ends_every_stream_with_an_error(start, args):
     assert s.status("/health") == 503 and s.status("/health/live") == 503
     assert s.status("/v1/completions", {**BODY, "stream": False}) == 503
     assert s.says("is lost")
-    assert args or s.p.wait(30) != 0  # after 10 s, in which probes see it: once is enough
+    assert args or s.p.wait(30) != 0  # takes 10 s, during which probes see it: once is enough
 
 
 def wait_until_lost(s):
@@ -163,7 +163,7 @@ HANGS = [("collective health abort", RANKS[1]), *at_night(("event", ()), ("event
 
 @pytest.mark.parametrize("calls,args", HANGS)
 def test_a_call_that_never_returns_ends_every_stream_with_an_error(start, tmp_path, calls, args):
-    """The promise of server/README.md, "Health": engine_dead for what runs and for what comes, and code 2 after 10 s."""
+    """As server/README.md, "Health", promises: engine_dead for running and new requests, and exit code 2 after 10 s."""
     hangs = tmp_path / "hangs"
     s = start(*args, *STUCK, env={**SLOW, "FAKE_CUDA_HANGS": str(hangs)})
     with s.open("/v1/completions", BODY) as r:

@@ -111,9 +111,9 @@ TEST(a_file_that_is_cut_under_its_map_is_named)
     unlink(path);
 }
 
-/* A SIGBUS with no address in a mapped file belongs to somebody else: it must reach the
+/* A SIGBUS with no address in a mapped file belongs to another handler: it must reach the
  * default action and not be blamed on a model file. */
-TEST(a_bus_error_that_is_no_files_stays_one)
+TEST(other_bus_errors_keep_their_default_action)
 {
     char path[64], said[4096];
     const int fd = open_file(path, sizeof path);

@@ -142,7 +142,7 @@ TEST(the_tree_refuses_hidden_nul_and_too_many_values)
 
 /* Model output can end in the middle of a character. What we write into JSON must be valid
  * anyway: each broken sequence becomes one U+FFFD. */
-TEST(json_strings_are_written_escaped_and_mended)
+TEST(json_strings_are_written_escaped_and_repaired)
 {
     struct buf b;
     buf_init(&b, 100);

@@ -39,7 +39,7 @@ TEST(what_strings_cannot_hold_is_refused_with_its_place)
 
 /* A backslash that is itself escaped does not begin \u, and upper and lower case hex
  * digits are equal. */
-TEST(escaped_backslashes_and_whole_pairs_are_let_through)
+TEST(escaped_backslashes_and_whole_pairs_are_accepted)
 {
     CHECK_STR(refusal("[\"\\\\u0000\\\\ud800\"]"), "");
     CHECK_STR(refusal("[\"\\ud83d\\ude00 \\uD83D\\uDE00 \\u00e9\\u0001\"]"), "");
@@ -49,7 +49,7 @@ TEST(escaped_backslashes_and_whole_pairs_are_let_through)
 
 /* Old names of members become new ones, but an explicit new name wins, and no member may
  * appear twice. */
-TEST(a_member_is_given_another_key_unless_that_is_there)
+TEST(a_member_is_renamed_unless_the_new_name_exists)
 {
     struct json *j;
     struct err err;

@@ -65,7 +65,7 @@ TEST(lines_come_out_whole_and_in_order)
  * the pipe. 20,000 lines of 64 bytes are far more than the pipe (64 KiB) and the queue (16
  * KiB) hold, so some are lost; those are counted, none is torn, and lost and delivered
  * lines sum to all. */
-TEST(nobody_waits_for_a_pipe_that_is_not_read_and_what_was_lost_is_told)
+TEST(an_unread_pipe_blocks_nobody_and_lost_lines_are_reported)
 {
     enum { LINE = 64, LINES = 20000 };
     static char text[4 << 20];

@@ -20,7 +20,7 @@ static const char *meant(const char *typed)
 
 /* A missing letter and swapped ones find their word; "quantum" is too far from all of them, and
  * nothing is suggested for a word too long to be a typing error. */
-TEST(a_slip_finds_its_word_and_another_word_none)
+TEST(a_typing_error_finds_its_word_and_another_word_none)
 {
     CHECK_STR(meant("serv"), "serve");
     CHECK_STR(meant("vresion"), "version");

@@ -393,7 +393,7 @@ TEST(classes_hold_what_the_library_has_in_them)
 }
 
 /* The text is searched in sections; the literal may lie across any border. */
-TEST(a_literal_is_found_wherever_it_lies)
+TEST(a_literal_is_found_at_any_position)
 {
     enum { FIRST = 4070, LAST = 8210, REST = 100 };
     static char text[LAST + REST];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Hints about the prefix cache (kv_hints): what is read from them, and that a malformed
  * hint is an error. */
+#include "engine/schedule/request.h"
 #include "test/server/call/request_bed.h"
 
 #define HINTS(actions)                                                                             \

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+/* How a backend is opened. Thread: plain data. Compiles as C11 and C++17. */
+#ifndef SLUICE_ENGINE_DEVICE_BACKEND_OPTIONS_H
+#define SLUICE_ENGINE_DEVICE_BACKEND_OPTIONS_H
+
+#include "engine/device/dtype.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct comm; // defined by the backend's folder
+
+/* Options common to all backends: cpu_open (cpu/cpu.h), cuda_open (cuda/cuda.h). */
+struct backend_options {
+    int32_t device; // GPU index; unused by the CPU
+    int32_t rank, n_ranks;
+    struct comm *comm;  // communicator created by the backend's folder; NULL with one rank
+    enum dtype dtype;   // of weights and KV: DT_BF16 (or F16), or DT_F32 for exact work, where
+                        // activations are fp32 and nothing is rounded in between
+    bool deterministic; // a row has the same bits whatever is in its batch, and whatever the
+                        // drafts, chunks and cache do; always true of the CPU
+    bool enforce_eager; // launch every pass, capture none; the CPU never captures
+    int32_t threads;    // CPU: 0 means all cores
+};
+
+#endif

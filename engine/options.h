@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What engine_open is given. Thread: plain data. */
+#ifndef SLUICE_ENGINE_OPTIONS_H
+#define SLUICE_ENGINE_OPTIONS_H
+
+#include "engine/base/status.h"
+#include "engine/device/backend_options.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct backend;
+struct nodes; // engine/cluster/nodes.h
+
+#define ENGINE_QUANTIZATIONS "fp8|int4" // quantisation at load, see enum requantise_kind
+
+/* The operator's options, with the names and meanings of the command line. The option table
+ * (server/cli/config_table.c) defines the accepted values. 0 and NULL: chosen at startup, as
+ * described for each. */
+struct engine_options {
+    const char *model;         // folder with config.json
+    const char *hf_overrides;  // JSON object merged over config.json, or NULL
+    const char *load_format;   // "dummy": reads only config.json and generates random weights
+    const char *check_weights; // "off", "sampled", "full": how much of the checkpoint is checked
+    const char *dtype; // of weights and KV, as config.json writes it; "auto": the checkpoint's
+    const char *quantization;   // NULL: none; "fp8" or "int4": quantise weights that are not
+    const char *kv_cache_dtype; // of the KV cache: kv_choice_find; "auto": as the checkpoint says
+    const char *activation_quantization; // "none": do not round inputs of quantised weights
+    int32_t max_model_len;               // 0: the model's own limit, as far as memory allows
+    int32_t max_num_seqs;                // lanes; 0: 256 (CPU: 64; offline on a GPU: up to 1,024)
+    int32_t max_num_batched_tokens;      // rows per step; 0: 8192 (CPU: 2048)
+    int32_t block_size;                  // tokens of a KV block; 0: the backend's preference
+    int32_t num_gpu_blocks_override;     // KV blocks; 0: from memory
+    int64_t kv_cache_memory_bytes;       // 0: from gpu_memory_utilization
+    double gpu_memory_utilization;       // share of free device memory for everything; 0: 0.9 (CPU:
+                                         // 0.4)
+    /* For models with recurrent state. state_snapshots: snapshots in the prefix cache; 0: from
+     * memory, below 0: none. mamba_cache_mode: the same in vLLM's words ("none", or another).
+     * mamba_block_size: tokens between snapshots; 0: 512. */
+    int32_t state_snapshots;
+    const char *mamba_cache_mode;
+    int32_t mamba_block_size;
+    bool enable_prefix_caching, enable_chunked_prefill;
+    bool disable_cascade_attn; // read a shared prefix once per sequence
+    /* A request whose prefix is cached may overtake earlier ones, each by at most this many
+     * computed prompt tokens. 0: never; below 0: what 10 s of prompt processing compute. */
+    int64_t prefix_overtake_tokens;
+    const char *speculative_config; // JSON in vLLM's format; NULL: none
+    int32_t tensor_parallel_size;   // ranks over all nodes; 0: 1
+    struct backend_options backend; // device and operator options; the engine sets dtype and ranks
+
+    /* Set by the caller of engine_open. */
+    int32_t max_waiting; // sequences in the queue; 0: 4096
+    bool offline;        // nobody waits for single answers: throughput counts, not latency
+    bool synthetic;      // the caller knows that synthetic acceptance generates made-up text
+    /* Opens the backend of rank `rank`; called once per rank. */
+    enum status (*open_backend)(const struct backend_options *options, struct backend **out,
+                                struct err *err, void *arg);
+    void *open_arg;
+    struct nodes *nodes; // the processes that share the ranks; NULL: only this one
+    /* Ends the ranks' collectives (those of backend.comm) with an error, from any thread. NULL: the
+     * ranks have none. */
+    void (*abort_ranks)(struct comm *comm);
+    void (*on_lost)(void *arg); // another node is lost; called with callback_arg on any thread; may
+                                // be NULL
+    void (*on_progress)(double share, const char *what, void *arg); // while loading; may be NULL
+    void (*wake)(void *arg); // called by the engine thread when the outbox becomes non-empty
+    void *callback_arg;
+    bool no_thread;      // tests: the caller runs the turns (engine_state.h)
+    int32_t state_block; // tests: positions between state boundaries; 0: STATE_BLOCK
+};
+
+#endif

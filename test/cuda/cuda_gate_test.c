@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What surrounds a recurrence, compared with the scalar backend: short convolutions by themselves,
+ * and gated norms. */
+#include "test/cuda/cuda_pass.h"
+
+/* Kernels of several lengths, without a state beside the inputs. */
+TEST(short_convolutions_agree)
+{
+    NEED_GPU();
+    static const int32_t widths[] = {1, 72, 200};
+    for (int32_t i = 0; i < 9; i++) {
+        struct pair p;
+        struct backend_limits limits = pair_limits();
+        const int32_t width = widths[i % 3], kernel = 2 + i % 4;
+        const struct state_layer g = {
+            .kind = STATE_CONV, .conv_width = width, .conv_kernel = kernel};
+        const struct state_set_desc d = {1, &g, pair_dtypes[i / 3], 32, i};
+        limits.max_lanes = 6;
+        REQUIRE(pair_open(&p, pair_dtypes[i / 3], false, &limits));
+        for (int b = 0; b < 2; b++) {
+            struct err err = {""};
+            CHECK_EQ(p.be[b]->ops->state_open(p.be[b], 0, &d, 0, &err), OK);
+        }
+        struct pair_weight weight = vector_make(&p, kernel * width, 0.5f);
+        struct pair_weight bias = vector_make(&p, width, 0.5f);
+        static const struct seq_spec specs[][3] = {{{0, 70, false}, {0, 1, false}, {0, 9, false}},
+                                                   {{70, 1, false}, {1, 80, false}, {9, 3, false}}};
+        for (int32_t j = 0; j < 2; j++) {
+            static struct test_pass t;
+            pass_of(&t, specs[j], 3, false, p.seed++);
+            struct pair_tensor x = tensor_random(&p, t.pass.n_rows, width, width + 3, 1.0f);
+            struct pair_tensor out =
+                tensor_poisoned(&p, t.pass.n_rows, width + 2, pair_dtypes[i / 3]);
+            struct short_conv_args a = {
+                .n_rows = t.pass.n_rows, .width = width, .kernel = kernel, .silu = i % 2 == 1};
+            step_begin(&p);
+            pass_begin(&p, &t);
+            BOTH(&p, short_conv, a, a.x = x.t[b]; a.out = out.t[b]; a.weight = weight.w[b];
+                 a.bias = i % 2 ? bias.w[b] : NULL);
+            pass_end(&p);
+            step_end(&p, NULL);
+            check_tensor(&p, "a short convolution", &out, width, pair_tolerance(&p));
+        }
+        pair_close(&p);
+    }
+}
+
+/* Gates before and after the norm, in groups and per element, at any alignment. */
+TEST(gates_agree)
+{
+    NEED_GPU();
+    for (int32_t i = 0; i < 90; i++) {
+        struct pair p;
+        const int32_t pad = i % 2 ? 8 : 3; // rows begin at 16 bytes, or anywhere
+        REQUIRE(pair_open(&p, pair_dtypes[i % 3], false, NULL));
+        static const int32_t groups[] = {1, 64, 128, 256, 300};
+        const int32_t group = groups[i / 3 % 5], width = group * (1 + i % 5), n_rows = 1 + i % 7;
+        const struct backend_limits limits = pair_limits();
+        struct gate_args a = {.n_rows = n_rows,
+                              .width = width,
+                              .group = group,
+                              .act = (enum gate_act)(i / 2 % 3),
+                              .gate_first = i % 4 == 1,
+                              .per_group = i % 4 == 0,
+                              .scale = 0.8f,
+                              .eps = 1e-5f};
+        struct pair_weight norm = vector_make(&p, i % 5 < 2 ? group : width, 1.0f);
+        for (int b = 0; b < 2; b++) {
+            struct err err;
+            CHECK_EQ(p.be[b]->ops->setup(p.be[b], &limits, &err), OK);
+        }
+        struct pair_tensor x = tensor_random(&p, n_rows, width, width + pad, 1.0f);
+        struct pair_tensor gate =
+            tensor_random(&p, n_rows, a.per_group ? width / group : width, width + pad, 2.0f);
+        struct pair_tensor out = tensor_poisoned(&p, n_rows, width + pad, p.dtype);
+        BOTH(&p, gate, a, a.x = x.t[b]; a.gate = gate.t[b]; a.out = out.t[b];
+             a.norm = i % 5 < 4 ? norm.w[b] : NULL);
+        check_tensor(&p, "a gate", &out, width, pair_tolerance(&p));
+        pair_close(&p);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Products whose inputs are rounded by the rule of a quantised weight, and the ops that leave such
+ * codes, compared with the scalar backend. */
+#include "test/cuda/cuda_coded.h"
+
+/* ---- inputs that are rounded ----------------------------------------------------------------- */
+
+/* The E4M3 number nearest to x, of two as near the one with the even code. */
+static float nearest_e4m3(float x)
+{
+    uint8_t codes[256];
+    struct number_grid g = {.data = codes, .dtype = DT_E4M3, .row_stride = 1, .col_stride = 1};
+    float best = 0.0f;
+    for (int32_t i = 0; i < 256; i++) {
+        codes[i] = (uint8_t)i;
+    }
+    for (int32_t i = 0; i < 256; i++) {
+        const float v = number_get(&g, 0, i), off = fabsf(v - x), least = fabsf(best - x);
+        if (!isnan(v) && (off < least || (off == least && i % 2 == 0))) {
+            best = v;
+        }
+    }
+    return best;
+}
+
+/* The reference for rounded inputs, as slow and plain as possible. */
+static void round_some(float *x, int32_t n, const struct input_rule *rule)
+{
+    float largest = 0.0f;
+    for (int32_t i = 0; i < n; i++) {
+        largest = greater(fabsf(x[i]), largest);
+    }
+    float scale = rule->from_row ? largest / 448.0f : rule->scale;
+    if (rule->power_of_two) {
+        scale = exp2f(ceilf(log2f(scale)));
+    }
+    for (int32_t i = 0; i < n; i++) {
+        x[i] = nearest_e4m3(x[i] / scale) * scale;
+    }
+}
+
+/* Rounds x on the CPU only: the rule belongs to a quantised weight, and the CPU's weight is
+ * fp32. */
+static void round_reference(struct pair *p, struct pair_tensor *x, int32_t n_in,
+                            const struct input_rule *rule)
+{
+    float *values = tensor_get(p, x, CPU);
+    const int32_t group = rule->group > 0 ? rule->group : n_in;
+    for (int32_t r = 0; r < x->n_rows; r++) {
+        for (int32_t k = 0; k < n_in; k += group) {
+            const int32_t n = lesser(n_in - k, group);
+            round_some(values + (size_t)r * (size_t)x->stride + k, n, rule);
+        }
+    }
+    const size_t n = (size_t)x->n_rows * (size_t)x->stride;
+    CHECK_EQ(p->be[CPU]->ops->write(p->be[CPU], x->t[CPU].mem, values, n * sizeof *values), OK);
+    free(values);
+}
+
+struct inputs_case {
+    int32_t format; // of formats
+    struct input_rule rule;
+};
+
+/* Products of codes by codes: inputs are rounded first, by the format's rule. */
+static void inputs_case(const struct inputs_case *c, enum dtype dtype, bool deterministic)
+{
+    enum { N_IN = 1088, STRIDE = N_IN + 16 };
+    static const int32_t rows[] = {1, 9, 16, 17, 33, 70, 130, 300};
+    struct pair p;
+    REQUIRE(pair_open(&p, dtype, deterministic, NULL));
+    struct weight_part parts[2] = {make_tensor(&formats[c->format], 256, N_IN),
+                                   make_tensor(&formats[c->format], 112, N_IN)};
+    for (int32_t i = 0; i < 2; i++) {
+        parts[i].inputs = c->rule;
+        parts[i].inputs.numbers = INPUT_E4M3;
+        parts[i].inputs.n_inputs = N_IN;
+    }
+    struct pair_weight w = open_parts(&p, WEIGHT_LINEAR, parts, 2, 1, true);
+    const struct backend_limits limits = pair_limits();
+    for (int b = 0; b < 2; b++) {
+        struct err err;
+        CHECK_EQ(p.be[b]->ops->setup(p.be[b], &limits, &err), OK);
+    }
+    for (int32_t r = 0; r < COUNT(rows); r++) {
+        const enum dtype y_dtype = r % 2 ? DT_F32 : dtype;
+        struct pair_tensor x = tensor_random(&p, rows[r], N_IN, STRIDE, 1.0f);
+        struct pair_tensor y = tensor_poisoned(&p, rows[r], 368 + 16, y_dtype);
+        round_reference(&p, &x, N_IN, &c->rule);
+        struct linear_args a = {.n_rows = rows[r]};
+        BOTH(&p, linear, a, a.x = x.t[b]; a.y = y.t[b]; a.weight = w.w[b]);
+        char what[128];
+        snprintf(what, sizeof what, "%s: %d rounded rows, dtype %d to %d", formats[c->format].name,
+                 rows[r], dtype, y_dtype);
+        check_tensor(&p, what, &y, 368, y_dtype == DT_F32 ? 5e-3 : pair_tolerance(&p) + 2e-3);
+    }
+    free_tensor(&parts[0]);
+    free_tensor(&parts[1]);
+    pair_close(&p);
+}
+
+/* Scales that are stored, per row and per group of 128. */
+TEST(products_with_rounded_inputs_agree)
+{
+    NEED_GPU();
+    static const struct inputs_case cases[] = {
+        {0, {.from_row = true}},
+        {0, {.scale = 0.01f}},
+        {1, {.from_row = true}},
+        {1, {.from_row = true, .power_of_two = true}},
+        {2, {.from_row = true, .group = 128}},
+        {2, {.from_row = true, .group = 128, .power_of_two = true}},
+        {3, {.from_row = true}},
+    };
+    for (int32_t i = 0; i < COUNT(cases); i++) {
+        inputs_case(&cases[i], DT_BF16, false);
+        inputs_case(&cases[i], DT_F16, i % 2 == 0);
+    }
+}
+
+/* ---- ops that leave codes -------------------------------------------------------------------- */
+
+static const int32_t fused_rows[] = {1, 16, 40, 130, 300};
+
+/* Weights [n_out, N_IN] of a format with rounded inputs. */
+static struct pair_weight open_rounded(struct pair *p, const struct inputs_case *c, int32_t n_out,
+                                       int32_t n_in)
+{
+    struct weight_part part = make_tensor(&formats[c->format], n_out, n_in);
+    part.inputs = c->rule;
+    part.inputs.numbers = INPUT_E4M3;
+    part.inputs.n_inputs = n_in;
+    struct pair_weight w = open_parts(p, WEIGHT_LINEAR, &part, 1, 1, false);
+    free_tensor(&part);
+    return w;
+}
+
+/* Ops that need lanes or buffers of a pass. */
+static void set_up_pair(struct pair *p)
+{
+    const struct backend_limits limits = pair_limits();
+    for (int b = 0; b < 2; b++) {
+        struct err err;
+        CHECK_EQ(p->be[b]->ops->setup(p->be[b], &limits, &err), OK);
+    }
+}
+
+/* Norms and activations that round their output for the next product. */
+static const struct inputs_case fused_cases[] = {
+    {1, {.from_row = true}},
+    {1, {.scale = 0.01f}},
+    {2, {.from_row = true, .group = 128}},
+    {6, {.from_row = true}}, // has no product of codes, so the ops run separately
+};
+
+/* A norm and the product after it have the bits of two separate ops. */
+TEST(norms_leave_the_codes_that_rounding_makes)
+{
+    NEED_GPU();
+    enum { N_IN = 1088, N_OUT = 384 };
+    for (int32_t i = 0; i < COUNT(fused_cases); i++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, i % 2 ? DT_F16 : DT_BF16, false, NULL));
+        struct pair_weight w = open_rounded(&p, &fused_cases[i], N_OUT, N_IN);
+        set_up_pair(&p);
+        const struct backend_ops *ops = p.be[GPU]->ops;
+        for (int32_t r = 0; r < COUNT(fused_rows); r++) {
+            const int32_t n = fused_rows[r];
+            struct pair_tensor x = tensor_random(&p, n, N_IN, N_IN, 3.0f);
+            struct pair_tensor h = tensor_poisoned(&p, n, N_IN, p.dtype);
+            struct pair_tensor y = tensor_poisoned(&p, n, N_OUT, DT_F32);
+            const struct norm_args norm = {
+                .x = x.t[GPU], .out = h.t[GPU], .n_rows = n, .width = N_IN, .eps = 1e-5f};
+            const struct linear_args a = {
+                .weight = w.w[GPU], .x = h.t[GPU], .y = y.t[GPU], .n_rows = n};
+            CHECK_EQ(ops->norm_linear(p.be[GPU], &norm, &a, NULL, NULL), OK);
+            float *fused = tensor_get(&p, &y, GPU);
+            CHECK_EQ(ops->norm(p.be[GPU], &norm), OK);
+            CHECK_EQ(ops->linear(p.be[GPU], &a), OK);
+            float *apart = tensor_get(&p, &y, GPU);
+            CHECK(memcmp(fused, apart, (size_t)n * N_OUT * sizeof *apart) == 0);
+            free(fused);
+            free(apart);
+        }
+        pair_close(&p);
+    }
+}
+
+/* An activation that leaves codes equals one that leaves numbers, except for the last bit of its
+ * exponentials. */
+TEST(activations_leave_the_codes_that_rounding_makes)
+{
+    NEED_GPU();
+    enum { N_IN = 256, FFN = 1088, N_OUT = 272 };
+    for (int32_t i = 0; i < COUNT(fused_cases); i++) {
+        struct pair p;
+        REQUIRE(pair_open(&p, i % 2 ? DT_F16 : DT_BF16, false, NULL));
+        struct pair_weight up = open_rounded(&p, &fused_cases[i], 2 * FFN, N_IN);
+        struct pair_weight down = open_rounded(&p, &fused_cases[i], N_OUT, FFN);
+        set_up_pair(&p);
+        const struct backend_ops *ops = p.be[GPU]->ops;
+        for (int32_t r = 0; r < 2 * COUNT(fused_rows); r++) {
+            const int32_t n = fused_rows[r / 2];
+            struct pair_tensor x = tensor_random(&p, n, N_IN, N_IN, 1.0f);
+            struct pair_tensor mid = tensor_poisoned(&p, n, 2 * FFN, p.dtype);
+            struct pair_tensor h = tensor_poisoned(&p, n, FFN, p.dtype);
+            struct pair_tensor y = tensor_poisoned(&p, n, N_OUT, DT_F32);
+            const struct linear_args a = {
+                .weight = up.w[GPU], .x = x.t[GPU], .y = mid.t[GPU], .n_rows = n};
+            const struct activation_args act = {.x = mid.t[GPU],
+                                                .out = h.t[GPU],
+                                                .n_rows = n,
+                                                .width = FFN,
+                                                .kind = r % 2 ? ACT_GELU_TANH : ACT_SILU,
+                                                .gated = true};
+            const struct linear_args b = {
+                .weight = down.w[GPU], .x = h.t[GPU], .y = y.t[GPU], .n_rows = n};
+            CHECK_EQ(ops->mlp(p.be[GPU], &a, &act, &b), OK);
+            float *fused = tensor_get(&p, &y, GPU);
+            CHECK_EQ(ops->linear(p.be[GPU], &a), OK);
+            CHECK_EQ(ops->activation(p.be[GPU], &act), OK);
+            CHECK_EQ(ops->linear(p.be[GPU], &b), OK);
+            float *apart = tensor_get(&p, &y, GPU);
+            char what[96];
+            snprintf(what, sizeof what, "%s: an mlp of %d rows",
+                     formats[fused_cases[i].format].name, n);
+            check_near(what, apart, fused, n, N_OUT, N_OUT, 4e-3);
+            free(fused);
+            free(apart);
+        }
+        pair_close(&p);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv);
+}
