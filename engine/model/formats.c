@@ -530,6 +530,8 @@ enum status module_read(const struct module *m, struct weight_part *out)
 {
     *out = weight_part_plain(NULL, DT_F32, m->n_experts * m->n_out, m->n_in, 0);
     out->codec.format = format_name(m);
+    const struct checkpoint_tensor *values = module_tensor(m, m->scheme->format->values);
+    out->codec.name = values ? values->name : m->name;
     out->inputs = m->scheme->inputs;
     out->inputs.n_inputs = m->n_in;
     TRY(read_input_scale(m, &out->inputs));

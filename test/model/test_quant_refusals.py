@@ -13,6 +13,7 @@ QUANT = os.path.join(golden.ROOT, "test", "golden-quant")
 FP8, PACKED = (os.path.join(QUANT, name) for name in ("fp8-block-odd-llama", "ct-w4a16-asym-qwen3"))
 GPTQ = os.path.join(golden.SHARED, "golden-quant", "gptq-qwen2-actorder")  # skipped where it is not there
 MODULE = "model.layers.1.mlp.down_proj"
+VALUE = "model.layers.1.self_attn.v_proj"  # stored in memory behind q and k
 
 
 class Quantised(Checkpoint):
@@ -46,6 +47,12 @@ def f32(x):
     return struct.pack("<f", x)
 
 
+def break_value(c):
+    at = c.header[VALUE + ".weight"]["data_offsets"][0]
+    c.data = c.data[:at] + b"\x7f" + c.data[at + 1:]
+    c.write()
+
+
 def cases():
     bf16_nan, f16_nan, f16_inf = b"\xc0\x7f", b"\x00\x7e", b"\x00\x7c"
     yield "no scale", FP8, lambda c: c.drop(".weight_scale_inv"), f"{MODULE}.weight_scale", "fp8"
@@ -59,6 +66,7 @@ def cases():
     yield "weights that the list leaves alone", FP8, lambda c: c.say(ignored_layers=["lm_head", MODULE]), MODULE, "alone"
     yield "weights of another shape", FP8, lambda c: c.reshape(".weight", [328, 288]), MODULE, "[288, 328]"
     yield "a weight that is no number", FP8, lambda c: c.put(".weight", 100, b"\x7f"), "down_proj", "fp8"
+    yield "a value among fused ones that is no number", FP8, break_value, f"{VALUE}.weight", "fp8"
     yield "a method", FP8, lambda c: c.say(quant_method="bitsandbytes"), "bitsandbytes", "awq"
     yield "no method", FP8, lambda c: c.say(quant_method=None), "quant_method", "config.json"
     yield "a list that is none", FP8, lambda c: c.say(ignored_layers="lm_head"), "ignored_layers", "list"
