@@ -210,6 +210,9 @@ static enum status read_groups(const struct module *m, const char *suffix, int64
                                struct weight_codec *out)
 {
     const struct checkpoint_tensor *t = module_tensor(m, suffix);
+    if (!t && m->scheme->act_order && n_groups > 1) {
+        return need_tensor(m, suffix, &t);
+    }
     if (!t) {
         return OK;
     }

@@ -187,6 +187,7 @@ static enum status read_dynamic(const struct json *list, const struct quant_sche
         struct quant_scheme s = *base;
         TRY(read_bits(e, "bits", &s.bits, err));
         TRY(read_group(e, "group_size", base->group > 0 ? base->group : -1, &s.group, err));
+        s.act_order = json_get_bool(e, "desc_act", base->act_order);
         const char *pattern = strncmp(key, "+:", 2) == 0 ? key + 2 : key;
         TRY(quant_rules_add(rules, RULE_PATTERN, pattern, &s, err));
     }
@@ -199,6 +200,7 @@ static enum status read_gptq(const struct json *j, struct quant_rules *rules, st
     struct quant_scheme s = {.format = format_find("gptq"), .bits = 4, .zero_offset = 1};
     TRY(read_bits(j, "bits", &s.bits, err));
     TRY(read_group(j, "group_size", 128, &s.group, err));
+    s.act_order = json_get_bool(j, "desc_act", false);
     TRY(check_string(j, "pack_dtype", "int32", err));
     const char *format = json_get_string(j, "checkpoint_format");
     if (!format) {
@@ -283,6 +285,8 @@ static enum status read_ct_scheme(const struct json *group, const char *otherwis
         s->group = 0;
     }
     s->asymmetric = !json_get_bool(weights, "symmetric", true);
+    const char *order = json_get_string(weights, "actorder"); // "weight" changes nothing
+    s->act_order = order ? strcmp(order, "group") == 0 : json_get_bool(weights, "actorder", false);
     TRY(read_ct_inputs(json_get(group, "input_activations"), &s->inputs, err));
     return read_block(json_get(weights, "block_structure"), "block_structure", s, err);
 }

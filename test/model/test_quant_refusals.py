@@ -43,6 +43,12 @@ class Quantised(Checkpoint):
         self.write_config()
 
 
+    def order(self, kind):
+        for group in self.config["quantization_config"]["config_groups"].values():
+            group["weights"]["actorder"] = kind
+        self.write_config()
+
+
 def f32(x):
     return struct.pack("<f", x)
 
@@ -76,6 +82,8 @@ def cases():
     yield "another shape stored", PACKED, lambda c: c.put(".weight_shape", 0, struct.pack("<q", 255)), MODULE, "shape"
     yield "no shape of two", PACKED, lambda c: c.reshape(".weight_packed", [128, 96]), MODULE, "[256, 48]"
     yield "a packed scale", PACKED, lambda c: c.put(".weight_scale", 2, bf16_nan), f"{MODULE}.weight_scale", "nan"
+    yield "no order of inputs", PACKED, lambda c: c.order("group"), ".weight_g_idx", "pack-quantized"
+    yield "no order of inputs in older files", PACKED, lambda c: c.order(True), ".weight_g_idx", "pack-quantized"
     yield "a transform", PACKED, lambda c: c.say(transform_config={"R1": {"type": "hadamard"}}), "transform_config", "not"
     yield "sparse weights", PACKED, lambda c: c.say(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config", "not"
     yield "a pattern", PACKED, lambda c: c.say(ignore=["re:(lm_head"]), "(lm_head", "compile"
@@ -85,6 +93,7 @@ def cases():
     yield "a half that is no number", GPTQ, lambda c: c.put(".scales", 6, f16_nan), f"{MODULE}.scales", "at 3"
     yield "a half without end", GPTQ, lambda c: c.put(".scales", 6, f16_inf), f"{MODULE}.scales", "inf"
     yield "no zeros of gptq", GPTQ, lambda c: c.drop(".qzeros"), f"{MODULE}.qzeros", "gptq"
+    yield "no order of inputs of gptq", GPTQ, lambda c: c.drop(".g_idx"), f"{MODULE}.g_idx", "gptq"
     yield "no weights", GPTQ, lambda c: c.drop(".qweight"), MODULE, "no tensor"
     yield "three bits", GPTQ, lambda c: c.say(bits=3), "bits", "3"
     yield "eight bits of four", GPTQ, lambda c: c.say(bits=8), "qweight", "[64, 256]"
@@ -130,6 +139,14 @@ def test_a_half_of_the_name_and_a_list_in_vain(tmp_path):
     c = Quantised(tmp_path / "model", FP8)
     before = tokens(c.folder, "--dtype", "float32")
     c.say(ignored_layers=["lm_head", "down", "layers.1.mlp.down", "vision_tower.*", "re:.*mlp$"])
+    assert tokens(c.folder, "--dtype", "float32") == before
+
+
+@pytest.mark.parametrize("kind", [None, False, "weight", "static"])
+def test_an_order_that_changes_nothing_in_the_file(kind, tmp_path):
+    c = Quantised(tmp_path / "model", PACKED)
+    before = tokens(c.folder, "--dtype", "float32")
+    c.order(kind)
     assert tokens(c.folder, "--dtype", "float32") == before
 
 
