@@ -186,6 +186,9 @@ static enum status read_scales(const struct module *m, const struct checkpoint_t
     if (!cut && has_dims(t, 1, &m->n_out)) {
         return OK;
     }
+    if (has_dims(t, 4, (int64_t[]){grid[0], 1, grid[1], 1})) { // modelopt's blocks
+        return OK;
+    }
     return need_dims(m, t, 2, grid);
 }
 

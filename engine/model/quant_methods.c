@@ -395,7 +395,7 @@ static enum status modelopt_scheme(const char *algo, struct quant_scheme *s, str
                    algo ? algo : "(none)");
 }
 
-/* With mixed schemes, modules are listed by name. */
+/* With mixed schemes, modules are listed by name, or by that of all experts together. */
 static enum status read_modelopt_layers(const struct json *j, struct quant_rules *rules,
                                         struct err *err)
 {
@@ -403,10 +403,13 @@ static enum status read_modelopt_layers(const struct json *j, struct quant_rules
     if (!json_is(layers, JSON_OBJECT)) {
         return err_set(err, ERR_FORMAT, "MIXED_PRECISION asks for quantized_layers");
     }
-    for (const struct json *e = json_first(layers); e; e = json_next(e)) {
-        struct quant_scheme s;
-        TRY(modelopt_scheme(json_get_string(e, "quant_algo"), &s, err));
-        TRY(quant_rules_add(rules, RULE_NAME, json_key(e), &s, err));
+    static const enum rule_kind kinds[] = {RULE_NAME, RULE_PART};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        for (const struct json *e = json_first(layers); e; e = json_next(e)) {
+            struct quant_scheme s;
+            TRY(modelopt_scheme(json_get_string(e, "quant_algo"), &s, err));
+            TRY(quant_rules_add(rules, kinds[i], json_key(e), &s, err));
+        }
     }
     return OK;
 }

@@ -150,6 +150,39 @@ def test_an_order_that_changes_nothing_in_the_file(kind, tmp_path):
     assert tokens(c.folder, "--dtype", "float32") == before
 
 
+def as_modelopt(c, **values):
+    """Blocks as modelopt stores them: four dimensions, another name."""
+    for name in [n for n in c.header if n.endswith(".weight_scale_inv")]:
+        tensor = c.header.pop(name)
+        rows, columns = tensor["shape"]
+        c.header[name[:-4]] = {**tensor, "shape": [rows, 1, columns, 1]}
+    c.config["quantization_config"] = {"quant_method": "modelopt", **values}
+    c.write()
+    c.write_config()
+
+
+@pytest.mark.parametrize("values", [
+    {"quant_algo": "FP8_PB_WO", "ignore": ["lm_head"]},
+    {"quant_algo": "MIXED_PRECISION", "quantized_layers": {f"model.layers.{i}.{part}": {"quant_algo": "FP8_PB_WO"}
+                                                           for i in (0, 1) for part in ("self_attn", "mlp")}},
+])
+def test_blocks_as_modelopt_stores_them(values, tmp_path):
+    c = Quantised(tmp_path / "model", FP8)
+    before = tokens(c.folder, "--dtype", "float32")
+    as_modelopt(c, **values)
+    assert tokens(c.folder, "--dtype", "float32") == before
+
+
+def test_a_module_of_all_is_not_that_of_one(tmp_path):
+    """What is said of a module wins over what is said of those that it is part of, wherever it stands."""
+    c = Quantised(tmp_path / "model", FP8)
+    before = tokens(c.folder, "--dtype", "float32")
+    names = [n[:-len(".weight")] for n, t in c.header.items() if n != "__metadata__" and t["dtype"] == "F8_E4M3"]
+    layers = {"model.layers": "NVFP4", **dict.fromkeys(names, "FP8_PB_WO")}
+    as_modelopt(c, quant_algo="MIXED_PRECISION", quantized_layers={n: {"quant_algo": a} for n, a in layers.items()})
+    assert tokens(c.folder, "--dtype", "float32") == before
+
+
 @pytest.mark.parametrize("source", [GPTQ, FP8])
 def test_dummy_weights_need_the_config_alone(source, tmp_path):
     c = Quantised(tmp_path / "model", source)
