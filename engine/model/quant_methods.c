@@ -291,10 +291,18 @@ static enum status read_ct_scheme(const struct json *group, const char *otherwis
     return read_block(json_get(weights, "block_structure"), "block_structure", s, err);
 }
 
-enum ct_pass { CT_NAMES, CT_CLASSES };
+enum ct_pass { CT_NAMES, CT_PATTERNS, CT_CLASSES };
 
-/* Names and patterns precede classes. "Linear" is the only class with weights that a decoder
- * has. */
+static enum ct_pass pass_of(const char *target)
+{
+    if (strcmp(target, "Linear") == 0) {
+        return CT_CLASSES;
+    }
+    return strncmp(target, "re:", 3) == 0 ? CT_PATTERNS : CT_NAMES;
+}
+
+/* Names precede patterns, and those precede classes. "Linear" is the only class with weights that a
+ * decoder has. */
 static enum status read_ct_targets(const struct json *group, enum ct_pass pass,
                                    const struct quant_scheme *s, struct quant_rules *rules,
                                    struct err *err)
@@ -308,14 +316,11 @@ static enum status read_ct_targets(const struct json *group, enum ct_pass pass,
         if (!text) {
             return err_set(err, ERR_FORMAT, "targets must be a list of strings");
         }
-        bool is_class = strcmp(text, "Linear") == 0;
-        if (is_class != (pass == CT_CLASSES)) {
-            continue;
+        static const enum rule_kind kinds[] = {RULE_NAME, RULE_PATTERN, RULE_ALL};
+        if (pass_of(text) == pass) {
+            const char *rest = pass == CT_PATTERNS ? text + 3 : text;
+            TRY(quant_rules_add(rules, kinds[pass], rest, s, err));
         }
-        bool is_pattern = strncmp(text, "re:", 3) == 0;
-        enum rule_kind kind = is_pattern ? RULE_PATTERN : RULE_NAME;
-        TRY(quant_rules_add(rules, is_class ? RULE_ALL : kind, is_pattern ? text + 3 : text, s,
-                            err));
     }
     return OK;
 }
@@ -331,8 +336,8 @@ static enum status check_ct_empty(const struct json *j, const char *key, struct 
     return err_set(err, ERR_UNSUPPORTED, "a %s is not supported", key);
 }
 
-/* compressed-tensors. Groups are read in passes, because a target that names a module wins over one
- * that names a class, whatever their order. */
+/* compressed-tensors. Groups are read in passes, because a target that names a module wins over a
+ * pattern, and a pattern over a class, whatever their order. */
 static enum status read_ct(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     TRY(check_ct_empty(j, "sparsity_config", err));

@@ -183,6 +183,19 @@ def test_a_module_of_all_is_not_that_of_one(tmp_path):
     assert tokens(c.folder, "--dtype", "float32") == before
 
 
+def test_a_name_wins_over_a_pattern_and_that_over_a_class(tmp_path):
+    c = Quantised(tmp_path / "model", PACKED)
+    before = tokens(c.folder, "--dtype", "float32")
+    (right,) = c.config["quantization_config"]["config_groups"].values()
+    wrong = {**right, "weights": {**right["weights"], "num_bits": 8}}
+    attention = [n[:-len("_packed") - len(".weight")] for n in c.header if "self_attn" in n and n.endswith("_packed")]
+    c.say(config_groups={
+        "class": {**wrong, "targets": ["Linear", "re:.*self_attn.*"]},
+        "pattern": {**right, "targets": ["re:.*mlp.*", *attention]},
+    })
+    assert tokens(c.folder, "--dtype", "float32") == before
+
+
 @pytest.mark.parametrize("source", [GPTQ, FP8])
 def test_dummy_weights_need_the_config_alone(source, tmp_path):
     c = Quantised(tmp_path / "model", source)
