@@ -55,9 +55,19 @@ def chosen(rng, modules, style, head=True):
         kind, layer = rng.choice(KINDS), rng.choice(layers)
         entries.append(
             {
-                "name": rng.choice([f"re:.*{kind}.*", f"re:.*{layer}[.].*{kind}", rf"re:model\.{layer}\.{kind}.*".replace(layer, layer.replace(".", r"\.")), "re:.*vision.*", f"re:(?!.*{kind}).*lm_head$"]),
+                "name": rng.choice(
+                    [
+                        f"re:.*{kind}.*",
+                        f"re:.*{layer}[.].*{kind}",
+                        f"re:model[.]{layer}[.].*{kind}.*",
+                        "re:.*vision.*",
+                        f"re:(?!.*{kind}).*lm_head$",
+                    ]
+                ),
                 "part": rng.choice([kind, layer, f"model.{layer}", "visual", f"{layer}.self_attn", "mlp.gate."]),
-                "glob": rng.choice([f"*{kind}*", f"model.{layer}.*", f"*.{kind}", f"model.{layer}.self_attn*", "*visual*"]),
+                "glob": rng.choice(
+                    [f"*{kind}*", f"model.{layer}.*", f"*.{kind}", f"model.{layer}.self_attn*", "*visual*"]
+                ),
             }[style]
         )
     plain = {m for m in modules if any(names(e, m, style) for e in entries)}
@@ -81,7 +91,10 @@ def divided(rng, modules, style, fits, head=True):
     misfits = [m for m, w in modules.items() if m not in plain and not fits(w)]
     rest = {m: w for m, w in modules.items() if m not in plain and m not in misfits}
     if not rest:  # nothing would be tested
-        return {m: w for m, w in modules.items() if fits(w) and m != "lm_head"}, ["lm_head", *[m for m, w in modules.items() if not fits(w)]]
+        return {m: w for m, w in modules.items() if fits(w) and m != "lm_head"}, [
+            "lm_head",
+            *[m for m, w in modules.items() if not fits(w)],
+        ]
     return rest, entries + misfits
 
 
@@ -120,8 +133,18 @@ def fp8(rng, modules, model):
 
 def ct_args(rng, **values):
     """With all keys as the library dumps them, or those that differ from its defaults."""
-    usual = {"actorder": None, "block_structure": None, "dynamic": False, "group_size": None, "num_bits": 8,
-             "observer": "minmax", "observer_kwargs": {}, "strategy": "tensor", "symmetric": True, "type": "int"}
+    usual = {
+        "actorder": None,
+        "block_structure": None,
+        "dynamic": False,
+        "group_size": None,
+        "num_bits": 8,
+        "observer": "minmax",
+        "observer_kwargs": {},
+        "strategy": "tensor",
+        "symmetric": True,
+        "type": "int",
+    }
     return {**usual, **values} if chance(rng, 0.6) else values
 
 
@@ -155,12 +178,24 @@ def ct_scheme(rng, form):
         group = 32 if kind == "group" else 0
         if group:
             weights["group_size"] = group
-        inputs = rng.choice([None, dict(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True),
-                             dict(num_bits=8, type="int", symmetric=False, strategy="token", dynamic=True),
-                             dict(num_bits=8, type="int", symmetric=True, strategy="tensor", dynamic=False)])
+        inputs = rng.choice(
+            [
+                None,
+                dict(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True),
+                dict(num_bits=8, type="int", symmetric=False, strategy="token", dynamic=True),
+                dict(num_bits=8, type="int", symmetric=True, strategy="tensor", dynamic=False),
+            ]
+        )
         scale = ".input_scale" if inputs and not inputs["dynamic"] else None
         encode = lambda m, w: codes.int8(w, group or w.shape[1], dtype, asym, kind == "tensor")
-        return rng.choice([form, "naive-quantized"]), ct_args(rng, **weights), inputs and ct_args(rng, **inputs), (lambda w: not group or w.shape[1] % group == 0), encode, scale
+        return (
+            rng.choice([form, "naive-quantized"]),
+            ct_args(rng, **weights),
+            inputs and ct_args(rng, **inputs),
+            (lambda w: not group or w.shape[1] % group == 0),
+            encode,
+            scale,
+        )
     if form == "float-quantized":
         kind = rng.choice(["channel", "tensor", "block", "group"])
         weights = dict(num_bits=8, type="float", symmetric=True, strategy=kind)
@@ -169,8 +204,13 @@ def ct_scheme(rng, form):
             weights["block_structure"] = rng.choice([list(block), "%dx%d" % block])
         if kind == "group":
             weights["group_size"] = 64
-        inputs = rng.choice([None, dict(num_bits=8, type="float", symmetric=True, strategy="token", dynamic=True),
-                             dict(num_bits=8, type="float", symmetric=True, strategy="tensor", dynamic=False)])
+        inputs = rng.choice(
+            [
+                None,
+                dict(num_bits=8, type="float", symmetric=True, strategy="token", dynamic=True),
+                dict(num_bits=8, type="float", symmetric=True, strategy="tensor", dynamic=False),
+            ]
+        )
         if kind == "block":
             inputs = dict(num_bits=8, type="float", symmetric=True, strategy="group", group_size=128, dynamic=True)
         scale = ".input_scale" if inputs and not inputs["dynamic"] else None
@@ -181,12 +221,26 @@ def ct_scheme(rng, form):
             size = {"channel": (1, w.shape[1]), "group": (1, 64)}.get(kind) or block
             return codes.fp8(w, size, dtype, ".weight_scale")
 
-        return rng.choice([form, "naive-quantized"]), ct_args(rng, **weights), inputs and ct_args(rng, **inputs), (lambda w: kind != "group" or w.shape[1] % 64 == 0), encode, scale
+        return (
+            rng.choice([form, "naive-quantized"]),
+            ct_args(rng, **weights),
+            inputs and ct_args(rng, **inputs),
+            (lambda w: kind != "group" or w.shape[1] % 64 == 0),
+            encode,
+            scale,
+        )
     if form == "nvfp4-pack-quantized":
         weights = dict(num_bits=4, type="float", symmetric=True, strategy="tensor_group", group_size=16)
         inputs = rng.choice([None, dict(weights, dynamic="local")])
         scale = ".input_global_scale" if inputs else None
-        return form, ct_args(rng, **weights), inputs, (lambda w: w.shape[1] % 16 == 0), (lambda m, w: codes.nvfp4(w, False)), scale
+        return (
+            form,
+            ct_args(rng, **weights),
+            inputs,
+            (lambda w: w.shape[1] % 16 == 0),
+            (lambda m, w: codes.nvfp4(w, False)),
+            scale,
+        )
     weights = dict(num_bits=4, type="float", symmetric=True, strategy="group", group_size=32)
     inputs = rng.choice([None, dict(weights, dynamic=True)])
     return form, ct_args(rng, **weights), inputs, (lambda w: w.shape[1] % 32 == 0), (lambda m, w: codes.mxfp4(w)), None
@@ -199,14 +253,29 @@ def ct(rng, modules, model, form=None):
     """One group or several."""
     mixed = form is None
     config = {"quant_method": "compressed-tensors", "config_groups": {}}
-    maybe(rng, config, quantization_status=rng.choice(["compressed", "frozen"]), global_compression_ratio=1.9,
-          kv_cache_scheme=None, sparsity_config={}, transform_config={}, version="0.11.0")
+    maybe(
+        rng,
+        config,
+        quantization_status=rng.choice(["compressed", "frozen"]),
+        global_compression_ratio=1.9,
+        kv_cache_scheme=None,
+        sparsity_config={},
+        transform_config={},
+        version="0.11.0",
+    )
     kinds = rng.sample(CT_FORMS, rng.choice([2, 3])) if mixed else [form]
     schemes = [ct_scheme(rng, kind) for kind in kinds]
     targets = [["Linear"]]
     if mixed:
-        targets = [[rng.choice([r"re:.*\.q_proj$", "re:.*mlp.*", r"re:.*down_proj", "re:.*layers[.]0[.].*"]), *rng.sample(list(modules), 2)], [r"re:.*self_attn.*"], ["Linear"]]
-        targets = targets[-len(kinds):]
+        targets = [
+            [
+                rng.choice([r"re:.*\.q_proj$", "re:.*mlp.*", r"re:.*down_proj", "re:.*layers[.]0[.].*"]),
+                *rng.sample(list(modules), 2),
+            ],
+            [r"re:.*self_attn.*"],
+            ["Linear"],
+        ]
+        targets = targets[-len(kinds) :]
         order = list(range(len(kinds)))
         if chance(rng, 0.5):
             order.reverse()  # a class's group may come first
@@ -239,7 +308,11 @@ def ct(rng, modules, model, form=None):
 
 def ct_target(module, targets):
     """Names first, then patterns, then classes."""
-    for how in (lambda t: t == module, lambda t: t.startswith("re:") and re.match(t[3:], module), lambda t: t == "Linear"):
+    for how in (
+        lambda t: t == module,
+        lambda t: t.startswith("re:") and re.match(t[3:], module),
+        lambda t: t == "Linear",
+    ):
         for i, group in enumerate(targets):
             if any(how(t) for t in group):
                 return i
@@ -248,9 +321,15 @@ def ct_target(module, targets):
 
 def kv_scales(rng, made, modules, config):
     if chance(rng, 0.3):
-        config["kv_cache_scheme"] = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
+        config["kv_cache_scheme"] = {
+            "num_bits": 8,
+            "type": "float",
+            "symmetric": True,
+            "strategy": "tensor",
+            "dynamic": False,
+        }
         for module in modules:
-            if module.endswith("self_attn.o_proj") and "kv_lora_rank" not in str(config):
+            if module.endswith("self_attn.o_proj"):
                 at = module[: -len("o_proj")]
                 made[at + "k_scale"], made[at + "v_scale"] = torch.tensor([0.02]), torch.tensor([0.03])
 
@@ -280,7 +359,16 @@ def gptq(rng, modules, model):
         config[rng.choice(["checkpoint_format", "checkpoint_format", "format"])] = "gptq_v2"
     else:
         maybe(rng, config, checkpoint_format="gptq")
-    maybe(rng, config, damp_percent=0.01, true_sequential=True, static_groups=False, pack_dtype="int32", meta={"quantizer": ["x"]}, model_seqlen=2048)
+    maybe(
+        rng,
+        config,
+        damp_percent=0.01,
+        true_sequential=True,
+        static_groups=False,
+        pack_dtype="int32",
+        meta={"quantizer": ["x"]},
+        model_seqlen=2048,
+    )
     head = chance(rng, 0.3) and "lm_head" in modules
     config["lm_head"] = head
     dynamic = gptq_dynamic(rng) if chance(rng, 0.5) else {}
@@ -301,7 +389,9 @@ def gptq(rng, modules, model):
             continue
         groups = None
         if order and own["group_size"] > 0:
-            groups = (torch.arange(w.shape[1]) // size)[torch.randperm(w.shape[1], generator=torch.Generator().manual_seed(len(module)))]
+            groups = (torch.arange(w.shape[1]) // size)[
+                torch.randperm(w.shape[1], generator=torch.Generator().manual_seed(len(module)))
+            ]
         tensors, values[module] = codes.gptq(w, own["bits"], size, dtype, asym, 0 if v2 else 1, groups)
         made.update({module + suffix: t for suffix, t in tensors.items()})
     return made, values, config
@@ -309,8 +399,12 @@ def gptq(rng, modules, model):
 
 def gptq_dynamic(rng):
     rows = [
-        ("-:.*down_proj", {}), (r"-:model\.layers\.0\.", {}), ("+:.*self_attn.*", {"bits": 8, "group_size": 32}),
-        (r".*\.up_proj", {"group_size": 16}), (r"+:.*(gate|up)_proj$", {"bits": 4, "group_size": -1}), ("-:lm_head", {}),
+        ("-:.*down_proj", {}),
+        (r"-:model\.layers\.0\.", {}),
+        ("+:.*self_attn.*", {"bits": 8, "group_size": 32}),
+        (r".*\.up_proj", {"group_size": 16}),
+        (r"+:.*(gate|up)_proj$", {"bits": 4, "group_size": -1}),
+        ("-:lm_head", {}),
     ]
     return dict(rng.sample(rows, rng.choice([1, 2, 3])))
 
@@ -342,7 +436,9 @@ def modelopt(rng, modules, model):
         made, values = encode_all(rest, lambda m, w: one(algo, m, w))
     else:
         kinds = {m: rng.choice(["FP8", "NVFP4", "FP8_PB_WO"]) for m in rest}
-        config["quantized_layers"] = {m: {"quant_algo": k, **({"group_size": 16} if k == "NVFP4" else {})} for m, k in kinds.items()}
+        config["quantized_layers"] = {
+            m: {"quant_algo": k, **({"group_size": 16} if k == "NVFP4" else {})} for m, k in kinds.items()
+        }
         made, values = encode_all(rest, lambda m, w: one(kinds[m], m, w))
     config[rng.choice(["ignore", "exclude_modules"])] = entries
     if config.get("kv_cache_quant_algo"):
@@ -384,7 +480,9 @@ def gpt_oss(rng, tensors):
             made[name + "_blocks"], made[name + "_scales"] = codes.halves(blocks), scales
             values[name] = w.transpose(1, 2).contiguous()
     config = {"quant_method": "mxfp4"}
-    config["modules_to_not_convert"] = rng.choice([None, ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]])
+    config["modules_to_not_convert"] = rng.choice(
+        [None, ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]]
+    )
     return made, values, config
 
 
@@ -402,7 +500,9 @@ def write(rng, folder, name, config):
         (folder / "quantize_config.json").write_text(json.dumps(config))
     elif name == "modelopt" and chance(rng, 0.5):
         del config["quant_method"]
-        (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": config}))
+        (folder / "hf_quant_config.json").write_text(
+            json.dumps({"producer": {"name": "modelopt"}, "quantization": config})
+        )
     elif "text_config" in model and chance(rng, 0.5):
         model["text_config"]["quantization_config"] = config
     elif name.startswith("ct") and chance(rng, 0.15):

@@ -8,8 +8,8 @@ Each seed draws a family and a model of it as variants.py does, with sizes that 
 its matrices in one of the format's many forms (quant_formats.py), and stores them with a config in one of its spellings.
 transformers loads the same model with the dequantised values in fp32; the program reads the quantised folder with
 `--dtype float32`. Their prompt log-probabilities must agree within 1e-3 and greedy tokens must be equal, but for ties. In
-the model's own dtype some are served in chunks, on two ranks and with drafts, too, which must give the same bits. Needs what variants.py needs. Exit 1 if
-any variant differs.
+the model's own dtype some are served in chunks, on two ranks and with drafts, too, which must give the same bits. Needs
+what variants.py needs. Exit 1 if any variant differs.
 """
 
 import argparse
@@ -50,7 +50,9 @@ def larger(rng, draw):
         for key in ("intermediate_size", "moe_intermediate_size"):
             if isinstance(c.get(key), int):
                 c[key] = rng.choice([48, 80, 96, 128, 136, 160, 200, 256])
-        c["num_hidden_layers"] = min(3, c.get("num_hidden_layers", 3)) if "layer_types" not in c else c["num_hidden_layers"]
+        c["num_hidden_layers"] = (
+            min(3, c.get("num_hidden_layers", 3)) if "layer_types" not in c else c["num_hidden_layers"]
+        )
         return c
 
     return drawn
@@ -113,7 +115,9 @@ def wrapped(rng, folder, family, config):
         for first in (r"model.", r"model\\."):
             new = first.replace("model", "model.language_model" if inner else "language_model.model", 1)
             if first.startswith("model\\"):
-                new = new.replace("model.lang", r"model\\.lang").replace("language_model.model", r"language_model\\.model")
+                new = new.replace("model.lang", r"model\\.lang").replace(
+                    "language_model.model", r"language_model\\.model"
+                )
             text = text.replace(head + first + "layers", head + new + "layers")
         if not inner:
             text = text.replace(head + "lm_head", head + "language_model.lm_head")
