@@ -3,6 +3,7 @@
  * cut into equal segments, each padded to whole steps of the product's kernel. */
 #include "cpu/cpu_internal.h"
 #include "engine/base/minmax.h"
+#include "engine/base/optional.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -86,8 +87,8 @@ struct pack_job {
     const struct cpu_backend *cpu;
     const struct weight_desc *desc;
     struct weight *w;
-    const int64_t *part_first; // [n_parts]: global row at which each part starts
-    atomic_bool broken;        // a value is NaN or infinite
+    const int64_t *part_first;                  // [n_parts]: global row at which each part starts
+    _Atomic(const struct weight_part *) broken; // has a value that is NaN or infinite
 };
 
 /* The parts are sorted by their first row. */
@@ -222,13 +223,13 @@ static void pack_tile(void *arg, int32_t item, int32_t thread)
         const struct weight_part *part = find_part(job, global, &local);
         if (w->coded) {
             if (!cpu_coded_pack_row(w, part, local, matrix, tile, j)) {
-                job->broken = true;
+                job->broken = part;
             }
             continue;
         }
         part_row(part, job->desc, local, global, row);
         if (!weight_part_is_plain(part) && has_nan(row, w->n_in)) {
-            job->broken = true;
+            job->broken = part;
         }
         pack_row(w, j, row, to);
     }
@@ -291,9 +292,11 @@ static enum status pack(struct cpu_backend *cpu, const struct weight_desc *desc,
     struct pack_job job = {.cpu = cpu, .desc = desc, .w = w, .part_first = first};
     pool_run(cpu->pool, (int32_t)(w->n_tiles * w->n_matrices), pack_tile, &job);
     free(first);
-    if (job.broken) {
-        return err_set(err, ERR_FORMAT, "%s: a %s weight is not a number", desc->name,
-                       desc->parts[0].codec.format);
+    const struct weight_part *broken = job.broken;
+    if (broken) {
+        const char *name = broken->codec.name ? broken->codec.name : desc->name;
+        return err_set(err, ERR_FORMAT, "tensor %s of the format %s: a weight is not a number",
+                       name, or_empty(broken->codec.format));
     }
     return OK;
 }

@@ -51,7 +51,7 @@ enum tensor_scale { TENSOR_SCALE_NONE, TENSOR_SCALE_TIMES, TENSOR_SCALE_DIVIDES 
  * is the first block, values.row_stride counts the blocks of a row, and of the other fields only
  * the number of elements that share a scale and the zero are set. */
 struct weight_codec {
-    const char *format;                // for messages
+    const char *format, *name;         // for messages; name: of the tensor that has the values
     const struct block_format *blocks; // NULL: the layout described first
     struct number_grid values;
     struct number_grid scales, zeros;

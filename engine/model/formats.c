@@ -186,6 +186,9 @@ static enum status read_scales(const struct module *m, const struct checkpoint_t
     if (!cut && has_dims(t, 1, &m->n_out)) {
         return OK;
     }
+    if (has_dims(t, 4, (int64_t[]){grid[0], 1, grid[1], 1})) { // modelopt's blocks
+        return OK;
+    }
     return need_dims(m, t, 2, grid);
 }
 
@@ -210,6 +213,9 @@ static enum status read_groups(const struct module *m, const char *suffix, int64
                                struct weight_codec *out)
 {
     const struct checkpoint_tensor *t = module_tensor(m, suffix);
+    if (!t && m->scheme->act_order && n_groups > 1) {
+        return need_tensor(m, suffix, &t);
+    }
     if (!t) {
         return OK;
     }
@@ -530,6 +536,8 @@ enum status module_read(const struct module *m, struct weight_part *out)
 {
     *out = weight_part_plain(NULL, DT_F32, m->n_experts * m->n_out, m->n_in, 0);
     out->codec.format = format_name(m);
+    const struct checkpoint_tensor *values = module_tensor(m, m->scheme->format->values);
+    out->codec.name = values ? values->name : m->name;
     out->inputs = m->scheme->inputs;
     out->inputs.n_inputs = m->n_in;
     TRY(read_input_scale(m, &out->inputs));

@@ -16,6 +16,7 @@ struct quant_scheme {
     int32_t group;                      // inputs that share a scale; 0: a whole row
     int32_t block_rows, block_cols;     // of a two-dimensional grid of scales; 0: none
     bool asymmetric;
+    bool act_order;           // a tensor tells the group of each input
     int32_t zero_offset;      // added to stored zeros
     struct input_rule inputs; // defaults; the module's tensors may override them
 };

@@ -187,6 +187,7 @@ static enum status read_dynamic(const struct json *list, const struct quant_sche
         struct quant_scheme s = *base;
         TRY(read_bits(e, "bits", &s.bits, err));
         TRY(read_group(e, "group_size", base->group > 0 ? base->group : -1, &s.group, err));
+        s.act_order = json_get_bool(e, "desc_act", base->act_order);
         const char *pattern = strncmp(key, "+:", 2) == 0 ? key + 2 : key;
         TRY(quant_rules_add(rules, RULE_PATTERN, pattern, &s, err));
     }
@@ -199,6 +200,7 @@ static enum status read_gptq(const struct json *j, struct quant_rules *rules, st
     struct quant_scheme s = {.format = format_find("gptq"), .bits = 4, .zero_offset = 1};
     TRY(read_bits(j, "bits", &s.bits, err));
     TRY(read_group(j, "group_size", 128, &s.group, err));
+    s.act_order = json_get_bool(j, "desc_act", false);
     TRY(check_string(j, "pack_dtype", "int32", err));
     const char *format = json_get_string(j, "checkpoint_format");
     if (!format) {
@@ -283,14 +285,24 @@ static enum status read_ct_scheme(const struct json *group, const char *otherwis
         s->group = 0;
     }
     s->asymmetric = !json_get_bool(weights, "symmetric", true);
+    const char *order = json_get_string(weights, "actorder"); // "weight" changes nothing
+    s->act_order = order ? strcmp(order, "group") == 0 : json_get_bool(weights, "actorder", false);
     TRY(read_ct_inputs(json_get(group, "input_activations"), &s->inputs, err));
     return read_block(json_get(weights, "block_structure"), "block_structure", s, err);
 }
 
-enum ct_pass { CT_NAMES, CT_CLASSES };
+enum ct_pass { CT_NAMES, CT_PATTERNS, CT_CLASSES };
 
-/* Names and patterns precede classes. "Linear" is the only class with weights that a decoder
- * has. */
+static enum ct_pass pass_of(const char *target)
+{
+    if (strcmp(target, "Linear") == 0) {
+        return CT_CLASSES;
+    }
+    return strncmp(target, "re:", 3) == 0 ? CT_PATTERNS : CT_NAMES;
+}
+
+/* Names precede patterns, and those precede classes. "Linear" is the only class with weights that a
+ * decoder has. */
 static enum status read_ct_targets(const struct json *group, enum ct_pass pass,
                                    const struct quant_scheme *s, struct quant_rules *rules,
                                    struct err *err)
@@ -304,14 +316,11 @@ static enum status read_ct_targets(const struct json *group, enum ct_pass pass,
         if (!text) {
             return err_set(err, ERR_FORMAT, "targets must be a list of strings");
         }
-        bool is_class = strcmp(text, "Linear") == 0;
-        if (is_class != (pass == CT_CLASSES)) {
-            continue;
+        static const enum rule_kind kinds[] = {RULE_NAME, RULE_PATTERN, RULE_ALL};
+        if (pass_of(text) == pass) {
+            const char *rest = pass == CT_PATTERNS ? text + 3 : text;
+            TRY(quant_rules_add(rules, kinds[pass], rest, s, err));
         }
-        bool is_pattern = strncmp(text, "re:", 3) == 0;
-        enum rule_kind kind = is_pattern ? RULE_PATTERN : RULE_NAME;
-        TRY(quant_rules_add(rules, is_class ? RULE_ALL : kind, is_pattern ? text + 3 : text, s,
-                            err));
     }
     return OK;
 }
@@ -327,8 +336,8 @@ static enum status check_ct_empty(const struct json *j, const char *key, struct 
     return err_set(err, ERR_UNSUPPORTED, "a %s is not supported", key);
 }
 
-/* compressed-tensors. Groups are read in passes, because a target that names a module wins over one
- * that names a class, whatever their order. */
+/* compressed-tensors. Groups are read in passes, because a target that names a module wins over a
+ * pattern, and a pattern over a class, whatever their order. */
 static enum status read_ct(const struct json *j, struct quant_rules *rules, struct err *err)
 {
     TRY(check_ct_empty(j, "sparsity_config", err));
@@ -391,7 +400,7 @@ static enum status modelopt_scheme(const char *algo, struct quant_scheme *s, str
                    algo ? algo : "(none)");
 }
 
-/* With mixed schemes, modules are listed by name. */
+/* With mixed schemes, modules are listed by name, or by that of all experts together. */
 static enum status read_modelopt_layers(const struct json *j, struct quant_rules *rules,
                                         struct err *err)
 {
@@ -399,10 +408,13 @@ static enum status read_modelopt_layers(const struct json *j, struct quant_rules
     if (!json_is(layers, JSON_OBJECT)) {
         return err_set(err, ERR_FORMAT, "MIXED_PRECISION asks for quantized_layers");
     }
-    for (const struct json *e = json_first(layers); e; e = json_next(e)) {
-        struct quant_scheme s;
-        TRY(modelopt_scheme(json_get_string(e, "quant_algo"), &s, err));
-        TRY(quant_rules_add(rules, RULE_NAME, json_key(e), &s, err));
+    static const enum rule_kind kinds[] = {RULE_NAME, RULE_PART};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        for (const struct json *e = json_first(layers); e; e = json_next(e)) {
+            struct quant_scheme s;
+            TRY(modelopt_scheme(json_get_string(e, "quant_algo"), &s, err));
+            TRY(quant_rules_add(rules, kinds[i], json_key(e), &s, err));
+        }
     }
     return OK;
 }

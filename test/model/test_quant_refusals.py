@@ -13,6 +13,7 @@ QUANT = os.path.join(golden.ROOT, "test", "golden-quant")
 FP8, PACKED = (os.path.join(QUANT, name) for name in ("fp8-block-odd-llama", "ct-w4a16-asym-qwen3"))
 GPTQ = os.path.join(golden.SHARED, "golden-quant", "gptq-qwen2-actorder")  # skipped if it is missing
 MODULE = "model.layers.1.mlp.down_proj"
+VALUE = "model.layers.1.self_attn.v_proj"  # stored in memory behind q and k
 
 
 class Quantised(Checkpoint):
@@ -42,8 +43,20 @@ class Quantised(Checkpoint):
         self.write_config()
 
 
+    def order(self, kind):
+        for group in self.config["quantization_config"]["config_groups"].values():
+            group["weights"]["actorder"] = kind
+        self.write_config()
+
+
 def f32(x):
     return struct.pack("<f", x)
+
+
+def break_value(c):
+    at = c.header[VALUE + ".weight"]["data_offsets"][0]
+    c.data = c.data[:at] + b"\x7f" + c.data[at + 1:]
+    c.write()
 
 
 def cases():
@@ -59,6 +72,7 @@ def cases():
     yield "weights that the list leaves alone", FP8, lambda c: c.say(ignored_layers=["lm_head", MODULE]), MODULE, "alone"
     yield "weights of another shape", FP8, lambda c: c.reshape(".weight", [328, 288]), MODULE, "[288, 328]"
     yield "a weight that is no number", FP8, lambda c: c.put(".weight", 100, b"\x7f"), "down_proj", "fp8"
+    yield "a value among fused ones that is no number", FP8, break_value, f"{VALUE}.weight", "fp8"
     yield "a method", FP8, lambda c: c.say(quant_method="bitsandbytes"), "bitsandbytes", "awq"
     yield "no method", FP8, lambda c: c.say(quant_method=None), "quant_method", "config.json"
     yield "a list that is none", FP8, lambda c: c.say(ignored_layers="lm_head"), "ignored_layers", "list"
@@ -68,6 +82,8 @@ def cases():
     yield "another shape stored", PACKED, lambda c: c.put(".weight_shape", 0, struct.pack("<q", 255)), MODULE, "shape"
     yield "no shape of two", PACKED, lambda c: c.reshape(".weight_packed", [128, 96]), MODULE, "[256, 48]"
     yield "a packed scale", PACKED, lambda c: c.put(".weight_scale", 2, bf16_nan), f"{MODULE}.weight_scale", "nan"
+    yield "no order of inputs", PACKED, lambda c: c.order("group"), ".weight_g_idx", "pack-quantized"
+    yield "no order of inputs in older files", PACKED, lambda c: c.order(True), ".weight_g_idx", "pack-quantized"
     yield "a transform", PACKED, lambda c: c.say(transform_config={"R1": {"type": "hadamard"}}), "transform_config", "not"
     yield "sparse weights", PACKED, lambda c: c.say(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config", "not"
     yield "a pattern", PACKED, lambda c: c.say(ignore=["re:(lm_head"]), "(lm_head", "compile"
@@ -77,6 +93,7 @@ def cases():
     yield "a half that is no number", GPTQ, lambda c: c.put(".scales", 6, f16_nan), f"{MODULE}.scales", "at 3"
     yield "a half without end", GPTQ, lambda c: c.put(".scales", 6, f16_inf), f"{MODULE}.scales", "inf"
     yield "no zeros of gptq", GPTQ, lambda c: c.drop(".qzeros"), f"{MODULE}.qzeros", "gptq"
+    yield "no order of inputs of gptq", GPTQ, lambda c: c.drop(".g_idx"), f"{MODULE}.g_idx", "gptq"
     yield "no weights", GPTQ, lambda c: c.drop(".qweight"), MODULE, "no tensor"
     yield "three bits", GPTQ, lambda c: c.say(bits=3), "bits", "3"
     yield "eight bits of four", GPTQ, lambda c: c.say(bits=8), "qweight", "[64, 256]"
@@ -122,6 +139,60 @@ def test_names_and_entries_that_match_nothing(tmp_path):
     c = Quantised(tmp_path / "model", FP8)
     before = tokens(c.folder, "--dtype", "float32")
     c.say(ignored_layers=["lm_head", "down", "layers.1.mlp.down", "vision_tower.*", "re:.*mlp$"])
+    assert tokens(c.folder, "--dtype", "float32") == before
+
+
+@pytest.mark.parametrize("kind", [None, False, "weight", "static"])
+def test_an_order_that_changes_nothing_in_the_file(kind, tmp_path):
+    c = Quantised(tmp_path / "model", PACKED)
+    before = tokens(c.folder, "--dtype", "float32")
+    c.order(kind)
+    assert tokens(c.folder, "--dtype", "float32") == before
+
+
+def as_modelopt(c, **values):
+    """Blocks as modelopt stores them: four dimensions, another name."""
+    for name in [n for n in c.header if n.endswith(".weight_scale_inv")]:
+        tensor = c.header.pop(name)
+        rows, columns = tensor["shape"]
+        c.header[name[:-4]] = {**tensor, "shape": [rows, 1, columns, 1]}
+    c.config["quantization_config"] = {"quant_method": "modelopt", **values}
+    c.write()
+    c.write_config()
+
+
+@pytest.mark.parametrize("values", [
+    {"quant_algo": "FP8_PB_WO", "ignore": ["lm_head"]},
+    {"quant_algo": "MIXED_PRECISION", "quantized_layers": {f"model.layers.{i}.{part}": {"quant_algo": "FP8_PB_WO"}
+                                                           for i in (0, 1) for part in ("self_attn", "mlp")}},
+])
+def test_blocks_as_modelopt_stores_them(values, tmp_path):
+    c = Quantised(tmp_path / "model", FP8)
+    before = tokens(c.folder, "--dtype", "float32")
+    as_modelopt(c, **values)
+    assert tokens(c.folder, "--dtype", "float32") == before
+
+
+def test_a_module_of_all_is_not_that_of_one(tmp_path):
+    """What is said of a module wins over what is said of those that it is part of, wherever it stands."""
+    c = Quantised(tmp_path / "model", FP8)
+    before = tokens(c.folder, "--dtype", "float32")
+    names = [n[:-len(".weight")] for n, t in c.header.items() if n != "__metadata__" and t["dtype"] == "F8_E4M3"]
+    layers = {"model.layers": "NVFP4", **dict.fromkeys(names, "FP8_PB_WO")}
+    as_modelopt(c, quant_algo="MIXED_PRECISION", quantized_layers={n: {"quant_algo": a} for n, a in layers.items()})
+    assert tokens(c.folder, "--dtype", "float32") == before
+
+
+def test_a_name_wins_over_a_pattern_and_that_over_a_class(tmp_path):
+    c = Quantised(tmp_path / "model", PACKED)
+    before = tokens(c.folder, "--dtype", "float32")
+    (right,) = c.config["quantization_config"]["config_groups"].values()
+    wrong = {**right, "weights": {**right["weights"], "num_bits": 8}}
+    attention = [n[:-len("_packed") - len(".weight")] for n in c.header if "self_attn" in n and n.endswith("_packed")]
+    c.say(config_groups={
+        "class": {**wrong, "targets": ["Linear", "re:.*self_attn.*"]},
+        "pattern": {**right, "targets": ["re:.*mlp.*", *attention]},
+    })
     assert tokens(c.folder, "--dtype", "float32") == before
 
 
