@@ -256,6 +256,37 @@ TEST(schemas_of_arrays_and_objects)
     CHECK_EXAMPLES(list);
 }
 
+/* An identifier in data is none, an anchor belongs to the schema whose "$id" encloses it, and where
+ * only the rules of URIs could tell which of two schemas is meant, neither is guessed. */
+TEST(references_by_name_lead_to_the_schema_that_is_meant)
+{
+    static const struct example list[] = {
+        {GRAMMAR_SCHEMA,
+         "{\"$defs\":{\"e\":{\"enum\":[{\"$anchor\":\"a\",\"type\":\"null\"}]},\"s\":{\"$anchor\":"
+         "\"a\","
+         "\"type\":\"string\"}},\"$ref\":\"#a\"}",
+         "\"x\"", "null", NULL},
+        {GRAMMAR_SCHEMA,
+         "{\"$defs\":{\"e\":{\"const\":{\"$id\":\"a.json\",\"type\":\"null\"}},\"s\":{\"$id\":"
+         "\"a.json\",\"type\":\"string\"}},\"$ref\":\"a.json\"}",
+         "\"x\"", "null", NULL},
+        {GRAMMAR_SCHEMA,
+         "{\"$defs\":{\"const\":{\"$anchor\":\"a\",\"type\":\"string\"}},\"$ref\":\"#a\"}", "\"x\"",
+         "1", NULL},
+        {GRAMMAR_SCHEMA,
+         "{\"$id\":\"http://x/y\",\"$defs\":{\"A\":{\"$id\":\"one\",\"allOf\":[{\"$id\":\"two\","
+         "\"$anchor\":\"a\",\"type\":\"number\"},{\"$anchor\":\"a\",\"type\":\"string\"}]}},\"$"
+         "ref\":"
+         "\"one#a\"}",
+         "\"x\"", "1", NULL},
+        {GRAMMAR_SCHEMA,
+         "{\"$id\":\"http://x/y/\",\"$defs\":{\"p\":{\"$id\":\"http://x/z/p\",\"type\":\"string\"},"
+         "\"q\":{\"$id\":\"p\",\"type\":\"number\"}},\"$ref\":\"p\"}",
+         NULL, NULL, "one of several schemas"},
+    };
+    CHECK_EXAMPLES(list);
+}
+
 /* A client must find the mistake, so the path in the schema is in the message. */
 TEST(schemas_that_are_refused_say_where_and_why)
 {
