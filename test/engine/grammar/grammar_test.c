@@ -146,6 +146,24 @@ TEST(lark)
          "start: p::0\np::_ : \"!\" %if is_ones([0:2])\n | \"a\" p::set_bit(0) %if bit_clear(0)\n"
          " | \"b\" p::set_bit(1) %if bit_clear(1)",
          "ab!|ba!", "a!|aab!|abab!", NULL},
+        {GRAMMAR_LARK,
+         "start: p::0\np::_ : \"a\" p::incr(_) %if lt(_, 3)\n | q::_\nq::_ : \"b\" q::incr(_) "
+         "%if lt(_, 3)\n | \"!\"",
+         "!|aaa!|abb!|bbb!", "ba!|aaaa!|aabb!", NULL},
+        {GRAMMAR_LARK,
+         "start: p::0\np::_ : \"!\" %if bit_count_ge(_, 1)\n | \"a\" p::set_bit(0) %if "
+         "and(bit_clear(0), "
+         "bit_count_lt(_, 2))\n | \"b\" p::set_bit(1) %if bit_count_ne([1:2], 1)\n | \"c\" "
+         "p::set_bit(2) %if and(bit_clear(2), bit_count_lt([0:3], 2))",
+         "a!|ab!|cb!|acb!", "!|aa!|acc!|bb!|bac!", NULL},
+        {GRAMMAR_LARK,
+         "start: p::6\np::_ : \"x\" q::bit_and(3) %if true()\n | \"y\" q::bit_or(0x1)\nq::_ : "
+         "\"2\" %if "
+         "eq(_, 2)\n | \"7\" %if eq(_, 7)",
+         "x2|y7", "x7|y2", NULL},
+        {GRAMMAR_LARK, "start: p::0\np::_ : \"a\" %if bit_count_and(_, 1)", NULL, NULL,
+         "not known"},
+        {GRAMMAR_LARK, "start: p::0\np::_ : \"a\" p::incr(_)", NULL, NULL, "too many rules"},
         {GRAMMAR_LARK, "start: A\nA: \"a\" A", NULL, NULL, "defined by itself"},
         {GRAMMAR_LARK, "start: a\n", NULL, NULL, "\"a\" is not defined"},
         {GRAMMAR_LARK, "start: \"a\"\nx.2: \"b\"", NULL, NULL, "priorities"},
