@@ -281,6 +281,20 @@ TEST(schemas_of_arrays_and_objects)
     CHECK_EXAMPLES(list);
 }
 
+/* Host names have at most 253 characters, 63 in each label. */
+TEST(a_host_name_is_limited_in_all)
+{
+#define LABEL_63 "abcdefghijabcdefghijabcdefghijabcdefghijabcdefghijabcdefghijabc"
+#define THREE_LABELS LABEL_63 "." LABEL_63 "." LABEL_63 "."
+    static const struct example list[] = {
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"format\":\"hostname\"}",
+         "\"" THREE_LABELS "abcdefghijabcdefghijabcdefghijabcdefghijabcdefghijabcdefghija\"|\"a\"",
+         "\"" THREE_LABELS "abcdefghijabcdefghijabcdefghijabcdefghijabcdefghijabcdefghijab\"|\"\"",
+         NULL},
+    };
+    CHECK_EXAMPLES(list);
+}
+
 /* An identifier in data is none, an anchor belongs to the schema whose "$id" encloses it, and where
  * only the rules of URIs could tell which of two schemas is meant, neither is guessed. */
 TEST(references_by_name_lead_to_the_schema_that_is_meant)
