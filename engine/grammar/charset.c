@@ -74,17 +74,76 @@ void charset_invert(struct charset *s)
     *s = out;
 }
 
-/* Only ASCII letters have two cases here. */
+/* ---- letter case ---- */
+
+/* Characters that differ only in case, as in Unicode's simple case folding: each with its class,
+ * which is named by one of its members. Sorted by character, and by class. */
+static struct {
+    struct cased {
+        uint32_t c, class;
+    } *by_c, *by_class;
+    size_t n, cap;
+    pthread_once_t once;
+} cases = {.once = PTHREAD_ONCE_INIT};
+
+static int by_class(const void *p, const void *q)
+{
+    const struct cased *a = p, *b = q;
+    if (a->class != b->class) {
+        return a->class < b->class ? -1 : 1;
+    }
+    return a->c < b->c ? -1 : a->c > b->c;
+}
+
+/* The Turkish i without its dot and the capital with it are not folded; only some languages do. */
+static uint32_t class_of(uint32_t c)
+{
+    if (c == 0x130 || c == 0x131) {
+        return c;
+    }
+    return (uint32_t)utf8proc_tolower(utf8proc_toupper((int32_t)c));
+}
+
+static void make_cases(void)
+{
+    enum { LAST_CASED = 0x1ffff }; // no letters with case lie above
+    for (uint32_t c = 0; c <= LAST_CASED; c++) {
+        uint32_t class = class_of(c), upper = (uint32_t)utf8proc_toupper((int32_t)c);
+        if (class != c || (upper != c && class_of(upper) == c)) {
+            GROW(cases.by_c, cases.n, cases.cap);
+            cases.by_c[cases.n++] = (struct cased){c, class};
+        }
+    }
+    cases.by_class = xcalloc(cases.n, sizeof *cases.by_class);
+    memcpy(cases.by_class, cases.by_c, cases.n * sizeof *cases.by_c);
+    qsort(cases.by_class, cases.n, sizeof *cases.by_class, by_class);
+}
+
+/* The first entry that is not below (c, class). */
+static size_t first_case(const struct cased *v, uint32_t c, uint32_t class, bool classes)
+{
+    size_t lo = 0, hi = cases.n;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        bool below = classes ? v[mid].class < class : v[mid].c < c;
+        lo = below ? mid + 1 : lo;
+        hi = below ? hi : mid;
+    }
+    return lo;
+}
+
 void charset_add_cases(struct charset *s)
 {
+    pthread_once(&cases.once, make_cases);
+    charset_sort(s);
     for (size_t i = 0, n = s->n; i < n; i++) {
-        for (uint32_t c = 'a'; c <= 'z'; c++) {
-            uint32_t upper = c - 32;
-            if (s->v[i].lo <= c && c <= s->v[i].hi) {
-                charset_add(s, upper, upper);
-            }
-            if (s->v[i].lo <= upper && upper <= s->v[i].hi) {
-                charset_add(s, c, c);
+        uint32_t end = s->v[i].hi;
+        size_t at = first_case(cases.by_c, s->v[i].lo, 0, false);
+        for (; at < cases.n && cases.by_c[at].c <= end; at++) {
+            uint32_t class = cases.by_c[at].class;
+            size_t k = first_case(cases.by_class, 0, class, true);
+            for (; k < cases.n && cases.by_class[k].class == class; k++) {
+                charset_add(s, cases.by_class[k].c, cases.by_class[k].c);
             }
         }
     }

@@ -19,7 +19,7 @@ void charset_add(struct charset *s, uint32_t lo, uint32_t hi);
 void charset_add_all(struct charset *s, const struct charset *of);
 void charset_invert(struct charset *s);
 void charset_sort(struct charset *s);      // sorts and merges
-void charset_add_cases(struct charset *s); // adds the other case of ASCII letters
+void charset_add_cases(struct charset *s); // adds the other cases of letters
 
 /* Any single character of the set, without surrogates. */
 uint32_t charset_expr(struct exprs *x, struct charset *s);

@@ -8,6 +8,7 @@
 
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
+#include "engine/grammar/lark_calls.h"
 #include "engine/grammar/lark_common.h"
 #include "engine/grammar/lark_literal.h"
 #include "engine/grammar/lark_param.h"
@@ -16,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { INSTANCES_MAX = 20000, TERMINAL_DEPTH = 100 };
+enum { TERMINAL_DEPTH = 100 };
 
 struct definition {
     size_t at; // position of its body in the text; 0: not defined
@@ -32,13 +33,7 @@ struct lark {
     struct names names;
     struct definition *v; // by name
     uint32_t cap;
-    struct instance { // a rule with a value of its parameter
-        uint32_t name;
-        uint64_t value;
-        uint32_t rule;
-    } *instances;
-    uint32_t n_instances, cap_instances;
-    uint32_t *table, table_size;
+    struct lark_calls calls;
     uint32_t ignored; // any number of ignored terminals
     size_t *ignores;  // positions of their expressions
     uint32_t n_ignores, cap_ignores;
@@ -116,41 +111,16 @@ static enum status terminal_expr(struct lark *g, uint32_t id, uint32_t *e)
     return OK;
 }
 
-static uint32_t *instance_slot(struct lark *g, uint32_t name, uint64_t value)
-{
-    size_t i =
-        (size_t)((value ^ (uint64_t)name << 40) * 0x9e3779b97f4a7c15u >> 33) & (g->table_size - 1);
-    for (; g->table[i]; i = (i + 1) & (g->table_size - 1)) {
-        const struct instance *p = &g->instances[g->table[i] - 1];
-        if (p->name == name && p->value == value) {
-            break;
-        }
-    }
-    return &g->table[i];
-}
-
 /* The rule for a name and a value; its body is parsed later. */
 static enum status rule_call(struct lark *g, uint32_t name, uint64_t value, uint32_t *e)
 {
-    if (g->n_instances * 2 >= g->table_size) {
-        free(g->table);
-        g->table_size = g->table_size ? g->table_size * 2 : 64;
-        g->table = xcalloc(g->table_size, sizeof *g->table);
-        for (uint32_t i = 0; i < g->n_instances; i++) {
-            *instance_slot(g, g->instances[i].name, g->instances[i].value) = i + 1;
-        }
+    uint32_t rule, before = g->calls.n;
+    bool fits = lark_calls_add(&g->calls, g->c->rules, name, value, &rule);
+    if (!fits || (g->calls.n > before && !exprs_spend(g->x, 10))) {
+        lark_fail(&g->lex, "rules with parameters come to too many rules");
+        return ERR_LIMIT;
     }
-    uint32_t *slot = instance_slot(g, name, value);
-    if (!*slot) {
-        if (g->n_instances == INSTANCES_MAX || !exprs_spend(g->x, 10)) {
-            lark_fail(&g->lex, "rules with parameters come to too many rules");
-            return ERR_LIMIT;
-        }
-        GROW(g->instances, g->n_instances, g->cap_instances);
-        g->instances[g->n_instances++] = (struct instance){name, value, rules_add(g->c->rules)};
-        *slot = g->n_instances;
-    }
-    *e = expr_call(g->x, g->instances[*slot - 1].rule);
+    *e = expr_call(g->x, rule);
     return OK;
 }
 
@@ -355,10 +325,11 @@ static enum status parse_behind(struct lark *g, bool *holds)
 }
 
 /* The parts are joined from the last to the first, so that the sequence nests to the right. A
- * condition at the end that does not hold removes the branch. */
+ * condition at the end that does not hold removes the branch, and the calls in it: with them, a
+ * count that the condition limits would have no end. */
 static enum status sequence_expr(struct lark *g, uint32_t *e)
 {
-    uint32_t *part = NULL, n = 0, cap = 0;
+    uint32_t *part = NULL, n = 0, cap = 0, n_calls = g->calls.n;
     enum status st = OK;
     bool holds = true;
     while (st == OK && !at_end(g)) {
@@ -379,6 +350,7 @@ static enum status sequence_expr(struct lark *g, uint32_t *e)
         st = parse_behind(g, &holds);
     }
     if (!holds) {
+        lark_calls_forget(&g->calls, n_calls);
         *e = (uint32_t)EXPR_NONE;
     }
     return st;
@@ -574,8 +546,8 @@ static enum status parse(struct lark *g, uint32_t *start)
     TRY(parse_ignored(g));
     TRY(rule_call(g, id, 0, start));
     TRY(check_unused(g));
-    for (uint32_t i = 0; i < g->n_instances; i++) { // grows while bodies call others
-        struct instance it = g->instances[i];
+    for (uint32_t i = 0; i < g->calls.n; i++) { // grows while bodies call others
+        struct lark_call it = g->calls.v[i];
         uint32_t body;
         g->has_value = g->v[it.name].parameter;
         g->value = it.value;
@@ -594,8 +566,7 @@ enum status lark_parse(struct compile *c, uint32_t *start)
     enum status st = parse(&g, start);
     names_deinit(&g.names);
     free(g.v);
-    free(g.instances);
-    free(g.table);
+    lark_calls_deinit(&g.calls);
     free(g.ignores);
     return st;
 }

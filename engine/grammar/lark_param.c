@@ -29,10 +29,20 @@ static enum status number(struct lark_lex *l, uint64_t *v)
     return lark_next(l);
 }
 
-/* [from:to]: bits from `from` up to, but not including, `to`. */
+static bool word_is(struct lark_word w, const char *name)
+{
+    return w.kind == LARK_RULE && w.n == strlen(name) && memcmp(w.s, name, w.n) == 0;
+}
+
+/* [from:to]: bits from `from` up to, but not including, `to`; `_`: all 64. */
 static enum status bit_range(struct lark_lex *l, uint64_t *mask, unsigned *shift)
 {
     uint64_t from, to;
+    if (word_is(l->word, "_")) {
+        *mask = UINT64_MAX;
+        *shift = 0;
+        return lark_next(l);
+    }
     TRY(expect(l, "["));
     TRY(number(l, &from));
     TRY(expect(l, ":"));
@@ -62,11 +72,6 @@ static enum status bit(struct lark_lex *l, uint64_t *mask)
     return OK;
 }
 
-static bool word_is(struct lark_word w, const char *name)
-{
-    return w.kind == LARK_RULE && w.n == strlen(name) && memcmp(w.s, name, w.n) == 0;
-}
-
 /* incr and decr stop at the ends of the bit field instead of carrying into its neighbours. */
 static enum status change(struct lark_lex *l, struct lark_word what, uint64_t value, uint64_t *to)
 {
@@ -77,9 +82,15 @@ static enum status change(struct lark_lex *l, struct lark_word what, uint64_t va
         *to = what.s[0] == 's' ? value | mask : value & ~mask;
         return OK;
     }
+    if (word_is(what, "bit_and") || word_is(what, "bit_or")) {
+        TRY(number(l, &mask));
+        *to = what.n == strlen("bit_or") ? value | mask : value & mask;
+        return OK;
+    }
     if (!word_is(what, "incr") && !word_is(what, "decr")) {
-        return lark_fail(l, "\"%.*s\" is not known (set_bit, clear_bit, incr and decr are)",
-                         (int)lesser(what.n, 40), what.s);
+        return lark_fail(
+            l, "\"%.*s\" is not known (set_bit, clear_bit, bit_and, bit_or, incr and decr are)",
+            (int)lesser(what.n, 40), what.s);
     }
     TRY(bit_range(l, &mask, &shift));
     uint64_t field = (value & mask) >> shift, most = mask >> shift;
@@ -112,8 +123,9 @@ enum status lark_parameter(struct lark_lex *l, bool has_value, uint64_t value, u
     return expect(l, ")");
 }
 
-/* eq([0:2], 1) and similar. */
-static enum status comparison(struct lark_lex *l, const char *name, uint64_t value, bool *holds)
+/* eq([0:2], 1) and similar; of bit_count_eq, the number of bits that are set is compared. */
+static enum status comparison(struct lark_lex *l, const char *name, bool counts, uint64_t value,
+                              bool *holds)
 {
     uint64_t mask, with;
     unsigned shift;
@@ -121,6 +133,9 @@ static enum status comparison(struct lark_lex *l, const char *name, uint64_t val
     TRY(expect(l, ","));
     TRY(number(l, &with));
     uint64_t field = (value & mask) >> shift;
+    if (counts) {
+        field = (uint64_t)__builtin_popcountll(field);
+    }
     bool less = field < with, same = field == with;
     switch (name[0]) {
     case 'e': *holds = same; break;
@@ -166,7 +181,11 @@ enum status lark_condition(struct lark_lex *l, bool has_value, uint64_t value, b
     TRY(lark_next(l));
     if (word_is(what, "true") || word_is(what, "false")) {
         *holds = what.s[0] == 't';
-        return OK;
+        if (!lark_is(l, "(")) {
+            return OK;
+        }
+        TRY(lark_next(l));
+        return expect(l, ")");
     }
     TRY(expect(l, "("));
     if (word_is(what, "is_ones") || word_is(what, "is_zeros")) {
@@ -179,9 +198,15 @@ enum status lark_condition(struct lark_lex *l, bool has_value, uint64_t value, b
         *holds = ((value & mask) != 0) == (what.s[4] == 's');
         return expect(l, ")");
     }
+    static const char count[] = "bit_count_";
+    size_t n_count = strlen(count);
+    bool counts = what.n > n_count && memcmp(what.s, count, n_count) == 0;
+    struct lark_word how = what;
+    how.s += counts ? n_count : 0;
+    how.n -= counts ? n_count : 0;
     for (size_t i = 0; i < sizeof compared / sizeof *compared; i++) {
-        if (word_is(what, compared[i])) {
-            TRY(comparison(l, compared[i], value, holds));
+        if (word_is(how, compared[i])) {
+            TRY(comparison(l, compared[i], counts, value, holds));
             return expect(l, ")");
         }
     }

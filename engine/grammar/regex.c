@@ -246,9 +246,8 @@ static enum status parse_atom(struct parser *p, uint32_t *node, struct err *err)
         return regex_wrong(&p->in, err, "'%c' has nothing to repeat", c);
     }
     struct charset set = {0};
-    bool dot_all = (p->flags & REGEX_DOT_ALL) != 0,
-         ignore_case = (p->flags & REGEX_IGNORE_CASE) != 0;
-    enum status st = regex_parse_set(&p->in, dot_all, ignore_case, &set, err);
+    p->in.ignore_case = (p->flags & REGEX_IGNORE_CASE) != 0;
+    enum status st = regex_parse_set(&p->in, (p->flags & REGEX_DOT_ALL) != 0, &set, err);
     if (st == OK) {
         *node = add_expr(p, charset_expr(p->x, &set));
     }

@@ -112,6 +112,9 @@ static enum status parse_category(struct regex_source *in, bool invert, struct c
                     in->s + from);
         return ERR_UNSUPPORTED;
     }
+    if (in->ignore_case) {
+        charset_add_cases(&of);
+    }
     if (invert) {
         charset_invert(&of);
     }
@@ -137,6 +140,10 @@ static enum status parse_escape(struct regex_source *in, bool in_class, uint32_t
     char c = in->s[in->at++];
     if (charset_add_escape(out, c, in->unicode)) {
         return OK;
+    }
+    if (c == '0' && in->at < in->n && in->s[in->at] >= '0' && in->s[in->at] <= '9') {
+        regex_wrong(in, err, "an octal escape is not supported (use \\x)");
+        return ERR_UNSUPPORTED;
     }
     for (size_t i = 0; i < sizeof control / sizeof *control; i++) {
         if (control[i].letter == c) {
@@ -254,16 +261,30 @@ static enum status parse_member(struct regex_source *in, uint32_t *one, struct c
     return OK;
 }
 
+/* Whether a "]" at the start of a class is one of its members: if another one follows that can end
+ * the class. Otherwise "[]" and "[^]" are nothing, and everything, as in ECMA-262. */
+static bool starts_with_bracket(const struct regex_source *in)
+{
+    size_t at = in->at + 1;
+    if (in->at >= in->n || in->s[in->at] != ']') {
+        return false;
+    }
+    while (at < in->n && in->s[at] != ']') {
+        at += in->s[at] == '\\' ? 2 : 1;
+    }
+    return at < in->n;
+}
+
 /* The members of a class up to "]". Case is added before inversion: [^a] without case excludes "A"
  * as well. */
-static enum status parse_class(struct regex_source *in, bool ignore_case, struct charset *out,
-                               struct err *err)
+static enum status parse_class(struct regex_source *in, struct charset *out, struct err *err)
 {
     size_t from = in->at;
     bool invert = in->at < in->n && in->s[in->at] == '^';
     in->at += invert;
-    while (in->at < in->n &&
-           in->s[in->at] != ']') { // "[]" and "[^]": nothing, and everything, as in ECMA-262
+    bool bracket = starts_with_bracket(in);
+    while (in->at < in->n && (bracket || in->s[in->at] != ']')) {
+        bracket = false;
         uint32_t lo, hi;
         TRY(parse_member(in, &lo, out, err));
         bool range = in->at + 1 < in->n && in->s[in->at] == '-' && in->s[in->at + 1] != ']';
@@ -290,7 +311,7 @@ static enum status parse_class(struct regex_source *in, bool ignore_case, struct
         return regex_wrong(in, err, "a class has no end");
     }
     in->at++;
-    if (ignore_case) {
+    if (in->ignore_case) {
         charset_add_cases(out);
     }
     if (invert) {
@@ -300,14 +321,14 @@ static enum status parse_class(struct regex_source *in, bool ignore_case, struct
 }
 
 /* One character, an escape, a class in brackets, or '.'. */
-enum status regex_parse_set(struct regex_source *in, bool dot_all, bool ignore_case,
-                            struct charset *out, struct err *err)
+enum status regex_parse_set(struct regex_source *in, bool dot_all, struct charset *out,
+                            struct err *err)
 {
     char c = in->s[in->at];
     uint32_t one = UINT32_MAX;
     if (c == '[') {
         in->at++;
-        return parse_class(in, ignore_case, out, err);
+        return parse_class(in, out, err);
     }
     if (c == '.') {
         in->at++;
@@ -326,7 +347,7 @@ enum status regex_parse_set(struct regex_source *in, bool dot_all, bool ignore_c
     if (one != UINT32_MAX) {
         charset_add(out, one, one);
     }
-    if (one != UINT32_MAX && ignore_case) {
+    if (one != UINT32_MAX && in->ignore_case) {
         charset_add_cases(out);
     }
     return OK;

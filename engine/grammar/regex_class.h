@@ -11,7 +11,8 @@
 struct regex_source {
     const char *s;
     size_t n, at;
-    bool unicode; // \d, \w and \s are not ASCII alone
+    bool unicode;     // \d, \w and \s are not ASCII alone
+    bool ignore_case; // here: a group may change it
 };
 
 /* Writes the sentence and where; returns ERR_INVALID. */
@@ -19,7 +20,7 @@ enum status regex_wrong(const struct regex_source *in, struct err *err, const ch
     PRINTF_LIKE(3, 4);
 
 /* A literal character, `.`, an escape or a class in brackets. */
-enum status regex_parse_set(struct regex_source *in, bool dot_all, bool ignore_case,
-                            struct charset *out, struct err *err);
+enum status regex_parse_set(struct regex_source *in, bool dot_all, struct charset *out,
+                            struct err *err);
 
 #endif

@@ -146,8 +146,8 @@ uint32_t schema_style_string(struct schema *s, const struct set *set, uint32_t c
 /* null, true or false. */
 const char *schema_word(const struct schema *s, const struct tree_value *v);
 
-/* A regular expression for a known format; NULL: unknown. */
-const char *schema_format(const char *name, size_t n);
+/* The regular expressions of a known format, all of which must match, from 0; NULL: no more. */
+const char *schema_format(const char *name, size_t n, uint32_t nth);
 
 static inline bool schema_is(const struct tree_value *v)
 {

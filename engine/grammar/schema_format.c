@@ -47,17 +47,19 @@ static const struct {
     {"duration", "P(" DURATION_DATE "(" DURATION_TIME ")?|" DURATION_TIME "|[0-9]+W)"},
     {"email", ATOM "(\\." ATOM ")*@" HOST},
     {"hostname", HOST},
+    {"hostname", ".{1,253}"}, // in all, with the dots
     {"ipv4", IPV4},
     {"ipv6", IPV6},
     {"uuid", "[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"},
     {"uri", URI},
 };
 
-/* The pattern of a format, NULL for unknown ones, which are annotations. */
-const char *schema_format(const char *name, size_t n)
+/* A text of a format matches the patterns of all its rows: the nth of them. NULL: no more, or none,
+ * as of unknown formats, which are annotations. */
+const char *schema_format(const char *name, size_t n, uint32_t nth)
 {
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
-        if (strlen(formats[i].name) == n && memcmp(formats[i].name, name, n) == 0) {
+        if (strlen(formats[i].name) == n && memcmp(formats[i].name, name, n) == 0 && nth-- == 0) {
             return formats[i].pattern;
         }
     }

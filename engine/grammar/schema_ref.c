@@ -78,19 +78,6 @@ static const struct tree_value *follow_pointer(const struct tree_value *v, char 
     return v;
 }
 
-/* Finds a value below `v` that satisfies `is`. */
-static const struct tree_value *find(struct schema *s, const struct tree_value *v, const char *name,
-                                     size_t n,
-                                     bool (*is)(const struct tree_value *, const char *, size_t))
-{
-    const struct tree_value *found = is(v, name, n) ? v : NULL;
-    s->x->work++;
-    for (const struct tree_value *c = v->first; c && !found; c = c->next) {
-        found = find(s, c, name, n, is);
-    }
-    return found;
-}
-
 static bool text_is(const struct tree_value *v, const char *s, size_t n)
 {
     return v && v->type == JSON_STRING && v->n_text == n && memcmp(v->text, s, n) == 0;
@@ -114,7 +101,7 @@ static bool is_anchor(const struct tree_value *v, const char *s, size_t n)
     return old || text_is(tree_get(v, "$anchor"), s, n);
 }
 
-/* An identifier, in full or by its last part (which a relative reference names). */
+/* An identifier in full. */
 static bool is_id(const struct tree_value *v, const char *s, size_t n)
 {
     const struct tree_value *id = id_of(v);
@@ -122,18 +109,101 @@ static bool is_id(const struct tree_value *v, const char *s, size_t n)
         return false;
     }
     size_t len = id->n_text - (id->n_text > 0 && id->text[id->n_text - 1] == '#');
-    if (len == n && memcmp(id->text, s, n) == 0) {
-        return true;
+    return len == n && memcmp(id->text, s, n) == 0;
+}
+
+/* An identifier by its last part, which a relative reference names. */
+static bool ends_id(const struct tree_value *v, const char *s, size_t n)
+{
+    const struct tree_value *id = id_of(v);
+    if (!id || id->type != JSON_STRING) {
+        return false;
     }
-    return len > n && id->text[len - n - 1] == '/' && memcmp(id->text + len - n, s, n) == 0;
+    size_t len = id->n_text - (id->n_text > 0 && id->text[id->n_text - 1] == '#');
+    return len >= n && memcmp(id->text + len - n, s, n) == 0 &&
+           (len == n || id->text[len - n - 1] == '/');
+}
+
+/* Whether a value has an identifier of its own, which its anchors belong to. */
+static bool is_resource(const struct tree_value *v)
+{
+    const struct tree_value *id = v->type == JSON_OBJECT ? id_of(v) : NULL;
+    return id && id->type == JSON_STRING && id->text[0] != '#';
+}
+
+struct search {
+    const char *name;
+    size_t n;
+    bool (*is)(const struct tree_value *, const char *, size_t);
+    bool inside; // not in schemas that have an identifier of their own
+    const struct tree_value *found;
+    uint32_t count;
+};
+
+static bool key_is_one_of(const struct tree_value *v, const char *const *keys)
+{
+    for (; *keys; keys++) {
+        if (v->key && v->n_key == strlen(*keys) && memcmp(v->key, *keys, v->n_key) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Finds and counts the schemas below `v` that satisfy the search. Data in a schema is none: an
+ * "$id" in an enum identifies nothing. `named`: the members of v are names of properties or
+ * definitions, so that none of them is a keyword. */
+static void find(struct schema *s, const struct tree_value *v, bool named, struct search *to)
+{
+    static const char *const data[] = {"enum", "const", "default", "examples", NULL};
+    static const char *const names[] = {"properties",  "patternProperties", "$defs",
+                                        "definitions", "dependentSchemas",  "dependencies",
+                                        NULL};
+    s->x->work++;
+    if (!named && to->is(v, to->name, to->n)) {
+        to->found = to->found ? to->found : v;
+        to->count++;
+    }
+    for (const struct tree_value *c = v->first; c; c = c->next) {
+        bool keyword = v->type == JSON_OBJECT && !named;
+        if (!(keyword && key_is_one_of(c, data)) && !(to->inside && is_resource(c))) {
+            find(s, c, keyword && key_is_one_of(c, names), to);
+        }
+    }
+}
+
+/* The schema that a reference without its fragment names, by the identifier in full or by its last
+ * part; NULL: none, or several, of which only the full rules of URIs could tell the right one. */
+static const struct tree_value *find_id(struct schema *s, const char *name, size_t n)
+{
+    struct search full = {.name = name, .n = n, .is = is_id};
+    struct search part = {.name = name, .n = n, .is = ends_id};
+    find(s, s->root, false, &part);
+    if (part.count < 2) {
+        return part.found;
+    }
+    find(s, s->root, false, &full);
+    return memchr(name, ':', n) && full.count == 1 ? full.found : NULL;
+}
+
+/* An anchor of the schema with the identifier that applies, or else of the document. */
+static const struct tree_value *find_anchor(struct schema *s, const struct tree_value *base,
+                                            const char *name, size_t n)
+{
+    struct search own = {.name = name, .n = n, .is = is_anchor, .inside = true};
+    struct search any = {.name = name, .n = n, .is = is_anchor};
+    find(s, base, false, &own);
+    if (!own.found) {
+        find(s, s->root, false, &any);
+    }
+    return own.found ? own.found : any.found;
 }
 
 /* The innermost enclosing value with an identifier, possibly v itself. */
 static const struct tree_value *base_of(const struct schema *s, const struct tree_value *v)
 {
     for (; v && v != s->root; v = v->parent) {
-        const struct tree_value *id = v->type == JSON_OBJECT ? id_of(v) : NULL;
-        if (id && id->type == JSON_STRING && id->text[0] != '#') {
+        if (is_resource(v)) {
             return v;
         }
     }
@@ -151,10 +221,11 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref,
     size_t n_base = hash ? (size_t)(hash - ref->text) : ref->n_text;
     const struct tree_value *v = base_of(s, ref->parent);
     if (n_base > 0) {
-        v = find(s, s->root, ref->text, n_base, is_id);
+        v = find_id(s, ref->text, n_base);
         if (!v) {
             return schema_fail(s, ERR_UNSUPPORTED, ref->parent,
-                               "\"$ref\" to another document (\"%.60s\"): none is ever fetched",
+                               "\"$ref\" to another document, or to one of several schemas here "
+                               "(\"%.60s\"): none is ever fetched",
                                ref->text);
         }
     }
@@ -173,7 +244,7 @@ enum status schema_resolve(struct schema *s, const struct tree_value *ref,
             v = follow_pointer(s->root, fragment, n);
         }
     } else if (n > 0) {
-        v = find(s, s->root, fragment, n, is_anchor);
+        v = find_anchor(s, base, fragment, n);
     }
     *to = v;
     if (!v || !schema_is(v)) {

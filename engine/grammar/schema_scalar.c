@@ -89,12 +89,11 @@ static enum status gather_contents(struct schema *s, const struct set *set, stru
             TRY(add_regex(s, schema, v->text, v->n_text, true, out));
         }
         v = tree_get(schema, "format");
-        const char *format = NULL;
-        if (v && v->type == JSON_STRING) {
-            format = schema_format(v->text, v->n_text);
-        }
-        if (format) {
+        bool named = v && v->type == JSON_STRING;
+        const char *format = named ? schema_format(v->text, v->n_text, 0) : NULL;
+        for (uint32_t nth = 1; format; nth++) {
             TRY(add_regex(s, schema, format, strlen(format), false, out));
+            format = schema_format(v->text, v->n_text, nth);
         }
     }
     TRY(add_lengths(s, set, out));

@@ -80,6 +80,12 @@ TEST(regular_expressions)
         {GRAMMAR_REGEX, "a(b|c)*d", "ad|abcbd", NULL, NULL},
         {GRAMMAR_REGEX, "[a-c]{2,3}", "ab|abc", "a|abcd|ad", NULL},
         {GRAMMAR_REGEX, "(?i)Ab[^x]", "aBy|ABÿ", "abx|abX|b", NULL},
+        {GRAMMAR_REGEX, "(?i)é[à-ÿ]σ\\x4b", "ÉÀςk|éÿΣ\u212a", "eÀσk|é×σk", NULL},
+        {GRAMMAR_REGEX, "(?i)\\p{Lu}\\P{Lu}", "a1|É-", "aa|1a", NULL},
+        {GRAMMAR_REGEX, "(?i)i", "i|I", "ı|İ", NULL},
+        {GRAMMAR_REGEX, "[]a]+", "a]|]", "b", NULL},
+        {GRAMMAR_REGEX, "[^]a]", "b|[", "]|a", NULL},
+        {GRAMMAR_REGEX, "a[^]", "a]|ab", "a", NULL},
         {GRAMMAR_REGEX, "^(?:ja|nein)$", "ja|nein", "x|", NULL},
         {GRAMMAR_REGEX, "^a$|^bc$", "a|bc", "a~bc|abc", NULL},
         {GRAMMAR_REGEX, ".", "x|é|日", "\n|xy|", NULL},
@@ -93,6 +99,7 @@ TEST(regular_expressions)
         {GRAMMAR_REGEX, "(?<!a)b", NULL, NULL, "lookbehind"},
         {GRAMMAR_REGEX, "(a)\\1", NULL, NULL, "backreference"},
         {GRAMMAR_REGEX, "\\bx", NULL, NULL, "word boundary"},
+        {GRAMMAR_REGEX, "\\07", NULL, NULL, "octal"},
         {GRAMMAR_REGEX, "a++", NULL, NULL, "possessive"},
         {GRAMMAR_REGEX, "[b-a]", NULL, NULL, "backwards"},
         {GRAMMAR_REGEX, "(a", NULL, NULL, "no end"},
@@ -139,6 +146,24 @@ TEST(lark)
          "start: p::0\np::_ : \"!\" %if is_ones([0:2])\n | \"a\" p::set_bit(0) %if bit_clear(0)\n"
          " | \"b\" p::set_bit(1) %if bit_clear(1)",
          "ab!|ba!", "a!|aab!|abab!", NULL},
+        {GRAMMAR_LARK,
+         "start: p::0\np::_ : \"a\" p::incr(_) %if lt(_, 3)\n | q::_\nq::_ : \"b\" q::incr(_) "
+         "%if lt(_, 3)\n | \"!\"",
+         "!|aaa!|abb!|bbb!", "ba!|aaaa!|aabb!", NULL},
+        {GRAMMAR_LARK,
+         "start: p::0\np::_ : \"!\" %if bit_count_ge(_, 1)\n | \"a\" p::set_bit(0) %if "
+         "and(bit_clear(0), "
+         "bit_count_lt(_, 2))\n | \"b\" p::set_bit(1) %if bit_count_ne([1:2], 1)\n | \"c\" "
+         "p::set_bit(2) %if and(bit_clear(2), bit_count_lt([0:3], 2))",
+         "a!|ab!|cb!|acb!", "!|aa!|acc!|bb!|bac!", NULL},
+        {GRAMMAR_LARK,
+         "start: p::6\np::_ : \"x\" q::bit_and(3) %if true()\n | \"y\" q::bit_or(0x1)\nq::_ : "
+         "\"2\" %if "
+         "eq(_, 2)\n | \"7\" %if eq(_, 7)",
+         "x2|y7", "x7|y2", NULL},
+        {GRAMMAR_LARK, "start: p::0\np::_ : \"a\" %if bit_count_and(_, 1)", NULL, NULL,
+         "not known"},
+        {GRAMMAR_LARK, "start: p::0\np::_ : \"a\" p::incr(_)", NULL, NULL, "too many rules"},
         {GRAMMAR_LARK, "start: A\nA: \"a\" A", NULL, NULL, "defined by itself"},
         {GRAMMAR_LARK, "start: a\n", NULL, NULL, "\"a\" is not defined"},
         {GRAMMAR_LARK, "start: \"a\"\nx.2: \"b\"", NULL, NULL, "priorities"},
@@ -252,6 +277,51 @@ TEST(schemas_of_arrays_and_objects)
         {GRAMMAR_SCHEMA, "{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"string\"}]}", "1|\"a\"",
          "null", NULL},
         {GRAMMAR_SCHEMA, "{\"anyOf\":[{\"$ref\":\"#\"},{\"const\":1}]}", "1", "2", NULL},
+    };
+    CHECK_EXAMPLES(list);
+}
+
+/* Host names have at most 253 characters, 63 in each label. */
+TEST(a_host_name_is_limited_in_all)
+{
+#define LABEL_63 "abcdefghijabcdefghijabcdefghijabcdefghijabcdefghijabcdefghijabc"
+#define THREE_LABELS LABEL_63 "." LABEL_63 "." LABEL_63 "."
+    static const struct example list[] = {
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"format\":\"hostname\"}",
+         "\"" THREE_LABELS "abcdefghijabcdefghijabcdefghijabcdefghijabcdefghijabcdefghija\"|\"a\"",
+         "\"" THREE_LABELS "abcdefghijabcdefghijabcdefghijabcdefghijabcdefghijabcdefghijab\"|\"\"",
+         NULL},
+    };
+    CHECK_EXAMPLES(list);
+}
+
+/* An identifier in data is none, an anchor belongs to the schema whose "$id" encloses it, and where
+ * only the rules of URIs could tell which of two schemas is meant, neither is guessed. */
+TEST(references_by_name_lead_to_the_schema_that_is_meant)
+{
+    static const struct example list[] = {
+        {GRAMMAR_SCHEMA,
+         "{\"$defs\":{\"e\":{\"enum\":[{\"$anchor\":\"a\",\"type\":\"null\"}]},\"s\":{\"$anchor\":"
+         "\"a\","
+         "\"type\":\"string\"}},\"$ref\":\"#a\"}",
+         "\"x\"", "null", NULL},
+        {GRAMMAR_SCHEMA,
+         "{\"$defs\":{\"e\":{\"const\":{\"$id\":\"a.json\",\"type\":\"null\"}},\"s\":{\"$id\":"
+         "\"a.json\",\"type\":\"string\"}},\"$ref\":\"a.json\"}",
+         "\"x\"", "null", NULL},
+        {GRAMMAR_SCHEMA,
+         "{\"$defs\":{\"const\":{\"$anchor\":\"a\",\"type\":\"string\"}},\"$ref\":\"#a\"}", "\"x\"",
+         "1", NULL},
+        {GRAMMAR_SCHEMA,
+         "{\"$id\":\"http://x/y\",\"$defs\":{\"A\":{\"$id\":\"one\",\"allOf\":[{\"$id\":\"two\","
+         "\"$anchor\":\"a\",\"type\":\"number\"},{\"$anchor\":\"a\",\"type\":\"string\"}]}},\"$"
+         "ref\":"
+         "\"one#a\"}",
+         "\"x\"", "1", NULL},
+        {GRAMMAR_SCHEMA,
+         "{\"$id\":\"http://x/y/\",\"$defs\":{\"p\":{\"$id\":\"http://x/z/p\",\"type\":\"string\"},"
+         "\"q\":{\"$id\":\"p\",\"type\":\"number\"}},\"$ref\":\"p\"}",
+         NULL, NULL, "one of several schemas"},
     };
     CHECK_EXAMPLES(list);
 }

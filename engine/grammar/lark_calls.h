@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The rules of a Lark grammar that are called, once for each value of their parameter. Each becomes
+ * a rule of the automaton.
+ * Thread: one owner. */
+#ifndef SLUICE_ENGINE_GRAMMAR_LARK_CALLS_H
+#define SLUICE_ENGINE_GRAMMAR_LARK_CALLS_H
+
+#include "engine/grammar/rules.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct lark_calls {
+    struct lark_call {
+        uint32_t name;
+        uint64_t value;
+        uint32_t rule;
+    } *v;
+    uint32_t n, cap;
+    uint32_t *table, table_size;
+};
+
+void lark_calls_deinit(struct lark_calls *c);
+
+/* The rule for a name and a value, without a body if it is new; false: there are too many. */
+bool lark_calls_add(struct lark_calls *c, struct rules *rules, uint32_t name, uint64_t value,
+                    uint32_t *rule);
+
+/* Forgets the calls that came after the first n. */
+void lark_calls_forget(struct lark_calls *c, uint32_t n);
+
+#endif
