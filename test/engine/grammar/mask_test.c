@@ -188,8 +188,10 @@ static int random_tree(int depth, char *out)
         sprintf(out + strlen(out), "%s(%s)", k > 0 && n.kind == ALT ? "|" : "", part[k]);
     }
     if (n.kind == REP) {
-        n.lo = draw(3);
-        n.hi = draw(2) ? 99 : n.lo + draw(4);
+        // counts of a class may be large, since the matcher is fast there
+        bool large = tree[n.child[0]].kind == CLASS && draw(2);
+        n.lo = draw(large ? 14 : 3);
+        n.hi = draw(2) ? 99 : n.lo + draw(large ? 20 : 4);
         if (n.hi == 99) {
             sprintf(out, "(%s){%u,}", part[0], n.lo);
         } else {
@@ -472,37 +474,43 @@ static struct grammar_vocab *json_vocab(void)
     return v;
 }
 
-/* Walks along allowed tokens. Each mask is compared with advancing by every token, twice: once when
- * it is computed and once when it is cached. */
-static void check_walks(struct grammar *g, const char *source)
+/* Compares a mask with advancing by every token, twice: once when it is computed and once when it
+ * is cached. Returns the tokens that are allowed, or -1. */
+static int compare_mask(struct grammar *g, struct grammar_state s, int32_t *allowed)
 {
     uint32_t words[N_JSON_TOKENS / 32 + 2];
-    static int32_t allowed[N_JSON_TOKENS + 1];
-    for (int walk = 0; walk < 4; walk++) {
-        struct grammar_state s = grammar_start(g);
-        for (int steps = 0; steps < 25; steps++) {
-            uint32_t n = 0, n_wrong = 0;
-            for (int again = 0; again < 2; again++) {
-                CHECK_EQ(grammar_mask(g, s, words), OK);
-                n = 0;
-                for (int32_t id = 0; id <= N_JSON_TOKENS; id++) {
-                    bool in = words[id >> 5] >> (id & 31) & 1, alone;
-                    CHECK_EQ(grammar_allows(g, s, id, &alone), OK);
-                    n_wrong += in != alone;
-                    n_triples++;
-                    if (alone && id < N_JSON_TOKENS) {
-                        allowed[n++] = id;
-                    }
-                }
+    int n = 0, n_wrong = 0;
+    for (int again = 0; again < 2; again++) {
+        CHECK_EQ(grammar_mask(g, s, words), OK);
+        n = 0;
+        for (int32_t id = 0; id <= N_JSON_TOKENS; id++) {
+            bool in = words[id >> 5] >> (id & 31) & 1, alone;
+            CHECK_EQ(grammar_allows(g, s, id, &alone), OK);
+            n_wrong += in != alone;
+            n_triples++;
+            if (alone && id < N_JSON_TOKENS) {
+                allowed[n++] = id;
             }
-            if (n_wrong > 0) {
-                CHECK_FAIL("%s: %u tokens of a mask are wrong", source, n_wrong);
+        }
+    }
+    return n_wrong > 0 ? -1 : n;
+}
+
+/* Walks along allowed tokens, as often as short texts need to fill the steps. */
+static void check_walks(struct grammar *g, const char *source)
+{
+    static int32_t allowed[N_JSON_TOKENS + 1];
+    for (int steps = 0; steps < 120;) {
+        struct grammar_state s = grammar_start(g);
+        for (int n = 1; n > 0 && steps < 120; steps++) {
+            n = compare_mask(g, s, allowed);
+            if (n < 0) {
+                CHECK_FAIL("%s: tokens of a mask are wrong", source);
                 return;
             }
-            if (n == 0) {
-                break;
+            if (n > 0) {
+                CHECK_EQ(grammar_advance_token(g, &s, allowed[draw((uint32_t)n)]), OK);
             }
-            CHECK_EQ(grammar_advance_token(g, &s, allowed[draw(n)]), OK);
         }
     }
 }
@@ -540,6 +548,27 @@ TEST(masks_inside_json_are_what_advancing_says)
          "{\"type\":\"object\",\"propertyNames\":{\"maxLength\":2},"
          "\"additionalProperties\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}}}"},
         {GRAMMAR_SCHEMA, "{\"type\":\"array\",\"items\":{\"type\":[\"number\",\"string\"]}}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[a-z]{0,40}$\"}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[^b]{9,30}$\"}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^\\\\w{1,12}[@.]?[a-z]{2,9}$\"}"},
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"string\",\"pattern\":\"^([ab]+ |\\\"é|\\n|\\u001f){2,12}e?$\"}"},
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"string\",\"pattern\":\"^(([a-z]{1,3},){2,9}\\\\d{0,8};?){1,9}$\"}"},
+        {GRAMMAR_SCHEMA,
+         "{\"type\":\"array\",\"items\":{\"anyOf\":[{\"type\":\"string\",\"pattern\":"
+         "\"^[a-z]{3,20}$\"},{\"type\":\"string\",\"pattern\":\"^[0-9a-f]{8}$\"}]}}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[^b]{0,9}$\"}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[\\n\\t]{8,9}$\"}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^[^b]{0,9}[\\n\\\"]$\"}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^([ab]+e?){1,9}$\"}"},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"^a?[a-e]{8,12}$\"}"},
+        {GRAMMAR_REGEX, "([0-9]{8,9}q){1,40}"},
+        {GRAMMAR_REGEX, "[0-9]{8}@{0,8}é{8}"},
+        {GRAMMAR_REGEX, "([ab] ){2,40}e|[a-z]{20,}"},
+        {GRAMMAR_REGEX, "[a-zé]{9,40}[a-z]{9}q"},
+        {GRAMMAR_REGEX, "\"(é|日|[a-z\\x00-\\x1f]){0,30}\"(,\"[^\"]{0,9}\"){2,9}"},
+        {GRAMMAR_GBNF, "root ::= (\"<\" item \">\"){1,9}\nitem ::= [a-z0-9_]{0,20} (\",\" root)?"},
         {GRAMMAR_REGEX, "[a-z ]*(\"[^\"]*\"|\\d+)"},
         {GRAMMAR_REGEX, ".*"},
         {GRAMMAR_REGEX, "[^\"\\\\]*\"x"},
