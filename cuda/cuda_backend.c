@@ -59,9 +59,8 @@ static enum status open_owners(struct cuda_backend *be)
 {
     const struct backend_limits *l = &be->limits;
     struct cuda *device = &be->device;
-    const size_t masks = (size_t)l->max_masks * (size_t)mask_words(l->vocab) * sizeof(uint32_t);
-    const size_t staged =
-        2 * passes_meta_bytes(&be->attention, l, be->max_draws) + masks + ((size_t)8 << 20);
+    const size_t staged = 2 * passes_meta_bytes(&be->attention, l, be->max_draws) +
+                          draw_masks_staged_bytes(l) + ((size_t)8 << 20);
     TRY(lanes_open(&be->lanes, device, l, be->attention.max_paths + be->attention.max_runs));
     TRY(passes_open(&be->passes, device, be->graphs, &be->lanes, l, be->max_draws, &be->attention));
     TRY(open_scratch(be));
@@ -317,6 +316,7 @@ void cuda_close(struct backend *base)
     gemms_close(&be->gemms);
     cuda_upload_close(device);
     steps_close(&be->steps);
+    passes_close(&be->passes);
     peers_close(&be->peers);
     kv_close(&be->kv);
     states_close(&be->states);

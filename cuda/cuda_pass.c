@@ -56,11 +56,6 @@ size_t passes_meta_bytes(const struct attention_limits *attention,
         .end;
 }
 
-static size_t masks_bytes(const struct lanes *lanes, int32_t n)
-{
-    return (size_t)n * (size_t)lanes->allowed_stride * sizeof(uint32_t);
-}
-
 /* Memory for the largest pass, once. */
 enum status passes_open(struct passes *p, struct cuda *device, struct graphs *graphs,
                         const struct lanes *lanes, const struct backend_limits *limits,
@@ -84,9 +79,7 @@ enum status passes_open(struct passes *p, struct cuda *device, struct graphs *gr
         TRY(cuda_alloc(device, n_laws * (size_t)l->vocab * 4, (void **)&p->laws));
         TRY(cuda_alloc(device, n_laws * sizeof *p->law_totals, (void **)&p->law_totals));
     }
-    if (l->max_masks > 0) {
-        TRY(cuda_alloc(device, masks_bytes(lanes, l->max_masks), (void **)&p->masks));
-    }
+    TRY(draw_masks_open(&p->masks, device, l));
     p->view = (struct pass_view){
         .history_stride = lanes->history_stride,
         .blocks_stride = lanes->blocks_stride,
@@ -97,7 +90,8 @@ enum status passes_open(struct passes *p, struct cuda *device, struct graphs *gr
         .blocks = lanes->blocks,
         .params = lanes->params,
         .allowed = lanes->allowed,
-        .masks = p->masks,
+        .masks = p->masks.words,
+        .mask_slots = p->masks.slots,
         .pooled = p->pooled,
         .laws = p->laws,
         .law_totals = p->law_totals,
@@ -105,6 +99,11 @@ enum status passes_open(struct passes *p, struct cuda *device, struct graphs *gr
         .tokens = p->tokens,
     };
     return OK;
+}
+
+void passes_close(struct passes *p)
+{
+    draw_masks_close(&p->masks);
 }
 
 /* Checks every index that the kernels use, so that none can lead out of bounds. */
@@ -257,25 +256,6 @@ static enum status send_meta(struct passes *ps, struct lanes *lanes, const struc
     return OK;
 }
 
-/* The draws' masks, if any, go by a copy of their own, always to the same place whatever the
- * bucket. */
-static enum status send_masks(struct passes *ps, struct lanes *lanes, const struct pass *p)
-{
-    struct cuda *be = ps->device;
-    const size_t n_bytes = masks_bytes(lanes, p->n_masks);
-    if (n_bytes == 0) {
-        return OK;
-    }
-    char *image = lanes_room(lanes, n_bytes);
-    if (!image) {
-        return be->lost;
-    }
-    memcpy(image, p->masks, n_bytes);
-    lanes_use_room(lanes, n_bytes);
-    CUDA_TRY(be, cudaMemcpyAsync(ps->masks, image, n_bytes, cudaMemcpyHostToDevice, be->stream));
-    return OK;
-}
-
 /* True if attention/few.cu may take the pass. That kernel reads each row's keys separately, so a
  * prefix shared by 17 or more rows goes to the general path. With more than 32 rows it does not
  * split a row's keys, so neither does it take long rows among short ones: each would keep one block
@@ -366,7 +346,7 @@ enum status passes_begin(struct passes *p, struct steps *steps, struct lanes *la
     }
     TRY(lanes_flush(lanes));
     if (!pass->draws_wait) {
-        TRY(send_masks(p, lanes, pass));
+        TRY(draw_masks_send(&p->masks, lanes, pass->masks, pass->n_masks));
     }
     TRY(send_meta(p, lanes, pass, shape));
     p->is_few = is_few(pass, shape->n_rows);
@@ -412,7 +392,7 @@ enum status passes_draws(struct passes *p, struct lanes *lanes, struct pass_shap
     if (be->lost != OK) {
         return be->lost;
     }
-    TRY(send_masks(p, lanes, p->pass));
+    TRY(draw_masks_send(&p->masks, lanes, p->pass->masks, p->pass->n_masks));
     *shape = p->shape;
     shape->issue = true;
     return OK;

@@ -9,6 +9,7 @@
 #include "cuda/cuda_graph.h"
 #include "cuda/cuda_kv.h"
 #include "cuda/cuda_lanes.h"
+#include "cuda/cuda_masks.h"
 #include "cuda/cuda_step.h"
 #include "cuda/state.h"
 
@@ -24,10 +25,10 @@ struct passes {
     int32_t *tokens;
     float *pooled, *pooled_results;
     float *laws;                    // [max_laws, vocab]
-    uint32_t *masks;                // [max_masks, allowed_stride of the lanes]
     unsigned long long *law_totals; // [max_laws]
     struct draw_result *results;
 
+    struct draw_masks masks;
     const struct pass *pass; // NULL between passes; the engine owns its arrays until pass_end
     int32_t set, n_draws, n_pool;
     struct pass_view view; // view of the current pass; the lanes' tables are always valid
@@ -43,6 +44,7 @@ struct passes {
 enum status passes_open(struct passes *p, struct cuda *device, struct graphs *graphs,
                         const struct lanes *lanes, const struct backend_limits *limits,
                         int32_t max_draws, const struct attention_limits *attention);
+void passes_close(struct passes *p); // host memory
 /* Bytes of the largest pass's metadata. */
 size_t passes_meta_bytes(const struct attention_limits *attention,
                          const struct backend_limits *limits, int32_t max_draws);

@@ -96,8 +96,9 @@ struct pass_view {
     int32_t *blocks;                  // [max_lanes + 1 + max_paths, blocks_stride]: block tables
     const struct lane_params *params; // [max_lanes + 1]
     const uint32_t *allowed;          // [max_lanes + 1, allowed_stride]: bit i: id i may be drawn
-    const uint32_t *masks;            // [max_masks, allowed_stride]: masks of draws
-    float *pooled;                    // [max_lanes + 1, hidden]
+    const uint32_t *masks;     // [slots, allowed_stride]: masks of draws, also of earlier passes
+    const int32_t *mask_slots; // [max_masks]: where in `masks` each mask of the pass is
+    float *pooled;             // [max_lanes + 1, hidden]
     float *laws; // [max_laws, vocab]: the distributions drafts were drawn from, exact_exp(score -
                  // top)
     unsigned long long *law_totals; // [max_laws]: sums of their masses

@@ -66,8 +66,8 @@ test-model: all  ## reading model folders, and the output of generate
 test-sim: $(BUILD)/test/engine/sim_test  ## the full simulation (SIM_RUNS=20000, SIM_SEED=1)
 	@SIM_RUNS=$${SIM_RUNS:-20000} TEST_TIMEOUT=$${TEST_TIMEOUT:-3600} test/run $<
 
-test-masks: $(BUILD)/test/engine/grammar/mask_test  ## masks compared with slow references, many rounds (MASK_ROUNDS=20000, MASK_SEED=1)
-	@MASK_ROUNDS=$${MASK_ROUNDS:-20000} TEST_TIMEOUT=$${TEST_TIMEOUT:-36000} test/run $<
+test-masks: $(patsubst %,$(BUILD)/test/engine/grammar/%_test,mask mask_json)  ## masks compared with slow references, many rounds (MASK_ROUNDS=20000, MASK_SEED=1)
+	@MASK_ROUNDS=$${MASK_ROUNDS:-20000} TEST_TIMEOUT=$${TEST_TIMEOUT:-36000} test/run $^
 
 .PHONY: test-asan test-tsan test-neon
 test-asan:  ## the C, server and model tests under ASan and UBSan

@@ -4,6 +4,7 @@
 #include "engine/grammar/mask_heads.h"
 
 #include "engine/grammar/mask_inside.h"
+#include "engine/grammar/mask_runs.h"
 #include "engine/grammar/text.h"
 
 enum {
@@ -197,10 +198,11 @@ static bool fill_beside(struct masks *m, struct head *h)
     return true;
 }
 
-static void drop_heads(struct masks *m)
+void heads_drop(struct masks *m)
 {
-    m->heads_dropped = true;
+    m->shared_dropped = true;
     heads_free(m);
+    runs_free(m);
     if (m->now.bases.n > 0) {
         m->now.bases.n += MASK_BASES;
     } // they may have been of heads
@@ -216,7 +218,7 @@ const struct head *heads_get(struct masks *m, uint32_t e)
         }
     }
     if (m->n_heads == HEADS_MAX || m->bytes > m->max_bytes) {
-        drop_heads(m);
+        heads_drop(m);
     }
     struct head h = {.e = e};
     m->head.words = xcalloc(m->vocab->n_words + 1, sizeof(uint32_t));

@@ -11,4 +11,7 @@
 const struct head *heads_get(struct masks *m, uint32_t e);
 void heads_free(struct masks *m); // all of them
 
+/* Frees all that masks are made of, heads and runs, while a mask is being made. */
+void heads_drop(struct masks *m);
+
 #endif

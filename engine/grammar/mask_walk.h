@@ -52,7 +52,9 @@ struct masks {
         uint32_t n_ends;
     } *heads;
     uint32_t n_heads, cap_heads;
-    bool heads_dropped;     // masks may have been made of them
+    struct mask_run *runs; // mask_runs.c
+    uint32_t n_runs, cap_runs;
+    bool shared_dropped;    // heads and runs: masks may have been made of them
     uint32_t *path;         // states by depth, for the walk
     struct found now, head; // the mask and the head that are being made
 };

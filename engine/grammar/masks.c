@@ -4,6 +4,7 @@
 
 #include "engine/grammar/mask_heads.h"
 #include "engine/grammar/mask_inside.h"
+#include "engine/grammar/mask_runs.h"
 #include "engine/grammar/object.h"
 #include "engine/grammar/rules.h"
 
@@ -30,6 +31,7 @@ void masks_reset(struct masks *m)
     }
     m->n = m->newest = m->oldest = m->free = 0;
     heads_free(m);
+    runs_free(m);
     m->bytes = 0;
 }
 
@@ -38,6 +40,7 @@ void masks_deinit(struct masks *m)
     masks_reset(m);
     free(m->v);
     free(m->heads);
+    free(m->runs);
     free(m->path);
     free(m->now.ids);
     free(m->head.ids);
@@ -107,7 +110,10 @@ static uint32_t expand(struct exprs *x, uint32_t e)
 static bool add_by_head(struct masks *m, uint32_t e, uint32_t stack, struct found *f)
 {
     uint32_t head, rest;
-    if (!split_head(m->a->x, e, &head, &rest)) {
+    if (runs_add(m, e, stack, f)) {
+        return true;
+    }
+    if (m->a->x->failed || !split_head(m->a->x, e, &head, &rest)) {
         return false;
     }
     if (inside_add(m, head, rest, stack, f)) {
@@ -301,10 +307,10 @@ void masks_get(struct masks *m, uint32_t state, uint32_t *words)
     m->now.n_ids = 0;
     m->now.bases = (struct mask_bases){0};
     compute(m, state, &m->now);
-    while (m->heads_dropped && m->oldest) { // they may have been made of these
+    while (m->shared_dropped && m->oldest) { // they may have been made of these
         drop_oldest(m);
     }
-    m->heads_dropped = false;
+    m->shared_dropped = false;
     if (!m->a->x->failed) {
         keep(m, state, &m->now);
     }

@@ -64,6 +64,11 @@ uint32_t text_make(struct exprs *x, uint32_t a)
     return make(x, a, T_PLAIN);
 }
 
+uint32_t text_alike(struct exprs *x, uint32_t e, uint32_t a)
+{
+    return make(x, a, x->v[e].b);
+}
+
 static int hex_digit(uint8_t c)
 {
     if (c >= '0' && c <= '9') {

@@ -12,6 +12,13 @@
  * in the language `a`. */
 uint32_t text_make(struct exprs *x, uint32_t a);
 
+/* Another text at the same place of an escape, and whether none has begun. */
+uint32_t text_alike(struct exprs *x, uint32_t e, uint32_t a);
+static inline bool text_is_plain(const struct exprs *x, uint32_t e)
+{
+    return x->v[e].b == 0;
+}
+
 /* The derivative of an X_TEXT. */
 uint32_t text_derive(struct exprs *x, uint32_t e, uint8_t byte);
 /* Adds the bytes that it may begin with, if its text may begin with `inside`. */

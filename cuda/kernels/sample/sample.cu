@@ -136,6 +136,14 @@ __device__ void draw_more(const struct pass_draw &d, int token, struct draw_resu
     __syncthreads();
 }
 
+__device__ const uint32_t *mask_of(const struct pass_view &pass, const struct pass_draw &d)
+{
+    if (d.mask == 0) {
+        return NULL;
+    }
+    return pass.masks + (int64_t)pass.mask_slots[d.mask - 1] * pass.allowed_stride;
+}
+
 __device__ int draw_token(const float *logits, const struct scratchpad &pad, int n,
                           const struct pass_draw &d, const struct pass_view &pass,
                           struct draw_result *out, struct shared_state *s)
@@ -146,9 +154,7 @@ __device__ int draw_token(const float *logits, const struct scratchpad &pad, int
     if (is_modified(p, d)) {
         const struct context c = make_context(pass, d, s);
         make_scores(logits, pad.scores, pad.counts, n, p, d, c,
-                    pass.allowed + (int64_t)d.lane * pass.allowed_stride,
-                    d.mask > 0 ? pass.masks + (int64_t)(d.mask - 1) * pass.allowed_stride : NULL,
-                    s);
+                    pass.allowed + (int64_t)d.lane * pass.allowed_stride, mask_of(pass, d), s);
         row = pad.scores;
     }
     struct cut c = {0, INT32_MAX};

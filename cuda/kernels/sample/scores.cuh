@@ -164,20 +164,30 @@ __device__ void keep_masked(float *scores, int n, const uint32_t *mask)
     }
 }
 
+/* The row as it is, without what the mask excludes: logits there are not even read. */
+__device__ void copy_masked(const float *logits, float *scores, int n, const uint32_t *mask)
+{
+    for (int i = team_thread(); i < n; i += team_threads()) {
+        scores[i] = !mask || (mask[i >> 5] >> (i & 31) & 1) ? logits[i] : -INFINITY;
+    }
+    team_sync();
+}
+
+/* Where a mask is all there is, one pass over the row makes the scores. */
 __device__ void make_scores(const float *logits, float *scores, int *counts, int n,
                             const struct lane_params &p, const struct pass_draw &d,
                             const struct context &c, const uint32_t *allowed, const uint32_t *mask,
                             struct shared_state *s)
 {
+    const bool changes = has_changes(p), banning = has_bans(p, d);
     for (int bans = 2; bans >= 0; bans--) { // all bans, all but min_tokens', none
-        for (int i = team_thread(); i < n; i += team_threads()) {
-            scores[i] = logits[i];
+        copy_masked(logits, scores, n, changes ? NULL : mask);
+        if (changes) {
+            add_bias(scores, n, p);
+            penalise(scores, counts, n, p, d, c);
+            keep_masked(scores, n, mask); // last: bias and penalties take finite scores
         }
-        team_sync();
-        add_bias(scores, n, p);
-        penalise(scores, counts, n, p, d, c);
-        keep_masked(scores, n, mask);
-        if (bans == 0) {
+        if (bans == 0 || !banning) {
             return;
         }
         ban(scores, n, p, d, c, allowed, bans == 2);
