@@ -157,6 +157,8 @@ struct request {
     bool has_max_tokens, max_is_asked; // else as much as fits; else a default, cut to what fits
     int64_t max_tokens;
     int32_t n, best_of;
+    bool beams; // use_beam_search, with n beams
+    double length_penalty;
     struct request_prompt *prompts;
     size_t n_prompts;
     struct ids ids; // of prompts that were tokenised

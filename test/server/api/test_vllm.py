@@ -174,15 +174,19 @@ def test_errors_of_its_own_routes_have_vllm_s_types(server):
     assert server.post("/v1/embeddings", {}).error["type"] == "invalid_request_error"  # OpenAI's own
 
 
-REFUSED = [("/v1/completions", {"use_beam_search": True}, "use_beam_search"), ("/v1/chat/completions", {"use_beam_search": True}, "use_beam_search"),
-           ("/v1/completions", {"length_penalty": 0.5}, "length_penalty"), ("/v1/completions", {"best_of": 3}, "best_of"), ("/v1/completions", {"n": 1, "best_of": 2}, "best_of"),
+REFUSED = [("/v1/completions", {"use_beam_search": True, "logit_bias": {"5": 1}}, "logit_bias"), ("/v1/chat/completions", {"use_beam_search": True, "min_tokens": 2}, "min_tokens"),
+           ("/v1/completions", {"use_beam_search": True, "n": 11}, "n"), ("/v1/completions", {"use_beam_search": True, "bad_words": ["a"]}, "bad_words"),
+           ("/v1/completions", {"use_beam_search": True, "frequency_penalty": 1}, "frequency_penalty"), ("/v1/completions", {"use_beam_search": True, "allowed_token_ids": [5]}, "allowed_token_ids"),
+           ("/v1/completions", {"use_beam_search": True, "guided_regex": "a"}, "guided_regex"), ("/v1/completions", {"length_penalty": 51}, "length_penalty"),
+           ("/v1/completions", {"use_beam_search": 5}, "use_beam_search"), ("/v1/responses", {"use_beam_search": True, "input": "a"}, "use_beam_search"),
+           ("/v1/completions", {"best_of": 3}, "best_of"), ("/v1/completions", {"n": 1, "best_of": 2}, "best_of"),
            ("/v1/completions", {"suffix": "b"}, "suffix"), ("/v1/completions", {"prompt_logprobs": -1}, "prompt_logprobs"), ("/v1/chat/completions", {"prompt_logprobs": -1}, "prompt_logprobs"),
            ("/v1/completions", {"logprobs": -1}, "logprobs"), ("/v1/completions", {"prompt_logprobs": 21}, "prompt_logprobs")]
 
 
 @pytest.mark.parametrize("path, body, param", REFUSED, ids=range(len(REFUSED)))
 def test_what_is_not_there_is_refused_by_name(server, path, body, param):
-    r = server.post(path, {**({"prompt": "a"} if path == "/v1/completions" else {"messages": USER("x")}), **body})
+    r = server.post(path, {**{"/v1/completions": {"prompt": "a"}, "/v1/chat/completions": {"messages": USER("x")}}.get(path, {}), **body})
     assert r.status == 400 and r.error["param"] == param and param in r.error["message"], r.body
 
 
