@@ -2,6 +2,7 @@
 /* Members of other servers and of other endpoints, so that none that would change the answer is
  * passed over. */
 #include "server/call/members_rows.h"
+#include "server/call/packed.h"
 
 static const struct member rows[] = {
     /* ---- what other servers take: constraints ---- */
@@ -106,10 +107,10 @@ static const struct member rows[] = {
      .why = "Use 'logprobs'."},
     {"return_logprob", "SGLang's log probabilities.", DRAWS, REFUSED(ANY, "false"),
      .why = "Use 'logprobs'."},
-    {"embed_dtype", "The type of a vector's numbers.", POOLED | FORM_EMBEDDINGS,
-     REFUSED(ANY, "\"float32\""), .why = "Vectors are float32."},
+    {"embed_dtype", "The type of a vector's numbers in base64.", POOLED | FORM_EMBEDDINGS,
+     CHOICE(embed_dtype, PACKED_TYPES)},
     {"endianness", "The order of the bytes of a vector in base64.", POOLED | FORM_EMBEDDINGS,
-     REFUSED(ANY, "\"native\"|\"little\""), .why = "They are little-endian."},
+     CHOICE(endianness, PACKED_ORDERS)},
     {"flat_logprobs", "Another form of log probabilities.", DRAWS, REFUSED(ANY, "false")},
     {"return_hidden_states", "Hidden states.", DRAWS, REFUSED(ANY, "false")},
     {"return_tokens", "The ids of the answer's tokens.", NATIVE, BOOL(native_tokens)},

@@ -173,6 +173,7 @@ struct request {
     size_t n_files;
     bool begun;                              // the prompt is what the hole begins with
     bool base64, normalize;                  // embeddings
+    uint8_t embed_dtype, endianness;         // of base64 (packed.h)
     struct scored_text *queries, *documents; // score and rerank
     size_t n_queries, n_documents;
     int64_t max_query_tokens, max_doc_tokens, top_n; // 0: all

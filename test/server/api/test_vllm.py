@@ -151,10 +151,40 @@ def test_vectors_have_other_forms(server):
 def test_vectors_have_vllm_s_members(server):
     a, b = (server.post("/v1/embeddings", {"input": "a", "embed_dtype": "float32", "endianness": "little"}).json() for _ in range(2))
     assert a["id"].startswith("embd-") and a["id"] != b["id"] and abs(a["created"] - time.time()) < 60
-    for key, value in (("embed_dtype", "float16"), ("endianness", "big")):
+    for key, value in (("embed_dtype", "float8"), ("endianness", "middle")):
         for path in ("/v1/embeddings", "/pooling"):
             r = server.post(path, {"input": "a", "encoding_format": "base64", key: value})
-            assert r.status == 400 and (r.error["code"], r.error["param"]) == ("unsupported_parameter", key), r.body
+            assert r.status == 400 and (r.error["code"], r.error["param"]) == ("invalid_value", key), r.body
+
+
+def small_float(code, mantissa, bias, n_bits):
+    sign, code = -1 if code >> (n_bits - 1) else 1, code & ((1 << (n_bits - 1)) - 1)
+    exponent, rest = code >> mantissa, code & ((1 << mantissa) - 1)
+    return sign * (math.ldexp(rest, 1 - bias - mantissa) if exponent == 0 else math.ldexp(rest + (1 << mantissa), exponent - bias - mantissa))
+
+
+@pytest.mark.parametrize("dtype, n_bytes, mantissa, bias", [("float32", 4, 23, 127), ("float16", 2, 10, 15), ("bfloat16", 2, 7, 127), ("fp8_e4m3", 1, 3, 7), ("fp8_e5m2", 1, 2, 15)])
+def test_vectors_are_packed_in_each_type_and_order(server, dtype, n_bytes, mantissa, bias):
+    for path, name in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
+        for normalize in (True, False):
+            body = {"input": "a b c", "normalize": normalize, "embed_dtype": dtype}
+            want = server.post(path, {**body, "encoding_format": "float"}).json()["data"][0][name]  # numbers are numbers, of whatever type
+            packed = {order: base64.b64decode(server.post(path, {**body, "encoding_format": "base64", "endianness": order}).json()["data"][0][name]) for order in ("native", "little", "big")}
+            split = lambda b: [b[i:i + n_bytes] for i in range(0, len(b), n_bytes)]
+            assert packed["native"] == packed["little"] and [x[::-1] for x in split(packed["big"])] == split(packed["little"])
+            assert len(packed["big"]) == n_bytes * len(want)
+            for x, code in zip(want, split(packed["little"])):
+                near = [small_float(c, mantissa, bias, 8 * n_bytes) for c in range(max(int.from_bytes(code, "little") - 1, 0), int.from_bytes(code, "little") + 2)]
+                got = small_float(int.from_bytes(code, "little"), mantissa, bias, 8 * n_bytes)
+                assert abs(got - x) <= min(abs(n - x) for n in near) + 1e-9 * abs(x), (x, got)
+
+
+def test_biases_of_no_token_are_refused_in_vllm_s_words(server):
+    vocab = 1 << 20
+    r = server.complete("a", logit_bias={str(vocab): 1})
+    assert r.status == 400 and r.error["param"] == "logit_bias" and "[%d] in logit_bias contain out-of-vocab token ids. Vocabulary size: " % vocab in r.error["message"]
+    r = server.complete("a", logit_bias={"x": 1})
+    assert r.status == 400 and r.error["param"] == "logit_bias" and "'x' is no token id" in r.error["message"]
 
 
 def test_a_prompt_is_not_cut_to_more_than_the_context(server):
