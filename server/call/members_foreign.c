@@ -123,7 +123,10 @@ static const struct member rows[] = {
      HAND(ARRAY, read_response_fields), .schema = "'items':{'type':'string'}"},
     {"response_fields", "A choice of the answer's members.", DRAWS & ~NATIVE,
      REFUSED(ANY, NOTHING)},
-    {"enable_response_messages", "vLLM's messages of a response.", DRAWS, REFUSED(ANY, "false")},
+    {"enable_response_messages", "The response has the prompt and the answer as texts and ids.",
+     FORM_RESPONSES, BOOL(tells_messages)},
+    {"enable_response_messages", "vLLM's messages of a response.", DRAWS & ~FORM_RESPONSES,
+     REFUSED(ANY, "false")},
     {"previous_input_messages", "vLLM's messages of a response.", DRAWS, REFUSED(ANY, NOTHING)},
     {"parse_tool_calls", "Tool calls are found in the text.", DRAWS, REFUSED(ANY, "true")},
 

@@ -237,6 +237,7 @@ struct request {
     const char *instructions; // responses
     int n_stripped_lines;     // messages: of the system prompt (--strip-prompt-lines)
     bool stores;              // responses: it is kept
+    bool tells_messages;      // responses: the whole prompt and answer, as text and ids
     bool detached;            // responses: it runs on without its client ("background")
     bool wants_events;        // of those: whether the client asked for a stream; all have one
     const char *previous;     // responses: the id of the one before; or NULL

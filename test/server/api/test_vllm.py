@@ -179,6 +179,25 @@ def test_vectors_are_packed_in_each_type_and_order(server, dtype, n_bytes, manti
                 assert abs(got - x) <= min(abs(n - x) for n in near) + 1e-9 * abs(x), (x, got)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_tells_its_messages(server, stream):
+    body = {"input": "What is 1 + 1?", "max_output_tokens": 12, "temperature": 0, "enable_response_messages": True, "stream": stream}
+    r = server.post("/v1/responses", body)
+    assert r.status == 200, r.body
+    j = json.loads(r.events()[-1])["response"] if stream else r.json()
+    (asked,), (said,) = j["input_messages"], j["output_messages"]
+    prompt = server.post("/tokenize", {"messages": USER("What is 1 + 1?")}).json()["tokens"]
+    assert asked["type"] == said["type"] == "raw_message_tokens" and asked["tokens"] == prompt and len(prompt) == j["usage"]["input_tokens"]
+    assert "What is 1 + 1?" in asked["message"] and server.post("/tokenize", {"prompt": asked["message"], "add_special_tokens": False}).json()["tokens"] == prompt
+    assert len(said["tokens"]) == j["usage"]["output_tokens"] and said["message"] == server.post("/detokenize", {"tokens": said["tokens"]}).json()["prompt"]
+    assert j["output"][-1]["content"][0]["text"] in said["message"]
+    plain = server.post("/v1/responses", {**body, "enable_response_messages": False, "stream": False}).json()
+    assert "input_messages" not in plain and "output_messages" not in plain
+    r = server.chat("a", enable_response_messages=True)
+    assert r.status == 400 and r.error["param"] == "enable_response_messages"
+    assert server.post("/v1/responses", {**body, "enable_response_messages": 5}).error["param"] == "enable_response_messages"
+
+
 def test_biases_of_no_token_are_refused_in_vllm_s_words(server):
     vocab = 1 << 20
     r = server.complete("a", logit_bias={str(vocab): 1})
