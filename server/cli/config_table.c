@@ -300,6 +300,8 @@ const struct option_row option_rows[] = {
     {ROW("verbose", OPTION_BOOL, verbose, "false",
          "chats and completions contain llama.cpp's __verbose, with the prompt, unless a request "
          "disables it")},
+    {ROW("enable-per-request-metrics", OPTION_BOOL, enable_per_request_metrics, "false",
+         "answers of chats and completions with one choice contain their times")},
     {ROW("clamp-max-tokens", OPTION_BOOL, clamp_max_tokens, "false",
          "reduce max_tokens to what fits, instead of an error")},
     {ROW("strict-parameters", OPTION_BOOL, strict_parameters, "false",

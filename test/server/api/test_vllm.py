@@ -198,6 +198,23 @@ def test_a_response_tells_its_messages(server, stream):
     assert server.post("/v1/responses", {**body, "enable_response_messages": 5}).error["param"] == "enable_response_messages"
 
 
+def test_answers_contain_their_times_where_the_operator_wants_it(server):
+    with Server(real=True, threads=2, enable_per_request_metrics=True) as s:
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        for beams in (False, True):
+            body = {"max_tokens": 8, "ignore_eos": True, "use_beam_search": beams}
+            streams = [s.complete("a", **body, **usage).chunks(), s.chat("a", **body, **usage).chunks()]
+            assert all("metrics" not in c for chunks in streams for c in chunks[:-1])
+            for j in (s.complete("a", **body).json(), s.chat("a", **body).json(), *(chunks[-1] for chunks in streams)):
+                m = j["metrics"]
+                assert set(m) == {"time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second"} and all(v >= 0 for v in m.values()), m
+                assert m["mean_itl_ms"] == pytest.approx(m["generation_time_ms"] / 7, abs=0.002) and m["tokens_per_second"] > 0
+                assert m["tokens_per_second"] == pytest.approx(8000 / (m["time_to_first_token_ms"] + m["generation_time_ms"]), rel=0.05)
+        assert s.complete("a", max_tokens=1).json()["metrics"]["mean_itl_ms"] is None
+        assert "metrics" not in s.complete("a", max_tokens=1, n=2).json() and "metrics" not in s.complete(["a", "b"], max_tokens=1).json()
+    assert "metrics" not in server.complete("a", max_tokens=1).json()
+
+
 def test_biases_of_no_token_are_refused_in_vllm_s_words(server):
     vocab = 1 << 20
     r = server.complete("a", logit_bias={str(vocab): 1})
