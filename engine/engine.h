@@ -23,8 +23,8 @@ enum engine_state { ENGINE_READY, ENGINE_FAILED, ENGINE_CLOSING };
 
 enum { N_STEP_SIZES = 14 };
 
-/* Upper bound on the tokens of class i of the histogram of step sizes: prompt tokens computed and
- * tokens generated in one step. The last class is unbounded (0). */
+/* Upper bound on the tokens of class i of the histogram of step sizes: prompt tokens computed or
+ * found in the cache, and tokens generated in one step. The last class is unbounded (0). */
 static inline int32_t engine_step_bound(int32_t i)
 {
     if (i == N_STEP_SIZES - 1) {

@@ -276,7 +276,7 @@ void engine_commit_step(struct engine *e)
     if (status == OK) {
         step_commit_draft_kv(ps, &e->scheduler.holdings);
     }
-    n_tokens += e->generated_tokens;
+    n_tokens += e->generated_tokens + ps->plan.n_hits;
     for (int32_t i = 0; i < ps->plan.n_entries; i++) {
         n_tokens += prompt_rows(&ps->plan.entries[i]);
         commit_entry(e, &ps->plan.entries[i]);

@@ -46,6 +46,7 @@ struct plan_grant {
 struct plan {
     int32_t n_rows, n_out, n_draws;
     int32_t n_background, n_foreground; // prompt rows of background requests, and of the others
+    int64_t n_hits;                     // prompt tokens of its new sequences that the cache had
     int32_t n_entries, n_forks, n_grants, n_copies, n_failed;
     int32_t n_state_copies, n_keeps;
     struct plan_entry *entries;      // [max_lanes]

@@ -351,6 +351,7 @@ static void fail_head(struct scheduler *s, struct plan *p)
  * goes to prompts. False: nothing can run. */
 bool scheduler_plan(struct scheduler *s, struct plan *p)
 {
+    const int64_t hits_before = s->prefix_hits;
     plan_clear(p);
     s->n_plans++;
     admit_overtaken(s, p);
@@ -362,6 +363,7 @@ bool scheduler_plan(struct scheduler *s, struct plan *p)
     }
     holdings_tell_copies(&s->holdings, p);
     holdings_publish(&s->holdings, p);
+    p->n_hits = s->prefix_hits - hits_before;
     return true;
 }
 

@@ -26,6 +26,7 @@ struct call;
 struct engine;
 struct engine_stats;
 struct call_server;
+struct beams;       // server/call/beams.h
 struct call_format; // server/call/format.h
 struct tenant;      // server/call/tenant.h
 
@@ -99,8 +100,8 @@ struct call_server {
     /* Offline calls that found the engine's queue full. While it is not NULL no more of them should
      * be started. */
     struct call *queue, **queue_tail;
-    struct call *calls; // all that live
-    int64_t n_calls;
+    struct call *calls;            // all that live
+    int64_t n_calls, n_beam_calls; // the latter: that search with beams
     struct call_counts counts;
     uint64_t next_seed;
     bool told_stripped; // that lines are taken out of prompts
@@ -201,8 +202,9 @@ struct call {
     enum request_kind kind;          // that it was started as
     struct engine_request *requests; // one per prompt
     void *memory;                    // of their outputs
-    char *salt;                      // their cache_salt, where it is not the body's
-    size_t n_requests, n_submitted, n_done;
+    struct beams *beams; // searches that give the answers of `requests`; NULL: the engine does
+    char *salt;          // their cache_salt, where it is not the body's
+    size_t n_requests, n_submitted, n_done; // with beams the latter two are of their steps
     struct call_choice *choices;
     size_t n_choices, n_finished;
     int64_t n_waiting;       // sequences that count in the tenant's

@@ -7,6 +7,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
+#include "server/call/beams.h"
 #include "server/call/format.h"
 #include "server/call/tenant.h"
 
@@ -38,6 +39,7 @@ static void forget(struct call *c)
         free(c->requests[i].prompt_logprobs);
         free(c->requests[i].pooled);
     }
+    beams_close(c);
     free(c->choices);
     free(c->requests);
     free(c->memory);
@@ -82,6 +84,10 @@ void call_forget_dead(struct call_server *s)
 
 static void cancel(struct call *c)
 {
+    if (c->beams) {
+        beams_cancel(c);
+        return;
+    }
     for (size_t i = 0; i < c->n_submitted; i++) {
         if (!c->requests[i].done) {
             engine_cancel(c->server->engine, &c->requests[i]);

@@ -5,6 +5,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/minmax.h"
+#include "server/call/beams.h"
 #include "server/call/format.h"
 #include "server/call/tenant.h"
 
@@ -150,6 +151,27 @@ static bool is_told(const struct call *c, const struct engine_request *r)
     return true;
 }
 
+/* A request of a step of beams: the step's results are looked at when the drain is over. */
+static void on_beam(struct call *c, struct engine_request *r, int64_t now_ns)
+{
+    if (!r->done) {
+        return;
+    }
+    c->n_done++;
+    int32_t finish = atomic_load(&r->outputs[0].finish);
+    if (c->answered) {
+        call_release(c);
+    } else if (r->error != OK || finish == FINISH_ERROR || finish == FINISH_CANCELLED) {
+        fail_with_engine(c, r);
+    } else {
+        beams_take(c, r);
+        tell_news(c, now_ns);
+        if (!c->first_token) {
+            note_first_token(c, r, now_ns);
+        }
+    }
+}
+
 /* Called for each request of the engine that has news. A call has several requests if it
  * has several prompts. */
 static void on_event(struct engine_request *r, void *arg)
@@ -158,6 +180,10 @@ static void on_event(struct engine_request *r, void *arg)
     int64_t now_ns = *(const int64_t *)arg;
     bool done = r->done;
     call_watch_memory(c->server);
+    if (c->beams) {
+        on_beam(c, r, now_ns);
+        return;
+    }
     if (!c->answered && (done || c->request.stream)) {
         tell_news(c, now_ns);
     }
@@ -181,6 +207,38 @@ static void on_event(struct engine_request *r, void *arg)
     }
 }
 
+/* The next steps of a call's searches, and the answers of those that are over. */
+static void step_beams(struct call *c, int64_t now_ns)
+{
+    struct call_error e = {0};
+    for (struct engine_request *r; (r = beams_step(c)) != NULL;) {
+        call_watch_memory(c->server);
+        observe_done(c, r);
+        progress(c, r, now_ns);
+        if (c->answered) {
+            return; // it lacked memory
+        }
+    }
+    enum status st = beams_submit(c, &e);
+    if (st != OK && st != ERR_BUSY) { // what the engine has no room for goes in at a later wake
+        call_fail(c, &e);
+        return;
+    }
+    call_finish_if_complete(c);
+}
+
+static void step_all_beams(struct call_server *s, int64_t now_ns)
+{
+    s->in_drain = true; // a call that ends is looked at once more
+    for (struct call *c = s->calls; c && s->n_beam_calls > 0; c = c->next) {
+        if (c->beams && !c->answered && !c->queued) {
+            step_beams(c, now_ns);
+        }
+    }
+    s->in_drain = false;
+    call_forget_dead(s);
+}
+
 /* The loop thread's share of a step: events first, then dead calls are freed, then those
  * that wait get their turn. */
 void call_on_wake(struct call_server *s)
@@ -190,7 +248,7 @@ void call_on_wake(struct call_server *s)
         s->in_drain = true;
         engine_drain(s->engine, on_event, &now_ns);
         s->in_drain = false;
-        call_forget_dead(s);
+        step_all_beams(s, now_ns);
         call_submit_queued(s);
     }
 }

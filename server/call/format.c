@@ -2,6 +2,7 @@
 /* Pieces of JSON that several endpoints share. */
 #include "server/call/format.h"
 
+#include "engine/base/clock.h"
 #include "engine/base/minmax.h"
 #include "engine/base/optional.h"
 #include "engine/base/utf8.h"
@@ -365,6 +366,38 @@ void call_send_chunk(struct call *c, struct buf *b)
 }
 
 /* The last chunk has no choices. */
+static void put_known(struct buf *b, const char *key, bool known, double value)
+{
+    if (b->data[b->n_bytes - 1] != '{') {
+        buf_putc(b, ',');
+    }
+    buf_printf(b, "\"%s\":", key);
+    if (known) {
+        buf_printf(b, "%.3f", value);
+    } else {
+        buf_puts(b, "null");
+    }
+}
+
+void call_put_metrics(struct buf *b, const struct call *c)
+{
+    const struct engine_request *r = &c->requests[0];
+    if (!c->server->config->enable_per_request_metrics || c->n_choices != 1) {
+        return;
+    }
+    const int64_t begun = r->t_scheduled_ns, first = r->t_first_token_ns;
+    const int64_t last = r->done ? r->t_done_ns : clock_now_ns(); // a stop string ends it earlier
+    const int32_t n = c->choices[0].n_taken;
+    const double generation = (double)(last - first) * 1e-6, all = (double)(last - begun) * 1e-6;
+    buf_puts(b, ",\"metrics\":{");
+    put_known(b, "time_to_first_token_ms", begun > 0 && first > 0, (double)(first - begun) * 1e-6);
+    put_known(b, "generation_time_ms", first > 0, generation);
+    put_known(b, "queue_time_ms", begun > 0, (double)(begun - r->t_submit_ns) * 1e-6);
+    put_known(b, "mean_itl_ms", first > 0 && n > 1, generation / greater(n - 1, 1));
+    put_known(b, "tokens_per_second", begun > 0 && all > 0, n / all * 1e3);
+    buf_putc(b, '}');
+}
+
 void call_send_usage(struct call *c, const char *tail)
 {
     struct buf *b = &c->server->scratch;
@@ -374,6 +407,7 @@ void call_send_usage(struct call *c, const char *tail)
         buf_puts(b, tail);
         call_put_usage(b, c);
         call_put_asked_timings(b, c);
+        call_put_metrics(b, c);
         buf_putc(b, '}');
         call_event(c, NULL, b);
     }

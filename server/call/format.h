@@ -76,6 +76,9 @@ void call_native_prob(struct call_choice *ch, int32_t token, const struct token_
 /* llama.cpp's {"prompt_n":..,"predicted_ms":..} of a request of the engine (format_native.c). */
 void call_put_timings(struct buf *b, const struct call *c, const struct engine_request *q);
 void call_put_asked_timings(struct buf *b, const struct call *c); // ,"timings":{...} if asked for
+/* ,"metrics":{...} of an answer with one choice, with --enable-per-request-metrics: vLLM's times.
+ * The rate counts the prompt's time, too. */
+void call_put_metrics(struct buf *b, const struct call *c);
 /* llama.cpp's ,"prompt_progress":{"total":..,"cache":..,"processed":..,"time_ms":..} */
 void call_put_progress(struct buf *b, const struct call_choice *ch);
 /* llama.cpp's own answer, of a choice that has ended (format_native.c); with `verbose`, as a member

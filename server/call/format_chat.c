@@ -318,6 +318,7 @@ static void end(struct call *c)
     call_put_prompt_logprobs(&body, c, &c->requests[0]);
     call_put_prompt_ids(&body, c, &c->requests[0]);
     call_put_asked_timings(&body, c);
+    call_put_metrics(&body, c);
     call_put_verbose(&body, c);
     buf_puts(&body, ",\"service_tier\":\"default\"}");
     call_whole(c, &body);

@@ -245,6 +245,7 @@ static void end(struct call *c)
     buf_putc(&body, ']');
     call_put_usage(&body, c);
     call_put_asked_timings(&body, c);
+    call_put_metrics(&body, c);
     call_put_verbose(&body, c);
     buf_putc(&body, '}');
     call_whole(c, &body);

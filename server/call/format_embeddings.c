@@ -2,28 +2,11 @@
 /* /v1/embeddings: the decoder's last hidden states, as their mean over the prompt or at its last
  * token (pooler-config), of length 1 unless told otherwise. */
 #include "server/call/format.h"
+#include "server/call/packed.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-/* Little-endian f32, as OpenAI's clients decode it. */
-static void put_base64(struct buf *b, const float *v, size_t n)
-{
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const unsigned char *p = (const unsigned char *)v; // hosts are little-endian, as the wire wants
-    size_t n_bytes = n * sizeof v[0];
-    buf_putc(b, '"');
-    for (size_t i = 0; i < n_bytes; i += 3) {
-        size_t left = n_bytes - i;
-        uint32_t x = (uint32_t)p[i] << 16 | (left > 1 ? (uint32_t)p[i + 1] << 8 : 0) |
-                     (left > 2 ? p[i + 2] : 0u);
-        char out[4] = {digits[x >> 18], digits[x >> 12 & 63], left > 1 ? digits[x >> 6 & 63] : '=',
-                       left > 2 ? digits[x & 63] : '='};
-        buf_put(b, out, 4);
-    }
-    buf_putc(b, '"');
-}
 
 static void put_floats(struct buf *b, const float *v, size_t n)
 {
@@ -56,7 +39,7 @@ void call_put_vector(struct buf *b, struct call *c, size_t prompt)
         normalise(v, n);
     }
     if (c->request.base64) {
-        put_base64(b, v, n);
+        packed_put(b, v, n, c->request.embed_dtype, c->request.endianness);
     } else {
         put_floats(b, v, n);
     }

@@ -2,6 +2,7 @@
 /* Members of other servers and of other endpoints, so that none that would change the answer is
  * passed over. */
 #include "server/call/members_rows.h"
+#include "server/call/packed.h"
 
 static const struct member rows[] = {
     /* ---- what other servers take: constraints ---- */
@@ -48,7 +49,9 @@ static const struct member rows[] = {
     {"guidance_scale", "Guidance by a second prompt; 1: off.", DRAWS, REFUSED(ANY, "1")},
     {"negative_prompt", "Guidance by a second prompt.", DRAWS, REFUSED(ANY, EMPTY)},
     {"num_beams", "Beam search; 1: off.", DRAWS, REFUSED(ANY, "1")},
-    {"length_penalty", "Beam search; 1: off.", DRAWS, REFUSED(ANY, "1")},
+    {"length_penalty", "Beams are compared by their sum over their length to this power.", BEAMS,
+     REAL(length_penalty, -50, 50)},
+    {"length_penalty", "Beam search; 1: off.", DRAWS & ~BEAMS, REFUSED(ANY, "1")},
     {"early_stopping", "Beam search.", DRAWS, REFUSED(ANY, "false")},
     {"do_sample", "False would be temperature 0.", DRAWS, REFUSED(ANY, "true")},
     {"samplers", "The order of samplers.", DRAWS, REFUSED(ANY, EMPTY)},
@@ -104,10 +107,10 @@ static const struct member rows[] = {
      .why = "Use 'logprobs'."},
     {"return_logprob", "SGLang's log probabilities.", DRAWS, REFUSED(ANY, "false"),
      .why = "Use 'logprobs'."},
-    {"embed_dtype", "The type of a vector's numbers.", POOLED | FORM_EMBEDDINGS,
-     REFUSED(ANY, "\"float32\""), .why = "Vectors are float32."},
+    {"embed_dtype", "The type of a vector's numbers in base64.", POOLED | FORM_EMBEDDINGS,
+     CHOICE(embed_dtype, PACKED_TYPES)},
     {"endianness", "The order of the bytes of a vector in base64.", POOLED | FORM_EMBEDDINGS,
-     REFUSED(ANY, "\"native\"|\"little\""), .why = "They are little-endian."},
+     CHOICE(endianness, PACKED_ORDERS)},
     {"flat_logprobs", "Another form of log probabilities.", DRAWS, REFUSED(ANY, "false")},
     {"return_hidden_states", "Hidden states.", DRAWS, REFUSED(ANY, "false")},
     {"return_tokens", "The ids of the answer's tokens.", NATIVE, BOOL(native_tokens)},
@@ -120,7 +123,10 @@ static const struct member rows[] = {
      HAND(ARRAY, read_response_fields), .schema = "'items':{'type':'string'}"},
     {"response_fields", "A choice of the answer's members.", DRAWS & ~NATIVE,
      REFUSED(ANY, NOTHING)},
-    {"enable_response_messages", "vLLM's messages of a response.", DRAWS, REFUSED(ANY, "false")},
+    {"enable_response_messages", "The response has the prompt and the answer as texts and ids.",
+     FORM_RESPONSES, BOOL(tells_messages)},
+    {"enable_response_messages", "vLLM's messages of a response.", DRAWS & ~FORM_RESPONSES,
+     REFUSED(ANY, "false")},
     {"previous_input_messages", "vLLM's messages of a response.", DRAWS, REFUSED(ANY, NOTHING)},
     {"parse_tool_calls", "Tool calls are found in the text.", DRAWS, REFUSED(ANY, "true")},
 

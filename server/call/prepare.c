@@ -4,6 +4,7 @@
 #include "server/call/prepare.h"
 
 #include "engine/base/minmax.h"
+#include "server/call/beams.h"
 #include "server/call/members.h"
 #include "server/call/readers.h"
 
@@ -389,6 +390,9 @@ void prepare_request(struct request *r)
     p.max_tokens = r->n_prompts > 0 ? r->prompts[0].max_tokens : 1;
     if (sampling_params_check(&p, r->model->info->vocab, &err) != OK) {
         call_error_set(&r->error, 400, "invalid_value", NULL, "%s", err.text);
+        return;
+    }
+    if (!request_check_beams(r)) {
         return;
     }
     request_constrain(r); // last: it is the most work

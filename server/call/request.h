@@ -157,6 +157,8 @@ struct request {
     bool has_max_tokens, max_is_asked; // else as much as fits; else a default, cut to what fits
     int64_t max_tokens;
     int32_t n, best_of;
+    bool beams; // use_beam_search, with n beams
+    double length_penalty;
     struct request_prompt *prompts;
     size_t n_prompts;
     struct ids ids; // of prompts that were tokenised
@@ -171,6 +173,7 @@ struct request {
     size_t n_files;
     bool begun;                              // the prompt is what the hole begins with
     bool base64, normalize;                  // embeddings
+    uint8_t embed_dtype, endianness;         // of base64 (packed.h)
     struct scored_text *queries, *documents; // score and rerank
     size_t n_queries, n_documents;
     int64_t max_query_tokens, max_doc_tokens, top_n; // 0: all
@@ -234,6 +237,7 @@ struct request {
     const char *instructions; // responses
     int n_stripped_lines;     // messages: of the system prompt (--strip-prompt-lines)
     bool stores;              // responses: it is kept
+    bool tells_messages;      // responses: the whole prompt and answer, as text and ids
     bool detached;            // responses: it runs on without its client ("background")
     bool wants_events;        // of those: whether the client asked for a stream; all have one
     const char *previous;     // responses: the id of the one before; or NULL

@@ -22,7 +22,16 @@ static bool too_many(struct request *r)
 static bool bad_id(struct request *r, const char *text)
 {
     return call_error_set(&r->error, 400, "invalid_value", "logit_bias",
-                          "Invalid 'logit_bias': token id %.40s is out of vocabulary.", text);
+                          "Invalid 'logit_bias': '%.40s' is no token id.", text);
+}
+
+/* In vLLM's words, which its clients look for. */
+static bool out_of_vocabulary(struct request *r, int64_t id)
+{
+    return call_error_set(&r->error, 400, "invalid_value", "logit_bias",
+                          "token_id(s) [%lld] in logit_bias contain out-of-vocab token ids. "
+                          "Vocabulary size: %d",
+                          (long long)id, r->model->info->vocab);
 }
 
 static bool put(struct biases *b, int32_t id, double value)
@@ -82,8 +91,8 @@ static bool read_key(struct biases *b, const char *key, const struct json *v)
     if (!digits && !(b->r->form & (FORM_NATIVE | FORM_INFILL))) {
         return bad_id(b->r, key);
     }
-    if (digits && (id < 0 || id >= b->r->model->info->vocab)) {
-        return bad_id(b->r, key);
+    if (digits && id >= b->r->model->info->vocab) {
+        return out_of_vocabulary(b->r, id);
     }
     return read_value(b->r, v, &value) &&
            (digits ? put(b, (int32_t)id, value) : put_text(b, key, value));
@@ -105,8 +114,11 @@ static bool read_pair(struct biases *b, const struct json *pair)
     if (json_string(what)) {
         return read_value(b->r, v, &value) && put_text(b, json_string(what), value);
     }
-    if (!json_int64(what, &id) || id < 0 || id >= b->r->model->info->vocab) {
+    if (!json_int64(what, &id)) {
         return bad_id(b->r, "of a pair");
+    }
+    if (id < 0 || id >= b->r->model->info->vocab) {
+        return out_of_vocabulary(b->r, id);
     }
     return read_value(b->r, v, &value) && put(b, (int32_t)id, value);
 }

@@ -87,6 +87,39 @@ static void put_id_or_null(struct buf *b, const char *id)
     }
 }
 
+/* A text as the model has it, with the ids that are exact where the two differ. */
+static void put_raw(struct buf *b, const struct call *c, const char *key, const char *text,
+                    size_t n_bytes, struct ids ids)
+{
+    struct buf decoded;
+    buf_init(&decoded, b->max_bytes);
+    if (!text) {
+        tokenizer_decode(c->request.model->tok, ids.v, ids.n, false, &decoded);
+        text = or_empty(decoded.data);
+        n_bytes = decoded.n_bytes;
+    }
+    buf_printf(b, ",\"%s\":[{\"type\":\"raw_message_tokens\",\"message\":", key);
+    buf_put_json(b, text, n_bytes);
+    buf_puts(b, ",\"tokens\":");
+    call_put_ids(b, ids.v, (int32_t)ids.n);
+    buf_puts(b, "}]");
+    buf_deinit(&decoded);
+}
+
+/* enable_response_messages: what vLLM tells of a response that is over. */
+static void put_messages(struct buf *b, const struct call *c)
+{
+    if (!c->request.tells_messages || c->n_requests == 0) {
+        return;
+    }
+    const struct request_prompt *p = &c->request.prompts[0];
+    const struct call_choice *ch = &c->choices[0];
+    put_raw(b, c, "input_messages", p->text, p->text_bytes,
+            (struct ids){.v = (int32_t *)p->ids, .n = (size_t)p->n});
+    put_raw(b, c, "output_messages", NULL, 0,
+            (struct ids){.v = ch->request->outputs[0].tokens, .n = (size_t)ch->n_taken});
+}
+
 void response_put_object(struct buf *b, struct call *c, struct ending e)
 {
     const struct responses *s = response_state(c);
@@ -124,6 +157,7 @@ void response_put_object(struct buf *b, struct call *c, struct ending e)
     buf_puts(b, ",\"usage\":");
     if (over) {
         put_usage(b, c);
+        put_messages(b, c);
     } else {
         buf_puts(b, "null");
     }

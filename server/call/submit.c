@@ -7,6 +7,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
+#include "server/call/beams.h"
 #include "server/call/tenant.h"
 
 #include <stdlib.h>
@@ -202,7 +203,7 @@ static bool admit(struct call *c, struct call_error *e)
 
 bool call_make_requests(struct call *c, struct call_error *e)
 {
-    return admit(c, e) && make_requests(c, e);
+    return admit(c, e) && make_requests(c, e) && (!c->request.beams || beams_open(c, e));
 }
 
 /* Why the engine did not take a request. */
@@ -230,6 +231,10 @@ static enum status refused(struct call *c, enum status st, const struct err *why
 /* A call that the engine has no room for is continued later from where it stopped. */
 enum status call_submit(struct call *c, struct call_error *e)
 {
+    if (c->beams) {
+        enum status st = beams_submit(c, e);
+        return st == ERR_BUSY ? refused(c, st, NULL, e) : st;
+    }
     while (c->n_submitted < c->n_requests) {
         struct err err = {""};
         enum status st = engine_submit(c->server->engine, &c->requests[c->n_submitted], &err);

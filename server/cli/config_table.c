@@ -165,7 +165,8 @@ const struct option_row option_rows[] = {
      .min = 1, .max = 86400},
 
     {.section = "Listening",
-     ROW("host", OPTION_STRING, host, "127.0.0.1", "address; 0.0.0.0 or :: for all")},
+     ROW("host", OPTION_STRING, host, "127.0.0.1",
+         "address, or several joined by commas; 0.0.0.0 or :: for all")},
     {ROW("port", OPTION_INT, port, "8000", "TCP port; 0 selects a free one"), .min = 0,
      .max = 65535},
     {ROW("uds", OPTION_STRING, uds, NULL, "path of a Unix socket, instead of TCP")},
@@ -300,6 +301,8 @@ const struct option_row option_rows[] = {
     {ROW("verbose", OPTION_BOOL, verbose, "false",
          "chats and completions contain llama.cpp's __verbose, with the prompt, unless a request "
          "disables it")},
+    {ROW("enable-per-request-metrics", OPTION_BOOL, enable_per_request_metrics, "false",
+         "answers of chats and completions with one choice contain their times")},
     {ROW("clamp-max-tokens", OPTION_BOOL, clamp_max_tokens, "false",
          "reduce max_tokens to what fits, instead of an error")},
     {ROW("strict-parameters", OPTION_BOOL, strict_parameters, "false",

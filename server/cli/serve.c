@@ -121,15 +121,50 @@ static bool is_healthy(void *arg)
     return ((struct api *)arg)->health != HEALTH_DEAD;
 }
 
+enum { MAX_HOSTS = 8 }; // chosen
+
+struct addresses {
+    size_t n;
+    char text[MAX_HOSTS][512];
+    const char *list[MAX_HOSTS];
+};
+
 /* IPv6 addresses need brackets before the port. */
-static void address_of(const struct config *c, char *out, size_t n_bytes)
+static void add_host(struct addresses *a, const char *host, size_t n, int port)
+{
+    bool bare6 = memchr(host, ':', n) && host[0] != '[';
+    a->list[a->n] = a->text[a->n];
+    snprintf(a->text[a->n++], sizeof a->text[0], bare6 ? "[%.*s]:%d" : "%.*s:%d", (int)n, host,
+             port);
+}
+
+/* The Unix socket, or each of the hosts between commas. */
+static enum status addresses_of(const struct config *c, struct addresses *a, struct err *err)
 {
     if (c->uds) {
-        snprintf(out, n_bytes, "unix:%s", c->uds);
-    } else {
-        bool bare6 = strchr(c->host, ':') && c->host[0] != '[';
-        snprintf(out, n_bytes, bare6 ? "[%s]:%d" : "%s:%d", c->host, (int)c->port);
+        a->list[a->n] = a->text[a->n];
+        snprintf(a->text[a->n++], sizeof a->text[0], "unix:%s", c->uds);
+        return OK;
     }
+    for (const char *at = c->host;; at++) { // behind a comma
+        size_t n = strcspn(at, ",");
+        if (n == 0) {
+            return err_set(err, ERR_INVALID, "--host has an empty address: '%.200s'", c->host);
+        }
+        if (a->n == MAX_HOSTS) {
+            return err_set(err, ERR_LIMIT, "--host has more than %d addresses", MAX_HOSTS);
+        }
+        add_host(a, at, n, (int)c->port);
+        at += n;
+        if (!*at) {
+            break;
+        }
+    }
+    if (a->n > 1 && c->port == 0) {
+        return err_set(err, ERR_INVALID,
+                       "--port 0 is another port for each address of --host: name a port");
+    }
+    return OK;
 }
 
 /* The origins in the form that http.h expects: comma-separated. */
@@ -178,13 +213,15 @@ static enum status say_taken(const struct config *c, struct err *err)
 static enum status listen_now(struct serve *s, struct err *err)
 {
     const struct config *c = &s->config;
-    char address[512];
-    const char *const list[] = {address};
-    address_of(c, address, sizeof address);
+    struct addresses addresses = {0};
+    enum status st = addresses_of(c, &addresses, err);
+    if (st != OK) {
+        return st;
+    }
     char *origins = join(&c->allowed_origins);
     struct http_options o = {
-        .listen = list,
-        .n_listen = getenv("LISTEN_FDS") ? 0 : 1,
+        .listen = addresses.list,
+        .n_listen = getenv("LISTEN_FDS") ? 0 : addresses.n,
         .systemd = true,
         .signals = true,
         .tls_cert = c->ssl_certfile,
@@ -217,7 +254,7 @@ static enum status listen_now(struct serve *s, struct err *err)
         .on_done = api_on_done,
     };
     reply_set_options(&o);
-    enum status st = http_server_open(&o, &s->http, err);
+    st = http_server_open(&o, &s->http, err);
     free(origins);
     s->api.http = s->http;
     if (st == ERR_BUSY) {

@@ -97,7 +97,6 @@ const struct vllm_flag vllm_flags[] = {
     {FLAG("fingerprint-mode", TAKES_VALUE, "the fingerprint names version, model and dtype")},
     {FLAG("fingerprint-value", TAKES_VALUE, "the fingerprint names version, model and dtype")},
     {FLAG("stream-interval", TAKES_VALUE, "each step sends its tokens")},
-    {FLAG("enable-per-request-metrics", TAKES_NOTHING, "see /metrics")},
     {FLAG("per-request-spec-decode-metrics", TAKES_VALUE,
           "accepted drafts are in the usage, see also /metrics")},
     {FLAG("enable-scale-out", TAKES_NOTHING,

@@ -66,7 +66,7 @@ struct config {
     const char *tool_call_parser, *reasoning_parser;
     bool clamp_max_tokens, strict_parameters, trust_request_chat_template;
     bool enable_force_include_usage, exclude_tools_when_tool_choice_none;
-    bool return_tokens_as_token_ids, verbose;
+    bool return_tokens_as_token_ids, verbose, enable_per_request_metrics;
     const char *reasoning_effort_map; // JSON object of texts, or NULL
     struct string_list strip_prompt_lines;
     // the operator

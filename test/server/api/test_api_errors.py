@@ -89,7 +89,7 @@ TOOL = {"tools": [WEATHER]}
     ("chat", {**TOOL, "tool_choice": {"type": "function", "function": {"name": "b"}}}, "invalid_value", "tool_choice"),
     ("chat", {**TOOL, "tool_choice": {"type": "allowed_tools"}}, "invalid_value", "tool_choice"),
     ("chat", {"response_format": {"type": "grammar"}}, "unsupported_value", "response_format"),
-    ("chat", {"use_beam_search": True}, "unsupported_parameter", "use_beam_search"),
+    ("chat", {"use_beam_search": True, "n": 11}, "integer_above_max_value", "n"),
     ("chat", {"chat_template": "x"}, "unsupported_parameter", "chat_template"),
     ("chat", {"messages": [{"role": "system|user", "content": "a"}]}, "invalid_value", "messages[0].role"),
     ("chat", {"reasoning_effort": "low|high"}, "invalid_value", "reasoning_effort"),

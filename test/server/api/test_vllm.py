@@ -151,10 +151,76 @@ def test_vectors_have_other_forms(server):
 def test_vectors_have_vllm_s_members(server):
     a, b = (server.post("/v1/embeddings", {"input": "a", "embed_dtype": "float32", "endianness": "little"}).json() for _ in range(2))
     assert a["id"].startswith("embd-") and a["id"] != b["id"] and abs(a["created"] - time.time()) < 60
-    for key, value in (("embed_dtype", "float16"), ("endianness", "big")):
+    for key, value in (("embed_dtype", "float8"), ("endianness", "middle")):
         for path in ("/v1/embeddings", "/pooling"):
             r = server.post(path, {"input": "a", "encoding_format": "base64", key: value})
-            assert r.status == 400 and (r.error["code"], r.error["param"]) == ("unsupported_parameter", key), r.body
+            assert r.status == 400 and (r.error["code"], r.error["param"]) == ("invalid_value", key), r.body
+
+
+def small_float(code, mantissa, bias, n_bits):
+    sign, code = -1 if code >> (n_bits - 1) else 1, code & ((1 << (n_bits - 1)) - 1)
+    exponent, rest = code >> mantissa, code & ((1 << mantissa) - 1)
+    return sign * (math.ldexp(rest, 1 - bias - mantissa) if exponent == 0 else math.ldexp(rest + (1 << mantissa), exponent - bias - mantissa))
+
+
+@pytest.mark.parametrize("dtype, n_bytes, mantissa, bias", [("float32", 4, 23, 127), ("float16", 2, 10, 15), ("bfloat16", 2, 7, 127), ("fp8_e4m3", 1, 3, 7), ("fp8_e5m2", 1, 2, 15)])
+def test_vectors_are_packed_in_each_type_and_order(server, dtype, n_bytes, mantissa, bias):
+    for path, name in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
+        for normalize in (True, False):
+            body = {"input": "a b c", "normalize": normalize, "embed_dtype": dtype}
+            want = server.post(path, {**body, "encoding_format": "float"}).json()["data"][0][name]  # numbers are numbers, of whatever type
+            packed = {order: base64.b64decode(server.post(path, {**body, "encoding_format": "base64", "endianness": order}).json()["data"][0][name]) for order in ("native", "little", "big")}
+            split = lambda b: [b[i:i + n_bytes] for i in range(0, len(b), n_bytes)]
+            assert packed["native"] == packed["little"] and [x[::-1] for x in split(packed["big"])] == split(packed["little"])
+            assert len(packed["big"]) == n_bytes * len(want)
+            for x, code in zip(want, split(packed["little"])):
+                near = [small_float(c, mantissa, bias, 8 * n_bytes) for c in range(max(int.from_bytes(code, "little") - 1, 0), int.from_bytes(code, "little") + 2)]
+                got = small_float(int.from_bytes(code, "little"), mantissa, bias, 8 * n_bytes)
+                assert abs(got - x) <= min(abs(n - x) for n in near) + 1e-9 * abs(x), (x, got)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_tells_its_messages(server, stream):
+    body = {"input": "What is 1 + 1?", "max_output_tokens": 12, "temperature": 0, "enable_response_messages": True, "stream": stream}
+    r = server.post("/v1/responses", body)
+    assert r.status == 200, r.body
+    j = json.loads(r.events()[-1])["response"] if stream else r.json()
+    (asked,), (said,) = j["input_messages"], j["output_messages"]
+    prompt = server.post("/tokenize", {"messages": USER("What is 1 + 1?")}).json()["tokens"]
+    assert asked["type"] == said["type"] == "raw_message_tokens" and asked["tokens"] == prompt and len(prompt) == j["usage"]["input_tokens"]
+    assert "What is 1 + 1?" in asked["message"] and server.post("/tokenize", {"prompt": asked["message"], "add_special_tokens": False}).json()["tokens"] == prompt
+    assert len(said["tokens"]) == j["usage"]["output_tokens"] and said["message"] == server.post("/detokenize", {"tokens": said["tokens"]}).json()["prompt"]
+    assert j["output"][-1]["content"][0]["text"] in said["message"]
+    plain = server.post("/v1/responses", {**body, "enable_response_messages": False, "stream": False}).json()
+    assert "input_messages" not in plain and "output_messages" not in plain
+    r = server.chat("a", enable_response_messages=True)
+    assert r.status == 400 and r.error["param"] == "enable_response_messages"
+    assert server.post("/v1/responses", {**body, "enable_response_messages": 5}).error["param"] == "enable_response_messages"
+
+
+def test_answers_contain_their_times_where_the_operator_wants_it(server):
+    with Server(real=True, threads=2, enable_per_request_metrics=True) as s:
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        for beams in (False, True):
+            body = {"max_tokens": 8, "ignore_eos": True, "use_beam_search": beams}
+            streams = [s.complete("a", **body, **usage).chunks(), s.chat("a", **body, **usage).chunks()]
+            assert all("metrics" not in c for chunks in streams for c in chunks[:-1])
+            for j in (s.complete("a", **body).json(), s.chat("a", **body).json(), *(chunks[-1] for chunks in streams)):
+                m = j["metrics"]
+                assert set(m) == {"time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second"} and all(v >= 0 for v in m.values()), m
+                assert m["mean_itl_ms"] == pytest.approx(m["generation_time_ms"] / 7, abs=0.002) and m["tokens_per_second"] > 0
+                assert m["tokens_per_second"] == pytest.approx(8000 / (m["time_to_first_token_ms"] + m["generation_time_ms"]), rel=0.05)
+        assert s.complete("a", max_tokens=1).json()["metrics"]["mean_itl_ms"] is None
+        assert "metrics" not in s.complete("a", max_tokens=1, n=2).json() and "metrics" not in s.complete(["a", "b"], max_tokens=1).json()
+    assert "metrics" not in server.complete("a", max_tokens=1).json()
+
+
+def test_biases_of_no_token_are_refused_in_vllm_s_words(server):
+    vocab = 1 << 20
+    r = server.complete("a", logit_bias={str(vocab): 1})
+    assert r.status == 400 and r.error["param"] == "logit_bias" and "[%d] in logit_bias contain out-of-vocab token ids. Vocabulary size: " % vocab in r.error["message"]
+    r = server.complete("a", logit_bias={"x": 1})
+    assert r.status == 400 and r.error["param"] == "logit_bias" and "'x' is no token id" in r.error["message"]
 
 
 def test_a_prompt_is_not_cut_to_more_than_the_context(server):
@@ -174,15 +240,19 @@ def test_errors_of_its_own_routes_have_vllm_s_types(server):
     assert server.post("/v1/embeddings", {}).error["type"] == "invalid_request_error"  # OpenAI's own
 
 
-REFUSED = [("/v1/completions", {"use_beam_search": True}, "use_beam_search"), ("/v1/chat/completions", {"use_beam_search": True}, "use_beam_search"),
-           ("/v1/completions", {"length_penalty": 0.5}, "length_penalty"), ("/v1/completions", {"best_of": 3}, "best_of"), ("/v1/completions", {"n": 1, "best_of": 2}, "best_of"),
+REFUSED = [("/v1/completions", {"use_beam_search": True, "logit_bias": {"5": 1}}, "logit_bias"), ("/v1/chat/completions", {"use_beam_search": True, "min_tokens": 2}, "min_tokens"),
+           ("/v1/completions", {"use_beam_search": True, "n": 11}, "n"), ("/v1/completions", {"use_beam_search": True, "bad_words": ["a"]}, "bad_words"),
+           ("/v1/completions", {"use_beam_search": True, "frequency_penalty": 1}, "frequency_penalty"), ("/v1/completions", {"use_beam_search": True, "allowed_token_ids": [5]}, "allowed_token_ids"),
+           ("/v1/completions", {"use_beam_search": True, "guided_regex": "a"}, "guided_regex"), ("/v1/completions", {"length_penalty": 51}, "length_penalty"),
+           ("/v1/completions", {"use_beam_search": 5}, "use_beam_search"), ("/v1/responses", {"use_beam_search": True, "input": "a"}, "use_beam_search"),
+           ("/v1/completions", {"best_of": 3}, "best_of"), ("/v1/completions", {"n": 1, "best_of": 2}, "best_of"),
            ("/v1/completions", {"suffix": "b"}, "suffix"), ("/v1/completions", {"prompt_logprobs": -1}, "prompt_logprobs"), ("/v1/chat/completions", {"prompt_logprobs": -1}, "prompt_logprobs"),
            ("/v1/completions", {"logprobs": -1}, "logprobs"), ("/v1/completions", {"prompt_logprobs": 21}, "prompt_logprobs")]
 
 
 @pytest.mark.parametrize("path, body, param", REFUSED, ids=range(len(REFUSED)))
 def test_what_is_not_there_is_refused_by_name(server, path, body, param):
-    r = server.post(path, {**({"prompt": "a"} if path == "/v1/completions" else {"messages": USER("x")}), **body})
+    r = server.post(path, {**{"/v1/completions": {"prompt": "a"}, "/v1/chat/completions": {"messages": USER("x")}}.get(path, {}), **body})
     assert r.status == 400 and r.error["param"] == param and param in r.error["message"], r.body
 
 

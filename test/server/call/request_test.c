@@ -163,8 +163,8 @@ TEST(what_is_not_here_is_refused_by_name)
     REFUSES(KIND_CHAT, "{" HI ",\"modalities\":[\"text\",\"audio\"]}", "unsupported_value",
             "modalities");
     REFUSES(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"suffix\":\"b\"}", "unsupported_value", "suffix");
-    REFUSES(KIND_COMPLETIONS, "{\"prompt\":\"a\",\"use_beam_search\":true}",
-            "unsupported_parameter", "use_beam_search");
+    REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"use_beam_search\":true}", "unsupported_parameter",
+            "use_beam_search");
     REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"previous_response_id\":\"resp_1\"}", "not_found",
             "previous_response_id");
     REFUSES(KIND_RESPONSES, "{\"input\":\"a\",\"tools\":[{\"type\":\"web_search\"}]}",
@@ -446,7 +446,6 @@ TEST(values_that_change_the_answer_are_never_passed_over)
         {"ec_transfer_params", "{\"a\":1}"},
         {"vllm_xargs", "{\"a\":1}"},
         {"stop_sequences", "[\"x\"]"},
-        {"length_penalty", "2"},
         {"num_beams", "4"},
         {"n_probs", "3"},
         {"instructions", "\"be nice\""},
