@@ -125,6 +125,6 @@ def test_what_cannot_be_read_is_not_absent(library, tmp_path, case, kind):
     counts, _, left = t.report()
     assert rc == 0 and len(expected) == len(BODIES[case]) and not left, (said, [t.place(a) for a in left[:5]])
     assert all(text is not None for text, _, _ in expected.values()), expected
-    found = (what_is_wrong(t, kind, n, folder, model, expected) for n in numbers(counts[kind], 15))
+    found = (what_is_wrong(t, kind, n, folder, model, expected) for n in numbers(counts[kind], 60))
     wrong = [w for w in found if w]
     assert not wrong, "%d of %d\n%s" % (len(wrong), counts[kind], "\n".join(wrong[:20]))
