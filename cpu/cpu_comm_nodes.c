@@ -72,7 +72,7 @@ enum status cpu_comm_connect(struct comm *c, const struct comm_place *place, str
     struct meeting_point p = {.port = 0};
     int listener = -1;
     if (c->node == 0) {
-        TRY(wire_listen(NULL, 0, &listener, &p.port, err));
+        TRY(wire_listen(place->bind, 0, &listener, &p.port, err));
         if (getrandom(p.secret, sizeof p.secret, 0) != (ssize_t)sizeof p.secret) {
             p.secret[0] = (uint64_t)clock_now_ns();
         }

@@ -53,6 +53,7 @@ void *arena_alloc(struct arena *a, size_t n, size_t size)
         cap = greater(bytes, cap);
         c = mem_try_calloc(1, sizeof *c + cap);
         if (!c) {
+            a->no_memory = true;
             return NULL;
         }
         c->cap = cap;

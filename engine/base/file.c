@@ -73,6 +73,11 @@ bool file_exists(const char *path)
     return access(path, R_OK) == 0;
 }
 
+bool file_is_absent(const char *path)
+{
+    return access(path, R_OK) != 0 && (errno == ENOENT || errno == ENOTDIR);
+}
+
 /* ---- maps --------------------------------------------------------------------------------- */
 
 /* The current maps, for the handler of the signal that arrives when a file is truncated under

@@ -8,12 +8,29 @@
 
 #include <cjson/cJSON.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const cJSON *item(const struct json *node)
 {
     return (const cJSON *)node;
+}
+
+/* cJSON does not say why it has no tree, so its allocations are watched: whether one has failed
+ * since the flag was cleared, on this thread. */
+static _Thread_local bool no_memory;
+
+static void *watched_malloc(size_t n_bytes)
+{
+    void *p = malloc(n_bytes);
+    no_memory = no_memory || !p;
+    return p;
+}
+
+static void watch(void)
+{
+    cJSON_InitHooks(&(cJSON_Hooks){watched_malloc, free});
 }
 
 static bool is_hex4(const char *p, size_t n_bytes, const char *first, const char *second)
@@ -83,9 +100,15 @@ static enum status pre_scan(const char *text, size_t n_bytes, const struct json_
 enum status json_parse(const char *text, size_t n_bytes, const struct json_limits *limits,
                        struct json **root, struct err *err)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     *root = NULL;
+    pthread_once(&once, watch);
     TRY(pre_scan(text, n_bytes, limits, err));
+    no_memory = false;
     cJSON *tree = cJSON_ParseWithLength(text, n_bytes);
+    if (!tree && no_memory) {
+        return err_set(err, ERR_NOMEM, "no memory for a tree of its values");
+    }
     if (!tree) {
         return err_set(err, ERR_FORMAT, "not JSON");
     }
@@ -154,18 +177,25 @@ const struct json *json_get(const struct json *object, const char *key)
     return found;
 }
 
-/* Members that are missing are copied; those that exist stay. */
-void json_add_missing(struct json *object, const struct json *from)
+/* `copy` becomes the last member of `object`, or is freed. NULL: there was no memory for it. */
+static bool add(struct json *object, const char *key, cJSON *copy)
 {
-    for (const struct json *c = json_first(from); c; c = json_next(c)) {
-        cJSON *copy = NULL;
-        if (!json_get(object, json_key(c))) {
-            copy = cJSON_Duplicate(item(c), true);
-        }
-        if (copy && !cJSON_AddItemToObject((cJSON *)object, json_key(c), copy)) {
-            cJSON_Delete(copy);
-        }
+    if (copy && cJSON_AddItemToObject((cJSON *)object, key, copy)) {
+        return true;
     }
+    cJSON_Delete(copy);
+    return false;
+}
+
+/* Members that are missing are copied; those that exist stay. */
+bool json_add_missing(struct json *object, const struct json *from)
+{
+    bool good = true;
+    for (const struct json *c = json_first(from); c && good; c = json_next(c)) {
+        good = json_get(object, json_key(c)) ||
+               add(object, json_key(c), cJSON_Duplicate(item(c), true));
+    }
+    return good;
 }
 
 void json_remove(struct json *object, const char *key)
@@ -176,26 +206,23 @@ void json_remove(struct json *object, const char *key)
 }
 
 /* Replaces a member of the same name. */
-void json_put(struct json *object, const struct json *member)
+bool json_put(struct json *object, const struct json *member)
 {
     cJSON *copy = cJSON_Duplicate(item(member), true);
     json_remove(object, json_key(member));
-    if (copy && !cJSON_AddItemToObject((cJSON *)object, json_key(member), copy)) {
-        cJSON_Delete(copy);
-    }
+    return add(object, json_key(member), copy);
 }
 
 /* Nothing happens if the new name is taken. */
-void json_rename(struct json *object, const char *from, const char *to)
+bool json_rename(struct json *object, const char *from, const char *to)
 {
-    const cJSON *member = item(json_get(object, from));
-    if (member && !json_get(object, to)) {
-        cJSON *copy = cJSON_Duplicate(member, true);
-        json_remove(object, from);
-        if (copy && !cJSON_AddItemToObject((cJSON *)object, to, copy)) {
-            cJSON_Delete(copy);
-        }
+    const struct json *member = json_get(object, from);
+    if (!member || json_get(object, to)) {
+        return true;
     }
+    cJSON *copy = cJSON_Duplicate(item(member), true);
+    json_remove(object, from);
+    return add(object, to, copy);
 }
 
 size_t json_count(const struct json *array_or_object)

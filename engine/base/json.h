@@ -22,7 +22,7 @@ struct json_limits {
 };
 
 /* The caller frees *root with json_free. `limits` may be NULL. ERR_UNSUPPORTED: valid JSON that
- * contains U+0000 in a string. */
+ * contains U+0000 in a string. ERR_NOMEM: whatever the text is. */
 enum status json_parse(const char *text, size_t n_bytes, const struct json_limits *limits,
                        struct json **root, struct err *err);
 enum status json_parse_file(const char *path, size_t max_bytes, struct json **root,
@@ -39,15 +39,16 @@ bool json_is(const struct json *node, enum json_type type);
 const struct json *json_get(const struct json *object, const char *key);
 
 /* Copies each member of `from` whose key `object` lacks (a null counts as present). Call it before
- * the document is shared. */
-void json_add_missing(struct json *object, const struct json *from);
+ * the document is shared. False: there was no memory, and members are missing. */
+bool json_add_missing(struct json *object, const struct json *from);
 
 /* json_put replaces the members of `object` that have the key of `member` by a copy of it;
- * json_remove removes the members with a key. Call them before the document is shared. */
-void json_put(struct json *object, const struct json *member);
+ * json_remove removes the members with a key. Call them before the document is shared. False: as
+ * above. */
+bool json_put(struct json *object, const struct json *member);
 void json_remove(struct json *object, const char *key);
 /* Gives the member `from` another key, unless `object` has one of that key already. */
-void json_rename(struct json *object, const char *from, const char *to);
+bool json_rename(struct json *object, const char *from, const char *to);
 
 size_t json_count(const struct json *array_or_object); // O(n)
 const struct json *json_first(const struct json *array_or_object);

@@ -128,6 +128,7 @@ static void init(struct nodes *n, const struct node_place *place, const char *id
 {
     *n = (struct nodes){.place = *place, .listener = -1};
     n->leader = xstrdup(or_empty(place->leader));
+    n->bind = place->bind ? xstrdup(place->bind) : NULL;
     n->token = xstrdup(or_empty(place->token));
     n->identity = xstrdup(identity);
     pthread_condattr_t attr;
@@ -235,6 +236,7 @@ void nodes_close(struct nodes *n)
     pthread_mutex_destroy(&n->call_lock);
     free(n->current);
     free(n->leader);
+    free(n->bind);
     free(n->token);
     free(n->identity);
     free(n);
@@ -428,4 +430,9 @@ int32_t nodes_rank(const struct nodes *n)
 const char *nodes_leader(const struct nodes *n)
 {
     return n->leader;
+}
+
+const char *nodes_bind(const struct nodes *n)
+{
+    return n->bind;
 }

@@ -58,6 +58,7 @@ void nodes_close(struct nodes *n); // node 0 says goodbye first if it has not; a
 int32_t nodes_count(const struct nodes *n);
 int32_t nodes_rank(const struct nodes *n);
 const char *nodes_leader(const struct nodes *n);
+const char *nodes_bind(const struct nodes *n); // NULL: all interfaces
 
 /* Collective: every node makes the same calls in the same order. share: all nodes get node 0's
  * bytes. least: *value becomes the minimum over all nodes. */

@@ -99,7 +99,7 @@ struct pending {
 
 struct nodes {
     struct node_place place;
-    char *leader, *token, *identity;
+    char *leader, *bind, *token, *identity;
     int listener; // -1 once all have joined
     struct pending *pending[MAX_PENDING];
 

@@ -369,6 +369,7 @@ struct comm;
 struct comm_place {
     int32_t n_ranks, n_nodes, node;
     const char *leader; // address of node 0
+    const char *bind;   // the one address on which node 0 may listen; NULL: all interfaces
     /* Broadcasts node 0's bytes to all nodes (collective); unused with one node. */
     enum status (*share)(void *bytes, size_t n_bytes, void *arg, struct err *err);
     void *share_arg;

@@ -41,12 +41,16 @@ static enum status make(const char *model, const struct row *row, size_t max_byt
                         struct err *err)
 {
     struct gguf *g;
+    const uint64_t n_lost = buf_n_lost();
     buf_init(out, max_bytes);
     TRY(gguf_open(model, &g, err));
     enum status st = row->make(g, out, err);
     gguf_close(g);
     if (st != OK) {
         return err_prefix(err, st, "%.200s", model);
+    }
+    if (buf_n_lost() != n_lost) {
+        return err_set(err, ERR_NOMEM, "%.200s: no memory for its metadata", model);
     }
     if (out->failed) {
         return err_set(err, ERR_LIMIT, "%.200s: its metadata are too long", model);
@@ -60,12 +64,12 @@ bool folder_has(const char *model, const char *name)
     char path[PATH_MAX];
     if (!gguf_is(model)) {
         int n = snprintf(path, sizeof path, "%s/%s", model, name);
-        return n > 0 && n < (int)sizeof path && file_exists(path);
+        return n > 0 && n < (int)sizeof path && !file_is_absent(path);
     }
     const struct row *row = find_row(name);
     struct buf out = {0};
     bool has = row && (row->make != gguf_make_generation ||
-                       (make(model, row, 1 << 20, &out, NULL) == OK && out.n_bytes > 0));
+                       make(model, row, 1 << 20, &out, NULL) != OK || out.n_bytes > 0);
     buf_deinit(&out);
     return has;
 }

@@ -412,12 +412,13 @@ static enum status add_defaults(const struct family *family, struct json *config
     struct json *defaults;
     TRY(json_parse(family->defaults, strlen(family->defaults), NULL, &defaults, err));
     const struct json *others = json_get(defaults, "other_keys");
+    bool good = true;
     for (const struct json *v = json_first(others); v; v = json_next(v)) {
-        json_rename(config, json_key(v), json_string(v));
+        good = json_rename(config, json_key(v), json_string(v)) && good;
     }
-    json_add_missing(config, defaults);
+    good = json_add_missing(config, defaults) && good;
     json_free(defaults);
-    return OK;
+    return good ? OK : err_set(err, ERR_NOMEM, "no memory for the family's defaults");
 }
 
 /* Keys are checked before the family reads them: an unsupported key that would change answers is

@@ -12,23 +12,22 @@ static bool ends_with(const char *text, const char *end)
 
 /* Positions have an older and a newer form of keys. An override in the older form also replaces the
  * newer form in the file. */
-static void override_rope(struct json *config, const struct json *overrides)
+static bool override_rope(struct json *config, const struct json *overrides)
 {
     const struct json *scaling = json_get(overrides, "rope_scaling");
     const struct json *theta = json_get(overrides, "rope_theta");
     struct json *newer = (struct json *)json_get(config, "rope_parameters");
     if (!json_is(newer, JSON_OBJECT) || json_get(overrides, "rope_parameters")) {
-        return;
+        return true;
     }
-    if (theta) {
-        json_put(newer, theta);
-    }
+    bool good = !theta || json_put(newer, theta);
     if (scaling) {
         if (!theta && json_get(newer, "rope_theta")) {
-            json_put(config, json_get(newer, "rope_theta"));
+            good = json_put(config, json_get(newer, "rope_theta")) && good;
         }
         json_remove(config, "rope_parameters");
     }
+    return good;
 }
 
 /* Objects named *_config are merged member by member; all other members are replaced. The format of
@@ -46,11 +45,13 @@ static enum status override(struct json *config, const struct json *overrides, s
         }
         if (ends_with(key, "_config") && json_is(inner, JSON_OBJECT) && json_is(m, JSON_OBJECT)) {
             TRY(override(inner, m, err));
-        } else {
-            json_put(config, m);
+        } else if (!json_put(config, m)) {
+            return err_set(err, ERR_NOMEM, "no memory for '%.60s'", key);
         }
     }
-    override_rope(config, overrides);
+    if (!override_rope(config, overrides)) {
+        return err_set(err, ERR_NOMEM, "no memory for 'rope_theta'");
+    }
     return OK;
 }
 

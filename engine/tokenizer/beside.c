@@ -95,9 +95,12 @@ static enum status put_named(struct tokenizer *tok, const char *name, const char
     while (at < tok->n_named && strcmp(tok->named[at].name, name) != 0) {
         at++;
     }
-    const char *copy = arena_strndup(&tok->arena, text, strlen(text));
-    if (at == sizeof tok->named / sizeof tok->named[0] || !copy) {
+    if (at == sizeof tok->named / sizeof tok->named[0]) {
         return OK;
+    }
+    const char *copy = arena_strndup(&tok->arena, text, strlen(text));
+    if (!copy) {
+        return err_set(err, ERR_NOMEM, "no memory for the token '%.60s'", text);
     }
     tok->named[at] = (struct named_token){name, copy, -1};
     if (at == tok->n_named) {

@@ -520,6 +520,7 @@ enum status decoders_make_pieces(struct tokenizer *tok, struct err *err)
     struct buf piece;
     buf_init(&piece, 1 << 24);
     bool good = true, by_bytes = false;
+    const uint64_t n_lost = buf_n_lost(); // decoders have buffers of their own
     for (size_t i = 0; i < tok->n_normalizers; i++) {
         by_bytes = by_bytes || tok->normalizers[i].kind == NORMALIZE_BYTE_LEVEL;
     }
@@ -538,7 +539,8 @@ enum status decoders_make_pieces(struct tokenizer *tok, struct err *err)
         }
         buf_clear(&piece);
         put_piece(tok, sc, s, n, &piece);
-        good = !piece.failed && strings_set(&tok->pieces, id, or_empty(piece.data), piece.n_bytes);
+        good = !piece.failed && buf_n_lost() == n_lost &&
+               strings_set(&tok->pieces, id, or_empty(piece.data), piece.n_bytes);
         tok->longest_piece = greater(piece.n_bytes, tok->longest_piece);
     }
     buf_deinit(&piece);

@@ -428,10 +428,10 @@ static enum status read_beside(const char *dir, const char *name, char **data, s
 {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", dir, name);
-    if (file_exists(path)) {
-        return file_read(path, 64 << 20, data, n, err);
+    if (file_is_absent(path)) {
+        return OK;
     }
-    return OK;
+    return file_read(path, 64 << 20, data, n, err);
 }
 
 static bool ends_in_json(const char *path)

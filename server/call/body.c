@@ -16,6 +16,15 @@ static bool not_json(struct call_error *e, const char *why)
                           "We could not parse the JSON body of your request. (%s)", why);
 }
 
+/* A limit of the body's arena was reached, or there is no memory for it. */
+static bool no_room(struct body *b)
+{
+    if (b->arena->no_memory) {
+        return call_error_no_memory(b->error);
+    }
+    return not_json(b->error, "keys too long");
+}
+
 static char *key_text(struct body *b, const struct json_scan *sc)
 {
     if (!sc->escaped) {
@@ -35,7 +44,7 @@ static bool grow_members(struct body *b)
     size_t cap = b->cap > 0 ? 2 * b->cap : 16;
     struct body_member *more = arena_alloc(b->arena, cap, sizeof *more);
     if (!more) {
-        return not_json(b->error, "keys too long");
+        return no_room(b);
     }
     if (b->n_members > 0) {
         memcpy(more, b->members, b->n_members * sizeof *more);
@@ -80,7 +89,7 @@ static bool scan_members(struct body *b, char *text, size_t n_bytes)
     while ((t = json_scan_next(&sc)) == JSON_TOKEN_KEY) {
         char *key = key_text(b, &sc);
         if (!key) {
-            return not_json(b->error, "keys too long");
+            return no_room(b);
         }
         size_t from = sc.at;
         if (!json_scan_skip(&sc)) {
@@ -229,6 +238,9 @@ static bool hide_from_tree(struct body *b, struct body_member *m, char *text, si
     }
     m->start = arena_strndup(b->arena, at, m->n_bytes);
     m->has_nul = nul != NULL;
+    if (!m->start && b->arena->no_memory) {
+        return call_error_no_memory(b->error);
+    }
     if (!m->start) {
         return call_error_set(b->error, 413, "request_too_large", NULL, "Request too large.");
     }
@@ -260,6 +272,9 @@ bool body_open(struct body *b, char *text, size_t n_bytes, struct arena *arena,
     }
     struct json_limits limits = {MAX_DEPTH, MAX_VALUES};
     enum status st = json_parse(text, n_bytes, &limits, &b->root, &err);
+    if (st == ERR_NOMEM) {
+        return call_error_no_memory(b->error);
+    }
     if (st == ERR_UNSUPPORTED) {
         return call_error_set(error, 400, "invalid_value", NULL, "Invalid request body: %s.",
                               err.text);

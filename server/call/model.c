@@ -24,15 +24,15 @@
 
 enum { TEXT_MAX_BYTES = 64 << 20 };
 
-/* NULL if the file is not there or is too large. */
-static char *read_in(const char *dir, const char *name, size_t *n_bytes)
+/* *text is NULL if the file is not there, and only then. */
+static enum status read_in(const char *dir, const char *name, char **text, size_t *n_bytes,
+                           struct err *err)
 {
-    char *text = NULL;
-    if (folder_has(dir, name) &&
-        folder_read(dir, name, TEXT_MAX_BYTES, &text, n_bytes, NULL) != OK) {
-        text = NULL;
+    *text = NULL;
+    if (!folder_has(dir, name)) {
+        return OK;
     }
-    return text;
+    return folder_read(dir, name, TEXT_MAX_BYTES, text, n_bytes, err);
 }
 
 /* ---- names ------------------------------------------------------------------------------------
@@ -133,6 +133,7 @@ static enum status open_template(struct call_model *m, const struct config *conf
     struct buf text;
     buf_init(&text, TEXT_MAX_BYTES);
     enum status st = OK;
+    const uint64_t n_lost = buf_n_lost();
     if (config->chat_template && file_exists(config->chat_template)) {
         char *data;
         size_t n_bytes;
@@ -150,6 +151,9 @@ static enum status open_template(struct call_model *m, const struct config *conf
                          "chat-template: no file '%.100s', and it is none of " CHAT_TEMPLATE_NAMES,
                          config->chat_template);
         }
+    }
+    if (st == OK && buf_n_lost() != n_lost) {
+        st = err_set(err, ERR_NOMEM, "chat-template: no memory for its text");
     }
     if (st == OK && config->chat_template) {
         st = chat_template_compile(text.data, text.n_bytes, m->text_dir, &m->template, err);
@@ -293,7 +297,7 @@ static enum status open_defaults(struct call_model *m, const struct config *conf
         if (strcmp(from, "auto") == 0) {
             dir = config->engine.model;
         }
-        text = read_in(dir, "generation_config.json", &n_bytes);
+        TRY(read_in(dir, "generation_config.json", &text, &n_bytes, err));
         if (!text && dir == from) {
             return err_set(err, ERR_IO, "generation-config: no generation_config.json in '%.200s'",
                            from);
@@ -366,17 +370,20 @@ static enum status read_pooler_object(struct call_model *m, const char *text, st
 }
 
 /* Models made for embeddings say how they are to be pooled (sentence-transformers' folder). */
-static void read_model_pooling(struct call_model *m, const char *dir)
+static enum status read_model_pooling(struct call_model *m, const char *dir, struct err *err)
 {
+    static const char name[] = "1_Pooling/config.json";
     size_t n_bytes = 0;
-    char *text = read_in(dir, "1_Pooling/config.json", &n_bytes);
+    char *text;
+    TRY(read_in(dir, name, &text, &n_bytes, err));
     struct json *root = NULL;
-    if (text && json_parse(text, n_bytes, NULL, &root, NULL) == OK &&
-        json_get_bool(root, "pooling_mode_lasttoken", false)) {
+    enum status st = text ? json_parse(text, n_bytes, NULL, &root, err) : OK;
+    if (json_get_bool(root, "pooling_mode_lasttoken", false)) {
         m->pooling = POOL_LAST;
     }
     json_free(root);
     free(text);
+    return st == OK ? OK : err_prefix(err, st, name);
 }
 
 /* A pooler configuration, or one of the names; models say in files of their own which
@@ -386,7 +393,7 @@ static enum status open_pooling(struct call_model *m, const struct config *confi
     const char *text = config->pooler_config ? config->pooler_config : "auto";
     m->pooling = POOL_MEAN;
     m->normalize = true;
-    read_model_pooling(m, config->engine.model);
+    TRY(read_model_pooling(m, config->engine.model, err));
     if (text[strspn(text, " \t")] == '{') {
         return read_pooler_object(m, text, err);
     }
@@ -399,44 +406,53 @@ static enum status open_pooling(struct call_model *m, const struct config *confi
 /* ---- what clients may ask about the tokenizer -------------------------------------------------
  */
 
+/* ,"chat_template": where the config has none: that of the file beside it, or null. */
+static enum status put_template(struct buf *out, const char *dir, bool is_first, struct err *err)
+{
+    char *template;
+    size_t n_bytes = 0;
+    TRY(read_in(dir, "chat_template.jinja", &template, &n_bytes, err));
+    buf_puts(out, is_first ? "\"chat_template\":" : ",\"chat_template\":");
+    if (template) {
+        buf_put_json(out, template, n_bytes);
+    } else {
+        buf_puts(out, "null");
+    }
+    free(template);
+    return OK;
+}
+
 /* Made once at start: vLLM's /tokenizer_info is the file's content with a few members
  * added. */
-static void make_tokenizer_info(struct call_model *m, const char *dir)
+static enum status make_tokenizer_info(struct call_model *m, const char *dir, struct err *err)
 {
     size_t n_bytes = 0;
-    char *text = read_in(dir, "tokenizer_config.json", &n_bytes);
-    if (!text) {
-        return;
-    }
+    char *text;
+    TRY(read_in(dir, "tokenizer_config.json", &text, &n_bytes, err));
     struct json *root = NULL;
     struct buf out;
     buf_init(&out, TEXT_MAX_BYTES);
-    if (json_parse(text, n_bytes, NULL, &root, NULL) == OK && json_is(root, JSON_OBJECT)) {
+    enum status st = text ? json_parse(text, n_bytes, NULL, &root, err) : OK;
+    if (st == OK && json_is(root, JSON_OBJECT)) {
         size_t end = n_bytes;
         while (end > 0 && text[end - 1] != '}') {
             end--;
         }
         buf_put(&out, text, end - 1);
         if (!json_get(root, "chat_template")) {
-            char *template = read_in(dir, "chat_template.jinja", &n_bytes);
-            if (json_first(root)) {
-                buf_puts(&out, ",\"chat_template\":");
-            } else {
-                buf_puts(&out, "\"chat_template\":");
-            }
-            if (template) {
-                buf_put_json(&out, template, n_bytes);
-            } else {
-                buf_puts(&out, "null");
-            }
-            free(template);
+            st = put_template(&out, dir, !json_first(root), err);
         }
         buf_putc(&out, '}');
-        m->tokenizer_info = xstrndup(out.data, out.n_bytes);
+        if (st == OK && out.failed) {
+            st = err_set(err, ERR_NOMEM, "tokenizer_config.json: no memory for a copy of it");
+        } else if (st == OK) {
+            m->tokenizer_info = xstrndup(out.data, out.n_bytes);
+        }
     }
     json_free(root);
     buf_deinit(&out);
     free(text);
+    return st;
 }
 
 static bool is_folder(const char *path)
@@ -510,11 +526,13 @@ enum status call_model_open(struct call_model *m, const struct config *config,
     if (st == OK) {
         st = scoring_open(&m->scoring, config, m->tok, m->template, info->headless, err);
     }
+    if (st == OK) {
+        st = make_tokenizer_info(m, m->text_dir, err);
+    }
     if (st != OK) {
         call_model_close(m);
         return st;
     }
-    make_tokenizer_info(m, m->text_dir);
     fim_open(&m->fim, m->tok);
     return OK;
 }

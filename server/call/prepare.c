@@ -201,6 +201,9 @@ static bool template_failed(struct request *r, enum status st, const struct err 
     if (st == ERR_INVALID || st == ERR_LIMIT || st == ERR_FORMAT || st == ERR_UNSUPPORTED) {
         return call_error_set(&r->error, 400, "invalid_messages", prompt_key(r), "%s", err->text);
     }
+    if (st == ERR_NOMEM) {
+        return call_error_no_memory(&r->error);
+    }
     return call_error_set(&r->error, 500, "internal_error", NULL, "The chat template failed.");
 }
 

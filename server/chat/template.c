@@ -82,14 +82,24 @@ static void take_tokens(struct chat_template *t, const struct json *config)
 }
 
 /* Texts of all sources are kept, for parsers that are chosen by what a template mentions. */
+static enum status compile(struct chat_template *t, struct compiled *c, const char *text,
+                           size_t n_bytes, struct err *err)
+{
+    TRY(jinja_compile(text, n_bytes, &c->jinja, err));
+    buf_put(&t->text, text, n_bytes);
+    if (t->text.failed) {
+        return err_set(err, ERR_NOMEM, "no memory for its text");
+    }
+    return OK;
+}
+
 static enum status compile_into(struct chat_template *t, struct compiled *c, const char *text,
                                 size_t n_bytes, const char *where, struct err *err)
 {
     if (c->jinja) {
         return OK; // an earlier source takes precedence
     }
-    enum status st = jinja_compile(text, n_bytes, &c->jinja, err);
-    buf_put(&t->text, text, n_bytes);
+    enum status st = compile(t, c, text, n_bytes, err);
     if (st != OK) {
         return err_prefix(err, st, "chat template %s", where);
     }
@@ -101,7 +111,7 @@ static enum status load_file(struct chat_template *t, struct compiled *c, const 
 {
     char *text;
     size_t n;
-    if (!file_exists(path)) {
+    if (file_is_absent(path)) {
         return OK;
     }
     TRY(file_read(path, MAX_TEMPLATE_BYTES, &text, &n, err));
@@ -212,8 +222,7 @@ enum status chat_template_compile(const char *text, size_t n_bytes, const char *
 {
     struct chat_template *t = new_template();
     *out = NULL;
-    enum status st = jinja_compile(text, n_bytes, &t->plain.jinja, err);
-    buf_put(&t->text, text, n_bytes);
+    enum status st = compile(t, &t->plain, text, n_bytes, err);
     if (st == OK && model_dir) {
         st = load_all(t, model_dir, false, err);
     }

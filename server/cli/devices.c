@@ -25,6 +25,7 @@ static struct comm_place place_of(const struct engine_options *o)
         .n_nodes = o->nodes ? nodes_count(o->nodes) : 1,
         .node = o->nodes ? nodes_rank(o->nodes) : 0,
         .leader = o->nodes ? nodes_leader(o->nodes) : NULL,
+        .bind = o->nodes ? nodes_bind(o->nodes) : NULL,
         .share = share,
         .share_arg = o->nodes,
     };

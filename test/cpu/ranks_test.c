@@ -3,6 +3,9 @@
  * rank; if a rank leaves, the others do not hang. */
 #include "test/device/op_harness.h"
 
+#include "engine/base/clock.h"
+#include "engine/base/wire.h"
+
 #include <pthread.h>
 
 enum { ROWS = 9, N_IN = 256, N_OUT = 130, SEGMENTS = 8, FFN = 64, EXPERTS = 6, K = 3, HIDDEN = 48 };
@@ -264,6 +267,50 @@ TEST(a_rank_that_leaves_does_not_hang_the_others)
     op_close(&r);
     pthread_join(stays.thread, NULL);
     cpu_comm_destroy(c.comm);
+}
+
+/* ---- between nodes ---- */
+
+/* Whether anybody accepts connections there. */
+static bool is_open(const char *host, int32_t port)
+{
+    int fd;
+    struct err err;
+    bool open = wire_connect(host, port, clock_now_ns() + 1000000000, &fd, &err) == OK;
+    wire_close(&fd);
+    return open;
+}
+
+struct shared {
+    int32_t port;
+    bool here, elsewhere;
+};
+
+/* What node 0 would send to the others has the port in it. It then gives up. */
+static enum status look_at_port(void *bytes, size_t n_bytes, void *arg, struct err *err)
+{
+    struct shared *s = arg;
+    CHECK(n_bytes >= 2 * sizeof(uint64_t) + sizeof s->port);
+    memcpy(&s->port, (char *)bytes + 2 * sizeof(uint64_t), sizeof s->port);
+    s->here = is_open("127.0.0.2", s->port);
+    s->elsewhere = is_open("127.0.0.1", s->port);
+    return err_set(err, ERR_CANCELLED, "seen");
+}
+
+TEST(the_port_for_sums_is_at_node_0s_address_alone)
+{
+    struct shared s = {0};
+    struct comm_place place = {.n_ranks = 2,
+                               .n_nodes = 2,
+                               .leader = "127.0.0.2",
+                               .bind = "127.0.0.2",
+                               .share = look_at_port,
+                               .share_arg = &s};
+    struct comm *comm;
+    struct err err;
+    CHECK_EQ(cpu_comm_open(&place, &comm, &err), ERR_CANCELLED);
+    CHECK(s.here);
+    CHECK(!s.elsewhere);
 }
 
 int main(int argc, char **argv)

@@ -69,6 +69,10 @@ void *jrt_alloc(struct jrt *rt, size_t n, size_t size)
         return NULL;
     }
     void *p = arena_alloc(&rt->arena, n ? n : 1, size);
+    if (!p && rt->arena.no_memory) {
+        rt->st = err_set(&rt->err, ERR_NOMEM, "template failed: out of memory");
+        return NULL;
+    }
     if (!p) {
         jrt_limit(rt, "it takes too much memory");
         return NULL;
