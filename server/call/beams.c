@@ -4,6 +4,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/mem.h"
 #include "engine/base/minmax.h"
+#include "engine/engine.h"
 
 #include <math.h>
 #include <stdlib.h>
