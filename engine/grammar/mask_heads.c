@@ -4,32 +4,13 @@
 #include "engine/grammar/mask_heads.h"
 
 #include "engine/grammar/mask_inside.h"
-#include "engine/grammar/mask_runs.h"
+#include "engine/grammar/mask_shared.h"
 #include "engine/grammar/text.h"
 
 enum {
     ENDS_MAX = 6000,  // of a head
     HEADS_MAX = 4096, // of a grammar; then all are forgotten
 };
-
-static size_t head_bytes(const struct masks *m, const struct head *h)
-{
-    return (h->words ? m->vocab->n_words * sizeof *h->words : 0) + h->n_ids * sizeof *h->ids +
-           h->n_ends * sizeof *h->ends;
-}
-
-/* Heads refer to the vocabulary's trie, not to states, so they outlive masks but not the
- * tables. */
-void heads_free(struct masks *m)
-{
-    for (uint32_t i = 0; i < m->n_heads; i++) {
-        m->bytes -= head_bytes(m, &m->heads[i]);
-        free(m->heads[i].words);
-        free(m->heads[i].ids);
-        free(m->heads[i].ends);
-    }
-    m->n_heads = 0;
-}
 
 /* ---- any head ---- */
 
@@ -198,16 +179,6 @@ static bool fill_beside(struct masks *m, struct head *h)
     return true;
 }
 
-void heads_drop(struct masks *m)
-{
-    m->shared_dropped = true;
-    heads_free(m);
-    runs_free(m);
-    if (m->now.bases.n > 0) {
-        m->now.bases.n += MASK_BASES;
-    } // they may have been of heads
-}
-
 /* The head's tokens, from the cache if it is there. When the cache is full all heads are
  * dropped: few grammars have many. */
 const struct head *heads_get(struct masks *m, uint32_t e)
@@ -218,7 +189,7 @@ const struct head *heads_get(struct masks *m, uint32_t e)
         }
     }
     if (m->n_heads == HEADS_MAX || m->bytes > m->max_bytes) {
-        heads_drop(m);
+        mask_shared_drop(m);
     }
     struct head h = {.e = e};
     m->head.words = xcalloc(m->vocab->n_words + 1, sizeof(uint32_t));

@@ -9,9 +9,5 @@
 /* The head of an expression, made if it is new: it holds until the next is asked for. NULL: over a
  * limit. */
 const struct head *heads_get(struct masks *m, uint32_t e);
-void heads_free(struct masks *m); // all of them
-
-/* Frees all that masks are made of, heads and runs, while a mask is being made. */
-void heads_drop(struct masks *m);
 
 #endif

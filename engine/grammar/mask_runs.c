@@ -7,8 +7,7 @@
  * lo <= n, the item may also go on with what follows: these nodes of the trie are its exits. */
 #include "engine/grammar/mask_runs.h"
 
-#include "engine/grammar/mask_counts.h"
-#include "engine/grammar/mask_heads.h"
+#include "engine/grammar/mask_shared.h"
 #include "engine/grammar/text.h"
 
 enum {
@@ -17,50 +16,6 @@ enum {
     EXITS_MAX = 6000, // of a run, for what follows
     N_PLACES = 64,    // of a run, that are remembered
 };
-
-/* Nodes at which an item has left its run by their byte, for what may follow. */
-struct run_exits {
-    struct byte_set first; // classes of bytes that what follows may begin with
-    struct run_exit {
-        uint32_t node, n; // rounds begun before it
-    } *v;
-    uint32_t n, cap;
-    bool too_many;
-};
-
-struct mask_run {
-    uint32_t e; // the run
-    bool unfit; // rounds cannot be counted
-    bool has_tokens;
-    struct counts tokens; // that stay in it, with the rounds that they begin
-    struct run_exits *exits;
-    uint32_t n_exits, cap_exits;
-};
-
-/* ---- storage ---- */
-
-static size_t run_bytes(const struct masks *m, const struct mask_run *r)
-{
-    size_t n = counts_bytes(&r->tokens, m->vocab);
-    for (uint32_t i = 0; i < r->n_exits; i++) {
-        n += sizeof *r->exits + r->exits[i].n * sizeof *r->exits[i].v;
-    }
-    return n;
-}
-
-void runs_free(struct masks *m)
-{
-    for (uint32_t i = 0; i < m->n_runs; i++) {
-        struct mask_run *r = &m->runs[i];
-        m->bytes -= run_bytes(m, r);
-        for (uint32_t k = 0; k < r->n_exits; k++) {
-            free(r->exits[k].v);
-        }
-        free(r->exits);
-        counts_free(&r->tokens);
-    }
-    m->n_runs = 0;
-}
 
 /* ---- the form of an item ---- */
 
@@ -368,7 +323,7 @@ static const struct run_exits *get_exits(struct masks *m, const struct counted *
     struct mask_run *r = find_run(m, c->run);
     struct run_exits *known = r ? find_exits(r, first) : NULL;
     if (!known && m->bytes > m->max_bytes) {
-        heads_drop(m);
+        mask_shared_drop(m);
         r = NULL;
     }
     *run = r ? r : new_run(m, c->run);

@@ -12,6 +12,5 @@
 /* Allows the tokens of an item that is in a counted repetition, or begins with one. False: it is
  * none, or one that is not worth it, and nothing was allowed. */
 bool runs_add(struct masks *m, uint32_t e, uint32_t stack, struct found *f);
-void runs_free(struct masks *m); // all of them
 
 #endif

@@ -52,7 +52,7 @@ struct masks {
         uint32_t n_ends;
     } *heads;
     uint32_t n_heads, cap_heads;
-    struct mask_run *runs; // mask_runs.c
+    struct mask_run *runs; // mask_shared.h
     uint32_t n_runs, cap_runs;
     bool shared_dropped;    // heads and runs: masks may have been made of them
     uint32_t *path;         // states by depth, for the walk

@@ -5,6 +5,7 @@
 #include "engine/grammar/mask_heads.h"
 #include "engine/grammar/mask_inside.h"
 #include "engine/grammar/mask_runs.h"
+#include "engine/grammar/mask_shared.h"
 #include "engine/grammar/object.h"
 #include "engine/grammar/rules.h"
 

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Heads and runs, which the masks of many states share: how much memory they take, and giving it
+ * back.
+ * Thread: one owner. */
+#ifndef SLUICE_ENGINE_GRAMMAR_MASK_SHARED_H
+#define SLUICE_ENGINE_GRAMMAR_MASK_SHARED_H
+
+#include "engine/grammar/mask_counts.h"
+#include "engine/grammar/mask_walk.h"
+
+/* Nodes at which an item has left its run by their byte, for what may follow. */
+struct run_exits {
+    struct byte_set first; // classes of bytes that what follows may begin with
+    struct run_exit {
+        uint32_t node, n; // rounds begun before it
+    } *v;
+    uint32_t n, cap;
+    bool too_many;
+};
+
+struct mask_run {
+    uint32_t e; // the run
+    bool unfit; // rounds cannot be counted
+    bool has_tokens;
+    struct counts tokens; // that stay in it, with the rounds that they begin
+    struct run_exits *exits;
+    uint32_t n_exits, cap_exits;
+};
+
+size_t head_bytes(const struct masks *m, const struct head *h);
+size_t run_bytes(const struct masks *m, const struct mask_run *r);
+void heads_free(struct masks *m); // all of them
+void runs_free(struct masks *m);
+
+/* Frees all heads and runs while a mask is being made. */
+void mask_shared_drop(struct masks *m);
+
+#endif
