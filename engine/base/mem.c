@@ -2,10 +2,75 @@
 #include "engine/base/mem.h"
 #include "engine/base/write.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- the reserve --------------------------------------------------------------------------- */
+
+enum {
+    N_CHUNKS = 64,
+    CHUNK_BYTES =
+        64 << 10, // below what malloc maps and unmaps by itself: freed, it can be used again
+    SMALL_BYTES = CHUNK_BYTES / 2,
+};
+
+static pthread_mutex_t reserve_lock = PTHREAD_MUTEX_INITIALIZER;
+static void *reserve[N_CHUNKS];
+static int n_reserved;
+static atomic_bool is_short;
+
+bool mem_reserve_fill(void)
+{
+    pthread_mutex_lock(&reserve_lock);
+    while (n_reserved < N_CHUNKS && (reserve[n_reserved] = malloc(CHUNK_BYTES)) != NULL) {
+        memset(reserve[n_reserved], 1, CHUNK_BYTES); // so that it is really there
+        n_reserved++;
+    }
+    bool whole = n_reserved == N_CHUNKS;
+    pthread_mutex_unlock(&reserve_lock);
+    if (whole) {
+        atomic_store(&is_short, false);
+    }
+    return whole;
+}
+
+void mem_reserve_free(void)
+{
+    pthread_mutex_lock(&reserve_lock);
+    while (n_reserved > 0) {
+        free(reserve[--n_reserved]);
+    }
+    pthread_mutex_unlock(&reserve_lock);
+}
+
+bool mem_is_short(void)
+{
+    return atomic_load(&is_short);
+}
+
+/* True: another try may succeed. */
+static bool release(size_t n_bytes)
+{
+    if (n_bytes == 0 || n_bytes > SMALL_BYTES) {
+        return false;
+    }
+    pthread_mutex_lock(&reserve_lock);
+    bool any = n_reserved > 0;
+    if (any) {
+        free(reserve[--n_reserved]);
+    }
+    pthread_mutex_unlock(&reserve_lock);
+    if (any) {
+        atomic_store(&is_short, true);
+    }
+    return any;
+}
+
+/* ---- allocation ---------------------------------------------------------------------------- */
 
 static void *must(void *p, size_t n_bytes)
 {
@@ -20,18 +85,31 @@ static void *must(void *p, size_t n_bytes)
 
 void *xmalloc(size_t n_bytes)
 {
-    return must(malloc(n_bytes), n_bytes);
+    void *p = malloc(n_bytes);
+    while (!p && release(n_bytes)) {
+        p = malloc(n_bytes);
+    }
+    return must(p, n_bytes);
 }
 
 void *xcalloc(size_t n, size_t size)
 {
-    size_t n_bytes;
-    return must(calloc(n, size), mem_mul(n, size, &n_bytes) ? n_bytes : SIZE_MAX);
+    size_t n_bytes = SIZE_MAX;
+    mem_mul(n, size, &n_bytes);
+    void *p = calloc(n, size);
+    while (!p && release(n_bytes)) {
+        p = calloc(n, size);
+    }
+    return must(p, n_bytes);
 }
 
 void *xrealloc(void *p, size_t n_bytes)
 {
-    return must(realloc(p, n_bytes), n_bytes);
+    void *grown = realloc(p, n_bytes);
+    while (!grown && release(n_bytes)) {
+        grown = realloc(p, n_bytes);
+    }
+    return must(grown, n_bytes);
 }
 
 char *xstrndup(const char *s, size_t n_bytes)

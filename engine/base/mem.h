@@ -14,6 +14,13 @@ void *xrealloc(void *p, size_t n_bytes);
 char *xstrdup(const char *s);
 char *xstrndup(const char *s, size_t n_bytes);
 
+/* Memory that the small allocations above take before they abort. A server fills it when it begins
+ * and then from time to time; until that succeeds again it is short of memory, and should take on
+ * nothing new. mem_reserve_fill: true if the reserve is whole. */
+bool mem_reserve_fill(void);
+void mem_reserve_free(void);
+bool mem_is_short(void);
+
 /* Zeroed. NULL if unavailable or if n * size overflows. */
 void *mem_try_calloc(size_t n, size_t size);
 

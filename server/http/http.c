@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The server as a whole: what wakes the loop, drain and stop, signals, open, run and close. */
+#include "engine/base/mem.h"
 #include "engine/base/minmax.h"
 #include "engine/base/optional.h"
 #include "server/http/private.h"
@@ -65,6 +66,9 @@ static void on_tick(uv_timer_t *tick)
     int64_t lag = now - s->last_tick_ns - TICK_MS * 1000000LL;
     s->stats.loop_lag_ns = s->last_tick_ns > 0 && lag > 0 ? lag : 0;
     s->now_ns = s->last_tick_ns = now;
+    if (mem_is_short()) {
+        mem_reserve_fill();
+    }
     http_timers_tick(s);
     http_listen_tick(s);
     http_log_tick(s);
@@ -405,6 +409,7 @@ void http_server_begin(struct http_server *s)
     s->tick_base_ns = s->now_ns - s->tick_now * TICK_MS * 1000000LL;
     uv_poll_start(&s->watch, UV_READABLE, on_watch);
     uv_timer_start(&s->tick, on_tick, TICK_MS, TICK_MS);
+    mem_reserve_fill();
     http_log_open(s);
     if (s->state < HTTP_CLOSING) {
         http_listen_start(s);
@@ -463,6 +468,7 @@ void http_server_close(struct http_server *s)
     free(s->scratch);
     free(s->spare_room);
     free(s);
+    mem_reserve_free();
 }
 
 const char *http_server_address(const struct http_server *s, size_t i)

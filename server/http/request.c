@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The life of one request between libmicrohttpd's callbacks and the handler: head, body, handler,
  * reply, end. */
+#include "engine/base/mem.h"
 #include "engine/base/optional.h"
 #include "engine/base/words.h"
 #include "server/http/private.h"
@@ -217,6 +218,8 @@ static bool admit(struct http_request *req)
     bool always = req->route->flags & HTTP_ROUTE_ALWAYS;
     if (!always && s->state >= HTTP_CLOSING) {
         http_refuse(req, 503, "server_draining", "The server is shutting down.");
+    } else if (!always && mem_is_short()) {
+        http_refuse(req, 503, "server_overloaded", "The server is short of memory.");
     } else if (!always && req->conn->over_limit) {
         http_refuse(req, 503, "server_overloaded", "Too many connections.");
     } else if (req->route->scope && s->options.authorize &&
