@@ -47,19 +47,19 @@ bool body_open(struct body *b, char *text, size_t n_bytes, struct arena *arena,
                struct call_error *error);
 void body_close(struct body *b); // accepts a zeroed struct
 
-/* Makes the members of the object `key` members of the body, unless it has members of these
- * names. */
+/* Moves the members of the object `key` up into the body, except those whose names the body has
+ * already. */
 void body_lift(struct body *b, const char *key);
 
-/* The member `from` is found under the name `to`, unless there is one of that name. */
+/* Makes the member `from` available as `to`, unless the body has a member of that name. */
 void body_rename(struct body *b, const char *from, const char *to);
 
 /* The last member of this name; NULL if absent or null. */
 const struct body_member *body_get(const struct body *b, const char *key);
 bool body_has(const struct body *b, const char *key);
 
-/* Each returns true if the member is present and valid, and then sets *v. If it is invalid the
- * error is set. */
+/* Each sets *v and returns true if the member is present and valid. If it is invalid, the error is
+ * set. */
 bool body_bool(struct body *b, const char *key, bool *v);
 bool body_int(struct body *b, const char *key, int64_t min, int64_t max, int64_t *v);
 bool body_real(struct body *b, const char *key, double min, double max, double *v);
@@ -69,14 +69,15 @@ bool body_array(struct body *b, const char *key, const struct json **v);
 /* One of "a|b|c"; *index is its position. */
 bool body_choice(struct body *b, const char *key, const char *choices, int *index);
 
-/* For a text from elsewhere that is parsed into trees used with the body's: replaces its U+0000 in
- * place by the body's stand-in. False: every candidate occurs in one of the two. */
+/* For a text from another source whose tree is used together with the body's: replaces its U+0000
+ * in place by the body's stand-in. False: every possible stand-in occurs in one of the two
+ * texts. */
 bool body_hide_nuls(struct body *b, const char *body_text, size_t body_bytes, char *text,
                     size_t n_bytes);
 /* Restores U+0000 in JSON text that was generated from the trees. */
 void body_put_nuls_back(const struct body *b, struct buf *json);
-/* The same for a plain string; the result is the string itself, or in the arena (NULL: too
- * large). */
+/* The same for a plain string. Returns the string itself, or a copy in the arena; NULL: too
+ * large. */
 const char *body_text(const struct body *b, const char *string, size_t *n_bytes);
 
 /* "Invalid type for 'x': expected a string, but got an object instead." */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the files of a call's life share: call.c begins it, call_progress.c takes what the engine
- * makes, call_end.c ends it. All on the thread that drains the engine. */
+/* Shared by the files that implement a call: call.c begins it, call_progress.c takes the engine's
+ * output, call_end.c ends it. Thread: the one that drains the engine. */
 #ifndef SLUICE_SERVER_CALL_CALL_PRIVATE_H
 #define SLUICE_SERVER_CALL_CALL_PRIVATE_H
 
@@ -11,16 +11,18 @@ void call_submit_queued(struct call_server *s);
 
 /* ---- call_end.c ---- */
 
-/* The call counts in its tenant's share of the queue until its first token. */
+/* Called at the call's first token or at its end: it no longer counts in its tenant's share of the
+ * queue. */
 void call_stop_waiting(struct call *c);
 void call_start_deadline(struct call *c);
 
 /* Ends the answer with an error, in a stream or as the whole. Engine work is cancelled. */
 void call_fail(struct call *c, const struct call_error *e);
-/* Ends an answer that is kept, with what there is of it; now, or when its beginning is stored. */
+/* Ends a background response with the output that it has so far; now, or once its beginning is
+ * stored. */
 void call_end_kept(struct call *c);
 void call_give_back(struct call *c); // its client is gone
-void call_let_go(struct call *c);    // its sink has had the answer
+void call_let_go(struct call *c);    // the sink has received the answer
 void call_finish_if_complete(struct call *c);
 
 /* Frees the call if both its sink and the engine have let go of it. Within engine_drain the memory
@@ -28,8 +30,8 @@ void call_finish_if_complete(struct call *c);
 void call_release(struct call *c);
 void call_forget_dead(struct call_server *s);
 
-/* From call_watch_memory on, no answer may lack text because an allocation failed:
- * call_lacks_memory fails the call if one did since. */
+/* An answer must not lack text because an allocation failed: call_lacks_memory fails the call if an
+ * allocation has failed since call_watch_memory. */
 void call_watch_memory(struct call_server *s);
 bool call_lacks_memory(struct call *c);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A refusal in the API's words, as plain data that can be made on any thread. The first one set
- * stays: later ones are consequences.
+/* An error as the API reports it: plain data that can be set on any thread. The first error is
+ * kept, because later ones are its consequences.
  * Thread: one owner. */
 #ifndef SLUICE_SERVER_CALL_ERROR_H
 #define SLUICE_SERVER_CALL_ERROR_H
@@ -18,8 +18,8 @@ struct call_error {
     char param[96];   // empty: null
     char message[640];
     int retry_after_s;
-    int64_t n_prompt, n_context; // of context_length_exceeded, as members; 0: not known
-    int64_t n_prompt_least;      // where n_prompt is not known, a lower bound of it
+    int64_t n_prompt, n_context; // of context_length_exceeded, sent as members; 0: not known
+    int64_t n_prompt_least;      // if n_prompt is not known: a lower bound for it
 };
 
 /* All return false, so that `return call_error_set(...)` reads well. */
@@ -28,19 +28,18 @@ bool call_error_set(struct call_error *e, int status, const char *code, const ch
 bool call_error_no_memory(struct call_error *e); // 503 out_of_memory
 bool call_error_missing(struct call_error *e, const char *param);
 bool call_error_empty(struct call_error *e, const char *param); // 400 empty_array
-/* 400 unsupported_value: `what`, such as "content parts", of a type that is not text: an image,
- * sound, a file. Checkpoints of models that take them are served, too, without what sees or hears.
- */
+/* 400 unsupported_value: `what`, such as "content parts", has a type other than text: an image,
+ * audio, a file. Multimodal checkpoints are served, but without their encoders. */
 bool call_error_text_only(struct call_error *e, const char *param, const char *what,
                           const char *type);
 bool call_error_unsupported(struct call_error *e, const char *param); // 400 unsupported_parameter
 bool call_error_context_exceeded(struct call_error *e, const char *param, int64_t context,
                                  int64_t n_prompt, int64_t n_completion);
-/* The same where the prompt is known to have at least n_prompt tokens, and was not counted. */
+/* The same for a prompt that was not counted, but is known to have at least n_prompt tokens. */
 bool call_error_context_hopeless(struct call_error *e, const char *param, int64_t context,
                                  int64_t n_prompt, int64_t n_completion);
 
-/* Whose words "type" is in. Codes are the same everywhere. */
+/* The API whose words are used for "type". Codes are the same for all. */
 enum call_error_names {
     CALL_ERROR_OPENAI,
     CALL_ERROR_ANTHROPIC,
@@ -52,11 +51,11 @@ enum call_error_names {
 /* The object that OpenAI's clients read, {"error":{"message","type","param","code"}}, all four
  * keys. */
 void call_error_put(struct buf *b, const struct call_error *e, enum call_error_names names);
-/* The object that Anthropic's read, {"type":"error","error":{"type","message","details"},
- * "request_id"}: its type is a word for the status, and details has the code. */
+/* The object that Anthropic's clients read, {"type":"error","error":{"type","message","details"},
+ * "request_id"}: `type` depends on the status, and `details` has the code. */
 void call_error_put_typed(struct buf *b, const struct call_error *e, const char *request_id);
 
-/* The object that Ollama's read, {"error": "message"}. */
+/* The object that Ollama's clients read, {"error": "message"}. */
 void call_error_put_plain(struct buf *b, const struct call_error *e);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Fill-in-the-middle: builds the prompt for a text with a gap, for models with the tokens for it.
+/* Fill-in-the-middle: builds the prompt for a text with a gap. The model must have tokens for this.
  * Thread: any, once the model is open. */
 #ifndef SLUICE_SERVER_CALL_FIM_H
 #define SLUICE_SERVER_CALL_FIM_H
@@ -12,9 +12,9 @@ struct fim {
     bool there;                     // the tokenizer has the tokens
     bool suffix_first;              // the text after the gap comes before the text before it
     int32_t prefix, suffix, middle; // middle: -1 if there is none
-    int32_t repository, file;       // before further files; -1: none
+    int32_t repository, file;       // precede further files; -1: none
     int32_t n_ends;
-    int32_t ends[FIM_MAX_ENDS]; // end an answer, in addition to the model's own
+    int32_t ends[FIM_MAX_ENDS]; // stop tokens, in addition to the model's own
 };
 
 /* tok may be NULL: then there are no tokens. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A cache of a model's compiled grammars, by their source, so that a schema is compiled once for
  * all requests with it.
- * Thread: any; a grammar that was taken is used by the engine thread, through its requests. */
+ * Thread: any; the engine thread uses a grammar through the requests that hold it. */
 #ifndef SLUICE_SERVER_CALL_GRAMMARS_H
 #define SLUICE_SERVER_CALL_GRAMMARS_H
 
@@ -16,14 +16,14 @@ struct kept_grammar {
 };
 
 struct grammars *grammars_open(void);
-void grammars_close(struct grammars *g); // none may be in use; accepts NULL
+void grammars_close(struct grammars *g); // no grammar may be in use; accepts NULL
 
 /* Compiles the grammar unless it is cached. The first call builds the vocabulary (60 ms with
  * 128,256 tokens). Errors are those of grammar_compile. */
 enum status grammars_take(struct grammars *g, const struct tokenizer *tok,
                           const struct engine_info *info, const struct grammar_source *source,
                           struct kept_grammar **out, struct err *err);
-/* Called when no request in the engine uses it any more. Accepts NULL. */
+/* Releases a grammar, once the engine no longer has a request that uses it. Accepts NULL. */
 void grammars_give(struct grammars *g, struct kept_grammar *k);
 
 #endif

@@ -8,11 +8,11 @@
 #include "server/call/error.h"
 #include "server/store/store.h"
 
-/* False: *e names the invalid one. Items of other types could not be read by a response. */
+/* False: *e names the invalid one. Only types that a response can read as input are valid. */
 bool items_check(const struct json *array, const char *param, struct call_error *e);
 
-/* Appends the array's items in their long form. Items keep their id unless it is long. False: out
- * of memory. */
+/* Appends the array's items in their long form. Items keep their id unless it is too long. False:
+ * out of memory. */
 bool items_take(const struct json *array, struct stored_item **items, size_t *n);
 /* The same for JSON texts separated by commas; false also if they are not JSON. */
 bool items_take_text(const char *joined, size_t n_bytes, struct stored_item **items, size_t *n);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the tables of members are written with: groups of forms, and macros for a row's parts. */
+/* Groups of forms, and macros for the parts of a row, which the tables of members use. */
 #ifndef SLUICE_SERVER_CALL_MEMBERS_ROWS_H
 #define SLUICE_SERVER_CALL_MEMBERS_ROWS_H
 
@@ -20,9 +20,9 @@ enum {
              FORM_NATIVE_EMBED | TOKENIZE | FORM_DETOKENIZE | FORM_TOKENS, // by a server
     PAIRS = FORM_SCORE | FORM_RERANK,
     POOLED = FORM_CLASSIFY | FORM_POOLING | FORM_POOL_CHAT,
-    SCORES = PAIRS | FORM_LABELS | POOLED | FORM_COHERE_EMBED, // what draws no text
+    SCORES = PAIRS | FORM_LABELS | POOLED | FORM_COHERE_EMBED, // forms that generate no text
     VECTORS = FORM_EMBEDDINGS | FORM_POOLING | FORM_POOL_CHAT,
-    BEAMS = FORM_CHAT | FORM_COMPLETIONS, // what may search with beams
+    BEAMS = FORM_CHAT | FORM_COMPLETIONS, // forms that allow beam search
     WITH_TOOLS = CHATS & ~FORM_CHAT_BATCH,
     SERVES = SERVED | SCORES,
     ALL = SERVED | FORM_GENERATE,
@@ -45,11 +45,12 @@ enum {
 #define REFUSED(type_, off_) .type = MEMBER_##type_, .use = MEMBER_REFUSED, .off = off_
 #define WITH(type_, key_) .type = MEMBER_##type_, .with = key_
 
-/* Values that ask for nothing: of what the API itself refuses, and of other servers' members. */
+/* Values that request nothing, for MEMBER_REFUSED: of features of the API that are not supported,
+ * and of members of other servers. */
 #define NOTHING "false|[]|{}"
 #define EMPTY "false|\"\"|[]|{}"
 
-/* The table of a file, with its length. */
+/* Defines the table of a file, with its length. */
 #define MEMBERS(name) const struct member_rows name = {rows, sizeof rows / sizeof rows[0]}
 
 struct member_rows {

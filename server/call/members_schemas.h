@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pieces of JSON schemas of request members, for the tables in members_*.c and, through it,
+/* Pieces of JSON schemas of request members, for the tables in members_*.c and, through them,
  * /openapi.json; ' stands for the quotation mark. */
 #ifndef SLUICE_SERVER_CALL_MEMBERS_SCHEMAS_H
 #define SLUICE_SERVER_CALL_MEMBERS_SCHEMAS_H
@@ -13,7 +13,7 @@
     "properties':{"                                                                                \
     "'function':{'type':'object','required':['name','arguments'],"                                 \
     "'properties':{'name':{'type':'string'},'arguments':{'type':['string','object']}}}}}}"
-/* Other roles are taken where the chat template has a place for them. */
+/* Other roles are accepted if the chat template supports them. */
 #define CHAT_MESSAGES                                                                              \
     "'minItems':1,'items':{'anyOf':[{'type':'object','required':['role','content'],'properties':{" \
     "'role':{'enum':['developer','system','user']},'content':{'anyOf':[{'type':'string'}," PARTS   \

@@ -17,11 +17,11 @@ struct grammars; // server/call/grammars.h
 
 struct call_model {
     const struct config *config;
-    const char *const *names; // accepted names; the first is the default, and not a path
+    const char *const *names; // accepted names; the first is the default and is not a path
     size_t n_names;
     bool any_name;             // requests may name any model, and this one answers
     char *folder_name;         // the model's last part of a path; the first name if none is given
-    const char *text_dir;      // of the tokenizer's configuration: its own folder or the model's
+    const char *text_dir;      // folder of the tokenizer's files: its own or the model's
     struct tokenizer *tok;     // NULL: ids only
     struct err no_tok;         // the reason if it is NULL, if known
     struct grammars *grammars; // cache for requests
@@ -54,7 +54,7 @@ void call_model_close(struct call_model *m); // accepts a zeroed struct
 
 /* The served name equal to `name`, NULL if there is none. NULL selects the default. */
 const char *call_model_name(const struct call_model *m, const char *name);
-/* The same for a name that may have Ollama's tag, "NAME:latest". */
+/* The same for a name that may end with Ollama's tag, "NAME:latest". */
 const char *call_model_tagged_name(const struct call_model *m, const char *name);
 
 #endif

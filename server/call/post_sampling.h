@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* llama.cpp's post_sampling_probs: the distribution that a token was drawn from (step 3 of struct
- * sample_args), computed from the raw log-probabilities of the most likely tokens. It is exact, so
- * a request for which those do not determine it is refused. Thread: any; touches nothing but its
- * arguments. */
+ * sample_args), computed from the raw log-probabilities of the most likely tokens. The result is
+ * exact: a request is refused if those log-probabilities do not determine the distribution. Thread:
+ * any; touches nothing but its arguments. */
 #ifndef SLUICE_SERVER_CALL_POST_SAMPLING_H
 #define SLUICE_SERVER_CALL_POST_SAMPLING_H
 
@@ -18,9 +18,9 @@ struct post_sampling {
     double drawn; // of the drawn token
 };
 
-/* False: *e names the settings that the request would need. */
+/* False: *e names the settings that would be required. */
 bool post_sampling_check(const struct sampling_params *p, bool constrained, struct call_error *e);
-/* `lp` of `token`, with MAX_TOP_LOGPROBS alternatives or the whole vocabulary. */
+/* `lp` belongs to `token`, and has MAX_TOP_LOGPROBS alternatives or the whole vocabulary. */
 void post_sampling_of(const struct sampling_params *p, const struct token_logprobs *lp,
                       int32_t token, struct post_sampling *out);
 

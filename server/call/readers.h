@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the rows of members_*.c call: readers of members that are no plain values, and checks of
- * values that were kept. Each gives false when r->error is set. And how a request of each endpoint
- * begins before its members are read, and is completed after them.
+/* The functions that rows of members_*.c refer to: readers of members that are not plain values,
+ * and checks of stored values. Each returns false if it has set r->error. Also the functions of
+ * each endpoint that set a request's defaults before its members are read (*_begin), and complete
+ * it afterwards (*_end).
  * Thread: the request's owner. */
 #ifndef SLUICE_SERVER_CALL_READERS_H
 #define SLUICE_SERVER_CALL_READERS_H
@@ -53,12 +54,12 @@ bool read_ebnf(struct request *r);
 bool read_structural_tag(struct request *r);
 bool read_ollama_format(struct request *r);
 bool read_output_format(struct request *r);
-/* {"type": "json_schema", "schema"} at `path` of the member. */
+/* Reads {"type": "json_schema", "schema"} at `path` of the member. */
 bool request_read_output_format(struct request *r, const char *key, const char *path,
                                 const struct json *format);
 
-/* Behind all members and the prompt (request_turn.c): takes the grammar of what the output has to
- * be, if it has to be anything. */
+/* Called after all members and the prompt (request_turn.c): compiles the grammar of the output, if
+ * the output is constrained. */
 bool request_constrain(struct request *r);
 
 /* ---- chat (request_chat.c) --------------------------------------------------------------------
@@ -66,10 +67,11 @@ bool request_constrain(struct request *r);
 
 void chat_begin(struct request *r);
 bool chat_end(struct request *r);
-/* One word: it may become part of the template's own. */
+/* True if the role is a single word of letters, digits, '_' and '-': a template may put it next to
+ * its control tokens. */
 bool chat_is_role(const char *role);
-/* Whether the rendered text has each role that is the client's own word; of a template that failed
- * there is none. */
+/* Checks that the rendered text contains every role that is not one of the usual six; a template
+ * may skip messages whose role it does not know. */
 bool chat_check_roles(struct request *r, const struct json *messages, const char *text,
                       size_t n_bytes);
 
@@ -86,7 +88,7 @@ bool check_top_logprobs(struct request *r);
 /* ---- tools (request_tools.c) ------------------------------------------------------------------
  */
 
-bool read_tools(struct request *r); // of a chat; then of responses, of messages
+bool read_tools(struct request *r); // for chat; the next two are for responses and messages
 bool read_flat_tools(struct request *r);
 bool read_schema_tools(struct request *r);
 bool read_tool_choice(struct request *r);
@@ -116,7 +118,7 @@ bool read_tokens(struct request *r);
 /* ---- classes, pooling, Cohere's (request_pooling.c), labels (request_labels.c) ------------------
  */
 
-void vectors_begin(struct request *r); // of /v1/embeddings, where messages may be a prompt
+void vectors_begin(struct request *r); // for /v1/embeddings, where messages can be the prompt
 void classify_begin(struct request *r);
 bool classify_end(struct request *r);
 void pooling_begin(struct request *r);
@@ -135,8 +137,8 @@ bool read_label_query(struct request *r);
 bool read_label_items(struct request *r);
 bool read_labels(struct request *r);
 
-/* Each of these tokens is drawn after each prompt, for its log probability alone (request_score.c).
- */
+/* Requests the log probability of each of these tokens after each prompt; no text is generated
+ * (request_score.c). */
 void request_ask_each(struct request *r, const int32_t *answers, int32_t n);
 
 /* Ids in, ids out (request_tokens.c). */
@@ -147,13 +149,14 @@ bool tokens_end(struct request *r);
 bool read_token_ids(struct request *r);
 bool read_detokenize(struct request *r);
 
-/* A text after the answer (request_fim.c): the prompts become those of a hole. */
+/* Reads `suffix`, the text that follows the answer (request_fim.c): prompts become
+ * fill-in-the-middle prompts. */
 bool read_suffix(struct request *r);
 bool request_fill_hole(struct request *r);
 
-/* Prompts of "prompt", "input" or "tokens": a string, strings, ids, lists of ids. */
+/* Reads the prompts in "prompt", "input" or "tokens": a string, strings, ids, or lists of ids. */
 bool request_read_prompts(struct request *r, const char *key, size_t max_prompts);
-bool request_refuse_empty(struct request *r, const char *key); // one of those
+bool request_refuse_empty(struct request *r, const char *key); // if one of the prompts is empty
 
 /* ---- llama.cpp's (request_native.c) -------------------------------------------------------------
  */
@@ -171,7 +174,8 @@ bool read_n_probs(struct request *r);
 bool read_response_fields(struct request *r);
 bool read_hole(struct request *r);
 
-/* Prompts that may mix texts, ids and objects of text. bare_list: there is a list of them. */
+/* Reads prompts that may mix texts, ids and objects with a text. r->bare_list: they were given as a
+ * list. */
 bool request_read_mixed(struct request *r, const char *key, size_t most);
 
 /* ---- Ollama's (request_ollama.c) ---------------------------------------------------------------
@@ -230,7 +234,7 @@ bool read_thread(struct request *r);
 void responses_begin(struct request *r);
 bool responses_end(struct request *r);
 
-bool read_previous(struct request *r);     // request_history.c, with what is kept of the input
+bool read_previous(struct request *r);     // in request_history.c, as is storing the input
 bool read_conversation(struct request *r); // likewise
 bool read_items(struct request *r);
 bool read_truncation(struct request *r);

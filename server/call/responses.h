@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the files of /v1/responses share: the state of an answer while it is made, the objects that
- * are written of it, and how it is kept for later.
- * Thread: the calls' own, or the pool where it says so. */
+/* Shared by the files of /v1/responses: the state of an answer in progress, the objects written
+ * from it, and how it is stored.
+ * Thread: the calls' own, or the pool where a comment says so. */
 #ifndef SLUICE_SERVER_CALL_RESPONSES_H
 #define SLUICE_SERVER_CALL_RESPONSES_H
 
@@ -19,17 +19,17 @@ struct responses {
     struct buf logprobs; // of the open message
     struct buf items;    // the finished ones, joined by commas
     struct buf body;     // at the end: the whole object
-    struct buf lost;     // what it becomes if the server ends before it has
-    struct buf events;   // of one that runs in the background, framed: for who comes later
-    size_t n_told;       // bytes of them that may be read: not the last one before it is stored
+    struct buf lost;     // stored first: its final state if the server ends before it does
+    struct buf events;   // of a background response, framed, for clients that connect later
+    size_t n_told;       // bytes of `events` for clients: the last event waits for storage
 };
 
 struct responses *response_state(struct call *c);
 void response_forget(struct call *c);
 
-/* The status by which a client knows that there is no more to come, and why it is so. */
+/* The final status of a response, and its error. */
 struct ending {
-    const char *status, *error; // error: a failure's sentence; or NULL
+    const char *status, *error; // error: message of a failure; or NULL
 };
 struct ending response_ending_of(const struct call *c);
 
@@ -39,15 +39,15 @@ struct ending response_ending_of(const struct call *c);
 void response_put_object(struct buf *b, struct call *c, struct ending e);
 void response_put(struct buf *b, struct call *c, const char *status);
 void response_put_text_part(struct buf *b, const struct responses *s);
-/* The open item; `done`: with all that it holds. */
+/* Writes the open item; `done`: with its full content. */
 void response_put_item(struct buf *b, const struct responses *s, const char *status, bool done);
 
 /* ---- kept for later (response_save.c) -----------------------------------------------------------
  */
 
-/* On the pool. An answer that cannot be kept is an answer all the same. */
+/* Thread: the pool. If the answer cannot be stored, the client still receives it. */
 void response_save(struct call *c);
-/* On the pool, while tokens may come: nothing that they change is read. */
+/* Thread: the pool, while new tokens may arrive: it reads nothing that they change. */
 enum status response_record(struct call *c, struct err *err);
 
 #endif

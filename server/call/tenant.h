@@ -3,8 +3,9 @@
  * limits; without keys, all calls belong to one tenant.
  *
  * Requests and tokens are counted by token buckets that hold a minute's limit and are refilled
- * continuously. A prompt's tokens are taken when its call is admitted, an answer's when it has
- * ended: those were not known before, and become a debt that delays the next requests.
+ * continuously. A prompt's tokens are taken when its call is admitted. An answer's tokens are taken
+ * when it has ended, since their number is not known earlier; they can leave a debt, which delays
+ * the next requests.
  * Thread: that of the calls. */
 #ifndef SLUICE_SERVER_CALL_TENANT_H
 #define SLUICE_SERVER_CALL_TENANT_H
@@ -27,10 +28,10 @@ struct tenant_limits {
 
 /* The options' limits, which apply to every key. */
 struct tenant_limits tenant_limits_default(const struct config *config);
-/* "name=value" in a key's line. */
+/* Applies a "name=value" setting from a key's line. */
 enum status tenant_limits_set(struct tenant_limits *l, const char *setting, struct err *err);
 
-/* Called when all are set. */
+/* Checks the limits once all are set. */
 enum status tenant_limits_check(const struct tenant_limits *l, struct err *err);
 
 struct tenant_bucket {
@@ -53,8 +54,8 @@ void tenant_drop(struct tenant *t); // the last reference frees it; accepts NULL
 /* Changes the limits. What has been used stays used. */
 void tenant_set_limits(struct tenant *t, const struct tenant_limits *limits);
 
-/* Called at the start of a call. False: it is over a limit, and *e is a 429; otherwise tenant_leave
- * must follow. */
+/* Called at the start of a call. False: the tenant is over a limit, and *e is a 429. After true,
+ * tenant_leave must follow. */
 bool tenant_enter(struct tenant *t, int64_t now_ns, struct call_error *e);
 void tenant_leave(struct tenant *t);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The turns of blocks of /v1/messages, which become the messages of a chat. There the result of a
- * tool is a message of its own, and what an assistant thought, said and called is one. Turns of one
- * role in a row are one message, since many templates want the roles to alternate.
+/* Converts the turns of /v1/messages, which consist of blocks, to chat messages. In a chat each
+ * tool result is a message of its own, and an assistant's reasoning, text and calls form one
+ * message. Consecutive turns of the same role are merged, since many templates require roles to
+ * alternate.
  * Thread: the request's owner. */
 #ifndef SLUICE_SERVER_CALL_TURNS_H
 #define SLUICE_SERVER_CALL_TURNS_H
@@ -16,11 +17,11 @@ extern const char *const turn_role_names[];
 struct turns {
     struct request *r;
     struct buf out; // the array's text
-    /* The message that is not written yet. */
+    /* The message in progress, not yet written to `out`. */
     enum turn_role role;
     struct buf parts; // of user and system, joined by commas
     int n_parts;
-    const char *only;                  // the first of them
+    const char *only;                  // the first part
     struct buf text, reasoning, calls; // of the assistant
     size_t turn, block;                // where the reader is
     char place[80];
@@ -36,10 +37,10 @@ const char *turns_where(struct turns *t, const char *field);
 void turns_open_message(struct turns *t, const char *role);
 void turns_flush(struct turns *t);
 void turns_become(struct turns *t, enum turn_role role);
-/* Text of any turn. */
+/* Adds text to a turn of any role. */
 bool turns_put_text(struct turns *t, enum turn_role role, const char *text);
-/* Without the lines that the operator has named: one that changes with each request, at the top of
- * the prompt, would keep the rest out of the cache. */
+/* Appends the text without the lines that --strip-prompt-lines names: a line at the top of the
+ * prompt that changes with each request would prevent prefix-cache hits for everything after it. */
 void turns_put_stripped(struct request *r, struct buf *out, const char *text);
 
 /* ---- what is read (turns_blocks.c) --------------------------------------------------------------
