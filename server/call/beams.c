@@ -35,7 +35,7 @@ struct candidate {
     bool ends;
 };
 
-/* What the engine says of one beam: a request of one token. */
+/* Asks the engine for the next tokens of one beam: a request of one token. */
 struct probe {
     struct engine_request request;
     struct engine_output output;
@@ -54,7 +54,7 @@ struct search {
     struct beam live[MAX_BEAMS], ended[2 * MAX_BEAMS];
     struct probe probes[MAX_BEAMS];
     struct node *nodes;
-    struct token_logprobs *tops; // beside each node; NULL: they are not asked for
+    struct token_logprobs *tops; // per node; NULL: the request does not ask for them
     int32_t *top_ids;            // [n_nodes * n_top]
     float *top_logprobs;
     int32_t n_nodes;
@@ -189,7 +189,7 @@ static int32_t length_of(const struct search *s, int32_t node)
     return node == NO_NODE ? 0 : s->nodes[node].n;
 }
 
-/* The prompt stands at the beginning of the ids already. */
+/* The ids already begin with the prompt. */
 static void make_probe(struct search *s, int32_t i)
 {
     struct probe *p = &s->probes[i];
@@ -272,7 +272,7 @@ static struct search *search_of(struct call *c, const struct engine_request *r)
     return NULL;
 }
 
-/* What is said of the whole prompt is what its first request says. */
+/* Values for the whole prompt are taken from its first request. */
 void beams_take(struct call *c, struct engine_request *r)
 {
     struct search *s = search_of(c, r);
@@ -301,7 +301,7 @@ static bool ends(const struct search *s, int32_t token)
     return false;
 }
 
-/* Likeliest first; of equals the one that came first. */
+/* Likeliest first; equal candidates keep their order. */
 static int by_sum(const void *a, const void *b)
 {
     const struct candidate *x = a, *y = b;
@@ -368,7 +368,7 @@ static int by_score(const void *a, const void *b)
     return x->node - y->node; // the one that ended first
 }
 
-/* The best that a live beam may still become: a sum never grows, but its divisor may. */
+/* The best score that a live beam can still reach: its sum never grows, but the divisor can. */
 static double hope(const struct search *s, const struct beam *live, double penalty)
 {
     double now = score(s, live->sum, length_of(s, live->node), penalty);
@@ -417,7 +417,8 @@ static void advance(struct search *s, double penalty)
     s->over = n_live == 0 || s->n_steps == s->whole->params.max_tokens || is_decided(s, penalty);
 }
 
-/* One beam into one output. The token that ended it is left out, unless stop strings are kept. */
+/* Writes one beam to one output. The token that ended it is left out, unless stop strings are
+ * kept. */
 static void put_output(const struct search *s, const struct beam *b, bool ended, bool with_stop,
                        struct engine_output *o)
 {
@@ -443,7 +444,7 @@ static void put_output(const struct search *s, const struct beam *b, bool ended,
     atomic_store(&o->finish, ended ? FINISH_STOP : FINISH_LENGTH);
 }
 
-/* The best of those that ended and those that were cut, in order. */
+/* Writes the best beams, ended or cut off, in order. */
 static void finish(struct search *s, const struct request *r)
 {
     int32_t k = 0, i = 0, j = 0;

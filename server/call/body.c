@@ -38,7 +38,8 @@ static char *key_text(struct body *b, const struct json_scan *sc)
     return key;
 }
 
-/* The arena keeps the lists that were too short: as much again at most. */
+/* The arena also keeps the outgrown lists, which together are at most as long as the present
+ * one. */
 static bool grow_members(struct body *b)
 {
     size_t cap = b->cap > 0 ? 2 * b->cap : 16;
@@ -138,8 +139,8 @@ static char *find_nul(char *p, size_t n_bytes)
     return NULL;
 }
 
-/* U+FFFE, U+FFFF and U+FDD0 to U+FDEF are characters that nobody writes: one of them is not there.
- */
+/* Chooses a stand-in from U+FFFE, U+FFFF and U+FDD0 to U+FDEF. These are noncharacters, so a text
+ * is unlikely to contain all of them. */
 static bool choose_stand_in(struct stand_in *s, const char *text, size_t n_bytes)
 {
     enum { N_TAIL = 2, N_ALL = N_TAIL + 32 };
@@ -170,7 +171,7 @@ bool body_hide_nuls(struct body *b, const char *body_text, size_t body_bytes, ch
     if (!choose_stand_in(&own, text, n_bytes)) {
         return false;
     }
-    if (!b->nul.utf8[0]) { // the body has none: what both lack can be had
+    if (!b->nul.utf8[0]) { // not chosen for the body yet: take one that neither text has
         struct buf both;
         buf_init(&both, body_bytes + n_bytes + 1);
         buf_put(&both, body_text, body_bytes);
@@ -223,9 +224,9 @@ const char *body_text(const struct body *b, const char *string, size_t *n_bytes)
     return copy;
 }
 
-/* What a reader takes from the member's own text is not for the tree: ids, of which a tree would
- * cost 64 bytes each, and U+0000, at which its strings would end. The text is kept in the arena;
- * the tree is shown an empty array, or another character. */
+/* Hides from the tree what readers take from the member's own text: arrays of ids, because a tree
+ * needs 64 bytes per id, and U+0000, because the tree's strings are NUL-terminated. The arena keeps
+ * the original text; the tree gets an empty array, or the stand-in. */
 static bool hide_from_tree(struct body *b, struct body_member *m, char *text, size_t n_bytes)
 {
     char *at = text + (m->start - text), *end = at + m->n_bytes;
@@ -305,7 +306,7 @@ void body_lift(struct body *b, const char *key)
     const char *text = m->start;
     json_scan_init(&sc, text, m->n_bytes, MAX_DEPTH);
     json_scan_next(&sc);
-    while (json_scan_next(&sc) == JSON_TOKEN_KEY) { // well formed: the tree is made of it
+    while (json_scan_next(&sc) == JSON_TOKEN_KEY) { // well formed, since the tree was built from it
         char *name = key_text(b, &sc);
         size_t from = sc.at;
         json_scan_skip(&sc);

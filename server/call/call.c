@@ -81,7 +81,8 @@ static void enqueue(struct call *c)
     s->queue_tail = &c->next_queued;
 }
 
-/* On the pool: what says that there is such an answer, before its client is told. */
+/* Runs on the pool: stores the beginning of a background response, before its client learns the
+ * id. */
 static void record(void *arg)
 {
     struct call *c = arg;
@@ -129,7 +130,8 @@ static void start_record(struct call *c)
     }
 }
 
-/* To the engine, or to the end of the calls that wait for it. False: *e says why not. */
+/* Submits the call to the engine, or appends it to the queue of waiting calls. False: *e says why
+ * not. */
 static bool submit(struct call *c, struct call_error *e)
 {
     if (!call_make_requests(c, e)) {
@@ -143,8 +145,8 @@ static bool submit(struct call *c, struct call_error *e)
     return st == OK;
 }
 
-/* Calls leave the queue in order, until the engine is full again. One that has ended
- * meanwhile is only unlinked. */
+/* Calls leave the queue in order, until the engine is full again. A call that has ended meanwhile
+ * is only unlinked. */
 void call_submit_queued(struct call_server *s)
 {
     while (s->queue) {
@@ -211,7 +213,7 @@ static void on_prepared(void *arg)
     struct call *c = arg;
     call_watch_memory(c->server);
     c->preparing = false;
-    if (c->request.kind != c->kind) { // the body said which
+    if (c->request.kind != c->kind) { // the body decided the kind
         c->format = formats[c->request.kind];
     }
     if (c->gone) {
@@ -234,8 +236,8 @@ static void on_prepared(void *arg)
     take_prepared(c);
 }
 
-/* On the pool: of the server, only its constants and the store may be used here. A buffer
- * that lost bytes makes the whole request fail. */
+/* Runs on the pool, so only the server's constants and the store may be used here. A buffer that
+ * lost bytes makes the whole request fail. */
 static void prepare(void *arg)
 {
     struct request *r = &((struct call *)arg)->request;
@@ -260,7 +262,7 @@ void call_start(struct call_server *s, struct call *c)
     c->request.model = &s->model;
     c->request.store = c->offline ? NULL : s->store;
     c->request.owner = c->owner;
-    // Knuth's generator: of period 2^64, so that no request meets another's seed.
+    // Knuth's generator, whose period is 2^64: no two requests get the same seed.
     c->request.seed = s->next_seed = s->next_seed * 6364136223846793005ULL + 1442695040888963407ULL;
     c->created = clock_wall_sec();
     c->t_start_ns = clock_now_ns();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How calls end: with their answer, an error or a deadline, or because nobody waits for it any
- * more; and when their memory is given back. */
+/* How calls end: with an answer, an error or a deadline, or because the client has left; and when
+ * their memory is freed. */
 #include "engine/engine.h"
 #include "server/call/call_private.h"
 
@@ -24,7 +24,7 @@ void call_stop_waiting(struct call *c)
     c->n_waiting = 0;
 }
 
-/* Its memory is its owner's again. */
+/* Ends the call for its owner, who may free it. */
 static void forget(struct call *c)
 {
     *c->link = c->next;
@@ -55,9 +55,9 @@ static void forget(struct call *c)
     c->sink->over(c);
 }
 
-/* A call is freed when nothing refers to it any more: no pool job, no queue, no request in
- * the engine. During a drain of the engine it is only marked, since the loop over its
- * events holds it. */
+/* A call is freed when nothing refers to it any more: no pool job, no queue, and no request in the
+ * engine. During a drain of the engine it is only marked, since the loop over its events holds
+ * it. */
 void call_release(struct call *c)
 {
     if (c->answered && !c->preparing && !c->saving && !c->queued && c->n_done == c->n_submitted) {
@@ -70,7 +70,7 @@ void call_release(struct call *c)
     }
 }
 
-/* The calls that ended in the drain before. */
+/* Frees the calls that ended in the last drain. */
 void call_forget_dead(struct call_server *s)
 {
     for (struct call *c = s->calls, *next; c && s->n_dead > 0; c = next) {
@@ -111,7 +111,7 @@ void call_let_go(struct call *c)
     call_release(c);
 }
 
-/* What the log says of tokens, however the call ends. */
+/* Records the token counts for the log, however the call ends. */
 static void record_tokens(struct call *c)
 {
     struct call_usage u = call_usage_of(c);
@@ -125,7 +125,7 @@ static void save(void *arg)
     c->format->save(c);
 }
 
-/* Meanwhile its client may have gone. */
+/* Back on the calls' thread. The client may have left meanwhile. */
 static void on_saved(void *arg)
 {
     struct call *c = arg;
@@ -139,7 +139,7 @@ static void on_saved(void *arg)
     call_let_go(c);
 }
 
-/* A response that is stored ends only after that; its deadline no longer applies. */
+/* A response that is to be stored ends only once it is stored; its deadline no longer applies. */
 static void start_save(struct call *c)
 {
     c->saving = true;
@@ -152,14 +152,14 @@ static void start_save(struct call *c)
     }
 }
 
-/* The end of a response that is kept although its client may have gone: what there is of
- * it is stored with its status. */
+/* Ends a background response, whose client may have left: the output so far is stored with its
+ * final status. */
 void call_end_kept(struct call *c)
 {
     if (c->saving) {
         return;
     }
-    for (size_t i = 0; i < c->n_choices; i++) { // nothing more is taken of any
+    for (size_t i = 0; i < c->n_choices; i++) { // no more tokens are taken
         if (!c->choices[i].finish) {
             c->choices[i].finish = "cancelled";
         }
@@ -252,12 +252,12 @@ void call_gone(struct call *c, enum call_abort why)
 {
     c->gone = true;
     c->server->counts.aborted[why] += !c->offline;
-    if (!c->preparing) { // else the pool still reads the body
+    if (!c->preparing) { // otherwise the pool is still reading the body
         call_give_back(c);
     }
 }
 
-/* Complete when every sample has ended; prompts that are pooled have no samples. */
+/* A call is complete when every sample has ended; pooled prompts have no samples. */
 void call_finish_if_complete(struct call *c)
 {
     bool complete;
@@ -293,7 +293,7 @@ void call_finish_if_complete(struct call *c)
 /* ---- deadlines --------------------------------------------------------------------------------
  */
 
-/* A request that waits for its first token fails with 503, one that runs with 504. */
+/* A request that still waits for its first token fails with 503, a running one with 504. */
 void call_on_deadline(struct call *c)
 {
     struct call_error e = {0};
@@ -313,8 +313,8 @@ void call_on_deadline(struct call *c)
     call_fail(c, &e);
 }
 
-/* The deadline until the first token, if one is configured, then that of the whole; the
- * client's own timeout counts if it is shorter. */
+/* Sets the deadline for the first token, if one is configured, and after that token the deadline
+ * for the whole request. The timeout in the request counts if it is shorter. */
 void call_start_deadline(struct call *c)
 {
     const struct config *config = c->server->config;
@@ -322,8 +322,8 @@ void call_start_deadline(struct call *c)
     if (c->request.timeout_s > 0 && c->request.timeout_s < total) {
         total = c->request.timeout_s;
     }
-    /* Past it nobody is listening to an answer that comes as a whole. The client is to see its own
-     * timeout, so it is waited for a little longer. */
+    /* A client whose patience has ended no longer waits for a whole answer. The margin lets it see
+     * its own timeout before our error. */
     double patience = c->patience_s + PATIENCE_MARGIN_S;
     if (c->patience_s > 0 && !c->request.stream && patience < queue) {
         queue = patience;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the engine has made of calls: taken at each wake, counted, and handed to their formats. */
+/* The engine's output for calls: taken at each wake, counted, and passed to the formats. */
 #include "engine/engine.h"
 #include "server/call/call_private.h"
 
@@ -9,8 +9,7 @@
 #include "server/call/format.h"
 #include "server/call/tenant.h"
 
-/* The engine's status as an HTTP error: what the client caused, what the model caused, and
- * what the device did. */
+/* The engine's status as an HTTP error: caused by the client, by the model, or by the device. */
 static void fail_with_engine(struct call *c, const struct engine_request *r)
 {
     struct call_error e = {0};
@@ -51,7 +50,8 @@ static void note_first_token(struct call *c, const struct engine_request *r, int
     }
 }
 
-/* What the cache had of a prompt, then each piece; all of it before the first token. */
+/* Reports the progress of a prompt: first the cached part, then each computed piece; the whole
+ * prompt before the first token. */
 static void tell_prompt(struct call_choice *ch)
 {
     struct engine_request *r = ch->request;
@@ -72,8 +72,8 @@ static void tell_prompt(struct call_choice *ch)
     }
 }
 
-/* Takes what the engine has made of one request. A sink that is full gets nothing more:
- * call_on_room comes back for it, also when the engine is done with the request. */
+/* Takes the engine's output for one request. A sink that is full gets nothing more: call_on_room
+ * resumes it, even if the engine has finished the request. */
 static void progress(struct call *c, struct engine_request *r, int64_t now_ns)
 {
     size_t first = (size_t)(r - c->requests) * (size_t)c->request.n;
@@ -95,7 +95,7 @@ static void progress(struct call *c, struct engine_request *r, int64_t now_ns)
     }
 }
 
-/* A whole request of the engine is over. */
+/* Counts a request that the engine has finished. */
 static void observe_done(struct call *c, const struct engine_request *r)
 {
     struct call_server *s = c->server;
@@ -151,7 +151,7 @@ static bool is_told(const struct call *c, const struct engine_request *r)
     return true;
 }
 
-/* A request of a step of beams: the step's results are looked at when the drain is over. */
+/* Takes a request of a beam-search step. The step's results are evaluated after the drain. */
 static void on_beam(struct call *c, struct engine_request *r, int64_t now_ns)
 {
     if (!r->done) {
@@ -207,7 +207,7 @@ static void on_event(struct engine_request *r, void *arg)
     }
 }
 
-/* The next steps of a call's searches, and the answers of those that are over. */
+/* Plans the next steps of a call's beam searches, and delivers the answers of finished ones. */
 static void step_beams(struct call *c, int64_t now_ns)
 {
     struct call_error e = {0};
@@ -220,7 +220,7 @@ static void step_beams(struct call *c, int64_t now_ns)
         }
     }
     enum status st = beams_submit(c, &e);
-    if (st != OK && st != ERR_BUSY) { // what the engine has no room for goes in at a later wake
+    if (st != OK && st != ERR_BUSY) { // ERR_BUSY: the rest is submitted at a later wake
         call_fail(c, &e);
         return;
     }
@@ -239,8 +239,8 @@ static void step_all_beams(struct call_server *s, int64_t now_ns)
     call_forget_dead(s);
 }
 
-/* The loop thread's share of a step: events first, then dead calls are freed, then those
- * that wait get their turn. */
+/* The loop thread's share of a step: events first, then ended calls are freed, then waiting calls
+ * are submitted. */
 void call_on_wake(struct call_server *s)
 {
     int64_t now_ns = clock_now_ns();
@@ -253,7 +253,7 @@ void call_on_wake(struct call_server *s)
     }
 }
 
-/* The client's socket has room again: what was held back is written now. */
+/* The client's socket has room again: output that was held back is written now. */
 void call_on_room(struct call *c)
 {
     struct call_server *s = c->server;

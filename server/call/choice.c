@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One sample: the engine's tokens through the output into the format's hands. */
+/* One sample: passes the engine's tokens through the output parser to the format. */
 #include "engine/engine.h"
 #include "server/call/call.h"
 
@@ -12,10 +12,10 @@
 
 enum {
     TEXT_MAX_BYTES = 256 << 20,
-    EVENT_BYTES = 32 << 10, // chosen: what waits goes out then, so that a full stream is noticed
+    EVENT_BYTES = 32 << 10, // chosen: pending output is sent at this size, to notice a full stream
 };
 
-/* What comes of one kind goes to the format before what comes of another. */
+/* Output of one kind is handed to the format before output of another kind begins. */
 static void become(struct call_choice *ch, enum call_pending kind)
 {
     if (!ch->call->request.stream && !ch->call->format->in_order) {
@@ -47,7 +47,7 @@ static void on_reasoning(void *arg, const char *text, size_t n_bytes)
     buf_put(&ch->reasoning, text, n_bytes);
 }
 
-/* The call that was begun, if one was, has all its arguments. */
+/* Ends the tool call that was begun, if any: its arguments are complete. */
 static void close_call(struct call_choice *ch)
 {
     if (ch->has_call && ch->is_custom) {
@@ -62,7 +62,7 @@ static void close_call(struct call_choice *ch)
     ch->has_call = false;
 }
 
-/* Kimi K2 counts the calls of a conversation, and reads them back by such ids. */
+/* Kimi K2 numbers the calls of a conversation, and expects ids of this form in later turns. */
 static void make_call_id(struct call_choice *ch, const char *name, char *id, size_t n_bytes)
 {
     const struct request *r = &ch->call->request;
@@ -193,7 +193,7 @@ static bool take(struct call_choice *ch, int32_t i)
     }
     bool stops = is_stop_id(ch, id);
     if (stops && !(r->output.include_stop && !is_eos(ch, id))) {
-        return false; // ends the sample in the engine, and is no text
+        return false; // a stop token ends the sample and is not text
     }
     return r->output.tok && !output_token(&ch->output, id);
 }
@@ -204,7 +204,7 @@ static const char *reason_of(struct call_choice *ch, int32_t finish)
     if (finish == FINISH_LENGTH) {
         return "length";
     }
-    if (ch->n_calls == 0 || ch->call->request.is_named) { // as OpenAI has it
+    if (ch->n_calls == 0 || ch->call->request.is_named) { // as in OpenAI's API
         return "stop";
     }
     if (ch->call->request.old_calls) {
@@ -233,11 +233,11 @@ static void observe(struct call_choice *ch, int32_t n_new, int64_t now_ns)
     }
 }
 
-/* Hands what is pending to the format. */
+/* Hands pending output to the format. */
 static void flush(struct call_choice *ch)
 {
     if (ch->pending == PENDING_NONE && ch->ids.n_bytes > 0) {
-        ch->pending = PENDING_TEXT; // ids go out with their step, also while they are no text yet
+        ch->pending = PENDING_TEXT; // ids are sent with their step, even if they form no text yet
     }
     if (ch->pending != PENDING_NONE) {
         ch->call->format->pending(ch);
@@ -245,7 +245,7 @@ static void flush(struct call_choice *ch)
     }
 }
 
-/* Whether one more token may be taken: in a stream that is full the rest waits for call_on_room. */
+/* Whether one more token may be taken: if a stream is full, the rest waits for call_on_room. */
 static bool has_room(struct call_choice *ch)
 {
     if (!ch->call->request.stream) {
@@ -262,8 +262,8 @@ static bool has_room(struct call_choice *ch)
     return !ch->call->sink->is_full(ch->call);
 }
 
-/* Takes what is there, at least one token, and as much as there is room for. True if a stop string
- * was found. */
+/* Takes the available tokens: at least one, and as many as the sink has room for. True if a stop
+ * string was found. */
 static bool take_some(struct call_choice *ch, int32_t n)
 {
     const bool one_by_one = ch->call->format->in_order && ch->call->request.logprobs;

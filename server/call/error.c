@@ -27,7 +27,7 @@ bool call_error_set(struct call_error *e, int status, const char *code, const ch
     return false;
 }
 
-/* What others give back may be enough for it later. */
+/* The client may retry: memory that other requests free may be enough. */
 bool call_error_no_memory(struct call_error *e)
 {
     e->type = "server_error";
@@ -65,7 +65,7 @@ bool call_error_unsupported(struct call_error *e, const char *param)
                           "Unsupported parameter: '%s' is not supported by this server.", param);
 }
 
-/* Clients match the words: OpenAI's and vLLM's the opening ones. */
+/* Clients match the wording; OpenAI's and vLLM's match its beginning. */
 static bool context_exceeded(struct call_error *e, const char *param, int64_t context,
                              const char *bound, int64_t n_prompt, int64_t n_completion)
 {
@@ -117,7 +117,7 @@ static void put_string_or_null(struct buf *b, const char *s)
     }
 }
 
-/* What a server's own clients read in "type" for a status; NULL: what OpenAI has for it. */
+/* The "type" that clients of an API expect for a status; NULL: OpenAI's. */
 static const char *name_of(int status, enum call_error_names names)
 {
     static const struct {
@@ -184,7 +184,7 @@ void call_error_put(struct buf *b, const struct call_error *e, enum call_error_n
     put_string_or_null(b, e->code);
     int64_t n_prompt = e->n_prompt;
     if (n_prompt == 0 && names == CALL_ERROR_LLAMA) {
-        n_prompt = e->n_prompt_least; // its clients always find a number
+        n_prompt = e->n_prompt_least; // its clients expect a number
     }
     if (n_prompt > 0) {
         buf_printf(b, ",\"n_prompt_tokens\":%" PRId64, n_prompt);
@@ -195,11 +195,11 @@ void call_error_put(struct buf *b, const struct call_error *e, enum call_error_n
     buf_puts(b, "}}");
 }
 
-/* Coding agents shorten a conversation when they read these opening words. */
+/* Coding agents shorten the conversation when a message begins with these words. */
 static void put_too_long(struct buf *b, const struct call_error *e)
 {
     char text[160];
-    int64_t most = e->n_context - 1; // one token at least is the answer's
+    int64_t most = e->n_context - 1; // at least one token is left for the answer
     if (e->n_prompt > 0) {
         snprintf(text, sizeof text, "prompt is too long: %" PRId64 " tokens > %" PRId64 " maximum",
                  e->n_prompt, most);

@@ -106,7 +106,7 @@ static const char *token_text(const struct call *c, int32_t token, size_t *n)
     return piece;
 }
 
-/* A part of a character is U+FFFD, or where `spelled` its bytes. */
+/* A part of a character is written as U+FFFD or, if `spelled`, as its bytes. */
 static void put_token_text(struct buf *b, const struct call *c, int32_t token, bool spelled)
 {
     size_t n = 0;
@@ -187,7 +187,7 @@ static void put_native(struct buf *b, const struct call *c, int32_t token, float
     put_token(b, c, token, logprob);
 }
 
-/* llama.cpp's form of the same. */
+/* The same in llama.cpp's form. */
 void call_native_logprob(struct call_choice *ch, int32_t token, const struct token_logprobs *lp)
 {
     struct buf *b = &ch->logprobs;
@@ -206,7 +206,8 @@ void call_native_logprob(struct call_choice *ch, int32_t token, const struct tok
     buf_puts(b, "]}");
 }
 
-/* llama.cpp's shape, with the token's bytes for texts that are no UTF-8 alone. */
+/* llama.cpp's form, which includes the token's bytes, because a token alone may not be valid
+ * UTF-8. */
 static void put_native_prob(struct buf *b, const struct call *c, int32_t token, double prob)
 {
     buf_printf(b, "{\"id\":%d,\"token\":", token);

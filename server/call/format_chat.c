@@ -21,7 +21,7 @@ static struct buf *open_chunk(struct call_choice *ch)
     return b;
 }
 
-/* Ends the delta of a chunk and adds what stands beside it. */
+/* Ends the delta of a chunk and adds the members that follow it. */
 static void close_chunk(struct call_choice *ch, struct buf *b, const char *finish)
 {
     buf_puts(b, "},\"logprobs\":");
@@ -72,7 +72,7 @@ static void tell_prompt(struct call_choice *ch)
     call_send_chunk(ch->call, b);
 }
 
-/* A delta of the call with this index begins; the old form has one call alone. */
+/* Begins a delta for the call with this index; the old form has only one call. */
 static void open_delta_call(struct buf *b, const struct call_choice *ch, int32_t index)
 {
     if (ch->call->request.old_calls) {
@@ -100,7 +100,7 @@ static void put_reasoning(struct buf *b, const struct buf *text)
     buf_put_json(b, text->data, text->n_bytes);
 }
 
-/* The delta of what is pending; of ids alone it is empty. */
+/* The delta with the pending output; if there are only ids, it is empty. */
 static void put_delta(struct buf *b, struct call_choice *ch)
 {
     if (ch->arguments.n_bytes > 0) {
@@ -128,7 +128,8 @@ static void put_delta(struct buf *b, struct call_choice *ch)
     buf_clear(&ch->content);
 }
 
-/* With usage in each chunk what comes last goes with the end, so that no two have equal counts. */
+/* If each chunk has usage, the last output is sent with the end, so that no two chunks have equal
+ * counts. */
 static void pending(struct call_choice *ch)
 {
     size_t n = ch->content.n_bytes + ch->reasoning.n_bytes + ch->arguments.n_bytes;
@@ -142,7 +143,7 @@ static void pending(struct call_choice *ch)
     end_chunk(ch, b);
 }
 
-/* With the first token, so that a late refusal keeps its status. */
+/* Sent with the first token, so that a late refusal keeps its HTTP status. */
 static void start(struct call_choice *ch)
 {
     const struct request *r = &ch->call->request;
@@ -244,7 +245,7 @@ static void put_message(struct buf *b, struct call_choice *ch)
     buf_puts(b, "{\"role\":\"assistant\",\"content\":");
     bool named = ch->call->request.is_named && !ch->call->request.old_calls;
     if (!ch->has_content && calls->n_bytes > 0 && !named) {
-        buf_puts(b, "null"); // with a call that was named it is "", as vLLM has it
+        buf_puts(b, "null"); // with a named call it is "", as in vLLM
     } else {
         buf_put_json(b, or_empty(ch->content.data), ch->content.n_bytes);
     }
@@ -253,7 +254,7 @@ static void put_message(struct buf *b, struct call_choice *ch)
         buf_putc(b, ',');
         put_reasoning(b, &ch->reasoning);
     } else {
-        buf_puts(b, ",\"reasoning\":null"); // clients of vLLM's read it without looking for it
+        buf_puts(b, ",\"reasoning\":null"); // vLLM's clients read it without a check
     }
     if (calls->n_bytes > 0) {
         bool old = ch->call->request.old_calls;
@@ -267,7 +268,7 @@ static void put_message(struct buf *b, struct call_choice *ch)
             buf_puts(b, "]");
         }
     } else if (ch->call->request.tool_mode != TOOLS_OFF && !ch->call->request.old_calls) {
-        buf_puts(b, ",\"tool_calls\":[]"); // as vLLM has it, so that clients may count them
+        buf_puts(b, ",\"tool_calls\":[]"); // as in vLLM, so that clients can count them
     }
     buf_putc(b, '}');
 }

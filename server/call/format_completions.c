@@ -40,7 +40,7 @@ static void add_logprob(struct call_choice *ch, int32_t token, const struct toke
         call_put_logprob(values, lp->logprob);
         int32_t n = lesser(lp->n_top, n_top);
         buf_putc(tops, '{');
-        put_top(tops, c, token, lp->logprob); // the token itself is always there, and first
+        put_top(tops, c, token, lp->logprob); // the token itself is always included, and first
         for (int32_t i = 0; i < n; i++) {
             if (lp->top_ids[i] != token) {
                 buf_putc(tops, ',');
@@ -58,8 +58,8 @@ static const struct request_prompt *prompt_of(const struct call_choice *ch)
     return &ch->call->request.prompts[ch->request - ch->call->requests];
 }
 
-/* Characters of the echoed prompt that its token i stands for. A text comes back as it was given:
- * with its special tokens, and without those that were put around it. */
+/* Characters of the echoed prompt that its token i stands for. A text is echoed as it was given:
+ * with the special tokens in it, but without those that the tokenizer added around it. */
 static size_t prompt_characters(const struct call_choice *ch, int32_t i)
 {
     const struct request *r = &ch->call->request;
@@ -210,7 +210,7 @@ static void pending(struct call_choice *ch)
 {
     echo_text(ch);
     if (!ch->finish &&
-        (ch->content.n_bytes > 0 || ch->ids.n_bytes > 0)) { // else it goes with the end
+        (ch->content.n_bytes > 0 || ch->ids.n_bytes > 0)) { // otherwise it is sent with the end
         put_chunk(ch);
     }
 }

@@ -18,7 +18,7 @@ static void put_floats(struct buf *b, const float *v, size_t n)
     buf_putc(b, ']');
 }
 
-/* In double, so that the length is 1 to f32's precision. */
+/* Computed in double, so that the length is 1 to f32's precision. */
 static void normalise(float *v, size_t n)
 {
     double sum = 0;

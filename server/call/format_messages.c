@@ -42,8 +42,8 @@ static void forget(struct call *c)
 /* ---- objects
  * ------------------------------------------------------------------------------------- */
 
-/* "usage":{...}: tokens that were read from the cache are no input tokens here, and none are
- * written at a price of their own. */
+/* "usage":{...}: input_tokens excludes tokens that were read from the cache. No tokens are reported
+ * as written to the cache, since that costs nothing here. */
 static void put_usage(struct buf *b, const struct call *c)
 {
     struct call_usage u = call_usage_of(c);
@@ -90,7 +90,7 @@ static void put_stop(struct buf *b, const struct call_choice *ch)
     }
 }
 
-/* The message as it is at the end, or empty at the start of a stream. */
+/* The message: complete, or empty at the start of a stream. */
 static void put_message(struct buf *b, struct call *c)
 {
     const struct message *m = state(c);
@@ -107,7 +107,8 @@ static void put_message(struct buf *b, struct call *c)
     buf_putc(b, '}');
 }
 
-/* Clients throw a thought without a signature away, and send it back with one. Nobody checks it. */
+/* Clients discard thinking that has no signature, and return it if it has one. The signature is
+ * never verified. */
 static void put_signature(struct buf *b, const struct message *m)
 {
     uint64_t sum = hash_bytes(m->text.n_bytes ? m->text.data : "", m->text.n_bytes, 0);
@@ -122,8 +123,8 @@ static bool is_object(const struct buf *text)
            json_scan_next(&sc) == JSON_TOKEN_END;
 }
 
-/* The open block with nothing in it, or with all that it holds. The input of a call whose text was
- * cut off is empty: it has to be an object. */
+/* The open block, empty or with its full content. If the text of a call was cut off, its input is
+ * an empty object, because it has to be an object. */
 static void put_block(struct buf *b, const struct message *m, bool filled)
 {
     const char *text = filled && m->text.n_bytes ? m->text.data : "";
@@ -244,7 +245,7 @@ static void close_block(struct call *c)
     m->open = BLOCK_NONE;
 }
 
-/* Text of one kind, whole or a piece of it, goes to its block. */
+/* Adds text of one kind, complete or a piece of it, to its block. */
 static void add(struct call *c, enum block kind, struct buf *text)
 {
     struct message *m = state(c);
@@ -255,7 +256,7 @@ static void add(struct call *c, enum block kind, struct buf *text)
         close_block(c);
         open_block(c, kind);
     }
-    if (!c->request.stream || kind == BLOCK_THINKING) { // its signature is of all of it
+    if (!c->request.stream || kind == BLOCK_THINKING) { // the signature covers the whole block
         buf_put(&m->text, text->data, text->n_bytes);
     }
     if (c->request.stream) {
@@ -264,7 +265,7 @@ static void add(struct call *c, enum block kind, struct buf *text)
     buf_clear(text);
 }
 
-/* Text of another kind than the open block's closes that block. */
+/* Text of a different kind closes the open block. */
 static void pending(struct call_choice *ch)
 {
     if (ch->pending == PENDING_TEXT) {
@@ -308,7 +309,7 @@ static void start(struct call_choice *ch)
 
 static void finish(struct call_choice *ch)
 {
-    (void)ch; // the end says it
+    (void)ch; // reported at the end
 }
 
 /* The reason and the usage come in message_delta, before message_stop. */

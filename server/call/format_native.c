@@ -243,7 +243,7 @@ static void finish(struct call_choice *ch)
 /* ---- the whole
  * ----------------------------------------------------------------------------------- */
 
-/* Only the members that were asked for, of which "a/b" is one inside of another. */
+/* Writes only the members in response_fields, where "a/b" is the member b of the object a. */
 static void put_fields(struct buf *b, const struct call *c, const struct buf *object)
 {
     struct json *root = NULL;
@@ -330,7 +330,7 @@ const struct call_format call_native_format = {
 /* ---- embeddings and templates
  * -------------------------------------------------------------------- */
 
-/* A list of vectors for each input: one, as pooling gives one. */
+/* A list of vectors for each input; with pooling it has one vector. */
 static void end_embedding(struct call *c)
 {
     struct buf b;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Ollama's answers: an object, or lines of objects of which the last is done and has the figures.
- */
+/* Ollama's answers: an object, or one object per line, of which the last has "done" and the
+ * statistics. */
 #include "server/call/format.h"
 
 #include "engine/base/clock.h"
@@ -54,7 +54,7 @@ static bool is_object(const struct buf *text)
            json_scan_next(&sc) == JSON_TOKEN_END;
 }
 
-/* What was said, thought and called so far: as a message, or as a response. */
+/* The text, reasoning and calls so far, as a message or as a response. */
 static void put_said(struct buf *b, struct call_choice *ch)
 {
     bool chat = ch->call->request.kind == KIND_OLLAMA_CHAT;
@@ -100,7 +100,7 @@ static void send_said(struct call_choice *ch)
     call_event(ch->call, NULL, b);
 }
 
-/* A call goes out whole, when it has ended. */
+/* A call is sent as a whole, once it has ended. */
 static void pending(struct call_choice *ch)
 {
     if (ch->content.n_bytes + ch->reasoning.n_bytes > 0) {
@@ -108,7 +108,7 @@ static void pending(struct call_choice *ch)
     }
 }
 
-/* Ollama's calls have no id, and arguments as an object. */
+/* In Ollama's API, calls have no id, and their arguments are an object. */
 static void call(struct call_choice *ch, const char *name, const char *id)
 {
     (void)id;
@@ -122,7 +122,7 @@ static void call(struct call_choice *ch, const char *name, const char *id)
     buf_puts(&ch->calls, ",\"arguments\":");
 }
 
-/* Arguments are an object; those that were cut off are none. */
+/* Arguments must be an object; if they were cut off, they are not one. */
 static void call_end(struct call_choice *ch)
 {
     if (is_object(&ch->arguments)) {
@@ -139,13 +139,13 @@ static void call_end(struct call_choice *ch)
 
 static void finish(struct call_choice *ch)
 {
-    (void)ch; // the end says it
+    (void)ch; // reported at the end
 }
 
 /* ---- the end
  * ------------------------------------------------------------------------------------- */
 
-/* The last line has the figures: durations in nanoseconds, and counts. */
+/* The last line has the statistics: durations in nanoseconds, and counts. */
 static void end(struct call *c)
 {
     struct call_choice *ch = &c->choices[0];

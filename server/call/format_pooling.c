@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What vLLM's /classify and /pooling and Cohere's /v2/embed answer. */
+/* Answers of vLLM's /classify and /pooling, and of Cohere's /v2/embed. */
 #include "server/call/format.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@ static int64_t count_tokens(const struct call *c)
 /* ---- vLLM's -------------------------------------------------------------------------------------
  */
 
-/* A judge has one class, and P(yes) as its probability. */
+/* A model that answers yes or no has one class, with P(yes) as its probability. */
 static void put_class(struct buf *b, struct call *c, size_t prompt)
 {
     buf_puts(b, ",\"label\":\"LABEL_0\",\"probs\":[");
@@ -79,7 +79,7 @@ const struct call_format call_pooling_format = {
 /* ---- Cohere's -----------------------------------------------------------------------------------
  */
 
-/* A bit of each number, 1 unless it is negative, the first one highest. */
+/* One bit per number: 1 unless the number is negative. The first bit of a byte is the highest. */
 static void put_bits(struct buf *b, const float *v, size_t n, int offset)
 {
     for (size_t i = 0; i < n; i += 8) {
@@ -108,7 +108,7 @@ static void put_vector(struct buf *b, struct call *c, size_t prompt, enum vector
     c->request.base64 = type == VECTOR_BASE64;
     call_put_vector(b, c, prompt);
     if (prompt + 1 == c->n_requests) {
-        c->request.normalize = false; // done for all: the next type has the same numbers
+        c->request.normalize = false; // all vectors are normalized now, in place
     }
 }
 

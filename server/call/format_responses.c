@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* /v1/responses: one object, or its event stream; kept for later unless the request says no. */
+/* /v1/responses: one object, or its event stream; stored, unless the request has "store": false. */
 #include "server/call/responses.h"
 
 #include "engine/base/optional.h"
@@ -143,7 +143,7 @@ static void close_item(struct call *c, const char *status)
     s->open = ITEM_NONE;
 }
 
-/* One that runs in the background waits before it begins. */
+/* A background response is "queued" before it begins. */
 static void begin(struct call *c)
 {
     struct responses *s = response_state(c);
@@ -217,7 +217,7 @@ static void send_delta(struct call_choice *ch, const struct buf *text)
     send(c, type, b);
 }
 
-/* Text of one kind, whole or a piece of it, goes to its item. */
+/* Adds text of one kind, complete or a piece of it, to its item. */
 static void add(struct call_choice *ch, enum item kind, struct buf *text)
 {
     struct responses *s = response_state(ch->call);
@@ -272,10 +272,10 @@ static void call_end(struct call_choice *ch)
 
 static void finish(struct call_choice *ch)
 {
-    (void)ch; // the end says it
+    (void)ch; // reported at the end
 }
 
-/* "response.completed" and the like, with the whole. */
+/* "response.completed" or another final event, with the whole response. */
 static void put_end(struct call *c)
 {
     const struct buf *body = &response_state(c)->body;
@@ -285,7 +285,7 @@ static void put_end(struct call *c)
     buf_puts(b, ",\"response\":");
     buf_put(b, body->data, body->n_bytes);
     call_put_asked_timings(b, c);
-    if (c->request.detached) { // it is told when it is stored
+    if (c->request.detached) { // sent once the response is stored
         buf_putc(b, '}');
         keep_event(c, type, b);
     } else {
@@ -298,7 +298,7 @@ static void close_answer(struct call *c)
     struct responses *s = response_state(c);
     const struct ending e = response_ending_of(c);
     if (s->n_items == 0 && c->ending == CALL_ANSWERED) {
-        open_item(c, ITEM_MESSAGE); // an empty answer is a message all the same
+        open_item(c, ITEM_MESSAGE); // an empty answer is still a message
     }
     close_item(c, strcmp(e.status, "completed") == 0 ? e.status : "incomplete");
     buf_clear(&s->body);

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a judge said of its two answers: `extra` is a list of them, by choice. */
+/* Records the log probability of one answer; `extra` is the array of them, by choice. */
 void call_note_answer(struct call_choice *ch, int32_t token, const struct token_logprobs *lp,
                       size_t n_chars_before)
 {
@@ -22,7 +22,7 @@ void call_note_answer(struct call_choice *ch, int32_t token, const struct token_
     ((float *)c->extra)[ch->index] = lp->logprob;
 }
 
-/* P(yes) of the two, or how much more likely it is. */
+/* P(yes) among the two answers, or the difference of their log probabilities. */
 double call_judged(const struct call *c, size_t pair)
 {
     const float *answers = c->extra;
@@ -51,8 +51,8 @@ static double cosine(const float *a, const float *b, size_t n)
     return 0;
 }
 
-/* By a classifier or reranker, which judges each pair, or by the cosine of two embeddings.
- * One query stands for all documents. */
+/* By a classifier or reranker, which judges each pair, or by the cosine of two embeddings. A single
+ * query is compared with every document. */
 static double score_of(const struct call *c, size_t document)
 {
     const struct request *r = &c->request;
@@ -118,7 +118,7 @@ static void end_score(struct call *c)
 /* ---- labels
  * -------------------------------------------------------------------------------------- */
 
-/* How likely the first of the asked tokens is, among these or among all. */
+/* The probability of the first label token, among the labels or among all tokens. */
 static double label_score(const struct call *c, size_t item)
 {
     size_t n = (size_t)c->request.n;
@@ -187,7 +187,7 @@ static int compare(const void *a, const void *b)
     return x->document < y->document ? -1 : 1;
 }
 
-/* An entry as vLLM and Cohere have it; in the list of TEI its members have other names. */
+/* An entry as in vLLM and Cohere; in TEI's list its members have other names. */
 static void put_rank(struct buf *b, const struct request *r, const struct rank *rank)
 {
     const struct scored_text *t = &r->documents[rank->document];

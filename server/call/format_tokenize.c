@@ -32,7 +32,7 @@ static void put_pieces(struct buf *b, const struct call *c, const struct request
     buf_putc(b, ']');
 }
 
-/* vLLM's members, and llama.cpp's where the body had its names. */
+/* vLLM's members, and llama.cpp's if the body used its names. */
 static void reply_tokens(struct call *c)
 {
     const struct request_prompt *p = &c->request.prompts[0];

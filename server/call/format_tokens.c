@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* vLLM's split of a request in two: /v1/chat/completions/render and /v1/completions/render say what
- * a prompt becomes, and /inference/v1/generate goes on from there, ids in and ids out. */
+/* vLLM's split of a request in two: /v1/chat/completions/render and /v1/completions/render return a
+ * prompt's token ids, and /inference/v1/generate continues from ids and returns ids. */
 #include "engine/base/optional.h"
 #include "server/call/format.h"
 
@@ -18,8 +18,8 @@ static void put_ids_member(struct buf *b, const struct request *r, const char *k
     }
 }
 
-/* The request's own members of this kind, as they were given, under "sampling_params": what they do
- * not say is set where the ids are sent. */
+/* "sampling_params" with the sampling members that the request has, as given. Defaults for the
+ * others are left to the server that receives the ids. */
 static void put_sampling(struct buf *b, const struct request *r)
 {
     static const char *const keys[] = {
@@ -58,7 +58,7 @@ static void put_sampling(struct buf *b, const struct request *r)
             call_put_node(b, m->node);
         }
     }
-    if (is_chat && r->logprobs) { // there a count, where a chat has a flag and a count
+    if (is_chat && r->logprobs) { // a count in sampling_params, a flag and a count in a chat
         buf_printf(b, ",\"logprobs\":%d", r->n_top);
     }
     put_ids_member(b, r, "stop_token_ids", r->params.stop_ids, r->params.n_stop_ids);
@@ -182,7 +182,7 @@ static void put_chunk(struct call_choice *ch)
 
 static void pending(struct call_choice *ch)
 {
-    if (!ch->finish && ch->ids.n_bytes > 0) { // else the last chunk has them
+    if (!ch->finish && ch->ids.n_bytes > 0) { // otherwise the last chunk has them
         put_chunk(ch);
     }
 }

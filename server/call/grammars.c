@@ -16,8 +16,8 @@ enum {
     MAX_IDLE = 1024,
 };
 
-/* The grammar itself is used by the engine's thread and by requests; the entry belongs to
- * the cache's lock. */
+/* The grammar itself is used by the engine's thread and by requests; the entry is protected by the
+ * cache's lock. */
 struct entry {
     struct kept_grammar kept;  // must be first
     struct entry *prev, *next; // by last use, most recent first
@@ -34,7 +34,7 @@ struct grammars {
     pthread_mutex_t vocab_lock;  // held while the vocabulary is built
     struct grammar_vocab *vocab; // NULL: no request has had a grammar yet
     struct entry list;
-    uint64_t key; // of the hash
+    uint64_t key; // for the hash
     size_t idle_bytes;
     int32_t n_idle;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Items of conversations: checking them, and splitting them into single texts with ids, as
- * the store keeps them. */
+/* Items of conversations: checking them, and splitting a list into texts with ids, the form in
+ * which they are stored. */
 #include "server/call/items.h"
 
 #include "engine/base/mem.h"
@@ -84,7 +84,7 @@ static void name(char id[STORE_ITEM_ID_BYTES], const struct json *item)
     }
 }
 
-/* Writes it in its long form, complete as the types of clients require. */
+/* Writes an item in its long form, with all members that clients' types require. */
 static bool put(struct stored_item *to, const struct json *item)
 {
     struct buf text;

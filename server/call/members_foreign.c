@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Members of other servers and of other endpoints, so that none that would change the answer is
- * passed over. */
+/* Members of other servers and of other endpoints. They are listed so that no member that would
+ * change the answer is ignored silently. */
 #include "server/call/members_rows.h"
 #include "server/call/packed.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Members of one endpoint or of a few: what the input is, how long the answer. */
+/* Members of one or a few endpoints: the input, and the length of the answer. */
 #include "server/call/members_rows.h"
 
 static const struct member rows[] = {

@@ -58,7 +58,7 @@ static bool keep_real(struct request *r, const struct member *m, void *at)
     return true;
 }
 
-/* Stores a value in its field; members that are only checked have none. */
+/* Stores a value in its field; members that are only checked have no field. */
 static bool keep_value(struct request *r, const struct member *m)
 {
     bool kept = m->size > 0, truth;
@@ -111,7 +111,8 @@ static bool refuse(struct request *r, const struct member *m)
                           m->why);
 }
 
-/* A member is read by its own function, or stored; a refused one may only ask for nothing. */
+/* A member is read by its own function, or stored; a refused member is accepted only if its value
+ * requests nothing. */
 static bool read_member(struct request *r, const struct member *m)
 {
     if (!(m->forms & r->form) || m->with) {
@@ -137,7 +138,7 @@ static bool read_member(struct request *r, const struct member *m)
 }
 
 /* A stand-in for U+0000 must not reach an answer: only these members have readers that restore it,
- * or values that nobody looks into. */
+ * or values that are passed through unread. */
 static bool check_nuls(struct request *r)
 {
     static const char may[] =

@@ -24,7 +24,7 @@
 
 enum { TEXT_MAX_BYTES = 64 << 20 };
 
-/* *text is NULL if the file is not there, and only then. */
+/* *text is NULL only if the file does not exist. */
 static enum status read_in(const char *dir, const char *name, char **text, size_t *n_bytes,
                            struct err *err)
 {
@@ -44,8 +44,8 @@ static const char *last_part(const char *path)
     return slash ? slash + 1 : path;
 }
 
-/* The folder's last part. "." and ".." are no names: those have the one of the folder that they
- * are; the root of all folders has none. */
+/* The last part of the folder's path. For "." and ".." it is the name of the folder that they refer
+ * to; the root folder has no name. */
 static char *name_of_folder(const char *path)
 {
     const char *last = last_part(path);
@@ -59,8 +59,8 @@ static char *name_of_folder(const char *path)
     return copy;
 }
 
-/* Without names of the operator's: the folder's, and the whole argument, as with vLLM. A '*' among
- * the names is none: it lets clients say any. */
+/* The served names. If the operator gives none, they are the folder's name and the whole argument,
+ * as in vLLM. A '*' in the list is not a name: it lets clients use any name. */
 static void make_names(struct call_model *m, const struct config *config)
 {
     const struct string_list *given = &config->served_model_name;
@@ -83,7 +83,7 @@ static void make_names(struct call_model *m, const struct config *config)
     m->n_names = n;
 }
 
-/* An empty or unknown name is the first one if the server accepts any. */
+/* If the server accepts any name, an empty or unknown one stands for the first. */
 const char *call_model_name(const struct call_model *m, const char *name)
 {
     for (size_t i = 0; name && i < m->n_names; i++) {
@@ -114,7 +114,7 @@ const char *call_model_tagged_name(const struct call_model *m, const char *name)
 /* ---- the chat template ------------------------------------------------------------------------
  */
 
-/* The tokenizer's folder comes first, where it is one of its own. */
+/* Looks first in the tokenizer's folder, if it is not the model's. */
 static enum status load_template(struct call_model *m, const struct config *config, struct err *err)
 {
     TRY(chat_template_load(m->text_dir, &m->template, err));
@@ -126,8 +126,8 @@ static enum status load_template(struct call_model *m, const struct config *conf
     return chat_template_load(model, &m->template, err);
 }
 
-/* --chat-template is a file or a template's text; otherwise the model's folder has one.
- * Parsers for reasoning and calls follow from its words, unless options name them. */
+/* --chat-template is a file or a template's text; otherwise the model's folder has one. The
+ * template's text determines the parsers for reasoning and calls, unless options name them. */
 static enum status open_template(struct call_model *m, const struct config *config, struct err *err)
 {
     struct buf text;
@@ -197,7 +197,7 @@ static enum status bad_default(struct err *err, const char *key, const char *exp
     return err_set(err, ERR_INVALID, "'%.60s' should be %s", key, expected);
 }
 
-/* A count that the object may have; -1, where others write it for "off", is 0. */
+/* An optional count; -1, which other servers use for "off", becomes 0. */
 static enum status set_count(const struct json *o, const char *key, int32_t *v, struct err *err)
 {
     const struct json *n = json_get(o, key);
@@ -241,7 +241,7 @@ static enum status set_defaults(struct call_model *m, const struct json *o, stru
     return sampling_params_check(p, m->info->vocab, err);
 }
 
-/* The operator's own object: a key that does nothing is a mistake. */
+/* The operator's own object, so a key without effect is an error. */
 static enum status check_keys(const struct json *o, struct err *err)
 {
     static const char *const others[] = {"top_k", "do_sample", "max_new_tokens"};
@@ -343,7 +343,7 @@ static enum status bad_pooling(struct err *err, const char *word)
                    word);
 }
 
-/* vLLM's object. */
+/* Reads vLLM's pooler object. */
 static enum status read_pooler_object(struct call_model *m, const char *text, struct err *err)
 {
     struct json *root = NULL;
@@ -369,7 +369,7 @@ static enum status read_pooler_object(struct call_model *m, const char *text, st
     return st;
 }
 
-/* Models made for embeddings say how they are to be pooled (sentence-transformers' folder). */
+/* Embedding models specify their pooling in a folder for sentence-transformers. */
 static enum status read_model_pooling(struct call_model *m, const char *dir, struct err *err)
 {
     static const char name[] = "1_Pooling/config.json";
@@ -406,7 +406,7 @@ static enum status open_pooling(struct call_model *m, const struct config *confi
 /* ---- what clients may ask about the tokenizer -------------------------------------------------
  */
 
-/* ,"chat_template": where the config has none: that of the file beside it, or null. */
+/* ,"chat_template": if the configuration has none, from the file beside it, or null. */
 static enum status put_template(struct buf *out, const char *dir, bool is_first, struct err *err)
 {
     char *template;
@@ -489,7 +489,7 @@ enum status call_model_check(const struct config *config, struct err *err)
                    from);
 }
 
-/* What is known without reading anything. Returns where the tokenizer is. */
+/* Sets the fields that need no file. Returns the path of the tokenizer. */
 static const char *begin(struct call_model *m, const struct config *config,
                          const struct engine_info *info)
 {
@@ -498,7 +498,7 @@ static const char *begin(struct call_model *m, const struct config *config,
     const char *model = config->engine.model;
     const char *from = text_source(config);
     make_names(m, config);
-    m->text_dir = is_folder(from) ? from : model; // beside a single file nothing is read
+    m->text_dir = is_folder(from) ? from : model; // of a single file's folder nothing is read
     uint64_t h = hash_bytes(model, strlen(model), (uint64_t)info->n_parameters);
     h ^= hash_bytes(SLUICE_VERSION, strlen(SLUICE_VERSION), (uint64_t)info->dtype);
     snprintf(m->fingerprint, sizeof m->fingerprint, "b%010" PRIx64, h & (uint64_t)0xffffffffff);

@@ -17,7 +17,7 @@ static bool is_greedy(const struct sampling_params *p)
     return p->temperature < MIN_TEMPERATURE;
 }
 
-/* The scores are the logits, and nothing is banned. */
+/* The scores are the logits themselves, and no token is banned. */
 static bool is_raw(const struct sampling_params *p)
 {
     return p->repetition_penalty == 1.0f && p->frequency_penalty == 0.0f &&

@@ -13,16 +13,16 @@
 
 enum { ARENA_MAX_BYTES = 256 << 20 }; // chosen: 16 times the default --max-body-bytes
 
-/* What an endpoint asks for: what its request holds before the members are read, what completes it
- * after them, the members that text and messages come from, and what its prompts are for. Those
- * that neither generate nor pool only want their token ids. */
+/* One row per endpoint: the functions called before and after the members are read, the members
+ * that contain text and messages, and what prompts are used for. Endpoints that neither generate
+ * nor pool only need token ids. */
 static const struct kind {
     void (*begin)(struct request *r); // may be NULL
     bool (*end)(struct request *r);
     const char *text, *messages; // both NULL: it has no prompts
     bool generates, pools;
     bool may_fill; // a prompt may fill the context: no token is drawn then
-    bool clamps;   // more tokens than the context has room for are as many as it has
+    bool clamps;   // max_tokens is reduced to the room in the context, not refused
 } kinds[] = {
     [KIND_CHAT] = {chat_begin, chat_end, NULL, "messages", .generates = true},
     [KIND_CHAT_BATCH] = {chat_begin, chat_end, NULL, "messages", .generates = true},
@@ -61,7 +61,7 @@ static const struct kind {
                        .may_fill = true},
 };
 
-/* A body that may be of several kinds is of the first whose own member it has. */
+/* If a body may be of several kinds, it is of the first kind that has a member of its own in it. */
 static bool choose_kind(struct request *r)
 {
     static const struct {
@@ -82,7 +82,7 @@ static bool choose_kind(struct request *r)
     return call_error_missing(&r->error, signs[0].key);
 }
 
-/* Some routes serve two APIs; which one it is follows from a member. */
+/* Some routes serve two APIs; a member tells which one. */
 static bool read_body(struct request *r)
 {
     if (!body_open(&r->body, r->text, r->n_bytes, &r->arena, &r->error)) {
@@ -110,7 +110,7 @@ static bool read_body(struct request *r)
         return false;
     }
     request_end(r);
-    return kinds[r->kind].end(r); // the beginning may have found another kind
+    return kinds[r->kind].end(r); // `begin` may have changed the kind
 }
 
 static const char *prompt_key(const struct request *r)
@@ -121,8 +121,8 @@ static const char *prompt_key(const struct request *r)
     return kinds[r->kind].text;
 }
 
-/* Fewer tokens than bytes / longest are impossible: such a prompt is refused before the work. Where
- * tokens are only counted, none are too many. */
+/* A prompt has at least bytes / longest tokens. If even that is too many, it is refused before it
+ * is tokenized, unless tokens are only counted. */
 static bool is_hopeless(struct request *r, size_t n_bytes)
 {
     size_t least = n_bytes / tokenizer_longest_piece(r->model->tok);
@@ -135,7 +135,7 @@ static bool is_hopeless(struct request *r, size_t n_bytes)
     return true;
 }
 
-/* One prompt's spans become ids at the end of the list. */
+/* Appends the ids of one prompt's spans to the list. */
 static bool encode(struct request *r, const struct text_span *spans, size_t n_spans,
                    bool parse_special)
 {
@@ -207,7 +207,7 @@ static bool template_failed(struct request *r, enum status st, const struct err 
     return call_error_set(&r->error, 500, "internal_error", NULL, "The chat template failed.");
 }
 
-/* A conversation's prompt, whose ids follow those of the prompts before it. */
+/* The prompt of a conversation; its ids are appended to those of earlier prompts. */
 static bool render_chat(struct request *r, const struct chat_template *t,
                         const struct request_chat *chat, struct request_prompt *p)
 {
@@ -294,7 +294,7 @@ static bool render(struct request *r)
     return good;
 }
 
-/* Ids from the client; those of texts come from the tokenizer. */
+/* Checks ids that the client sent; the tokenizer's need no check. */
 static bool check_ids(struct request *r, const struct request_prompt *p)
 {
     for (int32_t i = 0; i < p->n && !p->text; i++) {
@@ -307,7 +307,7 @@ static bool check_ids(struct request *r, const struct request_prompt *p)
     return true;
 }
 
-/* Keeps the end of the prompt, or its beginning, to make it fit. */
+/* Truncates the prompt to fit, keeping its end or its beginning. */
 static void truncate_prompt(const struct request *r, struct request_prompt *p, int64_t context)
 {
     int64_t keep;
@@ -324,11 +324,11 @@ static void truncate_prompt(const struct request *r, struct request_prompt *p, i
             p->ids += p->n - keep;
         }
         p->n = (int32_t)keep;
-        p->text = NULL; // it has more than is computed now
+        p->text = NULL; // the text has more than the remaining tokens
     }
 }
 
-/* How many tokens this prompt may get. */
+/* Sets how many tokens may be generated for this prompt. */
 static bool fit(struct request *r, struct request_prompt *p)
 {
     int64_t context = r->model->info->max_model_len;

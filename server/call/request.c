@@ -284,8 +284,7 @@ bool read_repeat_window(struct request *r)
                           "may only be -1.");
 }
 
-/* llama.cpp can leave line ends out of penalties; here that is only possible where there
- * are none. */
+/* llama.cpp can leave line ends out of penalties; here that is possible only without penalties. */
 bool read_penalize_nl(struct request *r)
 {
     bool v;
@@ -395,7 +394,8 @@ bool read_stream_options(struct request *r)
     return r->error.status == 0;
 }
 
-/* The same rules as for the header: it becomes part of ids, log lines and a header. */
+/* request_id follows the rules for the header, since it becomes part of ids, log lines and a
+ * header. */
 bool check_request_id(struct request *r)
 {
     if (!words_is_id(r->request_id, strlen(r->request_id))) {

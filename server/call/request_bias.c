@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The member logit_bias: OpenAI's map of ids, and llama.cpp's list of pairs, where a text stands
- * for each of its tokens and `false` for what is never drawn. */
+ * for all of its tokens, and `false` bans a token. */
 #include "server/call/readers.h"
 
 #include <stdlib.h>
@@ -81,7 +81,7 @@ static bool read_value(struct request *r, const struct json *v, double *value)
     return true;
 }
 
-/* Of the map: an id in digits, or with llama.cpp a text. */
+/* A key of the map: an id in digits, or with llama.cpp a text. */
 static bool read_key(struct biases *b, const char *key, const struct json *v)
 {
     char *end;
@@ -123,7 +123,7 @@ static bool read_pair(struct biases *b, const struct json *pair)
     return read_value(b->r, v, &value) && put(b, (int32_t)id, value);
 }
 
-/* With llama.cpp's ignore_eos the end tokens are not drawn, where others go on after them. */
+/* With llama.cpp's ignore_eos, end tokens are banned; other servers may draw them and continue. */
 bool request_ban_ends(struct request *r)
 {
     const struct engine_info *info = r->model->info;

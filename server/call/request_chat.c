@@ -18,7 +18,7 @@ static const char *at(char *text, size_t n_bytes, size_t message, const char *fi
     return text;
 }
 
-/* A field that has to be a string; json_get_string says that it is not. */
+/* Sets the error for a field that is not a string. */
 static bool no_string(struct request *r, const struct json *object, const char *field,
                       const char *where)
 {
@@ -100,7 +100,7 @@ static bool check_call(struct request *r, const struct json *call, size_t index,
     if (!json_is(call, JSON_OBJECT)) {
         return body_wrong_type(&r->error, where, "an object", call);
     }
-    if (custom && !function) { // chat/messages.c makes a function's of it
+    if (custom && !function) { // chat/messages.c converts it to a function call
         bool whole = json_get_string(custom, "name") && json_get_string(custom, "input");
         snprintf(where + n, sizeof where - (size_t)n, ".custom");
         return whole || call_error_set(&r->error, 400, "invalid_value", where,
@@ -148,7 +148,7 @@ bool chat_is_role(const char *role)
     return n > 0 && role[n] == '\0';
 }
 
-/* The list of roles that all templates know. */
+/* Names the roles that all templates know. */
 static bool bad_role(struct request *r, size_t index, const char *role)
 {
     char where[64];
@@ -159,8 +159,8 @@ static bool bad_role(struct request *r, size_t index, const char *role)
                           role);
 }
 
-/* A template may pass over messages of a role that it does not know, and the answer would be one
- * to another conversation. One that takes any role writes it into the text. */
+/* A template may skip messages whose role it does not know; the answer would then be to a different
+ * conversation. A template that accepts any role writes it into the text. */
 bool chat_check_roles(struct request *r, const struct json *messages, const char *text,
                       size_t n_bytes)
 {
@@ -230,7 +230,7 @@ bool read_messages(struct request *r)
     return check_messages(r, messages);
 }
 
-/* A conversation among several, as a text of its own. */
+/* One of several conversations, with its own text. */
 static bool keep_chat(struct request *r, const struct json *messages)
 {
     struct buf text;
@@ -368,7 +368,7 @@ bool read_thinking(struct request *r)
     return true;
 }
 
-/* The word for the template: the operator may have one of his own for each effort. */
+/* The template's word for the effort; the operator can configure one for each. */
 static const char *mapped_effort(struct request *r)
 {
     const char *map = r->model->config->reasoning_effort_map, *word = NULL;
@@ -448,7 +448,8 @@ bool read_template_variables(struct request *r)
     return request_too_large(r);
 }
 
-/* A template from a client is code that runs here, so the server must have allowed it. */
+/* A template from a client is code that runs on the server, so the operator must have allowed
+ * it. */
 bool read_chat_template(struct request *r)
 {
     const struct body_member *own = body_get(&r->body, "chat_template");
@@ -462,7 +463,7 @@ bool read_chat_template(struct request *r)
     return true;
 }
 
-/* Both would put two ends on the prompt. */
+/* Both together would end the prompt twice. */
 bool check_continue(struct request *r)
 {
     if (r->continue_final_message && r->add_generation_prompt) {
@@ -491,7 +492,7 @@ bool read_modalities(struct request *r)
     return r->error.status == 0;
 }
 
-/* As OpenAI has it. */
+/* As in OpenAI's API. */
 bool check_top_logprobs(struct request *r)
 {
     if (r->logprobs || r->n_top == 0) {
@@ -510,7 +511,7 @@ void chat_begin(struct request *r)
     r->add_special = false; // the template writes what the model wants
 }
 
-/* What an answer with echo begins with: the text that the client has begun for the assistant. */
+/* The beginning of an answer with echo: the text that the client began for the assistant. */
 static bool find_echo(struct request *r)
 {
     const struct json *last = NULL;

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* The next string of a text that has another. */
+/* Scans to the next string, which the text must have. */
 static bool next_text(struct request *r, struct json_scan *sc, struct request_prompt *p)
 {
     struct buf text;
@@ -25,7 +25,7 @@ static bool next_text(struct request *r, struct json_scan *sc, struct request_pr
     return p->text || request_too_large(r);
 }
 
-/* A text, ids, or a list of either. Ids stay where the body was scanned into. */
+/* A text, ids, or a list of either. Ids are not copied from the list that the body's scan made. */
 bool request_read_prompts(struct request *r, const char *key, size_t max_prompts)
 {
     const struct body_member *m = body_get(&r->body, key);
@@ -65,7 +65,7 @@ bool request_read_prompts(struct request *r, const char *key, size_t max_prompts
     if (!r->prompts) {
         return request_too_large(r);
     }
-    struct json_scan sc; // goes along with the tree, whose strings have no U+0000
+    struct json_scan sc; // advances with the tree, whose strings lack U+0000
     json_scan_init(&sc, m->start, m->n_bytes, 8);
     for (const struct json *s = list ? json_first(m->node) : m->node; s;
          s = list ? json_next(s) : NULL) {
@@ -102,7 +102,7 @@ bool request_refuse_empty(struct request *r, const char *key)
 /* ---- completions ------------------------------------------------------------------------------
  */
 
-/* false is as good as absent: clients send it. */
+/* Clients send false; it counts as absent. */
 bool read_completion_logprobs(struct request *r)
 {
     int64_t v;
@@ -212,7 +212,7 @@ bool embeddings_end(struct request *r)
     r->params.min_tokens = 0;
     r->n = 1;
     if (r->form & (FORM_EMBEDDINGS | FORM_NATIVE_EMBED)) {
-        return true; // good where the tokenizer puts a token in front: else it is refused later
+        return true; // valid if the tokenizer adds a token in front; else refused later
     }
     const char *key = "input";
     if (r->kind == KIND_COHERE_EMBED) {
@@ -264,7 +264,7 @@ bool tokenize_end(struct request *r)
 {
     bool chat = r->form == FORM_TOKENIZE_CHAT;
     r->stream = false;
-    r->truncate = r->kind == KIND_APPLY_TEMPLATE ? 0 : r->truncate; // whose answer is the text
+    r->truncate = r->kind == KIND_APPLY_TEMPLATE ? 0 : r->truncate; // its answer is text
     return (!chat || chat_end(r)) && (r->model->tok || no_tokenizer(r));
 }
 

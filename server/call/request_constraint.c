@@ -93,7 +93,8 @@ static bool constrain_grammar(struct request *r, const char *param, const char *
 /* ---- OpenAI's response_format and text.format -------------------------------------------------
  */
 
-/* `format` is at `path` of the member `key`; a schema in it at `schema_path` of that member. */
+/* `format` is at `path` of the member `key`; its schema, if any, at `schema_path` of that
+ * member. */
 static bool read_format(struct request *r, const struct json *format, const char *param,
                         const char *key, const char *path, const struct json *schema,
                         const char *schema_path)

@@ -25,7 +25,7 @@ static void put_text(struct hole *h, const char *text, size_t n_bytes)
     h->good = h->good && tokenizer_encode(h->r->model->tok, &span, 1, flags, &h->ids, NULL) == OK;
 }
 
-/* The tokens with which the model's texts start. */
+/* The tokens that the model expects at the start of a text. */
 static void put_begin(struct hole *h)
 {
     struct ids around;
@@ -90,7 +90,7 @@ static void put_suffix(struct hole *h)
     put_text(h, h->r->suffix, h->r->suffix_bytes);
 }
 
-/* Prefix first or suffix first: the order in which the family was trained. */
+/* Prefix first or suffix first: the order that the model family was trained with. */
 static bool wrap(struct request *r, struct request_prompt *p)
 {
     const struct fim *f = &r->model->fim;

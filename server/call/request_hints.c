@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The member kv_hints: vLLM's envelope of cache actions. The action kv.retain 1.x is supported: the
- * value to the sender of ranges of the request's tokens, and for how long. Actions of other types
- * are meant for other servers, and are ignored. */
+/* The member kv_hints: vLLM's envelope of cache actions. The action kv.retain 1.x is supported: it
+ * gives the priority of ranges of the request's tokens, and for how long it holds. Actions of other
+ * types are meant for other servers, and are ignored. */
 #include "engine/base/minmax.h"
 #include "engine/schedule/request.h"
 #include "server/call/readers.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The body of vLLM's /generative_scoring: each item with the query is a prompt, and of some tokens
- * is asked how likely they are to follow it. */
+/* The body of vLLM's /generative_scoring: each item together with the query is a prompt, and the
+ * answer is the probability of each label token after it. */
 #include "server/call/readers.h"
 
 #include <string.h>
@@ -28,7 +28,7 @@ static bool put_ids(struct request *r, const struct request_prompt *p, bool add_
            request_too_large(r);
 }
 
-/* The query goes in front of each item, or with item_first after it. */
+/* Places the query before each item or, with item_first, after it. */
 static bool join(struct request *r, const struct request_prompt *query, struct request_prompt *item)
 {
     struct ids ids;
@@ -104,7 +104,7 @@ void labels_begin(struct request *r)
     r->add_special = r->activates = true;
 }
 
-/* Each item is joined with the query here, so that the cache finds the common part. */
+/* Joins each item with the query as ids, so that the prompts share a prefix that can be cached. */
 bool labels_end(struct request *r)
 {
     for (size_t i = 0; i < r->n_prompts; i++) {

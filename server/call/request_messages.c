@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_TURNS = 100000 /* Anthropic's bound */ };
+enum { MAX_TURNS = 100000 /* Anthropic's limit */ };
 
 /* ---- the system prompt
  * --------------------------------------------------------------------------- */
@@ -76,7 +76,7 @@ static bool put_turns(struct turns *t)
             return false;
         }
     }
-    /* A text that the client has begun for the assistant is continued. */
+    /* Continues a text that the client has begun for the assistant. */
     bool begun = t->role == ROLE_ASSISTANT && t->text.n_bytes > 0 && t->calls.n_bytes == 0;
     t->r->continue_final_message = begun;
     t->r->add_generation_prompt = !begun;
@@ -107,7 +107,7 @@ bool read_turns(struct request *r)
 /* ---- the rest
  * ------------------------------------------------------------------------------------ */
 
-/* Templates have a switch and no budget: of the types, all but one turn it on. */
+/* Templates have a switch for thinking, but no budget. All types except "disabled" turn it on. */
 bool read_typed_thinking(struct request *r)
 {
     const struct json *thinking = NULL;
@@ -171,7 +171,8 @@ bool read_metadata(struct request *r)
     return r->error.status == 0;
 }
 
-/* Turns that are not sent again would be missing. Clients that know the code go on without it. */
+/* Refused, because turns that the client does not send again would be missing. Clients that know
+ * the error code continue without it. */
 bool read_thread(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "thread");
@@ -198,8 +199,8 @@ bool messages_end(struct request *r)
     if (r->kind == KIND_MESSAGES && !r->max_is_asked) {
         return call_error_missing(&r->error, "max_tokens");
     }
-    /* Clients of this API ask for the most that a model can write, whatever the prompt's length:
-     * the answer ends where the context does, and its stop reason says so. */
+    /* Clients of this API request the model's maximum output, whatever the length of the prompt.
+     * The answer ends with the context, and its stop reason says so. */
     r->has_max_tokens = r->max_is_asked;
     r->max_is_asked = false;
     r->output.reasoning = r->model->reasoning;

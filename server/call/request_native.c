@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The bodies of llama.cpp's own endpoints: /completion, /infill, /embedding and /apply-template. A
- * prompt may mix texts and ids, that of other embeddings too, and is then ids from here on. */
+ * prompt may mix texts and ids, and is then converted to ids here; this includes prompts of the
+ * other embedding endpoints. */
 #include "server/call/convert.h"
 #include "server/call/post_sampling.h"
 #include "server/call/readers.h"
@@ -19,7 +20,7 @@ struct mixed {
     const char *key;
     struct json_scan sc;
     struct ids ids; // of the prompt that is being read
-    bool first;     // nothing of it has been read
+    bool first;     // no part of it has been read
 };
 
 static bool wrong(struct mixed *m)
@@ -31,7 +32,8 @@ static bool wrong(struct mixed *m)
         m->key);
 }
 
-/* A text; only the first of a prompt has what the model wants in front. */
+/* A text. Only the first text of a prompt gets the special tokens that the model expects in
+ * front. */
 static bool put_text(struct mixed *m, const char *text, size_t n_bytes)
 {
     struct text_span span = {text, n_bytes, false};
@@ -103,7 +105,7 @@ static bool put_object(struct mixed *m, const char *text, size_t n_bytes)
     return m->r->error.status == 0;
 }
 
-/* The prompt that has been read becomes one of the request's. */
+/* Adds the prompt that was read to the request's. */
 static bool end_prompt(struct mixed *m)
 {
     struct request *r = m->r;
@@ -134,7 +136,7 @@ static bool put_value(struct mixed *m, enum json_token t)
     }
 }
 
-/* An array: one prompt if it has a number, else one for each item. */
+/* An array: one prompt if it contains a number, otherwise a prompt per item. */
 static bool has_number(const struct body_member *v)
 {
     struct json_scan sc;
@@ -230,7 +232,7 @@ bool read_native_prompt(struct request *r)
     return request_read_mixed(r, "prompt", (size_t)r->model->config->max_prompts);
 }
 
-/* How many others beside each token; they are told under llama.cpp's names. */
+/* The number of alternatives per token, which are reported under llama.cpp's names. */
 bool read_n_probs(struct request *r)
 {
     int64_t v;
@@ -261,7 +263,7 @@ void native_begin(struct request *r)
     r->has_max_tokens = r->model->has_default_max_tokens;
     r->max_tokens = r->model->defaults.max_tokens;
     r->add_special = true;
-    if (r->model->config->seed != 0) { // llama.cpp's --seed is each request's own
+    if (r->model->config->seed != 0) { // as llama.cpp's --seed, used by every request
         r->params.seed = (uint64_t)r->model->config->seed;
     }
 }
@@ -359,7 +361,7 @@ void native_embed_begin(struct request *r)
     embeddings_begin(r);
 }
 
-/* Whether texts and ids are mixed, in a prompt or in the list of them. */
+/* Whether texts and ids are mixed, within a prompt or in the list of prompts. */
 static bool is_mixed(const struct json *list)
 {
     bool text = false, other = false, within = false;
@@ -376,7 +378,7 @@ static bool is_mixed(const struct json *list)
 bool read_input(struct request *r)
 {
     const struct body_member *m = body_get(&r->body, "input");
-    bool ids_first = m && !m->node; // no tree was made of it
+    bool ids_first = m && !m->node; // it has no tree
     bool mixed;
     if (ids_first) {
         mixed = memchr(m->start, '"', m->n_bytes) != NULL;

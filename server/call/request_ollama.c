@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The bodies of Ollama's /api/chat, /api/generate and /api/embed. Members of "options" are read
  * like members of the body, so that the table of members applies to them; messages become chat
- * messages. A request without messages or prompt only asks to load the model, which is loaded
- * already. */
+ * messages. A request without messages or prompt asks only to load the model, which is always
+ * loaded here. */
 #include "engine/base/optional.h"
 #include "server/call/convert.h"
 #include "server/call/readers.h"

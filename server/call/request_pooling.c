@@ -22,7 +22,7 @@ void vectors_begin(struct request *r)
     pooled_chat_begin(r);
 }
 
-/* Both answers of a judge, in place of a vector. */
+/* The probabilities of a classifier's two answers, in place of a vector. */
 static void judge(struct request *r)
 {
     r->generates = r->model->scoring.judges;
@@ -51,7 +51,8 @@ bool classify_end(struct request *r)
     return request_refuse_empty(r, "input");
 }
 
-/* Of vectors their length, of a judge's answer whether it is a probability. */
+/* For vectors: whether they are normalized. For a classifier: whether the answer is a
+ * probability. */
 bool read_use_activation(struct request *r)
 {
     bool v;
@@ -124,7 +125,8 @@ bool read_embed_texts(struct request *r)
     return request_too_large(r);
 }
 
-/* There are no prompts for kinds of inputs, so that one would be embedded as another. */
+/* Models here have no prompts per kind of input, so the inputs of two kinds would get the same
+ * embedding. */
 bool read_input_type(struct request *r)
 {
     const char *type = NULL;

@@ -17,7 +17,7 @@ struct messages {
     struct request *r;
     struct buf out;       // text of the array
     struct buf calls;     // tool calls of an unfinished assistant message
-    struct buf reasoning; // its reasoning, if none of the message has been written yet
+    struct buf reasoning; // its reasoning, until the message has begun
     bool open;            // its text has been written
     size_t index;         // of the input item
     struct buf items;     // the input's items, to be stored
@@ -35,7 +35,7 @@ static void open_message(struct messages *m, const char *role)
     convert_text(&m->out, role);
 }
 
-/* Once, with the first part of the message that it belongs to. */
+/* Writes the reasoning once, with the first part of its message. */
 static void put_reasoning(struct messages *m)
 {
     if (m->reasoning.n_bytes > 0) {
@@ -382,7 +382,7 @@ bool read_truncation(struct request *r)
     return r->error.status == 0;
 }
 
-/* Other values ask for what this server does not have, or always sends. */
+/* Other values request what this server does not support, or always sends. */
 bool read_include(struct request *r)
 {
     const struct json *include = NULL;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The bodies of /v1/score and /v1/rerank: pairs of texts. A model that judges gets each pair as one
- * prompt, and both of its answers are drawn from the row after it; else each text becomes a
- * vector. */
+/* The bodies of /v1/score and /v1/rerank: pairs of texts. A model that answers yes or no gets each
+ * pair as one prompt, and the log probabilities of both answers are read from the logits after it.
+ * With other models, each text becomes a vector. */
 #include "engine/base/optional.h"
 #include "engine/base/words.h"
 #include "server/call/readers.h"
@@ -74,7 +74,7 @@ static bool keep_text(struct request *r, struct scored_text *t, const struct jso
     return body_wrong_type(&r->error, key, "a string or an object with a text", node);
 }
 
-/* A text or several; false without an error: the member is not there. */
+/* A text or several. False without an error: the member is absent. */
 static bool read_texts(struct request *r, const char *key, struct texts *out)
 {
     const struct body_member *m = body_get(&r->body, key);
@@ -182,7 +182,7 @@ bool read_score_texts(struct request *r)
 /* ---- texts that are too long
  * --------------------------------------------------------------------- */
 
-/* Cut to its first tokens, as text again. */
+/* Truncates a text to its first tokens, and returns text. */
 static bool cut(struct request *r, struct scored_text *t, int64_t most)
 {
     struct ids ids;
@@ -208,7 +208,7 @@ static bool cut(struct request *r, struct scored_text *t, int64_t most)
     return good;
 }
 
-/* Texts are cut by tokens, before they are put into a prompt. */
+/* Texts are truncated by tokens before they are put into a prompt. */
 static bool cut_all(struct request *r)
 {
     for (size_t i = 0; i < r->n_queries && r->max_query_tokens > 0; i++) {
@@ -313,8 +313,8 @@ static bool make_texts(struct request *r)
     return true;
 }
 
-/* A draw per answer from the same row, each allowed one token only, gives both
- * log-probabilities. */
+/* Draws one sample per answer from the same logits; each sample is allowed only its own token, so
+ * its log-probability is that of the answer. */
 void request_ask_each(struct request *r, const int32_t *answers, int32_t n)
 {
     r->params = sampling_params_default();
@@ -359,7 +359,7 @@ bool score_end(struct request *r)
     return make_pairs(r);
 }
 
-/* The template's variables: the request's own, of which an instruction has a name of its own. */
+/* The template's variables: the request's, and the instruction, which is a separate member. */
 bool read_instruction(struct request *r)
 {
     const char *instruction = NULL;

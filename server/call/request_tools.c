@@ -113,7 +113,7 @@ struct reader {
     bool has_custom;
 };
 
-/* The message names the tool by its place in the list. */
+/* The error names the tool by its index in the list. */
 static bool bad_type(struct reader *t, const char *type)
 {
     char place[48];
@@ -234,7 +234,7 @@ static bool read_tool(struct reader *t, const struct json *tool, struct slice te
 /* ---- all of them ------------------------------------------------------------------------------
  */
 
-/* All tools, then their names are compared with each other. */
+/* Reads all tools, then checks that their names differ. */
 static bool read_shape(struct request *r, const struct shape *shape)
 {
     const struct body_member *m = body_get(&r->body, shape->key);
@@ -359,7 +359,7 @@ static void allow_none(struct request *r)
     }
 }
 
-/* A choice among some tools: the others may not be called. */
+/* A choice among some tools: the others are not allowed. */
 static bool allow_list(struct request *r, const char *key, const struct json *choice)
 {
     const struct json *inner = json_get(choice, "allowed_tools");
@@ -389,7 +389,7 @@ static bool allow_list(struct request *r, const char *key, const struct json *ch
     return true;
 }
 
-/* A named tool must be called, and no other call beside it. */
+/* The named tool must be called, and no other call is allowed. */
 static bool allow_one(struct request *r, const char *key, const char *name)
 {
     struct request_tool *tool = find_tool(r, name);
@@ -458,7 +458,7 @@ static bool use_tools(struct request *r)
     return r->error.status == 0;
 }
 
-/* function_call is the old name. */
+/* function_call is the older form of tool_choice. */
 bool read_tool_choice(struct request *r)
 {
     const char *key;

@@ -52,7 +52,8 @@ static bool refuse_tool(struct request *r, size_t index, enum status st, const s
         tool->custom ? "format of the tool" : "schema for function", tool->name, err->text);
 }
 
-/* The whole was rejected: reports the part that causes it, with its own path, if there is one. */
+/* The whole grammar was rejected: reports the part that causes this, with its own path, if one can
+ * be found. */
 static bool blame(struct request *r, enum status whole, const struct err *why)
 {
     struct err err = {""};
@@ -95,7 +96,8 @@ static bool watches_calls(const struct request *r)
     return some || (r->tool_mode == TOOLS_AUTO && (r->narrows || r->constraint_param));
 }
 
-/* Forced calls and those of strict tools match the schema; others are any object. */
+/* Forced calls and calls of strict tools must match the schema; the arguments of others can be any
+ * object. */
 static bool list_tools(struct plan *p)
 {
     struct request *r = p->r;

@@ -87,7 +87,7 @@ static void put_id_or_null(struct buf *b, const char *id)
     }
 }
 
-/* A text as the model has it, with the ids that are exact where the two differ. */
+/* A text as the model sees it, with its ids; where the two differ, the ids are exact. */
 static void put_raw(struct buf *b, const struct call *c, const char *key, const char *text,
                     size_t n_bytes, struct ids ids)
 {
@@ -106,7 +106,7 @@ static void put_raw(struct buf *b, const struct call *c, const char *key, const 
     buf_deinit(&decoded);
 }
 
-/* enable_response_messages: what vLLM tells of a response that is over. */
+/* enable_response_messages: what vLLM reports about a finished response. */
 static void put_messages(struct buf *b, const struct call *c)
 {
     if (!c->request.tells_messages || c->n_requests == 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Keeps responses in the store. */
+/* Stores responses. */
 #include "server/call/responses.h"
 
 #include "engine/base/log.h"
@@ -9,13 +9,13 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A buffer of the same memory: what is stored is only read. */
+/* A buffer that borrows the bytes; the store only reads them. */
 static struct buf view(const char *bytes, size_t n_bytes)
 {
     return (struct buf){.data = (char *)bytes, .n_bytes = n_bytes};
 }
 
-/* What is stored of it; its memory is the call's. */
+/* The parts of a response that are stored. The call owns their memory. */
 static struct stored_response stored_of(struct call *c)
 {
     const struct request *r = &c->request;
@@ -33,7 +33,7 @@ static struct stored_response stored_of(struct call *c)
     return stored;
 }
 
-/* What its conversation gets: the input and the output. */
+/* The items to add to the response's conversation: its input and output. */
 static bool add_items(struct call *c, struct stored_item **items, size_t *n)
 {
     const struct request *r = &c->request;
@@ -55,7 +55,7 @@ void response_save(struct call *c)
     stored.output = view(s->items.data, s->items.n_bytes);
     stored.events = view(s->events.data, s->events.n_bytes);
     if (s->body.failed || s->items.failed) {
-        return; // nor does the client get it
+        return; // the client does not receive it either
     }
     struct stored_item *items = NULL;
     if (c->request.conversation && add_items(c, &items, &stored.n_items)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How a model judges pairs: the two tokens that it answers with. */
+/* How a model scores pairs: the two tokens with which it answers. */
 #include "server/call/scoring.h"
 
 #include "engine/base/json.h"
@@ -77,7 +77,8 @@ static bool is_named_reranker(const struct config *config)
     return strcasestr(last ? last + 1 : name, "reranker") != NULL;
 }
 
-/* A reranker is recognised by its name; other models judge only if they are configured to. */
+/* A reranker is recognised by its name; other models score pairs by their answer only if they are
+ * configured to. */
 enum status scoring_open(struct scoring *s, const struct config *config,
                          const struct tokenizer *tok, const struct chat_template *template,
                          bool headless, struct err *err)

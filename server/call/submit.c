@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A prepared call becomes the engine's: admission, memory for the outputs, one engine request per
- * prompt. */
+/* Submits a prepared call to the engine: admission, memory for the outputs, and one engine request
+ * per prompt. */
 #include "engine/engine.h"
 #include "server/call/call.h"
 
@@ -14,7 +14,7 @@
 
 enum { OUTPUT_MAX_BYTES = 1 << 30 };
 
-/* More than any server would give it. */
+/* The request needs more memory than this server allows for one call. */
 static bool too_large(struct call_error *e)
 {
     return call_error_set(e, 400, "invalid_value", "max_tokens",
@@ -144,8 +144,8 @@ static int retry_after(const struct engine_stats *s)
     return lesser(30, wait);
 }
 
-/* Where something waited when the engine looked last, a free lane was of no use to it: KV blocks
- * are what is short. */
+/* Free lanes count only if nothing was waiting in the engine's last step; otherwise KV blocks are
+ * short, and a free lane does not help. */
 int64_t call_queue_length(const struct call_server *s, const struct engine_stats *stats)
 {
     int32_t lanes = 0;
@@ -156,7 +156,7 @@ int64_t call_queue_length(const struct call_server *s, const struct engine_stats
     return greater(queued, 0);
 }
 
-/* Admission: by requests and by prompt tokens that wait. */
+/* Admission: limits the number of waiting sequences and of waiting prompt tokens. */
 static bool admit(struct call *c, struct call_error *e)
 {
     struct engine_stats s;
@@ -185,7 +185,7 @@ static bool admit(struct call *c, struct call_error *e)
         return false;
     }
     int64_t waiting = s.waiting_tokens + s.submitted_tokens;
-    bool waits = queued > 0; // a single large request must not be refused for ever
+    bool waits = queued > 0; // so that a large request is admitted when nothing waits
     bool full = queued + sequences > config->max_num_queued_reqs && waits;
     bool heavy = waiting + tokens > config->max_num_queued_tokens && waits;
     if (!full && !heavy) {
@@ -206,7 +206,7 @@ bool call_make_requests(struct call *c, struct call_error *e)
     return admit(c, e) && make_requests(c, e) && (!c->request.beams || beams_open(c, e));
 }
 
-/* Why the engine did not take a request. */
+/* Sets the error for a request that the engine refused. */
 static enum status refused(struct call *c, enum status st, const struct err *why,
                            struct call_error *e)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tenants: what a key may use, its buckets of requests and tokens per minute, and its part
- * of the cache. All on the loop's thread. */
+/* Tenants: a key's limits, its buckets of requests and tokens per minute, and its share of the
+ * cache. All on the loop's thread. */
 #include "server/call/tenant.h"
 
 #include "engine/base/hash.h"
@@ -19,7 +19,7 @@
 
 /* ---- limits --------------------------------------------------------------------------------- */
 
-/* Limits of a key that the key file does not give. */
+/* The limits of a key for which the key file has none. */
 struct tenant_limits tenant_limits_default(const struct config *c)
 {
     return (struct tenant_limits){
@@ -151,7 +151,7 @@ static int64_t wait_ns(const struct tenant_bucket *b, int64_t per_minute, double
     return 0;
 }
 
-/* For the headers that tell clients what is left. */
+/* For the headers that tell clients how much is left. */
 static struct tenant_rate rate_of(struct tenant_bucket *b, int64_t per_minute, int64_t now_ns)
 {
     struct tenant_rate r = {.limit = per_minute};
@@ -253,7 +253,7 @@ static bool refuse(struct call_error *e, const char *type, int64_t after_ns, con
                           limit, what, e->retry_after_s);
 }
 
-/* Counts a call, unless there are too many at once or in this minute. */
+/* Counts a call, unless too many are running or began in this minute. */
 bool tenant_enter(struct tenant *t, int64_t now_ns, struct call_error *e)
 {
     const struct tenant_limits *l = &t->limits;

@@ -15,7 +15,7 @@ static double per_second(double n, double ms)
     return ms > 0 ? n * 1000 / ms : 0;
 }
 
-/* Of a prompt of which the client has been told so much. */
+/* The timings of a prompt, up to the progress that was reported to the client. */
 static double prompt_ms(const struct call_choice *ch)
 {
     const struct engine_request *q = ch->request;
@@ -33,7 +33,8 @@ void call_put_progress(struct buf *b, const struct call_choice *ch)
                q->n_prompt, q->n_cached, ch->n_prefilled, (int)prompt_ms(ch));
 }
 
-/* Of the whole request. The first token comes with the prompt, so that it is no step of its own. */
+/* The timings of the whole request. The first token is computed with the prompt, so it does not
+ * count as a step. */
 void call_put_timings(struct buf *b, const struct call *c, const struct engine_request *q)
 {
     int32_t n_predicted = 0;

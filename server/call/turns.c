@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Writes the messages that turns become. */
+/* Writes the messages that turns are converted to. */
 #include "server/call/turns.h"
 
 #include "engine/base/optional.h"
@@ -51,7 +51,7 @@ static void put_assistant(struct turns *t)
     buf_putc(&t->out, '}');
 }
 
-/* One part is a plain string: the form that every template takes. */
+/* A single part is written as a plain string, which every template accepts. */
 static void put_parts(struct turns *t)
 {
     turns_open_message(t, turn_role_names[t->role]);
@@ -120,7 +120,7 @@ void turns_put_stripped(struct request *r, struct buf *out, const char *text)
 static void add_text(struct turns *t, enum turn_role role, const char *text)
 {
     turns_become(t, role);
-    if (role == ROLE_ASSISTANT) { // cut by its own calls and thoughts, not by lines
+    if (role == ROLE_ASSISTANT) { // its parts are separated by calls and reasoning, not by lines
         buf_puts(&t->text, text);
         return;
     }
@@ -135,7 +135,7 @@ static void add_text(struct turns *t, enum turn_role role, const char *text)
     buf_putc(&t->parts, '}');
 }
 
-/* The same of a turn in the middle; what has nothing else is no part of it. */
+/* The same for a turn in the middle of the conversation; a part that becomes empty is left out. */
 static bool add_system_text(struct turns *t, const char *text)
 {
     struct request *r = t->r;

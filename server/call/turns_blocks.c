@@ -21,7 +21,7 @@ static const char *string_of(struct turns *t, const struct json *block, const ch
     return json_string(v);
 }
 
-/* The same, and not an empty one. */
+/* The same; an empty string is an error. */
 static const char *name_of(struct turns *t, const struct json *block, const char *field)
 {
     const char *name = string_of(t, block, field);
@@ -39,7 +39,7 @@ static bool read_text(struct turns *t, const struct json *block, enum turn_role 
     return text && turns_put_text(t, role, text);
 }
 
-/* What was thought goes back to templates that know it; its signature is of no use here. */
+/* Thinking is passed to templates that support it; its signature is ignored. */
 static bool read_thought(struct turns *t, const struct json *block, enum turn_role role)
 {
     const char *text = string_of(t, block, "thinking");
@@ -53,7 +53,7 @@ static bool read_thought(struct turns *t, const struct json *block, enum turn_ro
     return text != NULL;
 }
 
-/* Nobody can read it. */
+/* Encrypted thinking cannot be read here. */
 static bool pass_over(struct turns *t, const struct json *block, enum turn_role role)
 {
     turns_become(t, role);
@@ -208,7 +208,7 @@ bool turns_read(struct turns *t, const struct json *turn)
         return body_wrong_type(e, turns_where_turn(t, "content"), "a string or an array of blocks",
                                content);
     }
-    if (!json_first(content)) { // as an answer without a word is sent back
+    if (!json_first(content)) { // an empty answer is sent back in this form
         turns_become(t, (enum turn_role)role);
     }
     t->block = 0;
