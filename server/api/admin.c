@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Health, load, metrics, and what an operator may do. Nothing here waits for the engine. */
+/* Health, load, metrics, and the operator's actions. Nothing here waits for the engine. */
 #include "engine/engine.h"
 #include "server/api/api.h"
 
@@ -20,7 +20,7 @@ static void put_failure(struct api *a, struct buf *b)
     buf_put_json(b, why, strlen(why));
 }
 
-/* Who computes, where that is more than one device. */
+/* The devices that compute, if there are several. */
 static void put_nodes(struct api *a, struct buf *b)
 {
     struct engine_stats s;
@@ -31,7 +31,7 @@ static void put_nodes(struct api *a, struct buf *b)
     }
 }
 
-/* The body says more than the status: how far loading is, or for how long no step has
+/* Besides the status, the body has the progress of loading, or the time since the last step
  * ended. */
 static void reply_health(struct api *a, struct http_request *req, bool good, enum api_health health)
 {
@@ -63,7 +63,7 @@ void api_get_health(struct http_request *req, void *arg)
     reply_health(a, req, h == HEALTH_OK, h);
 }
 
-/* Busy, loading and draining are alive. */
+/* Liveness: a server that is busy, loading or draining is alive. */
 void api_get_live(struct http_request *req, void *arg)
 {
     struct api *a = arg;
@@ -110,7 +110,7 @@ void api_get_version(struct http_request *req, void *arg)
     reply_text(req, 200, "{\"version\":\"" SLUICE_VERSION "\"}");
 }
 
-/* llama.cpp's header, from which counters that began anew are told. */
+/* llama.cpp's header, by which clients notice that counters were reset. */
 static void put_start_time(const struct api *a, struct http_request *req, int64_t now_ns)
 {
     char seconds[32];
@@ -286,7 +286,8 @@ void api_reset_prefix_cache(struct http_request *req, void *arg)
         reply_errorf(req, 503, "model_loading", NULL, "The model is still loading.");
         return;
     }
-    /* What sequences hold stays with them, so it could be found again: not without leave. */
+    /* Blocks that running sequences hold are not dropped and could be found again, so the operator
+     * must force this. */
     struct engine_stats s;
     struct buf b;
     const char *force = http_query(req, "reset_running_requests");
@@ -305,7 +306,7 @@ void api_reset_prefix_cache(struct http_request *req, void *arg)
     reply_json(req, 200, &b);
 }
 
-/* Answers first: a drain refuses what comes after. */
+/* Replies first, because a drain refuses later requests. */
 void api_drain(struct http_request *req, void *arg)
 {
     struct api *a = arg;

@@ -197,7 +197,7 @@ void api_on_wake(void *arg)
     }
 }
 
-/* Batches stop taking lines at once; what runs may end. */
+/* Batches stop taking lines immediately; running lines may finish. */
 void api_on_drain(void *arg)
 {
     struct api *a = arg;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The OpenAI API over HTTP: the server's state, its routes and handlers. What a request does from
- * its body to its answer is a call (server/call/call.h); here it gets its host and its sink.
+/* The OpenAI API over HTTP: the server's state, its routes and handlers. The processing of a
+ * request, from its body to its answer, is a call (server/call/call.h); this module provides the
+ * host and the sink of calls.
  * Thread: the loop, unless said otherwise. */
 #ifndef SLUICE_SERVER_API_API_H
 #define SLUICE_SERVER_API_API_H
@@ -28,22 +29,23 @@ enum api_health { HEALTH_OK, HEALTH_LOADING, HEALTH_DRAINING, HEALTH_STALLED, HE
 extern const char *const api_health_names[]; // "ok", "loading", ...
 
 struct api {
-    struct call_server calls; // first: the host of the calls leads back here
+    struct call_server calls; // must be first: the calls' host finds the struct api by it
     const struct config *config;
-    const char *config_text; // all of it as --print-config has it, without secrets; borrowed
+    const char *config_text; // as printed by --print-config, without secrets; borrowed
     const struct http_route *routes;
     struct http_server *http;
     struct keys *keys;
-    struct tenant *anyone; // of whoever asks, where there are no keys
+    struct tenant *anyone; // shared by all clients if there are no keys
     struct metrics metrics;
     struct status_history history;
-    struct store *store;      // NULL: built without; the owner's
-    struct batches *batches;  // NULL: as the store
+    struct store *store;      // NULL: built without a store. Not owned
+    struct batches *batches;  // NULL if there is no store
     int64_t data_retention_s; // of files and batches; 0: for ever
     bool ready, load_failed, draining;
     atomic_int load_permille; // written by the loading thread
     int64_t started_ns, ready_ns;
-    /* The watchdog's view of the engine: the step it saw last, and when that changed. */
+    /* The watchdog's view of the engine: the last step that it saw, and when the step number
+     * changed. */
     int64_t seen_steps, seen_step_ns, longest_step_ns, dead_ms;
     bool was_idle;
     enum api_health health;
@@ -55,7 +57,7 @@ struct api {
 void api_init(struct api *a, const struct config *config, const char *config_text);
 /* Before api_set_ready: where files and batches are kept. */
 void api_set_store(struct api *a, struct store *store);
-/* The model is loaded: a->calls.engine and a->calls.model are set. */
+/* Called when the model is loaded: a->calls.engine and a->calls.model must be set. */
 void api_set_ready(struct api *a);
 void api_deinit(struct api *a); // after the loop
 
@@ -77,9 +79,9 @@ enum api_health api_check_health(struct api *a, int64_t now_ns);
 
 extern const struct call_host api_call_host;
 
-/* From a handler: takes the request. */
+/* Called from a handler; takes the request. */
 void api_start(struct api *a, struct http_request *req, enum request_kind kind);
-/* Who waits for the answer, "192.0.2.1:5555"; NULL when nobody does, or nobody any more. */
+/* The address of the client that waits for the answer, "192.0.2.1:5555"; NULL if none waits. */
 const char *api_call_peer(const struct call *c);
 
 /* The document of /openapi.json (openapi.c). */
@@ -89,14 +91,15 @@ struct openapi_facts {
 };
 void openapi_put(struct buf *b, const struct http_route *routes, const struct openapi_facts *facts);
 
-/* Answers 404, if the operator wants that there is no such document. */
+/* Answers 404 if the operator has disabled the document. */
 bool api_hides_docs(const struct api *a, struct http_request *req);
 
-/* The engine's figures, zeros while the model is loading; and the share of KV blocks in use, 0 to 1
- * (load.c). */
+/* The engine's statistics, which are zero while the model is loading, and the share of KV blocks in
+ * use, from 0 to 1 (load.c). */
 void api_put_stats(struct api *a, struct engine_stats *s);
 double api_kv_usage(const struct engine_stats *s);
-/* The load as the request asks for it (load.c), before its reply begins; else nothing. */
+/* Adds the header with the load (load.c), if the request asks for it. To be called before the reply
+ * begins. */
 void orca_put_header(struct api *a, struct http_request *req);
 
 /* ---- endpoints --------------------------------------------------------------------------------
@@ -126,8 +129,9 @@ void api_conversation_items(struct http_request *req, void *arg);
 void api_conversation_item(struct http_request *req, void *arg);
 void api_conversation_item_delete(struct http_request *req, void *arg);
 void api_tokenizer_info(struct http_request *req, void *arg);
-/* True if the operator does not want this path (--disable-routes), which is then answered: a page
- * as if there were none, any other with 501, by which clients of llama.cpp tell. */
+/* True if the operator has disabled this path (--disable-routes). The request is then answered: a
+ * page with 404, as if it did not exist, any other path with 501, which clients of llama.cpp
+ * recognise. */
 bool api_is_disabled(const struct api *a, struct http_request *req, const char *path, bool page);
 
 void api_models(struct http_request *req, void *arg);

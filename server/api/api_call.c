@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Calls of HTTP requests: what links a call to its request, and the headers about rate
- * limits. */
+/* Calls of HTTP requests: the link between a call and its request, and the rate-limit headers. */
 #include "server/api/api_call.h"
 
 #include "engine/base/clock.h"

@@ -23,7 +23,7 @@ static inline struct api_call *api_call_of(const struct call *c)
 
 /* Returns the request for its terminal call; its log line gets the call's data. */
 struct http_request *api_call_take_request(struct call *c);
-/* For a tenant with rate limits; before the reply begins. */
+/* Adds the headers for a tenant with rate limits. To be called before the reply begins. */
 void api_call_put_rates(struct http_request *req, struct tenant *t);
 void api_call_over(struct call *c);
 

@@ -69,8 +69,8 @@ static size_t piece_end(const char *events, size_t from, size_t n_bytes)
     return end ? (size_t)(end - events) + 2 : n_bytes;
 }
 
-/* Sends what a listener has not seen, in pieces, as far as its socket has room. The last
- * piece of a call goes out regardless, because the events will be gone. */
+/* Sends what a listener has not seen, in pieces, as far as its socket has room. The last piece is
+ * sent even if there is no room, because the events are freed with the call. */
 static void feed(struct listener *l, bool is_last)
 {
     size_t n;
@@ -83,7 +83,7 @@ static void feed(struct listener *l, bool is_last)
     }
 }
 
-/* A reader's leaving does not end the response. */
+/* The response continues when a reader leaves. */
 static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     struct listener *l = arg;
@@ -104,7 +104,7 @@ static void on_writable(struct http_request *req, void *arg)
 
 static const struct http_events events = {on_gone, on_writable};
 
-/* wants_end: answered once, with the result. */
+/* wants_end: the request gets one answer, the result. */
 static struct listener *listen_to(struct call *c, struct http_request *req, bool wants_end)
 {
     struct background *b = background_of(c);
@@ -183,7 +183,7 @@ static bool is_begun(const struct call *c)
     return c->kept;
 }
 
-/* Every listener gets its end; the call is gone after this. */
+/* Ends the stream of every listener; the call no longer exists after this. */
 static void end(struct call *c, bool done)
 {
     (void)done;
@@ -199,7 +199,7 @@ static void end(struct call *c, bool done)
     }
 }
 
-/* Before it is stored. */
+/* The call failed before the beginning of the response was stored. */
 static void error(struct call *c, const struct call_error *e)
 {
     struct http_request *req = api_call_take_request(c);

@@ -65,7 +65,7 @@ static const char *id(struct call *c, const char *asked)
     return http_request_id(api_call_of(c)->req);
 }
 
-/* The body is not needed any more, and frees its memory while the engine works. */
+/* The body is no longer needed, so its memory is freed while the engine works. */
 static void prepared(struct call *c)
 {
     http_body_free(api_call_of(c)->req);
@@ -150,7 +150,7 @@ static void error(struct call *c, const struct call_error *e)
     }
 }
 
-/* The client has gone; the reply only ends the request for the front end. */
+/* The client has left; the reply only ends the request for the front end. */
 static void drop(struct call *c)
 {
     struct http_request *req = api_call_take_request(c);
@@ -195,7 +195,7 @@ static const struct call_sink line_sink = {
 
 /* ---- from a handler -------------------------------------------------------------------------- */
 
-/* Why the client went decides under which count the call is recorded. */
+/* The reason why the client left decides which counter the call is added to. */
 static void on_gone(struct http_request *req, enum http_gone why, void *arg)
 {
     static const enum call_abort causes[] = {
@@ -257,8 +257,8 @@ static void note_retry(struct api *a, struct http_request *req)
     }
 }
 
-/* Refusals come in order of their cost: the server's state, the tenant's limits, and only
- * then the body is read. */
+/* Checks are made in order of their cost: the server's state, then the tenant's limits, and only
+ * then is the body read. */
 void api_start(struct api *a, struct http_request *req, enum request_kind kind)
 {
     struct call_error e = {0};

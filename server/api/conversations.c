@@ -42,7 +42,7 @@ static void failed(struct api_work *w, enum status st, const struct err *err, co
     }
 }
 
-/* 0: kept without limit. */
+/* When the conversation expires; 0: never. */
 static int64_t expires_at(const struct api_work *w)
 {
     const int64_t life = w->api->data_retention_s;
@@ -54,7 +54,7 @@ static int64_t expires_at(const struct api_work *w)
 
 /* ---- bodies ---------------------------------------------------------------------------------- */
 
-/* What a body has asked for; items own their texts. */
+/* The content of a body; items own their texts. */
 struct asked {
     struct buf metadata; // "": none
     struct stored_item *items;
@@ -258,7 +258,7 @@ void api_conversation_item(struct http_request *req, void *arg)
     api_work_start(arg, req, get_item, NULL);
 }
 
-/* The response is the conversation. */
+/* Answers with the conversation. */
 static void delete_item(struct api_work *w)
 {
     struct err err = {""};

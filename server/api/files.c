@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum {
-    WRITE_BYTES = 1 << 20, // bytes written per turn, between which others may use the store
+    WRITE_BYTES = 1 << 20, // bytes written per turn; others use the store between turns
     LEAST_LIFE_S = 3600,
     MOST_LIFE_S = 2592000,
     MOST_LISTED = 10000,
@@ -112,7 +112,7 @@ static bool read_life(struct api_work *w, const struct form *form, int64_t *seco
     return true;
 }
 
-/* Which members must be there, and that the purpose is one that this server has. */
+/* Checks that the required members are present, and that the server supports the purpose. */
 static bool check_form(struct api_work *w, const struct form *form)
 {
     if (!has(&form->file)) {

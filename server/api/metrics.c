@@ -20,7 +20,7 @@
     {.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
 
 static const struct {
-    const char *name, *help, *alias;   // alias: the same under an older name
+    const char *name, *help, *alias;   // alias: an older name for it
     double bounds[METRIC_MAX_BUCKETS]; // ends at the first 0
 } histograms[N_HISTOGRAMS] = {
     [MEASURE_TTFT] = {"vllm:time_to_first_token_seconds",
@@ -51,7 +51,8 @@ static const struct {
     [MEASURE_N] = {"vllm:request_params_n", "n of a request.", NULL, {1, 2, 5, 10, 20}},
     [MEASURE_PREFILL_COMPUTED] = {"vllm:request_prefill_kv_computed_tokens",
                                   "Prompt tokens of a request that no cache had.", NULL, TOKENS},
-    /* The first bound tells those that never gave way: a list ends at 0. */
+    /* The first bucket is for requests that were never preempted; its bound is not 0, since 0 ends
+     * the list. */
     [MEASURE_PREEMPTIONS] = {"vllm:request_num_preemptions",
                              "Preemptions of a request's samples.",
                              NULL,
@@ -66,7 +67,8 @@ static const struct {
                    {.001, .005, .01, .05, .1, .5, 1, 5, 10, 60, 600}},
 };
 
-/* The bucket of the smallest bound that is not below v; the last bucket has all above. */
+/* The bucket with the smallest bound that is not below v; the last bucket is for values above all
+ * bounds. */
 void metrics_observe(struct metrics *m, int h, double v)
 {
     int i = 0;
@@ -184,7 +186,7 @@ static void print_histogram(const struct metrics *m, int h, const char *name,
     sample(b, s, full, "", (double)n);
 }
 
-/* The engine's figures. Counters only grow; gauges are as of now. */
+/* The engine's statistics. Counters only grow; gauges have their current value. */
 static void print_engine(const struct metrics_source *s, struct buf *b)
 {
     const struct engine_stats *e = s->stats;
@@ -326,7 +328,7 @@ static void print_http(const struct metrics *m, const struct http_stats *h, stru
     }
 }
 
-/* Batches by status, and the work that is left. */
+/* Batches by status, and the remaining work. */
 static void print_batches(const struct metrics_source *s, struct buf *b)
 {
     const struct batches_counts *c = s->batches;
@@ -351,7 +353,7 @@ static void print_batches(const struct metrics_source *s, struct buf *b)
         (double)c->output_tokens);
 }
 
-/* Of this process, under the names of Prometheus' client libraries. */
+/* Metrics of this process, under the names that Prometheus' client libraries use. */
 static void print_process(struct buf *b)
 {
     FILE *f = fopen("/proc/self/statm", "r");

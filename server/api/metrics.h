@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Counters and histograms in Prometheus' text form: vLLM's names and buckets, so that dashboards,
- * autoscalers and gateways that know vLLM work unchanged, and llama.cpp's; what has no name there
- * is sluice_*.
+ * autoscalers and gateways that know vLLM work unchanged, and llama.cpp's; metrics without a name
+ * there are called sluice_*.
  * Thread: the loop. */
 #ifndef SLUICE_SERVER_API_METRICS_H
 #define SLUICE_SERVER_API_METRICS_H
@@ -16,7 +16,7 @@
 struct engine_info;
 struct engine_stats;
 
-/* The calls' measures, and after them: */
+/* Histograms: those of enum call_measure, and these after them. */
 enum metric_histogram { HIST_ITERATION_TOKENS = N_CALL_MEASURES, HIST_HTTP, N_HISTOGRAMS };
 
 enum { METRIC_MAX_BUCKETS = 26, METRIC_MAX_HTTP = 128 };
@@ -58,10 +58,10 @@ struct metrics_source {
     bool prefix_caching;
 };
 void metrics_print(const struct metrics *m, const struct metrics_source *s, struct buf *out);
-/* The part of it under llama.cpp's names (metrics_llama.c); not while loading. */
+/* The part under llama.cpp's names (metrics_llama.c); not to be called while loading. */
 void metrics_print_llama(const struct metrics *m, const struct metrics_source *s, struct buf *out);
 
-/* The same text as OpenMetrics has it: a counter's family is named without _total, and the end is
+/* The same text in OpenMetrics' format: a counter's family is named without _total, and the end is
  * marked. */
 void metrics_to_openmetrics(const struct buf *text, struct buf *out);
 

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* Up to its last members. */
+/* Writes the object of a model, except for its last members. */
 static void open_model(struct buf *b, const struct api *a, const char *name)
 {
     buf_puts(b, "{\"id\":");
@@ -55,7 +55,7 @@ static bool refuse(const struct api *a, struct http_request *req)
     return true;
 }
 
-/* All names that the model is served under. */
+/* Lists all names under which the model is served. */
 void api_models(struct http_request *req, void *arg)
 {
     const struct api *a = arg;

@@ -121,7 +121,7 @@ void api_ollama_version(struct http_request *req, void *arg)
 /* ---- one model
  * ----------------------------------------------------------------------------------- */
 
-/* What the model can do, by what its template and head offer. */
+/* The model's capabilities, which follow from its template and its head. */
 static void put_capabilities(struct buf *b, const struct call_model *m)
 {
     const char *between = "";
@@ -196,7 +196,7 @@ void api_ollama_show(struct http_request *req, void *arg)
     json_free(root);
 }
 
-/* Routes that would change which models there are. */
+/* Routes that would add or remove models. */
 void api_ollama_manage(struct http_request *req, void *arg)
 {
     (void)arg;

@@ -18,7 +18,7 @@ enum answer {
     ANSWER_BYTES
 };
 
-/* What the table of routes does not say. */
+/* Per route, what the table of routes does not contain. */
 static const struct about {
     const char *method, *path;
     const char *text;   // one line for people
@@ -156,7 +156,7 @@ static const struct about {
      NULL, ANSWER_JSON, false},
 };
 
-/* What may stand in a query. */
+/* Query parameters. */
 #define PRINTABLE "{'type':'string','pattern':'^[^\\\\u0000-\\\\u001f\\\\u007f]*$'}"
 #define AFTER "{'name':'after','in':'query','schema':" PRINTABLE "}"
 #define ORDER "{'name':'order','in':'query','schema':{'type':'string','enum':['asc','desc']}}"
@@ -182,7 +182,7 @@ static const struct {
      AFTER ",{'name':'limit','in':'query','schema':{'type':'integer','minimum':1,'maximum':100}}"},
 };
 
-/* No body is then an empty object. */
+/* True if the body may be missing, which then counts as an empty object. */
 static bool may_be_bare(const struct about *about)
 {
     return strcmp(about->schema, "ConversationRequest") == 0;
@@ -227,7 +227,7 @@ static void put_operation_id(struct buf *b, const struct http_route *route)
     buf_putc(b, '"');
 }
 
-/* What each form of answer is declared as; keys and errors are the same for all. */
+/* The declaration of each form of answer; keys and errors are the same for all. */
 static void put_responses(struct buf *b, const struct about *about, enum reply_form form)
 {
     static const char *const forms[] = {
@@ -261,7 +261,7 @@ static void put_responses(struct buf *b, const struct about *about, enum reply_f
     put_json(b, "'}}}}}");
 }
 
-/* One in the path for each of its braces. */
+/* Declares one path parameter per pair of braces. */
 static bool put_path_parameters(struct buf *b, const char *path)
 {
     bool any = false;
@@ -347,7 +347,7 @@ static void put_paths(struct buf *b, const struct http_route *routes,
             same++;
         }
         if (same != r) {
-            continue; // its path is there already
+            continue; // its path has already been written
         }
         if (!first) {
             buf_puts(b, ",");

@@ -5,7 +5,7 @@
 
 #include "server/call/members.h"
 
-/* Bodies that are no requests of a model. */
+/* Bodies that are not requests to a model. */
 #define METADATA                                                                                   \
     "{'type':['object','null'],'additionalProperties':{'type':'string'},'maxProperties':16}"
 #define STORED_ITEMS                                                                               \
@@ -79,7 +79,7 @@ static void put_words(struct buf *b, const char *words, bool quoted)
     }
 }
 
-/* Null counts as absent, so that only what is required must not be null. */
+/* Null counts as absent, so only required members must not be null. */
 static void put_type(struct buf *b, const char *type, const struct member *m)
 {
     put_json(b, m->required ? ",'type':'" : ",'type':['");
@@ -153,7 +153,7 @@ static void put_prompts(struct buf *b, const struct member *m, int64_t most,
     put_json(b, m->required ? "]" : ",{'type':'null'}]");
 }
 
-/* The schema of a row may say narrower bounds than are taken. */
+/* The schema of a row may have narrower bounds than the reader accepts. */
 static void put_range(struct buf *b, const struct member *m)
 {
     if (!m->schema) {
@@ -219,8 +219,7 @@ static void put_value(struct buf *b, const struct member *m, const struct openap
     }
 }
 
-/* Refused members are listed with the values that are accepted because they ask for
- * nothing. */
+/* Refused members are listed with the values that are accepted because they request nothing. */
 static void put_member(struct buf *b, const struct member *m, const struct openapi_facts *facts)
 {
     static const char *const before[] = {
@@ -231,7 +230,7 @@ static void put_member(struct buf *b, const struct member *m, const struct opena
     put_text(b, m->key);
     put_json(b, ":{'description':'");
     buf_puts(b, before[m->use]);
-    buf_puts(b, m->about); // has nothing that JSON would escape
+    buf_puts(b, m->about); // contains nothing that JSON would escape
     buf_putc(b, '"');
     if (m->use == MEMBER_REFUSED) {
         put_json(b, *m->off ? ",'enum':[null," : ",'enum':[null");
@@ -259,7 +258,8 @@ static bool may_be_another(const struct member *required, unsigned form)
     return false;
 }
 
-/* ,'allOf': for each required member that another may stand for, that one of them is there. */
+/* ,'allOf': requires, for each required member that another can replace, that one of the two is
+ * present. */
 static void put_stand_ins(struct buf *b, unsigned form)
 {
     const char *before = ",'allOf':[{'anyOf':[{'required':['";
@@ -321,7 +321,7 @@ static void put_body(struct buf *b, unsigned form, const struct openapi_facts *f
         buf_puts(b, "true");
     }
     put_required(b, form);
-    if (member_find("stream_options", form)) { // only where there is a stream
+    if (member_find("stream_options", form)) { // only for forms with streams
         put_json(b, ",'anyOf':[{'required':['stream'],'properties':{'stream':{'const':true}}},"
                     "{'properties':{'stream_options':{'type':'null'}}}]");
     }

@@ -38,7 +38,7 @@ static bool listens_on_loopback(const struct api *a)
 static bool host_is_good(const struct api *a, const char *host)
 {
     const struct string_list *allowed = &a->config->allowed_hosts;
-    if (!host || http_is_loopback(host)) { // HTTP/1.0 may have none, and browsers do not use it
+    if (!host || http_is_loopback(host)) { // HTTP/1.0 allows this, and browsers do not use it
         return true;
     }
     for (size_t i = 0; i < allowed->n; i++) {
@@ -50,7 +50,7 @@ static bool host_is_good(const struct api *a, const char *host)
     return false;
 }
 
-/* The request comes from one of our own pages, such as the status page. The Host was checked
+/* The request comes from one of our own pages, such as the status page. The Host header was checked
  * before. */
 static bool is_own_page(const struct http_request *req)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Replies that every endpoint has: errors in the form of the API that the path belongs to,
- * and events of a stream. */
+/* Replies that all endpoints share: errors in the form of the API that the path belongs to, and
+ * events of a stream. */
 #include "server/api/reply.h"
 
 #include "server/api/log_request.h"
@@ -29,7 +29,7 @@ void reply_set_options(struct http_options *o)
     o->on_head = log_request_head;
 }
 
-/* A form holds for a path and everything below it. Every other path is OpenAI's. */
+/* A form applies to a path and everything below it. Every other path is OpenAI's. */
 enum reply_form reply_form_of(const struct http_route *route)
 {
     static const struct {
@@ -87,7 +87,7 @@ static enum call_error_names names_of(struct http_request *req)
     return names[api_log(req)->form];
 }
 
-/* The same error in the words of each API. */
+/* The same error in each API's format. */
 static void put_form(struct buf *b, struct http_request *req, const struct call_error *e)
 {
     switch (api_log(req)->form) {
@@ -118,7 +118,7 @@ void reply_error(struct http_request *req, const struct call_error *e)
     http_reply_buf(req, e->status, "application/json", &b);
 }
 
-/* For errors that are made in a handler; calls have theirs already. */
+/* For errors of a handler; calls report their own. */
 void reply_errorf(struct http_request *req, int status, const char *code, const char *param,
                   const char *fmt, ...)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Stored responses: one of them, its input, and its end. Making them is a call's. */
+/* Stored responses: retrieving, listing the input, cancelling, deleting. Calls create them. */
 #include "server/api/background.h"
 #include "server/api/log_request.h"
 #include "server/api/work.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* In the words that clients of this API look for. */
+/* Uses the wording that clients of this API look for. */
 static void missing(struct api_work *w)
 {
     call_error_set(&w->error, 404, "not_found", "id", "Response with id '%.80s' not found.", w->id);
@@ -50,7 +50,7 @@ static bool parse_after(const struct http_request *req, int64_t *after)
     return !end || (end != text && !*end && *after >= 0);
 }
 
-/* False: the error is replied. */
+/* False: an error was sent as the reply. */
 static bool read_after(struct http_request *req, int64_t *after)
 {
     if (!parse_after(req, after)) {
@@ -61,7 +61,7 @@ static bool read_after(struct http_request *req, int64_t *after)
     return true;
 }
 
-/* The events of one that has ended. */
+/* The events of a response that has ended. */
 static void get_events(struct api_work *w)
 {
     struct err err = {""};
@@ -80,7 +80,7 @@ static void get_events(struct api_work *w)
                        "again.");
     } else {
         int64_t after;
-        parse_after(w->req, &after); // it is good: the handler has looked
+        parse_after(w->req, &after); // valid: the handler has checked it
         int64_t n_skipped = after + 1;
         size_t at = background_skip(all.data, all.n_bytes, &n_skipped);
         buf_put(&w->reply, all.data + at, all.n_bytes - at);
@@ -129,7 +129,7 @@ static void delete_one(struct api_work *w)
     }
 }
 
-/* A running response would be stored again at its end. */
+/* Refused while the response runs, since it would be stored again at its end. */
 void api_response_delete(struct http_request *req, void *arg)
 {
     if (find_running(arg, req)) {
@@ -140,7 +140,7 @@ void api_response_delete(struct http_request *req, void *arg)
     api_work_start(arg, req, delete_one, NULL);
 }
 
-/* One that has ended stays as it is. */
+/* A response that has ended is not changed. */
 static void cancel(struct api_work *w)
 {
     struct stored_response r;
@@ -170,7 +170,7 @@ void api_response_cancel(struct http_request *req, void *arg)
 /* ---- input items
  * ------------------------------------------------------------------------------------- */
 
-/* An item has the id that the client gave it, or one of its place. */
+/* The id of an item: the client's, or one made from its position. */
 static void name_item(char id[32], const struct json *item, size_t index)
 {
     const char *own = json_get_string(item, "id");
@@ -197,7 +197,7 @@ static void put_named(struct buf *b, const struct json *item, const char *id)
     buf_putc(b, '}');
 }
 
-/* A page of the list: the latest first, unless the order is the other. */
+/* A page of the list: the latest first, unless the request asks for ascending order. */
 static void put_page(struct api_work *w, const struct json *const *items, size_t n)
 {
     char first[32] = "", last[32] = "", id[32];
@@ -226,7 +226,7 @@ static void put_page(struct api_work *w, const struct json *const *items, size_t
     api_put_page_end(&w->reply, n_put ? first : NULL, n_put ? end : NULL, more);
 }
 
-/* The stored input is the inside of a list. */
+/* The stored input is a JSON list without its brackets. */
 static void list_items(struct api_work *w)
 {
     const struct json_limits limits = {.max_depth = 256};

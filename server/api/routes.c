@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which handler answers what. Those of calls differ in the kind of call alone. */
+/* The handler of each route. Handlers of calls differ only in the kind of call. */
 #include "server/api/api.h"
 
 #define CALL(name, kind)                                                                           \

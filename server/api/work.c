@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Handlers that use the store: the database waits for the disk, so they run on the pool's
- * threads, and reply on the loop's. */
+/* Handlers that use the store. The database waits for the disk, so they run on the pool's threads
+ * and reply on the loop's. */
 #include "server/api/work.h"
 
 #include "engine/base/log.h"
@@ -25,7 +25,7 @@ static void do_work(void *arg)
     w->work(w);
 }
 
-/* On the loop's thread again. after_work is for what only this thread may do. */
+/* On the loop's thread again. after_work does what only this thread may do. */
 static void work_done(void *arg)
 {
     struct api_work *w = arg;
@@ -143,7 +143,7 @@ void api_work_start_list(struct api *a, struct http_request *req, void (*work)(s
     free(w);
 }
 
-/* The ends of a page, for clients that ask for the next one. */
+/* The first and last id of a page, with which clients request the next one. */
 static void put_id(struct buf *b, const char *key, const char *id)
 {
     buf_printf(b, ",\"%s\":", key);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Adapts the messages of a request to a template. What the template can take is found out
- * once, by rendering small conversations with it (probes), and stored as its traits; each
- * request is then converted accordingly. */
+/* Adapts the messages of a request to a template. What the template supports is found out once, by
+ * rendering small conversations with it (probes), and stored as its traits; each request is then
+ * converted accordingly. */
 #include "server/chat/messages.h"
 
 #include "server/chat/jinja/json.h"
@@ -272,7 +272,7 @@ static bool shape_calls(struct jrt *rt, struct jv message, const struct chat_tra
     return rt->st == OK;
 }
 
-/* Keys under which clients send an assistant's reasoning, and templates look for it. */
+/* The keys under which clients send an assistant's reasoning and templates look for it. */
 static const char *const REASONING_KEYS[] = {"reasoning_content", "reasoning", "thinking"};
 enum { N_REASONING_KEYS = sizeof REASONING_KEYS / sizeof REASONING_KEYS[0] };
 
@@ -358,8 +358,8 @@ enum {
     HAS_NONE = 32,
 };
 
-/* Renders one conversation and returns what its output contains, as bits. The word is one
- * that no template has; a probe that fails returns 0. */
+/* Renders one conversation and returns what its output contains, as bits. The probed word occurs in
+ * no template; a probe that fails returns 0. */
 static int look(const struct probe *p, const char *messages, const char *tools)
 {
     static const struct {
@@ -459,7 +459,7 @@ static int look_for_thought(const struct probe *p, const struct chat_traits *tra
     return look(p, messages, NULL);
 }
 
-/* Judged by what the template prints. If it prints reasoning only when thinking is requested, the
+/* Decided by what the template prints. If it prints reasoning only when thinking is requested, the
  * key is found by its name in the template. */
 static void probe_reasoning(const struct probe *p, struct chat_traits *traits)
 {

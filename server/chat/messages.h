@@ -16,7 +16,7 @@ struct chat_traits {
     bool null_is_empty;    // null or absent content becomes ""
     bool developer_is_system;
     bool thought_or_text; // with a call it prints reasoning or content, not both: content is kept
-    const char *reasoning_key; // its key for an assistant's reasoning; NULL: none
+    const char *reasoning_key; // the template's key for reasoning; NULL: none
 };
 
 /* A special token of the model under the template's name for it ("bos_token"). */
@@ -27,8 +27,8 @@ struct chat_token {
 void chat_traits_probe(const struct jinja_template *t, const struct chat_token *tokens,
                        size_t n_tokens, struct chat_traits *traits);
 
-/* Rewrites messages (fresh values of this render, all input). Marks what is not input: roles
- * defined by the API and, if requested, what the assistant said. */
+/* Rewrites messages (values that belong to this render, all marked as input). Marks what is not
+ * input: roles defined by the API and, if requested, the assistant's text. */
 bool chat_shape(struct jrt *rt, struct jv messages, const struct chat_traits *traits,
                 bool trust_assistant);
 

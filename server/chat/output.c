@@ -49,7 +49,7 @@ void output_init(struct output *o, const struct output_options *options,
         }
         tool_parse_init(&o->parse, o->parser, options->parser ? options->tools : NULL, to);
         o->parse.in_items = options->in_items;
-        if (own && options->starts_in_reasoning) { // as if the model had opened it
+        if (own && options->starts_in_reasoning) { // as if the model had opened the reasoning
             tool_parse_text(&o->parse, own->reasoning, strlen(own->reasoning));
         }
     }
@@ -160,7 +160,7 @@ static int find_marker(const struct output *o, const char *text)
     return -1;
 }
 
-/* The text of the first min_tokens may begin a stop string, but not end it. */
+/* A stop string may begin within the text of the first min_tokens, but must not end there. */
 static void skip_early(struct output *o)
 {
     if (o->options->min_tokens > 0 && o->n_tokens <= o->options->min_tokens) {
@@ -205,7 +205,7 @@ bool output_token(struct output *o, int32_t id)
     return go_on;
 }
 
-/* What was held is content now, since no more text comes. */
+/* Text that was held back becomes content, since no more text follows. */
 void output_finish(struct output *o)
 {
     if (!o->stopped && o->options->tok) {

@@ -58,7 +58,7 @@ void output_init(struct output *o, const struct output_options *options,
                  const struct tool_sink *sink);
 void output_deinit(struct output *o); // accepts a zeroed struct
 
-/* False once a stop string was found: later tokens are not wanted. */
+/* False once a stop string was found: later tokens are not needed. */
 bool output_token(struct output *o, int32_t id);
 bool output_text(struct output *o, const char *text, size_t n_bytes);
 

@@ -53,7 +53,7 @@ static const struct kind {
                             .marks.answer_opens = {"<response>"},
                             .marks.answer_closes = {"</response>"},
                             .sign = "<response>",
-                            .without = "<minimax:"}, // for which these are a tool's answers
+                            .without = "<minimax:"}, // where these enclose a tool's answers
     [REASONING_THINK] = {.marks.opens = {"<think>"}, .marks.closes = {"</think>"}},
 };
 

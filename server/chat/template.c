@@ -81,7 +81,7 @@ static void take_tokens(struct chat_template *t, const struct json *config)
     }
 }
 
-/* Texts of all sources are kept, for parsers that are chosen by what a template mentions. */
+/* The texts of all templates are kept, because parsers are chosen by the words in them. */
 static enum status compile(struct chat_template *t, struct compiled *c, const char *text,
                            size_t n_bytes, struct err *err)
 {
@@ -483,7 +483,7 @@ enum status chat_template_render(const struct chat_template *t, const struct cha
     if (st != ERR_INVALID || in->raw || c->traits.null_is_empty) {
         return st;
     }
-    /* The probe found one place where null content works; this conversation has another. */
+    /* The probe tested null content in one place; this conversation has it in another. */
     struct chat_traits again = c->traits;
     again.null_is_empty = true;
     if (render_once(t, c, in, &again, out, NULL) == OK) {

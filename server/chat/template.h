@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A model's chat template: from messages to the prompt's text, with the provenance of every byte. A
  * template is compiled once per model and renders like Jinja2 under `transformers` (templates.md).
- * It can access nothing but its inputs, and its time, depth, memory and output are bounded.
+ * It can access nothing but its inputs, and its running time, depth, memory and output are bounded.
  *
  * Provenance: text from the request (contents, names, tool definitions, extra keys) is input; text
  * of the template and the model's own special tokens is not. Every string operation keeps the two
@@ -30,7 +30,7 @@ struct chat_template;
  * template that does not compile. */
 /* Templates that llama.cpp knows by name, for models without one of their own. */
 #define CHAT_TEMPLATE_NAMES "chatml, command-r, gemma, llama2, llama3, phi3, phi4 or zephyr"
-/* Its text; NULL if there is none of this name. */
+/* The text of the template with this name; NULL if there is none. */
 const char *chat_template_named(const char *name);
 
 enum status chat_template_load(const char *model_dir, struct chat_template **out, struct err *err);

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* The first way of writing calls whose tokens the vocabulary has. */
+/* The first form of writing calls for which the vocabulary has the tokens. */
 const struct tool_writing *turn_writing(const struct tool_parser *parser,
                                         const struct tokenizer *tok)
 {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice chat [MODEL|URL]`: a conversation in the terminal, or line by line through a pipe. */
+/* `sluice chat [MODEL|URL]`: a conversation on the terminal, or through a pipe with one question
+ * per line. */
 #include "engine/base/file.h"
 #include "engine/base/json.h"
 #include "engine/base/mem.h"
@@ -128,7 +129,7 @@ static void ask(struct chat *c, const char *text)
     add_text(c, "user", NULL, text);
 }
 
-/* The request with the whole conversation so far: the server keeps none of it. */
+/* The request contains the whole conversation so far, because the server does not store it. */
 static void put_body(const struct chat *c, struct buf *b)
 {
     buf_puts(b, "{\"model\":");
@@ -291,8 +292,7 @@ static void do_set(struct chat *c, const char *arg)
     buf_deinit(&text);
 }
 
-/* /retry drops the last answer with everything after the last question, and asks that
- * again. */
+/* /retry drops everything after the last question, and asks that question again. */
 static void do_retry(struct chat *c, const char *arg)
 {
     (void)arg;
@@ -450,8 +450,7 @@ static enum line_result read_input(struct chat *c, const char *prompt)
 /* ---- the whole ----------------------------------------------------------------------------------
  */
 
-/* Until the input ends or a command ends the chat. Blank lines ask nothing.
- */
+/* Runs until the input ends or a command ends the chat. Blank lines are skipped. */
 static void converse(struct chat *c)
 {
     if (c->terminal) {
@@ -471,8 +470,8 @@ static void converse(struct chat *c)
     }
 }
 
-/* The file is what a request's `tools` would hold; it is checked here, so that a mistake
- * shows before the first question. */
+/* The file contains the `tools` of a request. It is checked here, so that a mistake is reported
+ * before the first question. */
 static enum status read_tools(struct chat *c, struct err *err)
 {
     size_t n;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One answer while it arrives: server-sent events become text on the terminal, reasoning
- * in another colour, tool calls, and figures at the end. */
+/* One answer while it arrives: server-sent events become text on the terminal, reasoning in another
+ * colour, tool calls, and statistics at the end. */
 #include "server/cli/chat_answer.h"
 
 #include "engine/base/clock.h"
@@ -181,7 +181,7 @@ static bool take_error(struct chat_answer *a, const struct json *root)
     return message != NULL;
 }
 
-/* One event. Data that is no JSON, or an error object, is kept for the message at the end. */
+/* One event. Data that is not JSON, or is an error object, is kept for the message at the end. */
 static void on_data(void *arg, const char *data, size_t n_bytes)
 {
     struct chat_answer *a = arg;
@@ -255,7 +255,7 @@ static void show_figures(const struct chat_answer *a)
            strcmp(a->finish, "length") == 0 ? ", cut at the token limit" : "");
 }
 
-/* Ends what is open on the terminal. Figures are shown to people only. */
+/* Ends an unfinished line or colour on the terminal. Statistics are shown to people only. */
 void chat_answer_end(struct chat_answer *a)
 {
     if (a->shown == SHOWN_REASONING) {
@@ -275,7 +275,7 @@ static void put_text(struct buf *out, const struct buf *text)
     buf_put_json(out, or_empty(text->data), text->n_bytes);
 }
 
-/* The answer as a message of the next request; false if there is nothing to keep. */
+/* Appends the answer as a message of the next request; false if the answer is empty. */
 bool chat_answer_put(const struct chat_answer *a, struct buf *message)
 {
     if (a->text.n_bytes == 0 && a->n_calls == 0) {

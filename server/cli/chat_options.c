@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Options of `sluice chat`: sampling settings, which are also /set's, and those of the
- * connection. Options that neither knows are the server's, and are passed on to it. */
+/* Options of `sluice chat`: sampling settings, which /set can change too, and options of the
+ * connection. All other options are passed on to the server. */
 #include "server/cli/chat_options.h"
 
 #include "engine/base/mem.h"

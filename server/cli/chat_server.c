@@ -110,8 +110,8 @@ static enum status find_demo(char *path, size_t n_path, struct err *err)
                    "the program: name a model folder or a server's URL, as in: sluice chat FOLDER");
 }
 
-/* The child: becomes the server. It leaves the terminal's process group, because Ctrl-C is for the
- * chat, and it ends with the chat, however that ends. */
+/* The child: becomes the server. It leaves the terminal's process group, because Ctrl-C is meant
+ * for the chat; and it ends with the chat, however the chat ends. */
 static void become_server(const struct chat_server *s, const struct chat_options *o,
                           const char *model, pid_t parent)
 {
@@ -194,7 +194,7 @@ static void last_words(const struct chat_server *s, char *text, size_t n_text)
     snprintf(text, n_text, "%s", *line ? line : "it said nothing");
 }
 
-/* Whether the child has ended; its last words in the log become the error. */
+/* Whether the child has ended; the last line of its log becomes the error. */
 bool chat_server_is_lost(struct chat_server *s, int patience_ms, struct err *err)
 {
     char words[480];
@@ -214,7 +214,7 @@ bool chat_server_is_lost(struct chat_server *s, int patience_ms, struct err *err
     return true;
 }
 
-/* Ready, not merely alive: the model is loaded. */
+/* True if the server is ready: not only running, but with its model loaded. */
 static bool is_ready(const struct chat_server *s)
 {
     const struct client_request request = {

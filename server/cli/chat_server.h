@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The server that a chat uses: a running one, or one started for a model, which ends with the chat.
- * The latter listens on a Unix socket in a private folder, so it takes no port and nobody else can
- * reach it.
+ * The latter listens on a Unix socket in a private folder, so it takes no port and no other user
+ * can reach it.
  * Thread: main. */
 #ifndef SLUICE_SERVER_CLI_CHAT_SERVER_H
 #define SLUICE_SERVER_CLI_CHAT_SERVER_H

@@ -62,8 +62,7 @@ static bool find_name(struct name *n)
     return n->row || n->flag;
 }
 
-/* The value of a flag: of vLLM's that is translated, of a member of an object, or of an
- * option. */
+/* Sets the value of a flag: a vLLM flag that is translated, a member of an object, or an option. */
 static enum status take(struct loading *l, const struct name *n, const char *value, struct err *err)
 {
     if (n->flag) {
@@ -131,7 +130,7 @@ static enum status read_flag(struct loading *l, int n_left, char **words, int *u
     return OK;
 }
 
-/* Flags, with one argument without a dash: the model. */
+/* Reads flags, and one argument without a dash, the model. */
 enum status loading_read_flags(struct loading *l, int argc, char **argv, struct err *err)
 {
     const struct option_row *model = loading_find_row("model", 5);

@@ -101,7 +101,7 @@ static bool is_origin(const char *text)
     return plain || words_find("*|null|loopback", text) >= 0;
 }
 
-/* What depends on several options, or on more of a value than its type. */
+/* Checks that involve several options, or more than the type of a value. */
 static enum status check(const struct config *c, struct err *err)
 {
     for (size_t i = 0; i < c->allowed_origins.n; i++) {

@@ -51,7 +51,7 @@ static void put_choices(const char *choices, struct buf *out)
     buf_putc(out, ')');
 }
 
-/* From the table: sections, names with their values, and what vLLM's users need to know. */
+/* Printed from the table: sections, names with their values, and notes for users of vLLM. */
 void config_help(struct buf *out)
 {
     buf_puts(out,

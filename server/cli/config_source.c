@@ -23,7 +23,7 @@ bool loading_is_name(const char *name, const char *key, size_t n_bytes)
     return name[n_bytes] == '\0';
 }
 
-/* By name or alias. */
+/* Finds a row by its name or alias. */
 const struct option_row *loading_find_row(const char *key, size_t n_bytes)
 {
     for (size_t i = 0; i < n_option_aliases; i++) {
@@ -126,7 +126,7 @@ enum status loading_set_member(struct loading *l, const struct option_row *row, 
     return st;
 }
 
-/* A flag of vLLM that is no option here: refused with a reason, without effect (which is
+/* A flag of vLLM that is not an option here. It is refused with a reason, ignored (which is
  * logged), or translated. */
 enum status loading_take_flag(struct loading *l, const struct vllm_flag *flag, const char *value,
                               enum source source, struct err *err)

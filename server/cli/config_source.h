@@ -18,7 +18,7 @@ struct loading {
     /* Parallel to option_rows. */
     unsigned char *source;
     bool *in_file; // rows that the file has set
-    /* The list that "- item" lines of the file extend: one of the two, or none. */
+    /* The list that "- item" lines of the file extend: at most one of the two is set. */
     const struct option_row *list;
     const struct vllm_flag *flag_list;
 };
@@ -26,7 +26,7 @@ struct loading {
 /* Compares keys, treating '_' like '-'. */
 bool loading_is_name(const char *name, const char *key, size_t n_bytes);
 
-/* The row of a name or alias; the vLLM flag that is not a row. NULL: there is none. */
+/* The option of a name or alias, and the vLLM flag that is not an option. NULL: there is none. */
 const struct option_row *loading_find_row(const char *key, size_t n_bytes);
 const struct vllm_flag *loading_find_flag(const char *key, size_t n_bytes);
 

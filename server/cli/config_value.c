@@ -24,7 +24,7 @@ static const void *const_field(const struct config *c, const struct option_row *
     return (const char *)c + row->offset;
 }
 
-/* Integers of two sizes share one kind of row. */
+/* Integer rows have fields of two sizes. */
 static int64_t get_int(const struct config *c, const struct option_row *row)
 {
     const void *at = const_field(c, row);
@@ -55,7 +55,7 @@ static bool is_one_of(const char *word, const char *const *words)
     return false;
 }
 
-/* The words of YAML, too. */
+/* YAML's words for a boolean are accepted, too. */
 static bool read_bool(const char *text, bool *out)
 {
     static const char *const yes[] = {"true", "1", "yes", "on", NULL};
@@ -103,7 +103,7 @@ static double seconds_of(const char *suffix)
     return 0;
 }
 
-/* What a number's suffix multiplies it by; 0: it has another meaning, or none. */
+/* The factor of a number's suffix; 0: the suffix means something else, or nothing. */
 static double unit_of_type(enum option_type type, const char *suffix)
 {
     switch (type) {
@@ -146,7 +146,7 @@ static enum status read_number(const struct option_row *row, const char *text, d
     if (integral && v != floor(v)) {
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is not whole", row->name, text);
     }
-    if (row->min == row->max && v != row->min) { // its help says why
+    if (row->min == row->max && v != row->min) { // the option's help says why
         return err_set(err, ERR_INVALID, "option %s: '%.60s' is not supported (%s)", row->name,
                        text, row->help);
     }
@@ -308,8 +308,8 @@ static void put_member(struct buf *out, const char *key, const char *text)
     }
 }
 
-/* Adds a member to an option that is an object; a member that is there already is an
- * error, since the order of sources would decide silently. */
+/* Adds a member to an option that is an object; a member that is already present is an error, since
+ * otherwise the order of sources would decide silently. */
 enum status config_value_set_member(struct config *c, const struct option_row *row, const char *key,
                                     const char *text, struct err *err)
 {
@@ -347,7 +347,7 @@ enum status config_value_set_member(struct config *c, const struct option_row *r
     return st;
 }
 
-/* Back to nothing, before a source of higher precedence sets a list anew. */
+/* Empties a list, before a source of higher precedence sets it anew. */
 void config_value_clear(struct config *c, const struct option_row *row)
 {
     struct string_list *list;

@@ -17,7 +17,7 @@ static enum status share(void *bytes, size_t n_bytes, void *arg, struct err *err
     return nodes_share(arg, bytes, n_bytes, err);
 }
 
-/* n_ranks over all nodes, which each have the same number. */
+/* n_ranks is the total over all nodes, which have the same number each. */
 static struct comm_place place_of(const struct engine_options *o)
 {
     return (struct comm_place){

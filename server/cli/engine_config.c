@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* From the configuration to the engine's options, checking what can be known before
+/* Converts the configuration to the engine's options, and checks what can be checked before
  * anything is loaded. */
 #include "server/cli/engine_config.h"
 
@@ -23,7 +23,7 @@ static const char *method_of(const struct json *config, const char *key)
     return json_get_string(json_get(config, key), "quant_method");
 }
 
-/* How the checkpoint says it is quantised; older tools wrote files of their own. */
+/* The quantisation that the checkpoint declares; older tools declared it in files of their own. */
 static const char *method_in(const char *dir, const struct json *config)
 {
     static const char *const files[][2] = {{"hf_quant_config.json", "modelopt"},
@@ -108,7 +108,8 @@ enum status engine_config(const struct config *c, struct engine_options *out, st
 {
     TRY(engine_config_check(c, err));
     *out = c->engine;
-    /* Admission rejects earlier; this leaves space for requests that pass it at the same time. */
+    /* Admission rejects requests earlier; this leaves space for those that pass admission at the
+     * same time. */
     out->max_waiting = (int32_t)(2 * c->max_num_queued_reqs + c->max_n);
     out->synthetic = c->engine.load_format && strcmp(c->engine.load_format, "dummy") == 0;
     TRY(meet_nodes(c, out, err));

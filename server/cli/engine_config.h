@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* From the configuration to engine options: shared by every command that loads a model.
+/* Converts the configuration to engine options, for every command that loads a model.
  * Thread: main. */
 #ifndef SLUICE_SERVER_CLI_ENGINE_CONFIG_H
 #define SLUICE_SERVER_CLI_ENGINE_CONFIG_H

@@ -88,8 +88,7 @@ struct input {
     bool ended;
 };
 
-/* One read, when poll has said that there is input; EAGAIN and EINTR are no end of it.
- */
+/* Reads once, after poll has reported input. EAGAIN and EINTR do not mean the end of input. */
 static void read_more(struct input *in)
 {
     enum { LEAST = 1 << 16 };
@@ -104,8 +103,8 @@ static void read_more(struct input *in)
     in->ended = n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN);
 }
 
-/* Complete lines become requests; the rest stays in the buffer, which is searched only
- * from where the last search ended. */
+/* Complete lines become requests; the rest stays in the buffer. The search for a line end continues
+ * where the last one stopped. */
 static void take_lines(struct generate *g, struct input *in, size_t n_old)
 {
     size_t from = 0, look = n_old;

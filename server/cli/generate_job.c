@@ -37,7 +37,7 @@ static void refuse(struct generate_job *job, const char *text)
     generate_line_put_error(&job->answer, text);
 }
 
-/* Answers of lines are kept until their turn to be printed. */
+/* The answer of a line is kept until it is its turn to be printed. */
 static void whole(struct call *c, struct buf *json)
 {
     keep_unknown(of(c));
@@ -109,7 +109,7 @@ static void tell(struct call *c, const struct call_error *e)
     fprintf(stderr, "%ssluice: %s\n", of(c)->has_begun ? "\n" : "", e->message);
 }
 
-/* For a person: text as it comes, errors on standard error. */
+/* Output for a person: text as it arrives, errors on standard error. */
 static const struct call_sink person_sink = {
     .id = id,
     .begin = begin,

@@ -95,7 +95,7 @@ static void put_embedding(struct buf *out, const float *v, int32_t n)
     buf_puts(out, "], ");
 }
 
-/* Figures that tests read: cached and recomputed tokens, drafts, preemptions. */
+/* Statistics for tests: cached and recomputed tokens, drafts, preemptions. */
 static void put_usage(struct buf *out, const struct call *c)
 {
     const struct engine_request *r = &c->requests[0];
@@ -144,7 +144,7 @@ static void end(struct call *c)
     c->sink->whole(c, &out);
 }
 
-/* For a person: the text as it is generated. */
+/* Output for a person: the text as it is generated. */
 static void pending(struct call_choice *ch)
 {
     ch->call->sink->event(ch->call, NULL, ch->content.data, ch->content.n_bytes);

@@ -123,7 +123,7 @@ static enum status unhex(struct buf *b, struct err *err)
     return OK;
 }
 
-/* Members in any order; what is missing is checked after the line. */
+/* Members in any order; missing ones are reported after the line. */
 static enum status read_member(struct json_scan *sc, struct line *l, struct err *err)
 {
     for (int k = 0; k < GRAMMAR_N_KINDS; k++) {
@@ -165,7 +165,7 @@ static enum status read_member(struct json_scan *sc, struct line *l, struct err 
         l->source.whitespace_pattern = l->space.data;
         return OK;
     }
-    json_scan_skip(sc); // an error shows at the next token
+    json_scan_skip(sc); // an error is found at the next token
     return OK;
 }
 
@@ -213,7 +213,7 @@ struct verdict {
     size_t n_good;
 };
 
-/* Folds the text at once; if that fails, byte by byte, to find how far it is right. */
+/* Matches the text as a whole; if that fails, byte by byte, to find where it goes wrong. */
 static struct verdict judge(struct grammar *g, const char *s, size_t n)
 {
     struct verdict v = {0};
@@ -230,7 +230,8 @@ static struct verdict judge(struct grammar *g, const char *s, size_t n)
     return v;
 }
 
-/* For people with the place where the text went wrong, for programs as true or false. */
+/* Prints the result: for people with the place where the text went wrong, for programs as true or
+ * false. */
 static void put_verdict(struct buf *out, struct verdict v, const char *s, size_t n, bool json)
 {
     if (json) {

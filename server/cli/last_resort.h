@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The end of a process whose device may hang for ever.
+/* Ends a process whose device may hang forever.
  * Thread: any. */
 #ifndef SLUICE_SERVER_CLI_LAST_RESORT_H
 #define SLUICE_SERVER_CLI_LAST_RESORT_H
 
-enum { EXIT_DEAD = 2 }; // the engine failed: a supervisor starts the process again
+enum { EXIT_DEAD = 2 }; // the engine failed: a supervisor should restart the process
 
-/* After this time the process ends with EXIT_DEAD and a sentence, whichever thread is still
+/* After this time the process exits with EXIT_DEAD and a message, even if a thread is still
  * waiting. */
 void last_resort_begin(unsigned seconds);
 

@@ -29,7 +29,7 @@ void line_close(struct line_reader *r); // accepts NULL
  * long. */
 enum line_result line_read(struct line_reader *r, const char *prompt, struct buf *out);
 
-/* Adds it to the history. */
+/* Adds a line to the history. */
 void line_remember(struct line_reader *r, const char *line);
 
 /* ---- for the readers ----------------------------------------------------------------------------

@@ -44,7 +44,7 @@ bool local_engine_wait(struct local_engine *l, int fd, int timeout_ms)
     char byte;
     while (read(l->out, &byte, 1) < 0 && errno == EINTR) {
     }
-    atomic_store(&l->awake, false); // news from here on will wake again
+    atomic_store(&l->awake, false); // news after this point wakes it again
     return true;
 }
 
@@ -59,8 +59,7 @@ static enum status open_pipe(struct local_engine *l, struct err *err)
     return OK;
 }
 
-/* The order in which `sluice serve` does it, too: model, options, engine, tokenizer and
- * template. */
+/* Loads in the same order as `sluice serve`: model, options, engine, tokenizer and template. */
 static enum status open_engine(struct local_engine *l, const struct local_command *command,
                                struct err *err)
 {

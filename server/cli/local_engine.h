@@ -14,7 +14,7 @@ struct local_engine {
     atomic_bool awake; // the pipe contains a byte
 };
 
-/* What a command wants of its engine. */
+/* What a command needs from its engine. */
 struct local_command {
     const char *name; // in errors
     /* call_model_open or call_model_open_prompts: loads the tokenizer. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which model: from the command line, by a question if nobody named one, and from a name
- * to a folder, downloading if necessary. */
+/* Which model: from the command line, or by asking if none was given. A name is resolved to a
+ * folder, and the model is downloaded if necessary. */
 #include "server/cli/model_choice.h"
 
 #include "engine/base/file.h"
@@ -282,8 +282,8 @@ static void add_names(struct config *c, const struct hub_name *name)
     names->items[names->n++] = xstrdup(strchr(name->id, '/') + 1);
 }
 
-/* A folder or GGUF file is used as it is; a name with one slash that is no path is looked
- * up in the cache and downloaded. */
+/* A folder or GGUF file is used as it is; a name with one slash that is not a path is looked up in
+ * the cache, and downloaded if it is not there. */
 enum status model_find(struct config *c, struct err *err)
 {
     const char *model = c->engine.model;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which model a command loads: the meaning of its argument, and what to offer if there is none.
+/* Which model a command loads: the meaning of its argument, and the choices to offer if no model
+ * was given.
  * Thread: main. */
 #ifndef SLUICE_SERVER_CLI_MODEL_CHOICE_H
 #define SLUICE_SERVER_CLI_MODEL_CHOICE_H

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Whether a path is a model, and which one is meant if it is not. */
+/* Whether a path is a model and, if not, which model was probably meant. */
 #include "server/cli/model_folder.h"
 
 #include "engine/base/file.h"

@@ -85,8 +85,8 @@ static bool all_local(char **env, int32_t size)
     return env_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", &local, &ignored, NULL) && local == size;
 }
 
-/* Variables of one launcher (MPI, Slurm, torchrun, ...); they count only if both size and
- * rank are there. */
+/* Variables of one launcher (MPI, Slurm, torchrun, ...); they are used only if both size and rank
+ * are set. */
 static enum status read_launcher(char **env, const struct launcher *l, struct nodes_setting *out,
                                  bool *found, struct err *err)
 {
@@ -112,7 +112,7 @@ static enum status read_launcher(char **env, const struct launcher *l, struct no
     return OK;
 }
 
-/* The first launcher whose variables are there. */
+/* The first launcher whose variables are set. */
 static enum status read_env(const struct config *c, char **env, struct nodes_setting *out,
                             struct err *err)
 {
@@ -284,7 +284,7 @@ static enum status put_gguf(struct buf *out, const char *label, const char *path
     return st;
 }
 
-/* Weights are compared unless they are invented (dummy). */
+/* Weights are compared unless they are random (load format dummy). */
 static enum status put_model(const struct config *c, struct buf *out, const char *config_label,
                              const char *weights_label, const char *dir, struct err *err)
 {

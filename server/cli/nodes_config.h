@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Several processes that serve one model: this one's place, from options or from the variables of
- * mpirun, srun and Kubernetes LeaderWorkerSet; and what must be the same on all of them.
+/* Several processes that serve one model: the place of this process among them, from options or
+ * from the variables of mpirun, srun and Kubernetes LeaderWorkerSet, and everything that must be
+ * the same in all of them.
  * Thread: any, before the engine opens. */
 #ifndef SLUICE_SERVER_CLI_NODES_CONFIG_H
 #define SLUICE_SERVER_CLI_NODES_CONFIG_H

@@ -25,7 +25,7 @@ static const char help[] =
     "The key strftime_now fixes the clock: \"2025-06-15 12:34:56\", or seconds since 1970.\n"
     "The key continue_final_message cuts the text after the last message (not with --raw).\n";
 
-/* The template, or why there is none, which each line then reports. */
+/* The template, or the error that each line reports if there is none. */
 struct render {
     struct chat_template *t;
     struct err err; // if the template is not available
@@ -52,7 +52,7 @@ static bool slice_is(struct slice s, const char *word)
     return s.n_bytes == strlen(word) && memcmp(s.s, word, s.n_bytes) == 0;
 }
 
-/* Members that are no message become keyword arguments of the template. */
+/* Members that are not messages become keyword arguments of the template. */
 static void keep(struct rendered *rq, const char *key, size_t n_key, struct slice value)
 {
     if (rq->kwargs.n_bytes > 1) {
@@ -65,7 +65,7 @@ static void keep(struct rendered *rq, const char *key, size_t n_key, struct slic
     buf_put(&rq->kwargs, value.s, value.n_bytes);
 }
 
-/* Which members are the conversation and which are arguments; --raw passes all on. */
+/* Divides the members into the conversation and arguments; --raw passes all of them on. */
 static void take_member(const struct render *r, struct rendered *rq, const struct json_scan *key,
                         struct slice value)
 {
@@ -212,8 +212,8 @@ static void render_line(const struct render *r, const char *line, size_t n_bytes
     buf_deinit(&rq.kwargs);
 }
 
-/* Until the end of input. An error is the answer to its line; the exit status is that of
- * reading and writing. */
+/* Until the end of input. An error is reported as the answer to its line; the exit status reflects
+ * only reading and writing. */
 static int render_lines(const struct render *r)
 {
     char *line = NULL;

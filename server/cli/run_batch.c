@@ -24,7 +24,7 @@ struct arguments {
     int n_rest;
 };
 
-/* Everything of one run, in the order in which it is opened. */
+/* The state of one run, in the order in which its parts are opened. */
 struct run_batch {
     struct local_engine local;
     struct arguments arguments;
@@ -155,7 +155,7 @@ static enum status check_lines(struct run_batch *b, struct err *err)
     return OK;
 }
 
-/* What is missing can be made up with --resume, so the message says so. */
+/* Missing answers can be added with --resume, so the message says so. */
 static enum status finish(struct run_batch *b, const struct job *j, struct err *err)
 {
     struct job_progress p;
@@ -169,8 +169,7 @@ static enum status finish(struct run_batch *b, const struct job *j, struct err *
                    why ? why->text : "the job was stopped", p.n_lines - p.n_answered, p.n_lines);
 }
 
-/* The loop of the job: it ends when the job does, or was stopped by a signal and has
- * ended. */
+/* The loop of the job. It ends when the job has ended, by itself or because of a signal. */
 static enum status run(struct run_batch *b, struct err *err)
 {
     struct job_options o = {.calls = &b->local.calls,
@@ -186,7 +185,7 @@ static enum status run(struct run_batch *b, struct err *err)
     b->report = (struct batch_report){clock_now_ns(), clock_now_ns()};
     enum status st = OK;
     while (!job_turn(j)) {
-        if (job_keep_error(j)) { // waiting does not make a file writable
+        if (job_keep_error(j)) { // waiting would not make the file writable
             st = err_set(err, ERR_IO, "%s", job_keep_error(j)->text);
             job_stop(j, NULL, NULL);
             job_drop_answers(j);

@@ -63,7 +63,7 @@ static enum status copy_input(int from, int *to, struct err *err)
     return *to < 0 ? ERR_IO : OK;
 }
 
-/* The descriptor is the caller's to close. */
+/* The caller must close the descriptor. */
 enum status batch_input_open(const char *path, int *fd, struct job_input *in, struct err *err)
 {
     *in = (struct job_input){read_at, fd};
@@ -178,8 +178,8 @@ static enum status take_up(FILE *file, struct job_lines *l, struct err *err)
 
 /* ---- the output ------------------------------------------------------------------------------ */
 
-/* With `resume` the lines that the output has are marked as answered, and a line that was
- * cut off is removed. */
+/* With `resume`, lines that the output answers are marked as done, and an incomplete last line is
+ * removed. */
 enum status batch_output_open(struct batch_output *o, const char *path, bool ordered, bool resume,
                               struct job_lines *lines, struct err *err)
 {
@@ -225,7 +225,7 @@ static void put_held(struct batch_output *o)
     }
 }
 
-/* In the order of the input, answers wait until all before them are there. */
+/* In input order, an answer waits until all answers before it have arrived. */
 enum status batch_output_put(struct batch_output *o, const struct batch_answer *answers, size_t n,
                              struct err *err)
 {
@@ -246,8 +246,7 @@ enum status batch_output_put(struct batch_output *o, const struct batch_answer *
     return OK;
 }
 
-/* Answers that are still held are not written; a later run with --resume makes up for
- * them. */
+/* Answers that are still held are not written; a later run with --resume computes them again. */
 enum status batch_output_close(struct batch_output *o, struct err *err)
 {
     enum status st = OK;

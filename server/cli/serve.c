@@ -28,7 +28,7 @@ enum {
     LAST_RESORT_S = 4 // for a device that hangs in the driver
 };
 
-/* Everything of the server. The loop's thread owns it, except while `load` runs. */
+/* The whole state of the server. The loop's thread owns it, except while `load` runs. */
 struct serve {
     struct config config;
     struct buf config_text; // for /server_info
@@ -64,8 +64,8 @@ static void tell_nodes(struct serve *s)
     }
 }
 
-/* On a pool thread; health checks are answered meanwhile. Other nodes are told of a
- * failure, because they wait. */
+/* On a pool thread; health checks are answered meanwhile. Other nodes are waiting, so they are told
+ * if loading fails. */
 static void load(void *arg)
 {
     struct serve *s = arg;
@@ -146,7 +146,7 @@ static enum status addresses_of(const struct config *c, struct addresses *a, str
         snprintf(a->text[a->n++], sizeof a->text[0], "unix:%s", c->uds);
         return OK;
     }
-    for (const char *at = c->host;; at++) { // behind a comma
+    for (const char *at = c->host;; at++) { // after a comma
         size_t n = strcspn(at, ",");
         if (n == 0) {
             return err_set(err, ERR_INVALID, "--host has an empty address: '%.200s'", c->host);
@@ -208,7 +208,7 @@ static enum status say_taken(const struct config *c, struct err *err)
                    first.text, (int)c->port);
 }
 
-/* Before the model is loaded, so that clients see "loading" instead of a refused
+/* Called before the model is loaded, so that clients get "loading" instead of a refused
  * connection. */
 static enum status listen_now(struct serve *s, struct err *err)
 {
@@ -313,7 +313,7 @@ static enum status prepare(struct serve *s, struct err *err)
     return listen_now(s, err);
 }
 
-/* Parts are closed in the opposite order. */
+/* Closes the parts in the reverse order of opening. */
 static int run(struct serve *s)
 {
     struct err err = {""};
@@ -347,7 +347,7 @@ static int run(struct serve *s)
         engine_stop_all(s->engine);
         api_on_wake(&s->api); // deliver the terminal events
         if (dead && s->load_status == OK) {
-            return EXIT_DEAD; // leave hanging device work to the system
+            return EXIT_DEAD; // the system cleans up hanging device work
         }
         engine_close(s->engine);
     }
@@ -376,7 +376,7 @@ static int find_model(struct config *c)
     return rc;
 }
 
-/* Options are checked here, with the usage error's own exit status. */
+/* Checks the options first, because a usage error has its own exit status. */
 int cmd_serve(int argc, char **argv)
 {
     static struct serve s; // too large for the stack, and used until the process ends

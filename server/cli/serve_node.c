@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* `sluice serve` on every node except 0: no HTTP; loads its part of the model and executes what
- * node 0 sends, until node 0 says goodbye. */
+/* `sluice serve` on every node except 0: no HTTP; loads its part of the model and executes the
+ * steps that node 0 sends, until node 0 ends. */
 #include "server/cli/serve_node.h"
 
 #include "engine/base/log.h"
@@ -32,7 +32,7 @@ static void on_signal(int number)
     write_last("sluice: this node ends with node 0; a second signal ends it now\n");
 }
 
-/* A hanging device must not keep the supervisor from restarting the set. */
+/* A hanging device must not prevent the supervisor from restarting all nodes. */
 static void on_lost(void *arg)
 {
     (void)arg;

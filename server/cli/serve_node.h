@@ -6,7 +6,7 @@
 
 #include "server/config/config.h"
 
-/* Returns after node 0 ends: 0; 1 if the node could not start, 2 if the set or a device was
+/* Returns after node 0 ends: 0; 1 if the node could not start, 2 if another node or a device was
  * lost. */
 int serve_node(const struct config *c);
 

@@ -100,7 +100,7 @@ static enum status read_member(struct json_scan *sc, struct line *line, struct e
     if (json_scan_is(sc, "skip_special_tokens")) {
         return read_flag(sc, "skip_special_tokens", &line->skip_special, err);
     }
-    json_scan_skip(sc); // an error shows at the next token
+    json_scan_skip(sc); // an error is found at the next token
     return OK;
 }
 
@@ -135,7 +135,8 @@ static enum status read_line(struct line *line, const char *s, size_t n, struct 
 
 /* ---- answering it ---- */
 
-/* The text is no user input here: special tokens are recognised if parse_special is true. */
+/* The text does not count as user input here: special tokens are recognised if parse_special is
+ * true. */
 static enum status encode_line(const struct tokenizer *tok, struct line *line, struct buf *out,
                                struct err *err)
 {
@@ -189,7 +190,7 @@ static void put_delta(struct line *line, struct buf *out)
     buf_clear(&line->text);
 }
 
-/* The text as a stream gives it, piece by piece: what --decode gives at once. */
+/* Decodes in pieces, as a stream does; the result is the same as that of --decode. */
 static enum status stream_line(const struct tokenizer *tok, struct line *line, struct buf *out,
                                struct err *err)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Options of vLLM that this program does not have, and what is done about each: ignored
- * where it makes no difference, refused where it would. */
+/* Options of vLLM that this program does not have. Each is ignored if it makes no difference, and
+ * refused if it would. */
 #include "server/cli/vllm_flags.h"
 
 #include "engine/base/words.h"
@@ -121,7 +121,7 @@ const struct vllm_flag vllm_flags[] = {
     {FLAG("max-lora-cls-labels", TAKES_VALUE, "adapters are not supported")},
     {FLAG("specialize-active-lora", TAKES_NOTHING, "adapters are not supported")},
 
-    /* Images and sound. */
+    /* Images and audio. */
     {FLAG("allowed-local-media-path", TAKES_VALUE, "messages are texts")},
     {FLAG("limit-mm-per-prompt", TAKES_VALUE, "messages are texts")},
     {FLAG("media-io-kwargs", TAKES_VALUE, "messages are texts")},
@@ -199,7 +199,7 @@ const struct vllm_flag vllm_flags[] = {
     {FLAG("jit-monitor-verbose", TAKES_NOTHING, "nothing is traced")},
     {FLAG("fail-on-environ-validation", TAKES_NOTHING, "unknown variables are named in a warning")},
 
-    /* Other notations for drafts. */
+    /* Other notations for speculative decoding. */
     {FLAG("spec-method", TAKES_VALUE, "see --speculative-config"),
      .becomes = "speculative-config.method"},
     {FLAG("spec-model", TAKES_VALUE, "see --speculative-config"),

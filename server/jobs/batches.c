@@ -81,7 +81,7 @@ void batches_add(struct batches *b, const char *id)
     wake(b);
 }
 
-/* Removes a batch that waits; false if it is not among them. */
+/* Removes a batch from the waiting ones; false if it is not one of them. */
 static bool take_waiting(struct batches *b, const char *id)
 {
     for (struct waiting **at = &b->first; *at; at = &(*at)->next) {
@@ -112,7 +112,7 @@ static struct job_input input_of(struct batches *b)
     return (struct job_input){read_file, b};
 }
 
-/* The batch cannot run: it fails, with the answers that it has. */
+/* The batch cannot run: it fails, and keeps the answers that it has. */
 static enum status fail_batch(struct batches *b, struct err *err)
 {
     struct buf errors;
@@ -171,7 +171,7 @@ static enum status load(struct batches *b, const char *id, struct err *err)
     return mark_answered(b, err);
 }
 
-/* Makes the place free for the next batch. */
+/* Releases the current batch, so that the next one can start. */
 static void forget(struct batches *b)
 {
     stored_batch_deinit(&b->batch);
@@ -278,8 +278,7 @@ static int64_t files_expire_at(const struct batches *b)
     return 0;
 }
 
-/* On the pool. Moving to FINALIZING first makes sure that no cancellation comes in
- * between. */
+/* On the pool. FINALIZING is set first, so that the batch can no longer be cancelled meanwhile. */
 static void end_work(void *arg)
 {
     struct batches *b = arg;
@@ -399,8 +398,8 @@ static bool engine_is_ready(const struct batches *b)
     return stats.state == ENGINE_READY;
 }
 
-/* A file that cannot be read now, say: what is answered is stored, and the rest has its turn when
- * it is loaded again. Without an engine there is none. */
+/* The job stopped with an error, such as an input file that cannot be read. Its answers are stored,
+ * and the batch is loaded again later for the remaining lines, if there is still an engine. */
 static void job_failed(struct batches *b)
 {
     struct err why = *job_error(b->job);

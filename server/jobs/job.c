@@ -84,7 +84,7 @@ static void refuse_fetched(struct job *j, struct fetched *f)
     job_refuse_line(j, f->member.line, new_id, &e);
 }
 
-/* As many as the engine has room for; a line that cannot be read becomes an answer with an
+/* Submits as many lines as the engine has room for. A line that cannot be read is answered with an
  * error. */
 static void submit(struct job *j)
 {
@@ -167,7 +167,7 @@ static void step(struct job *j)
     job_keep_answers(j);
 }
 
-/* Nothing runs, nothing waits to be written, and nothing is left to do. */
+/* True if nothing runs, no answer waits to be written, and no work is left. */
 static bool is_over(const struct job *j)
 {
     bool has_more = !j->stopping && (!j->planned_all || j->i_fetched < j->n_fetched);
@@ -207,8 +207,8 @@ struct job *job_open(const struct job_options *options)
     return j;
 }
 
-/* Calls that run are cancelled, planning threads are told; the job ends when all have
- * ended. */
+/* Running calls are cancelled and planning threads are told to stop; the job ends when all of them
+ * have ended. */
 void job_stop(struct job *j, const char *code, const char *message)
 {
     if (j->stopping) {

@@ -70,7 +70,7 @@ static void kept(void *arg)
     job_wake(j);
 }
 
-/* One write at a time, with all answers that have come meanwhile. */
+/* One write at a time, with all answers that have arrived since the last one. */
 void job_keep_answers(struct job *j)
 {
     if (j->keeping || j->keep_failed || (j->kept.n == 0 && j->pending.n == 0)) {
@@ -101,7 +101,7 @@ void job_keep_again(struct job *j)
     }
 }
 
-/* For a job that was deleted: nobody wants the answers. */
+/* For a job that was deleted: its answers are not needed. */
 void job_drop_answers(struct job *j)
 {
     if (!j->keeping) {
@@ -120,7 +120,7 @@ static void keep_last(struct job *j, const struct answers *a)
     }
 }
 
-/* Answers that still wait are written; those that cannot be will be computed again. */
+/* Writes the answers that are not stored yet. If this fails, they will be computed again. */
 void job_answers_deinit(struct job *j)
 {
     keep_last(j, &j->kept);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Shared by the files of a job: job_answers.c (answers, until they are stored), job_calls.c (calls
- * for lines, and how many fit), job.c (turns). Each uses only the ones before it. */
+ * for lines, and how many fit), job.c (turns). Each file uses only those named before it. */
 #ifndef SLUICE_SERVER_JOBS_JOB_PRIVATE_H
 #define SLUICE_SERVER_JOBS_JOB_PRIVATE_H
 

@@ -117,7 +117,7 @@ static void *prepare_some(void *arg)
     return NULL;
 }
 
-/* If no thread can be made, this one does all. */
+/* If no thread can be created, this one does all the work. */
 static enum status prepare_slice(struct slice *s, int n_threads)
 {
     pthread_t threads[MAX_THREADS];

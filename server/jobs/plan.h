@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* | The order in which the lines of a job are run, and the estimated needs of each. The bodies are
- * tokenized, the ids give the order (prefix_groups.h), and are then discarded: a call prepares its
- * line again when its turn comes.
+ * tokenized, the ids determine the order (prefix_groups.h) and are then discarded: a call prepares
+ * its line again when its turn comes.
  *
  * A file with more tokens than should be in memory is planned in parts, one after the other;
  * prompts of different parts are not grouped.

@@ -176,7 +176,7 @@ static bool in_value(struct json_call *c, struct tool_parse *p, char b)
     return true;
 }
 
-/* Only the beginning of a long key is kept, enough to know that it is none of ours. */
+/* Only the beginning of a long key is kept, enough to know that it is not one of the known keys. */
 static void in_key(struct json_call *c, char b)
 {
     if (!c->escape && b == '"') {

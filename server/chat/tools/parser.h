@@ -95,7 +95,7 @@ struct tool_parser {
     "minicpm5|minimax_m2|minimax_m3|mistral|nemotron_json|olmo3|openai|phi4_mini_json|"            \
     "poolside_v1|pythonic|qwen3_coder|qwen3_json|qwen3_xml|seed_oss|step3p5"
 
-/* By one of its names; NULL if there is none. */
+/* The parser of this name or alias; NULL if there is none. */
 const struct tool_parser *tool_parser_find(const char *name);
 /* Enumerates the names; NULL after the last. */
 const char *tool_parser_name(size_t i);

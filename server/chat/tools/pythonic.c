@@ -105,7 +105,7 @@ static void put_utf8(struct buf *out, int cp)
     buf_put(out, u, (size_t)n);
 }
 
-/* Hexadecimal digits after an escape's letter; 0: it takes none. */
+/* The number of hexadecimal digits after an escape's letter; 0: no digits follow. */
 static int n_escape_digits(char c)
 {
     switch (c) {

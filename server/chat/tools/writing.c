@@ -41,7 +41,7 @@ static void put_arguments(struct buf *out, const struct tool_writing *w,
     buf_putc(out, '}');
 }
 
-/* A tag whose begin is the text before the arguments, up to the first number in it. */
+/* A tag whose "begin" is the text before the arguments, up to the first number in it. */
 static void put_call(struct buf *out, const struct tool_writing *w,
                      const struct tool_to_write *tool)
 {

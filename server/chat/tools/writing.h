@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* How calls are written in a format: used to build grammars where calls are forced, or must match
- * their tools' schemas. Each parser has one, and parses what is written so. The grammars are
- * structural tags (engine/grammar/README.md), as JSON text.
+ * their tools' schemas. Each parser has one, and can parse calls that are written in this way. The
+ * grammars are structural tags (engine/grammar/README.md), as JSON text.
  * Thread: any; the tables are constant. */
 #ifndef SLUICE_SERVER_CHAT_TOOLS_WRITING_H
 #define SLUICE_SERVER_CHAT_TOOLS_WRITING_H
@@ -18,12 +18,12 @@ struct tool_writing {
     const char *call_end;               // after the arguments
     const char *style;                  // of the arguments: engine/grammar/style.c
     const char *trigger; // text that begins calls; NULL: calls only occur at the start
-    const char *starts;  // if so, how plain text output must not begin; otherwise NULL
+    const char *starts;  // then: how plain text must not begin; otherwise NULL
     const char *bars[3]; // further strings that text must not contain, because the parser would see
                          // calls
     bool once;           // a call ends the turn
     bool by_schema;      // arguments can be written only by a schema, not as an arbitrary object
-    /* If the vocabulary lacks this token, another writing is used. */
+    /* If the vocabulary lacks this token, another way of writing calls is used. */
     const char *needs;
     const struct tool_writing *otherwise;
 };
@@ -43,7 +43,7 @@ struct tool_calls {
     bool one; // no second call
 };
 
-/* The format of at least one call; and of text that may contain calls. */
+/* The format of at least one call, and the format of text that may contain calls. */
 void tool_put_calls(struct buf *out, const struct tool_calls *c);
 void tool_put_text_and_calls(struct buf *out, const struct tool_calls *c);
 
