@@ -224,7 +224,7 @@ static void open_block(struct call *c, enum block kind)
     }
 }
 
-/* A thinking block needs a signature; ours is empty, since we do not verify it. */
+/* Ends the open block. A streamed thinking block ends with its signature. */
 static void close_block(struct call *c)
 {
     struct message *m = state(c);

@@ -124,7 +124,8 @@ static enum status check(const struct config *c, struct err *err)
     return OK;
 }
 
-/* vLLM's command lines may ask for more than there is, for all by -1; requests that do are told. */
+/* vLLM's command lines may allow more log-probabilities than this server has, or all of them (-1).
+ * The option is reduced to the limit; a request for more gets an error. */
 static void bound_logprobs(struct config *c)
 {
     if (c->max_logprobs < 0 || c->max_logprobs > MAX_TOP_LOGPROBS) {

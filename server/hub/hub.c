@@ -15,7 +15,7 @@ static void note_use(const char *folder)
     }
 }
 
-/* Only complete models are found; what is missing of others would fail while loading. */
+/* Only complete models are found; incomplete ones would fail while loading. */
 static bool find(const struct hub_settings *s, const struct hub_name *name, char folder[PATH_MAX])
 {
     char repo[PATH_MAX], commit[41];

@@ -18,7 +18,7 @@
 
 /* ---- walks ----------------------------------------------------------------------------------- */
 
-/* The sorted names in a folder; none if it cannot be read. */
+/* The sorted names in a folder; empty if the folder cannot be read. */
 static void read_names(const char *folder, struct hub_paths *out)
 {
     struct dirent **list;

@@ -19,8 +19,8 @@ enum { MAX_HOPS = 6, MAX_TRIES = 5, CONNECT_S = 15 };
 #define FIRST_WAIT_NS (250 * MS)
 #define LONGEST_WAIT_NS (300000 * MS) // limit of all waits of one request together
 
-/* `active` are given to libcurl; `queue` wait for a place or for the time of their next
- * attempt. */
+/* Requests in `active` were given to libcurl; those in `queue` wait for a slot, or for the time of
+ * their next attempt. */
 struct net {
     const struct hub_settings *settings;
     void (*tell)(const char *line, void *arg);
@@ -215,7 +215,7 @@ static void start(struct net *net, struct net_request *r)
     net->active[net->n_active++] = r;
 }
 
-/* Takes a request away from libcurl; its state stays. */
+/* Removes a request from libcurl; its state is kept. */
 static void put_aside(struct net *net, struct net_request *r)
 {
     curl_multi_remove_handle(net->multi, r->easy);
@@ -461,7 +461,7 @@ size_t net_pending(const struct net *net)
     return net->n_active + net->n_queued;
 }
 
-/* Retries wait for their time; the others start in order. */
+/* Retries wait until their time; other requests start in order. */
 static void start_due(struct net *net)
 {
     const int64_t now = clock_now_ns();

@@ -31,7 +31,7 @@ enum status hub_locks_path(const struct hub_settings *s, const char *id, char ou
  * rejected, so that nothing is written outside the cache. */
 enum status hub_make_folders(const char *root, const char *folder, struct err *err);
 
-/* The commit that the cache has for a revision; false if none. */
+/* The commit that the cache has for a revision; false if it has no commit. */
 bool hub_commit_of(const char *repo, const char *revision, char commit[41]);
 
 /* Atomically makes snapshots/COMMIT/PATH a link to the blob. */

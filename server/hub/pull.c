@@ -163,7 +163,8 @@ static enum status add_shards(struct pull *p, const char *index_hash)
     return st;
 }
 
-/* As the engine looks for them: a single file, else those of the index, else all that exist. */
+/* Weights, as the engine looks for them: a single file, else those of the index, else all that
+ * exist. */
 static enum status add_weights(struct pull *p)
 {
     if (hub_paths_has(&p->listed, HUB_ONE_FILE)) {

@@ -21,7 +21,7 @@ static const char *variable(const char *name)
     return NULL;
 }
 
-/* As huggingface_hub reads truth. */
+/* True for the words that huggingface_hub accepts as true. */
 static bool is_true(const char *value)
 {
     static const char *const words[] = {"1", "on", "yes", "true"};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Batches in the database: their states, the answers of their lines, and the files made of
- * them. */
+/* Batches in the database: their states, the answers of their lines, and the files made from the
+ * answers. */
 #include "server/store/private.h"
 
 #include "engine/base/mem.h"
@@ -133,7 +133,7 @@ static enum status list_batches(struct store *s, struct db_rows *rows, int64_t l
     return st;
 }
 
-/* owner NULL: any, for the worker. */
+/* owner NULL: the batch of any owner, for the worker. */
 bool store_batch_find(struct store *s, const char *owner, const char *id, struct stored_batch *out,
                       enum status *st, struct err *err)
 {
@@ -310,8 +310,8 @@ static enum status find_row(struct store *s, const char *id, int64_t *row, struc
     return OK;
 }
 
-/* INSERT OR IGNORE: an answer that is there already stays, and is not counted again. So a
- * job may repeat answers after a crash. */
+/* INSERT OR IGNORE: an answer that is already stored is kept, and is not counted again. So a job
+ * may repeat answers after a crash. */
 static enum status put_answers(struct store *s, void *arg, struct err *err)
 {
     const struct answering *a = arg;
@@ -373,15 +373,15 @@ enum status store_batch_answered(struct store *s, const char *id, uint8_t *bits,
 
 /* ---- the end ------------------------------------------------------------------------------ */
 
-/* What is written in one transaction when a batch ends. */
+/* Everything that is written in one transaction when a batch ends. */
 struct finish {
     const char *id;
     enum batch_status end;
     int64_t now, files_expire_at;
 };
 
-/* Writes a file of the failed answers, or of the others. If there are none no file is made, and its
- * id is empty. */
+/* Writes a file of the failed answers, or of the others. If there are no such answers, no file is
+ * made, and its id is empty. */
 static enum status write_answers(struct store *s, int64_t row, bool failed, const char *owner,
                                  struct stored_file *file, struct err *err)
 {

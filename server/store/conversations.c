@@ -87,7 +87,7 @@ enum status store_conversation_append(struct store *s, const char *owner, const 
     return OK;
 }
 
-/* What a transaction adds; `created`: with the conversation itself. */
+/* What a transaction adds: items and, if `created` is set, the conversation itself. */
 struct addition {
     const char *owner, *id;
     struct stored_conversation *created; // or NULL
@@ -306,7 +306,7 @@ static enum status read_all(struct store *s, int64_t row, struct buf *out, struc
     return db_end(rows, err);
 }
 
-/* All items, in order, as the inside of a JSON list. */
+/* All items, in order, as a JSON list without brackets. */
 bool store_conversation_read(struct store *s, const char *owner, const char *id, struct buf *out,
                              enum status *st, struct err *err)
 {
@@ -320,8 +320,8 @@ bool store_conversation_read(struct store *s, const char *owner, const char *id,
     return row != 0 && *st == OK;
 }
 
-/* The conversation is checked with the item, so that ids of other owners' items are of no
- * use. */
+/* The conversation is checked together with the item, so that an owner cannot use the ids of other
+ * owners' items. */
 bool store_conversation_item(struct store *s, const char *owner, const char *id, const char *item,
                              struct stored_item *out, enum status *st, struct err *err)
 {

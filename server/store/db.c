@@ -55,7 +55,7 @@ static bool is_quota(struct db *db, int code)
     return error == EDQUOT || error == EFBIG;
 }
 
-/* Full disks and quotas are one kind of error, on which the caller may make room. */
+/* Full disks and quotas are the same kind of error, after which the caller may free space. */
 static enum status fail(struct db *db, int code, struct err *err)
 {
     enum status st = ERR_IO;
@@ -168,7 +168,7 @@ void db_close(struct db *db)
 
 /* ---- a full disk -------------------------------------------------------------------------- */
 
-/* For pragmas, whose failure is answered as 0. */
+/* The number that a pragma returns; 0 if it fails. */
 static int64_t read_number(struct db *db, const char *sql)
 {
     sqlite3_stmt *s = NULL;
@@ -181,9 +181,9 @@ static int64_t read_number(struct db *db, const char *sql)
     return n;
 }
 
-/* Checkpoints the log, whose space becomes free: together with the reserve's that suffices for
- * changes that need no new pages. The database may not grow, because that would use the space up
- * permanently. */
+/* Checkpoints the log, which frees its space. Together with the reserve's space this suffices for
+ * changes that need no new pages. The database is not allowed to grow, because that would use the
+ * space up permanently. */
 static void give_room(struct db *db)
 {
     db->room_is_given = true;
@@ -203,8 +203,8 @@ static void take_reserve(struct db *db)
     }
 }
 
-/* Called after an error: true if the operation should be tried again, with the reserve
- * given up for it. */
+/* Called after an error: true if the operation should be tried again, after the reserve was
+ * released for it. */
 bool db_make_room(struct db *db)
 {
     if (!db->is_full || !db->reserve.path || db->room_is_given) {
@@ -389,7 +389,7 @@ void db_abort(struct db *db)
     }
 }
 
-/* Without pages that are free inside the file. */
+/* Does not count pages that are free inside the file. */
 int64_t db_size_bytes(struct db *db)
 {
     struct db_rows *rows;

@@ -52,9 +52,9 @@ enum status db_begin(struct db *db, struct err *err);
 enum status db_commit(struct db *db, struct err *err);
 void db_abort(struct db *db);
 
-/* | Called after a transaction has failed and was aborted: true if the disk was full, and there is
- * space now for another attempt, which succeeds if it needs no space permanently: one that deletes
- * or updates, or uses deleted pages. Always followed by db_keep_room:
+/* | Called after a transaction has failed and was aborted: true if the disk was full and there is
+ * now space for another attempt. That succeeds if it needs no additional space permanently: if it
+ * deletes, updates, or uses deleted pages. Always followed by db_keep_room:
  *
  *     st = attempt();
  *     while (st != OK && db_make_room(db)) {

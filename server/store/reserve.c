@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A file that keeps some space of the disk, so that deletions, which need space in the
- * journal, remain possible on a full one. */
+/* A file that keeps some space of the disk, so that deletions, which need space in the journal,
+ * remain possible on a full disk. */
 #include "server/store/reserve.h"
 
 #include "engine/base/mem.h"

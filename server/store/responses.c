@@ -37,7 +37,7 @@ struct putting {
     const struct stored_response *response;
 };
 
-/* Replaces a response of the same id; the oldest ones make room. */
+/* Replaces a response of the same id; the oldest responses are deleted to make space. */
 static enum status put(struct store *s, void *arg, struct err *err)
 {
     const char *owner = ((struct putting *)arg)->owner;

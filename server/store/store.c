@@ -75,7 +75,7 @@ static enum status attempt(struct store *s,
     return st;
 }
 
-/* A change, repeated with more room if the disk was full. After success the reserve is
+/* Makes a change, and repeats it with more space if the disk was full. After success the reserve is
  * taken again. */
 enum status store_change(struct store *s,
                          enum status (*change)(struct store *, void *, struct err *), void *arg,
@@ -127,7 +127,7 @@ void store_item_id(char id[STORE_ITEM_ID_BYTES], const char *prefix)
 }
 
 /* Makes the folder if it is missing. SQLite syncs the names in it, but a new folder's own name is
- * in its parent. As in SQLite, a parent that may not be read is no error. */
+ * in its parent. As in SQLite, a parent that cannot be opened for reading is not an error. */
 static enum status make_folder(const char *dir, struct err *err)
 {
     if (mkdir(dir, 0700) != 0) {
