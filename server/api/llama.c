@@ -53,7 +53,7 @@ static void put_defaults(struct buf *b, const struct call_model *m)
     buf_puts(b, ",\"stop\":[]}}");
 }
 
-/* Without prompts or paths, unlike llama.cpp's own answer. */
+/* Reveals no prompts or paths, unlike llama.cpp's own answer. */
 void api_props(struct http_request *req, void *arg)
 {
     struct api *a = arg;

@@ -14,7 +14,7 @@ struct api_log {
     char model[96];        // truncated if longer
     char key_name[48];     // the API key's name, never the key
     struct tenant *tenant; // its tenant, held until the request is over; or NULL
-    char owner[40];        // of files and batches: derived from the key; "" without keys
+    char owner[40];        // owner of its files, derived from the key; "" without keys
     const char *error;     // the code of the error reply, static text; or NULL
     unsigned retry_count;  // x-stainless-retry-count
     /* Private to reply.c, not logged. */

@@ -376,7 +376,8 @@ static void print_process(struct buf *b)
                    1e-6 * (double)(r.ru_utime.tv_usec + r.ru_stime.tv_usec));
 }
 
-/* "# TYPE name_total counter" and its HELP lose "_total"; a histogram may end so and keeps it. */
+/* Removes "_total" from "# TYPE name_total counter" and its HELP; histograms whose names end in
+ * "_total" keep it. */
 void metrics_to_openmetrics(const struct buf *text, struct buf *out)
 {
     const char *p = text->data, *end = p + text->n_bytes;

@@ -537,7 +537,8 @@ enum status call_model_open(struct call_model *m, const struct config *config,
     return OK;
 }
 
-/* For commands that only need ids; text is then refused by name. */
+/* For commands that only need ids. If the tokenizer cannot be loaded, requests with text are
+ * refused with the reason. */
 enum status call_model_open_prompts(struct call_model *m, const struct config *config,
                                     const struct engine_info *info, struct err *err)
 {

@@ -321,7 +321,7 @@ bool read_reasoning(struct request *r)
     if (!body_object(&r->body, "reasoning", &reasoning)) {
         return true;
     }
-    for (int i = 0; i < 3; i++) { // of other servers
+    for (int i = 0; i < 3; i++) { // members of other servers
         if (json_type(json_get(reasoning, others[i])) != JSON_NULL) {
             char where[40];
             snprintf(where, sizeof where, "reasoning.%s", others[i]);

@@ -9,8 +9,8 @@
 #include <ctype.h>
 #include <string.h>
 
-/* The first four are vLLM's. Missing durations, and those above MAX_KEPT_S, which is chosen, are
- * set to MAX_KEPT_S: a client that never returns must not occupy memory for days. */
+/* The first four are vLLM's. A missing duration, or one above MAX_KEPT_S (a chosen value), is set
+ * to MAX_KEPT_S: a client that never returns must not occupy memory for days. */
 enum { MAX_ACTIONS = 16, MAX_DIRECTIVES = 128, MAX_DURATION_S = 30 * 86400, MAX_KEPT_S = 3600 };
 
 /* Directives of all actions go into one list. */

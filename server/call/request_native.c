@@ -32,8 +32,8 @@ static bool wrong(struct mixed *m)
         m->key);
 }
 
-/* A text. Only the first text of a prompt gets the special tokens that the model expects in
- * front. */
+/* A text. If it is the first part of its prompt, it gets the special tokens that the model expects
+ * in front. */
 static bool put_text(struct mixed *m, const char *text, size_t n_bytes)
 {
     struct text_span span = {text, n_bytes, false};

@@ -300,7 +300,7 @@ void ollama_embed_begin(struct request *r)
     r->truncate = -1;
 }
 
-/* One text, whose vector is as it is. */
+/* One text, whose vector is not normalized. */
 void ollama_old_embed_begin(struct request *r)
 {
     const struct body_member *prompt = body_get(&r->body, "prompt");

@@ -157,7 +157,7 @@ static bool check_schema(struct reader *t, const struct json *function, const ch
     return true;
 }
 
-/* `text` is that of the tool, `function` may be a part of it. */
+/* `text` is the tool's JSON text; `function` is the tool or a member of it. */
 static bool read_function(struct reader *t, const struct json *function, struct slice text,
                           const struct json *tool, struct request_tool *to)
 {
@@ -311,7 +311,7 @@ bool read_schema_tools(struct request *r)
 /* ---- the choice -------------------------------------------------------------------------------
  */
 
-/* NULL for names that are not in the list, too. */
+/* Also NULL if the name is not in the list. */
 static struct request_tool *find_tool(struct request *r, const char *name)
 {
     for (size_t i = 0; name && i < r->n_tool_list; i++) {

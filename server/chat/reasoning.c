@@ -340,7 +340,7 @@ static bool up_to(struct reasoning_split *r, const char *const *words, const cha
         m = begins(r, i, words, final, n);
         if (m == MATCH_NO) {
             m = begins(r, i, more, final, n);
-            *n = 0; // others treat what begins there as text
+            *n = 0; // what begins with one of `more` is text, so it is not skipped
         }
         if (m != MATCH_NO) {
             break;

@@ -341,7 +341,7 @@ static void do_help(struct chat *c, const char *arg)
         "message.\nCtrl-C stops an answer; a second one, with nothing typed, leaves.\n");
 }
 
-/* A line that begins with '/' is a command; an unknown one names the nearest. */
+/* A line that begins with '/' is a command; for an unknown one, the error suggests the nearest. */
 static void run_command(struct chat *c, const char *line)
 {
     const size_t n = strcspn(line, " \t\n");

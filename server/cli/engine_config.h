@@ -9,9 +9,9 @@
 /* Reads config.json and reports reasons why the model cannot be loaded: fast, and opens nothing. */
 enum status engine_config_check(const struct config *c, struct err *err);
 
-/* The config's struct engine_options plus what the caller of engine_open adds; strings are
- * borrowed. Also chooses the device and waits for all nodes to join, which may take a while. Pair
- * it with devices_release, also after an error. */
+/* Copies the config's struct engine_options and sets the fields that the caller of engine_open must
+ * add; strings are borrowed. Also chooses the device and waits for all nodes to join, which may
+ * take a while. Pair it with devices_release, also after an error. */
 enum status engine_config(const struct config *c, struct engine_options *out, struct err *err);
 
 #endif

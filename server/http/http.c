@@ -329,7 +329,7 @@ static enum status open_listeners(struct http_server *s, const struct http_optio
     return OK;
 }
 
-/* In an order in which each part finds those that it needs. */
+/* Opens the parts in an order in which each finds those that it needs. */
 static enum status open_parts(struct http_server *s, const struct http_options *options,
                               struct err *err)
 {

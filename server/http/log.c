@@ -36,7 +36,7 @@ static void fill(struct http_request *req)
     }
 }
 
-/* Quiet routes, such as health checks, are not logged unless that was asked for. */
+/* Quiet routes, such as health checks, are not logged unless log_quiet is set. */
 void http_log_request(struct http_request *req)
 {
     struct http_server *s = req->server;

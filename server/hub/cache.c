@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Formats a path; too long a one is an error, never cut. */
+/* Formats a path. A path that is too long is an error; it is never truncated. */
 enum status hub_path(char out[PATH_MAX], struct err *err, const char *fmt, ...)
 {
     va_list args;

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 enum {
-    FILL = 1024,        // answers of a stopped job that are made per turn
+    FILL = 1024,        // after a stop: answers generated per turn
     MAX_PENDING = 4096, // answers not stored yet; beyond that nothing is submitted
 };
 
@@ -116,7 +116,7 @@ static void provide(struct job *j)
     while (j->n_fetched < JOB_FETCH && j->next < j->plan.n_members) {
         j->fetched[j->n_fetched++] = (struct fetched){.member = j->plan.members[j->next++]};
     }
-    j->i_fetched = j->n_fetched; // none of it has been fetched yet
+    j->i_fetched = j->n_fetched; // no body has been fetched yet
     j->work = WORK_FETCH;
     job_run(j, fetch_work, fetched);
 }

@@ -114,7 +114,7 @@ void job_answers_deinit(struct job *j);
 bool job_has_room(const struct job *j, const struct job_member *m);
 /* Takes ownership of the text. The call may be over on return. */
 void job_start_call(struct job *j, struct fetched *f);
-/* The part to which the member's group belongs is over. */
+/* Called when the part to which the member's group belongs has ended. */
 void job_leave_group(struct job_call *jc);
 
 #endif

@@ -57,7 +57,7 @@ static uint32_t *find_slot(const struct id_table *t, const struct job_lines *l, 
     return &t->slots[at];
 }
 
-/* At most half full. Slots are rebuilt from the lines, so none is copied. */
+/* At most half full. Slots are rebuilt from the lines, not copied. */
 static void grow_table(struct id_table *t, const struct job_lines *l)
 {
     if ((size_t)l->n * 2 < t->n_slots) {

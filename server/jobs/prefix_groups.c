@@ -138,7 +138,8 @@ static void sort_prompts(struct builder *b)
     }
 }
 
-/* Of two neighbours. At least the last token of each is not shared, because it must be computed. */
+/* The number of tokens that two neighbours share. The last token of a prompt is never shared,
+ * because it must be computed. */
 static int32_t shared_tokens(const struct builder *b, const struct group_prompt *x,
                              const struct group_prompt *y)
 {

@@ -157,7 +157,7 @@ bool store_batch_find(struct store *s, const char *owner, const char *id, struct
     return n == 1 && *st == OK;
 }
 
-/* Pages go by row, which grows with time. */
+/* Pages are ordered by row number, which grows with time. */
 enum status store_batch_list(struct store *s, const char *owner, const struct store_page *page,
                              struct stored_batch **batches, size_t *n, bool *has_more,
                              struct err *err)

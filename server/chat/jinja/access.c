@@ -174,7 +174,7 @@ static bool plain_attr(struct jrt *rt, struct jv obj, struct jstr *name, bool *f
 }
 
 /* getattr(obj, name); *found false where Python raises an AttributeError. An attribute that the
- * sandbox forbids is found, as an undefined that says so. */
+ * sandbox forbids counts as found: the result is an undefined whose error says so. */
 static bool get_attr(struct jrt *rt, struct jv obj, struct jstr *name,
                      const struct jinja_method *methods, bool *found, struct jv *out)
 {

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum { SMALL_DICT = 8 }; // most entries for a linear search
+enum { SMALL_DICT = 8 }; // largest size with a linear search
 
 /* ---- equality ---- */
 

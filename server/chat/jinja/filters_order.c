@@ -81,8 +81,8 @@ static bool keys_of(struct jrt *rt, const struct jlist *l, struct jv attribute, 
     return true;
 }
 
-/* "a,b" sorts by a, then by b: the key is always a list, so that equal items without an order, such
- * as none, do not fail. */
+/* "a,b" sorts by a, then by b: the key is always a list, so that equal items that have no order
+ * (such as two None) do not fail. */
 static bool multi_keys_of(struct jrt *rt, const struct jlist *l, struct jv attribute,
                           bool case_sensitive, struct jv **out)
 {
@@ -218,7 +218,7 @@ FILTER(jf_groupby)
     return true;
 }
 
-/* The first of equal extremes. */
+/* The minimum or maximum; of equal ones, the first. */
 static bool extreme(struct jrt *rt, struct jv v, const struct jv *a, enum jv_order better,
                     struct jv *out)
 {

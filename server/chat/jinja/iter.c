@@ -24,7 +24,7 @@ bool jv_is_iterable(struct jv v)
     }
 }
 
-/* Begins a walk; a lazy string is made flat, since it is read by byte. */
+/* Begins a walk; a lazy string is flattened, since it is read byte by byte. */
 bool jwalk_init(struct jrt *rt, struct jv over, struct jwalk *w)
 {
     *w = (struct jwalk){.over = over};

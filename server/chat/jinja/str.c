@@ -109,7 +109,7 @@ size_t js_chars(struct jstr *s)
     return s->n_chars;
 }
 
-/* ASCII strings, known by equal counts, need no search. */
+/* In ASCII strings (equal numbers of bytes and characters) no search is needed. */
 size_t js_offset(struct jstr *s, size_t at_char)
 {
     if (js_chars(s) == s->n_bytes) {

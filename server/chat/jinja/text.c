@@ -219,7 +219,7 @@ static uint64_t times(uint64_t a, uint64_t b)
     return r >= prime ? r - prime : r;
 }
 
-/* The last occurrence, in linear time for any text: a window slides from the end, and bytes are
+/* The last occurrence, in linear time for any text: a window slides from the end, and its bytes are
  * compared only if its hash matches. */
 size_t jt_rfind(const struct jstr *s, const struct jstr *part, size_t from, size_t to)
 {

@@ -77,9 +77,8 @@ void tool_report(struct tool_parse *p, size_t end)
     tool_give_up(p);
 }
 
-/* The first of the words in held text; which one goes to *which. trim: white space before
- * a word is not content. False: none yet, and everything that cannot begin a word was
- * reported. */
+/* The first of the words in held text; which one goes to *which. trim: white space before a word is
+ * not content. False: no word yet; everything that cannot begin a word was reported. */
 bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool final, int *which)
 {
     const char *s = or_empty(p->held.data);

@@ -129,9 +129,9 @@ enum tool_match { MATCH_NO, MATCH_MAYBE, MATCH_YES };
 enum tool_match tool_match(const struct tool_parse *p, const char *word, bool final);
 
 /* Reports text up to the first of `words` (NULL-terminated) as content and moves `scan` past that
- * word, while `at` stays at its start; *which is its index. False: none so far, or none at all if
- * final. With `trim`, `at` stays before the white space in front of the word: it is dropped if the
- * word begins a call, and content otherwise. */
+ * word, while `at` stays at its start; *which is its index. False: no word so far, or no word at
+ * all if final. With `trim`, `at` stays before the white space in front of the word: it is dropped
+ * if the word begins a call, and content otherwise. */
 bool tool_find(struct tool_parse *p, const char *const *words, bool trim, bool final, int *which);
 
 void tool_skip_space(struct tool_parse *p); // moves `scan`
@@ -144,7 +144,8 @@ void tool_begin(struct tool_parse *p, const char *name, const char *id);
 void tool_arguments(struct tool_parse *p, const char *text, size_t n_bytes);
 void tool_end(struct tool_parse *p);
 /* For text that does not go on as a call must: ends the call that it belongs to, else reports the
- * held text as content. Continues in `state`; true, as a transition returns it. */
+ * held text as content. Continues in `state`. Returns true, so that a transition can return the
+ * result. */
 bool tool_abandon(struct tool_parse *p, int state);
 
 /* Advances depth, quote and escape by one byte of a JSON object; true if that closes it. */
@@ -165,8 +166,8 @@ const struct json *tool_root(const struct tool_parse *p);
 const struct json *tool_schema(const struct tool_parse *p);
 void tool_parameter(struct tool_parse *p, const char *text, size_t n_bytes, enum tool_value type);
 void tool_end_parameters(struct tool_parse *p); // and ends the call
-/* tool_abandon for calls with parameters, which keep their complete ones; for a call that ends with
- * the text, the unfinished one is dropped. */
+/* tool_abandon for calls with parameters: complete parameters are kept. If the text ends within the
+ * call, an unfinished parameter is dropped. */
 bool tool_abandon_parameters(struct tool_parse *p, int state);
 bool tool_cut_parameters(struct tool_parse *p, int state);
 

@@ -239,8 +239,7 @@ static bool text(struct tool_parse *p, bool final)
     return true;
 }
 
-/* One transition of the state machine; called until it can go no further with the text
- * that is there. */
+/* One transition of the state machine; called until it needs more text to continue. */
 static bool step(struct tool_parse *p, bool final)
 {
     const struct key_end name_ends[] = {{form_of(p)->name_end, TOOL_VALUE_BY_SCHEMA}, {NULL, 0}};
