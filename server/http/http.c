@@ -86,7 +86,8 @@ static void on_stop_due(struct http_timer *timer, void *arg)
     http_server_stop(arg);
 }
 
-/* What runs now is cut off, with a grace for the message to arrive. */
+/* Running requests are cut off; their connections get a short time for the error message to
+ * arrive. */
 static void on_drain_deadline(struct http_timer *timer, void *arg)
 {
     struct http_server *s = arg;
@@ -158,7 +159,7 @@ void http_server_drain(struct http_server *s)
     }
 }
 
-/* At once: what runs is cancelled. */
+/* Stops at once: running requests are cancelled. */
 void http_server_stop(struct http_server *s)
 {
     if (s->stopping) {
@@ -265,8 +266,8 @@ static void copy_options(struct http_server *s, const struct http_options *optio
     s->options.n_listen = 0;
 }
 
-/* Needs one descriptor per connection and some more. If the operator set the limit, it is an error
- * if it cannot be met; the default is lowered instead. */
+/* The server needs one descriptor per connection and a few more. A connection limit that the
+ * operator has set and that cannot be met is an error; the default is lowered instead. */
 static enum status check_descriptors(struct http_server *s, bool explicit_limit, struct err *err)
 {
     struct rlimit limit;

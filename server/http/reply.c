@@ -105,8 +105,8 @@ static void add_common(struct http_request *req, struct MHD_Response *r)
     }
 }
 
-/* The origin header is read when the handler runs. A deferred reply comes later, but libmicrohttpd
- * keeps the head as long as the request. */
+/* The origin header is read when the handler runs. A deferred reply is sent later, but
+ * libmicrohttpd keeps the request's head until the request ends. */
 static void set_response(struct http_request *req, int status, const char *content_type,
                          struct MHD_Response *r)
 {

@@ -456,9 +456,10 @@ enum MHD_Result http_handle(void *arg, struct MHD_Connection *mhd, const char *u
     return on_whole(req);
 }
 
-/* A connection whose reply's reader said that it ends is closed by libmicrohttpd (to 1.0.1 at
- * least) when it is next looked at, and with epoll nothing may make it so: a reset has been
- * reported before. Only connections with a time-out of their own are looked at in every run. */
+/* libmicrohttpd (up to 1.0.1 at least) closes a connection whose reader has ended the reply only
+ * when it next processes that connection. With epoll there may be no event that causes this, since
+ * a reset has already been reported. Only connections with a time-out of their own are processed in
+ * every run. */
 static void have_it_closed(struct http_conn *c)
 {
     MHD_set_connection_option(c->mhd, MHD_CONNECTION_OPTION_TIMEOUT, 1u);

@@ -176,8 +176,8 @@ static bool method_fits(const struct http_request *req, const struct http_route 
     return strcmp(r->method, req->method) == 0 || (req->is_head && strcmp(r->method, "GET") == 0);
 }
 
-/* The longest pattern that fits, or NULL: a shorter one may take what lies below it for a part of
- * an id. */
+/* The longest pattern that fits, or NULL: a shorter one may match further parts of the path as part
+ * of an id. */
 static const char *find_pattern(const struct http_request *req, size_t n_path, struct part parts[2])
 {
     const char *best = NULL;

@@ -72,7 +72,7 @@ static void start(struct http_request *req)
     http_timer_start(s, &req->stream.timer, s->options.keep_alive_ms, http_stream_timer, req);
 }
 
-/* A comment is sent when nothing was for a while, so that proxies do not close the
+/* A comment is sent when nothing else was sent for a while, so that proxies do not close the
  * connection. */
 void http_stream_timer(struct http_timer *timer, void *arg)
 {

@@ -260,7 +260,7 @@ bool jinja_item(struct jrt *rt, struct jv obj, struct jv index, struct jv *out)
     return jinja_item_known(rt, obj, index, methods, out);
 }
 
-/* Of a slice of n items: `count` items from `start` in steps of `step`. */
+/* A slice of n items: `count` items from `start` in steps of `step`. */
 struct bounds {
     int64_t start, stop, step;
     size_t count;

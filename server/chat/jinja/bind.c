@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Binds arguments to the parameters of functions, filters, tests and methods, and calls the latter
- * three. They are table rows that were looked up before (lookup.c); nothing here evaluates. */
+/* Binds arguments to the parameters of functions, filters, tests and methods, and calls filters,
+ * tests and methods, which are table rows that were looked up earlier (lookup.c). Nothing here
+ * evaluates expressions. */
 #include "server/chat/jinja/eval.h"
 
 #include <string.h>

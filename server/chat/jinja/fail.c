@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Errors whose message contains the repr of a value: using an undefined one, and indexing with a
- * value that is no index. */
+/* Errors whose message contains the repr of a value: using an undefined value, and indexing with a
+ * value that is not an index. */
 #include "server/chat/jinja/eval.h"
 #include "server/chat/jinja/num.h"
 

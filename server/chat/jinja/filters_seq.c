@@ -137,7 +137,7 @@ FILTER(jf_join)
     return more == 0 && out->u.s;
 }
 
-/* From `start`, with Python's addition. */
+/* Adds the items to `start`, with Python's addition. */
 FILTER(jf_sum)
 {
     struct jpath path;

@@ -30,8 +30,8 @@ bool jnum_from_double(struct jrt *rt, double f, struct jv *out); // towards zero
 /* Decimal digits (an optional sign before them). */
 bool jnum_from_decimal(struct jrt *rt, const char *s, size_t n_bytes, struct jv *out);
 
-/* Python's int(text, base). False with *ok false if the text is none; false with the runtime
- * failed on a limit. */
+/* Python's int(text, base). False with *ok false if the text is not an integer; false with the
+ * runtime failed on a limit. */
 bool jnum_parse_int(struct jrt *rt, const char *s, size_t n_bytes, int64_t base, struct jv *out,
                     bool *ok);
 /* Python's float(text). */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The generated tables behind unicode.c.
+/* The generated tables that unicode.c uses.
  * Thread: any; constant data. */
 #ifndef SLUICE_SERVER_CHAT_JINJA_UNICODE_TABLE_H
 #define SLUICE_SERVER_CHAT_JINJA_UNICODE_TABLE_H
