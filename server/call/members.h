@@ -48,7 +48,7 @@ struct member {
 
     /* The values that it may have. */
     int64_t min, max;    // MEMBER_INT, both inclusive
-    size_t most;         // > 0: offset of the maximum in struct config; of an array: of its length
+    size_t most;         // > 0: offset in struct config of the maximum (of an array's length)
     double low, high;    // MEMBER_REAL, both inclusive
     const char *choices; // "a|b|c"
     const char *off;     // MEMBER_REFUSED: values that request nothing, as "false|0|[]"

@@ -14,7 +14,7 @@ static bool keep_choice(struct request *r, const struct member *m, void *at)
     if (!body_choice(&r->body, m->key, m->choices, &index)) {
         return false;
     }
-    if (m->size == sizeof(uint8_t)) { // or a bool, of which there are two
+    if (m->size == sizeof(uint8_t)) { // or a bool: the second of two words
         *(uint8_t *)at = (uint8_t)index;
     } else {
         body_string(&r->body, m->key, at);

@@ -45,8 +45,7 @@ enum {
 #define REFUSED(type_, off_) .type = MEMBER_##type_, .use = MEMBER_REFUSED, .off = off_
 #define WITH(type_, key_) .type = MEMBER_##type_, .with = key_
 
-/* Values that request nothing, for MEMBER_REFUSED: of features of the API that are not supported,
- * and of members of other servers. */
+/* For MEMBER_REFUSED: the values of an unsupported member that request nothing. */
 #define NOTHING "false|[]|{}"
 #define EMPTY "false|\"\"|[]|{}"
 

@@ -210,7 +210,7 @@ struct http_server {
     unsigned n_pool_jobs;
 };
 
-enum { CUT_GRACE_MS = 2000 }; // time for connections that were cut off to close
+enum { CUT_GRACE_MS = 2000 }; // time in which cut-off connections can close
 
 /* http.c */
 void http_server_begin(struct http_server *s); // first part of http_server_run: afterwards uv_run

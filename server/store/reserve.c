@@ -23,7 +23,7 @@ void reserve_deinit(struct reserve *r)
     r->path = NULL;
 }
 
-/* As much as there is, down to a part of it. */
+/* Allocates as many eighths as the disk has space for. */
 bool reserve_take(struct reserve *r)
 {
     struct stat st;

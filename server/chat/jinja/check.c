@@ -115,7 +115,7 @@ static void scan_call(const struct jcall_node *call, struct wanted *w)
     }
 }
 
-/* Assignments have targets instead of reads; `with` alternates targets and values. */
+/* The targets of assignments are written, not read; `with` alternates targets and values. */
 static void scan_inner(const struct jnode *n, struct wanted *w)
 {
     bool target = n->kind == N_SET || n->kind == N_SET_BLOCK || n->kind == N_FOR;

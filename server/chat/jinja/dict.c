@@ -10,7 +10,8 @@ enum { SMALL_DICT = 8 }; // largest size with a linear search
 
 /* ---- equality ---- */
 
-/* Identity, or what is certain to be equal without a comparison. */
+/* True for the same object, and for values that are known to be equal without a comparison of their
+ * contents. */
 bool jv_same(struct jv a, struct jv b)
 {
     if (a.type != b.type) {

@@ -128,7 +128,7 @@ FILTER(jf_escape)
     return jinja_escape(rt, v, out);
 }
 
-/* Also text that is marked as safe. */
+/* Escapes text even if it is marked as safe. */
 FILTER(jf_forceescape)
 {
     (void)a, (void)args;

@@ -77,7 +77,7 @@ METHOD(str_isascii)
     return true;
 }
 
-/* The first character has a smaller set. */
+/* The first character must be from a smaller set. */
 METHOD(str_isidentifier)
 {
     (void)a, (void)args;

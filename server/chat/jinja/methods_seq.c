@@ -75,7 +75,8 @@ METHOD(list_copy)
     return true;
 }
 
-/* A default in place of an error; a key that cannot be one is an error all the same. */
+/* A default is returned instead of an error for a missing key; a key that cannot be hashed is still
+ * an error. */
 METHOD(dict_get)
 {
     bool hashable;
@@ -165,7 +166,7 @@ METHOD(loop_changed)
     return jloop_changed(rt, self, args, out);
 }
 
-/* Of the absolute value, as in Python. */
+/* Counts the bits of the absolute value, as in Python. */
 METHOD(int_bit_length)
 {
     (void)a, (void)args;

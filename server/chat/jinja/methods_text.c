@@ -133,7 +133,7 @@ METHOD(str_rstrip)
 
 /* ---- cutting and joining ---- */
 
-/* Without a separator runs of white space divide, and none gives an empty part. */
+/* Without a separator, runs of white space separate the parts, and no part is empty. */
 static bool split(struct jrt *rt, struct jv self, const struct jv *a, bool from_right,
                   struct jv *out)
 {
@@ -193,8 +193,8 @@ METHOD(str_splitlines)
     return true;
 }
 
-/* Three parts: before the separator, the separator, and the rest; without one, the text
- * stands in first or last place. */
+/* Three parts: before the separator, the separator, and the rest; if the separator does not occur,
+ * the whole text is the first or the last part. */
 static bool partition(struct jrt *rt, struct jv self, struct jv sep, bool last, struct jv *out)
 {
     struct jstr *s = self.u.s, *by;
@@ -270,7 +270,7 @@ METHOD(str_replace)
            jm_give(self, jt_replace(rt, self.u.s, old, new_, max), out);
 }
 
-/* The string itself where it does not begin so. */
+/* The string itself if it does not begin with the prefix. */
 METHOD(str_removeprefix)
 {
     struct jstr *s = self.u.s, *p;
@@ -404,7 +404,7 @@ METHOD(str_rindex)
            (out->u.i >= 0 || jrt_fail(rt, "ValueError", "substring not found"));
 }
 
-/* Occurrences that do not overlap; the empty string is between all characters. */
+/* Counts occurrences that do not overlap; the empty string occurs between all characters. */
 METHOD(str_count)
 {
     struct jstr *s = self.u.s;

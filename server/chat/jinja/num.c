@@ -20,7 +20,7 @@ static bool is_float(struct jv v)
     return v.type == JV_FLOAT;
 }
 
-/* Of JV_BOOL or JV_INT; True is 1 in arithmetic. */
+/* The value of a JV_BOOL or JV_INT; True is 1 in arithmetic. */
 static int64_t small(struct jv v)
 {
     return v.type == JV_BOOL ? v.u.b : v.u.i;

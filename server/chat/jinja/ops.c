@@ -65,7 +65,7 @@ static bool repeat_items(struct jrt *rt, const struct jlist *l, size_t times, st
     return r != NULL;
 }
 
-/* A negative number of times is none. */
+/* A negative count is the same as 0. */
 bool jinja_repeat(struct jrt *rt, struct jv sequence, struct jv times, struct jv *out)
 {
     int64_t n;

@@ -149,7 +149,8 @@ static bool grow_signature(struct jparser *p, struct jsignature *sig, int *cap)
     return true;
 }
 
-/* (name, name=default, ...): a parameter without a default may not follow one with. */
+/* (name, name=default, ...): a parameter without a default may not follow one that has a
+ * default. */
 static struct jsignature *parse_signature(struct jparser *p)
 {
     struct jsignature *sig = jrt_alloc(p->rt, 1, sizeof *sig);

@@ -338,8 +338,7 @@ static void print_float(char *text, size_t cap, char type, bool alternate, int p
     }
 }
 
-/* Of the types that C lacks, % multiplies by 100, and n is g.
- */
+/* Types that C lacks: % multiplies by 100, and n is the same as g. */
 bool jspec_put_float(struct jsb *b, double f, const struct jspec *spec)
 {
     char type = spec->type, text[1500];

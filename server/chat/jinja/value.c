@@ -2,7 +2,7 @@
 /* Basic properties of values: undefined and its reason, type names, truth, numeric value. */
 #include "server/chat/jinja/eval.h"
 
-/* What is missing is a value, too: it fails only when it is used. */
+/* A missing name or attribute is a value, too: it causes an error only when it is used. */
 bool jv_undefined(struct jrt *rt, struct jv obj, struct jv name, struct jv *out)
 {
     /* Messages only mention the type of the object, so repeated lookups of the same attribute can

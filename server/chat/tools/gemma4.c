@@ -59,7 +59,7 @@ static bool push(struct tool_parse *p, char c)
     return true;
 }
 
-/* The end of an object or list; that of the outermost ends the call. */
+/* The end of an object or list. The end of the outermost one ends the call. */
 static bool pop(struct tool_parse *p)
 {
     put(p, in_object(p) ? "}" : "]");

@@ -203,7 +203,8 @@ static bool opened(struct tool_parse *p, bool final)
     return true;
 }
 
-/* After a call: drops the marker that closes all of them. Other text is processed as usual. */
+/* After a call: drops the marker that closes the section with all calls. Other text is processed as
+ * usual. */
 static bool after(struct tool_parse *p, bool final)
 {
     tool_skip_space(p);

@@ -52,7 +52,8 @@ static void take_name(struct tool_parse *p, size_t n_end, enum tool_value type)
     }
 }
 
-/* A name up to what ends it. Control characters are rejected, because a NUL would truncate it. */
+/* A name, up to the character that ends it. Control characters are rejected, because a NUL would
+ * truncate it. */
 static bool name(struct tool_parse *p, struct buf *into, const struct key_end *ends, bool final)
 {
     while (tool_n_held(p) > 0) {
