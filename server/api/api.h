@@ -20,7 +20,7 @@ struct batches;
 struct keys;
 struct store;
 
-/* Of /v1/files: a body is held in memory, within http's max_body_total_bytes. */
+/* Limits of /v1/files: a body is held in memory, within http's max_body_total_bytes. */
 enum { API_MAX_FILE_BYTES = 200 << 20, API_MAX_FORM_BYTES = API_MAX_FILE_BYTES + (1 << 16) };
 
 enum { SCOPE_INFERENCE = 1, SCOPE_ADMIN = 2, SCOPE_METRICS = 4 };

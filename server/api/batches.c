@@ -143,7 +143,7 @@ static bool read_batch(struct body *b, struct stored_batch *s, struct buf *metad
     return true;
 }
 
-/* The input file must be the owner's own, with purpose "batch". */
+/* The input file must belong to the batch's owner and have the purpose "batch". */
 static bool check_file(struct api_work *w, const char *id)
 {
     struct stored_file f;

@@ -15,7 +15,7 @@ enum {
     NO_NODE = -1,             // the prompt
 };
 
-/* A token after those of its parent: beams share their beginnings. */
+/* A token that continues its parent's. Beams share their beginnings, so the nodes form a tree. */
 struct node {
     int32_t parent, token, n; // n: tokens up to here
     float logprob;

@@ -198,7 +198,7 @@ struct call {
     const struct call_sink *sink;
     struct request request;
     int64_t t_arrived_ns; // of the request, clock_now_ns
-    char owner[40];       // owner of the responses it may read; "": of no key
+    char owner[40];       // owner of the responses that it may read; "": no key
     double patience_s;    // how long its client waits for a first token; 0: not known
     /* No client waits for it: if the engine's queue is full, it waits instead of being refused; it
      * has no deadlines; and latencies that clients see do not include it. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Converts items and tools of other APIs to those of a chat, as JSON text, which is what
- * templates get. */
+/* Converts items and tools of other APIs to messages and tools of a chat, as the JSON text that
+ * templates receive. */
 #include "server/call/convert.h"
 
 #include "engine/base/words.h"

@@ -277,7 +277,7 @@ void call_put_head(struct buf *b, const struct call *c, const char *object)
     buf_printf(b, ",\"system_fingerprint\":\"%s\",\"choices\":", c->request.model->fingerprint);
 }
 
-/* Ids that the client asked for; in a stream, those of this chunk. */
+/* The ids that the client asked for; in a stream, the ids of this chunk. */
 void call_put_token_ids(struct buf *b, struct call_choice *ch)
 {
     if (ch->call->request.return_token_ids) {

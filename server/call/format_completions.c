@@ -95,7 +95,7 @@ static void start(struct call_choice *ch)
     }
 }
 
-/* In a stream, those of this chunk. */
+/* The logprobs object; in a stream, with the tokens of this chunk. */
 static void put_logprobs(struct buf *b, struct call_choice *ch)
 {
     static const char *const names[] = {"token_logprobs", "top_logprobs", "text_offset"};
@@ -192,7 +192,7 @@ static void tell_prompt(struct call_choice *ch)
     call_send_chunk(ch->call, b);
 }
 
-/* The prompt's text goes in front of a stream's first text. */
+/* The prompt's text precedes the first text of a stream. */
 static void echo_text(struct call_choice *ch)
 {
     if (ch->call->request.echo && !ch->sent_prompt_text) {

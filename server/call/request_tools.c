@@ -127,7 +127,7 @@ static bool bad_type(struct reader *t, const char *type)
         t->shape->custom ? "'function' and 'custom' are" : "only 'custom' is");
 }
 
-/* The type of the tool in this notation: false, and an error, if it has none. */
+/* Sets *custom by the tool's type. False, with an error: this API has no such type. */
 static bool is_custom_tool(struct reader *t, const struct json *tool, bool *custom)
 {
     const char *type = json_get_string(tool, "type");

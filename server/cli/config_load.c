@@ -46,8 +46,8 @@ static enum status read_variable(struct loading *l, const char *variable, struct
     return OK;
 }
 
-/* Users of vLLM may have its key in the environment, and settings without effect here: the latter
- * are logged by name, never with their values. */
+/* Users of vLLM may have its key in the environment, and also settings that have no effect here.
+ * Such settings are logged by name, never with their values. */
 static enum status read_vllm_env(struct loading *l, char **env, struct err *err)
 {
     static const char api_key[] = "VLLM_API_KEY=";

@@ -65,8 +65,8 @@ void http_request_resume(struct http_request *req)
     s->resume_tail = &req->next_resume;
 }
 
-/* The handler is told later, from the loop, so that it is never called within one of its
- * own calls. */
+/* on_gone is called later, from the loop, so that the handler is never called within one of its own
+ * calls. */
 void http_request_gone(struct http_request *req, enum http_gone why)
 {
     struct http_server *s = req->server;

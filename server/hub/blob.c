@@ -203,7 +203,7 @@ enum status blob_write(struct blob *b, int32_t part, const void *bytes, size_t n
 
 /* ---- the check ------------------------------------------------------------------------------- */
 
-/* On a thread of its own: hashing gigabytes would hold up the other downloads. The data is
+/* Runs on its own thread, since hashing gigabytes would hold up the other downloads. The data is
  * synced before the blob gets its name. */
 static void *check(void *arg)
 {

@@ -15,13 +15,13 @@ enum { ANSWER_ID_BYTES = 32 };
 /* A new id of 24 hex digits, for "batch_req_..." and the answer's own. */
 void answer_make_id(char id[ANSWER_ID_BYTES]);
 
-/* body: of a successful request. */
+/* The answer to a successful request, whose body is `body`. */
 void answer_put_body(struct buf *out, const char *id, const char *custom_id, const char *body,
                      size_t n_bytes);
-/* A request that was rejected, or failed. */
+/* The answer to a request that was rejected, or failed. */
 void answer_put_refusal(struct buf *out, const char *id, const char *custom_id,
                         const struct call_error *e);
-/* A request that was never started: "batch_expired" and similar codes. */
+/* The answer to a request that was never started: "batch_expired" and similar codes. */
 void answer_put_unmade(struct buf *out, const char *id, const char *custom_id, const char *code,
                        const char *message);
 

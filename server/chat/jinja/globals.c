@@ -184,7 +184,7 @@ static void put_time(struct jsb *b, const struct tm *tm, int microseconds, char 
     jsb_puts(b, text);
 }
 
-/* The time is that of the render, not of this call: two calls agree. */
+/* The time is that of the render, so all calls in one render return the same time. */
 GLOBAL(global_strftime_now)
 {
     struct jv format;

@@ -171,7 +171,7 @@ void tool_parse_text(struct tool_parse *p, const char *text, size_t n_bytes)
     forget_taken(p);
 }
 
-/* At the end, what is held is decided: a begun call ends as it is, the rest is content. */
+/* At the end, held text is decided: a begun call ends as it is, other text is content. */
 void tool_parse_finish(struct tool_parse *p)
 {
     while (p->parser->step(p, true)) {
