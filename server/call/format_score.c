@@ -161,7 +161,7 @@ static void end_labels(struct call *c)
     buf_puts(&b, ",\"total_tokens\":");
     buf_put_int(&b, tokens + (int64_t)c->n_requests);
     buf_puts(&b, ",\"completion_tokens\":");
-    buf_put_int(&b, (int64_t)c->n_requests); // as if each had drawn one
+    buf_put_int(&b, (int64_t)c->n_requests); // as if each request had drawn one token
     buf_puts(&b, "}}");
     call_whole(c, &b);
 }

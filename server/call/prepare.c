@@ -45,7 +45,7 @@ static const struct kind {
     [KIND_NATIVE_EMBED] = {native_embed_begin, embeddings_end, "input", NULL, .pools = true},
     [KIND_APPLY_TEMPLATE] = {apply_begin, tokenize_end, NULL, "messages"},
     [KIND_SCORE] = {score_begin, score_end, "text_1",
-                    NULL}, // what its prompts are for, the model says
+                    NULL}, // the model decides whether it generates or pools
     [KIND_RERANK] = {score_begin, score_end, "documents", NULL},
     [KIND_TOKENS] = {tokens_begin, tokens_end, "token_ids", NULL, .generates = true},
     [KIND_RENDER] = {render_begin, completion_end, "prompt", NULL},

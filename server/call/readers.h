@@ -67,7 +67,7 @@ bool request_constrain(struct request *r);
 
 void chat_begin(struct request *r);
 bool chat_end(struct request *r);
-/* True if the role is a single word of letters, digits, '_' and '-': a template may put it next to
+/* True if the role is a single word of letters, digits, '_' and '-': a template may write it inside
  * its control tokens. */
 bool chat_is_role(const char *role);
 /* Checks that the rendered text contains every role that is not one of the usual six; a template

@@ -26,7 +26,8 @@ struct loading {
 /* Compares keys, treating '_' like '-'. */
 bool loading_is_name(const char *name, const char *key, size_t n_bytes);
 
-/* The option of a name or alias, and the vLLM flag that is not an option. NULL: there is none. */
+/* Find the option with this name or alias, and the vLLM flag that is not an option. NULL: not
+ * found. */
 const struct option_row *loading_find_row(const char *key, size_t n_bytes);
 const struct vllm_flag *loading_find_flag(const char *key, size_t n_bytes);
 

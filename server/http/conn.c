@@ -245,7 +245,8 @@ void http_conn_want_out(struct http_conn *c, bool on)
     }
 }
 
-/* A FIN and a half-close look the same. What the handler has answered by then is still sent. */
+/* A FIN and a half-close look the same. Replies that the handler has made by then are still
+ * sent. */
 static void on_left(struct http_conn *c, uint32_t events)
 {
     struct http_request *req = c->req;

@@ -87,8 +87,8 @@ static int put_escape(struct jsb *b, const char *s, size_t n_bytes)
         jsb_putc(b, s[0], false);
         return 1;
     }
-    /* Jinja2 first writes other characters as escapes; a backslash before one applies to that
-     * text. */
+    /* Jinja2 first replaces other characters by escapes, so a backslash in front of one applies to
+     * the text of that escape. */
     char text[12];
     int n = (int)utf8_decode(s, n_bytes, &cp);
     if (cp < 0x100) {

@@ -78,7 +78,7 @@ static bool store(struct pass *ps, struct scope *sc, int sym, bool in_branch, st
     return !first || in_branch || hide(ps, h, sym);
 }
 
-/* Reads in an expression, in any order: only whether a name was mentioned before matters. */
+/* Reads in an expression. Their order does not matter, only whether a name was mentioned before. */
 static void load_expr(struct scope *sc, const struct jnode *n);
 
 static void load_call(struct scope *sc, const struct jcall_node *call)

@@ -78,8 +78,8 @@ struct tool_parser {
     /* Special tokens that must reach the parser; NULL-terminated. */
     const char *const *markers;
     /* Each marker is passed as one byte, TOOL_MARK plus its index. The same letters in other tokens
-     * are ordinary text, which a model may write about its own format, or repeat from its user. At
-     * most 8. */
+     * are ordinary text, since a model may write about its own format, or quote its user. At most
+     * 8. */
     bool exact;
     const char *reasoning; // the marker that opens it in this format; NULL: not part of the format
     /* Words that end unclosed reasoning because they open a call; may be NULL. */

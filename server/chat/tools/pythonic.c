@@ -177,7 +177,7 @@ static bool string(struct reader *r)
     return good;
 }
 
-/* Python's and JSON's words, not as prefixes of a longer name. */
+/* Python's and JSON's words, unless they are prefixes of a longer name. */
 static bool word(struct reader *r)
 {
     static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"},
