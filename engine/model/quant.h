@@ -18,9 +18,10 @@ void quant_close(struct quant *q); // accepts NULL
  * another; NULL: none. q may be NULL. */
 const char *quant_kv_cache(const struct quant *q);
 
-/* Reads a module's matrix; *found is false if its weights are plain. The tensors decide, not the
- * lists, but a module that is quantised contrary to its list is an error. Sets m->scheme; `other`
- * is the module's name in the model's own tree, which some lists use. */
+/* Reads a module's matrix; *found is false if its weights are plain. The module's tensors decide
+ * whether it is quantised, not the config's lists of modules; but a quantised module that a list
+ * excludes is an error. Sets m->scheme; `other` is the module's name in the model's own tree, which
+ * some lists use. */
 enum status quant_read(const struct quant *q, struct module *m, const char *other,
                        struct weight_part *out, bool *found);
 

@@ -23,7 +23,7 @@ struct quantise_form {
     bool blocks;
     const char *type; // element type
     int32_t bits;
-    const char *dtype;  // dtype of the tensor `weight` or weight_packed
+    const char *dtype;  // dtype of the tensor weight or weight_packed
     const char *inputs; // JSON of input_activations
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Quantises plain matrices at load (--quantization): one at a time, into memory that lives until
  * the backend has taken the weight. The codecs are those of published checkpoints, so no other code
- * knows the difference.
+ * needs to know that the weights were quantised here.
  *
  *     fp8   E4M3, a scale per output, or with `blocks` per 128 x 128; inputs are rounded to E4M3,
  *           with a scale per row, or per 128 inputs

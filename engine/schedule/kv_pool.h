@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Which KV blocks are held, idle or free: ids and counts, no tokens and no memory. A cached block
- * without a holder can still be found ("idle") until its id is reused, in the order of
- * idle_order.h; then the cache is told to forget it.
+ * without a holder is "idle": it can still be found until its id is reused, in the order of
+ * idle_order.h. The cache is then told to forget it.
  * Thread: engine. */
 #ifndef SLUICE_ENGINE_SCHEDULE_KV_POOL_H
 #define SLUICE_ENGINE_SCHEDULE_KV_POOL_H
