@@ -102,7 +102,8 @@ struct exprs {
     uint8_t class_of[256];
     uint8_t class_byte[256]; // a member of each
     int n_classes;
-    uint64_t classed;          // the number of sets and more when the classes were computed
+    uint64_t classed;          // number of sets, has_text and has_digits when the classes were
+                               // computed
     bool has_text, has_digits; // there is an X_TEXT, an X_MULTIPLE
     bool classes_final;
     struct byte_set own_class; // bytes distinguished by something other than a set: escapes, names

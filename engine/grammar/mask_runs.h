@@ -10,7 +10,8 @@
 #include "engine/grammar/mask_walk.h"
 
 /* Allows the tokens of an item that is in a counted repetition, or begins with one. False, and
- * nothing is allowed, if the item is neither, or if the repetition is too small for this to pay. */
+ * nothing is allowed, if the item is neither, or if this method does not suit the repetition or
+ * does not pay. */
 bool runs_add(struct masks *m, uint32_t e, uint32_t stack, struct found *f);
 
 #endif
