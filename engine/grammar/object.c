@@ -90,7 +90,7 @@ static uint32_t trie_child(const struct expr_object *o, uint32_t at, uint8_t byt
     return c;
 }
 
-/* The child by this byte, made if it is not there. Bytes of names are told apart, so they
+/* The child by this byte, made if it is not there. Bytes of names must be distinguished, so they
  * get classes of their own. */
 static uint32_t trie_step(struct exprs *x, struct expr_object *o, uint32_t at, uint8_t byte)
 {

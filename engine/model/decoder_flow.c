@@ -89,7 +89,7 @@ enum status flow_finish_delta(struct flow *f, const struct reduce_args *reduce,
     return flow_own_norm(f, m->delta, post_norm, m->delta);
 }
 
-/* Where the next norm can add up partial sums, the product need not; NULL if it must. */
+/* The place for partial sums if the next norm can add them up; NULL if the product must do so. */
 struct product_sums *flow_sums_for_norm(struct flow *f, const struct weight *post_norm)
 {
     struct model *m = f->m;

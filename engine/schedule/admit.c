@@ -5,7 +5,7 @@
 
 /* ---- preemption --------------------------------------------------------------------------- */
 
-/* Whether a sequence can be preempted: not if the current plan already counts on it. */
+/* Whether a sequence can be preempted: not if the current plan already contains it. */
 static bool can_preempt(const struct scheduler *s, const struct sequence *seq)
 {
     return seq->state == SEQ_RUNNING && seq->planned_in != s->n_plans;
@@ -65,7 +65,7 @@ static bool has_lane(const struct scheduler *s, const struct sequence *seq)
     return s->holdings.n_free_lanes > 0 || next_victim(s, seq, &s->order) != NULL;
 }
 
-/* Takes a free lane, or preempts a sequence for one. There must be one of either. */
+/* Takes a free lane, or preempts a sequence for one. One of these must be possible. */
 static void make_lane(struct scheduler *s, struct plan *p, const struct sequence *seq)
 {
     struct sequence *last;
