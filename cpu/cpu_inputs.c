@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- what is asked for -------------------------------------------------------------------- */
+/* ---- the rule of a weight ----------------------------------------------------------------- */
 
 static bool same_rule(const struct input_rule *a, const struct input_rule *b)
 {

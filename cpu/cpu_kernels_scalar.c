@@ -191,7 +191,7 @@ static void widen(enum dtype dtype, const void *from, float *to, int64_t n)
     }
 }
 
-/* To the layout that attention reads: K by dimension, V by token. */
+/* Converts to the layout that attention reads: K by dimension, V by token. */
 static void unpack(const struct kv_plane *p, const char *head, int32_t token, int32_t n,
                    int32_t width, bool bf16, void *out)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Threads that share out the items of a job. Between jobs they spin for a while and then
- * sleep in a futex: a step has many short jobs, and waking takes longer than some of them. */
+/* Threads that share out the items of a job. Between jobs they spin for a while and then sleep in a
+ * futex: a step has many short jobs, and waking a thread takes longer than some jobs. */
 #include "cpu/cpu_pool.h"
 
 #include "engine/base/assert.h"

@@ -11,7 +11,7 @@
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Until told otherwise, a lane draws with sampling_params_default(). */
+/* Until it gets parameters, a lane draws with sampling_params_default(). */
 static enum status open_params(struct lanes *l)
 {
     const struct sampling_params d = sampling_params_default();
@@ -141,7 +141,7 @@ static enum status send_staged(struct lanes *l)
     return OK;
 }
 
-/* Patches first lie in pinned memory; one kernel brings all of them to their places. */
+/* Patches are staged in pinned memory; one kernel writes all of them to their places. */
 enum status lanes_flush(struct lanes *l)
 {
     TRY(l->device->lost);

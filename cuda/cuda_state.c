@@ -9,7 +9,7 @@
 
 enum { MAX_STATE_HEADS = 1 << 16, MAX_CONV_WIDTH = 1 << 24, MAX_CONV_KERNEL = 16 };
 
-/* What the kernels can process. */
+/* True for layers that the kernels can process. */
 static bool usable(const struct state_layer *g)
 {
     const bool conv = g->conv_width >= 0 && g->conv_width < MAX_CONV_WIDTH && g->conv_kernel >= 0 &&
@@ -71,7 +71,7 @@ static enum status check(const struct state_set_desc *d)
     return ok ? OK : ERR_INVALID;
 }
 
-/* Per lane and per snapshot, over all layers. */
+/* Bytes per lane and per snapshot, over all layers. */
 enum status cuda_state_bytes(struct backend *base, const struct state_set_desc *desc,
                              struct state_sizes *out)
 {

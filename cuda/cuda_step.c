@@ -117,7 +117,7 @@ enum status steps_wait(struct steps *s, int32_t index, struct pass_results *resu
     return OK;
 }
 
-/* Without waiting; an error counts as done, so that the caller asks for it. */
+/* Does not wait. An error counts as done, so that the caller calls steps_wait, which reports it. */
 bool steps_done(struct steps *s, int32_t index)
 {
     if (s->device->lost != OK || index < 0 || index >= s->n_steps) {

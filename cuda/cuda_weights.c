@@ -186,8 +186,8 @@ static enum status open_coded(struct cuda *be, const struct weight_desc *d, stru
     return st;
 }
 
-/* Vectors are float32; quantised matrices stay so where there is a kernel; all others
- * become numbers of the model's type. */
+/* Vectors are float32; quantised matrices stay quantised if there is a kernel for them; all others
+ * are converted to the model's dtype. */
 enum status cuda_weight_open(struct backend *base, const struct weight_desc *desc,
                              struct weight **out, struct err *err)
 {

@@ -49,7 +49,7 @@ static const struct rename deepseek2[] = {
     {NULL, NULL, INTEGER},
 };
 
-/* One size scales its heads by the model's width. */
+/* One model size scales attention by the model's width per head. */
 static enum status more_gemma(const struct maker *m, double widest_layers)
 {
     double layers, heads, width, key;

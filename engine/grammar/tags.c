@@ -80,7 +80,7 @@ static void bar(struct tags *t, const struct tree_value *v, uint32_t *words)
     }
 }
 
-/* Text that contains none of the excluded words, of this format and of those around it. */
+/* Text without the words that this format and the enclosing ones exclude. */
 static uint32_t free_text(struct tags *t, const struct bars *bars)
 {
     struct exprs *x = t->x;

@@ -326,7 +326,7 @@ static bool apply_form(enum normalizer_kind form, const char *s, size_t n, struc
         return apply_nfc(s, n, out, changed);
     }
     *changed = ascii_run(s, n, 0) < n;
-    // Pieces end before ASCII, which never combines, or at 4 KiB, to bound memory.
+    // Pieces end before an ASCII character, which never combines, or at 4 KiB, to bound memory.
     for (size_t i = 0; *changed && i < n;) {
         size_t run = ascii_run(s, n, i);
         size_t keep = run > 0 && i + run < n ? run - 1 : run;

@@ -20,7 +20,7 @@ enum status pattern_refuse(struct translator *t, const char *what)
                    t->i);
 }
 
-/* At "\p{" or "\P{": appends items, and tells whether they are negated. */
+/* At "\p{" or "\P{": appends items, and returns whether they are negated. */
 static enum status read_property(struct translator *t, struct buf *items, bool *negated)
 {
     *negated = pattern_peek(t, 1) == 'P';

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Pre-tokenizers: each stage splits or rewrites what it gets from the previous stage and passes
- * each piece on immediately, so no list of pieces is ever built. The recursion is as deep as there
- * are stages. */
+ * each piece on immediately, so no list of pieces is ever built. The depth of the recursion is the
+ * number of stages. */
 #include "engine/tokenizer/regex.h"
 
 #include "engine/base/mem.h"

@@ -94,7 +94,7 @@ __device__ __forceinline__ uint32_t half_pair_of_e4m3(uint16_t codes)
 }
 
 /* The operands in one word of a row of K: four consecutive codes, or eight of four bits. q_dim
- * tells which codes form a pair. */
+ * defines which codes form a pair. */
 template <enum kv_format F>
 __device__ __forceinline__ void key_operands(uint32_t word,
                                              uint32_t (&out)[2 * code_kind<F>::STEPS])
