@@ -6,7 +6,8 @@
 
 #include "cuda/kernels/sample/team.cuh"
 
-/* What is kept: ids whose key is above `key`, and those with an equal key up to `last_id`. */
+/* The ids that are kept: those whose key is above `key`, and those with an equal key up to
+ * `last_id`. */
 struct cut {
     uint32_t key;
     int last_id;

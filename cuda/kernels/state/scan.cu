@@ -10,8 +10,8 @@
  *
  * The tensor cores multiply S and values rounded to 16 bits, with fp32 sums. Bound by reading keys
  * and queries, which come from the L2 cache for all but the first of the thread blocks that share a
- * head. What the rows leave for later passes (keys, values, decays, inputs, records) is written
- * here, after every read of the old contents. */
+ * head. The values that later passes need (keys, values, decays, inputs, records) are written here,
+ * after every read of the old contents. */
 #include "cuda/kernels/state/blocks.cuh"
 
 enum { COLUMNS = 32, SCAN_WARPS = 8, SCAN_THREADS = SCAN_WARPS * 32, LEFT = 2 };
@@ -39,7 +39,7 @@ struct scan {
     int32_t nth;
 };
 
-/* ---- what comes -------------------------------------------------------------------------------
+/* ---- inputs -----------------------------------------------------------------------------------
  */
 
 template <typename T, int N>
@@ -146,7 +146,7 @@ __device__ static void store_state(const struct blocks_params &p, const struct s
     });
 }
 
-/* ---- what the rows leave ----------------------------------------------------------------------
+/* ---- values kept for later passes -------------------------------------------------------------
  */
 
 /* Number of channels whose inputs this thread block stores, and channel i of them. */
@@ -403,7 +403,7 @@ __device__ static void move_on(const struct scan_room<T, KEY, DELTA> &m,
     }
 }
 
-/* kept_of, whose list the warp searches together. */
+/* Like kept_of, but the warp searches the list together. */
 __device__ static char *kept_by_warp(const struct blocks_params &p, const struct scan &w,
                                      int32_t boundary)
 {
