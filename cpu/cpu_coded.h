@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where a weight that stays quantised keeps its codes and scales. Shared by cpu_coded*.c.
+/* The addresses of the codes and scales of a weight that stays quantised. Shared by cpu_coded*.c.
  * Thread: any; the functions are pure. */
 #ifndef SLUICE_CPU_CPU_CODED_H
 #define SLUICE_CPU_CPU_CODED_H

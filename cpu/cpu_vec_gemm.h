@@ -74,14 +74,15 @@ VEC_INLINE void step_dot(const uint16_t *a, int64_t a_stride, const char *w,
 }
 #endif
 
-/* What a block of rows prefetches: n bytes at each step, each time `stride` bytes further. */
+/* The memory that a block of rows prefetches: n bytes at each step, each time `stride` bytes
+ * further. */
 struct gemm_ahead {
     const char *p;
     int64_t stride, n;
 };
 
-/* What all blocks of a product prefetch; p NULL: the memory after its weights, up to MANY_ROWS
- * rows. */
+/* The memory that all blocks of a product prefetch; p NULL: the memory after its weights, if there
+ * are at most MANY_ROWS rows. */
 struct gemm_follows {
     const char *p;
     int64_t n_bytes;

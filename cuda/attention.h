@@ -52,8 +52,8 @@ struct attention_limits {
                         // none
     int32_t max_runs;   // runs of prompts' codes that are expanded (attention_plan.h); 0: none
     size_t run_bytes;   // memory for the expanded runs
-    /* What attention_learn recorded about each KV set's layers. Without it a plan neither splits
-     * nor shares, which is correct but slow. */
+    /* The data that attention_learn has recorded about each KV set's layers. Without it a plan
+     * neither splits nor shares, which is correct but slow. */
     struct attention_shape shapes[MAX_KV_SETS];
 };
 

@@ -127,7 +127,7 @@ static enum status stage(struct lanes *l, size_t n_bytes, size_t *at)
     return OK;
 }
 
-/* What has been staged since the last copy. */
+/* Sends the data that has been staged since the last copy. */
 static enum status send_staged(struct lanes *l)
 {
     struct staging *s = l->staging;

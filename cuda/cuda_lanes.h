@@ -9,7 +9,7 @@
 
 enum { CUDA_MAX_PATCHES = 8192 }; // between two flushes
 
-/* What a step has staged in its slot's host memory. */
+/* The data that a step has staged in its slot's host memory. */
 struct staging {
     char *pinned;
     size_t used_bytes, flushed_bytes; // bytes staged, and bytes of those already sent

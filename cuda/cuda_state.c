@@ -165,7 +165,7 @@ static int kind_of(const struct state_sets *s, const struct state_copy *c)
     return c->from < s->max_lanes ? 1 : 2;
 }
 
-/* One side must be a lane, and between a lane and a snapshot only whole boundaries exist. */
+/* One side must be a lane. Copies between a lane and a snapshot must be at a boundary. */
 static bool copy_ok(const struct state_sets *s, const struct state_set *set,
                     const struct state_copy *c)
 {

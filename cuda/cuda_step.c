@@ -143,7 +143,7 @@ float *steps_pooled(const struct steps *s)
     return s->slot->pooled + (size_t)s->slot->n_pooled * (size_t)s->hidden;
 }
 
-/* Where the results of the next pass go. */
+/* The memory for the results of the next pass. */
 void steps_add(struct steps *s, int32_t n_draws, int32_t n_pool)
 {
     struct slot *slot = s->slot;

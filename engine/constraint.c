@@ -197,7 +197,7 @@ void constraint_cut(struct constraint *c, const struct sequence *seq, struct pro
         struct grammar_state s;
         bool ahead;
         allowed = state_behind(c, seq, p->drafts, n, &s, &ahead) == OK;
-        if (allowed && ahead) { // unless the grammar starts inside it
+        if (allowed && ahead) { // unless the grammar starts within this token
             allowed = state_behind(c, seq, p->drafts, n + 1, &s, &ahead) == OK;
         } else if (allowed) {
             allowed = grammar_allows(g, s, p->drafts[n], &allowed) == OK && allowed;

@@ -100,7 +100,7 @@ static enum status measure_rank(struct rank *r, void *arg)
     return OK;
 }
 
-/* What to measure, and on which ranks. */
+/* A measurement: the passes to time, and the ranks to run them on. */
 struct site {
     struct ranks *ranks;
     struct measure common;

@@ -154,7 +154,7 @@ static void accept_request(struct engine *e, struct engine_request *r)
     e->prompt_tokens += r->n_prompt;
     for (int32_t i = 0; i < r->n; i++) {
         struct sequence *seq = scheduler_add(&e->scheduler, r, i);
-        ASSERT(seq); // engine_submit reserved it
+        ASSERT(seq); // engine_submit has reserved the sequences
         constraint_begin(&e->constraints[seq->index]);
     }
     if (r->deadline_ns > 0 && r->deadline_ns < e->next_deadline_ns) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What engine_open is given. Thread: plain data. */
+/* The options of engine_open. Thread: plain data. */
 #ifndef SLUICE_ENGINE_OPTIONS_H
 #define SLUICE_ENGINE_OPTIONS_H
 

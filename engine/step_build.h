@@ -71,7 +71,7 @@ void planned_step_deinit(struct planned_step *ps);
 void step_build_lanes(struct planned_step *ps, const struct holdings *h);
 void step_build_draft(struct planned_step *ps, struct holdings *h, const struct spec *sp);
 
-/* Where the passes of a step still being built are run. */
+/* The ranks and nodes that run passes of a step that is still being built. */
 struct step_site {
     struct ranks *ranks;
     int32_t n_vocab_used;

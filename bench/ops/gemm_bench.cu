@@ -41,7 +41,7 @@ static void naive(const struct gemm_args &a, float *out)
     CHECK(cudaGetLastError());
 }
 
-/* What a gated product is of the plain one, on the host: exact enough to compare with. */
+/* Computes a gated product from the plain one, on the host, as the reference. */
 static std::vector<float> silu_gated(const std::vector<float> &v, int n_rows, int width,
                                      enum dtype dt)
 {
@@ -248,7 +248,7 @@ static void check_batch(struct rng &r)
     a.x_dtype = a.w_dtype = a.y_dtype = r.below(2) ? DT_BF16 : DT_F16;
     const bool is_long = r.below(4) == 0;
     a.n_rows =
-        is_long ? r.between(257, 4500) : r.between(129, 256); // by whichever kernel takes them
+        is_long ? r.between(257, 4500) : r.between(129, 256); // by any kernel that takes them
     a.n_in = 8 * r.between(16, r.below(4) ? 150 : 520);
     int widest = 120;
     if (!is_long) {
@@ -308,7 +308,7 @@ static void spoil_features(struct rng &r, void *w, const struct gemm_args &a)
     for (int i = 0; i < a.n_out / 16; i++) {
         char *to = (char *)w + bytes * r.below(a.n_out);
         const int kind = r.below(40);
-        if (kind < 30) { // ties, also over bands
+        if (kind < 30) { // equal rows, so that logits tie, even in different bands
             CHECK(cudaMemcpy(to, (char *)w + bytes * r.below(a.n_out), bytes,
                              cudaMemcpyDeviceToDevice));
         } else if (kind == 30) {

@@ -186,7 +186,7 @@ static inline void bare_close(struct bare_stream *st, struct side *side)
     *st = (struct bare_stream){.fd = -1};
 }
 
-/* What does not fit the socket is kept until epoll says that there is room. */
+/* Bytes that the socket does not accept are kept until epoll reports that there is room. */
 static inline void bare_send(struct bare_stream *st, int ep, const char *bytes, size_t n,
                              struct side *side)
 {

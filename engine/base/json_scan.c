@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What may come next. */
+/* The kinds of text that may come next. */
 enum state { WANT_VALUE, WANT_FIRST_VALUE, WANT_FIRST_KEY, WANT_KEY, AFTER_VALUE, DONE, FAILED };
 
 void json_scan_init(struct json_scan *sc, const char *s, size_t n_bytes, int max_depth)

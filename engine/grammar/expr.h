@@ -96,7 +96,7 @@ struct exprs {
 
     uint32_t byte[256]; // expressions of one byte; 0: not made
     uint32_t any_char;  // one character of UTF-8
-    uint32_t any_text;  // any number of them
+    uint32_t any_text;  // any number of characters
 
     // Bytes that no expression distinguishes are in one class.
     uint8_t class_of[256];

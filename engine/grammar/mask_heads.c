@@ -123,8 +123,9 @@ static void walk_beside(struct beside *b, uint32_t state, uint32_t plain)
     exprs_spend(m->a->x, seen / 8);
 }
 
-/* The plain text that a text may soon become: the plain text from which a letter leads to the same
- * state as from the text. Several letters are tried, because one may be the start of a name. */
+/* The plain text that a text may soon become. Derives the text by a letter; if the result is plain,
+ * returns the plain text with the same derivative. Several letters are tried, because one may be
+ * the start of a name. */
 static uint32_t soon(struct masks *m, uint32_t e)
 {
     struct exprs *x = m->a->x;

@@ -13,7 +13,7 @@
 struct run_exits {
     struct byte_set first; // classes of bytes that what follows may begin with
     struct run_exit {
-        uint32_t node, n; // rounds begun before it
+        uint32_t node, n; // n: rounds that have begun before the node
     } *v;
     uint32_t n, cap;
     bool too_many;
@@ -30,7 +30,7 @@ struct mask_run {
 
 size_t head_bytes(const struct masks *m, const struct head *h);
 size_t run_bytes(const struct masks *m, const struct mask_run *r);
-void heads_free(struct masks *m); // all of them
+void heads_free(struct masks *m); // frees all heads
 void runs_free(struct masks *m);
 
 /* Frees all heads and runs while a mask is being made. */

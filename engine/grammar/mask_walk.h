@@ -33,8 +33,8 @@ struct masks {
     struct automaton *a;
     struct mask_slot {
         uint32_t state, newer, older; // the list of use
-        uint32_t *words;              // all of them, or
-        struct mask_bases bases;      // all of these, and
+        uint32_t *words;              // the whole mask; or
+        struct mask_bases bases;      // all ids of these, and
         int32_t *ids;                 // these ids
         uint32_t n_ids;
     } *v;
@@ -48,7 +48,7 @@ struct masks {
         uint32_t *words; // tokens that stay in it, or end with it; or
         int32_t *ids;    // the same where they are few
         uint32_t n_ids;
-        uint32_t *ends; // nodes with more after them
+        uint32_t *ends; // nodes of the trie where the head ends and tokens continue
         uint32_t n_ends;
     } *heads;
     uint32_t n_heads, cap_heads;

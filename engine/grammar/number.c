@@ -157,8 +157,8 @@ uint32_t number_integer(struct exprs *x, const struct number_bounds *b)
 
 /* ---- numbers with a point ---- */
 
-/* What may follow a whole part equal to the bound's, so that the number is at least (or at most)
- * the bound. */
+/* The fraction after a whole part that equals the bound's, such that the number is at least (or at
+ * most) the bound. */
 static uint32_t part_compared(struct exprs *x, const struct decimal *bound, bool least,
                               bool excluded)
 {

@@ -128,7 +128,7 @@ static const struct tree_value *as_schema(struct schema *s, const struct tree_va
 struct candidates {
     struct schema *s;
     const struct set *set;
-    const struct tree_value *list; // that they are from; NULL: a const
+    const struct tree_value *list; // the list with the candidates; NULL: a const
     struct set rest;               // the set without its enums
     uint32_t types;
     uint32_t number[2], string; // the scalars that the rest allows, plus 1; 0: not compiled yet
@@ -148,7 +148,7 @@ static bool is_missing(const struct set *set, const struct tree_value *of,
             return true;
         }
         if (list == of) {
-            continue; // it is from there
+            continue; // the candidate is from this list
         }
         const struct tree_value *v = list ? list->first : NULL;
         while (v && !tree_equal(v, value)) {

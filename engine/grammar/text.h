@@ -12,8 +12,8 @@
  * in the language `a`. */
 uint32_t text_make(struct exprs *x, uint32_t a);
 
-/* text_alike: the text `a` at the position in an escape that `e` is at. text_is_plain: no escape
- * has begun. */
+/* text_alike: an X_TEXT of the language `a`, at the same position within an escape as `e`.
+ * text_is_plain: `e` is not within an escape. */
 uint32_t text_alike(struct exprs *x, uint32_t e, uint32_t a);
 static inline bool text_is_plain(const struct exprs *x, uint32_t e)
 {

@@ -192,7 +192,8 @@ static void size_layers(struct model_config *c)
     }
 }
 
-/* Where a layer's keys and values are in the KV set, and its state in the state set. */
+/* Numbers the layers with keys and values, which is their index in the KV set, and the layers with
+ * a state. */
 static void number_layers(struct model_config *c)
 {
     for (int32_t i = 0; i < c->n_layers; i++) {

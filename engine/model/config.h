@@ -44,7 +44,7 @@ struct layer_config {
                  // feed-forward
 };
 
-/* Where norms stand around a sub-layer: f(norm(x)), norm(f(norm(x))), norm(f(x)). */
+/* The places of norms around a sub-layer: f(norm(x)), norm(f(norm(x))), norm(f(x)). */
 enum norm_place { NORM_PRE, NORM_SANDWICH, NORM_POST };
 
 /* Sigmoid gates of the heads' outputs. WIDE: a gate for each element, stored in q's tensor after

@@ -10,7 +10,8 @@
 #include "engine/device/ops_default.h"
 #include "engine/model/model.h"
 
-/* What is passed between layers: the residual stream, and the output not yet added to it. */
+/* The values passed between layers: the residual stream, and an output that is not yet added to
+ * it. */
 struct flow {
     struct model *m;
     const struct backend_ops *ops;

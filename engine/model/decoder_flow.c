@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a pass carries from one sub-layer to the next: x, and the delta not yet added to it. */
+/* The values that a pass carries from one sub-layer to the next: x, and a delta that is not yet
+ * added to it. */
 #include "engine/model/decoder.h"
 
 /* Adds the pending delta to x and norms the sum, in one op. Without a norm the input is x

@@ -23,7 +23,7 @@ struct loader {
     struct model *m;
     struct backend *be;
     struct err *err;
-    const struct name_form *form; // this checkpoint's
+    const struct name_form *form; // form of this checkpoint's names
     char layer_name[32];          // of a head: what replaces "model.layers.0."; otherwise ""
     const struct quant *quant;    // NULL: weights are not quantised
     struct requantise requantise; // quantises plain matrices at load

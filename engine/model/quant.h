@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a checkpoint's config says about quantisation: which modules, in which format. Read from
- * config.json's quantization_config, or from the files that older tools write. Every method becomes
- * a list of rules; the first rule that matches a module's name decides.
+/* The quantisation of a checkpoint according to its config: the quantised modules and their
+ * formats. Read from config.json's quantization_config, or from the files that older tools write.
+ * Every method becomes a list of rules; the first rule that matches a module's name decides.
  * Thread: any, once it is open. */
 #ifndef SLUICE_ENGINE_MODEL_QUANT_H
 #define SLUICE_ENGINE_MODEL_QUANT_H

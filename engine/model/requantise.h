@@ -28,7 +28,7 @@ struct requantise {
 /* Replaces a part with plain weights by a quantised one; other parts are unchanged. Works on
  * windows of a tensor, too: the scales are then the window's. */
 void requantise_part(struct requantise *q, struct weight_part *part);
-/* How many of n_in inputs share a scale. */
+/* The number of inputs that share a scale, for a matrix of n_in inputs. */
 int64_t requantise_group(const struct requantise *q, int64_t n_in);
 /* Frees the memory of all parts made so far. */
 void requantise_clear(struct requantise *q);

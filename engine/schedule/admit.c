@@ -143,8 +143,8 @@ enum admission scheduler_admit(struct scheduler *s, struct plan *p, struct seque
         return NO_ROOM;
     }
     if (producer && producer->state == SEQ_RUNNING) {
-        preempt(s, p, producer); // it may not run for a long time: this sequence computes the
-                                 // block, and the producer waits
+        preempt(s, p, producer); // the producer may not run for a long time, so it waits and this
+                                 // sequence computes the block
     }
     make_lane(s, p, seq);
     holdings_begin(h, p, seq, &front);
@@ -171,7 +171,8 @@ void scheduler_fork(struct scheduler *s, struct plan *p, int32_t entry)
             continue;
         }
         if (!holdings_can_fork(&s->holdings, leader) || p->n_draws >= s->limits.max_draws) {
-            return; // they are admitted later as separate sequences, and find the prompt cached
+            return; // the other siblings are admitted later as separate sequences, and find the
+                    // prompt cached
         }
         holdings_fork(&s->holdings, p, c, leader);
         c->n_computed = c->n_prompt;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What sequences hold: a lane, blocks of the cache, and with recurrent layers the states
- * in them. The only file that changes blocks of a sequence; it tells the plan what the
- * backend has to do for it. */
+/* Resources that sequences hold: a lane, blocks of the cache, and with recurrent layers the states
+ * in them. The only file that changes blocks of a sequence; it tells the plan what the backend has
+ * to do for it. */
 #include "engine/schedule/holdings.h"
 
 #include "engine/base/assert.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which idle blocks are kept longer: hints of requests, and the share of the cache that
- * each owner may have. */
+/* Decides which idle blocks are kept longer, by the hints of requests and the share of the cache
+ * that each owner may have. */
 #include "engine/schedule/retention.h"
 
 #include "engine/base/assert.h"

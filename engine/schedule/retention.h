@@ -40,7 +40,7 @@ void retention_tick(struct retention *r, int64_t now_ns);
 int32_t retention_owner(struct retention *r, const struct engine_request *q);
 
 void retention_entered(struct retention *r, int32_t block, int32_t owner); // into the cache
-void retention_used(struct retention *r, int32_t block, int32_t owner);    // it is held
+void retention_used(struct retention *r, int32_t block, int32_t owner);    // the block is held
 void retention_gone(struct retention *r, int32_t block);
 
 /* The priority, 1 to 100, with which the owner wants the block kept for this duration, or 0 to

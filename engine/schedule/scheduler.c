@@ -326,7 +326,7 @@ static void admit_overtaken(struct scheduler *s, struct plan *p)
             return;
         }
         if (a == ADMITTED) {
-            n_behind -= n_running + 1 - s->n_running; // those preempted for it
+            n_behind -= n_running + 1 - s->n_running; // running sequences preempted for this one
             rows -= sequence_future(seq) - seq->n_computed;
         }
     }

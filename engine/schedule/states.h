@@ -24,7 +24,7 @@ enum state_reason {
 
 struct snapshot {
     int32_t block; // the state follows this block; -1: none
-    int32_t pos;   // tokens before it
+    int32_t pos;   // tokens before the state
     int32_t above; // the previous snapshot on its path, if known; -1: none
     int32_t n_uses;
     int32_t holds; // above 0 the slot cannot be reassigned

@@ -62,7 +62,7 @@ struct spec {
     /* For the next step. */
     bool busy;  // too many sequences run: no proposals
     bool grows; // trees are grown by the host; else they are laid out before they are drafted
-    float comb_seconds; // of the step with combs, or the estimate for it
+    float comb_seconds; // seconds of the step with combs, or an estimate if trees are grown
 };
 
 /* One row. Members that may be NULL say so. */

@@ -138,8 +138,8 @@ struct class_text {
     struct buf more;  // "|X|Y": further expressions for one character
 };
 
-/* What fits between brackets goes to `items`; the rest are alternatives in `more`, each
- * after a "|". */
+/* A class that is being translated: members that PCRE2 allows between brackets go to `items`; the
+ * others are alternatives in `more`, each after a "|". */
 static void put_class(struct buf *out, const struct class_text *c, bool negated)
 {
     const char *items = or_empty(c->items.data);

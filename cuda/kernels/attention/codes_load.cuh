@@ -23,9 +23,9 @@ struct codes_params {
     int32_t n_k, n_v;             // 16-byte pieces in a row of K and of V
 };
 
-/* What all layers of one format share: how codes become fp16 operands, and the factors to apply
- * afterwards. An integer code is used as the mantissa of a subnormal fp16 number, which the tensor
- * cores handle at full speed, so a single mask makes an operand. */
+/* The properties of a format: how codes become fp16 operands, and the factors to apply afterwards.
+ * An integer code is used as the mantissa of a subnormal fp16 number, which the tensor cores handle
+ * at full speed, so a single mask makes an operand. */
 template <enum kv_format F> struct code_kind {
     static constexpr int STEPS = F == KV_INT4 ? 2 : 1; // of 16 elements, per chunk
     static constexpr int NUMBERS = 16 * STEPS;

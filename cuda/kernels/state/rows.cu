@@ -205,7 +205,7 @@ __device__ static void make_scores(const struct rows_params &p, const struct roo
     }
 }
 
-/* How many threads share a column of S. */
+/* The number of threads that share a column of S. */
 __device__ __forceinline__ int32_t parts_of(int32_t dv)
 {
     return THREADS / ((dv + 31) / 32 * 32);

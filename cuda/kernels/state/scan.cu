@@ -34,7 +34,7 @@ template <typename T, int KEY, bool DELTA> struct scan_room {
 struct scan {
     struct pass_seq seq;
     int32_t head, key_head, column; // column: the first of its columns
-    bool owns_key, owns_head;       // it stores the key head's rows; the head's decays
+    bool owns_key, owns_head;       // this block stores the key head's rows; the head's decays
     int32_t first, n;               // items of the launch; `first` is the sequence's n-th
     int32_t nth;
 };
