@@ -37,8 +37,9 @@ struct coded {
     enum code_kind kind;
     int64_t first_tile, n_tiles; // its tiles in each matrix
     int64_t at, tile_bytes;      // byte offset of its codes in a matrix
-    int64_t block, blocks;       // inputs that share a scale; such blocks per segment
-    int64_t unit, units;         // the same for units; 0: none
+    int64_t block, blocks;       // block: inputs that share a scale; blocks: their number per
+                                 // segment
+    int64_t unit, units;         // the same for units of scales; 0: none
     enum dtype scale_dtype;
     char *scales;  // [n_matrices][n_tiles][k_segments][blocks][outputs of a tile]
     char *offsets; // same shape; NULL: none

@@ -149,7 +149,7 @@ static void read_inputs(struct cuda *be, const struct weight_desc *d, struct wei
         const struct input_rule *other = &d->parts[i].inputs;
         if (other->numbers != rule.numbers || other->group != rule.group ||
             other->from_row != rule.from_row || other->power_of_two != rule.power_of_two) {
-            return; // the fused parts differ, but share the rows: do not round them
+            return; // the fused parts have different rules but share the rows, so do not round
         }
         rule.scale = greater(other->scale, rule.scale);
     }

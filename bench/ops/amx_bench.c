@@ -44,7 +44,7 @@ struct form {
     const char *name;
     enum { REGISTERS, NEAREST, PRODUCT } kind;
     int32_t stretch;  // inputs that all rows and a group of tiles process before the next; 0: all
-    bool tiled, asks; // asks: prefetches the next weights into the L2 cache
+    bool tiled, asks; // asks: the form prefetches the next weights into the L2 cache
 };
 
 /* The first two show the limits of the instruction and of the nearest cache; the others

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Products against a naive one over odd shapes, and in deterministic mode against themselves at
- * other numbers of rows. */
+/* Checks products against a naive one over odd shapes, and in deterministic mode against the same
+ * product of other numbers of rows. */
 #include "bench/ops/bench.cuh"
 #include "cuda/cuda_fixed.h"
 #include "cuda/gemm.h"
@@ -313,7 +313,7 @@ static void spoil_features(struct rng &r, void *w, const struct gemm_args &a)
                              cudaMemcpyDeviceToDevice));
         } else if (kind == 30) {
             CHECK(cudaMemcpy(to, &nan, 2, cudaMemcpyHostToDevice));
-        } else if (kind == 31 && r.below(8) == 0) { // of the sign of x's element
+        } else if (kind == 31 && r.below(8) == 0) { // with the sign of x's element
             CHECK(cudaMemcpy(to, &infinity, 2, cudaMemcpyHostToDevice));
         }
     }
@@ -394,7 +394,7 @@ static void check_head(struct rng &r)
     CHECK(cudaMemcpy(got_pairs.data(), pairs, got_pairs.size() * sizeof *pairs,
                      cudaMemcpyDeviceToHost));
     std::vector<float> got, want;
-    bool kept = true; // padding, and what is infinite or NaN
+    bool kept = true; // padding rows, and rows with infinite or NaN logits
     for (int i = 0; i < a.n_rows; i++) {
         for (int c = 0; c < a.y_stride; c++) {
             const float v = all[(size_t)i * a.y_stride + c];

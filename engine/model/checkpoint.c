@@ -68,8 +68,7 @@ static enum status add_shard(struct checkpoint *ck, const char *dir, const char 
     return OK;
 }
 
-/* Only the files are taken from the index; which tensors they have is read from their own
- * headers. */
+/* Only the names of files are taken from the index; the files' own headers list their tensors. */
 static enum status shards_of_index(struct checkpoint *ck, const char *dir, const char *index,
                                    struct err *err)
 {

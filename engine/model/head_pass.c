@@ -70,7 +70,7 @@ enum status head_leave(struct model *m, struct tensor x, struct tensor normed, i
     return store(m, m->config->head.kind == HEAD_EAGLE3 ? x : normed, n_out, true);
 }
 
-/* The number of layers of the target that feed its head; a pass counts down from this number. */
+/* The number of the target's layers that feed its head; a pass counts down from it. */
 int32_t head_feeds(const struct model *target)
 {
     const struct model *head = target->drafter;

@@ -90,7 +90,7 @@ static void detach(struct states *s, int32_t slot)
     struct snapshot *x = &s->slots[slot];
     s->of_block[x->block] = -1;
     x->block = -1;
-    for (int32_t i = 0; i < s->n; i++) { // snapshots after it now follow the one before it
+    for (int32_t i = 0; i < s->n; i++) { // snapshots after this one now follow the one before it
         if (s->slots[i].block >= 0 && s->slots[i].above == slot) {
             s->slots[i].above = x->above;
         }

@@ -310,7 +310,8 @@ static enum status read_class_items(struct translator *t, struct class_text *c, 
     return pattern_refuse(t, "a class that does not end");
 }
 
-/* a&&b means that a character must be in both: lookaheads in front of the last class. */
+/* a&&b: a character must be in both classes, which becomes lookaheads in front of the last
+ * class. */
 static enum status read_operands(struct translator *t, struct buf *out, bool negated)
 {
     struct class_text c = {0};

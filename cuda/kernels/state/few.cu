@@ -18,7 +18,10 @@
 
 enum { KEY = 128, VALUE = 128, BLOCK = 64, TAPS = 4 }; // the shape that this kernel supports
 enum { THREADS = 256, WARPS = THREADS / 32, COLUMNS = VALUE / WARPS, EACH = 4, STRIDE = 8 };
-enum { MOST_REGISTERS = 176 }; // of a thread, so that blocks fit beside gemm/small.cu's
+enum {
+    MOST_REGISTERS = 176
+}; // registers of a thread, so that blocks fit beside those of
+   // gemm/small.cu
 enum { S_ROWS = KEY / STRIDE, ROWS = BLOCK / WARPS, CHANNELS = 2 };
 static_assert(COLUMNS / EACH * STRIDE == 32 && STRIDE == WARPS, "lanes of a warp");
 
