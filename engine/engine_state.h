@@ -128,8 +128,8 @@ struct engine_request *requests_any(const struct engine *e); // some live reques
 // takes new requests, and messages about earlier ones
 void requests_take(struct engine *e, int64_t timeout_ns);
 void requests_expire(struct engine *e, int64_t now_ns);
-/* Adds the request to the list of those with news. With `ended`, it must not be touched
- * afterwards. */
+/* Adds the request to the outbox, the list of requests with news. With `ended`, it must not be
+ * touched afterwards. */
 void requests_announce(struct engine *e, struct engine_request *r, bool ended);
 void requests_finish(struct engine *e, struct sequence *seq, enum finish_reason reason);
 /* Ends the live sequences of a request; `sample` -1: all of them. */

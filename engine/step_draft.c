@@ -97,7 +97,7 @@ static void feed(struct planned_step *ps, struct holdings *h, const struct plan_
         end = e->first + e->n_rows - e->n_drafts;
     }
     end = lesser(end, max_len);
-    const struct pass *p = &ps->step.draft[0].pass; // later ones may have drafts besides
+    const struct pass *p = &ps->step.draft[0].pass; // later passes may also have rows of drafts
     int32_t room = h->limits->max_rows - p->n_rows - (n_feeding - 1) * p->n_draws;
     int32_t n = holdings_draft_rows(h, seq, end);
     n = lesser(n, room);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* | The owners of cached blocks, and which blocks are to be kept for some time, or released.
  *
- * An owner sends requests under one number; a block used by two owners belongs to nobody. While
- * others need space, no more than its share of an owner's blocks stays cached; at most half of the
- * share, and at most half of all blocks in total, can be kept. What one owner keeps no other can
- * keep or release, and an owner can only release blocks that are exclusively its own. All of this
- * only determines the order in which idle blocks are reused (idle_order.h): even kept blocks are
- * reused when nothing else is left.
+ * An owner is the client whose requests carry one number (engine_request.owner); a block used by
+ * two owners belongs to nobody. While others need space, no more than its share of an owner's
+ * blocks stays cached; at most half of the share, and at most half of all blocks in total, can be
+ * kept. What one owner keeps no other can keep or release, and an owner can only release blocks
+ * that are exclusively its own. All of this only determines the order in which idle blocks are
+ * reused (idle_order.h): even kept blocks are reused when nothing else is left.
  * Thread: the engine's. */
 #ifndef SLUICE_ENGINE_SCHEDULE_RETENTION_H
 #define SLUICE_ENGINE_SCHEDULE_RETENTION_H
